@@ -1,0 +1,270 @@
+"""Corpus files to token documents. In: paths and a tokenizer. Out: TokenDocument, in input order; knows file and line.
+
+Formats by suffix: .jsonl, .txt (each also .gz or .zst), .parquet; "-" is JSON lines on stdin; globs are expanded.
+A .txt file is one document, a very large one is cut at line ends into pieces of about 1 MiB.
+A row's text is --text-field, else the first present of TEXT_FIELDS. A row that answers a prompt (`messages`, `prompt` or
+`prompt_ids` beside the answer) keeps the last LEFT_CONTEXT prompt tokens, so that its first tokens can be drafted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import gzip
+import io
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from lookahead.errors import CorpusError
+from lookahead.trie.build import TokenDocument
+
+TEXT_FIELDS = ("text", "response", "output", "completion", "answer", "messages")
+ID_FIELDS = ("ids", "response_ids")
+LEFT_CONTEXT = 4  # prompt tokens kept before an answer
+TEXT_PIECE = 1 << 20  # characters
+SUFFIXES = (".jsonl", ".json", ".ndjson", ".txt", ".parquet")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One document before tokenization: text or ids, and what stood before it."""
+
+    source: str
+    text: str = ""
+    ids: Sequence[int] | None = None
+    prompt: str | list | Sequence[int] | None = None  # text, chat messages or ids
+    ends: bool = True  # the model would end here
+
+
+@dataclasses.dataclass
+class CorpusReport:
+    """What was read. `problems` holds the first ten, as `file:line: what`."""
+
+    rows: int = 0
+    bad: int = 0
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+    def add(self, problem: str, strict: bool) -> None:
+        """Count a row that cannot be used. Raises CorpusError if `strict`."""
+        if strict:
+            raise CorpusError(problem)
+        self.bad += 1
+        if len(self.problems) < 10:
+            self.problems.append(problem)
+
+
+def expand(patterns: Sequence[str]) -> list[str]:
+    """File names of paths and globs, in order, each once. Raises CorpusError for a pattern that names nothing."""
+    names: list[str] = []
+    for pattern in patterns:
+        found = [pattern] if pattern == "-" or Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
+        if not found:
+            raise CorpusError(f"{pattern}: no such file.")
+        names += found
+    for name in names:
+        if name != "-" and Path(name).is_dir():
+            raise CorpusError(f"{name}: is a folder. Name files, or a glob such as '{name}/*.jsonl'.")
+        if name != "-" and kind_of(name) not in SUFFIXES:
+            raise CorpusError(f"{name}: unknown kind of file. Use .jsonl, .txt (also .gz, .zst) or .parquet.")
+    return list(dict.fromkeys(names))
+
+
+def read_documents(
+    names: Sequence[str],
+    tokenizer: Any | None,
+    report: CorpusReport,
+    text_field: str | None = None,
+    source: str | None = None,
+    strict: bool = False,
+    vocab_size: int | None = None,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> Iterator[TokenDocument]:
+    """Token documents of all files, in order. `source` overrides the file's name; `progress` gets the rows read so far.
+
+    Rows that cannot be used go to `report`, or raise CorpusError if `strict`.
+    """
+    rows = itertools.chain.from_iterable(
+        _rows_of(name, source or _source_name(name), text_field, report, strict) for name in names
+    )
+    eos = getattr(tokenizer, "eos_token_id", None)
+    while batch := list(itertools.islice(rows, 512)):
+        texts = [row for row in batch if row.ids is None]
+        if texts and tokenizer is None:
+            raise CorpusError("the corpus holds text: name its tokenizer with --tokenizer MODEL_OR_FOLDER.")
+        encoded = iter(_encode(tokenizer, [row.text for row in texts]))
+        prompts = iter(_encode(tokenizer, [_prompt_text(row.prompt, tokenizer) for row in texts]))
+        for row in batch:
+            if row.ids is not None:
+                ids, left = list(row.ids), list(row.prompt or [])
+                if vocab_size is not None and any(not 0 <= t < vocab_size for t in (*ids, *left)):
+                    raise CorpusError(f"{row.source}: a token id is outside --vocab-size {vocab_size}.")
+            else:
+                ids, left = next(encoded), next(prompts)
+                if row.ends and eos is not None and (not ids or ids[-1] != eos):
+                    ids = [*ids, eos]
+            yield TokenDocument([*left[-LEFT_CONTEXT:], *ids], row.source)
+        progress(report.rows)
+
+
+def kind_of(name: str) -> str:
+    """Suffix that tells the format, without the compression: "a/b.jsonl.gz" -> ".jsonl"."""
+    path = Path(name)
+    return path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
+
+
+@contextlib.contextmanager
+def open_text(name: str) -> Iterator[IO[bytes]]:
+    """Bytes of a file, uncompressed on the fly; "-" is stdin. Raises CorpusError if it cannot be opened or unpacked."""
+    try:
+        if name == "-":
+            yield sys.stdin.buffer
+        elif name.endswith(".gz"):
+            with gzip.open(name, "rb") as file:
+                yield file  # type: ignore[misc]
+        elif name.endswith(".zst"):
+            import zstandard
+
+            with zstandard.open(name, "rb") as file:
+                yield file
+        else:
+            with open(name, "rb") as file:
+                yield file
+    except (OSError, EOFError) as error:
+        raise CorpusError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
+    except Exception as error:
+        if type(error).__name__ == "ZstdError":
+            raise CorpusError(f"{name}: cannot be unpacked ({error}).") from error
+        raise
+
+
+def json_rows(name: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """(line number from 1, row) of a JSON-lines file; the row is a problem's text where the line is no JSON object."""
+    with open_text(name) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line.decode("utf-8"))
+            except UnicodeDecodeError:
+                yield number, "not UTF-8 text"
+            except (ValueError, RecursionError) as error:
+                yield number, f"not JSON ({error})"
+            else:
+                yield number, row if isinstance(row, dict) else f"a JSON {type(row).__name__}, not an object"
+
+
+def _source_name(name: str) -> str:
+    return "stdin" if name == "-" else Path(name).name
+
+
+def _rows_of(
+    name: str, source: str, text_field: str | None, report: CorpusReport, strict: bool
+) -> Iterator[Row]:
+    kind = kind_of(name)
+    if kind == ".txt":
+        yield from _text_pieces(name, source, report)
+        return
+    before = report.rows + report.bad
+    for number, row in _parquet_rows(name) if kind == ".parquet" else json_rows(name):
+        where = f"{name}:{number}"
+        if isinstance(row, str):
+            report.add(f"{where}: {row}.", strict)
+            continue
+        found, problem = _documents_of(row, source, text_field)
+        if problem:
+            report.add(f"{where}: {problem}", strict)
+            continue
+        report.rows += 1
+        yield from found
+    if report.rows + report.bad == before:
+        report.add(f"{name}: no rows in this file.", strict)
+
+
+def _parquet_rows(name: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(name) as file:
+            numbers = itertools.count(1)
+            for batch in file.iter_batches(batch_size=1024):
+                yield from zip(numbers, batch.to_pylist())  # noqa: B905 - the counter has no end
+    except (pyarrow.ArrowException, OSError) as error:
+        raise CorpusError(f"{name}: not a readable Parquet file ({str(error).splitlines()[0]}).") from error
+
+
+def _text_pieces(name: str, source: str, report: CorpusReport) -> Iterator[Row]:
+    with open_text(name) as raw:
+        try:
+            text = io.TextIOWrapper(raw, encoding="utf-8")  # type: ignore[type-var]
+            pieces = 0
+            while piece := text.read(TEXT_PIECE):
+                piece += text.readline()
+                pieces += 1
+                if "\0" in piece:
+                    raise CorpusError(f"{name}: binary file, not text.")
+                report.rows += 1
+                yield Row(source, text=piece, ends=False)
+            text.detach()
+        except UnicodeDecodeError as error:
+            raise CorpusError(f"{name}: not UTF-8 text (byte {error.start}).") from error
+    if not pieces:
+        raise CorpusError(f"{name}: empty file.")
+
+
+def _documents_of(row: dict[str, Any], source: str, text_field: str | None) -> tuple[list[Row], str]:
+    """(documents of a row, "") or ([], what is wrong)."""
+    if text_field is None:
+        for field in ID_FIELDS:
+            if field in row:
+                prompt = row.get("prompt_ids") if field == "response_ids" else None
+                for name, ids in ((field, row[field]), ("prompt_ids", prompt or [])):
+                    if not isinstance(ids, list) or not all(type(t) is int and t >= 0 for t in ids):
+                        return [], f'"{name}" is not a list of token ids.'
+                return [Row(source, ids=row[field], prompt=prompt)], "" if row[field] else f'"{field}" is empty.'
+    field = text_field or next((f for f in TEXT_FIELDS if row.get(f) is not None), "")
+    if not field or row.get(field) is None:
+        found = ", ".join(sorted(map(str, row))) or "nothing"
+        wanted = text_field or "text"
+        hint = "Use --text-field NAME." if row else "Remove the row."
+        return [], f'no "{wanted}" field (found: {found}). {hint}'
+    value = row[field]
+    if field == "messages" or isinstance(value, list):
+        return _messages(value, source)
+    if not isinstance(value, str):
+        return [], f'"{field}" is a {type(value).__name__}, not text.'
+    if not value:
+        return [], f'"{field}" is empty.'
+    prompt = row.get("prompt") if isinstance(row.get("prompt"), str) and field != "text" else None
+    return [Row(source, text=value, prompt=prompt)], ""
+
+
+def _messages(messages: Any, source: str) -> tuple[list[Row], str]:
+    """One document per assistant turn, with the turns before it as its prompt."""
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages
+    ):
+        return [], '"messages" is not a list of {"role", "content"} with text.'
+    answers = [i for i, m in enumerate(messages) if m["role"] == "assistant" and m["content"]]
+    if not answers:
+        return [], '"messages" has no assistant turn with text.'
+    return [Row(source, text=messages[i]["content"], prompt=messages[:i]) for i in answers], ""
+
+
+def _prompt_text(prompt: Any, tokenizer: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    if prompt and getattr(tokenizer, "chat_template", None):
+        return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+    return ""
+
+
+def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    if not texts:
+        return []
+    return tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]

@@ -1,0 +1,65 @@
+"""The draft tree of one step. Plain numpy; knows nothing of where drafts come from or who verifies them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftTree:
+    """Guessed tokens, parents before children. Node 0 is the root: the last accepted token.
+
+    token_ids      int32 [nodes]
+    parents        int32 [nodes], -1 for the root
+    probabilities  float32 [nodes], that the path from the root to this node is what the model says (root: 1)
+    sources        int32 [nodes], index into the drafter's source names (root: -1)
+    """
+
+    token_ids: np.ndarray
+    parents: np.ndarray
+    probabilities: np.ndarray
+    sources: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def draft_tokens(self) -> int:
+        """Nodes below the root."""
+        return len(self.token_ids) - 1
+
+    def depths(self) -> np.ndarray:
+        """int64 [nodes]: tokens between the root and each node (root: 0)."""
+        depths = np.zeros(len(self), np.int64)
+        for node in range(1, len(self)):
+            depths[node] = depths[self.parents[node]] + 1
+        return depths
+
+    def is_chain(self) -> bool:
+        """True if no node has two children."""
+        return bool((self.parents == np.arange(-1, len(self) - 1)).all())
+
+    def first(self, nodes: int) -> DraftTree:
+        """The tree of the first `nodes` nodes; parents stand before children, so it is a tree again."""
+        if nodes >= len(self):
+            return self
+        return DraftTree(
+            self.token_ids[:nodes], self.parents[:nodes], self.probabilities[:nodes], self.sources[:nodes]
+        )
+
+
+def root_only(token_id: int) -> DraftTree:
+    """The tree of a plain step: nothing guessed."""
+    return DraftTree(
+        np.array([token_id], np.int32), np.array([-1], np.int32), np.ones(1, np.float32), np.array([-1], np.int32)
+    )
+
+
+def chain(token_ids: list[int] | np.ndarray, source: int = -1) -> DraftTree:
+    """One branch: token_ids[0] is the root."""
+    n = len(token_ids)
+    sources = np.full(n, source, np.int32)
+    sources[0] = -1
+    return DraftTree(np.asarray(token_ids, np.int32), np.arange(-1, n - 1, dtype=np.int32), np.ones(n, np.float32), sources)

@@ -1,0 +1,31 @@
+"""The one family of errors that a user can cause. The command line prints them as one line and exits with `exit_code`."""
+
+from __future__ import annotations
+
+
+class LookaheadError(Exception):
+    """Something about the user's data, files or model: what happened, where, what to do."""
+
+    exit_code = 1
+
+
+class UsageError(LookaheadError):
+    """Options that are wrong or do not go together."""
+
+    exit_code = 2
+
+
+class TrieFormatError(LookaheadError):
+    """A trie file that is cut, altered, of another version, or no trie file at all."""
+
+
+class TokenizerMismatchError(LookaheadError):
+    """Token ids of two files, or of a file and a model, do not mean the same text."""
+
+
+class CorpusError(LookaheadError):
+    """A corpus file or row that cannot be used."""
+
+
+class ModelError(LookaheadError):
+    """A model folder or name that cannot be loaded or decoded with."""

@@ -1,0 +1,51 @@
+"""Loading tokenizers and telling whether two of them give ids the same meaning."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from lookahead.errors import ModelError
+from lookahead.trie.build import TokenizerIdentity
+
+
+def load_tokenizer(name: str) -> Any:
+    """The Hugging Face tokenizer of a folder or hub name. Raises ModelError if there is none."""
+    from transformers import AutoTokenizer
+
+    path = Path(name)
+    if path.is_file():
+        raise ModelError(f"{name}: is a file. Give the folder that holds tokenizer.json, or a hub name.")
+    if path.is_dir() and not any((path / f).exists() for f in TOKENIZER_FILES):
+        raise ModelError(f"{name}: no tokenizer in this folder (looked for {', '.join(TOKENIZER_FILES)}).")
+    if not path.is_dir() and looks_like_path(name):
+        raise ModelError(f"{name}: no such folder. Give a folder with a tokenizer, or a hub name such as org/model.")
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # transformers raises many kinds for a missing or damaged tokenizer
+        raise ModelError(f"{name}: tokenizer cannot be loaded ({first_line(error)}).") from error
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
+
+
+def looks_like_path(name: str) -> bool:
+    """True for what cannot be a hub name: absolute, relative or deeper than org/model."""
+    return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or "\\" in name
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, for messages that must stay one line."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")[:200]
+
+
+def identity(tokenizer: Any, name: str) -> TokenizerIdentity:
+    """Fingerprint over every (id, token) pair, special tokens included: the same from whatever folder it was loaded."""
+    vocabulary = tokenizer.get_vocab()
+    digest = hashlib.sha256()
+    for token, token_id in sorted(vocabulary.items(), key=lambda pair: (pair[1], pair[0])):
+        digest.update(f"{token_id}\t{token}\n".encode("utf-8", "surrogatepass"))
+    return TokenizerIdentity(max(vocabulary.values()) + 1, digest.hexdigest()[:16], name)
