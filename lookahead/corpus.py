@@ -162,9 +162,7 @@ def _source_name(name: str) -> str:
     return "stdin" if name == "-" else Path(name).name
 
 
-def _rows_of(
-    name: str, source: str, text_field: str | None, report: CorpusReport, strict: bool
-) -> Iterator[Row]:
+def _rows_of(name: str, source: str, text_field: str | None, report: CorpusReport, strict: bool) -> Iterator[Row]:
     kind = kind_of(name)
     if kind == ".txt":
         yield from _text_pieces(name, source, report)

@@ -28,7 +28,14 @@ def load_tokenizer(name: str) -> Any:
         raise ModelError(f"{name}: tokenizer cannot be loaded ({first_line(error)}).") from error
 
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tokenizer_config.json",
+)
 
 
 def looks_like_path(name: str) -> bool:

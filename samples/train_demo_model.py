@@ -75,7 +75,9 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))])
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,
@@ -146,7 +148,10 @@ def loss_of(model, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu" if ids.device.type == "cpu" else "cuda", dtype=torch.bfloat16):
         logits = model(input_ids=ids, use_cache=False).logits
     return torch.nn.functional.cross_entropy(
-        logits[:, :-1].float().reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), ignore_index=-100, reduction="sum"
+        logits[:, :-1].float().reshape(-1, logits.shape[-1]),
+        labels[:, 1:].reshape(-1),
+        ignore_index=-100,
+        reduction="sum",
     )
 
 
@@ -193,7 +198,10 @@ def train(model, docs, held_out, args, device) -> int:
             seen, step, running = seen + tokens, step + 1, running + loss.item()
             if step % 50 == 0:
                 rate = seen / (time.monotonic() - start)
-                print(f"epoch {epoch} step {step} tokens {seen:,} loss {running / 50:.3f} {rate:,.0f} tokens/s", flush=True)
+                print(
+                    f"epoch {epoch} step {step} tokens {seen:,} loss {running / 50:.3f} {rate:,.0f} tokens/s",
+                    flush=True,
+                )
                 running = 0.0
             if seen >= args.tokens:
                 break
@@ -224,7 +232,9 @@ def repetition(model, tokenizer, rows, device) -> tuple[float, float, list[str]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with GSM8K train.jsonl and test.jsonl")
-    parser.add_argument("--out", type=Path, default=Path("samples"), help="folder for demo-model/, corpus.jsonl, prompts.jsonl")
+    parser.add_argument(
+        "--out", type=Path, default=Path("samples"), help="folder for demo-model/, corpus.jsonl, prompts.jsonl"
+    )
     parser.add_argument("--tokens", type=int, default=14_000_000, help="training tokens")
     parser.add_argument("--vocab-size", type=int, default=4096)
     parser.add_argument("--batch-tokens", type=int, default=4096)

@@ -61,7 +61,12 @@ class Drafter:
         self._table = candidates.CandidateTable(rows, self.options.branch_length)
         nodes = self.options.decoding_length
         self._lists = np.empty(rows * (nodes + 1), np.int32)
-        self._nodes = (np.empty(nodes, np.int32), np.empty(nodes, np.int32), np.empty(nodes, np.float32), np.empty(nodes, np.int32))
+        self._nodes = (
+            np.empty(nodes, np.int32),
+            np.empty(nodes, np.int32),
+            np.empty(nodes, np.float32),
+            np.empty(nodes, np.int32),
+        )
 
     def start(self, prompt_ids: Sequence[int] | np.ndarray) -> None:
         """Begin a request: its prompt (at least one token) becomes its own text."""
@@ -82,17 +87,24 @@ class Drafter:
         self.own.clear()
         self._prompt_length = 0
 
-    def draft(self, budget: int | None = None) -> DraftTree:
+    def restrict_to_chains(self) -> None:
+        """From now on draft one branch only: the model takes no tree mask."""
+        if self.options.strategy != "off":
+            self.options = dataclasses.replace(self.options, strategy="single")
+
+    def draft(self, budget: int | None = None, branch_length: int | None = None) -> DraftTree:
         """The most probable continuations of the request's text.
 
         budget: draft tokens at most (default and upper limit: decoding_length - 1).
+        branch_length: draft tokens on one path at most (default and upper limit: the option of this name).
         """
         options, own = self.options, self.own
         context, length = own.tokens, len(own)
         root = int(context[length - 1])
         most = options.decoding_length - 1
         most = most if budget is None else min(budget, most)
-        if options.strategy == "off" or most <= 0:
+        longest = options.branch_length if branch_length is None else min(branch_length, options.branch_length)
+        if options.strategy == "off" or most <= 0 or longest <= 0:
             return root_only(root)
         table = self._table.arrays
         logs = (own.previous1, own.previous2, own.head1, own.head2)
@@ -108,7 +120,7 @@ class Drafter:
                 trie.document_ends, trie.document_sources, trie.source_weights, trie.weighted, context, length, 3 + number,
             )  # fmt: skip
         nodes = planner.grow(
-            *table, filled, root, most, options.branch_length, options.least, options.strategy == "single",
+            *table, filled, root, most, longest, options.least, options.strategy == "single",
             self._lists, *self._nodes,
         )  # fmt: skip
         tree = DraftTree(*(a[:nodes].copy() for a in self._nodes))

@@ -45,9 +45,7 @@ class DraftTree:
         """The tree of the first `nodes` nodes; parents stand before children, so it is a tree again."""
         if nodes >= len(self):
             return self
-        return DraftTree(
-            self.token_ids[:nodes], self.parents[:nodes], self.probabilities[:nodes], self.sources[:nodes]
-        )
+        return DraftTree(self.token_ids[:nodes], self.parents[:nodes], self.probabilities[:nodes], self.sources[:nodes])
 
 
 def root_only(token_id: int) -> DraftTree:
@@ -62,4 +60,6 @@ def chain(token_ids: list[int] | np.ndarray, source: int = -1) -> DraftTree:
     n = len(token_ids)
     sources = np.full(n, source, np.int32)
     sources[0] = -1
-    return DraftTree(np.asarray(token_ids, np.int32), np.arange(-1, n - 1, dtype=np.int32), np.ones(n, np.float32), sources)
+    return DraftTree(
+        np.asarray(token_ids, np.int32), np.arange(-1, n - 1, dtype=np.int32), np.ones(n, np.float32), sources
+    )

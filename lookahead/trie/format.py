@@ -220,7 +220,9 @@ def _check_bounds(path: Path, header: TrieHeader, start: int, size: int) -> None
     }
     for name, entries in expected.items():
         if by_name[name].entries != entries:
-            raise TrieFormatError(f"{path}: section {name} has {by_name[name].entries} entries, not {entries}. Rebuild.")
+            raise TrieFormatError(
+                f"{path}: section {name} has {by_name[name].entries} entries, not {entries}. Rebuild."
+            )
     if by_name["suffixes"].entries > header.tokens or end != size:
         raise TrieFormatError(f"{path}: sections and file size contradict each other. Rebuild.")
 
