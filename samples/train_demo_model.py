@@ -75,9 +75,7 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
-    )
+    tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,
@@ -232,9 +230,7 @@ def repetition(model, tokenizer, rows, device) -> tuple[float, float, list[str]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with GSM8K train.jsonl and test.jsonl")
-    parser.add_argument(
-        "--out", type=Path, default=Path("samples"), help="folder for demo-model/, corpus.jsonl, prompts.jsonl"
-    )
+    parser.add_argument("--out", type=Path, default=Path("samples"), help="folder for demo-model/, corpus.jsonl, prompts.jsonl")
     parser.add_argument("--tokens", type=int, default=14_000_000, help="training tokens")
     parser.add_argument("--vocab-size", type=int, default=4096)
     parser.add_argument("--batch-tokens", type=int, default=4096)

@@ -101,9 +101,7 @@ class LookaheadEngine:
             raise LookaheadError("the prompt is empty.")
         unknown = [t for t in prompt_ids if not 0 <= t < target.vocab_size]
         if unknown:
-            raise LookaheadError(
-                f"prompt token id {unknown[0]} is outside the model's vocabulary of {target.vocab_size}."
-            )
+            raise LookaheadError(f"prompt token id {unknown[0]} is outside the model's vocabulary of {target.vocab_size}.")
         room = min(max_new_tokens, target.longest_text - len(prompt_ids))
         if room < 1:
             raise LookaheadError(

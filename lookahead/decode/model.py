@@ -112,9 +112,7 @@ class SequenceState:
 
     def prefill(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Take in int64 [1, length]; returns scores of the next token [1, vocab]."""
-        output = self.target.model(
-            input_ids=token_ids, past_key_values=self.cache, use_cache=True, **self.target._last_only
-        )
+        output = self.target.model(input_ids=token_ids, past_key_values=self.cache, use_cache=True, **self.target._last_only)
         self.past += token_ids.shape[1]
         return output.logits[0, -1:]
 

@@ -146,6 +146,4 @@ def as_parallel(tree: DraftTree, budget: int) -> DraftTree:
         if len(nodes) > budget:
             break
     picked = np.array(nodes)
-    return DraftTree(
-        tree.token_ids[picked], np.array(parents, np.int32), tree.probabilities[picked], tree.sources[picked]
-    )
+    return DraftTree(tree.token_ids[picked], np.array(parents, np.int32), tree.probabilities[picked], tree.sources[picked])

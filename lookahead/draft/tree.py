@@ -50,9 +50,7 @@ class DraftTree:
 
 def root_only(token_id: int) -> DraftTree:
     """The tree of a plain step: nothing guessed."""
-    return DraftTree(
-        np.array([token_id], np.int32), np.array([-1], np.int32), np.ones(1, np.float32), np.array([-1], np.int32)
-    )
+    return DraftTree(np.array([token_id], np.int32), np.array([-1], np.int32), np.ones(1, np.float32), np.array([-1], np.int32))
 
 
 def chain(token_ids: list[int] | np.ndarray, source: int = -1) -> DraftTree:
@@ -60,6 +58,4 @@ def chain(token_ids: list[int] | np.ndarray, source: int = -1) -> DraftTree:
     n = len(token_ids)
     sources = np.full(n, source, np.int32)
     sources[0] = -1
-    return DraftTree(
-        np.asarray(token_ids, np.int32), np.arange(-1, n - 1, dtype=np.int32), np.ones(n, np.float32), sources
-    )
+    return DraftTree(np.asarray(token_ids, np.int32), np.arange(-1, n - 1, dtype=np.int32), np.ones(n, np.float32), sources)

@@ -18,9 +18,7 @@ from lookahead.trie.suffixes import kernel, merge_sorted
 BRANCH_DEPTH = 3
 
 
-def merge_tries(
-    paths: Sequence[str | Path], out: str | Path, weights: Mapping[str, float] | None = None
-) -> format.TrieHeader:
+def merge_tries(paths: Sequence[str | Path], out: str | Path, weights: Mapping[str, float] | None = None) -> format.TrieHeader:
     """One file that answers every query as a build over all the corpora would. Returns the header written.
 
     weights: source name or trie file -> weight of its documents in drafting (default: as it was).

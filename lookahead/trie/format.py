@@ -119,9 +119,7 @@ def write(path: str | Path, header: TrieHeader, arrays: Mapping[str, np.ndarray]
         sections.append(Section(name, array.dtype.str, offset, len(array), zlib.crc32(_bytes(array))))
         offset = sections[-1].end
     header = dataclasses.replace(header, sections=tuple(sections), content_hash="", created=0.0)
-    header = dataclasses.replace(
-        header, content_hash=hashlib.sha256(_pack(header, 0)).hexdigest()[:16], created=time.time()
-    )
+    header = dataclasses.replace(header, content_hash=hashlib.sha256(_pack(header, 0)).hexdigest()[:16], created=time.time())
     # Offsets are packed as fixed 8-byte integers would be best; msgpack shrinks them, so settle the start by iteration.
     start = 0
     while True:
@@ -220,9 +218,7 @@ def _check_bounds(path: Path, header: TrieHeader, start: int, size: int) -> None
     }
     for name, entries in expected.items():
         if by_name[name].entries != entries:
-            raise TrieFormatError(
-                f"{path}: section {name} has {by_name[name].entries} entries, not {entries}. Rebuild."
-            )
+            raise TrieFormatError(f"{path}: section {name} has {by_name[name].entries} entries, not {entries}. Rebuild.")
     if by_name["suffixes"].entries > header.tokens or end != size:
         raise TrieFormatError(f"{path}: sections and file size contradict each other. Rebuild.")
 
