@@ -82,9 +82,9 @@ class SequenceCache(Cache):
     """The cache that is handed to the model. Layers appear when the model first writes to them."""
 
     def __init__(self, capacity: int):
-        super().__init__(layer_class_to_replicate=lambda: BufferLayer(capacity))  # type: ignore[arg-type]
+        super().__init__(layer_class_to_replicate=lambda: BufferLayer(capacity))
 
     def keep(self, past: int, places: Sequence[int]) -> None:
         """As BufferLayer.keep, in every layer that holds anything."""
         for layer in self.layers:
-            layer.keep(past, places)  # type: ignore[union-attr]
+            layer.keep(past, places)

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import inspect
 import io
-import logging
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,8 +27,6 @@ from lookahead.tokenizer import first_line, looks_like_path
 
 Mode = Literal["tree", "chain", "plain"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-log = logging.getLogger("lookahead")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +177,7 @@ def load_model(name: str, dtype: str = "auto", device: str = "auto", attention: 
 @torch.inference_mode()
 def probed(model: Any, name: str = "model") -> TargetModel:
     """Wrap a loaded model, finding out whether it verifies trees, chains or nothing."""
-    reasons = []
+    reasons: list[str] = []
     attempts: tuple[Mode, ...] = ("tree", "chain")
     for mode in attempts:
         target = TargetModel(model, name, mode, "; ".join(reasons))
@@ -193,8 +190,6 @@ def probed(model: Any, name: str = "model") -> TargetModel:
         reasons.append(f"no {mode} ({error})")
     else:
         target = TargetModel(model, name, "plain", "; ".join(reasons))
-    if target.mode != "tree":
-        log.warning("%s verifies by %s: %s", name, target.mode, target.reason)
     return target
 
 

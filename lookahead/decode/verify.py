@@ -42,31 +42,13 @@ def verify_and_accept(
     """
     if logits.shape[0] != len(tree):
         raise ValueError(f"{logits.shape[0]} rows of logits for {len(tree)} nodes")
-    said = None if processor else logits.argmax(-1).tolist()  # the one moment a step waits for the device
-    children: dict[tuple[int, int], list[int]] = {}
-    parents = tree.parents.tolist()
-    for node, token in enumerate(tree.token_ids.tolist()):
-        children.setdefault((parents[node], token), []).append(node)
-    token_ids: list[int] = []
-    reached = [0]  # nodes whose path is token_ids; several where branches share no prefix
-    while True:
-        node = reached[0]
-        if said is not None:
-            token = said[node]
-        else:
-            assert processor is not None
-            assert text is not None
-            so_far = torch.cat([text, torch.tensor([token_ids], dtype=text.dtype, device=text.device)], dim=1)
-            token = int(processor(so_far, logits[node : node + 1].float()).argmax(-1))
-        token_ids.append(token)
-        following = [child for parent in reached for child in children.get((parent, token), ())]
-        if not following:
-            return Accepted(token_ids, _path(parents, node))
-        reached = following
+    if processor is None:
+        best = logits.argmax(-1).tolist()  # the one moment a step waits for the device
+        return Accepted(*tree.follow(lambda node, so_far: best[node]))
+    assert text is not None
 
+    def say(node: int, so_far: list[int]) -> int:
+        ids = torch.cat([text, torch.tensor([so_far], dtype=text.dtype, device=text.device)], dim=1)
+        return int(processor(ids, logits[node : node + 1].float()).argmax(-1))
 
-def _path(parents: list[int], node: int) -> list[int]:
-    path = [node]
-    while parents[path[-1]] >= 0:
-        path.append(parents[path[-1]])
-    return path[::-1]
+    return Accepted(*tree.follow(say))

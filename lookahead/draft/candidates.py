@@ -130,9 +130,9 @@ def from_trie(
             if filled == stop:
                 return filled
             position = np.int64(suffixes[low + np.int64((k + 0.5) * step)])
-            start = position + match
-            if position < 0 or start >= n:
+            if position < 0 or position >= n - match:
                 continue
+            start = position + match
             if match < longest and position > 0 and trie_tokens[position - 1] == context[context_length - match - 1]:
                 continue  # already taken as a longer match
             length = 0

@@ -45,6 +45,8 @@ class DraftOptions:
             raise UsageError(f"strategy {self.strategy!r}: choose one of {', '.join(STRATEGIES)}.")
         if not 1 <= self.decoding_length <= 1024 or not 1 <= self.branch_length <= 1024:
             raise UsageError("decoding length and branch length must lie between 1 and 1024 tokens.")
+        if self.session_tokens < 0:
+            raise UsageError("session tokens must be 0 or more.")
 
 
 class Drafter:
@@ -86,6 +88,15 @@ class Drafter:
             self.session.append_document(text[start : self._prompt_length], text[self._prompt_length :])
         self.own.clear()
         self._prompt_length = 0
+
+    def warm_up(self) -> None:
+        """Compile the kernels that this drafter's sources need (once per machine), so that the first draft is no slower."""
+        probe = Drafter(self.tries, dataclasses.replace(self.options, session_tokens=16))
+        for _ in range(2):
+            probe.start([0, 1, 0, 1])
+            probe.draft()
+            probe.accept([0])
+            probe.finish()
 
     def restrict_to_chains(self) -> None:
         """From now on draft one branch only: the model takes no tree mask."""
@@ -134,11 +145,12 @@ def as_parallel(tree: DraftTree, budget: int) -> DraftTree:
     leaf[0] = False
     nodes: list[int] = [0]
     parents: list[int] = [-1]
-    for node in sorted(np.flatnonzero(leaf), key=lambda n: -tree.probabilities[n]):
+    parent_of = tree.parents.tolist()
+    for node in sorted(np.flatnonzero(leaf).tolist(), key=lambda n: -tree.probabilities[n]):
         path = []
         while node > 0:
             path.append(node)
-            node = tree.parents[node]
+            node = parent_of[node]
         path = path[::-1][: budget + 1 - len(nodes)]
         for depth, step in enumerate(path):
             parents.append(0 if depth == 0 else len(nodes) - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -40,6 +41,30 @@ class DraftTree:
     def is_chain(self) -> bool:
         """True if no node has two children."""
         return bool((self.parents == np.arange(-1, len(self) - 1)).all())
+
+    def follow(self, say: Callable[[int, list[int]], int | None]) -> tuple[list[int], list[int]]:
+        """Walk from the root as long as the tree holds what is said.
+
+        say(node, so_far) gives the token after `node`, whose path below the root is `so_far`; None ends the walk.
+        Returns (all tokens said, nodes of the path walked, root included). Where branches share no prefix, the walk
+        goes along all that agree and returns the one that agrees longest.
+        """
+        children: dict[tuple[int, int], list[int]] = {}
+        parents = self.parents.tolist()
+        for node, token in enumerate(self.token_ids.tolist()):
+            children.setdefault((parents[node], token), []).append(node)
+        said: list[int] = []
+        reached = [0]
+        while (next_token := say(reached[0], said)) is not None:
+            said.append(next_token)
+            following = [child for node in reached for child in children.get((node, next_token), ())]
+            if not following:
+                break
+            reached = following
+        path = [reached[0]]
+        while parents[path[-1]] >= 0:
+            path.append(parents[path[-1]])
+        return said, path[::-1]
 
     def first(self, nodes: int) -> DraftTree:
         """The tree of the first `nodes` nodes; parents stand before children, so it is a tree again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,9 +23,12 @@ def merge_tries(paths: Sequence[str | Path], out: str | Path, weights: Mapping[s
     """One file that answers every query as a build over all the corpora would. Returns the header written.
 
     weights: source name or trie file -> weight of its documents in drafting (default: as it was).
-    Raises TokenizerMismatchError for tries of different tokenizers, UsageError for a weight that names nothing.
+    Raises TokenizerMismatchError for tries of different tokenizers, UsageError for a weight that names nothing,
+    TrieFormatError for a damaged trie.
     """
     tries = [Trie(path) for path in paths]
+    for trie in tries:
+        trie.verify()  # damage must not get fresh checksums
     head = tries[0].header
     for other in tries[1:]:
         ours, theirs = head.tokenizer_fingerprint, other.header.tokenizer_fingerprint
@@ -79,9 +83,10 @@ def prune_trie(
 
     drop_sources: documents of these sources go. max_tokens, max_bytes: documents go, those first whose text is shared
     least with the rest, until the file is small enough. min_count: branches seen fewer times go.
-    Raises UsageError for an unknown source, LookaheadError if nothing would be left.
+    Raises UsageError for an unknown source, TrieFormatError for a damaged trie, LookaheadError if nothing would be left.
     """
     trie = Trie(path)
+    trie.verify()  # damage must not get fresh checksums
     known = [s.name for s in trie.header.sources]
     for name in drop_sources:
         if name not in known:
@@ -103,14 +108,14 @@ def prune_trie(
         used = np.zeros(len(corpus.document_ends), bool)
         used[np.searchsorted(corpus.document_ends, suffixes)] = True
         corpus = keep_documents(dataclasses.replace(corpus, suffixes=suffixes), used, path)
-    if max_bytes is not None:
-        overhead = trie.path.stat().st_size - sum(s.end - s.offset for s in trie.header.sections if s.name == "tokens")
-        overhead -= sum(s.end - s.offset for s in trie.header.sections if s.name == "suffixes")
-        per_token = trie.tokens.itemsize + trie.suffixes.itemsize * len(corpus.suffixes) / max(1, len(corpus.tokens))
-        by_bytes = max(0, int((max_bytes - overhead) / per_token))
-        max_tokens = by_bytes if max_tokens is None else min(max_tokens, by_bytes)
-    if max_tokens is not None:
-        corpus = keep_documents(corpus, _most_shared_documents(corpus, max_tokens), path)
+    if max_tokens is not None or max_bytes is not None:
+        of_documents = [trie.tokens, trie.suffixes, trie.document_ends, trie.document_sources]
+        fixed = trie.path.stat().st_size - sum(a.nbytes for a in of_documents)
+        fixed += format.ALIGNMENT * (len(trie.header.sections) + 1) + len(trie.path.name)  # padding; the header's new options
+        room = math.inf if max_bytes is None else max_bytes - fixed
+        sizes = _document_bytes(corpus, *(a.itemsize for a in of_documents))
+        keep = _most_shared_documents(corpus, math.inf if max_tokens is None else max_tokens, sizes, room)
+        corpus = keep_documents(corpus, keep, path)
     return corpus.write(out, 1, {"pruned_from": trie.path.name, "min_count": min_count})
 
 
@@ -143,8 +148,18 @@ def _identity(header: format.TrieHeader) -> TokenizerIdentity:
     return TokenizerIdentity(header.vocab_size, header.tokenizer_fingerprint, header.tokenizer_name)
 
 
-def _most_shared_documents(corpus: SortedCorpus, max_tokens: int) -> np.ndarray:
-    """Mask of documents, best share of repeated branches first, that together hold at most `max_tokens` tokens."""
+def _document_bytes(corpus: SortedCorpus, token: int, suffix: int, end: int, source: int) -> np.ndarray:
+    """Bytes that each document takes in a file, given those of one entry of each section."""
+    documents = len(corpus.document_ends)
+    suffixes = np.bincount(np.searchsorted(corpus.document_ends, corpus.suffixes), minlength=documents)
+    return np.diff(corpus.document_ends, prepend=-1) * token + suffixes * suffix + end + source
+
+
+def _most_shared_documents(corpus: SortedCorpus, max_tokens: float, sizes: np.ndarray, max_bytes: float) -> np.ndarray:
+    """Mask of documents, best share of repeated branches first, that together stay within both limits.
+
+    sizes: bytes of each document.
+    """
     lengths = np.diff(corpus.document_ends, prepend=-1) - 1
     repeated = np.bincount(
         np.searchsorted(corpus.document_ends, corpus.suffixes),
@@ -153,7 +168,7 @@ def _most_shared_documents(corpus: SortedCorpus, max_tokens: int) -> np.ndarray:
     )
     order = np.argsort(-repeated / np.maximum(1, lengths), kind="stable")
     keep = np.zeros(len(order), bool)
-    keep[order[np.cumsum(lengths[order]) <= max_tokens]] = True
+    keep[order[(np.cumsum(lengths[order]) <= max_tokens) & (np.cumsum(sizes[order]) <= max_bytes)]] = True
     return keep
 
 

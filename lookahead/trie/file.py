@@ -109,7 +109,7 @@ class Trie:
         ends = self.document_ends.astype(np.int64)
         if n and int(tokens.max()) > header.separator:
             problem = "a token id is outside the vocabulary"
-        elif not np.array_equal(np.flatnonzero(tokens == header.separator), ends) or (n and ends[-1] != n - 1):
+        elif not np.array_equal(np.flatnonzero(tokens == header.separator), ends) or (n and tokens[-1] != header.separator):
             problem = "document ends do not stand where the table says"
         elif len(ends) and (not header.sources or int(self.document_sources.max()) >= len(header.sources)):
             problem = "a document names a source that is not listed"

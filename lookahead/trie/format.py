@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 import struct
 import time
@@ -198,9 +199,10 @@ def check_sections(path: str | Path, header: TrieHeader, arrays: Mapping[str, np
 
 def _check_bounds(path: Path, header: TrieHeader, start: int, size: int) -> None:
     """Every section known, in order, aligned, inside the file, and of the length that the others imply."""
+    names = [s.name for s in header.sections]
+    if names != list(SECTION_DTYPES):
+        raise TrieFormatError(f"{path}: sections {names}, expected {list(SECTION_DTYPES)}. Rebuild.")
     by_name = {s.name: s for s in header.sections}
-    if list(by_name) != list(SECTION_DTYPES):
-        raise TrieFormatError(f"{path}: sections {list(by_name)}, expected {list(SECTION_DTYPES)}. Rebuild.")
     end = start
     for section in header.sections:
         if section.dtype not in SECTION_DTYPES[section.name]:
@@ -243,10 +245,12 @@ def _unpack(packed: bytes) -> TrieHeader:
     texts = [header.tokenizer_fingerprint, header.tokenizer_name, *(s.name for s in header.sources)]
     if not all(type(v) is int and 0 <= v < 1 << 62 for v in integers) or not all(type(v) is str for v in texts):
         raise ValueError("a field has an impossible value")
-    if not 1 <= header.depth <= 1024 or header.vocab_size < 1 or not isinstance(header.options, dict):
+    if not all(type(s.weight) in (int, float) and 0 <= s.weight < math.inf for s in header.sources):
+        raise ValueError("a source has an impossible weight")
+    if not 1 <= header.depth <= 1024 or header.vocab_size < 1 or header.documents < 1 or not isinstance(header.options, dict):
         raise ValueError("a field has an impossible value")
     return header
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    return memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b"")
+    return np.ascontiguousarray(array).view(np.uint8).data

@@ -13,6 +13,7 @@ import numpy as np
 from lookahead.trie.suffixes import kernel
 
 BREAK = -1  # stands between documents
+UNLINKED = -2  # in previous1: no draft starts behind this place
 
 
 class TokenLog:
@@ -35,11 +36,13 @@ class TokenLog:
 
     def append(self, token_ids: Sequence[int] | np.ndarray, unlinked: int = 0) -> None:
         """Add tokens. The first `unlinked` serve as left context only: no draft starts behind them."""
-        added = np.asarray(token_ids, np.int32)[-self.capacity :]
+        start = max(0, len(token_ids) - self.capacity)
+        added = np.asarray(token_ids, np.int32)[start:]
+        linked = np.arange(start, len(token_ids)) >= unlinked
         if self.length + len(added) > self.capacity:
             self._drop_oldest(len(added))
         self._reserve(self.length + len(added))
-        self.length = append_tokens(*self._arrays(), self.length, added, unlinked)
+        self.length = append_tokens(*self._arrays(), self.length, added, linked)
 
     def append_document(self, left_context: Sequence[int] | np.ndarray, token_ids: Sequence[int] | np.ndarray) -> None:
         """Add one finished document: continuations start behind the last token of `left_context` at the earliest."""
@@ -68,8 +71,9 @@ class TokenLog:
         """Keep the newest half, or less where more room is needed, and chain it anew."""
         kept = min(self.capacity // 2, self.capacity - needed)
         newest = self.tokens[self.length - kept : self.length].copy()
+        linked = self.previous1[self.length - kept : self.length] != UNLINKED
         self.clear()
-        self.length = append_tokens(*self._arrays(), 0, newest, 0)
+        self.length = append_tokens(*self._arrays(), 0, newest, linked)
 
 
 @kernel
@@ -84,14 +88,15 @@ def hash_two(before, token, size):
 
 
 @kernel
-def append_tokens(tokens, previous1, previous2, head1, head2, length, added, unlinked):
-    """Write `added` behind `length` tokens and chain each place; returns the new length."""
+def append_tokens(tokens, previous1, previous2, head1, head2, length, added, linked):
+    """Write `added` behind `length` tokens and chain those places where `linked` is true; returns the new length."""
     for j in range(len(added)):
         place = length + j
         tokens[place] = added[j]
         previous1[place] = -1
         previous2[place] = -1
-        if j < unlinked or added[j] < 0:
+        if not linked[j] or added[j] < 0:
+            previous1[place] = UNLINKED
             continue
         slot = hash_one(added[j], len(head1))
         previous1[place] = head1[slot]

@@ -30,7 +30,8 @@ def sort_suffixes(tokens: np.ndarray, separator: int, depth: int = DEPTH) -> np.
     key = np.zeros(n, np.uint64)
     for j in range(length):
         key *= np.uint64(separator + 2)  # digits: 0 behind the separator, else token + 1
-        key[: n - j] += np.where(remaining[: n - j] >= j, tokens[j:].astype(np.uint64) + np.uint64(1), np.uint64(0))
+        inside = max(0, n - j)
+        key[:inside] += np.where(remaining[:inside] >= j, tokens[j:].astype(np.uint64) + np.uint64(1), np.uint64(0))
     order = np.argsort(key)
     group = _group_starts(key[order])
     rank = np.empty(n, np.int64)
@@ -121,8 +122,8 @@ def matching_range(tokens, suffixes, first, pattern, start, stop):
     t = pattern[start]
     if t < 0 or t >= len(first) - 1:
         return np.int64(0), np.int64(0)
-    low = min(np.int64(first[t]), size)
-    high = min(np.int64(first[t + 1]), size)
+    low = min(max(np.int64(first[t]), np.int64(0)), size)
+    high = min(max(np.int64(first[t + 1]), np.int64(0)), size)
     if stop - start == 1 or low >= high:
         return low, max(low, high)
     end = high

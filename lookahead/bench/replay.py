@@ -1,0 +1,106 @@
+"""Replay: logged answers play the model. In: (prompt ids, response ids) pairs. Out: EDL, draft sizes and latencies.
+
+Drafting and verification go by token ids alone, so this needs no model and no torch. The first response token is free, as
+a prefill gives it; everything after it is counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.trie.file import Trie
+
+Pair = tuple[list[int], list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayResult:
+    """One strategy over all pairs. Latencies in microseconds; edl as in METHOD: tokens after the first / steps."""
+
+    strategy: str
+    decoding_length: int
+    branch_length: int
+    start: str  # warm: with tries; cold: without
+    tokens: int
+    steps: int
+    draft_tokens: int
+    draft_us: np.ndarray  # per step
+    update_us: np.ndarray  # per step
+    accepted_by_source: Counter[str]
+
+    @property
+    def edl(self) -> float:
+        return self.tokens / self.steps if self.steps else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """One entry of "strategies" in the JSON of `bench --replay`."""
+        return {
+            "strategy": self.strategy,
+            "decoding_length": self.decoding_length,
+            "branch_length": self.branch_length,
+            "start": self.start,
+            "steps": self.steps,
+            "edl": round(self.edl, 4),
+            "draft_tokens_per_step": round(self.draft_tokens / max(1, self.steps), 2),
+            "draft_us": _percentiles(self.draft_us),
+            "update_us": _percentiles(self.update_us),
+            "accepted_by_source": dict(self.accepted_by_source),
+        }
+
+
+def replay(pairs: Sequence[Pair], tries: Sequence[Trie], options: DraftOptions) -> ReplayResult:
+    """Draft along each response and accept what it says; outputs of earlier pairs are remembered, as in a job."""
+    drafter = Drafter(tries, options)
+    tokens = steps = draft_tokens = 0
+    draft_us, update_us = [], []
+    by_source: Counter[str] = Counter()
+    for prompt, response in pairs:
+        drafter.start(prompt)
+        drafter.accept(response[:1])
+        done = 1
+        while done < len(response):
+            began = time.perf_counter()
+            tree = drafter.draft(branch_length=len(response) - done)
+            drafted = time.perf_counter()
+            accepted, path = tree.follow(_saying(response, done))
+            updating = time.perf_counter()
+            drafter.accept(accepted)
+            update_us.append((time.perf_counter() - updating) * 1e6)
+            draft_us.append((drafted - began) * 1e6)
+            by_source.update(drafter.source_names[tree.sources[node]] for node in path[1:])
+            tokens += len(accepted)
+            steps += 1
+            draft_tokens += tree.draft_tokens
+            done += len(accepted)
+        drafter.finish()
+    return ReplayResult(
+        options.strategy,
+        options.decoding_length,
+        options.branch_length,
+        "warm" if tries else "cold",
+        tokens,
+        steps,
+        draft_tokens,
+        np.array(draft_us),
+        np.array(update_us),
+        by_source,
+    )
+
+
+def _saying(response: Sequence[int], done: int) -> Callable[[int, list[int]], int | None]:
+    """What the logged response says behind its first `done` tokens, whatever the node."""
+    ahead = iter(response[done:])
+    return lambda node, said: next(ahead, None)
+
+
+def _percentiles(values: np.ndarray) -> dict[str, float]:
+    if not len(values):
+        return {"p50": 0.0, "p99": 0.0}
+    return {"p50": round(float(np.percentile(values, 50)), 1), "p99": round(float(np.percentile(values, 99)), 1)}

@@ -1,0 +1,151 @@
+"""Input rows to prompts. In: lines of a job file. Out: one Request per line; a bad line carries its problem instead.
+
+Forms: {"prompt"}, {"messages"}, {"prompt_ids"}, or an OpenAI batch line (custom_id, body). `id` is optional (default: the
+line's number); "params" may set max_new_tokens for one row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lookahead.corpus import json_rows
+from lookahead.errors import CorpusError, LookaheadError
+
+GREEDY = {"temperature": (0, None), "top_p": (1, None), "n": (1, None), "do_sample": (False, None)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One prompt of a job. Exactly one of prompt, messages, prompt_ids and problem is set."""
+
+    id: Any
+    line: int
+    prompt: str | None = None
+    messages: list[dict[str, str]] | None = None
+    prompt_ids: list[int] | None = None
+    problem: str = ""
+    max_new_tokens: int | None = None
+    openai: bool = False
+
+
+def read_requests(path: str) -> Iterator[Request]:
+    """One Request per non-empty line of a .jsonl file (also .gz, .zst, "-"). Raises CorpusError if it cannot be read."""
+    if path != "-" and not Path(path).exists():
+        raise CorpusError(f"{path}: no such file.")
+    if path != "-" and Path(path).is_dir():
+        raise CorpusError(f"{path}: is a folder. Give a .jsonl file of prompts.")
+    found = False
+    for line, row in json_rows(path):
+        found = True
+        yield Request(line, line, problem=row) if isinstance(row, str) else parse_row(row, line)
+    if not found:
+        raise CorpusError(f'{path}: empty file. Give one JSON object per line, such as {{"prompt": "..."}}.')
+
+
+def parse_row(row: dict[str, Any], line: int) -> Request:
+    """A Request, with `problem` set where the row cannot be used."""
+    openai = isinstance(row.get("body"), dict)
+    body = row["body"] if openai else row
+    row_id = row.get("custom_id" if openai else "id", line)
+    request = Request(row_id, line, openai=openai)
+
+    def bad(problem: str) -> Request:
+        return dataclasses.replace(request, problem=problem)
+
+    if not isinstance(row_id, (str, int)):
+        return bad(f'"id" is a {type(row_id).__name__}, not text or a number')
+    forms = [f for f in ("prompt", "messages", "prompt_ids") if body.get(f) is not None]
+    if len(forms) != 1:
+        found = ", ".join(sorted(map(str, body))) or "nothing"
+        return bad(f'needs one of "prompt", "messages" and "prompt_ids" (found: {found})')
+    form, value = forms[0], body[forms[0]]
+    params = body if openai else row.get("params", {})
+    if not isinstance(params, dict):
+        return bad('"params" is not an object')
+    for name, allowed in GREEDY.items():
+        if params.get(name) not in allowed:
+            return bad(f'"{name}": {params[name]!r} asks for sampling; this version decodes greedily')
+    limit = params.get("max_new_tokens", params.get("max_completion_tokens", params.get("max_tokens")))
+    if limit is not None and (type(limit) is not int or limit < 1):
+        return bad(f"max_new_tokens is {limit!r}, not a positive number of tokens")
+    unknown = set() if openai else set(params) - {"max_new_tokens", "max_tokens", *GREEDY}
+    if unknown:
+        return bad(f'"params" has unknown option "{min(unknown)}"')
+    if form == "prompt":
+        if not isinstance(value, str) or not value:
+            return bad('"prompt" is empty' if value == "" else f'"prompt" is a {type(value).__name__}, not text')
+    elif form == "prompt_ids":
+        if not isinstance(value, list) or not value or not all(type(t) is int and t >= 0 for t in value):
+            return bad('"prompt_ids" is not a list of token ids')
+    elif not is_chat(value):
+        return bad('"messages" is not a list of {"role", "content"} with text')
+    fields: dict[str, Any] = {form: value}
+    return dataclasses.replace(request, max_new_tokens=limit, **fields)
+
+
+def is_chat(messages: Any) -> bool:
+    """True for a non-empty list of {"role": str, "content": str}."""
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages)
+    )
+
+
+def prompt_ids_of(request: Request, tokenizer: Any | None, chat: bool = False, system: str | None = None) -> list[int]:
+    """Token ids of a request's prompt.
+
+    chat: a plain "prompt" becomes a user message. system: a system message before chat messages that bring none.
+    Raises LookaheadError if the row needs a tokenizer or chat template that the model does not have.
+    """
+    if request.prompt_ids is not None:
+        return request.prompt_ids
+    if tokenizer is None:
+        raise LookaheadError('the model has no tokenizer: give rows of "prompt_ids".')
+    messages = request.messages
+    if messages is None and not chat:
+        return list(tokenizer(request.prompt)["input_ids"])
+    if messages is None:
+        messages = [{"role": "user", "content": request.prompt or ""}]
+    if system and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": system}, *messages]
+    if not getattr(tokenizer, "chat_template", None):
+        raise LookaheadError('the tokenizer has no chat template: give rows of "prompt" and leave --chat out.')
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template raises what it likes
+        raise LookaheadError(f"the chat template refuses these messages ({error}).") from error
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def replay_pairs(path: str, tokenizer: Any | None) -> Iterator[tuple[list[int], list[int]]]:
+    """(prompt ids, response ids) of logged rows {"prompt_ids", "response_ids"} or {"prompt", "response"}.
+
+    Raises CorpusError naming file and line of the first row that is neither.
+    """
+    if path != "-" and not Path(path).is_file():
+        raise CorpusError(f"{path}: no such file.")
+    found = False
+    for line, row in json_rows(path):
+        found = True
+        if isinstance(row, str):
+            raise CorpusError(f"{path}:{line}: {row}.")
+        ids = [row.get("prompt_ids"), row.get("response_ids")]
+        if all(isinstance(x, list) and x and all(type(t) is int and 0 <= t < 1 << 31 for t in x) for x in ids):
+            yield ids[0], ids[1]  # type: ignore[misc]
+            continue
+        texts = [row.get("prompt"), row.get("response")]
+        if not all(isinstance(x, str) and x for x in texts):
+            raise CorpusError(
+                f'{path}:{line}: needs "prompt_ids" and "response_ids", or "prompt" and "response" '
+                f"(found: {', '.join(sorted(map(str, row))) or 'nothing'})."
+            )
+        if tokenizer is None:
+            raise CorpusError(f"{path}:{line}: holds text: name its tokenizer with --tokenizer MODEL_OR_FOLDER.")
+        response: Sequence[int] = tokenizer(texts[1], add_special_tokens=False)["input_ids"]
+        yield list(tokenizer(texts[0])["input_ids"]), [*response, tokenizer.eos_token_id]
+    if not found:
+        raise CorpusError(f"{path}: empty file.")

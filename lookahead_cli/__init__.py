@@ -1,0 +1,1 @@
+"""The `lookahead` command. Commands parse, call one core function, print."""

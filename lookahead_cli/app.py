@@ -1,0 +1,82 @@
+"""Entry point: one command per file; errors become one line on stderr and an exit code.
+
+Exit codes: 0 ok, 1 data or run error, 2 usage error, 130 interrupted. Heavy imports happen inside the command that needs
+them, so that `--help` is instant.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from lookahead import __version__
+from lookahead_cli import bench, build_trie, demo, generate, inspect_trie, merge_tries, prune_trie
+
+app = typer.Typer(
+    name="lookahead",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (build_trie, inspect_trie, prune_trie, merge_tries, generate, bench, demo):
+    name = command.__name__.rpartition(".")[2].replace("_", "-")
+    app.command(name, no_args_is_help=name in ("build-trie", "inspect-trie", "prune-trie", "merge-tries"))(command.command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lookahead {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def lookahead(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Faster offline LLM generation without a draft model and without changing an output token.
+
+    Guesses the next tokens from tries of text it has seen, verifies all guesses in one forward of the model, and keeps what
+    the model itself would have said.
+
+    Start here: [bold]lookahead demo[/bold]
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code. Everything a user can cause ends in one line on stderr."""
+    from lookahead.errors import LookaheadError
+
+    try:
+        result = app(args=arguments, prog_name="lookahead", standalone_mode=False)
+    except LookaheadError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing more to say
+        return 0
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        print(f"error: {' '.join(error.format_message().split())}", file=sys.stderr)
+        return 2
+    return result if isinstance(result, int) else 0
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(run())

@@ -1,0 +1,289 @@
+"""lookahead bench: what drafts bring, measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lookahead_cli.options import Attention, Config, Device, Dtype, Json, MaxNewTokens, Model, Tries, open_tries
+
+if TYPE_CHECKING:
+    from lookahead.bench.compare import Comparison
+    from lookahead.bench.replay import ReplayResult
+
+
+def command(
+    model: Model = None,
+    input: Annotated[str | None, typer.Option("--input", metavar="FILE", help="Prompts, as for generate.")] = None,
+    replay: Annotated[
+        str | None,
+        typer.Option("--replay", metavar="PAIRS", help="No model: logged prompts and responses (JSON lines) play it."),
+    ] = None,
+    trie: Tries = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option("--strategy", metavar="NAME[,NAME]", help="hierarchical, parallel, single. Default: all three."),
+    ] = None,
+    decoding_length: Annotated[
+        str | None,
+        typer.Option(
+            "--decoding-length", metavar="N[,N]", help="Tokens in one forward. Default: 16 with a model, 64 in replay."
+        ),
+    ] = None,
+    branch_length: Annotated[
+        int | None,
+        typer.Option(
+            "--branch-length", min=1, max=1024, metavar="N", help="Draft tokens on one path at most. Default: 16, 32 in replay."
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer of text rows in --replay.")
+    ] = None,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Use the first N rows only.")] = None,
+    max_new_tokens: MaxNewTokens = 256,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    attn: Attention = None,
+    peers: Annotated[
+        bool, typer.Option("--peers/--no-peers", help="Also run model.generate and Hugging Face prompt lookup.")
+    ] = True,
+    check_lossless: Annotated[
+        bool,
+        typer.Option("--check-lossless/--no-check-lossless", help="Compare every output with plain decoding, token by token."),
+    ] = True,
+    save: Annotated[str | None, typer.Option("--save", metavar="FILE", help="Write the JSON to this file as well.")] = None,
+    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw speed and EDL as a PNG.")] = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Measure plain decoding against every strategy and the Hugging Face peers: same prompts, same run, in turn.
+
+    Example: lookahead bench --model org/model --input prompts.jsonl --trie answers.trie
+
+    Without a model: lookahead bench --replay logged.jsonl --trie answers.trie --tokenizer org/model
+    """
+    from lookahead.draft.drafter import STRATEGIES, DraftOptions
+    from lookahead.errors import UsageError
+    from lookahead_cli import render
+
+    if (model is None) == (replay is None):
+        raise UsageError("give either --model with --input, or --replay PAIRS. To try without either: lookahead demo")
+    names = strategy.split(",") if strategy else ["hierarchical", "parallel", "single"]
+    unknown = [n for n in names if n not in STRATEGIES or n == "off"]
+    if unknown:
+        raise UsageError(f"--strategy {unknown[0]}: choose from hierarchical, parallel, single.")
+    lengths = _numbers(decoding_length or ("16" if model else "64"))
+    branch = branch_length or (16 if model else 32)
+    options = [DraftOptions(strategy=n, decoding_length=d, branch_length=branch) for n in names for d in lengths]  # type: ignore[arg-type]
+    for path in (save, plot):
+        check_folder(path)
+    if replay is not None:
+        if input or plot:
+            raise UsageError("--replay takes no --input and no --plot.")
+        value, results = _replay(replay, trie, options, tokenizer, rows)
+        if json:
+            render.print_json(value)
+        else:
+            _print_replay(value, results)
+    else:
+        if input is None or tokenizer:
+            raise UsageError("--model needs --input prompts.jsonl and takes no --tokenizer.")
+        comparison, failed = compare_on(
+            str(model), input, trie, options, rows, max_new_tokens, dtype, device, attn, peers, check_lossless, shown=not json
+        )
+        value = comparison.as_json()
+        if json:
+            render.print_json(value)
+        else:
+            print_comparison(comparison)
+        for problem in failed:
+            render.notice(f"left out {problem}")
+        if plot:
+            from lookahead.bench.plot import draw_comparison
+
+            draw_comparison(comparison, plot)
+    if save:
+        import json as json_module
+
+        from lookahead.atomic import replacing
+
+        with replacing(save, "w") as file:
+            file.write(json_module.dumps(value, indent=2) + "\n")
+
+
+def check_folder(path: str | None) -> None:
+    """Raise LookaheadError if the folder of an output file does not exist."""
+    from pathlib import Path
+
+    from lookahead.errors import LookaheadError
+
+    if path and not Path(path).parent.is_dir():
+        raise LookaheadError(f"{path}: its folder does not exist. Create it or choose another place.")
+
+
+def compare_on(
+    model: str,
+    input: str,
+    tries: list[str] | None,
+    options: list[Any],
+    rows: int | None,
+    max_new_tokens: int,
+    dtype: str,
+    device: str,
+    attention: str | None,
+    peers: bool,
+    check_lossless: bool,
+    shown: bool,
+) -> tuple[Comparison, list[str]]:
+    """(comparison, what is wrong with rows that were left out)."""
+    from lookahead.errors import LookaheadError
+    from lookahead.job.rows import prompt_ids_of, read_requests
+    from lookahead_cli import render
+    from lookahead_cli.generate import load_engine
+
+    requests = list(read_requests(input))[:rows]
+    engine, tokenizer, _ = load_engine(model, tries, options[0], dtype, device, attention)
+    prompts, failed = [], []
+    for request in requests:
+        try:
+            if request.problem:
+                raise LookaheadError(request.problem + ".")
+            ids = prompt_ids_of(request, tokenizer)
+            engine.request(ids, max_new_tokens)
+            prompts.append(ids)
+        except LookaheadError as error:
+            failed.append(f"{input}:{request.line}: {error}")
+    if not prompts:
+        raise LookaheadError(failed[0])
+    from lookahead.bench.compare import compare
+
+    with render.progress("answering", len(prompts), shown=shown) as update:
+        comparison = compare(
+            engine.target,
+            prompts,
+            engine.drafter.tries,
+            options,
+            max_new_tokens,
+            peers,
+            check_lossless,
+            progress=lambda n: update(n, "prompts"),
+        )
+    return comparison, failed
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Table, verdict on losslessness, environment."""
+    from lookahead_cli import render
+
+    memory = max(run.peak_memory_bytes for run in comparison.runs)
+    render.table(
+        f"{comparison.model}: {comparison.rows} prompts, {comparison.device}, {comparison.dtype}, batch 1",
+        ["decoding", "tokens/s", "speedup", "EDL", "drafted", "draft us", "forward ms"],
+        [
+            (
+                run.name,
+                f"{run.tokens_per_second:.1f}",
+                f"{run.speedup:.2f}x",
+                f"{run.edl:.2f}",
+                f"{run.draft_tokens / max(1, run.steps):.1f}" if run.strategy != "peer" else "-",
+                f"{run.draft_seconds / max(1, run.steps) * 1e6:.0f}" if run.strategy not in ("peer", "off") else "-",
+                f"{run.forward_seconds / max(1, run.steps) * 1e3:.2f}" if run.strategy != "peer" else "-",
+            )
+            for run in comparison.runs
+        ],
+    )
+    best = max((r for r in comparison.runs if r.strategy not in ("peer", "off")), key=lambda r: r.speedup)
+    if best.accepted_by_source:
+        total = sum(best.accepted_by_source.values())
+        parts = ", ".join(f"{name} {count / total:.0%}" for name, count in best.accepted_by_source.most_common())
+        render.out.print(f"accepted by source ({best.name}): {parts}", markup=False)
+    if comparison.lossless:
+        found = comparison.lossless
+        render.out.print(
+            f"lossless: {found.identical}/{found.checked} outputs identical to plain decoding, "
+            f"{found.near_tie} near-ties, {found.different} different",
+            markup=False,
+        )
+    about = comparison.environment
+    render.out.print(
+        f"{about['processor']}, {about['threads']} threads, torch {about['torch']}, transformers {about['transformers']}, "
+        f"peak memory {render.size(memory)}",
+        markup=False,
+    )
+
+
+def _replay(
+    path: str, tries: list[str] | None, options: list[Any], tokenizer: str | None, rows: int | None
+) -> tuple[dict[str, Any], list[ReplayResult]]:
+    import time
+    from itertools import islice
+
+    from lookahead.bench.replay import replay
+    from lookahead.draft.drafter import Drafter
+    from lookahead.job.rows import replay_pairs
+    from lookahead_cli import render
+
+    loaded = None
+    opened = open_tries(tries)
+    if tokenizer is not None:
+        from lookahead.tokenizer import identity, load_tokenizer
+
+        loaded = load_tokenizer(tokenizer)
+        whose = identity(loaded, tokenizer)
+        for trie in opened:
+            trie.check_tokenizer(whose.fingerprint, whose.vocab_size, tokenizer)
+    pairs = list(islice(replay_pairs(path, loaded), rows))
+    began = time.perf_counter()
+    opened = open_tries(tries)
+    build_seconds = time.perf_counter() - began
+    render.patiently(Drafter(opened, options[0]).warm_up, render.COMPILING)
+    starts = [opened, []] if opened else [[]]
+    results = []
+    with render.progress("replaying", len(starts) * len(options)) as update:
+        for tries_of_start in starts:
+            for option in options:
+                results.append(replay(pairs, tries_of_start, option))
+                update(len(results), "runs")
+    value = {
+        "rows": len(pairs),
+        "tokens": sum(len(response) for _, response in pairs),
+        "strategies": [result.as_json() for result in results],
+        "build_seconds": round(build_seconds, 4),
+    }
+    return value, results
+
+
+def _print_replay(value: dict[str, Any], results: list[ReplayResult]) -> None:
+    from lookahead_cli import render
+
+    render.table(
+        f"replay of {value['rows']:,} rows, {value['tokens']:,} tokens (no model)",
+        ["strategy", "start", "decoding length", "EDL", "draft/step", "steps", "draft us p50", "p99", "update us p50"],
+        [
+            (
+                r.strategy,
+                r.start,
+                r.decoding_length,
+                f"{r.edl:.2f}",
+                f"{r.draft_tokens / max(1, r.steps):.1f}",
+                r.steps,
+                *(f"{v:.1f}" for v in r.as_json()["draft_us"].values()),
+                f"{r.as_json()['update_us']['p50']:.1f}",
+            )
+            for r in results
+        ],
+        left=2,
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    from lookahead.errors import UsageError
+
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--decoding-length {text}: give a number, or several with commas, such as 8,16,32.") from error
+    if not all(1 <= n <= 1024 for n in numbers):
+        raise UsageError(f"--decoding-length {text}: lengths lie between 1 and 1024 tokens.")
+    return numbers

@@ -1,0 +1,174 @@
+"""lookahead generate: answer a file of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lookahead_cli.options import (
+    Attention,
+    BranchLength,
+    Config,
+    DecodingLength,
+    Device,
+    Dtype,
+    MaxNewTokens,
+    Model,
+    Tries,
+    open_tries,
+)
+
+if TYPE_CHECKING:
+    from lookahead.decode.engine import LookaheadEngine
+    from lookahead.draft.drafter import DraftOptions
+
+
+def command(
+    model: Model = None,
+    input: Annotated[
+        str | None, typer.Option("--input", metavar="FILE", help="Prompts: JSON lines (also .gz, .zst), - for stdin.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="Answers: one JSON line per prompt. Default: stdout.")
+    ] = None,
+    trie: Tries = None,
+    max_new_tokens: MaxNewTokens = 256,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            "--strategy", help="hierarchical (a tree), parallel (branches), single (one branch) or off (plain decoding)."
+        ),
+    ] = "hierarchical",
+    decoding_length: DecodingLength = 16,
+    branch_length: BranchLength = 16,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    attn: Attention = None,
+    chat: Annotated[
+        bool, typer.Option("--chat/--no-chat", help='Wrap each "prompt" as a user message in the model\'s chat template.')
+    ] = False,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message of chat prompts.")] = None,
+    token_ids: Annotated[bool, typer.Option("--token-ids", help="Write token_ids beside the text.")] = False,
+    save_trie: Annotated[
+        str | None,
+        typer.Option(
+            "--save-trie", metavar="FILE", help="Write this job's outputs as a trie, so that the next job starts warm."
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary on stderr.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a summary as one JSON object on stdout (needs -o).")] = False,
+    config: Config = None,
+) -> None:
+    """Answer a file of prompts: the tokens that plain greedy decoding gives, in fewer forwards of the model.
+
+    Reads {"prompt"}, {"messages"}, {"prompt_ids"} or OpenAI batch lines. A row that fails becomes an error row.
+
+    Example: lookahead generate --model org/model --input prompts.jsonl --trie answers.trie -o out.jsonl
+
+    Next: lookahead bench --model org/model --input prompts.jsonl --trie answers.trie
+    """
+    import json as json_module
+    from pathlib import Path
+
+    from lookahead.draft.drafter import DraftOptions
+    from lookahead.errors import LookaheadError, UsageError
+    from lookahead.job.rows import read_requests
+    from lookahead_cli import render
+
+    if model is None:
+        raise UsageError("name a model: --model org/name or a folder. To try without one: lookahead demo")
+    if input is None:
+        raise UsageError("name a file of prompts: --input prompts.jsonl (or - for stdin).")
+    if json and out is None:
+        raise UsageError("--json prints a summary on stdout, where the answers go: name a file with -o.")
+    if system and not chat:
+        raise UsageError("--system needs --chat.")
+    options = DraftOptions(strategy=strategy, decoding_length=decoding_length, branch_length=branch_length)  # type: ignore[arg-type]
+    for path, flag in ((out, "-o"), (save_trie, "--save-trie")):
+        if path and not Path(path).parent.is_dir():
+            raise LookaheadError(f"{path}: its folder does not exist. Create it or choose another {flag}.")
+        if path and Path(path).exists() and not overwrite:
+            raise UsageError(f"{path}: exists. Give --overwrite to replace it, or choose another {flag}.")
+    requests = read_requests(input)
+    first = next(requests)  # a missing or empty input is known before the model is loaded
+    engine, tokenizer, identity = load_engine(model, trie, options, dtype, device, attn)
+
+    from itertools import chain
+
+    from lookahead.job.runner import JobOptions, JobTotals, run_job
+
+    learned: list[Any] | None = [] if save_trie else None
+    job = JobOptions(max_new_tokens, chat, system, token_ids, learned)
+    totals = JobTotals()
+    try:
+        with _opened(out) as file, render.progress("answering", None, shown=not quiet) as update:
+            for row in run_job(engine, tokenizer, chain([first], requests), job, totals):
+                file.write(json_module.dumps(row, ensure_ascii=False) + "\n")
+                file.flush()
+                rate = totals.tokens / totals.seconds if totals.seconds else 0.0
+                update(totals.rows, f"{rate:.0f} tokens/s, EDL {totals.edl:.2f}")
+    except OSError as error:
+        raise LookaheadError(f"{out or 'stdout'}: write failed ({error.strerror}) after {totals.rows} rows.") from error
+    if save_trie and learned:
+        from lookahead.trie.build import build_trie
+
+        build_trie(learned, save_trie, identity, options={"learned_from": model})
+    if json:
+        render.print_json({"model": model, "output": out, **totals.as_json()})
+    elif not quiet:
+        rate = totals.tokens / totals.seconds if totals.seconds else 0.0
+        render.notice(
+            f"{totals.rows} rows ({totals.errors} failed), {totals.tokens:,} tokens in {totals.seconds:.1f} s: "
+            f"{rate:.1f} tokens/s, EDL {totals.edl:.2f}"
+        )
+    if totals.errors:
+        raise LookaheadError(f'{totals.errors} of {totals.rows} rows failed; see their "error" in {out or "the output"}.')
+
+
+def load_engine(
+    model: str, tries: list[str] | None, options: DraftOptions, dtype: str, device: str, attention: str | None
+) -> tuple[LookaheadEngine, Any | None, Any]:
+    """(engine, tokenizer or None, tokenizer identity): opens tries first, as that is quick and often what is wrong."""
+    from pathlib import Path
+
+    from lookahead.trie.build import TokenizerIdentity
+    from lookahead_cli import render
+
+    opened = open_tries(tries)
+    from lookahead.decode.engine import LookaheadEngine
+    from lookahead.decode.model import load_model
+    from lookahead.draft.drafter import Drafter
+    from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
+
+    target = load_model(model, dtype, device, attention)
+    tokenizer, whose = None, TokenizerIdentity(target.vocab_size, "", model)
+    if not Path(model).is_dir() or any((Path(model) / name).exists() for name in TOKENIZER_FILES):
+        tokenizer = load_tokenizer(model)
+        whose = identity(tokenizer, model)
+    for trie in opened:
+        trie.check_tokenizer(whose.fingerprint, max(target.vocab_size, whose.vocab_size), model)
+    drafter = Drafter(opened, options)
+    render.patiently(drafter.warm_up, render.COMPILING)
+    if target.mode != "tree":
+        render.notice(f"{model} verifies by {target.mode}: {target.reason}")
+    return LookaheadEngine(target, drafter), tokenizer, whose
+
+
+@contextmanager
+def _opened(path: str | None) -> Iterator[IO[str]]:
+    import sys
+    from pathlib import Path
+
+    from lookahead.errors import LookaheadError
+
+    if path is None:
+        yield sys.stdout
+        return
+    if Path(path).is_dir():
+        raise LookaheadError(f"{path}: is a folder. Name a file with -o.")
+    with Path(path).open("w", encoding="utf-8") as file:
+        yield file

@@ -1,0 +1,194 @@
+"""lookahead inspect-trie: what a trie holds and how it would draft."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lookahead_cli.options import Json
+
+if TYPE_CHECKING:
+    from lookahead.trie.file import Trie
+
+
+def command(
+    trie: Annotated[str, typer.Argument(metavar="TRIE", help="Trie file to read.")],
+    query: Annotated[
+        str | None, typer.Option("--query", metavar="TEXT", help="Show what the corpus says after this text, as a tree.")
+    ] = None,
+    coverage: Annotated[
+        str | None, typer.Option("--coverage", metavar="FILE", help="Corpus file: say what EDL to expect on its documents.")
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte: checksums, order, tables.")] = False,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer to show text with. Default: the one it was built with."
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Commonest branches to show.")] = 10,
+    json: Json = False,
+) -> None:
+    """Look into a trie: size, sources, nodes by depth, commonest branches; nothing is written.
+
+    Example: lookahead inspect-trie answers.trie --query "The answer is"
+
+    Next: lookahead generate --model org/model --input prompts.jsonl --trie answers.trie -o out.jsonl
+    """
+    from lookahead.errors import UsageError
+    from lookahead.trie import stats
+    from lookahead.trie.file import Trie
+    from lookahead_cli import render
+
+    opened = Trie(trie)
+    header = opened.header
+    if verify:
+        render.patiently(opened.verify, "Checking every byte ...")
+    loaded = _tokenizer_of(opened, tokenizer, needed=query is not None or coverage is not None)
+    if query is not None and loaded is None:
+        raise UsageError(f"{trie}: was built from ids. Name a tokenizer for --query: --tokenizer NAME_OR_DIR.")
+
+    depths = render.patiently(lambda: stats.depth_table(opened), render.COMPILING)
+    branches = stats.top_branches(opened, most=top)
+    replayed = None
+    if coverage is not None:
+        from lookahead.bench.coverage import coverage as measure
+
+        path = coverage
+        replayed = render.patiently(lambda: measure([opened], path, loaded), render.COMPILING)
+    found = None
+    if query is not None and loaded is not None:
+        import numpy as np
+
+        ids = loaded(query, add_special_tokens=False)["input_ids"]
+        found = stats.continuations(opened, np.array(ids, np.int32))
+
+    if json:
+        value: dict[str, Any] = {
+            "trie": trie,
+            "bytes": opened.path.stat().st_size,
+            "tokens": header.tokens,
+            "documents": header.documents,
+            "branches": len(opened.suffixes),
+            "vocab_size": header.vocab_size,
+            "tokenizer": {"name": header.tokenizer_name, "fingerprint": header.tokenizer_fingerprint},
+            "content_hash": header.content_hash,
+            "tool_version": header.tool_version,
+            "created": header.created,
+            "options": dict(header.options),
+            "verified": verify,
+            "sources": [
+                {"name": s.name, "documents": s.documents, "tokens": s.tokens, "weight": s.weight} for s in header.sources
+            ],
+            "depths": [vars(row) for row in depths],
+            "top": [{"token_ids": ids, "count": count, "text": _text(loaded, ids)} for ids, count in branches],
+        }
+        if replayed is not None:
+            value["coverage"] = {"file": coverage, "tokens": replayed.tokens, **replayed.as_json()}
+        if found is not None:
+            value["query"] = {
+                "text": query,
+                "match_length": found[0].length,
+                "count": found[0].count,
+                "continuations": [_continuation_json(c, loaded) for c in found[1]],
+            }
+        render.print_json(value)
+        return
+
+    import time
+
+    render.facts(
+        [
+            ("trie", f"{trie}  ({render.size(opened.path.stat().st_size)}, format 1, content {header.content_hash})"),
+            ("tokens", f"{header.tokens:,} in {header.documents:,} documents, {len(opened.suffixes):,} branches"),
+            (
+                "tokenizer",
+                f"{header.tokenizer_name or 'none (ids)'}  "
+                f"(vocab {header.vocab_size:,}, {header.tokenizer_fingerprint or '-'})",
+            ),
+            ("built", f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(header.created))} by lookahead {header.tool_version}"),
+            *([("integrity", "every checksum and invariant holds")] if verify else []),
+        ]
+    )
+    render.table(
+        "Sources", ["source", "documents", "tokens", "weight"],
+        [(s.name, s.documents, s.tokens, f"{s.weight:g}") for s in header.sources],
+    )  # fmt: skip
+    render.table(
+        "Nodes by depth", ["depth", "nodes", "branching", "seen once"],
+        [(str(d.depth), d.nodes, f"{d.branching:.2f}", f"{d.singletons:.1%}") for d in depths],
+    )  # fmt: skip
+    if branches:
+        render.table(
+            "Commonest branches of 4 tokens", ["text" if loaded is not None else "token ids", "count"],
+            [(repr(_text(loaded, ids)) if loaded is not None else str(ids), count) for ids, count in branches],
+        )  # fmt: skip
+    if found is not None:
+        _print_query(query or "", found, loaded)
+    if replayed is not None:
+        render.facts(
+            [
+                (
+                    "coverage",
+                    f"{coverage}: EDL {replayed.edl:.2f} at {replayed.as_json()['draft_tokens_per_step']} draft tokens "
+                    f"a step, {replayed.tokens:,} tokens",
+                )
+            ]
+        )
+
+
+def _tokenizer_of(trie: Trie, name: str | None, needed: bool) -> Any | None:
+    """The tokenizer to show text with; None if the trie came as ids, or its tokenizer is gone and not needed."""
+    from lookahead.errors import LookaheadError
+    from lookahead.tokenizer import identity, load_tokenizer
+
+    chosen = name or trie.header.tokenizer_name
+    if not chosen:
+        return None
+    try:
+        loaded = load_tokenizer(chosen)
+    except LookaheadError:
+        if name or needed:
+            raise
+        return None
+    whose = identity(loaded, chosen)
+    trie.check_tokenizer(whose.fingerprint, whose.vocab_size, chosen)
+    return loaded
+
+
+def _text(tokenizer: Any | None, token_ids: list[int]) -> str | None:
+    return str(tokenizer.decode(token_ids)) if tokenizer is not None else None
+
+
+def _continuation_json(node: Any, tokenizer: Any) -> dict[str, Any]:
+    return {
+        "token_id": node.token_id,
+        "text": _text(tokenizer, [node.token_id]),
+        "count": node.count,
+        "share": round(node.share, 4),
+        "children": [_continuation_json(c, tokenizer) for c in node.children],
+    }
+
+
+def _print_query(query: str, found: Any, tokenizer: Any) -> None:
+    from rich.markup import escape
+    from rich.tree import Tree
+
+    from lookahead_cli import render
+
+    match, nodes = found
+    if not match.length:
+        render.out.print(f"{query!r}: its last token is not in the corpus.", markup=False)
+        return
+    root = Tree(f"[bold]{escape(repr(query))}[/bold]  last {match.length} tokens seen {match.count:,} times")
+
+    def add(branch: Tree, node: Any) -> None:
+        label = escape(repr(_text(tokenizer, [node.token_id])))
+        grown = branch.add(f"{label}  [green]{node.share:.0%}[/green]  [dim]{node.count:,}[/dim]")
+        for child in node.children:
+            add(grown, child)
+
+    for node in nodes:
+        add(root, node)
+    render.out.print(root)

@@ -1,0 +1,57 @@
+"""lookahead merge-tries: several tries into one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lookahead_cli.options import Json
+
+
+def command(
+    tries: Annotated[
+        list[str], typer.Argument(metavar="TRIE...", help="Trie files to read, of one tokenizer; they stay as they are.")
+    ],
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Trie file to write.")],
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--weight", metavar="NAME=W", help="Weight of a trie or source in drafting (default 1); repeat for several."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Merge tries: counts add up, sources are kept; the result answers as one build over all corpora would.
+
+    Example: lookahead merge-tries faq.trie reports.trie -o all.trie --weight faq=2.0
+    """
+    import math
+    from pathlib import Path
+
+    from lookahead.errors import UsageError
+    from lookahead.trie.edit import merge_tries
+    from lookahead_cli import render
+
+    weights = {}
+    for item in weight or []:
+        name, _, value = item.rpartition("=")
+        try:
+            weights[name] = float(value)
+        except ValueError:
+            weights[name] = math.nan
+        if not name or not 0 < weights[name] < math.inf:
+            raise UsageError(f"--weight {item}: give NAME=W with a number W above 0, such as faq=2.0.")
+    header = render.patiently(lambda: merge_tries(tries, out, weights), render.COMPILING)
+    size = Path(out).stat().st_size
+    if json:
+        sources = [{"name": s.name, "documents": s.documents, "tokens": s.tokens, "weight": s.weight} for s in header.sources]
+        render.print_json(
+            {"trie": out, "tokens": header.tokens, "documents": header.documents, "bytes": size, "sources": sources}
+        )
+        return
+    render.table(
+        f"{out}: {header.tokens:,} tokens from {len(tries)} tries, {render.size(size)}",
+        ["source", "documents", "tokens", "weight"],
+        [(s.name, s.documents, s.tokens, f"{s.weight:g}") for s in header.sources],
+    )

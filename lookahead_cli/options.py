@@ -1,0 +1,101 @@
+"""Options that several commands share, and reading them from a job file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lookahead.errors import UsageError
+
+
+def _load_config(context: typer.Context, path: str | None) -> str | None:
+    """Make the values of a YAML file the command's defaults. Keys are option names, with - or _."""
+    if path is None:
+        return None
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}).") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not YAML ({' '.join(str(error).split())}).") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path}: needs one option per line, such as `model: org/name`.")
+    by_name: dict[str, Any] = {}
+    for parameter in context.command.params:
+        for flag in [parameter.name or "", *parameter.opts]:
+            by_name[flag.lstrip("-").replace("-", "_")] = parameter
+    defaults: dict[str, Any] = {}
+    for key, value in values.items():
+        option = by_name.get(str(key).replace("-", "_"))
+        if option is None or option.name in (None, "config"):
+            known = ", ".join(sorted(p.name.replace("_", "-") for p in context.command.params if p.name))
+            raise UsageError(f"{path}: unknown option {key!r} (known: {known}).")
+        many = getattr(option, "multiple", False) or option.nargs == -1
+        defaults[option.name] = [str(v) for v in value] if isinstance(value, list) else [str(value)] if many else value
+    context.default_map = {**(context.default_map or {}), **defaults}
+    return path
+
+
+Config = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        callback=_load_config,
+        is_eager=True,
+        metavar="FILE",
+        help="YAML file with any options of this command; a flag on the line wins.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+Tries = Annotated[
+    list[str] | None, typer.Option("--trie", metavar="FILE", help="Prebuilt trie to draft from; repeat for several.")
+]
+Model = Annotated[str | None, typer.Option("--model", metavar="NAME_OR_DIR", help="Causal LM: a folder or a hub name.")]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="auto (float32 on a CPU, the checkpoint's own on a GPU), float32, bfloat16 or float16.")
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+Attention = Annotated[
+    str | None, typer.Option("--attn", metavar="NAME", help="Attention implementation: sdpa or eager (default: the model's).")
+]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, metavar="N", help="Tokens per answer at most.")]
+DecodingLength = Annotated[
+    int,
+    typer.Option(
+        "--decoding-length", min=1, max=1024, metavar="N", help="Tokens in one forward: the last token + the draft tokens."
+    ),
+]
+BranchLength = Annotated[
+    int, typer.Option("--branch-length", min=1, max=1024, metavar="N", help="Draft tokens on one path at most.")
+]
+
+
+def open_tries(paths: list[str] | None, fingerprint: str = "", vocab_size: int = 0, model: str = "") -> list[Any]:
+    """Open tries and, if a vocabulary size is given, check that they fit the model's tokenizer."""
+    from lookahead.trie.file import Trie
+
+    tries = [Trie(path) for path in paths or []]
+    if vocab_size:
+        for trie in tries:
+            trie.check_tokenizer(fingerprint, vocab_size, model)
+    return tries
+
+
+def size_in_bytes(text: str) -> int:
+    """ "512", "64KiB", "1.5MB", "2GiB" -> bytes. Raises UsageError for anything else."""
+    units = {"": 1, "b": 1}
+    for power, letter in enumerate("kmg", 1):
+        units.update({letter: 1024**power, f"{letter}ib": 1024**power, f"{letter}b": 1000**power})
+    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = text.strip()[len(number) :].strip().lower()
+    try:
+        size = int(float(number) * units[unit])
+    except (ValueError, KeyError, OverflowError) as error:
+        raise UsageError(f"size {text!r}: give bytes, or a number with KiB, MiB or GiB.") from error
+    if size <= 0:
+        raise UsageError(f"size {text!r}: must be more than 0 bytes.")
+    return size

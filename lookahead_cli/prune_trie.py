@@ -1,0 +1,101 @@
+"""lookahead prune-trie: a smaller trie."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lookahead_cli.options import Json, size_in_bytes
+
+if TYPE_CHECKING:
+    from lookahead.trie.file import Trie
+
+
+def command(
+    trie: Annotated[str, typer.Argument(metavar="TRIE", help="Trie file to read; it stays as it is.")],
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Trie file to write.")],
+    min_count: Annotated[
+        int, typer.Option("--min-count", min=1, metavar="N", help="Drop branches seen fewer than N times.")
+    ] = 1,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens", min=1, metavar="N", help="Keep documents of at most N tokens together, most shared first."
+        ),
+    ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option("--max-bytes", metavar="SIZE", help="The same by file size, such as 64MiB.")
+    ] = None,
+    drop_source: Annotated[
+        list[str] | None,
+        typer.Option("--drop-source", metavar="NAME", help="Drop documents of this source; repeat for several."),
+    ] = None,
+    coverage: Annotated[
+        str | None, typer.Option("--coverage", metavar="FILE", help="Corpus file: say what the pruning costs in EDL.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer for --coverage. Default: the trie's own."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a smaller trie and say what it costs; the input stays as it is.
+
+    Example: lookahead prune-trie answers.trie -o small.trie --max-bytes 64MiB --coverage held-out.jsonl
+    """
+    from lookahead.errors import UsageError
+    from lookahead.trie.edit import prune_trie
+    from lookahead.trie.file import Trie
+    from lookahead_cli import render
+
+    if min_count == 1 and max_tokens is None and max_bytes is None and not drop_source:
+        raise UsageError("nothing to prune: give --min-count, --max-tokens, --max-bytes or --drop-source.")
+    limit = size_in_bytes(max_bytes) if max_bytes else None
+    before = Trie(trie)
+    loaded = None
+    if coverage is not None and before.header.tokenizer_fingerprint:
+        from lookahead_cli.inspect_trie import _tokenizer_of
+
+        loaded = _tokenizer_of(before, tokenizer, needed=True)
+    costs = [_edl(before, coverage, loaded)] if coverage else []
+    render.patiently(lambda: prune_trie(trie, out, min_count, max_tokens, limit, drop_source or ()), render.COMPILING)
+    after = Trie(out)
+    if coverage:
+        costs.append(_edl(after, coverage, loaded))
+    rows: list[dict[str, Any]] = [
+        {
+            "trie": str(t.path),
+            "tokens": t.header.tokens,
+            "documents": t.header.documents,
+            "branches": len(t.suffixes),
+            "bytes": t.path.stat().st_size,
+            **({"edl": round(costs[i], 4)} if costs else {}),
+        }
+        for i, t in enumerate((before, after))
+    ]
+    if json:
+        render.print_json({"before": rows[0], "after": rows[1]})
+        return
+    render.table(
+        f"{trie} -> {out}",
+        ["", "tokens", "documents", "branches", "size", *(["EDL"] if costs else [])],
+        [
+            (
+                when,
+                r["tokens"],
+                r["documents"],
+                r["branches"],
+                render.size(r["bytes"]),
+                *([f"{r['edl']:.2f}"] if costs else []),
+            )
+            for when, r in zip(("before", "after"), rows, strict=True)
+        ],
+    )
+
+
+def _edl(trie: Trie, path: str, tokenizer: Any | None) -> float:
+    from lookahead.bench.coverage import coverage
+    from lookahead_cli import render
+
+    return render.patiently(lambda: coverage([trie], path, tokenizer).edl, render.COMPILING)

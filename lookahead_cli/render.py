@@ -1,0 +1,104 @@
+"""What people see: tables on stdout, progress and notices on stderr. The only place that knows rich."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+Result = TypeVar("Result")
+
+COMPILING = "Compiling kernels, once per machine (some seconds) ..."
+
+
+def print_json(value: Any) -> None:
+    """One object, one line."""
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def notice(text: str) -> None:
+    """A line on stderr."""
+    err.print(text, markup=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1) -> None:
+    """A title and a table on stdout; the first `left` columns are text, the others numbers."""
+    out.print(title, markup=False, style="bold")
+    made = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(columns):
+        made.add_column(name, justify="left" if number < left else "right", no_wrap=number > 0)
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
+    Console(highlight=False).print(made)
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> None:
+    """Name and value pairs, one per line, on stdout."""
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        out.print(f"[bold]{name:<{width}}[/bold]  ", end="")
+        out.print(value, markup=False)
+
+
+def size(count: int) -> str:
+    """Bytes for people: 1536 -> "1.5 KiB"."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def _ignore(done: int, note: str = "") -> None:
+    """Progress that nobody sees."""
+
+
+@contextlib.contextmanager
+def progress(description: str, total: int | None, shown: bool = True) -> Iterator[Callable[[int, str], None]]:
+    """A progress bar on stderr (only on a terminal). Yields update(done, note)."""
+    if not shown or not err.is_terminal:
+        yield _ignore
+        return
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")]
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=err, transient=True) as bar:
+        task = bar.add_task(description, total=total, note="")
+
+        def update(done: int, note: str = "") -> None:
+            bar.update(task, completed=done, note=note)
+
+        yield update
+
+
+def patiently(work: Callable[[], Result], notice_text: str, after: float = 0.7) -> Result:
+    """Run `work`; if it takes longer than `after` seconds, say why and show a spinner until it is done."""
+    result: list[Result] = []
+    failure: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            result.append(work())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    thread.join(after)
+    if thread.is_alive():
+        notice(notice_text)
+        with err.status("working"):
+            while thread.is_alive():
+                thread.join(0.1)
+    if failure:
+        raise failure[0]
+    return result[0]
