@@ -147,7 +147,7 @@ def json_rows(name: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line.decode("utf-8"))
+                row = json.loads(line.strip().decode("utf-8"))
                 if rb"\ud" in line.lower():  # escapes can spell half a character, which no tokenizer takes
                     json.dumps(row, ensure_ascii=False).encode("utf-8")
             except UnicodeDecodeError:

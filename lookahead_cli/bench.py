@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead_cli.options import Attention, Config, Device, Dtype, Json, MaxNewTokens, Model, Tries, open_tries
+from lookahead_cli.options import Attention, Config, Device, Dtype, Json, MaxNewTokens, Model, Tries, check_folder, open_tries
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
@@ -110,16 +110,6 @@ def command(
 
         with replacing(save, "w") as file:
             file.write(json_module.dumps(value, indent=2) + "\n")
-
-
-def check_folder(path: str | None) -> None:
-    """Raise LookaheadError if the folder of an output file does not exist."""
-    from pathlib import Path
-
-    from lookahead.errors import LookaheadError
-
-    if path and not Path(path).parent.is_dir():
-        raise LookaheadError(f"{path}: its folder does not exist. Create it or choose another place.")
 
 
 def compare_on(

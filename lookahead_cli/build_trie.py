@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lookahead_cli.options import Config, Json
+from lookahead_cli.options import Config, Json, check_folder
 
 
 def command(
@@ -60,8 +60,7 @@ def command(
 
     if (tokenizer is None) == (vocab_size is None):
         raise UsageError("give either --tokenizer NAME_OR_DIR (text) or --vocab-size N (rows of ids).")
-    if not Path(out).parent.is_dir():
-        raise UsageError(f"{out}: its folder does not exist. Create it or choose another -o.")
+    check_folder(out)
     names = expand(corpus)
     if workers:
         os.environ["RAYON_NUM_THREADS"] = str(workers)

@@ -18,6 +18,7 @@ from lookahead_cli.options import (
     MaxNewTokens,
     Model,
     Tries,
+    check_folder,
     open_tries,
 )
 
@@ -89,8 +90,7 @@ def command(
         raise UsageError("--system needs --chat.")
     options = DraftOptions(strategy=strategy, decoding_length=decoding_length, branch_length=branch_length)  # type: ignore[arg-type]
     for path, flag in ((out, "-o"), (save_trie, "--save-trie")):
-        if path and not Path(path).parent.is_dir():
-            raise LookaheadError(f"{path}: its folder does not exist. Create it or choose another {flag}.")
+        check_folder(path)
         if path and Path(path).exists() and not overwrite:
             raise UsageError(f"{path}: exists. Give --overwrite to replace it, or choose another {flag}.")
     requests = read_requests(input)
@@ -163,12 +163,8 @@ def _opened(path: str | None) -> Iterator[IO[str]]:
     import sys
     from pathlib import Path
 
-    from lookahead.errors import LookaheadError
-
     if path is None:
         yield sys.stdout
         return
-    if Path(path).is_dir():
-        raise LookaheadError(f"{path}: is a folder. Name a file with -o.")
     with Path(path).open("w", encoding="utf-8") as file:
         yield file

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lookahead_cli.options import Json
+from lookahead_cli.options import Json, check_folder
 
 
 def command(
@@ -33,6 +33,7 @@ def command(
     from lookahead.trie.edit import merge_tries
     from lookahead_cli import render
 
+    check_folder(out)
     weights = {}
     for item in weight or []:
         name, _, value = item.rpartition("=")

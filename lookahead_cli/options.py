@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lookahead.errors import UsageError
+from lookahead.errors import LookaheadError, UsageError
 
 
 def _load_config(context: typer.Context, path: str | None) -> str | None:
@@ -83,6 +83,14 @@ def open_tries(paths: list[str] | None, fingerprint: str = "", vocab_size: int =
         for trie in tries:
             trie.check_tokenizer(fingerprint, vocab_size, model)
     return tries
+
+
+def check_folder(path: str | None) -> None:
+    """Raise LookaheadError if an output file could not be made: its folder is missing, or it is a folder itself."""
+    if path and Path(path).is_dir():
+        raise LookaheadError(f"{path}: is a folder. Name a file to write.")
+    if path and not Path(path).parent.is_dir():
+        raise LookaheadError(f"{path}: its folder does not exist. Create it or choose another place.")
 
 
 def size_in_bytes(text: str) -> int:

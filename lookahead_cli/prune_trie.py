@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead_cli.options import Json, size_in_bytes
+from lookahead_cli.options import Json, check_folder, size_in_bytes
 
 if TYPE_CHECKING:
     from lookahead.trie.file import Trie
@@ -51,6 +51,7 @@ def command(
 
     if min_count == 1 and max_tokens is None and max_bytes is None and not drop_source:
         raise UsageError("nothing to prune: give --min-count, --max-tokens, --max-bytes or --drop-source.")
+    check_folder(out)
     limit = size_in_bytes(max_bytes) if max_bytes else None
     before = Trie(trie)
     loaded = None

@@ -3,10 +3,13 @@
 In:  GSM8K as `train.jsonl` and `test.jsonl` with rows {"question", "answer"} (openai/grade-school-math, MIT).
 Out: a small Llama with its own byte-level BPE, `corpus.jsonl` (train answers) and `prompts.jsonl` (held-out questions).
 
-    python samples/train_demo_model.py --data path/to/gsm8k --out samples --tokens 14000000
+    python samples/train_demo_model.py --data path/to/gsm8k --out samples --tokens 13500000
 
 Every document is `<s>Question: ...\nAnswer: ...</s>`. Loss is taken on question and answer alike: with 7,473 documents the
-questions are a third of the English that the model ever sees. Hidden matrices are trained with Muon, the rest with AdamW.
+questions are half of the English that the model ever sees. Hidden matrices are trained with Muon, the rest with AdamW.
+
+Held-out loss is lowest after five epochs, but greedy answers then fall into loops (28 % repeated 8-grams, 14 of 100 never end);
+four more epochs cost held-out loss and bring fluency (4 %, all end). For a model that exists to be decoded, that is right.
 """
 
 from __future__ import annotations
@@ -210,67 +213,6 @@ def train(model, docs, held_out, args, device) -> int:
     return seen
 
 
-def unlearn_loops(model, docs, args, device) -> None:
-    """A short second stage: small models decoded greedily fall into loops, so push down what their own loops say.
-
-    In each round the model answers some training questions greedily; tokens that complete an 8-gram which the answer already
-    holds get the loss -log(1 - p) (unlikelihood training, arXiv 1908.04319), and a batch of real text gets its usual loss.
-    """
-    rng = random.Random(args.seed + 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.loop_lr, weight_decay=0.0)
-    real = iter(())
-    for number in range(1, args.loop_rounds + 1):
-        texts, looping = looping_answers(model, rng.sample(docs, 48), device)
-        batch = next(real, None)
-        if batch is None:
-            real = batches(docs, args.batch_tokens, rng)
-            batch = next(real)
-        ids, labels = padded(batch, answers_only=False)
-        loss = loss_of(model, ids.to(device), labels.to(device)) / (labels[:, 1:] >= 0).sum()
-        if looping.any():
-            logits = model(input_ids=texts, use_cache=False).logits[:, :-1].float()
-            said = logits.log_softmax(-1).gather(-1, texts[:, 1:, None])[..., 0]
-            unlikely = -torch.log1p(-said.exp().clamp(max=1 - 1e-5))
-            loss = loss + (unlikely * looping[:, 1:]).sum() / looping.sum()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if number % 5 == 0:
-            print(f"round {number}: {int(looping.sum())} looping tokens of {texts.numel()}, loss {loss.item():.3f}", flush=True)
-
-
-@torch.no_grad()
-def looping_answers(model, docs, device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(prompts and greedy answers [rows, width], mask of tokens that complete an 8-gram seen before in their answer)."""
-    model.eval()
-    width = max(prompt for _, prompt in docs)
-    ids = torch.full((len(docs), width), model.config.pad_token_id)
-    for row, (tokens, prompt) in enumerate(docs):
-        ids[row, width - prompt :] = torch.tensor(tokens[:prompt])
-    ids = ids.to(device)
-    attended = (ids != model.config.pad_token_id).long()
-    out = model.generate(
-        ids, attention_mask=attended, max_new_tokens=200, do_sample=False, pad_token_id=model.config.pad_token_id
-    )
-    looping = torch.zeros_like(out, dtype=torch.bool)
-    for row, tokens in enumerate(out[:, width:].tolist()):
-        seen = set()
-        for end in range(8, len(tokens) + 1):
-            if tokens[end - 1] == model.config.pad_token_id:
-                break
-            gram = tuple(tokens[end - 8 : end])
-            looping[row, width + end - 1] = gram in seen
-            seen.add(gram)
-    model.train()
-    # Left padding is dropped: the second forward sees each text from its own start.
-    texts, mask = torch.full_like(out, model.config.pad_token_id), torch.zeros_like(looping)
-    for row, (_, prompt) in enumerate(docs):
-        length = out.shape[1] - (width - prompt)
-        texts[row, :length], mask[row, :length] = out[row, width - prompt :], looping[row, width - prompt :]
-    return texts, mask
-
-
 @torch.no_grad()
 def repetition(model, tokenizer, rows, device) -> tuple[float, float, list[str]]:
     """(share of 8-grams seen before in the same answer, share of answers that end by themselves, answers)."""
@@ -292,15 +234,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with GSM8K train.jsonl and test.jsonl")
     parser.add_argument("--out", type=Path, default=Path("samples"), help="folder for demo-model/, corpus.jsonl, prompts.jsonl")
-    parser.add_argument("--tokens", type=int, default=14_000_000, help="training tokens")
+    parser.add_argument("--tokens", type=int, default=13_500_000, help="training tokens")
     parser.add_argument("--vocab-size", type=int, default=4096)
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate of the hidden matrices")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="torch.compile the training forward")
-    parser.add_argument("--loop-rounds", type=int, default=100, help="rounds of the second stage, against loops")
-    parser.add_argument("--loop-lr", type=float, default=1e-4, help="learning rate of the second stage")
-    parser.add_argument("--resume", type=Path, help="folder of a trained model: skip the first stage")
     parser.add_argument("--checkpoint", type=Path, help="folder that gets the weights after every epoch")
     args = parser.parse_args()
 
@@ -317,12 +256,7 @@ def main() -> None:
         f"{sum(len(ids) for ids, _ in docs):,} tokens per epoch",
         flush=True,
     )
-    if args.resume:
-        model.load_state_dict(LlamaForCausalLM.from_pretrained(args.resume, dtype=torch.float32).state_dict())
-        seen = json.loads((args.resume / "training.json").read_text())["training_tokens"]
-    else:
-        seen = train(model, docs, held_out, args, device)
-    unlearn_loops(model, docs, args, device)
+    seen = train(model, docs, held_out, args, device)
 
     out = args.out / "demo-model"
     both, answers = (held_out_loss(model, held_out, device, only) for only in (False, True))

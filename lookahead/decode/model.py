@@ -160,8 +160,12 @@ def load_model(name: str, dtype: str = "auto", device: str = "auto", attention: 
         config = AutoConfig.from_pretrained(name)
     except Exception as error:  # transformers and the hub raise many kinds
         raise ModelError(f"{name}: cannot be read as a model ({first_line(error)}).") from error
-    if type(config) not in AutoModelForCausalLM._model_mapping or getattr(config, "is_encoder_decoder", False):
+    known = AutoModelForCausalLM._model_mapping
+    if type(config) not in known or getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{name}: a {config.model_type} model is no causal language model. Choose one that is.")
+    held = config.architectures or []
+    if held and not any(a.lower() == known[type(config)].__name__.lower() or a.endswith("ForCausalLM") for a in held):
+        raise ModelError(f"{name}: holds a {held[0]}, which is no causal language model. Choose one that is.")
     if path.is_dir() and not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
         raise ModelError(f"{name}: no weights in this folder (looked for *.safetensors and *.bin).")
     try:

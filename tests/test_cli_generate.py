@@ -1,0 +1,239 @@
+"""generate, as typed: rows in, rows out, and everything that can be wrong with them. Runs on the shipped demo model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead.trie.file import Trie
+from lookahead_cli.demo import samples_folder
+from tests.cli import Cli, write_jsonl
+from tests.conftest import tiny_config
+
+MODEL = samples_folder() / "demo-model"
+PROMPTS = [json.loads(line)["prompt"] for line in (samples_folder() / "prompts.jsonl").read_text("utf-8").splitlines()[:3]]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.fixture(scope="session")
+def trie(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from lookahead_cli.app import run
+
+    out = tmp_path_factory.mktemp("trie") / "answers.trie"
+    assert run(["build-trie", str(samples_folder() / "corpus.jsonl"), "-o", str(out), "--tokenizer", str(MODEL), "--json"]) == 0
+    return out
+
+
+def generate(cli: Cli, rows: list[Any], folder: Path, *options: object) -> tuple[int, list[dict[str, Any]]]:
+    """(exit code, output rows)."""
+    source = write_jsonl(folder / "in.jsonl", rows)
+    result = cli("generate", "--model", MODEL, "--input", source, "-o", folder / "out.jsonl", "--overwrite", *options)
+    return result.code, [json.loads(line) for line in (folder / "out.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_answers_are_the_same_with_and_without_drafts_in_fewer_steps(cli: Cli, trie: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": p} for p in PROMPTS]
+    options = ("--token-ids", "--max-new-tokens", 60)
+    _, plain = generate(cli, rows, tmp_path, *options, "--strategy", "off")
+    for strategy in ("hierarchical", "parallel", "single"):
+        code, drafted = generate(cli, rows, tmp_path, *options, "--strategy", strategy, "--trie", trie)
+        assert code == 0
+        assert [r["token_ids"] for r in drafted] == [r["token_ids"] for r in plain]
+        assert sum(r["steps"] for r in drafted) < 0.7 * sum(r["steps"] for r in plain)
+
+
+def test_output_row_has_the_documented_fields(cli: Cli, trie: Path, tmp_path: Path) -> None:
+    _, (row,) = generate(cli, [{"id": "a", "prompt": PROMPTS[0]}], tmp_path, "--trie", trie, "--max-new-tokens", 40)
+    expected = "id text finish_reason prompt_tokens completion_tokens steps draft_tokens accepted_tokens edl seconds"
+    assert set(row) == {*expected.split(), "accepted_by_source"}
+    assert row["id"] == "a"
+    assert row["finish_reason"] in ("stop", "length")
+    assert row["completion_tokens"] <= 40
+    assert row["accepted_tokens"] == sum(row["accepted_by_source"].values())
+    assert row["edl"] == pytest.approx((row["completion_tokens"] - 1) / row["steps"], abs=1e-3)
+
+
+def test_every_row_form_gives_the_same_answer(cli: Cli, tmp_path: Path) -> None:
+    from lookahead.tokenizer import load_tokenizer
+
+    question = PROMPTS[0].removeprefix("Question: ").removesuffix("\nAnswer:")
+    ids = load_tokenizer(str(MODEL))(PROMPTS[0])["input_ids"]
+    messages = [{"role": "user", "content": question}]
+    body = {"messages": messages, "max_tokens": 20, "temperature": 0}
+    rows = [
+        {"prompt": PROMPTS[0]},
+        {"prompt_ids": ids},
+        {"messages": messages},
+        {"prompt": PROMPTS[0], "params": {"max_new_tokens": 5}},
+        {"custom_id": "c1", "method": "POST", "url": "/v1/chat/completions", "body": body},
+    ]
+    code, out = generate(cli, rows, tmp_path, "--max-new-tokens", 20)
+    assert code == 0
+    assert out[0]["text"] == out[1]["text"] == out[2]["text"]
+    assert out[0]["text"].startswith(out[3]["text"])
+    assert out[3]["completion_tokens"] == 5
+    assert out[4]["custom_id"] == "c1"
+    assert out[4]["response"]["body"]["choices"][0]["message"]["content"] == out[0]["text"]
+    assert [row.get("id") for row in out[:4]] == [1, 2, 3, 4]
+
+
+def test_chat_option_wraps_a_prompt_in_the_template(cli: Cli, tmp_path: Path) -> None:
+    question = PROMPTS[0].removeprefix("Question: ").removesuffix("\nAnswer:")
+    _, chat = generate(cli, [{"prompt": question}], tmp_path, "--chat", "--max-new-tokens", 12)
+    _, whole = generate(cli, [{"prompt": PROMPTS[0]}], tmp_path, "--max-new-tokens", 12)
+    assert chat[0]["text"] == whole[0]["text"]
+
+
+BAD_ROWS: list[tuple[Any, str]] = [
+    ({"text": "x"}, 'needs one of "prompt"'),
+    ({"prompt": ""}, '"prompt" is empty'),
+    ({"prompt": 5}, "not text"),
+    ({"prompt": "a", "prompt_ids": [1]}, 'needs one of "prompt"'),
+    ({"prompt_ids": [1, -1]}, "not a list of token ids"),
+    ({"prompt_ids": [99999]}, "outside the model's vocabulary"),
+    ({"messages": [{"role": "user"}]}, '"messages" is not a list'),
+    ({"prompt": "a", "params": {"temperature": 0.7}}, "sampling"),
+    ({"prompt": "a", "params": {"max_new_tokens": 0}}, "not a positive number"),
+    ({"prompt": "a", "params": {"colour": 1}}, "unknown option"),
+    ({"prompt_ids": [5] * 2000}, "no room for an answer"),
+    ([1, 2], "not an object"),
+]
+
+
+def test_bad_rows_become_error_rows_and_the_job_goes_on(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"prompt": PROMPTS[0]}, *(row for row, _ in BAD_ROWS), {"prompt": PROMPTS[1]}]
+    code, out = generate(cli, rows, tmp_path, "--max-new-tokens", 4)
+    assert code == 1
+    assert len(out) == len(rows)
+    assert "text" in out[0]
+    assert "text" in out[-1]
+    for row, (_, saying) in zip(out[1:-1], BAD_ROWS, strict=True):
+        assert row["finish_reason"] == "error"
+        assert saying in row["error"]["message"]
+
+
+def test_lines_that_are_no_json_are_error_rows_with_their_line(cli: Cli, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b'\n{"prompt": "a"\n\xff\n' + json.dumps({"prompt": PROMPTS[0]}).encode() + b"\n")
+    result = cli("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 3)
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    assert result.code == 1
+    assert [row["id"] for row in rows] == [2, 3, 4]
+    assert "line 2: not JSON" in rows[0]["error"]["message"]
+    assert "line 3: not UTF-8" in rows[1]["error"]["message"]
+    assert "2 of 3 rows failed" in result.err
+
+
+def test_saved_trie_makes_the_same_job_take_a_third_of_the_steps(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"prompt": p} for p in PROMPTS]
+    _, cold = generate(cli, rows, tmp_path, "--save-trie", tmp_path / "learned.trie", "--max-new-tokens", 60)
+    Trie(tmp_path / "learned.trie").verify()
+    _, warm = generate(cli, rows, tmp_path, "--trie", tmp_path / "learned.trie", "--max-new-tokens", 60)
+    assert [r["text"] for r in warm] == [r["text"] for r in cold]
+    assert sum(r["steps"] for r in warm) * 3 <= sum(r["steps"] for r in cold)
+
+
+def test_summary_json_adds_up_the_rows(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": p} for p in PROMPTS[:2]])
+    out = tmp_path / "out.jsonl"
+    value = cli("generate", "--model", MODEL, "--input", source, "-o", out, "--json", "--max-new-tokens", 8).json
+    rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert value["rows"] == 2
+    assert value["tokens"] == sum(r["completion_tokens"] for r in rows)
+    assert value["steps"] == sum(r["steps"] for r in rows)
+
+
+def test_without_a_model_it_says_how_to_name_one_and_mentions_the_demo(cli: Cli, tmp_path: Path) -> None:
+    cli.fails(2, "generate", "--input", "x.jsonl", saying=["--model", "lookahead demo"])
+
+
+def test_existing_output_is_never_touched_without_overwrite(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    out = tmp_path / "out.jsonl"
+    out.write_text("precious")
+    cli.fails(2, "generate", "--model", MODEL, "--input", source, "-o", out, saying=["out.jsonl: exists", "--overwrite"])
+    assert out.read_text() == "precious"
+
+
+def test_what_cannot_be_read_or_written_is_named_and_nothing_is_written(cli: Cli, tmp_path: Path, trie: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "folder").mkdir()
+    out = ("-o", tmp_path / "out.jsonl")
+    job = ("generate", "--model", MODEL, "--input")
+    cli.fails(1, *job, tmp_path / "no.jsonl", *out, saying=["no.jsonl: no such file"])
+    cli.fails(1, *job, tmp_path / "empty.jsonl", *out, saying=["empty.jsonl: empty file"])
+    cli.fails(1, *job, tmp_path / "folder", *out, saying=["is a folder"])
+    cli.fails(1, *job, source, "-o", tmp_path / "no" / "out.jsonl", saying=["folder does not exist"])
+    cli.fails(1, *job, source, "-o", tmp_path / "folder", saying=["is a folder"])
+    cli.fails(1, *job, source, *out, "--trie", tmp_path / "no.trie", saying=["no.trie", "cannot be read"])
+    cli.fails(2, *job, source, *out, "--dtype", "float7", saying=["float7", "float32"])
+    cli.fails(2, *job, source, *out, "--device", "toaster", saying=["toaster"])
+    cli.fails(2, *job, source, *out, "--strategy", "magic", saying=["magic", "hierarchical"])
+    cli.fails(2, *job, source, *out, "--decoding-length", 0, saying=["--decoding-length"])
+    cli.fails(2, *job, source, *out, "--system", "x", saying=["--system needs --chat"])
+    cli.fails(2, *job, source, "--json", saying=["--json", "-o"])
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_folder_without_write_permission_is_named(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    (tmp_path / "locked").mkdir(mode=0o500)
+    out = tmp_path / "locked" / "o.jsonl"
+    cli.fails(1, "generate", "--model", MODEL, "--input", source, "-o", out, saying=["locked", "Permission"])
+
+
+def test_models_that_are_none_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
+
+    def fails(model: object, *saying: str) -> None:
+        cli.fails(1, "generate", "--model", model, "--input", source, "-o", tmp_path / "o.jsonl", saying=saying)
+
+    fails(tmp_path / "nowhere", "no such folder")
+    fails(source, "is a file")
+    (tmp_path / "empty").mkdir()
+    fails(tmp_path / "empty", "no config.json")
+    (tmp_path / "other").mkdir()
+    for kind, architecture in (("t5", "T5Model"), ("bert", "BertForMaskedLM"), ("llama", "LlamaForSequenceClassification")):
+        (tmp_path / "other" / "config.json").write_text(json.dumps({"model_type": kind, "architectures": [architecture]}))
+        fails(tmp_path / "other", "no causal language model")
+    (tmp_path / "other" / "config.json").write_text("{broken")
+    fails(tmp_path / "other", "cannot be read as a model")
+    shutil.copytree(MODEL, tmp_path / "cut")
+    (tmp_path / "cut" / "model.safetensors").unlink()
+    fails(tmp_path / "cut", "no weights")
+    (tmp_path / "cut" / "model.safetensors").write_bytes(b"\x00" * 100)
+    fails(tmp_path / "cut", "cannot be loaded")
+
+
+def test_trie_of_another_tokenizer_is_refused_with_both_names(cli: Cli, tmp_path: Path, tokenizer_folder: Path) -> None:
+    corpus = write_jsonl(tmp_path / "c.jsonl", [{"text": "the cat"}])
+    other = tmp_path / "other.trie"
+    cli("build-trie", corpus, "-o", other, "--tokenizer", tokenizer_folder)
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "o.jsonl", "--trie", other)
+    cli.fails(1, *job, saying=["other.trie", "built for tokenizer", "Rebuild"])
+    assert not (tmp_path / "o.jsonl").exists()
+
+
+def test_model_without_a_tokenizer_answers_rows_of_ids(cli: Cli, tmp_path: Path) -> None:
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_config(tiny_config("llama"))
+    model.save_pretrained(tmp_path / "bare")
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt_ids": [5, 6, 7]}, {"prompt": "a"}])
+    result = cli("generate", "--model", tmp_path / "bare", "--input", source, "--max-new-tokens", 5)
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    assert len(rows[0]["token_ids"]) <= 5
+    assert "text" not in rows[0]
+    assert "no tokenizer" in rows[1]["error"]["message"]

@@ -1,0 +1,218 @@
+"""build-trie, inspect-trie, prune-trie and merge-tries, as typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lookahead.trie.file import Trie
+from tests.cli import Cli, write_jsonl
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "corpus.jsonl", [{"text": "the cat sat on the mat"}, {"text": "the cat sat on the log"}])
+
+
+@pytest.fixture
+def trie(cli: Cli, corpus: Path, tokenizer_folder: Path) -> Path:
+    out = corpus.parent / "cats.trie"
+    assert cli("build-trie", corpus, "-o", out, "--tokenizer", tokenizer_folder).code == 0
+    return out
+
+
+@pytest.fixture
+def ids_trie(cli: Cli, tmp_path: Path) -> Path:
+    corpus = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2, 3, 1, 2, 4]}, {"ids": [5, 6, 7, 8]}, {"ids": [1, 2, 3, 9]}])
+    assert cli("build-trie", corpus, "-o", tmp_path / "ids.trie", "--vocab-size", 10).code == 0
+    return tmp_path / "ids.trie"
+
+
+def test_build_prints_a_table_and_names_the_next_command(cli: Cli, corpus: Path, tokenizer_folder: Path) -> None:
+    result = cli("build-trie", corpus, "-o", corpus.parent / "a.trie", "--tokenizer", tokenizer_folder)
+    assert result.code == 0
+    assert "corpus.jsonl" in result.out
+    assert "Next: lookahead inspect-trie" in result.err
+
+
+def test_build_json_is_one_object_with_counts(cli: Cli, corpus: Path, tokenizer_folder: Path) -> None:
+    out = corpus.parent / "a.trie"
+    value = cli("build-trie", corpus, "-o", out, "--tokenizer", tokenizer_folder, "--source", "cats", "--json").json
+    assert value["rows"] == value["documents"] == 2
+    assert value["bytes"] == out.stat().st_size
+    assert value["sources"] == [{"name": "cats", "documents": 2, "tokens": value["tokens"]}]
+
+
+def test_build_skips_bad_rows_and_lists_them_by_line(cli: Cli, tmp_path: Path, tokenizer_folder: Path) -> None:
+    corpus = tmp_path / "mixed.jsonl"
+    corpus.write_bytes(b'{"text": "the cat"}\nnot json\n{"body": "x", "id": 1}\n\xff\xfe\n{"text": ""}\n[1]\n')
+    result = cli("build-trie", corpus, "-o", tmp_path / "a.trie", "--tokenizer", tokenizer_folder, "--json")
+    assert result.code == 0
+    assert (result.json["rows"], result.json["bad_rows"]) == (1, 5)
+    assert f'skipped {corpus}:3: no "text" field (found: body, id). Use --text-field NAME.' in result.err
+    for line in (2, 4, 5, 6):
+        assert f"skipped {corpus}:{line}: " in result.err
+
+
+def test_strict_build_stops_at_the_first_bad_row_and_writes_nothing(cli: Cli, tmp_path: Path, tokenizer_folder: Path) -> None:
+    corpus = write_jsonl(tmp_path / "mixed.jsonl", [{"text": "the cat"}, {"body": "x"}])
+    arguments = ("build-trie", corpus, "-o", tmp_path / "a.trie", "--tokenizer", tokenizer_folder, "--strict")
+    cli.fails(1, *arguments, saying=[f"{corpus}:2:", 'no "text" field', "--text-field"])
+    assert not (tmp_path / "a.trie").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "saying"),
+    [
+        ("empty.jsonl", b"", ["empty.jsonl", "no rows"]),
+        ("junk.jsonl", bytes(range(128, 256)) * 4, ["junk.jsonl:1", "not UTF-8"]),
+        ("junk.txt", b"\x00\x01\x02\x00", ["junk.txt", "binary"]),
+        ("junk.parquet", b"PAR1 no", ["junk.parquet", "Parquet"]),
+        ("junk.jsonl.gz", b"not gzip", ["junk.jsonl.gz", "cannot be read"]),
+        ("junk.jsonl.zst", b"not zstd", ["junk.jsonl.zst", "cannot be read"]),
+        ("corpus.doc", b"text", ["corpus.doc", "unknown kind of file", ".jsonl"]),
+    ],
+)
+def test_unusable_corpus_is_one_line_and_leaves_the_old_trie(
+    cli: Cli, tmp_path: Path, tokenizer_folder: Path, name: str, content: bytes, saying: list[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "old.trie").write_bytes(b"old")
+    cli.fails(
+        1, "build-trie", tmp_path / name, "-o", tmp_path / "old.trie", "--tokenizer", tokenizer_folder, saying=saying
+    )  # fmt: skip
+    assert (tmp_path / "old.trie").read_bytes() == b"old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "old.trie"])
+
+
+def test_missing_corpus_tokenizer_and_folder_are_named(cli: Cli, corpus: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+    out = tmp_path / "a.trie"
+    cli.fails(
+        1, "build-trie", tmp_path / "no.jsonl", "-o", out, "--tokenizer", tokenizer_folder, saying=["no.jsonl: no such file"]
+    )
+    cli.fails(1, "build-trie", corpus, "-o", out, "--tokenizer", tmp_path / "no", saying=["no: no such folder"])
+    cli.fails(1, "build-trie", corpus, "-o", out, "--tokenizer", tmp_path, saying=["no tokenizer in this folder"])
+    nowhere = tmp_path / "no" / "a.trie"
+    cli.fails(1, "build-trie", corpus, "-o", nowhere, "--tokenizer", tokenizer_folder, saying=["folder does not exist"])
+    cli.fails(1, "build-trie", tmp_path, "-o", out, "--tokenizer", tokenizer_folder, saying=["is a folder"])
+
+
+def test_wrong_combinations_are_usage_errors(cli: Cli, corpus: Path, trie: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.trie"
+    cli.fails(2, "build-trie", corpus, "-o", out, saying=["--tokenizer", "--vocab-size"])
+    cli.fails(2, "build-trie", corpus, "-o", out, "--tokenizer", "x", "--vocab-size", 3, saying=["either"])
+    cli.fails(2, "build-trie", corpus, saying=["--out"])
+    cli.fails(2, "build-trie", corpus, "-o", out, "--no-such-option", saying=["--no-such-option"])
+    cli.fails(2, "prune-trie", trie, "-o", out, saying=["nothing to prune"])
+    cli.fails(2, "prune-trie", trie, "-o", out, "--max-bytes", "much", saying=["'much'", "KiB"])
+    cli.fails(2, "prune-trie", trie, "-o", out, "--drop-source", "dogs", saying=["dogs", "corpus.jsonl"])
+    cli.fails(2, "merge-tries", trie, trie, "-o", out, "--weight", "cats", saying=["NAME=W"])
+    cli.fails(2, "merge-tries", trie, trie, "-o", out, "--weight", "dogs=2", saying=["dogs", "no such trie or source"])
+    cli.fails(2, "no-such-command", saying=["no-such-command"])
+    assert not out.exists()
+
+
+def test_text_rows_without_a_tokenizer_say_which_option_is_missing(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+    cli.fails(1, "build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 9, saying=["--tokenizer"])
+
+
+def test_ids_outside_the_vocabulary_are_refused(cli: Cli, tmp_path: Path) -> None:
+    corpus = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2, 10]}])
+    cli.fails(1, "build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 10, saying=["outside", "10"])
+
+
+def test_inspect_shows_sources_depths_branches_and_integrity(cli: Cli, trie: Path) -> None:
+    result = cli("inspect-trie", trie, "--verify")
+    assert result.code == 0
+    for text in ("corpus.jsonl", "Nodes by depth", "Commonest branches", "every checksum and invariant holds"):
+        assert text in result.out
+
+
+def test_query_draws_the_continuations_with_their_shares(cli: Cli, trie: Path) -> None:
+    result = cli("inspect-trie", trie, "--query", "the cat sat on the")
+    assert "50%" in result.out
+    assert "mat" in result.out
+    value = cli("inspect-trie", trie, "--query", "the cat sat on the", "--json").json["query"]
+    assert value["count"] == 2
+    assert sorted(c["share"] for c in value["continuations"]) == [0.5, 0.5]
+
+
+def test_query_that_the_corpus_never_saw_says_so(cli: Cli, ids_trie: Path, tokenizer_folder: Path, trie: Path) -> None:
+    assert "not in the corpus" in cli("inspect-trie", trie, "--query", "Z").out
+    cli.fails(2, "inspect-trie", ids_trie, "--query", "x", saying=["built from ids", "--tokenizer"])
+
+
+def test_coverage_of_the_corpus_itself_is_nearly_the_branch_length(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+    value = cli("inspect-trie", ids_trie, "--coverage", tmp_path / "ids.jsonl", "--json").json["coverage"]
+    assert value["edl"] > 2
+    assert "EDL" in cli("inspect-trie", ids_trie, "--coverage", tmp_path / "ids.jsonl").out
+
+
+def test_damaged_trie_is_refused_with_what_and_what_to_do(cli: Cli, trie: Path, tmp_path: Path) -> None:
+    whole = trie.read_bytes()
+    bad = tmp_path / "bad.trie"
+    bad.write_bytes(whole[:-10])
+    cli.fails(1, "inspect-trie", bad, saying=[f"header says {len(whole)} bytes, file has {len(whole) - 10}", "rebuild"])
+    bad.write_bytes(b"hello, I am no trie at all, but I am long enough to hold a preamble")
+    cli.fails(1, "inspect-trie", bad, saying=["not a trie file"])
+    altered = bytearray(whole)
+    altered[-1] ^= 1
+    bad.write_bytes(altered)
+    cli.fails(1, "inspect-trie", bad, "--verify", saying=["damaged"])
+    cli.fails(1, "inspect-trie", tmp_path / "no.trie", saying=["no.trie", "cannot be read"])
+
+
+def test_prune_says_before_and_after_and_what_it_costs(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small.trie"
+    value = cli("prune-trie", ids_trie, "-o", out, "--max-tokens", 6, "--coverage", tmp_path / "ids.jsonl", "--json").json
+    assert value["before"]["tokens"] == 14
+    assert value["after"]["tokens"] <= 6
+    assert value["after"]["edl"] < value["before"]["edl"]
+    assert "before" in cli("prune-trie", ids_trie, "-o", out, "--min-count", 2).out
+    Trie(out).verify()
+
+
+def test_prune_that_would_leave_nothing_keeps_the_old_file(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+    before = ids_trie.read_bytes()
+    cli.fails(1, "prune-trie", ids_trie, "-o", ids_trie, "--min-count", 99, saying=["nothing would be left"])
+    assert ids_trie.read_bytes() == before
+
+
+def test_merge_adds_up_and_keeps_weights(cli: Cli, trie: Path, corpus: Path, tokenizer_folder: Path) -> None:
+    other, out = corpus.parent / "other.trie", corpus.parent / "all.trie"
+    cli("build-trie", corpus, "-o", other, "--tokenizer", tokenizer_folder, "--source", "more")
+    value = cli("merge-tries", trie, other, "-o", out, "--weight", "more=2.5", "--json").json
+    assert value["tokens"] == 2 * Trie(trie).header.tokens
+    assert [(s["name"], s["weight"]) for s in value["sources"]] == [("corpus.jsonl", 1.0), ("more", 2.5)]
+    assert cli("merge-tries", trie, other, "-o", out).code == 0
+
+
+def test_merge_refuses_tries_of_different_tokenizers(cli: Cli, trie: Path, ids_trie: Path, tmp_path: Path) -> None:
+    cli.fails(1, "merge-tries", trie, ids_trie, "-o", tmp_path / "x.trie", saying=["ids.trie", "tokenizer", "differs"])
+
+
+def test_config_file_holds_options_and_a_flag_wins(cli: Cli, corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    config = tmp_path / "job.yaml"
+    config.write_text(f"tokenizer: {tokenizer_folder}\nsource: from-file\nmin-count: 1\n")
+    out = tmp_path / "a.trie"
+    assert cli("build-trie", corpus, "-o", out, "--config", config, "--json").json["sources"][0]["name"] == "from-file"
+    value = cli("build-trie", corpus, "-o", out, "--config", config, "--source", "flag", "--json").json
+    assert value["sources"][0]["name"] == "flag"
+    config.write_text("colour: red\n")
+    cli.fails(2, "build-trie", corpus, "-o", out, "--config", config, saying=["job.yaml", "'colour'", "known"])
+    config.write_text("a: [")
+    cli.fails(2, "build-trie", corpus, "-o", out, "--config", config, saying=["job.yaml", "not YAML"])
+    cli.fails(2, "build-trie", corpus, "-o", out, "--config", tmp_path / "no.yaml", saying=["no.yaml", "cannot be read"])
+
+
+def test_json_objects_are_one_line(cli: Cli, trie: Path) -> None:
+    out = cli("inspect-trie", trie, "--json").out
+    assert out.count("\n") == 1
+    assert json.loads(out)["documents"] == 2

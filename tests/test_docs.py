@@ -1,0 +1,53 @@
+"""Every command has help with an example, and README shows it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lookahead_cli.app import app
+from tests.cli import Cli
+
+COMMANDS = [command.name for command in app.registered_commands]
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_a_runnable_example_and_explains_every_option(cli: Cli, command: str) -> None:
+    result = cli(command, "--help")
+    assert result.code == 0
+    assert f"Example: lookahead {command}" in " ".join(result.out.split())
+    registered = next(c for c in app.registered_commands if c.name == command)
+    assert registered.callback is not None
+    for name, annotation in registered.callback.__annotations__.items():
+        if name != "return":
+            assert "help=" in annotation or annotation.split()[0][0].isupper(), f"{command}: {name} has no help"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_readme_documents_the_command(command: str) -> None:
+    assert f"lookahead {command}" in README
+
+
+def test_version_and_bare_command(cli: Cli) -> None:
+    import lookahead
+
+    assert cli("--version").out == f"lookahead {lookahead.__version__}\n"
+    for command in COMMANDS:
+        assert command in cli().out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from lookahead_cli.app import run; run(['--help']); "
+        "heavy = {'torch', 'transformers', 'numba', 'numpy', 'pyarrow'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
