@@ -1,0 +1,363 @@
+"""Corpus files to token documents: formats, row forms, and what is said of rows that cannot be used."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from lookahead.corpus import TEXT_PIECE, CorpusReport, expand, read_documents
+from lookahead.errors import CorpusError
+
+ROWS = [{"text": "the cat sat on the mat"}, {"text": "the dog"}]
+EOS = 0  # of the tiny tokenizer
+
+
+def json_lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def zstd(data):
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+def read(path, tokenizer=None, **options):
+    """(documents, report) of one file."""
+    report = CorpusReport()
+    documents = list(read_documents(expand([str(path)]), tokenizer, report, **options))
+    return documents, report
+
+
+def texts(documents, tokenizer):
+    return [tokenizer.decode(document.token_ids) for document in documents]
+
+
+def rows_read(tmp_path, tokenizer, *rows, **options):
+    """(texts of the documents, report) of a JSON-lines file of these rows."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(json_lines(*rows))
+    documents, report = read(path, tokenizer, **options)
+    return texts(documents, tokenizer), report
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("c.jsonl", bytes),
+        ("c.json", bytes),
+        ("c.ndjson", bytes),
+        ("c.jsonl.gz", gzip.compress),
+        ("c.jsonl.zst", zstd),
+    ],
+)
+def test_json_lines_are_read_whatever_they_are_packed_in(tmp_path, tokenizer, name, pack):
+    path = tmp_path / name
+    path.write_bytes(pack(json_lines(*ROWS)))
+    documents, report = read(path, tokenizer)
+    assert texts(documents, tokenizer) == ["the cat sat on the mat<eos>", "the dog<eos>"]
+    assert [d.source for d in documents] == [name, name]
+    assert (report.rows, report.bad, report.problems) == (2, 0, [])
+
+
+@pytest.mark.parametrize(("name", "pack"), [("c.txt", bytes), ("c.txt.gz", gzip.compress), ("c.txt.zst", zstd)])
+def test_text_file_is_one_document_that_does_not_end_as_an_answer_does(tmp_path, tokenizer, name, pack):
+    path = tmp_path / name
+    path.write_bytes(pack(b"the cat\nsat \xc3\xa4\n"))
+    documents, report = read(path, tokenizer)
+    assert texts(documents, tokenizer) == ["the cat\nsat ä\n"]
+    assert report.rows == 1
+
+
+def test_very_large_text_file_is_cut_at_line_ends(tmp_path):
+    path = tmp_path / "large.txt"
+    line = "x" * 1000 + "\n"
+    path.write_text(line * (2 * TEXT_PIECE // len(line)))
+
+    def by_bytes(texts, **options):
+        return {"input_ids": [list(text.encode()) for text in texts]}
+
+    documents, report = read(path, by_bytes)
+    assert report.rows == len(documents) == 2
+    assert all(d.token_ids[-1] == ord("\n") for d in documents)
+    assert b"".join(bytes(d.token_ids) for d in documents) == path.read_bytes()
+
+
+def test_rows_of_all_frames_of_a_packed_file_are_read(tmp_path):
+    for name, pack in (("two.jsonl.zst", zstd), ("two.jsonl.gz", gzip.compress)):
+        (tmp_path / name).write_bytes(pack(json_lines({"ids": [1]})) + pack(json_lines({"ids": [2]})))
+        documents, _ = read(tmp_path / name)
+        assert [d.token_ids for d in documents] == [[1], [2]]
+
+
+def test_parquet_rows_are_read_with_their_numbers(tmp_path, tokenizer):
+    path = tmp_path / "c.parquet"
+    table = pyarrow.table({"text": ["the cat", None, "the dog"], "n": [1, 2, 3]})
+    pyarrow.parquet.write_table(table, path)
+    documents, report = read(path, tokenizer)
+    assert texts(documents, tokenizer) == ["the cat<eos>", "the dog<eos>"]
+    assert report.problems == [f'{path}:2: no "text" field (found: n, text). Use --text-field NAME.']
+
+
+def test_parquet_column_of_ids_needs_no_tokenizer(tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"ids": [[1, 2], [3]]}), tmp_path / "c.parquet")
+    documents, _ = read(tmp_path / "c.parquet")
+    assert [d.token_ids for d in documents] == [[1, 2], [3]]
+
+
+def test_dash_reads_json_lines_from_stdin(monkeypatch, tokenizer):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json_lines(*ROWS))))
+    documents, _ = read("-", tokenizer)
+    assert texts(documents, tokenizer) == ["the cat sat on the mat<eos>", "the dog<eos>"]
+    assert {d.source for d in documents} == {"stdin"}
+
+
+def test_blank_lines_are_skipped_but_counted_as_lines(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(b'\n{"ids": [1]}\n \n{"id": 2}\n')
+    documents, report = read(path)
+    assert [d.token_ids for d in documents] == [[1]]
+    assert report.problems == [f'{path}:4: no "text" field (found: id). Use --text-field NAME.']
+
+
+def test_more_rows_than_one_batch_come_in_order(tmp_path, tokenizer):
+    rows = [{"ids": [n]} if n % 2 else {"text": f"the {n}"} for n in range(1100)]
+    path = tmp_path / "many.jsonl"
+    path.write_bytes(json_lines(*rows))
+    seen = []
+    documents, report = read(path, tokenizer, progress=seen.append)
+    expected = [[n] if n % 2 else [*tokenizer(f"the {n}")["input_ids"], EOS] for n in range(1100)]
+    assert [d.token_ids for d in documents] == expected
+    assert report.rows == seen[-1] == 1100
+
+
+def test_answer_keeps_the_last_four_tokens_of_its_prompt(tmp_path, tokenizer):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(json_lines({"prompt": "the cat sat on the mat", "response": " and the dog"}))
+    documents, _ = read(path, tokenizer)
+    prompt, answer = (tokenizer(t)["input_ids"] for t in ("the cat sat on the mat", " and the dog"))
+    assert documents[0].token_ids == [*prompt[-4:], *answer, EOS]
+
+
+def test_plain_text_keeps_nothing_of_a_prompt_beside_it(tmp_path, tokenizer):
+    found, _ = rows_read(tmp_path, tokenizer, {"prompt": "the cat", "text": "the dog"})
+    assert found == ["the dog<eos>"]
+
+
+@pytest.mark.parametrize("field", ["text", "response", "output", "completion", "answer"])
+def test_text_is_found_under_its_usual_names(tmp_path, tokenizer, field):
+    found, _ = rows_read(tmp_path, tokenizer, {"id": 7, field: "the cat"})
+    assert found == ["the cat<eos>"]
+
+
+def test_first_usual_name_that_is_not_null_counts(tmp_path, tokenizer):
+    found, _ = rows_read(tmp_path, tokenizer, {"answer": "the dog", "text": None, "response": "the cat"})
+    assert found == ["the cat<eos>"]
+
+
+def test_text_field_names_the_column_and_no_other_is_taken(tmp_path, tokenizer):
+    rows = {"text": "the cat", "body": "the dog"}, {"text": "the cat"}, {"ids": [1], "body": "on"}
+    found, report = rows_read(tmp_path, tokenizer, *rows, text_field="body")
+    assert found == ["the dog<eos>", "on<eos>"]
+    assert report.problems == [f'{tmp_path}/rows.jsonl:2: no "body" field (found: text). Use --text-field NAME.']
+
+
+def test_each_assistant_turn_is_a_document_after_the_turns_before_it(tmp_path, tokenizer):
+    messages = [
+        {"role": "user", "content": "the cat"},
+        {"role": "assistant", "content": "sat"},
+        {"role": "user", "content": "on"},
+        {"role": "assistant", "content": "the mat"},
+    ]
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(json_lines({"messages": messages}))
+    documents, report = read(path, tokenizer)
+    left = [
+        tokenizer("user: the cat\nassistant:")["input_ids"],
+        tokenizer("user: the cat\nassistant: sat\nuser: on\nassistant:")["input_ids"],
+    ]
+    answers = [tokenizer(text)["input_ids"] for text in ("sat", "the mat")]
+    assert [d.token_ids for d in documents] == [
+        [*left[0][-4:], *answers[0], EOS],
+        [*left[1][-4:], *answers[1], EOS],
+    ]
+    assert report.rows == 1
+
+
+def test_answer_stands_alone_where_the_chat_template_refuses_the_turns_before_it(tmp_path, tokenizer):
+    messages = [{"role": "system", "content": "be brief"}, {"role": "assistant", "content": "the cat"}]
+    found, report = rows_read(tmp_path, tokenizer, {"messages": messages})
+    assert found == ["the cat<eos>"]
+    assert report.bad == 0
+
+
+def test_end_of_sequence_is_not_doubled(tmp_path, tokenizer):
+    found, _ = rows_read(tmp_path, tokenizer, {"text": "the cat<eos>"})
+    assert found == ["the cat<eos>"]
+
+
+def test_ids_are_taken_as_they_are(tmp_path, tokenizer):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(
+        json_lines({"ids": [5, 6]}, {"response_ids": [7, 8], "prompt_ids": [1, 2, 3, 4, 5]}, {"response_ids": [9]})
+    )
+    documents, _ = read(path, tokenizer)
+    assert [d.token_ids for d in documents] == [[5, 6], [2, 3, 4, 5, 7, 8], [9]]
+
+
+def test_text_without_a_tokenizer_is_refused(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(json_lines(*ROWS))
+    with pytest.raises(CorpusError, match="name its tokenizer with --tokenizer"):
+        read(path)
+
+
+@pytest.mark.parametrize("row", [{"ids": [1, 10]}, {"response_ids": [1], "prompt_ids": [10]}])
+def test_id_outside_the_vocabulary_is_refused(tmp_path, row):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(json_lines(row))
+    with pytest.raises(CorpusError, match=r"c.jsonl: a token id is outside --vocab-size 10"):
+        read(path, vocab_size=10)
+
+
+def test_given_source_name_stands_for_that_of_the_file(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(json_lines({"ids": [1]}))
+    documents, _ = read(path, source="faq")
+    assert documents[0].source == "faq"
+
+
+BAD_LINES = [
+    (b'{"id": 1, "body": "x"}', 'no "text" field (found: body, id). Use --text-field NAME.'),
+    (b"{}", 'no "text" field (found: nothing). Remove the row.'),
+    (b'{"text": 5}', '"text" is a int, not text.'),
+    (b'{"text": ""}', '"text" is empty.'),
+    (b"[1, 2]", "a JSON list, not an object."),
+    (b"null", "a JSON NoneType, not an object."),
+    (b'{"text": "cut', "not JSON (Unterminated string starting at: line 1 column 10 (char 9))."),
+    (b'{"text": "\xff"}', "not UTF-8 text."),
+    (b'{"text": "\\ud83d"}', "not text (half of a surrogate pair)."),
+    (b'{"ids": "x"}', '"ids" is not a list of token ids.'),
+    (b'{"ids": [1, true]}', '"ids" is not a list of token ids.'),
+    (b'{"ids": [1, -1]}', '"ids" is not a list of token ids.'),
+    (b'{"ids": [2147483648]}', '"ids" is not a list of token ids.'),
+    (b'{"ids": []}', '"ids" is empty.'),
+    (b'{"response_ids": [1], "prompt_ids": [1.5]}', '"prompt_ids" is not a list of token ids.'),
+    (b'{"messages": "x"}', '"messages" is not a list of {"role", "content"} with text.'),
+    (b'{"messages": [{"role": "user"}]}', '"messages" is not a list of {"role", "content"} with text.'),
+    (b'{"messages": [{"role": "user", "content": "x"}]}', '"messages" has no assistant turn with text.'),
+]
+
+
+@pytest.mark.parametrize(("line", "problem"), BAD_LINES)
+def test_bad_row_is_counted_with_its_file_and_line_and_the_rest_is_read(tmp_path, tokenizer, line, problem):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(b'{"text": "the cat"}\n' + line + b'\n{"text": "the dog"}\n')
+    documents, report = read(path, tokenizer)
+    assert texts(documents, tokenizer) == ["the cat<eos>", "the dog<eos>"]
+    assert (report.rows, report.bad, report.problems) == (2, 1, [f"{path}:2: {problem}"])
+
+
+@pytest.mark.parametrize(("line", "problem"), BAD_LINES)
+def test_strict_stops_at_the_first_bad_row(tmp_path, tokenizer, line, problem):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(b'{"text": "the cat"}\n' + line + b"\n")
+    with pytest.raises(CorpusError) as refused:
+        read(path, tokenizer, strict=True)
+    assert str(refused.value) == f"{path}:2: {problem}"
+
+
+def test_escaped_surrogate_pair_is_a_character_like_any_other(tmp_path, tokenizer):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(b'{"text": "\\uD83D\\uDE00"}\n')
+    documents, _ = read(path, tokenizer)
+    assert texts(documents, tokenizer) == ["\U0001f600<eos>"]
+
+
+def test_all_bad_rows_are_counted_and_the_first_ten_listed(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(b"x\n" * 25 + b'{"ids": [1]}\n')
+    documents, report = read(path)
+    assert len(documents) == 1
+    assert report.bad == 25
+    assert [problem.split(": ")[0] for problem in report.problems] == [f"{path}:{n}" for n in range(1, 11)]
+
+
+def test_json_nested_without_end_is_a_bad_row(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(b"[" * 100_000 + b"\n" + b'{"ids": [1]}\n')
+    documents, report = read(path)
+    assert [d.token_ids for d in documents] == [[1]]
+    assert report.bad == 1
+
+
+def test_binary_junk_gives_bad_rows_and_no_documents(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(bytes(range(256)) * 4)
+    documents, report = read(path)
+    assert documents == []
+    assert report.bad == len([line for line in path.read_bytes().split(b"\n") if line.strip()])
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("c.txt", b"ab\0cd", "binary file, not text"),
+        ("c.txt", b"ab\xffcd", r"not UTF-8 text \(byte 2\)"),
+        ("c.txt", b"", "empty file"),
+        ("c.parquet", b"no parquet", "not a readable Parquet file"),
+        ("c.parquet", b"", "not a readable Parquet file"),
+        ("c.jsonl.gz", b"no gzip", "cannot be read"),
+        ("c.jsonl.gz", gzip.compress(json_lines(*ROWS * 99))[:-20], "cannot be read"),
+        ("c.jsonl.gz", gzip.compress(json_lines(*ROWS * 99))[:30] + b"\xff" * 30, "cannot be read"),
+        ("c.jsonl.zst", b"no zstd", "cannot be read"),
+        ("c.jsonl.zst", zstd(json_lines(*ROWS * 99))[:-5], "cannot be read .Truncated"),
+        ("c.txt.zst", zstd(b"the cat" * 99)[:-5], "cannot be read .Truncated"),
+    ],
+)
+def test_file_that_cannot_be_read_to_its_end_is_refused_by_name(tmp_path, tokenizer, name, data, message):
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(CorpusError, match=message) as refused:
+        read(path, tokenizer)
+    assert str(refused.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n"])
+def test_file_without_rows_is_a_problem_of_its_own(tmp_path, data):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(data)
+    documents, report = read(path)
+    assert documents == []
+    assert report.problems == [f"{path}: no rows in this file."]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing.jsonl", "missing.jsonl: no such file"),
+        ("*.nothing", "nothing: no such file"),
+        (".", "is a folder. Name files, or a glob"),
+        ("c.csv", "c.csv: unknown kind of file"),
+        ("c.csv.gz", "c.csv.gz: unknown kind of file"),
+    ],
+)
+def test_paths_that_name_no_corpus_are_refused(tmp_path, name, message):
+    for made in ("c.csv", "c.csv.gz"):
+        (tmp_path / made).write_text("a,b")
+    with pytest.raises(CorpusError, match=message):
+        expand([str(tmp_path / name)])
+
+
+def test_globs_are_expanded_in_order_and_each_file_is_read_once(tmp_path):
+    for name in ("b.jsonl", "a.jsonl", "[c].jsonl"):
+        (tmp_path / name).write_bytes(json_lines({"ids": [1]}))
+    names = [f"{tmp_path}/{name}" for name in ("[c].jsonl", "a.jsonl", "b.jsonl")]
+    assert expand([names[0], f"{tmp_path}/*.jsonl", names[2]]) == names

@@ -1,0 +1,396 @@
+"""Lossless: whatever is drafted, the tokens are those of plain greedy decoding, id for id.
+
+float32, tiny models with random weights, `model.generate(do_sample=False)` as the truth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from lookahead.decode.engine import LookaheadEngine
+from lookahead.decode.kv_cache import BufferLayer
+from lookahead.decode.model import probed
+from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.tree import DraftTree, chain
+from lookahead.errors import LookaheadError
+
+TREE_MODELS = ["llama", "qwen3", "mistral", "gemma3", "gpt2", "gpt_neox", "mixtral", "deepseek_v3"]
+CHAIN_MODELS = ["gpt_neo", "mpt"]
+PLAIN_MODELS = ["mamba"]
+MODELS = [*TREE_MODELS, *CHAIN_MODELS, *PLAIN_MODELS]
+DRAFTS = ["none", "perfect", "always_wrong", "random_trees", "trie"]
+VOCAB_SIZE = 97
+NEW_TOKENS = 24
+PROMPTS = [
+    [int(token) for token in np.random.default_rng(length).integers(3, VOCAB_SIZE, length)] for length in (1, 9, 20)
+]  # with and without room in windows of 8
+
+
+class KnownAnswer:
+    """Stands in for Drafter: its trees are made from the answer that the model is known to give.
+
+    propose(root token, rest of the answer) -> DraftTree
+    """
+
+    source_names = ("known",)
+
+    def __init__(self, answers, propose):
+        self.options = DraftOptions(decoding_length=16)
+        self.answers = {tuple(prompt): answer for prompt, answer in answers}
+        self.propose = propose
+        self.chains_only = False
+
+    def restrict_to_chains(self):
+        self.chains_only = True
+
+    def start(self, prompt_ids):
+        self.rest = self.answers[tuple(prompt_ids)]
+        self.last = prompt_ids[-1]
+
+    def accept(self, token_ids):
+        assert token_ids == self.rest[: len(token_ids)]
+        self.rest = self.rest[len(token_ids) :]
+        self.last = token_ids[-1] if token_ids else self.last
+
+    def finish(self):
+        self.rest = None
+
+    def draft(self, budget=None, branch_length=None):
+        tree = self.propose(self.last, self.rest)
+        longest = len(tree) if branch_length is None else branch_length
+        kept = np.flatnonzero(tree.depths() <= longest)  # parents are less deep: still a tree
+        renumbered = np.full(len(tree) + 1, -1)
+        renumbered[kept] = np.arange(len(kept))
+        parents = renumbered[tree.parents[kept]].astype(np.int32)
+        tree = DraftTree(tree.token_ids[kept], parents, tree.probabilities[kept], tree.sources[kept])
+        return chain(tree.token_ids[best_path(tree, self.rest)], source=0) if self.chains_only else tree
+
+
+def best_path(tree, rest):
+    """The path of `tree` that agrees longest with `rest`, and then goes on to a leaf."""
+    node, path = 0, [0]
+    while len(children := np.flatnonzero(tree.parents == node)):
+        right = [c for c in children if len(path) <= len(rest) and tree.token_ids[c] == rest[len(path) - 1]]
+        node = int((right or children)[0])
+        path.append(node)
+    return path
+
+
+def perfect(last, rest):
+    return chain([last, *rest[:7]], source=0)
+
+
+def always_wrong(last, rest):
+    """Branches of tokens that the model does not say there: none equals the answer's at its depth."""
+    token_ids, parents = [last], [-1]
+    for off in (1, 2, 3):
+        for depth, token in enumerate(rest[:4]):
+            parents.append(len(token_ids) - 1 if depth else 0)
+            token_ids.append((token + off) % VOCAB_SIZE)
+    return tree_of(token_ids, parents)
+
+
+def random_trees(seed):
+    """Trees of random shape whose nodes are right by chance: accepted nodes lie scattered among rejected ones."""
+    generator = np.random.default_rng(seed)
+
+    def propose(last, rest):
+        token_ids, parents, depths = [last], [-1], [0]
+        for _ in range(generator.integers(0, 15)):
+            parent = int(generator.choice(len(token_ids), p=softmax(depths)))
+            depth = depths[parent]
+            right = depth < len(rest) and generator.random() < 0.5
+            token_ids.append(rest[depth] if right else int(generator.integers(0, VOCAB_SIZE)))
+            parents.append(parent)
+            depths.append(depth + 1)
+        return tree_of(token_ids, parents)
+
+    return propose
+
+
+def softmax(values):
+    raised = np.exp(np.array(values) / 2)
+    return raised / raised.sum()
+
+
+def tree_of(token_ids, parents):
+    sources = np.zeros(len(parents), np.int32)
+    sources[0] = -1
+    return DraftTree(np.array(token_ids, np.int32), np.array(parents, np.int32), np.ones(len(parents), np.float32), sources)
+
+
+def plainly(model, prompt, new_tokens=NEW_TOKENS):
+    """What `generate` says after `prompt`."""
+    text = torch.tensor([prompt], device=model.device)
+    mask = torch.ones_like(text)
+    output = model.generate(text, attention_mask=mask, do_sample=False, max_new_tokens=new_tokens, pad_token_id=0)
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.fixture(scope="session")
+def target_of(tiny_model):
+    """target_of(architecture, device) -> TargetModel, probed once."""
+    return functools.cache(lambda architecture, device="cpu": probed(tiny_model(architecture, device), architecture))
+
+
+@pytest.fixture(scope="session")
+def answers_of(tiny_model):
+    """answers_of(architecture, device) -> (prompt, plain greedy tokens) of PROMPTS."""
+
+    @functools.cache
+    def answers(architecture, device="cpu"):
+        return [(prompt, plainly(tiny_model(architecture, device), prompt)) for prompt in PROMPTS]
+
+    return answers
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_probe_finds_how_a_model_verifies(target_of, device, architecture):
+    target = target_of(architecture, device)
+    expected = "tree" if architecture in TREE_MODELS else "chain" if architecture in CHAIN_MODELS else "plain"
+    assert target.mode == expected, target.reason
+    assert bool(target.reason) == (expected != "tree")
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_any_draft_yields_the_plain_greedy_tokens(target_of, answers_of, make_trie, device, architecture, draft):
+    target, answers = target_of(architecture, device), answers_of(architecture, device)
+    if draft == "none":
+        drafter = Drafter([], DraftOptions("off"))
+    elif draft == "trie":
+        whole = [[*prompt, *answer] for prompt, answer in answers]
+        drafter = Drafter([make_trie(whole, VOCAB_SIZE)], DraftOptions(decoding_length=16))
+    else:
+        makers = {"perfect": perfect, "always_wrong": always_wrong, "random_trees": random_trees(0)}
+        drafter = KnownAnswer(answers, makers[draft])
+    engine = LookaheadEngine(target, drafter)
+    done = []
+    for prompt, answer in answers:
+        generation = engine.generate(prompt, NEW_TOKENS)
+        assert generation.token_ids == answer
+        assert generation.finish_reason == ("stop" if answer[-1] == 2 else "length")
+        done.append(generation)
+
+    # The drafts were used as meant, else the equality above says little.
+    steps, rest = sum(g.steps for g in done), sum(len(g.token_ids) - 1 for g in done)
+    accepted = sum(g.accepted_tokens for g in done)
+    if target.mode == "plain" or draft == "none":
+        assert (steps, accepted) == (rest, 0)
+    elif draft == "perfect":
+        assert steps == sum(-(-(len(g.token_ids) - 1) // 8) for g in done)
+    elif draft == "always_wrong":
+        assert (steps, accepted) == (rest, 0)
+        assert sum(g.draft_tokens for g in done) > rest
+    else:
+        stopped = sum(g.finish_reason == "stop" for g in done)  # an accepted end of sequence has no token after it
+        assert 0 < rest - steps <= accepted <= rest - steps + stopped
+
+
+@pytest.mark.parametrize("strategy", ["hierarchical", "parallel", "single"])
+@pytest.mark.parametrize("decoding_length", [2, 7, 64])
+def test_every_strategy_and_length_yields_the_plain_greedy_tokens(target_of, answers_of, strategy, decoding_length):
+    target, answers = target_of("mistral"), answers_of("mistral")
+    engine = LookaheadEngine(target, Drafter([], DraftOptions(strategy, decoding_length)))
+    for _ in range(2):  # the second time all answers are known
+        for prompt, answer in answers:
+            generation = engine.generate(prompt, NEW_TOKENS)
+            assert generation.token_ids == answer
+    assert generation.accepted_by_source["session"] > 0
+
+
+def test_trees_of_thirty_seeds_yield_the_plain_greedy_tokens(target_of, answers_of):
+    target, answers = target_of("gemma3"), answers_of("gemma3")
+    for seed in range(30):
+        prompt, answer = answers[seed % len(answers)]
+        engine = LookaheadEngine(target, KnownAnswer(answers, random_trees(seed)))
+        assert engine.generate(prompt, NEW_TOKENS).token_ids == answer
+
+
+def test_steps_come_one_by_one_and_add_up_to_the_answer(target_of, answers_of):
+    prompt, answer = answers_of("llama")[1]
+    engine = LookaheadEngine(target_of("llama"), KnownAnswer(answers_of("llama"), perfect))
+    generation = engine.request(prompt, NEW_TOKENS)
+    pieces = list(engine.stream(prompt, generation))
+    assert [len(piece) for piece in pieces[:3]] == [1, 8, 8]  # the prefill gives one token
+    assert [token for piece in pieces for token in piece] == answer
+    assert generation.edl == (len(answer) - 1) / (len(pieces) - 1)
+    assert generation.accepted_by_source == {"known": generation.accepted_tokens}
+
+
+def test_stream_left_early_frees_the_drafter_for_the_next_request(target_of, answers_of):
+    (first, _), (second, answer) = answers_of("llama")[:2]
+    drafter = Drafter()
+    engine = LookaheadEngine(target_of("llama"), drafter)
+    stream = engine.stream(first, engine.request(first, NEW_TOKENS))
+    next(stream)
+    stream.close()
+    assert len(drafter.own) == 0
+    assert engine.generate(second, NEW_TOKENS).token_ids == answer
+
+
+# ---- where an answer ends
+
+
+@pytest.mark.parametrize("place", range(1, 12))
+def test_answer_stops_at_an_end_of_sequence_inside_an_accepted_branch(target_of, answers_of, monkeypatch, place):
+    prompt, answer = answers_of("mistral")[1]
+    model = target_of("mistral").model
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [answer[place], 96])
+    target = dataclasses.replace(target_of("mistral"))  # a fresh one: ids of the end are read once
+    generation = LookaheadEngine(target, KnownAnswer([(prompt, answer)], perfect)).generate(prompt, NEW_TOKENS)
+    assert generation.token_ids == answer[: answer.index(answer[place]) + 1] == plainly(model, prompt)
+    assert generation.finish_reason == "stop"
+    assert generation.accepted_tokens <= len(generation.token_ids) - 1
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2, 8, 9, 10])
+def test_answer_is_cut_at_the_limit_though_more_was_drafted(target_of, answers_of, new_tokens):
+    class Overeager(KnownAnswer):
+        def draft(self, budget=None, branch_length=None):
+            return super().draft(budget, None)
+
+    prompt, answer = answers_of("llama")[1]
+    for kind in (KnownAnswer, Overeager):
+        engine = LookaheadEngine(target_of("llama"), kind([(prompt, answer)], perfect))
+        generation = engine.generate(prompt, new_tokens)
+        assert generation.token_ids == answer[:new_tokens]
+        assert generation.finish_reason == "length"
+        assert generation.accepted_tokens + generation.steps <= new_tokens
+
+
+@pytest.mark.parametrize("propose", [perfect, always_wrong, random_trees(1)])
+def test_answer_ends_where_the_model_has_no_more_positions(target_of, propose):
+    target = target_of("gpt2_short")
+    assert target.mode == "tree", target.reason
+    prompt = PROMPTS[2]
+    answer = plainly(target.model, prompt, 32 - len(prompt))
+    assert len(answer) == 32 - len(prompt)
+    generation = LookaheadEngine(target, KnownAnswer([(prompt, answer)], propose)).generate(prompt, 100)
+    assert generation.token_ids == answer
+    assert generation.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "the prompt is empty"),
+        ([3] * 32, "the prompt has 32 tokens and the model has 32 positions: no room"),
+        ([3, VOCAB_SIZE], "prompt token id 97 is outside the model's vocabulary of 97"),
+        ([-1, 3], "prompt token id -1 is outside"),
+    ],
+)
+def test_prompt_that_cannot_be_decoded_is_refused(target_of, prompt, message):
+    with pytest.raises(LookaheadError, match=message):
+        LookaheadEngine(target_of("gpt2_short"), Drafter()).generate(prompt, 10)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 1},
+        {"min_new_tokens": 20},
+        {"suppress_tokens": [5, 6, 7, 8, 9, 10, 11, 12]},
+        {"repetition_penalty": 1.2, "no_repeat_ngram_size": 1},
+    ],
+    ids=lambda wish: "-".join(wish),
+)
+def test_what_the_generation_config_asks_of_greedy_decoding_is_done(target_of, answers_of, monkeypatch, wish):
+    target, unwished = target_of("gpt2"), answers_of("gpt2")
+    for name, value in wish.items():
+        monkeypatch.setattr(target.model.generation_config, name, value)
+    wished = [(prompt, plainly(target.model, prompt)) for prompt in PROMPTS]
+    assert wished != unwished
+    for propose in (perfect, always_wrong, random_trees(2)):
+        engine = LookaheadEngine(target, KnownAnswer(wished, propose))
+        for prompt, answer in wished:
+            assert engine.generate(prompt, NEW_TOKENS).token_ids == answer
+
+
+# ---- the probe does not take a model's word for it
+
+
+class IgnoresTreeMask(LlamaForCausalLM):
+    def forward(self, *args, attention_mask=None, **kwargs):
+        return super().forward(*args, attention_mask=None, **kwargs)
+
+
+class IgnoresPositions(LlamaForCausalLM):
+    def forward(self, *args, position_ids=None, **kwargs):
+        return super().forward(*args, position_ids=None, **kwargs)
+
+
+class IgnoresCache(LlamaForCausalLM):
+    def forward(self, *args, past_key_values=None, use_cache=None, **kwargs):
+        return super().forward(*args, past_key_values=None, use_cache=False, **kwargs)
+
+
+class SaysNothing(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * float("nan")
+        return output
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "reason"),
+    [
+        (IgnoresTreeMask, "chain", "no tree"),
+        (IgnoresPositions, "chain", "no tree"),
+        (IgnoresCache, "plain", "no tree .*; no chain"),
+        (SaysNothing, "plain", "not finite"),
+    ],
+)
+def test_model_that_verifies_wrongly_is_not_trusted_with_it(tiny_model, kind, mode, reason):
+    plain = tiny_model("llama")
+    model = kind(plain.config).eval()
+    model.load_state_dict(plain.state_dict())
+    target = probed(model)
+    assert target.mode == mode
+    assert re.search(reason, target.reason)
+
+
+# ---- the key/value buffers
+
+
+def test_buffers_grow_and_lose_nothing():
+    layer = BufferLayer(capacity=4)
+    new = torch.arange(2 * 12 * 3, dtype=torch.float32).reshape(1, 2, 12, 3)
+    for start, end in ((0, 3), (3, 5), (5, 12)):
+        keys, values = layer.update(new[:, :, start:end], -new[:, :, start:end])
+        assert torch.equal(keys, new[:, :, :end])
+        assert torch.equal(values, -new[:, :, :end])
+    assert layer.get_seq_length() == 12
+
+
+@pytest.mark.parametrize("kept", [[], [3], [3, 4, 5], [5], [3, 5, 7], [4, 6], [3, 4, 7]])
+def test_only_accepted_places_stay_and_they_close_up(kept):
+    layer = BufferLayer(capacity=10)
+    new = torch.arange(9, dtype=torch.float32).reshape(1, 1, 9, 1)
+    layer.update(new[:, :, :8], -new[:, :, :8])
+    layer.keep(3, kept)
+    keys, values = layer.update(new[:, :, 8:], -new[:, :, 8:])
+    assert keys.flatten().tolist() == [0, 1, 2, *kept, 8]
+    assert values.flatten().tolist() == [-place for place in [0, 1, 2, *kept, 8]]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt_neo"])
+def test_scores_do_not_depend_on_how_large_the_buffers_began(target_of, architecture):
+    target = target_of(architecture)
+    scores = []
+    for capacity in (1, 100):
+        sequence = target.sequence(capacity)
+        sequence.prefill(torch.tensor([PROMPTS[1]]))
+        sequence.forward(chain([5, 6, 7, 8]))
+        sequence.keep([0, 1])
+        scores.append(sequence.forward(chain([9, 10])))
+    assert torch.equal(*scores)
