@@ -6,11 +6,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead_cli.options import Attention, Config, Device, Dtype, Json, MaxNewTokens, Model, Tries, check_folder, open_tries
+from lookahead_cli.options import (
+    Attention,
+    BranchLength,
+    Config,
+    Device,
+    Dtype,
+    Json,
+    MaxNewTokens,
+    Model,
+    Tries,
+    check_folder,
+    draft_options,
+    open_tries,
+)
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
     from lookahead.bench.replay import ReplayResult
+    from lookahead.draft.drafter import DraftOptions
 
 
 def command(
@@ -23,20 +37,21 @@ def command(
     trie: Tries = None,
     strategy: Annotated[
         str | None,
-        typer.Option("--strategy", metavar="NAME[,NAME]", help="hierarchical, parallel, single. Default: all three."),
+        typer.Option(
+            "--strategy",
+            metavar="NAME[,NAME]",
+            help="Of auto, hierarchical, parallel, single. Default: all; auto needs a model.",
+        ),
     ] = None,
     decoding_length: Annotated[
         str | None,
         typer.Option(
-            "--decoding-length", metavar="N[,N]", help="Tokens in one forward. Default: 16 with a model, 64 in replay."
+            "--decoding-length",
+            metavar="N[,N]",
+            help="Tokens in one forward: the last token + the draft tokens. Default: 16 with a model, 64 in replay.",
         ),
     ] = None,
-    branch_length: Annotated[
-        int | None,
-        typer.Option(
-            "--branch-length", min=1, max=1024, metavar="N", help="Draft tokens on one path at most. Default: 16, 32 in replay."
-        ),
-    ] = None,
+    branch_length: BranchLength = 32,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer of text rows in --replay.")
     ] = None,
@@ -63,19 +78,12 @@ def command(
 
     Without a model: lookahead bench --replay logged.jsonl --trie answers.trie --tokenizer org/model
     """
-    from lookahead.draft.drafter import STRATEGIES, DraftOptions
     from lookahead.errors import UsageError
     from lookahead_cli import render
 
     if (model is None) == (replay is None):
         raise UsageError("give either --model with --input, or --replay PAIRS. To try without either: lookahead demo")
-    names = strategy.split(",") if strategy else ["hierarchical", "parallel", "single"]
-    unknown = [n for n in names if n not in STRATEGIES or n == "off"]
-    if unknown:
-        raise UsageError(f"--strategy {unknown[0]}: choose from hierarchical, parallel, single.")
-    lengths = _numbers(decoding_length or ("16" if model else "64"))
-    branch = branch_length or (16 if model else 32)
-    options = [DraftOptions(strategy=n, decoding_length=d, branch_length=branch) for n in names for d in lengths]  # type: ignore[arg-type]
+    options = _contenders(strategy, decoding_length, branch_length, with_model=model is not None)
     for path in (save, plot):
         check_folder(path)
     if replay is not None:
@@ -267,13 +275,20 @@ def _print_replay(value: dict[str, Any], results: list[ReplayResult]) -> None:
     )
 
 
-def _numbers(text: str) -> list[int]:
+def _contenders(strategy: str | None, decoding_length: str | None, branch_length: int, with_model: bool) -> list[DraftOptions]:
+    """Options of each run. Raises UsageError for unknown names and lengths."""
     from lookahead.errors import UsageError
 
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise UsageError(f"--decoding-length {text}: give a number, or several with commas, such as 8,16,32.") from error
-    if not all(1 <= n <= 1024 for n in numbers):
-        raise UsageError(f"--decoding-length {text}: lengths lie between 1 and 1024 tokens.")
-    return numbers
+    possible = ["auto", "hierarchical", "parallel", "single"] if with_model else ["hierarchical", "parallel", "single"]
+    names = strategy.split(",") if strategy else possible
+    lengths = decoding_length.split(",") if decoding_length else ["16" if with_model else "64"]
+    unknown = [name for name in names if name not in possible]
+    if unknown:
+        raise UsageError(f"--strategy {unknown[0]}: choose from {', '.join(possible)}.")
+    options = []
+    for name in names:
+        for length in ["auto"] if name == "auto" else lengths:
+            if length == "auto" and not with_model:
+                raise UsageError("--decoding-length auto needs a model: a replay has no forwards to price.")
+            options.append(draft_options(name, length, branch_length))
+    return list(dict.fromkeys(options))

@@ -19,6 +19,7 @@ from lookahead_cli.options import (
     Model,
     Tries,
     check_folder,
+    draft_options,
     open_tries,
 )
 
@@ -40,11 +41,13 @@ def command(
     strategy: Annotated[
         str,
         typer.Option(
-            "--strategy", help="hierarchical (a tree), parallel (branches), single (one branch) or off (plain decoding)."
+            "--strategy",
+            metavar="NAME",
+            help="auto or hierarchical (a tree), parallel (branches side by side), single (one branch), off (plain decoding).",
         ),
-    ] = "hierarchical",
-    decoding_length: DecodingLength = 16,
-    branch_length: BranchLength = 16,
+    ] = "auto",
+    decoding_length: DecodingLength = "auto",
+    branch_length: BranchLength = 32,
     dtype: Dtype = "auto",
     device: Device = "auto",
     attn: Attention = None,
@@ -75,7 +78,6 @@ def command(
     import json as json_module
     from pathlib import Path
 
-    from lookahead.draft.drafter import DraftOptions
     from lookahead.errors import LookaheadError, UsageError
     from lookahead.job.rows import read_requests
     from lookahead_cli import render
@@ -88,7 +90,7 @@ def command(
         raise UsageError("--json prints a summary on stdout, where the answers go: name a file with -o.")
     if system and not chat:
         raise UsageError("--system needs --chat.")
-    options = DraftOptions(strategy=strategy, decoding_length=decoding_length, branch_length=branch_length)  # type: ignore[arg-type]
+    options = draft_options(strategy, decoding_length, branch_length)
     for path, flag in ((out, "-o"), (save_trie, "--save-trie")):
         check_folder(path)
         if path and Path(path).exists() and not overwrite:

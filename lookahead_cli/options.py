@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lookahead.errors import LookaheadError, UsageError
+
+if TYPE_CHECKING:
+    from lookahead.draft.drafter import DraftOptions
 
 
 def _load_config(context: typer.Context, path: str | None) -> str | None:
@@ -64,14 +67,31 @@ Attention = Annotated[
 ]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, metavar="N", help="Tokens per answer at most.")]
 DecodingLength = Annotated[
-    int,
+    str,
     typer.Option(
-        "--decoding-length", min=1, max=1024, metavar="N", help="Tokens in one forward: the last token + the draft tokens."
+        "--decoding-length",
+        metavar="N|auto",
+        help="Tokens in one forward: the last token + the draft tokens. auto: up to 64, as many as pay at measured costs.",
     ),
 ]
 BranchLength = Annotated[
     int, typer.Option("--branch-length", min=1, max=1024, metavar="N", help="Draft tokens on one path at most.")
 ]
+
+
+def draft_options(strategy: str, decoding_length: str, branch_length: int) -> DraftOptions:
+    """Options of the core from those of the line. Strategy auto is hierarchical, sized by what pays up to the length given.
+
+    Raises UsageError for an unknown strategy or a length that is no number.
+    """
+    from lookahead.draft.drafter import DraftOptions
+
+    fixed = decoding_length != "auto"
+    if fixed and not decoding_length.isdecimal():
+        raise UsageError(f"--decoding-length {decoding_length}: give a number of tokens from 1 to 1024, or auto.")
+    kind: Any = "hierarchical" if strategy == "auto" else strategy
+    adaptive = strategy != "off" and (strategy == "auto" or not fixed)
+    return DraftOptions(kind, int(decoding_length) if fixed else 64, branch_length, adaptive=adaptive)
 
 
 def open_tries(paths: list[str] | None, fingerprint: str = "", vocab_size: int = 0, model: str = "") -> list[Any]:

@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from lookahead.decode.engine import LookaheadEngine
-from lookahead.decode.kv_cache import BufferLayer
+from lookahead.decode.kv_cache import SequenceCache
 from lookahead.decode.model import probed
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.tree import DraftTree, chain
@@ -362,24 +362,31 @@ def test_model_that_verifies_wrongly_is_not_trusted_with_it(tiny_model, kind, mo
 
 
 def test_buffers_grow_and_lose_nothing():
-    layer = BufferLayer(capacity=4)
+    """Two layers, the second with narrower values, as latent attention has them."""
+    cache = SequenceCache()
     new = torch.arange(2 * 12 * 3, dtype=torch.float32).reshape(1, 2, 12, 3)
-    for start, end in ((0, 3), (3, 5), (5, 12)):
-        keys, values = layer.update(new[:, :, start:end], -new[:, :, start:end])
-        assert torch.equal(keys, new[:, :, :end])
-        assert torch.equal(values, -new[:, :, :end])
-    assert layer.get_seq_length() == 12
+    for start, end, room in ((0, 3, 4), (3, 5, 5), (5, 12, 12)):
+        if start:
+            cache.reserve(room)
+        for layer in range(2):
+            keys, values = cache.update(new[:, :, start:end] + layer, -new[:, :, start:end, : 3 - layer], layer)
+            assert torch.equal(keys, new[:, :, :end] + layer)
+            assert torch.equal(values, -new[:, :, :end, : 3 - layer])
+    assert cache.get_seq_length() == 12
 
 
-@pytest.mark.parametrize("kept", [[], [3], [3, 4, 5], [5], [3, 5, 7], [4, 6], [3, 4, 7]])
-def test_only_accepted_places_stay_and_they_close_up(kept):
-    layer = BufferLayer(capacity=10)
+@pytest.mark.parametrize("nodes", [[], [0], [0, 1, 2], [2], [0, 2, 4], [1, 3], [0, 1, 4]])
+def test_only_accepted_places_stay_and_they_close_up(nodes):
+    cache = SequenceCache()
     new = torch.arange(9, dtype=torch.float32).reshape(1, 1, 9, 1)
-    layer.update(new[:, :, :8], -new[:, :, :8])
-    layer.keep(3, kept)
-    keys, values = layer.update(new[:, :, 8:], -new[:, :, 8:])
-    assert keys.flatten().tolist() == [0, 1, 2, *kept, 8]
-    assert values.flatten().tolist() == [-place for place in [0, 1, 2, *kept, 8]]
+    cache.update(new[:, :, :3], -new[:, :, :3], 0)
+    cache.reserve(9)
+    cache.update(new[:, :, 3:8], -new[:, :, 3:8], 0)
+    cache.keep(3, nodes)
+    keys, values = cache.update(new[:, :, 8:], -new[:, :, 8:], 0)
+    kept = [0, 1, 2, *(3 + node for node in nodes), 8]
+    assert keys.flatten().tolist() == kept
+    assert values.flatten().tolist() == [-place for place in kept]
 
 
 @torch.inference_mode()

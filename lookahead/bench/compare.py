@@ -122,7 +122,7 @@ def compare(
 ) -> Comparison:
     """Answer every prompt with every contender: plain decoding, each of `options`, and with `peers` Hugging Face's own."""
     runs = [_ours(PLAIN, target, (), DraftOptions(strategy="off"), max_new_tokens)]
-    runs += [_ours(_name_of(o, options), target, tries, o, max_new_tokens) for o in options]
+    runs += [_ours(_name_of(o), target, tries, o, max_new_tokens) for o in options]
     if peers:
         runs += [_peer(GENERATE, target, max_new_tokens)]
         if target.mode != "plain":
@@ -203,9 +203,10 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _name_of(option: DraftOptions, among: Sequence[DraftOptions]) -> str:
-    lengths = {o.decoding_length for o in among if o.strategy == option.strategy}
-    return option.strategy if len(lengths) == 1 else f"{option.strategy} {option.decoding_length}"
+def _name_of(option: DraftOptions) -> str:
+    if option.adaptive:
+        return "auto" if option.strategy == "hierarchical" else f"{option.strategy} auto"
+    return f"{option.strategy} {option.decoding_length}"
 
 
 def _ours(name: str, target: TargetModel, tries: Sequence[Trie], options: DraftOptions, max_new_tokens: int) -> Run:

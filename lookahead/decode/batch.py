@@ -44,21 +44,6 @@ class MaskPlan:
         )
 
 
-@kernel
-def depths_and_ancestors(parents):
-    """(depths int64 [nodes], visible bool [nodes, nodes]): visible[i, j] if j is i or an ancestor of i."""
-    n = len(parents)
-    depths = np.zeros(n, np.int64)
-    visible = np.zeros((n, n), np.bool_)
-    for node in range(n):
-        parent = parents[node]
-        if parent >= 0:
-            depths[node] = depths[parent] + 1
-            visible[node, : parent + 1] = visible[parent, : parent + 1]
-        visible[node, node] = True
-    return depths, visible
-
-
 @dataclasses.dataclass(frozen=True)
 class TreeInputs:
     """input_ids, position_ids: int64 [1, nodes]; attention_mask: [1, 1, nodes, past + nodes], or one for each layer kind."""
@@ -70,19 +55,33 @@ class TreeInputs:
 
 def tree_inputs(tree: DraftTree, past: int, plan: MaskPlan, dtype: torch.dtype, device: torch.device) -> TreeInputs:
     """What the model is fed to score every node of `tree` behind `past` tokens that the cache holds."""
-    depths, visible = depths_and_ancestors(tree.parents)
-    positions = past + depths
-    input_ids = torch.from_numpy(tree.token_ids.astype(np.int64))[None].to(device)
-    position_ids = torch.from_numpy(positions)[None].to(device)
-    hidden = torch.from_numpy(~visible).to(device)
     lowest = torch.finfo(dtype).min
+    ids_and_positions, among_nodes = packed(tree.token_ids, tree.parents, past, lowest)
+    ids, positions = torch.from_numpy(ids_and_positions).to(device)
     full = torch.zeros(len(tree), past + len(tree), dtype=dtype, device=device)
-    full[:, past:].masked_fill_(hidden, lowest)
+    full[:, past:] = torch.from_numpy(among_nodes)
     masks = {
-        kind: _narrowed(full, position_ids[0], past, window, plan.chunks[kind], lowest)[None, None]
+        kind: _narrowed(full, positions, past, window, plan.chunks[kind], lowest)[None, None]
         for kind, window in plan.windows.items()
     }
-    return TreeInputs(input_ids, position_ids, masks if plan.by_type else next(iter(masks.values())))
+    return TreeInputs(ids[None], positions[None], masks if plan.by_type else next(iter(masks.values())))
+
+
+@kernel
+def packed(token_ids, parents, past, lowest):
+    """(int64 [2, nodes]: token ids and positions; float32 [nodes, nodes]: 0 where the row's node sees the column's)."""
+    nodes = len(parents)
+    ids_and_positions = np.empty((2, nodes), np.int64)
+    mask = np.full((nodes, nodes), np.float32(lowest))
+    for node in range(nodes):
+        parent = parents[node]
+        ids_and_positions[0, node] = token_ids[node]
+        ids_and_positions[1, node] = past
+        if parent >= 0:
+            ids_and_positions[1, node] = ids_and_positions[1, parent] + 1
+            mask[node, : parent + 1] = mask[parent, : parent + 1]
+        mask[node, node] = 0.0
+    return ids_and_positions, mask
 
 
 def _narrowed(

@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 
+from lookahead.budget.goodput import GoodputBudget
 from lookahead.decode.model import TargetModel
 from lookahead.decode.verify import Accepted, Processor, verify_and_accept
 from lookahead.draft.drafter import Drafter
@@ -81,6 +82,7 @@ class LookaheadEngine:
     def __init__(self, target: TargetModel, drafter: Drafter):
         self.target = target
         self.drafter = drafter
+        self.budget = GoodputBudget(drafter.options.decoding_length) if drafter.options.adaptive else None
         if target.mode == "chain":
             drafter.restrict_to_chains()
 
@@ -136,15 +138,19 @@ class LookaheadEngine:
             yield taken
             while not generation.finish_reason:
                 began = time.perf_counter()
-                tree = drafter.draft(branch_length=generation.room - len(generation.token_ids) - 1)
+                length = self.budget.decoding_length() if self.budget else drafter.options.decoding_length
+                tree = drafter.draft(length - 1, branch_length=generation.room - len(generation.token_ids) - 1)
                 drafted = time.perf_counter()
                 logits = sequence.forward(tree)
                 if processor:
                     text = torch.cat([text, torch.tensor([taken], device=text.device)], dim=1)
                 accepted = verify_and_accept(tree, logits, processor, text)
                 sequence.keep(accepted.nodes)
+                verified = time.perf_counter()
                 generation.draft_seconds += drafted - began
-                generation.forward_seconds += time.perf_counter() - drafted
+                generation.forward_seconds += verified - drafted
+                if self.budget:
+                    self.budget.observe(len(tree), accepted.nodes, verified - drafted, verified - began)
                 taken = generation.add(accepted.token_ids)
                 generation.count(tree, accepted, len(taken), drafter.source_names)
                 drafter.accept(taken)

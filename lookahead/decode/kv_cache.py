@@ -1,8 +1,11 @@
 """Keys and values of one sequence in buffers that are written in place.
 
-In: each layer's new keys and values. Out: views over everything so far. Draft tokens are written behind the accepted ones
-and the rejected are dropped by `keep`. Knows nothing of tokens. Every layer keeps the whole sequence, sliding-window layers
-too: masks, not the cache, say what a layer sees.
+In: each layer's new keys and values. Out: views over everything so far. Draft tokens are written behind the accepted ones and
+the rejected are dropped by `keep`. Knows nothing of tokens. Every layer keeps the whole sequence, sliding-window layers too:
+masks, not the cache, say what a layer sees.
+
+Buffers of one shape, from all layers, are slices of one tensor [buffers, heads, capacity, head_dim], so that `keep` moves the
+accepted places of all of them at once.
 """
 
 from __future__ import annotations
@@ -14,56 +17,35 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class BufferLayer(CacheLayerMixin):
-    """keys, values: [1, heads, capacity, head_dim], of which the first `length` places are filled."""
+    """keys, values: [1, heads, capacity, head_dim], of which the first `length` places are filled.
+
+    Until the cache first makes room (`SequenceCache.reserve`), they are what the first forward gave, with no place to spare.
+    """
 
     is_sliding = False
 
-    def __init__(self, capacity: int):
+    def __init__(self) -> None:
         super().__init__()
-        self.capacity = capacity
         self.length = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys = key_states.new_zeros(*key_states.shape[:2], self.capacity, key_states.shape[3])
-        self.values = value_states.new_zeros(*value_states.shape[:2], self.capacity, value_states.shape[3])
+        self.keys, self.values = key_states, value_states
         self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append [1, heads, new, head_dim]; returns views of all `length` + new places."""
+        start, self.length = self.length, self.length + key_states.shape[2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        end = self.length + key_states.shape[2]
-        if end > self.capacity:
-            self._grow(end)
+            return key_states, value_states
         assert self.keys is not None
         assert self.values is not None
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
-        self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def keep(self, past: int, places: Sequence[int]) -> None:
-        """Keep the first `past` places and, behind them, `places` in this order; drop the rest."""
-        end = past + len(places)
-        if self.is_initialized and end and places and places[-1] != end - 1:
-            assert self.keys is not None
-            assert self.values is not None
-            self.keys[:, :, past:end] = self.keys[:, :, places]
-            self.values[:, :, past:end] = self.values[:, :, places]
-        self.length = end
-
-    def _grow(self, needed: int) -> None:
-        assert self.keys is not None
-        assert self.values is not None
-        self.capacity = max(needed, 2 * self.capacity)
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old.new_zeros(*old.shape[:2], self.capacity, old.shape[3])
-            new[:, :, : self.length] = old[:, :, : self.length]
-            setattr(self, name, new)
+        self.keys[:, :, start : self.length] = key_states
+        self.values[:, :, start : self.length] = value_states
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
@@ -74,17 +56,44 @@ class BufferLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
-    def crop(self, tokens_to_remove: int) -> None:
-        self.length -= abs(tokens_to_remove)
-
 
 class SequenceCache(Cache):
     """The cache that is handed to the model. Layers appear when the model first writes to them."""
 
-    def __init__(self, capacity: int):
-        super().__init__(layer_class_to_replicate=lambda: BufferLayer(capacity))
+    def __init__(self) -> None:
+        super().__init__(layer_class_to_replicate=BufferLayer)
+        self.capacity = 0
+        self._buffers: list[torch.Tensor] = []  # [buffers, heads, capacity, head_dim], one tensor for each shape
 
-    def keep(self, past: int, places: Sequence[int]) -> None:
-        """As BufferLayer.keep, in every layer that holds anything."""
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` places in every layer. Needs a first forward, which shows the layers' shapes."""
+        if capacity <= self.capacity:
+            return
+        self.capacity = max(capacity, 2 * self.capacity)
+        by_shape: dict[tuple[int, ...], list[tuple[BufferLayer, str]]] = {}
         for layer in self.layers:
-            layer.keep(past, places)
+            assert isinstance(layer, BufferLayer)
+            if layer.is_initialized:  # layers that share another one's keys hold nothing
+                for name in ("keys", "values"):
+                    held: torch.Tensor = getattr(layer, name)
+                    by_shape.setdefault((held.shape[1], held.shape[3]), []).append((layer, name))
+        self._buffers = []
+        for (heads, head_dim), places in by_shape.items():
+            first: torch.Tensor = getattr(*places[0])
+            buffer = first.new_zeros(len(places), heads, self.capacity, head_dim)
+            for number, (layer, name) in enumerate(places):
+                view = buffer[number : number + 1]
+                view[:, :, : layer.length] = getattr(layer, name)[:, :, : layer.length]
+                setattr(layer, name, view)
+            self._buffers.append(buffer)
+
+    def keep(self, past: int, nodes: Sequence[int]) -> None:
+        """Keep the first `past` places and, of those behind them, `nodes` in this order; drop the rest."""
+        end = past + len(nodes)
+        if nodes and nodes[-1] != len(nodes) - 1:
+            places = torch.tensor([past + node for node in nodes], device=self._buffers[0].device)
+            for buffer in self._buffers:
+                buffer[:, :, past:end] = buffer.index_select(2, places)
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.length = end

@@ -104,13 +104,15 @@ class SequenceState:
 
     def __init__(self, target: TargetModel, capacity: int):
         self.target = target
-        self.cache = SequenceCache(capacity)
+        self.cache = SequenceCache()
+        self._capacity = capacity
         self.past = 0  # tokens whose keys and values are kept
 
     def prefill(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Take in int64 [1, length]; returns scores of the next token [1, vocab]."""
         output = self.target.model(input_ids=token_ids, past_key_values=self.cache, use_cache=True, **self.target._last_only)
         self.past += token_ids.shape[1]
+        self.cache.reserve(max(self._capacity, self.past + 1))
         return output.logits[0, -1:]
 
     def forward(self, tree: DraftTree) -> torch.Tensor:
@@ -119,6 +121,7 @@ class SequenceState:
         In chain mode `tree` must be a chain.
         """
         target = self.target
+        self.cache.reserve(self.past + len(tree))
         if target.mode == "tree":
             inputs = tree_inputs(tree, self.past, target.mask_plan, target.dtype, target.device)
             fed: dict[str, Any] = {
@@ -133,7 +136,7 @@ class SequenceState:
 
     def keep(self, nodes: list[int]) -> None:
         """Keep the keys and values of these nodes of the last tree (a path from its root); drop the others."""
-        self.cache.keep(self.past, [self.past + node for node in nodes])
+        self.cache.keep(self.past, nodes)
         self.past += len(nodes)
 
 

@@ -32,13 +32,15 @@ class DraftOptions:
     branch_length    draft tokens on one path below the root
     least            path probability below which a node is not worth verifying
     session_tokens   output tokens of the job that are remembered
+    adaptive         decoding_length is the limit; each step verifies what pays at measured costs (budget/goodput.py)
     """
 
     strategy: Strategy = "hierarchical"
-    decoding_length: int = 32
+    decoding_length: int = 64
     branch_length: int = 32
     least: float = 1e-3
     session_tokens: int = 4_000_000
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:

@@ -1,0 +1,64 @@
+"""How many tokens a forward should hold. In: how each step went. Out: the decoding length of the next one, possibly 1.
+
+Trees list their nodes best first, so a tree of n nodes is the beginning of a larger one. How often the node at each place was
+accepted therefore says what every decoding length would have gained, and the cost curve what it would have cost; the length
+with the most tokens per second is used (goodput, arXiv 2406.14066). Both are learned from the job's own steps: the first ones
+try several lengths, later ones look left and right now and then.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from lookahead.budget.cost import CostCurve, isotonic
+
+TRIALS = (64, 1, 16, 4, 64, 1, 16, 4, 8, 32, 8, 32)  # first steps; each length twice, as the first of a shape is slow
+LOOKS = (2.0, 0.5, 2.0, 0.0)  # later: these multiples of the best length, in turn (0: a plain step)
+LOOK_EVERY = 50  # steps
+REFIT_EVERY = 20  # steps
+MEMORY = 0.998  # weight of the past at each step: about 500 steps count
+
+
+class GoodputBudget:
+    """The decoding length with the highest goodput, up to `most` tokens."""
+
+    def __init__(self, most: int) -> None:
+        self.curve = CostCurve()
+        self.best = most
+        self._most = most
+        self._looks = itertools.cycle(LOOKS)
+        self._steps = 0
+        self._verified = np.zeros(most)  # steps in which a node stood at each place, the past fading
+        self._accepted = np.zeros(most)  # and those in which it was accepted
+        self._other_seconds = 0.0  # of a step, outside the forward
+        self._counted = 0.0
+
+    def decoding_length(self) -> int:
+        """Tokens of the next step's forward at most: the root + the draft tokens."""
+        self._steps += 1
+        if self._steps <= len(TRIALS):
+            return min(TRIALS[self._steps - 1], self._most)
+        if self._steps % REFIT_EVERY == 0 or self._steps == len(TRIALS) + 1:
+            self.best = int(np.argmax(self.goodput())) + 1
+        if self._steps % LOOK_EVERY == 0:
+            return int(np.clip(round(max(self.best, 4) * next(self._looks)), 1, self._most))
+        return self.best
+
+    def observe(self, tokens: int, nodes: list[int], forward_seconds: float, step_seconds: float) -> None:
+        """A forward over `tokens` tokens accepted `nodes` (root included); what it and the whole step took."""
+        self.curve.observe(tokens, forward_seconds)
+        self._verified *= MEMORY
+        self._accepted *= MEMORY
+        self._verified[:tokens] += 1
+        self._accepted[nodes] += 1
+        self._counted = MEMORY * self._counted + 1
+        self._other_seconds = MEMORY * self._other_seconds + step_seconds - forward_seconds
+
+    def goodput(self) -> np.ndarray:
+        """float64 [most]: tokens per second expected at decoding lengths 1, 2, ... `most`. Needs one observed step."""
+        weight = self._verified + 1e-3
+        share = -isotonic(-self._accepted / weight, weight)  # later nodes are accepted less often; what says else is noise
+        cost = self.curve.seconds(self._most)[1:] + self._other_seconds / self._counted
+        return np.cumsum(share) / cost
