@@ -56,10 +56,13 @@ class TreeInputs:
 def tree_inputs(tree: DraftTree, past: int, plan: MaskPlan, dtype: torch.dtype, device: torch.device) -> TreeInputs:
     """What the model is fed to score every node of `tree` behind `past` tokens that the cache holds."""
     lowest = torch.finfo(dtype).min
-    ids_and_positions, among_nodes = packed(tree.token_ids, tree.parents, past, lowest)
-    ids, positions = torch.from_numpy(ids_and_positions).to(device)
     full = torch.zeros(len(tree), past + len(tree), dtype=dtype, device=device)
-    full[:, past:] = torch.from_numpy(among_nodes)
+    if len(tree) == 1:  # a plain step: nothing to hide
+        ids, positions = torch.tensor([[int(tree.token_ids[0])], [past]], device=device)
+    else:
+        ids_and_positions, among_nodes = packed(tree.token_ids, tree.parents, past, lowest)
+        ids, positions = torch.from_numpy(ids_and_positions).to(device)
+        full[:, past:] = torch.from_numpy(among_nodes)
     masks = {
         kind: _narrowed(full, positions, past, window, plan.chunks[kind], lowest)[None, None]
         for kind, window in plan.windows.items()

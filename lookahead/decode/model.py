@@ -41,11 +41,11 @@ class TargetModel:
     mode: Mode
     reason: str = ""
 
-    @property
+    @functools.cached_property  # transformers walks the parameters at each call
     def device(self) -> torch.device:
         return self.model.device
 
-    @property
+    @functools.cached_property
     def dtype(self) -> torch.dtype:
         return self.model.dtype
 

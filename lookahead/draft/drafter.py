@@ -61,6 +61,7 @@ class Drafter:
         self.own = TokenLog(LONGEST_REQUEST, hash_bits=12)
         self.session = TokenLog(self.options.session_tokens)
         self._prompt_length = 0
+        self._root = 0
         rows = 4 * candidates.PER_CHAIN + candidates.PER_TRIE * len(self.tries)
         self._table = candidates.CandidateTable(rows, self.options.branch_length)
         nodes = self.options.decoding_length
@@ -75,12 +76,15 @@ class Drafter:
     def start(self, prompt_ids: Sequence[int] | np.ndarray) -> None:
         """Begin a request: its prompt (at least one token) becomes its own text."""
         self.own.clear()
-        self.own.append(prompt_ids)
+        self.accept(prompt_ids)
         self._prompt_length = len(self.own)
 
     def accept(self, token_ids: Sequence[int] | np.ndarray) -> None:
         """The model said these tokens next."""
-        self.own.append(token_ids)
+        if len(token_ids):
+            self._root = int(token_ids[-1])
+            if self.options.strategy != "off":  # plain decoding needs no memory
+                self.own.append(token_ids)
 
     def finish(self) -> None:
         """End the request: its output joins the job's memory, its prompt is forgotten."""
@@ -113,12 +117,11 @@ class Drafter:
         """
         options, own = self.options, self.own
         context, length = own.tokens, len(own)
-        root = int(context[length - 1])
         most = options.decoding_length - 1
         most = most if budget is None else min(budget, most)
         longest = options.branch_length if branch_length is None else min(branch_length, options.branch_length)
         if options.strategy == "off" or most <= 0 or longest <= 0:
-            return root_only(root)
+            return root_only(self._root)
         table = self._table.arrays
         logs = (own.previous1, own.previous2, own.head1, own.head2)
         filled = candidates.from_log(*table, 0, context, length, *logs, context, length, True, self._prompt_length, 0)
@@ -133,7 +136,7 @@ class Drafter:
                 trie.document_ends, trie.document_sources, trie.source_weights, trie.weighted, context, length, 3 + number,
             )  # fmt: skip
         nodes = planner.grow(
-            *table, filled, root, most, longest, options.least, options.strategy == "single",
+            *table, filled, self._root, most, longest, options.least, options.strategy == "single",
             self._lists, *self._nodes,
         )  # fmt: skip
         tree = DraftTree(*(a[:nodes].copy() for a in self._nodes))
