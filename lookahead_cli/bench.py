@@ -257,7 +257,7 @@ def _print_replay(value: dict[str, Any], results: list[ReplayResult]) -> None:
 
     render.table(
         f"replay of {value['rows']:,} rows, {value['tokens']:,} tokens (no model)",
-        ["strategy", "start", "decoding length", "EDL", "draft/step", "steps", "draft us p50", "p99", "update us p50"],
+        ["strategy", "start", "length", "EDL", "drafted", "draft us", "p99", "update us"],
         [
             (
                 r.strategy,
@@ -265,7 +265,6 @@ def _print_replay(value: dict[str, Any], results: list[ReplayResult]) -> None:
                 r.decoding_length,
                 f"{r.edl:.2f}",
                 f"{r.draft_tokens / max(1, r.steps):.1f}",
-                r.steps,
                 *(f"{v:.1f}" for v in r.as_json()["draft_us"].values()),
                 f"{r.as_json()['update_us']['p50']:.1f}",
             )

@@ -36,7 +36,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], lef
     out.print(title, markup=False, style="bold")
     made = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(columns):
-        made.add_column(name, justify="left" if number < left else "right", no_wrap=number > 0)
+        made.add_column(name, justify="left" if number < left else "right", no_wrap=True)
     for row in rows:
         made.add_row(*(cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
     Console(highlight=False).print(made)

@@ -67,7 +67,7 @@ def test_bench_on_a_model_is_lossless_and_reports_every_contender(cli: Cli, tmp_
     assert json.loads(saved.read_text()) == value
     assert plot.read_bytes().startswith(b"\x89PNG")
     names = [run["name"] for run in value["runs"]]
-    assert names == ["plain", "auto", "hierarchical 16", "parallel 16", "single 16", "model.generate", "prompt lookup (HF)"]
+    assert names == ["plain", "auto", "hierarchical 16", "parallel 16", "single 16", "model.generate", "HF prompt lookup"]
     assert value["lossless"] == {"checked": 12, "identical": 12, "near_tie": 0, "different": 0}
     assert len({run["tokens"] for run in value["runs"]}) == 1
     plain = value["runs"][0]

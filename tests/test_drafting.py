@@ -50,6 +50,11 @@ def from_log(log, context, own, prompt_length=0, source=0, depth=6):
     return rows_of(table, filled)
 
 
+def belief(match, own=False):
+    """Weight of a place by its match length: half as much again for each token up to twelve, eight times for own text."""
+    return float(np.float32((8.0 if own else 1.0) * 1.5 ** min(match, 12)))
+
+
 @given(texts, st.integers(0, 22), st.sampled_from([1, 12]))
 @settings(max_examples=100, deadline=None)
 def test_places_of_the_requests_own_text_are_those_a_search_finds(text, prompt_length, hash_bits):
@@ -62,7 +67,7 @@ def test_places_of_the_requests_own_text_are_those_a_search_finds(text, prompt_l
             if matches[place] and (matches[place] >= 2) == (wanted == "two tokens or more"):
                 start = place + 1
                 repeated = (text[start:] * 6)[:6]  # text that repeats itself goes on repeating
-                expected.append((repeated, 8.0 * 2 ** min(matches[place], 8), int(start >= prompt_length)))
+                expected.append((repeated, belief(matches[place], own=True), int(start >= prompt_length)))
     assert from_log(log, np.array(text, np.int32), own=True, prompt_length=prompt_length) == expected
 
 
@@ -79,7 +84,7 @@ def test_places_of_the_jobs_outputs_are_those_a_search_finds(documents, context)
         for place in sorted(matches, reverse=True):
             if matches[place] and (matches[place] >= 2) == (wanted == "two tokens or more") and text[place + 1] != BREAK:
                 rest = [*text[place + 1 :], BREAK]
-                expected.append((rest[: rest.index(BREAK)][:6], 2.0 ** min(matches[place], 8), 7))
+                expected.append((rest[: rest.index(BREAK)][:6], belief(matches[place]), 7))
     assert from_log(log, np.array(context, np.int32), own=False, source=7) == expected
 
 
@@ -88,7 +93,7 @@ def test_no_more_places_of_a_log_are_taken_than_the_table_is_made_for():
     log.append([1, 2] * 500)
     found = from_log(log, log.tokens[: len(log)], own=True)
     assert len(found) == candidates.PER_CHAIN  # all match by two tokens or more
-    assert found[0] == ([1, 2, 1, 2, 1, 2], 8.0 * 256, 1)
+    assert found[0] == ([1, 2, 1, 2, 1, 2], belief(500, own=True), 1)
 
 
 # ---- places of a trie
@@ -125,7 +130,7 @@ def test_places_of_a_trie_are_those_a_search_finds_longest_matches_first(documen
     for document, weight in zip(documents, source_weights, strict=True):
         for place in range(len(document) - 1):
             if match := agreeing(document, place, context):
-                expected.append((match, (document[place + 1 :][:6], weight * 2.0 ** min(match, 8), 3)))
+                expected.append((match, (document[place + 1 :][:6], float(np.float32(belief(match)) * np.float32(weight)), 3)))
     found = from_trie(index_of(documents), context, source_weights)
     assert sorted(found) == sorted(row for _, row in expected)
     if not weighted:
@@ -134,13 +139,13 @@ def test_places_of_a_trie_are_those_a_search_finds_longest_matches_first(documen
 
 def test_branch_of_a_trie_does_not_run_into_the_next_document():
     index = index_of([[1, 2, 3], [0, 0, 0]])
-    assert from_trie(index, [1], [1, 1]) == [([2, 3], 2.0, 3)]
+    assert from_trie(index, [1], [1, 1]) == [([2, 3], belief(1), 3)]
     assert from_trie(index, [3], [1, 1]) == []
 
 
 def test_match_is_not_followed_beyond_the_depth_that_suffixes_are_sorted_to():
-    assert from_trie(index_of([[0, 1, 2, 3, 4]]), [0, 1, 2, 3], [1.0]) == [([4], 2.0**4, 3)]
-    assert from_trie(index_of([[0, 1, 2, 3, 4]]), [0, 1, 2, 3], [1.0], trie_depth=2) == [([4], 2.0**2, 3)]
+    assert from_trie(index_of([[0, 1, 2, 3, 4]]), [0, 1, 2, 3], [1.0]) == [([4], belief(4), 3)]
+    assert from_trie(index_of([[0, 1, 2, 3, 4]]), [0, 1, 2, 3], [1.0], trie_depth=2) == [([4], belief(2), 3)]
 
 
 def test_places_of_a_long_range_are_an_even_sample():
@@ -231,8 +236,8 @@ def test_tree_is_the_most_probable_one_within_the_budget(rows, budget, branch_le
 
 
 def test_node_known_from_one_short_match_promises_little():
-    assert grow([([1], 1, 0)], 4).probabilities.tolist() == [1.0, pytest.approx(2 / 10)]
-    assert grow([([1], 8, 0)], 4).probabilities.tolist() == [1.0, pytest.approx(256 / 264)]
+    assert grow([([1], 1, 0)], 4).probabilities.tolist() == [1.0, pytest.approx(2 / 6)]
+    assert grow([([1], 8, 0)], 4).probabilities.tolist() == [1.0, pytest.approx(256 / 260)]
 
 
 def test_no_more_than_the_widest_number_of_children_grow_below_a_node():

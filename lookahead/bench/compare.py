@@ -22,7 +22,7 @@ from lookahead.decode.model import TargetModel
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.trie.file import Trie
 
-PLAIN, GENERATE, PROMPT_LOOKUP = "plain", "model.generate", "prompt lookup (HF)"
+PLAIN, GENERATE, PROMPT_LOOKUP = "plain", "model.generate", "HF prompt lookup"
 
 
 @dataclasses.dataclass

@@ -12,7 +12,7 @@ import numpy as np
 
 from lookahead.trie.suffixes import kernel
 
-ESCAPE = 8.0  # weight of "none of these", in units of `candidates.weight_of`
+ESCAPE = 4.0  # weight of "none of these", in units of `candidates.weight_of`
 WIDEST = 32  # different tokens considered below one node
 
 
