@@ -1,5 +1,52 @@
-"""lookahead: faster offline LLM generation from tries of seen text, without a draft model and without changing a token."""
+"""lookahead: faster offline LLM generation from tries of seen text, without a draft model and without changing a token.
+
+    from lookahead import Drafter, DraftOptions, LookaheadEngine, Trie, load_model
+
+    engine = LookaheadEngine(load_model("org/model"), Drafter([Trie("answers.trie")], DraftOptions(adaptive=True)))
+    generation = engine.generate(prompt_ids, max_new_tokens=256)   # generation.token_ids, .edl, ...
+
+Names are imported when they are first used: `import lookahead` alone loads neither numpy nor torch.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from lookahead.decode.engine import Generation, LookaheadEngine
+    from lookahead.decode.model import load_model
+    from lookahead.draft.drafter import Drafter, DraftOptions
+    from lookahead.errors import LookaheadError
+    from lookahead.trie.build import build_trie
+    from lookahead.trie.file import Trie
+
+_HOMES = {
+    "build_trie": "lookahead.trie.build",
+    "Trie": "lookahead.trie.file",
+    "Drafter": "lookahead.draft.drafter",
+    "DraftOptions": "lookahead.draft.drafter",
+    "LookaheadEngine": "lookahead.decode.engine",
+    "Generation": "lookahead.decode.engine",
+    "load_model": "lookahead.decode.model",
+    "LookaheadError": "lookahead.errors",
+}
+
+__all__ = [
+    "DraftOptions",
+    "Drafter",
+    "Generation",
+    "LookaheadEngine",
+    "LookaheadError",
+    "Trie",
+    "build_trie",
+    "load_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lookahead' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -51,3 +51,11 @@ def test_help_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'transformers', 'numba', 'numpy', 'pyarrow'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_python_names_of_the_docstring_exist_and_import_alone_is_light() -> None:
+    code = (
+        "import sys, lookahead; assert not {'numpy', 'torch'} & set(sys.modules); "
+        "assert all(callable(getattr(lookahead, name)) for name in lookahead.__all__)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
