@@ -79,7 +79,7 @@ def command(
     from pathlib import Path
 
     from lookahead.errors import LookaheadError, UsageError
-    from lookahead.job.rows import read_requests
+    from lookahead.job.rows import count_rows, read_requests
     from lookahead_cli import render
 
     if model is None:
@@ -107,12 +107,15 @@ def command(
     job = JobOptions(max_new_tokens, chat, system, token_ids, learned)
     totals = JobTotals()
     try:
-        with _opened(out) as file, render.progress("answering", None, shown=not quiet) as update:
+        with _opened(out) as file, render.progress("answering", count_rows(input), shown=not quiet) as update:
             for row in run_job(engine, tokenizer, chain([first], requests), job, totals):
                 file.write(json_module.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
                 rate = totals.tokens / totals.seconds if totals.seconds else 0.0
                 update(totals.rows, f"{rate:.0f} tokens/s, EDL {totals.edl:.2f}")
+    except KeyboardInterrupt:
+        render.notice(f"interrupted after {totals.rows} rows; every line of {out or 'the output'} is a whole row.")
+        raise
     except OSError as error:
         raise LookaheadError(f"{out or 'stdout'}: write failed ({error.strerror}) after {totals.rows} rows.") from error
     if save_trie and learned:

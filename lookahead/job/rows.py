@@ -45,6 +45,14 @@ def read_requests(path: str) -> Iterator[Request]:
         raise CorpusError(f'{path}: empty file. Give one JSON object per line, such as {{"prompt": "..."}}.')
 
 
+def count_rows(path: str) -> int | None:
+    """Non-empty lines of a plain file, for progress; None where counting would mean unpacking it or using up a pipe."""
+    if path.endswith((".gz", ".zst")) or not Path(path).is_file():
+        return None
+    with open(path, "rb") as file:
+        return sum(1 for line in file if line.strip())
+
+
 def parse_row(row: dict[str, Any], line: int) -> Request:
     """A Request, with `problem` set where the row cannot be used."""
     openai = isinstance(row.get("body"), dict)
