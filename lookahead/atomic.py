@@ -24,6 +24,8 @@ def replacing(path: str | Path, mode: str = "wb") -> Iterator[IO]:
     path = Path(path)
     if path.is_dir():
         raise LookaheadError(f"{path}: is a folder. Name a file to write.")
+    if path.exists() and not path.is_file():
+        raise LookaheadError(f"{path}: is a device or pipe, which cannot be replaced. Name a file to write.")
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     except OSError as error:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,8 @@ def load_tokenizer(name: str) -> Any:
     if not path.is_dir() and looks_like_path(name):
         raise ModelError(f"{name}: no such folder. Give a folder with a tokenizer, or a hub name such as org/model.")
     try:
-        return AutoTokenizer.from_pretrained(name)
+        with quiet_hub():
+            return AutoTokenizer.from_pretrained(name)
     except Exception as error:  # transformers raises many kinds for a missing or damaged tokenizer
         raise ModelError(f"{name}: tokenizer cannot be loaded ({first_line(error)}).") from error
 
@@ -36,6 +40,18 @@ TOKENIZER_FILES = (
     "spiece.model",
     "tokenizer_config.json",
 )
+
+
+@contextlib.contextmanager
+def quiet_hub() -> Iterator[None]:
+    """No log lines of the hub client about retries: what fails in the end is said once, in our words."""
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        hub.setLevel(level)
 
 
 def looks_like_path(name: str) -> bool:

@@ -261,3 +261,10 @@ def test_interrupted_job_says_so_and_leaves_whole_rows(tmp_path: Path, number: s
     assert "Traceback" not in err
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert 2 <= len(rows) < 600
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs a device that is always full")
+def test_full_disk_is_named_with_the_rows_written(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": PROMPTS[0]}])
+    job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 2, "--quiet")
+    cli.fails(1, *job, "-o", "/dev/full", "--overwrite", saying=["/dev/full: write failed", "No space left", "rows"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -216,3 +217,11 @@ def test_json_objects_are_one_line(cli: Cli, trie: Path) -> None:
     out = cli("inspect-trie", trie, "--json").out
     assert out.count("\n") == 1
     assert json.loads(out)["documents"] == 2
+
+
+def test_pipe_or_device_is_never_replaced_by_a_file(cli: Cli, corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    cli.fails(
+        1, "build-trie", corpus, "-o", tmp_path / "pipe", "--tokenizer", tokenizer_folder, saying=["pipe", "cannot be replaced"]
+    )
+    assert (tmp_path / "pipe").is_fifo()

@@ -23,7 +23,7 @@ from lookahead.decode.batch import MaskPlan, tree_inputs
 from lookahead.decode.kv_cache import SequenceCache
 from lookahead.draft.tree import DraftTree, chain
 from lookahead.errors import ModelError, UsageError
-from lookahead.tokenizer import first_line, looks_like_path
+from lookahead.tokenizer import first_line, looks_like_path, quiet_hub
 
 Mode = Literal["tree", "chain", "plain"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -160,7 +160,8 @@ def load_model(name: str, dtype: str = "auto", device: str = "auto", attention: 
     if path.is_dir() and not (path / "config.json").exists():
         raise ModelError(f"{name}: no config.json in this folder, so it is no model.")
     try:
-        config = AutoConfig.from_pretrained(name)
+        with quiet_hub():
+            config = AutoConfig.from_pretrained(name)
     except Exception as error:  # transformers and the hub raise many kinds
         raise ModelError(f"{name}: cannot be read as a model ({first_line(error)}).") from error
     known = AutoModelForCausalLM._model_mapping
