@@ -87,10 +87,10 @@ def read_documents(
 ) -> Iterator[TokenDocument]:
     """Token documents of all files, in order. `source` overrides the file's name; `progress` gets the rows read so far.
 
-    Rows that cannot be used go to `report`, or raise CorpusError if `strict`.
+    vocab_size: ids of id rows must lie below it. Rows that cannot be used go to `report`, or raise CorpusError if `strict`.
     """
     rows = itertools.chain.from_iterable(
-        _rows_of(name, source or _source_name(name), text_field, report, strict) for name in names
+        _rows_of(name, source or _source_name(name), text_field, report, strict, vocab_size or 1 << 31) for name in names
     )
     eos = getattr(tokenizer, "eos_token_id", None)
     while batch := list(itertools.islice(rows, 512)):
@@ -102,8 +102,6 @@ def read_documents(
         for row in batch:
             if row.ids is not None:
                 ids, left = list(row.ids), list(row.prompt or [])
-                if vocab_size is not None and any(not 0 <= t < vocab_size for t in (*ids, *left)):
-                    raise CorpusError(f"{row.source}: a token id is outside --vocab-size {vocab_size}.")
             else:
                 ids, left = next(encoded), next(prompts)
                 if row.ends and eos is not None and (not ids or ids[-1] != eos):
@@ -164,7 +162,9 @@ def _source_name(name: str) -> str:
     return "stdin" if name == "-" else Path(name).name
 
 
-def _rows_of(name: str, source: str, text_field: str | None, report: CorpusReport, strict: bool) -> Iterator[Row]:
+def _rows_of(
+    name: str, source: str, text_field: str | None, report: CorpusReport, strict: bool, vocab_size: int
+) -> Iterator[Row]:
     kind = kind_of(name)
     if kind == ".txt":
         yield from _text_pieces(name, source, report)
@@ -175,7 +175,7 @@ def _rows_of(name: str, source: str, text_field: str | None, report: CorpusRepor
         if isinstance(row, str):
             report.add(f"{where}: {row}.", strict)
             continue
-        found, problem = _documents_of(row, source, text_field)
+        found, problem = _documents_of(row, source, text_field, vocab_size)
         if problem:
             report.add(f"{where}: {problem}", strict)
             continue
@@ -217,15 +217,17 @@ def _text_pieces(name: str, source: str, report: CorpusReport) -> Iterator[Row]:
         raise CorpusError(f"{name}: empty file.")
 
 
-def _documents_of(row: dict[str, Any], source: str, text_field: str | None) -> tuple[list[Row], str]:
+def _documents_of(row: dict[str, Any], source: str, text_field: str | None, vocab_size: int) -> tuple[list[Row], str]:
     """(documents of a row, "") or ([], what is wrong)."""
     if text_field is None:
         for field in ID_FIELDS:
             if field in row:
                 prompt = row.get("prompt_ids") if field == "response_ids" else None
                 for name, ids in ((field, row[field]), ("prompt_ids", prompt or [])):
-                    if not isinstance(ids, list) or not all(type(t) is int and 0 <= t < 1 << 31 for t in ids):
+                    if not isinstance(ids, list) or not all(type(t) is int and t >= 0 for t in ids):
                         return [], f'"{name}" is not a list of token ids.'
+                    if ids and max(ids) >= vocab_size:
+                        return [], f'"{name}" holds token id {max(ids)}, outside the vocabulary of {vocab_size}.'
                 return [Row(source, ids=row[field], prompt=prompt)], "" if row[field] else f'"{field}" is empty.'
     field = text_field or next((f for f in TEXT_FIELDS if row.get(f) is not None), "")
     if not field or row.get(field) is None:

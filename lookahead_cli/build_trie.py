@@ -73,7 +73,9 @@ def command(
         whose = identity(loaded, tokenizer)
     report = CorpusReport()
     with render.progress("reading", None, shown=not json) as update:
-        documents = read_documents(names, loaded, report, text_field, source, strict, vocab_size, lambda n: update(n, "rows"))
+        documents = read_documents(
+            names, loaded, report, text_field, source, strict, whose.vocab_size, lambda n: update(n, "rows")
+        )
         try:
             header = build_trie(documents, out, whose, min_count, {"text_field": text_field or "auto"})
         except CorpusError as error:

@@ -220,11 +220,13 @@ def test_text_without_a_tokenizer_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("row", [{"ids": [1, 10]}, {"response_ids": [1], "prompt_ids": [10]}])
-def test_id_outside_the_vocabulary_is_refused(tmp_path, row):
+def test_row_with_an_id_outside_the_vocabulary_is_left_out_with_its_line(tmp_path, row):
     path = tmp_path / "c.jsonl"
-    path.write_bytes(json_lines(row))
-    with pytest.raises(CorpusError, match=r"c.jsonl: a token id is outside --vocab-size 10"):
-        read(path, vocab_size=10)
+    path.write_bytes(json_lines({"ids": [9]}, row))
+    documents, report = read(path, vocab_size=10)
+    assert [list(d.token_ids) for d in documents] == [[9]]
+    assert report.problems[0].startswith(f"{path}:2: ")
+    assert report.problems[0].endswith("holds token id 10, outside the vocabulary of 10.")
 
 
 def test_given_source_name_stands_for_that_of_the_file(tmp_path):
@@ -247,7 +249,7 @@ BAD_LINES = [
     (b'{"ids": "x"}', '"ids" is not a list of token ids.'),
     (b'{"ids": [1, true]}', '"ids" is not a list of token ids.'),
     (b'{"ids": [1, -1]}', '"ids" is not a list of token ids.'),
-    (b'{"ids": [2147483648]}', '"ids" is not a list of token ids.'),
+    (b'{"ids": [2147483648]}', '"ids" holds token id 2147483648, outside the vocabulary of 2147483648.'),
     (b'{"ids": []}', '"ids" is empty.'),
     (b'{"response_ids": [1], "prompt_ids": [1.5]}', '"prompt_ids" is not a list of token ids.'),
     (b'{"messages": "x"}', '"messages" is not a list of {"role", "content"} with text.'),

@@ -17,7 +17,7 @@ from lookahead.budget.cost import CostCurve, isotonic
 TRIALS = (64, 1, 16, 4, 64, 1, 16, 4, 8, 32, 8, 32)  # first steps; each length twice, as the first of a shape is slow
 LOOKS = (2.0, 0.5, 2.0, 0.0)  # later: these multiples of the best length, in turn (0: a plain step)
 LOOK_EVERY = 50  # steps
-REFIT_EVERY = 20  # steps
+REFIT_EVERY = 40  # steps
 MEMORY = 0.998  # weight of the past at each step: about 500 steps count
 
 
@@ -32,8 +32,9 @@ class GoodputBudget:
         self._steps = 0
         self._verified = np.zeros(most)  # steps in which a node stood at each place, the past fading
         self._accepted = np.zeros(most)  # and those in which it was accepted
-        self._other_seconds = 0.0  # of a step, outside the forward
-        self._counted = 0.0
+        self._other_seconds = 0.0  # of steps, outside the forward
+        self._weights = 0.0  # of all steps
+        self._weight = 1.0  # of the next step; it grows, so that the past need not be faded at each
 
     def decoding_length(self) -> int:
         """Tokens of the next step's forward at most: the root + the draft tokens."""
@@ -49,16 +50,27 @@ class GoodputBudget:
     def observe(self, tokens: int, nodes: list[int], forward_seconds: float, step_seconds: float) -> None:
         """A forward over `tokens` tokens accepted `nodes` (root included); what it and the whole step took."""
         self.curve.observe(tokens, forward_seconds)
-        self._verified *= MEMORY
-        self._accepted *= MEMORY
-        self._verified[:tokens] += 1
-        self._accepted[nodes] += 1
-        self._counted = MEMORY * self._counted + 1
-        self._other_seconds = MEMORY * self._other_seconds + step_seconds - forward_seconds
+        self._verified[:tokens] += self._weight
+        self._accepted[nodes] += self._weight
+        self._other_seconds += self._weight * (step_seconds - forward_seconds)
+        self._weights += self._weight
+        self._weight /= MEMORY
+        if self._weight > 1e6:
+            self._rescale()
 
     def goodput(self) -> np.ndarray:
         """float64 [most]: tokens per second expected at decoding lengths 1, 2, ... `most`. Needs one observed step."""
-        weight = self._verified + 1e-3
-        share = -isotonic(-self._accepted / weight, weight)  # later nodes are accepted less often; what says else is noise
-        cost = self.curve.seconds(self._most)[1:] + self._other_seconds / self._counted
+        weight = self._verified / self._weight + 1e-3
+        share = -isotonic(
+            -self._accepted / self._weight / weight, weight
+        )  # later nodes are accepted less often; what says else is noise
+        cost = self.curve.seconds(self._most)[1:] + self._other_seconds / self._weights
         return np.cumsum(share) / cost
+
+    def _rescale(self) -> None:
+        """Give the next step the weight 1 again; all ratios stay."""
+        self._verified /= self._weight
+        self._accepted /= self._weight
+        self._other_seconds /= self._weight
+        self._weights /= self._weight
+        self._weight = 1.0
