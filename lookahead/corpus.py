@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from lookahead.errors import CorpusError
-from lookahead.trie.build import TokenDocument
+from lookahead.trie.build import LEFT_CONTEXT, TokenDocument
 
 TEXT_FIELDS = ("text", "response", "output", "completion", "answer", "messages")
 ID_FIELDS = ("ids", "response_ids")
-LEFT_CONTEXT = 4  # prompt tokens kept before an answer
 TEXT_PIECE = 1 << 20  # characters
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".txt", ".parquet")
 

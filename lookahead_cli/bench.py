@@ -48,7 +48,7 @@ def command(
         typer.Option(
             "--decoding-length",
             metavar="N[,N]",
-            help="Tokens in one forward: the last token + the draft tokens. Default: 16 with a model, 64 in replay.",
+            help="Tokens in one forward: the last token + the draft tokens; auto finds its own. Default: 16, in replay 64.",
         ),
     ] = None,
     branch_length: BranchLength = 32,
@@ -87,8 +87,12 @@ def command(
     for path in (save, plot):
         check_folder(path)
     if replay is not None:
-        if input or plot:
-            raise UsageError("--replay takes no --input and no --plot.")
+        of_models = (input, plot, attn, dtype != "auto", device != "auto", max_new_tokens != 256, not peers, not check_lossless)
+        if any(of_models):
+            raise UsageError(
+                "--replay runs no model: leave out --input, --plot, --attn, --dtype, --device, --max-new-tokens, --no-peers "
+                "and --no-check-lossless."
+            )
         value, results = _replay(replay, trie, options, tokenizer, rows)
         if json:
             render.print_json(value)
@@ -135,12 +139,14 @@ def compare_on(
     shown: bool,
 ) -> tuple[Comparison, list[str]]:
     """(comparison, what is wrong with rows that were left out)."""
+    from itertools import islice
+
     from lookahead.errors import LookaheadError
     from lookahead.job.rows import prompt_ids_of, read_requests
     from lookahead_cli import render
     from lookahead_cli.generate import load_engine
 
-    requests = list(read_requests(input))[:rows]
+    requests = list(islice(read_requests(input), rows))
     engine, tokenizer, _ = load_engine(model, tries, options[0], dtype, device, attention)
     prompts, failed = [], []
     for request in requests:
@@ -223,7 +229,9 @@ def _replay(
     from lookahead_cli import render
 
     loaded = None
+    began = time.perf_counter()
     opened = open_tries(tries)
+    build_seconds = time.perf_counter() - began
     if tokenizer is not None:
         from lookahead.tokenizer import identity, load_tokenizer
 
@@ -232,9 +240,6 @@ def _replay(
         for trie in opened:
             trie.check_tokenizer(whose.fingerprint, whose.vocab_size, tokenizer)
     pairs = list(islice(replay_pairs(path, loaded), rows))
-    began = time.perf_counter()
-    opened = open_tries(tries)
-    build_seconds = time.perf_counter() - began
     render.patiently(Drafter(opened, options[0]).warm_up, render.COMPILING)
     starts = [opened, []] if opened else [[]]
     results = []

@@ -45,7 +45,7 @@ def command(
     header = opened.header
     if verify:
         render.patiently(opened.verify, "Checking every byte ...")
-    loaded = _tokenizer_of(opened, tokenizer, needed=query is not None or coverage is not None)
+    loaded = tokenizer_of(opened, tokenizer, needed=query is not None or coverage is not None)
     if query is not None and loaded is None:
         raise UsageError(f"{trie}: was built from ids. Name a tokenizer for --query: --tokenizer NAME_OR_DIR.")
 
@@ -138,7 +138,7 @@ def command(
         )
 
 
-def _tokenizer_of(trie: Trie, name: str | None, needed: bool) -> Any | None:
+def tokenizer_of(trie: Trie, name: str | None, needed: bool) -> Any | None:
     """The tokenizer to show text with; None if the trie came as ids, or its tokenizer is gone and not needed."""
     from lookahead.errors import LookaheadError
     from lookahead.tokenizer import identity, load_tokenizer

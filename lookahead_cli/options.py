@@ -11,6 +11,7 @@ from lookahead.errors import LookaheadError, UsageError
 
 if TYPE_CHECKING:
     from lookahead.draft.drafter import DraftOptions
+    from lookahead.trie.file import Trie
 
 
 def _load_config(context: typer.Context, path: str | None) -> str | None:
@@ -71,7 +72,8 @@ DecodingLength = Annotated[
     typer.Option(
         "--decoding-length",
         metavar="N|auto",
-        help="Tokens in one forward: the last token + the draft tokens. auto: up to 64, as many as pay at measured costs.",
+        help="Tokens in one forward: the last token + the draft tokens. auto: up to 64, as many as pay at measured costs; "
+        "with --strategy auto a number is the limit.",
     ),
 ]
 BranchLength = Annotated[
@@ -94,15 +96,11 @@ def draft_options(strategy: str, decoding_length: str, branch_length: int) -> Dr
     return DraftOptions(kind, int(decoding_length) if fixed else 64, branch_length, adaptive=adaptive)
 
 
-def open_tries(paths: list[str] | None, fingerprint: str = "", vocab_size: int = 0, model: str = "") -> list[Any]:
-    """Open tries and, if a vocabulary size is given, check that they fit the model's tokenizer."""
+def open_tries(paths: list[str] | None) -> list[Trie]:
+    """Open tries; their headers are checked here, their tokenizer once the model's is known."""
     from lookahead.trie.file import Trie
 
-    tries = [Trie(path) for path in paths or []]
-    if vocab_size:
-        for trie in tries:
-            trie.check_tokenizer(fingerprint, vocab_size, model)
-    return tries
+    return [Trie(path) for path in paths or []]
 
 
 def check_folder(path: str | None) -> None:

@@ -56,9 +56,9 @@ def command(
     before = Trie(trie)
     loaded = None
     if coverage is not None and before.header.tokenizer_fingerprint:
-        from lookahead_cli.inspect_trie import _tokenizer_of
+        from lookahead_cli.inspect_trie import tokenizer_of
 
-        loaded = _tokenizer_of(before, tokenizer, needed=True)
+        loaded = tokenizer_of(before, tokenizer, needed=True)
     costs = [_edl(before, coverage, loaded)] if coverage else []
     render.patiently(lambda: prune_trie(trie, out, min_count, max_tokens, limit, drop_source or ()), render.COMPILING)
     after = Trie(out)

@@ -94,6 +94,7 @@ def test_bench_refuses_what_does_not_go_together(cli: Cli, pairs: Path, tmp_path
     cli.fails(2, "bench", "--model", MODEL, saying=["--input"])
     cli.fails(2, "bench", "--model", MODEL, "--replay", pairs, saying=["either"])
     cli.fails(2, "bench", "--replay", pairs, "--plot", tmp_path / "x.png", saying=["--plot"])
+    cli.fails(2, "bench", "--replay", pairs, "--dtype", "float16", saying=["--replay runs no model", "--dtype"])
     cli.fails(2, "bench", "--replay", pairs, "--strategy", "off", saying=["off", "hierarchical"])
     cli.fails(2, "bench", "--replay", pairs, "--decoding-length", "many", saying=["many"])
     cli.fails(1, "bench", "--replay", tmp_path / "no.jsonl", saying=["no.jsonl: no such file"])

@@ -418,10 +418,11 @@ def test_draft_options_out_of_range_are_refused(options, message):
         DraftOptions(**options)
 
 
-def test_first_nodes_of_a_tree_are_a_tree():
-    tree = grow([([1, 2, 3], 8, 0), ([1, 3], 4, 2)], 8)
-    assert paths_of(tree.first(3)) == paths_of(tree)[:3]
-    assert tree.first(99) is tree
+def test_tree_of_a_smaller_budget_is_the_beginning_of_a_larger_one():
+    rows = [([1, 2, 3], 8, 0), ([1, 3], 4, 2)]
+    whole = paths_of(grow(rows, 8))
+    for budget in range(8):
+        assert paths_of(grow(rows, budget)) == whole[: budget + 1]
 
 
 def test_chain_and_root_are_trees_of_one_branch():

@@ -1,7 +1,7 @@
 """The loop of lookahead decoding (arXiv 2312.12728). In: prompt ids. Out: the tokens plain decoding gives, step by step.
 
-Prefill, then in turn: draft, forward, verify and accept, keep what was accepted, tell the drafter. Limits and counting stand
-in `Generation`, below the loop's level.
+Prefill, then in turn: draft, forward, verify and accept, keep what was accepted, tell the drafter (`LookaheadEngine._decode`).
+Limits and counting stand in `Generation`.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ import numpy as np
 from lookahead.draft import candidates, planner
 from lookahead.draft.tree import DraftTree, root_only
 from lookahead.errors import UsageError
+from lookahead.trie.build import LEFT_CONTEXT
 from lookahead.trie.file import Trie
 from lookahead.trie.session import TokenLog
 
 Strategy = Literal["hierarchical", "parallel", "single", "off"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
-LEFT_CONTEXT = 4  # prompt tokens kept before an output, so that its first tokens can be drafted
 LONGEST_REQUEST = 1 << 20  # tokens of one request that its own text is searched in
 
 

@@ -66,12 +66,6 @@ class DraftTree:
             path.append(parents[path[-1]])
         return said, path[::-1]
 
-    def first(self, nodes: int) -> DraftTree:
-        """The tree of the first `nodes` nodes; parents stand before children, so it is a tree again."""
-        if nodes >= len(self):
-            return self
-        return DraftTree(self.token_ids[:nodes], self.parents[:nodes], self.probabilities[:nodes], self.sources[:nodes])
-
 
 def root_only(token_id: int) -> DraftTree:
     """The tree of a plain step: nothing guessed."""

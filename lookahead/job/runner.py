@@ -10,7 +10,7 @@ from typing import Any
 from lookahead.decode.engine import Generation, LookaheadEngine
 from lookahead.errors import LookaheadError
 from lookahead.job.rows import Request, prompt_ids_of
-from lookahead.trie.build import TokenDocument
+from lookahead.trie.build import LEFT_CONTEXT, TokenDocument
 
 
 @dataclasses.dataclass
@@ -79,7 +79,7 @@ def run_job(
             continue
         totals.add(generation)
         if options.learn is not None:
-            options.learn.append(TokenDocument([*prompt_ids[-4:], *generation.token_ids], "outputs"))
+            options.learn.append(TokenDocument([*prompt_ids[-LEFT_CONTEXT:], *generation.token_ids], "outputs"))
         yield _output_row(request, generation, tokenizer, options)
 
 

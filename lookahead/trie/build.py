@@ -15,6 +15,8 @@ from lookahead.errors import CorpusError
 from lookahead.trie import format
 from lookahead.trie.suffixes import DEPTH, first_table, sort_suffixes
 
+LEFT_CONTEXT = 4  # prompt tokens kept before an answer, so that its first tokens can be drafted
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenDocument:

@@ -121,7 +121,7 @@ def write(path: str | Path, header: TrieHeader, arrays: Mapping[str, np.ndarray]
         offset = sections[-1].end
     header = dataclasses.replace(header, sections=tuple(sections), content_hash="", created=0.0)
     header = dataclasses.replace(header, content_hash=hashlib.sha256(_pack(header, 0)).hexdigest()[:16], created=time.time())
-    # Offsets are packed as fixed 8-byte integers would be best; msgpack shrinks them, so settle the start by iteration.
+    # msgpack packs larger offsets into more bytes, so the header's length and where the sections start depend on each other.
     start = 0
     while True:
         packed = _pack(header, start)
