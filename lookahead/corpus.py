@@ -8,6 +8,7 @@ A row's text is --text-field, else the first present of TEXT_FIELDS. A row that 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import glob
@@ -17,9 +18,12 @@ import itertools
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, cast
+
+import numpy as np
 
 from lookahead.errors import CorpusError
 from lookahead.trie.build import LEFT_CONTEXT, TokenDocument
@@ -27,6 +31,8 @@ from lookahead.trie.build import LEFT_CONTEXT, TokenDocument
 TEXT_FIELDS = ("text", "response", "output", "completion", "answer", "messages")
 ID_FIELDS = ("ids", "response_ids")
 TEXT_PIECE = 1 << 20  # characters
+PROMPT_TAIL = 512  # characters of a prompt that are tokenized for its last LEFT_CONTEXT tokens
+BATCH = 512  # rows tokenized at a time
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".txt", ".parquet")
 
 
@@ -36,17 +42,18 @@ class Row:
 
     source: str
     text: str = ""
-    ids: Sequence[int] | None = None
-    prompt: str | list | Sequence[int] | None = None  # text, chat messages or ids
+    ids: np.ndarray | None = None
+    prompt: str | list | np.ndarray | None = None  # text, chat messages or ids
     ends: bool = True  # the model would end here
 
 
 @dataclasses.dataclass
 class CorpusReport:
-    """What was read. `problems` holds the first ten, as `file:line: what`."""
+    """What was read. `problems` holds the first ten, as `file:line: what`; `bytes` counts those of the files, packed or not."""
 
     rows: int = 0
     bad: int = 0
+    bytes: int = 0
     problems: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, problem: str, strict: bool) -> None:
@@ -74,6 +81,11 @@ def expand(patterns: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def size_of(names: Sequence[str]) -> int | None:
+    """Bytes of all files; None if stdin is among them."""
+    return None if "-" in names else sum(Path(name).stat().st_size for name in names)
+
+
 def read_documents(
     names: Sequence[str],
     tokenizer: Any | None,
@@ -82,31 +94,58 @@ def read_documents(
     source: str | None = None,
     strict: bool = False,
     vocab_size: int | None = None,
-    progress: Callable[[int], None] = lambda rows: None,
+    workers: int = 1,
 ) -> Iterator[TokenDocument]:
-    """Token documents of all files, in order. `source` overrides the file's name; `progress` gets the rows read so far.
+    """Token documents of all files, in order. `source` overrides the file's name.
 
-    vocab_size: ids of id rows must lie below it. Rows that cannot be used go to `report`, or raise CorpusError if `strict`.
+    vocab_size: ids of id rows must lie below it. workers: batches of rows that are tokenized side by side.
+    Rows that cannot be used go to `report`, or raise CorpusError if `strict`.
     """
     rows = itertools.chain.from_iterable(
         _rows_of(name, source or _source_name(name), text_field, report, strict, vocab_size or 1 << 31) for name in names
     )
+    batches = iter(lambda: list(itertools.islice(rows, BATCH)), [])
+    pending: collections.deque[Future[list[TokenDocument]]] = collections.deque()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for batch in batches:
+                if all(row.ids is not None for row in batch):
+                    while pending:
+                        yield from pending.popleft().result()
+                    yield from _tokenized(batch, None)
+                    continue
+                if tokenizer is None:
+                    raise CorpusError("the corpus holds text: name its tokenizer with --tokenizer MODEL_OR_FOLDER.")
+                pending.append(pool.submit(_tokenized, batch, tokenizer))
+                if len(pending) > workers:
+                    yield from pending.popleft().result()
+            while pending:
+                yield from pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _tokenized(batch: Sequence[Row], tokenizer: Any | None) -> list[TokenDocument]:
+    """The documents of some rows. Tokenizers of the `tokenizers` library let other threads run meanwhile."""
+    texts = [row for row in batch if row.ids is None]
+    encoded = iter(_encode(tokenizer, [row.text for row in texts]))
+    prompts = iter(_encode(tokenizer, [_prompt_text(row.prompt, tokenizer)[-PROMPT_TAIL:] for row in texts]))
     eos = getattr(tokenizer, "eos_token_id", None)
-    while batch := list(itertools.islice(rows, 512)):
-        texts = [row for row in batch if row.ids is None]
-        if texts and tokenizer is None:
-            raise CorpusError("the corpus holds text: name its tokenizer with --tokenizer MODEL_OR_FOLDER.")
-        encoded = iter(_encode(tokenizer, [row.text for row in texts]))
-        prompts = iter(_encode(tokenizer, [_prompt_text(row.prompt, tokenizer) for row in texts]))
-        for row in batch:
-            if row.ids is not None:
-                ids, left = list(row.ids), list(row.prompt or [])
-            else:
-                ids, left = next(encoded), next(prompts)
-                if row.ends and eos is not None and (not ids or ids[-1] != eos):
-                    ids = [*ids, eos]
-            yield TokenDocument([*left[-LEFT_CONTEXT:], *ids], row.source)
-        progress(report.rows)
+    documents = []
+    for row in batch:
+        ids: np.ndarray | list[int]
+        if row.ids is None:
+            ids, left = next(encoded), next(prompts)[-LEFT_CONTEXT:]
+            if row.ends and eos is not None and (not ids or ids[-1] != eos):
+                ids = [*ids, eos]
+            ids = np.array([*left, *ids], np.int64)
+        elif isinstance(row.prompt, np.ndarray):
+            ids = np.concatenate([row.prompt[-LEFT_CONTEXT:], row.ids])
+        else:
+            ids = row.ids
+        documents.append(TokenDocument(ids, row.source))
+    return documents
 
 
 def kind_of(name: str) -> str:
@@ -116,30 +155,47 @@ def kind_of(name: str) -> str:
 
 
 @contextlib.contextmanager
-def open_text(name: str) -> Iterator[IO[bytes]]:
-    """Bytes of a file, uncompressed on the fly; "-" is stdin. Raises CorpusError if it cannot be opened or unpacked."""
+def open_text(name: str, report: CorpusReport | None = None) -> Iterator[IO[bytes]]:
+    """Bytes of a file, uncompressed on the fly; "-" is stdin. `report` counts the file's own bytes.
+
+    Raises CorpusError if it cannot be opened or unpacked.
+    """
     try:
         if name == "-":
             yield sys.stdin.buffer
-        elif name.endswith(".gz"):
-            with gzip.open(name, "rb") as unpacked:
-                yield cast(IO[bytes], unpacked)
-        elif name.endswith(".zst"):
-            import pyarrow
+            return
+        with io.BufferedReader(_CountedFile(name, report or CorpusReport()), 1 << 18) as file:
+            if name.endswith(".gz"):
+                with gzip.open(file, "rb") as unpacked:
+                    yield cast(IO[bytes], unpacked)
+            elif name.endswith(".zst"):
+                import pyarrow
 
-            # pyarrow reads on across frames and says when a file was cut short; zstandard's reader does neither.
-            with pyarrow.CompressedInputStream(pyarrow.OSFile(name), "zstd") as packed, io.BufferedReader(packed) as file:
-                yield file
-        else:
-            with open(name, "rb") as file:
+                # pyarrow reads on across frames and says when a file was cut short; zstandard's reader does neither.
+                with pyarrow.CompressedInputStream(pyarrow.PythonFile(file), "zstd") as packed:
+                    yield io.BufferedReader(packed)
+            else:
                 yield file
     except (OSError, EOFError, zlib.error) as error:
         raise CorpusError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
 
 
-def json_rows(name: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+class _CountedFile(io.FileIO):
+    """A file that tells a report how far it was read."""
+
+    def __init__(self, name: str, report: CorpusReport):
+        super().__init__(name)
+        self._report = report
+
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer) or 0
+        self._report.bytes += count
+        return count
+
+
+def json_rows(name: str, report: CorpusReport | None = None) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """(line number from 1, row) of a JSON-lines file; the row is a problem's text where the line is no JSON object."""
-    with open_text(name) as file:
+    with open_text(name, report) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -169,7 +225,7 @@ def _rows_of(
         yield from _text_pieces(name, source, report)
         return
     before = report.rows + report.bad
-    for number, row in _parquet_rows(name) if kind == ".parquet" else json_rows(name):
+    for number, row in _parquet_rows(name, report) if kind == ".parquet" else json_rows(name, report):
         where = f"{name}:{number}"
         if isinstance(row, str):
             report.add(f"{where}: {row}.", strict)
@@ -184,21 +240,24 @@ def _rows_of(
         report.add(f"{name}: no rows in this file.", strict)
 
 
-def _parquet_rows(name: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _parquet_rows(name: str, report: CorpusReport) -> Iterator[tuple[int, dict[str, Any] | str]]:
     import pyarrow
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(name) as file:
             numbers = itertools.count(1)
+            before, size, rows = report.bytes, Path(name).stat().st_size, 0
             for batch in file.iter_batches(batch_size=1024):
+                rows += len(batch)
+                report.bytes = before + size * rows // file.metadata.num_rows
                 yield from zip(numbers, batch.to_pylist())  # noqa: B905 - the counter has no end
     except (pyarrow.ArrowException, OSError) as error:
         raise CorpusError(f"{name}: not a readable Parquet file ({str(error).splitlines()[0]}).") from error
 
 
 def _text_pieces(name: str, source: str, report: CorpusReport) -> Iterator[Row]:
-    with open_text(name) as raw:
+    with open_text(name, report) as raw:
         try:
             text = io.TextIOWrapper(raw, encoding="utf-8")
             pieces = 0
@@ -221,13 +280,11 @@ def _documents_of(row: dict[str, Any], source: str, text_field: str | None, voca
     if text_field is None:
         for field in ID_FIELDS:
             if field in row:
-                prompt = row.get("prompt_ids") if field == "response_ids" else None
-                for name, ids in ((field, row[field]), ("prompt_ids", prompt or [])):
-                    if not isinstance(ids, list) or not all(type(t) is int and t >= 0 for t in ids):
-                        return [], f'"{name}" is not a list of token ids.'
-                    if ids and max(ids) >= vocab_size:
-                        return [], f'"{name}" holds token id {max(ids)}, outside the vocabulary of {vocab_size}.'
-                return [Row(source, ids=row[field], prompt=prompt)], "" if row[field] else f'"{field}" is empty.'
+                ids, problem = _ids(row, field, vocab_size)
+                prompt, prompt_problem = _ids(row, "prompt_ids", vocab_size) if field == "response_ids" else (None, "")
+                if problem or prompt_problem:
+                    return [], problem or prompt_problem
+                return [Row(source, ids=ids, prompt=prompt)], "" if len(ids) else f'"{field}" is empty.'
     field = text_field or next((f for f in TEXT_FIELDS if row.get(f) is not None), "")
     if not field or row.get(field) is None:
         found = ", ".join(sorted(map(str, row))) or "nothing"
@@ -243,6 +300,18 @@ def _documents_of(row: dict[str, Any], source: str, text_field: str | None, voca
         return [], f'"{field}" is empty.'
     prompt = row.get("prompt") if isinstance(row.get("prompt"), str) and field != "text" else None
     return [Row(source, text=value, prompt=prompt)], ""
+
+
+def _ids(row: dict[str, Any], field: str, vocab_size: int) -> tuple[np.ndarray, str]:
+    """(the token ids in a field of a row, "") or (nothing, what is wrong). A missing field holds none."""
+    ids = row.get(field) or []
+    if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
+        return np.empty(0, np.int64), f'"{field}" is not a list of token ids.'
+    if ids and min(ids) < 0:
+        return np.empty(0, np.int64), f'"{field}" is not a list of token ids.'
+    if ids and max(ids) >= vocab_size:
+        return np.empty(0, np.int64), f'"{field}" holds token id {max(ids)}, outside the vocabulary of {vocab_size}.'
+    return np.array(ids, np.int64), ""
 
 
 def _messages(messages: Any, source: str) -> tuple[list[Row], str]:
@@ -271,4 +340,6 @@ def _prompt_text(prompt: Any, tokenizer: Any) -> str:
 def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     if not texts:
         return []
-    return tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    if getattr(tokenizer, "is_fast", False):
+        return [e.ids for e in tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    return list(tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"])

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lookahead_cli.options import Config, Json, check_folder
+from lookahead_cli.options import Config, Json, MaxMemory, Workers, check_folder
 
 
 def command(
@@ -14,9 +14,20 @@ def command(
         list[str],
         typer.Argument(metavar="CORPUS...", help=".jsonl, .txt (also .gz, .zst) or .parquet files, globs, - for stdin."),
     ],
-    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Trie file to write.")],
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="Trie file to write.")] = None,
+    append: Annotated[
+        str | None,
+        typer.Option(
+            "--append", metavar="TRIE", help="Add to this trie instead, as a further segment; nothing is sorted anew."
+        ),
+    ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer of the model that will draft from it.")
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="NAME_OR_DIR",
+            help="Tokenizer of the model that will draft from it. Default with --append: the trie's own.",
+        ),
     ] = None,
     vocab_size: Annotated[
         int | None,
@@ -37,13 +48,15 @@ def command(
         str | None, typer.Option("--source", metavar="NAME", help="Name of this corpus in reports. Default: the file's name.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")] = False,
-    workers: Annotated[int, typer.Option("--workers", min=0, metavar="N", help="Threads that tokenize; 0: one per core.")] = 0,
+    workers: Workers = 0,
+    max_memory: MaxMemory = "2GiB",
     json: Json = False,
     config: Config = None,
 ) -> None:
     """Build a trie from corpora: reads text, writes one file that drafts are looked up in.
 
-    Rows that cannot be used are counted and listed; the rest is built.
+    Rows that cannot be used are counted and listed; the rest is built. Corpora of any size are sorted in runs that fit in
+    --max-memory; the file is the same whatever the memory and the workers.
 
     Example: lookahead build-trie answers.jsonl -o answers.trie --tokenizer org/model
 
@@ -53,17 +66,30 @@ def command(
     import time
     from pathlib import Path
 
-    from lookahead.corpus import CorpusReport, expand, read_documents
+    from lookahead.corpus import CorpusReport, expand, read_documents, size_of
     from lookahead.errors import CorpusError, UsageError
-    from lookahead.trie.build import TokenizerIdentity, build_trie
+    from lookahead.trie.build import TokenizerIdentity, append_trie, build_trie
+    from lookahead.trie.file import Trie
     from lookahead_cli import render
+    from lookahead_cli.options import effort_of
 
+    if (out is None) == (append is None):
+        raise UsageError("give either -o OUT.trie (a new trie) or --append F.trie (an existing one).")
+    if append is not None and min_count > 1:
+        raise UsageError("--min-count does not go with --append: append first, then lookahead prune-trie --min-count N.")
+    before = Trie(append) if append is not None else None
+    if before is not None and tokenizer is None:
+        if vocab_size is None and not before.header.tokenizer_name:
+            vocab_size = before.header.vocab_size
+        elif vocab_size is None:
+            tokenizer = before.header.tokenizer_name
     if (tokenizer is None) == (vocab_size is None):
         raise UsageError("give either --tokenizer NAME_OR_DIR (text) or --vocab-size N (rows of ids).")
-    check_folder(out)
+    path = out or append or ""
+    check_folder(path)
     names = expand(corpus)
     if workers:
-        os.environ["RAYON_NUM_THREADS"] = str(workers)
+        os.environ["RAYON_NUM_THREADS"] = str(workers)  # of the tokenizers library
     began = time.perf_counter()
     loaded, whose = None, TokenizerIdentity(vocab_size or 0)
     if tokenizer is not None:
@@ -72,12 +98,14 @@ def command(
         loaded = load_tokenizer(tokenizer)
         whose = identity(loaded, tokenizer)
     report = CorpusReport()
-    with render.progress("reading", None, shown=not json) as update:
-        documents = read_documents(
-            names, loaded, report, text_field, source, strict, whose.vocab_size, lambda n: update(n, "rows")
-        )
+    with render.stages(shown=not json, report=report, total=size_of(names)) as progress:
+        effort = effort_of(max_memory, workers, progress)
+        documents = read_documents(names, loaded, report, text_field, source, strict, whose.vocab_size, workers=effort.workers)
         try:
-            header = build_trie(documents, out, whose, min_count, {"text_field": text_field or "auto"})
+            if append is not None:
+                header = append_trie(documents, append, whose, effort)
+            else:
+                header = build_trie(documents, path, whose, min_count, {"text_field": text_field or "auto"}, effort)
         except CorpusError as error:
             if report.problems:
                 raise CorpusError(f"{report.problems[0]} ({report.bad} bad rows; {error})") from error
@@ -87,15 +115,18 @@ def command(
         render.notice(f"skipped {problem}")
     if report.bad > len(report.problems):
         render.notice(f"skipped {report.bad - len(report.problems)} more rows")
-    size = Path(out).stat().st_size
+    size = Path(path).stat().st_size
+    added = header.tokens - (before.header.tokens if before is not None else 0)
     if json:
         render.print_json(
             {
-                "trie": out,
+                "trie": path,
                 "rows": report.rows,
                 "bad_rows": report.bad,
                 "documents": header.documents,
                 "tokens": header.tokens,
+                "added_tokens": added,
+                "segments": len(header.segments),
                 "vocab_size": header.vocab_size,
                 "bytes": size,
                 "seconds": round(seconds, 3),
@@ -104,9 +135,12 @@ def command(
             }
         )
         return
+    what = f"{added:,} tokens added, {header.tokens:,} in all" if before is not None else f"{header.tokens:,} tokens"
     render.table(
-        f"{out}: {header.tokens:,} tokens, {render.size(size)}, built in {seconds:.1f} s",
+        f"{path}: {what}, {render.size(size)}, built in {seconds:.1f} s ({added / seconds:,.0f} tokens/s)",
         ["source", "documents", "tokens"],
         [(s.name, s.documents, s.tokens) for s in header.sources],
     )
-    render.notice(f"Next: lookahead inspect-trie {out}")
+    if len(header.segments) > 1:
+        render.notice(f"{len(header.segments)} segments. To join them: lookahead merge-tries {path} -o {path}")
+    render.notice(f"Next: lookahead inspect-trie {path}")

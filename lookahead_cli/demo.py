@@ -53,7 +53,7 @@ def _run(folder: Path, rows: int) -> None:
     say(
         "1. A trie of the answers in the training corpus", "lookahead build-trie corpus.jsonl -o answers.trie --tokenizer MODEL"
     )
-    build_trie.command([str(samples / "corpus.jsonl")], trie, model, source="gsm8k train answers")
+    build_trie.command([str(samples / "corpus.jsonl")], trie, tokenizer=model, source="gsm8k train answers")
     say("2. What it would draft", 'lookahead inspect-trie answers.trie --query " He has 3 *" --top 5')
     inspect_trie.command(trie, " He has 3 *", top=5)
     say(

@@ -59,7 +59,9 @@ def command(
     save_trie: Annotated[
         str | None,
         typer.Option(
-            "--save-trie", metavar="FILE", help="Write this job's outputs as a trie, so that the next job starts warm."
+            "--save-trie",
+            metavar="FILE",
+            help="Keep this job's outputs as a trie, so that the next job starts warm; one that exists is added to.",
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")] = False,
@@ -80,6 +82,7 @@ def command(
 
     from lookahead.errors import LookaheadError, UsageError
     from lookahead.job.rows import count_rows, read_requests
+    from lookahead.trie.build import append_trie, build_trie, check_same_tokenizer
     from lookahead_cli import render
 
     if model is None:
@@ -91,19 +94,29 @@ def command(
     if system and not chat:
         raise UsageError("--system needs --chat.")
     options = draft_options(strategy, decoding_length, branch_length)
-    for path, flag in ((out, "-o"), (save_trie, "--save-trie")):
-        check_folder(path)
-        if path and Path(path).exists() and not overwrite:
-            raise UsageError(f"{path}: exists. Give --overwrite to replace it, or choose another {flag}.")
+    check_folder(out)
+    check_folder(save_trie)
+    if out and Path(out).exists() and not overwrite:
+        raise UsageError(f"{out}: exists. Give --overwrite to replace it, or choose another -o.")
+    known = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
     requests = read_requests(input)
     first = next(requests)  # a missing or empty input is known before the model is loaded
     engine, tokenizer, identity = load_engine(model, trie, options, dtype, device, attn)
+    for learned_before in known:
+        check_same_tokenizer(learned_before, identity, model)
 
     from itertools import chain
 
     from lookahead.job.runner import JobOptions, JobTotals, run_job
 
     learned: list[Any] | None = [] if save_trie else None
+
+    def save_learned() -> None:
+        if save_trie and learned and Path(save_trie).exists():
+            append_trie(learned, save_trie, identity)
+        elif save_trie and learned:
+            build_trie(learned, save_trie, identity, options={"learned_from": model})
+
     job = JobOptions(max_new_tokens, chat, system, token_ids, learned)
     totals = JobTotals()
     try:
@@ -115,13 +128,11 @@ def command(
                 update(totals.rows, f"{rate:.0f} tokens/s, EDL {totals.edl:.2f}")
     except KeyboardInterrupt:
         render.notice(f"interrupted after {totals.rows} rows; every line of {out or 'the output'} is a whole row.")
+        save_learned()
         raise
     except OSError as error:
         raise LookaheadError(f"{out or 'stdout'}: write failed ({error.strerror}) after {totals.rows} rows.") from error
-    if save_trie and learned:
-        from lookahead.trie.build import build_trie
-
-        build_trie(learned, save_trie, identity, options={"learned_from": model})
+    save_learned()
     if json:
         render.print_json({"model": model, "output": out, **totals.as_json()})
     elif not quiet:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead_cli.options import Json
+from lookahead_cli.options import Json, check_folder, effort_of
 
 if TYPE_CHECKING:
     from lookahead.trie.file import Trie
+    from lookahead.trie.format import TrieHeader
 
 
 def command(
@@ -19,6 +20,12 @@ def command(
     ] = None,
     coverage: Annotated[
         str | None, typer.Option("--coverage", metavar="FILE", help="Corpus file: say what EDL to expect on its documents.")
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot", metavar="FILE.png", help="Draw EDL on the --coverage file against the size the trie is pruned to."
+        ),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte: checksums, order, tables.")] = False,
     tokenizer: Annotated[
@@ -37,10 +44,13 @@ def command(
     Next: lookahead generate --model org/model --input prompts.jsonl --trie answers.trie -o out.jsonl
     """
     from lookahead.errors import UsageError
-    from lookahead.trie import stats
+    from lookahead.trie import format, stats
     from lookahead.trie.file import Trie
     from lookahead_cli import render
 
+    if plot is not None and coverage is None:
+        raise UsageError("--plot needs held-out text to measure on: --coverage FILE.")
+    check_folder(plot)
     opened = Trie(trie)
     header = opened.header
     if verify:
@@ -49,14 +59,20 @@ def command(
     if query is not None and loaded is None:
         raise UsageError(f"{trie}: was built from ids. Name a tokenizer for --query: --tokenizer NAME_OR_DIR.")
 
-    depths = render.patiently(lambda: stats.depth_table(opened), render.COMPILING)
-    branches = stats.top_branches(opened, most=top)
-    replayed = None
+    effort = effort_of("1GiB", 0)
+    seen = render.patiently(lambda: stats.overview(opened, most=top, effort=effort), "Reading the trie ...")
+    replayed, curve = None, None
     if coverage is not None:
         from lookahead.bench.coverage import coverage as measure
 
         path = coverage
         replayed = render.patiently(lambda: measure([opened], path, loaded), render.COMPILING)
+        if plot is not None:
+            from lookahead.bench.coverage import capacity_curve
+            from lookahead.bench.plot import draw_capacity
+
+            curve = render.patiently(lambda: capacity_curve(opened, path, loaded, effort), "Pruning to rising sizes ...")
+            draw_capacity(curve, f"{trie} on {coverage}", plot)
     found = None
     if query is not None and loaded is not None:
         import numpy as np
@@ -70,7 +86,8 @@ def command(
             "bytes": opened.path.stat().st_size,
             "tokens": header.tokens,
             "documents": header.documents,
-            "branches": len(opened.suffixes),
+            "branches": header.branches,
+            "segments": [{"tokens": s.tokens, "documents": s.documents} for s in header.segments],
             "vocab_size": header.vocab_size,
             "tokenizer": {"name": header.tokenizer_name, "fingerprint": header.tokenizer_fingerprint},
             "content_hash": header.content_hash,
@@ -81,11 +98,13 @@ def command(
             "sources": [
                 {"name": s.name, "documents": s.documents, "tokens": s.tokens, "weight": s.weight} for s in header.sources
             ],
-            "depths": [vars(row) for row in depths],
-            "top": [{"token_ids": ids, "count": count, "text": _text(loaded, ids)} for ids, count in branches],
+            "depths": [vars(row) for row in seen.depths],
+            "top": [{"token_ids": ids, "count": count, "text": _text(loaded, ids)} for ids, count in seen.top],
         }
         if replayed is not None:
             value["coverage"] = {"file": coverage, "tokens": replayed.tokens, **replayed.as_json()}
+        if curve is not None:
+            value["capacity"] = [vars(c) for c in curve]
         if found is not None:
             value["query"] = {
                 "text": query,
@@ -100,8 +119,12 @@ def command(
 
     render.facts(
         [
-            ("trie", f"{trie}  ({render.size(opened.path.stat().st_size)}, format 1, content {header.content_hash})"),
-            ("tokens", f"{header.tokens:,} in {header.documents:,} documents, {len(opened.suffixes):,} branches"),
+            (
+                "trie",
+                f"{trie}  ({render.size(opened.path.stat().st_size)}, format {format.VERSION}, content {header.content_hash})",
+            ),
+            ("tokens", f"{header.tokens:,} in {header.documents:,} documents, {header.branches:,} branches"),
+            *([("segments", _segments(trie, header))] if len(header.segments) > 1 else []),
             (
                 "tokenizer",
                 f"{header.tokenizer_name or 'none (ids)'}  "
@@ -117,12 +140,12 @@ def command(
     )  # fmt: skip
     render.table(
         "Nodes by depth", ["depth", "nodes", "branching", "seen once"],
-        [(str(d.depth), d.nodes, f"{d.branching:.2f}", f"{d.singletons:.1%}") for d in depths],
+        [(str(d.depth), d.nodes, f"{d.branching:.2f}", f"{d.singletons:.1%}") for d in seen.depths],
     )  # fmt: skip
-    if branches:
+    if seen.top:
         render.table(
             "Commonest branches of 4 tokens", ["text" if loaded is not None else "token ids", "count"],
-            [(repr(_text(loaded, ids)) if loaded is not None else str(ids), count) for ids, count in branches],
+            [(repr(_text(loaded, ids)) if loaded is not None else str(ids), count) for ids, count in seen.top],
         )  # fmt: skip
     if found is not None:
         _print_query(query or "", found, loaded)
@@ -136,6 +159,17 @@ def command(
                 )
             ]
         )
+    if curve is not None:
+        render.table(
+            "EDL by size", ["tokens kept", "size", "EDL"],
+            [(f"{c.tokens:,}" if c.tokens else "no trie", render.size(c.bytes), f"{c.edl:.2f}") for c in curve],
+        )  # fmt: skip
+        render.notice(f"drawn to {plot}")
+
+
+def _segments(trie: str, header: TrieHeader) -> str:
+    sizes = ", ".join(f"{s.tokens:,}" for s in header.segments)
+    return f"{len(header.segments)} of {sizes} tokens; to join them: lookahead merge-tries {trie} -o {trie}"
 
 
 def tokenizer_of(trie: Trie, name: str | None, needed: bool) -> Any | None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lookahead_cli.options import Json, check_folder
+from lookahead_cli.options import Json, MaxMemory, Workers, check_folder, effort_of
 
 
 def command(
@@ -20,9 +20,13 @@ def command(
             "--weight", metavar="NAME=W", help="Weight of a trie or source in drafting (default 1); repeat for several."
         ),
     ] = None,
+    workers: Workers = 0,
+    max_memory: MaxMemory = "1GiB",
     json: Json = False,
 ) -> None:
     """Merge tries: counts add up, sources are kept; the result answers as one build over all corpora would.
+
+    The result has one segment. Of a single trie that was appended to, it joins the segments; the output may be an input.
 
     Example: lookahead merge-tries faq.trie reports.trie -o all.trie --weight faq=2.0
     """
@@ -43,7 +47,8 @@ def command(
             weights[name] = math.nan
         if not name or not 0 < weights[name] < math.inf:
             raise UsageError(f"--weight {item}: give NAME=W with a number W above 0, such as faq=2.0.")
-    header = render.patiently(lambda: merge_tries(tries, out, weights), render.COMPILING)
+    with render.stages(shown=not json) as progress:
+        header = merge_tries(tries, out, weights, effort_of(max_memory, workers, progress))
     size = Path(out).stat().st_size
     if json:
         sources = [{"name": s.name, "documents": s.documents, "tokens": s.tokens, "weight": s.weight} for s in header.sources]

@@ -11,6 +11,7 @@ from lookahead.errors import LookaheadError, UsageError
 
 if TYPE_CHECKING:
     from lookahead.draft.drafter import DraftOptions
+    from lookahead.trie.build import Effort, Progress
     from lookahead.trie.file import Trie
 
 
@@ -76,6 +77,17 @@ DecodingLength = Annotated[
         "with --strategy auto a number is the limit.",
     ),
 ]
+Workers = Annotated[
+    int, typer.Option("--workers", min=0, metavar="N", help="Threads that tokenize, sort and merge; 0: one per core.")
+]
+MaxMemory = Annotated[
+    str,
+    typer.Option(
+        "--max-memory",
+        metavar="SIZE",
+        help="Memory to stay within, such as 512MiB or 2GiB (the tool itself takes about 0.2GiB).",
+    ),
+]
 BranchLength = Annotated[
     int, typer.Option("--branch-length", min=1, max=1024, metavar="N", help="Draft tokens on one path at most.")
 ]
@@ -109,6 +121,16 @@ def check_folder(path: str | None) -> None:
         raise LookaheadError(f"{path}: is a folder. Name a file to write.")
     if path and not Path(path).parent.is_dir():
         raise LookaheadError(f"{path}: its folder does not exist. Create it or choose another place.")
+
+
+def effort_of(max_memory: str, workers: int, progress: Progress | None = None) -> Effort:
+    """What a build, merge or prune may use; 0 workers: one per core that this process may run on."""
+    import os
+
+    from lookahead.trie.build import Effort, no_progress
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Effort(size_in_bytes(max_memory), workers or cores, progress or no_progress)
 
 
 def size_in_bytes(text: str) -> int:

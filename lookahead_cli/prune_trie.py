@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead_cli.options import Json, check_folder, size_in_bytes
+from lookahead_cli.options import Json, MaxMemory, Workers, check_folder, effort_of, size_in_bytes
 
 if TYPE_CHECKING:
     from lookahead.trie.file import Trie
@@ -21,7 +21,7 @@ def command(
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-tokens", min=1, metavar="N", help="Keep documents of at most N tokens together, most shared first."
+            "--max-tokens", min=1, metavar="N", help="Keep documents worth most per byte, of at most N tokens together."
         ),
     ] = None,
     max_bytes: Annotated[
@@ -38,9 +38,14 @@ def command(
         str | None,
         typer.Option("--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer for --coverage. Default: the trie's own."),
     ] = None,
+    workers: Workers = 0,
+    max_memory: MaxMemory = "1GiB",
     json: Json = False,
 ) -> None:
     """Write a smaller trie and say what it costs; the input stays as it is.
+
+    To --max-tokens or --max-bytes those documents are kept whose branches are worth most per byte: repeated ones that no
+    document kept before them holds.
 
     Example: lookahead prune-trie answers.trie -o small.trie --max-bytes 64MiB --coverage held-out.jsonl
     """
@@ -60,7 +65,9 @@ def command(
 
         loaded = tokenizer_of(before, tokenizer, needed=True)
     costs = [_edl(before, coverage, loaded)] if coverage else []
-    render.patiently(lambda: prune_trie(trie, out, min_count, max_tokens, limit, drop_source or ()), render.COMPILING)
+    with render.stages(shown=not json) as progress:
+        effort = effort_of(max_memory, workers, progress)
+        prune_trie(trie, out, min_count, max_tokens, limit, drop_source or (), effort=effort)
     after = Trie(out)
     if coverage:
         costs.append(_edl(after, coverage, loaded))
@@ -69,7 +76,7 @@ def command(
             "trie": str(t.path),
             "tokens": t.header.tokens,
             "documents": t.header.documents,
-            "branches": len(t.suffixes),
+            "branches": t.header.branches,
             "bytes": t.path.stat().st_size,
             **({"edl": round(costs[i], 4)} if costs else {}),
         }

@@ -5,13 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from lookahead.corpus import CorpusReport
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -76,6 +88,39 @@ def progress(description: str, total: int | None, shown: bool = True) -> Iterato
 
         def update(done: int, note: str = "") -> None:
             bar.update(task, completed=done, note=note)
+
+        yield update
+
+
+@contextlib.contextmanager
+def stages(
+    shown: bool = True, report: CorpusReport | None = None, total: int | None = None
+) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A progress bar on stderr (only on a terminal) for work in stages. Yields update(stage, tokens done, of how many).
+
+    report, total: in the stage "reading" the bar shows the bytes that `report` has read of `total`, and its rows.
+    """
+    if not shown or not err.is_terminal:
+        yield lambda stage, done, total: None
+        return
+    columns = [TextColumn("{task.description:<8}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[note]}")]
+    lock = threading.Lock()
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=err, transient=True) as bar:
+        task = bar.add_task("starting", total=None, note="")
+        state: dict[str, float] = {}
+
+        def update(stage: str, done: int, of: int | None) -> None:
+            with lock:
+                now = time.monotonic()
+                if stage != bar.tasks[0].description:
+                    bar.reset(task, description=stage, total=of, note="")
+                    state.update(began=now, start=done)
+                rate = (done - state["start"]) / (now - state["began"]) if now > state["began"] else 0.0
+                note = f"{done:,} tokens  {rate:,.0f} tokens/s"
+                if stage == "reading" and report is not None:
+                    bar.update(task, total=total, completed=report.bytes, note=f"{report.rows:,} rows  {note}")
+                else:
+                    bar.update(task, total=of, completed=done, note=note)
 
         yield update
 

@@ -109,7 +109,10 @@ def test_wrong_combinations_are_usage_errors(cli: Cli, corpus: Path, trie: Path,
     out = tmp_path / "x.trie"
     cli.fails(2, "build-trie", corpus, "-o", out, saying=["--tokenizer", "--vocab-size"])
     cli.fails(2, "build-trie", corpus, "-o", out, "--tokenizer", "x", "--vocab-size", 3, saying=["either"])
-    cli.fails(2, "build-trie", corpus, saying=["--out"])
+    cli.fails(2, "build-trie", corpus, saying=["-o OUT.trie", "--append F.trie"])
+    cli.fails(2, "build-trie", corpus, "-o", out, "--append", trie, saying=["either"])
+    cli.fails(2, "build-trie", corpus, "--append", trie, "--min-count", 2, saying=["--min-count", "prune-trie"])
+    cli.fails(2, "inspect-trie", trie, "--plot", tmp_path / "x.png", saying=["--coverage"])
     cli.fails(2, "build-trie", corpus, "-o", out, "--no-such-option", saying=["--no-such-option"])
     cli.fails(2, "prune-trie", trie, "-o", out, saying=["nothing to prune"])
     cli.fails(2, "prune-trie", trie, "-o", out, "--max-bytes", "much", saying=["'much'", "KiB"])

@@ -36,6 +36,10 @@ def read(path, tokenizer=None, **options):
     return documents, report
 
 
+def ids_of(documents):
+    return [list(document.token_ids) for document in documents]
+
+
 def texts(documents, tokenizer):
     return [tokenizer.decode(document.token_ids) for document in documents]
 
@@ -87,14 +91,14 @@ def test_very_large_text_file_is_cut_at_line_ends(tmp_path):
     documents, report = read(path, by_bytes)
     assert report.rows == len(documents) == 2
     assert all(d.token_ids[-1] == ord("\n") for d in documents)
-    assert b"".join(bytes(d.token_ids) for d in documents) == path.read_bytes()
+    assert b"".join(bytes(ids) for ids in ids_of(documents)) == path.read_bytes()
 
 
 def test_rows_of_all_frames_of_a_packed_file_are_read(tmp_path):
     for name, pack in (("two.jsonl.zst", zstd), ("two.jsonl.gz", gzip.compress)):
         (tmp_path / name).write_bytes(pack(json_lines({"ids": [1]})) + pack(json_lines({"ids": [2]})))
         documents, _ = read(tmp_path / name)
-        assert [d.token_ids for d in documents] == [[1], [2]]
+        assert ids_of(documents) == [[1], [2]]
 
 
 def test_parquet_rows_are_read_with_their_numbers(tmp_path, tokenizer):
@@ -109,7 +113,7 @@ def test_parquet_rows_are_read_with_their_numbers(tmp_path, tokenizer):
 def test_parquet_column_of_ids_needs_no_tokenizer(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"ids": [[1, 2], [3]]}), tmp_path / "c.parquet")
     documents, _ = read(tmp_path / "c.parquet")
-    assert [d.token_ids for d in documents] == [[1, 2], [3]]
+    assert ids_of(documents) == [[1, 2], [3]]
 
 
 def test_dash_reads_json_lines_from_stdin(monkeypatch, tokenizer):
@@ -123,7 +127,7 @@ def test_blank_lines_are_skipped_but_counted_as_lines(tmp_path):
     path = tmp_path / "c.jsonl"
     path.write_bytes(b'\n{"ids": [1]}\n \n{"id": 2}\n')
     documents, report = read(path)
-    assert [d.token_ids for d in documents] == [[1]]
+    assert ids_of(documents) == [[1]]
     assert report.problems == [f'{path}:4: no "text" field (found: id). Use --text-field NAME.']
 
 
@@ -131,11 +135,11 @@ def test_more_rows_than_one_batch_come_in_order(tmp_path, tokenizer):
     rows = [{"ids": [n]} if n % 2 else {"text": f"the {n}"} for n in range(1100)]
     path = tmp_path / "many.jsonl"
     path.write_bytes(json_lines(*rows))
-    seen = []
-    documents, report = read(path, tokenizer, progress=seen.append)
     expected = [[n] if n % 2 else [*tokenizer(f"the {n}")["input_ids"], EOS] for n in range(1100)]
-    assert [d.token_ids for d in documents] == expected
-    assert report.rows == seen[-1] == 1100
+    for workers in (1, 3):
+        documents, report = read(path, tokenizer, workers=workers)
+        assert ids_of(documents) == expected
+        assert report.rows == 1100
 
 
 def test_answer_keeps_the_last_four_tokens_of_its_prompt(tmp_path, tokenizer):
@@ -143,7 +147,14 @@ def test_answer_keeps_the_last_four_tokens_of_its_prompt(tmp_path, tokenizer):
     path.write_bytes(json_lines({"prompt": "the cat sat on the mat", "response": " and the dog"}))
     documents, _ = read(path, tokenizer)
     prompt, answer = (tokenizer(t)["input_ids"] for t in ("the cat sat on the mat", " and the dog"))
-    assert documents[0].token_ids == [*prompt[-4:], *answer, EOS]
+    assert list(documents[0].token_ids) == [*prompt[-4:], *answer, EOS]
+
+
+def test_prompt_of_fewer_tokens_than_are_kept_is_kept_whole(tmp_path, tokenizer):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(json_lines({"prompt": "the", "response": " cat"}, {"prompt": "", "response": " cat"}))
+    the, cat = (tokenizer(t)["input_ids"] for t in ("the", " cat"))
+    assert ids_of(read(path, tokenizer)[0]) == [[*the, *cat, EOS], [*cat, EOS]]
 
 
 def test_plain_text_keeps_nothing_of_a_prompt_beside_it(tmp_path, tokenizer):
@@ -184,7 +195,7 @@ def test_each_assistant_turn_is_a_document_after_the_turns_before_it(tmp_path, t
         tokenizer("user: the cat\nassistant: sat\nuser: on\nassistant:")["input_ids"],
     ]
     answers = [tokenizer(text)["input_ids"] for text in ("sat", "the mat")]
-    assert [d.token_ids for d in documents] == [
+    assert ids_of(documents) == [
         [*left[0][-4:], *answers[0], EOS],
         [*left[1][-4:], *answers[1], EOS],
     ]
@@ -209,7 +220,7 @@ def test_ids_are_taken_as_they_are(tmp_path, tokenizer):
         json_lines({"ids": [5, 6]}, {"response_ids": [7, 8], "prompt_ids": [1, 2, 3, 4, 5]}, {"response_ids": [9]})
     )
     documents, _ = read(path, tokenizer)
-    assert [d.token_ids for d in documents] == [[5, 6], [2, 3, 4, 5, 7, 8], [9]]
+    assert ids_of(documents) == [[5, 6], [2, 3, 4, 5, 7, 8], [9]]
 
 
 def test_text_without_a_tokenizer_is_refused(tmp_path):
@@ -296,7 +307,7 @@ def test_json_nested_without_end_is_a_bad_row(tmp_path):
     path = tmp_path / "c.jsonl"
     path.write_bytes(b"[" * 100_000 + b"\n" + b'{"ids": [1]}\n')
     documents, report = read(path)
-    assert [d.token_ids for d in documents] == [[1]]
+    assert ids_of(documents) == [[1]]
     assert report.bad == 1
 
 

@@ -12,9 +12,9 @@ from lookahead.draft.candidates import LONGEST_MATCH, CandidateTable
 from lookahead.draft.drafter import Drafter, DraftOptions, as_parallel
 from lookahead.draft.tree import DraftTree, chain, root_only
 from lookahead.errors import UsageError
-from lookahead.trie.format import smallest_dtype
 from lookahead.trie.session import BREAK, TokenLog
-from lookahead.trie.suffixes import DEPTH, first_table, sort_suffixes
+from lookahead.trie.suffixes import DEPTH
+from tests.tries import append_ids, build_ids, segment_of
 
 SEPARATOR = 5  # vocabulary of the small corpora below
 token = st.integers(0, 3)
@@ -99,24 +99,12 @@ def test_no_more_places_of_a_log_are_taken_than_the_table_is_made_for():
 # ---- places of a trie
 
 
-def index_of(documents, vocab_size=SEPARATOR):
-    """The arrays of an opened trie of one source for each document, read-only as in a mapped file."""
-    tokens = np.array([t for d in documents for t in (*d, vocab_size)], smallest_dtype("tokens", vocab_size))
-    suffixes = sort_suffixes(tokens, vocab_size).astype("<u4")
-    first = first_table(tokens[suffixes], vocab_size).astype("<u4")
-    ends = np.flatnonzero(tokens == vocab_size).astype("<u4")
-    sources = np.arange(len(documents)).astype("<u2")
-    for array in (tokens, suffixes, first, ends, sources):
-        array.setflags(write=False)
-    return tokens, suffixes, first, ends, sources
-
-
 def from_trie(index, context, source_weights, source=3, depth=6, room=candidates.PER_TRIE, trie_depth=DEPTH):
-    tokens, suffixes, first, ends, sources = index
     table = CandidateTable(room, depth)
     weights = np.array(source_weights, np.float32)
     filled = candidates.from_trie(
-        *table.arrays, 0, tokens, suffixes, first, trie_depth, ends, sources, weights, bool((weights != 1).any()),
+        *table.arrays, 0, index.tokens, index.suffixes, index.first, index.samples, trie_depth,
+        index.document_ends, index.document_sources, weights, bool((weights != 1).any()),
         np.array(context, np.int32), len(context), source,
     )  # fmt: skip
     return rows_of(table, filled)
@@ -131,33 +119,33 @@ def test_places_of_a_trie_are_those_a_search_finds_longest_matches_first(documen
         for place in range(len(document) - 1):
             if match := agreeing(document, place, context):
                 expected.append((match, (document[place + 1 :][:6], float(np.float32(belief(match)) * np.float32(weight)), 3)))
-    found = from_trie(index_of(documents), context, source_weights)
+    found = from_trie(segment_of(documents, SEPARATOR), context, source_weights)
     assert sorted(found) == sorted(row for _, row in expected)
     if not weighted:
         assert [weight for _, weight, _ in found] == sorted((weight for _, (_, weight, _) in expected), reverse=True)
 
 
 def test_branch_of_a_trie_does_not_run_into_the_next_document():
-    index = index_of([[1, 2, 3], [0, 0, 0]])
+    index = segment_of([[1, 2, 3], [0, 0, 0]], SEPARATOR)
     assert from_trie(index, [1], [1, 1]) == [([2, 3], belief(1), 3)]
     assert from_trie(index, [3], [1, 1]) == []
 
 
 def test_match_is_not_followed_beyond_the_depth_that_suffixes_are_sorted_to():
-    assert from_trie(index_of([[0, 1, 2, 3, 4]]), [0, 1, 2, 3], [1.0]) == [([4], belief(4), 3)]
-    assert from_trie(index_of([[0, 1, 2, 3, 4]]), [0, 1, 2, 3], [1.0], trie_depth=2) == [([4], belief(2), 3)]
+    assert from_trie(segment_of([[0, 1, 2, 3, 4]], SEPARATOR), [0, 1, 2, 3], [1.0]) == [([4], belief(4), 3)]
+    assert from_trie(segment_of([[0, 1, 2, 3, 4]], SEPARATOR), [0, 1, 2, 3], [1.0], trie_depth=2) == [([4], belief(2), 3)]
 
 
 def test_places_of_a_long_range_are_an_even_sample():
     documents = [[1, 2, n // 100] for n in range(400)]
-    found = from_trie(index_of(documents), [1, 2], [1.0] * 400)
+    found = from_trie(segment_of(documents, SEPARATOR), [1, 2], [1.0] * 400)
     assert len(found) == candidates.PER_ORDER
     assert sorted(tokens for tokens, _, _ in found) == [[n] for n in range(4) for _ in range(candidates.PER_ORDER // 4)]
 
 
 def test_places_of_a_trie_stop_at_the_end_of_the_table():
     documents = [[1, 2, n % 5] for n in range(100)]
-    found = from_trie(index_of(documents), [1, 2], [1.0] * 100, room=10)
+    found = from_trie(segment_of(documents, SEPARATOR), [1, 2], [1.0] * 100, room=10)
     assert len(found) == 10
 
 
@@ -361,6 +349,32 @@ def test_branches_of_a_trie_are_attributed_to_its_file(make_trie):
     assert drafter.source_names == ("prompt", "output", "session", "trie:one", "trie:two")
     assert drafted(drafter, [1]) == ([(2,), (2, 3)], ["trie:one"] * 2)
     assert drafted(drafter, [4]) == ([(5,), (5, 6)], ["trie:two"] * 2)
+
+
+def test_branches_of_all_segments_of_a_trie_are_drafted_and_attributed_to_it(tmp_path):
+    build_ids(tmp_path / "x.trie", [[1, 2, 3]])
+    trie = append_ids(tmp_path / "x.trie", [[1, 2, 4], [5, 6]])
+    drafter = Drafter([trie], DraftOptions(session_tokens=0))
+    paths, names = drafted(drafter, [1])
+    assert sorted(paths) == [(2,), (2, 3), (2, 4)]
+    assert names == ["trie:x"] * 3
+    assert drafted(drafter, [5])[0] == [(6,)]
+
+
+@given(st.lists(document_lists, min_size=2, max_size=4), st.lists(token, min_size=1, max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_draft_of_a_trie_of_many_segments_is_that_of_the_merged_one(tmp_path_factory, parts, context):
+    from lookahead.trie.edit import merge_tries
+    from lookahead.trie.file import Trie
+
+    path = tmp_path_factory.mktemp("parts") / "x.trie"
+    trie = build_ids(path, parts[0])
+    for part in parts[1:]:
+        trie = append_ids(path, part)
+    merge_tries([path], path.with_name("merged.trie"))
+    options = DraftOptions(decoding_length=400, least=0)  # no limit is reached: what is drafted is all that is known
+    one, other = (Drafter([t], options) for t in (trie, Trie(path.with_name("merged.trie"))))
+    assert set(drafted(one, context)[0]) == set(drafted(other, context)[0])
 
 
 def test_branch_of_a_heavier_source_is_drafted_first(make_trie):

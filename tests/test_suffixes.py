@@ -1,64 +1,25 @@
-"""Sorting, merging and searching suffixes, against the same in slow plain Python."""
+"""Sorting suffixes and merging sorted ones, against the same in slow plain Python."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.trie.file import child_ranges, suffixes_in_order
-from lookahead.trie.format import smallest_dtype
-from lookahead.trie.suffixes import DEPTH, first_table, matching_range, merge_sorted, sort_suffixes
-
-# 65534 is the last vocabulary whose tokens are packed four to a key, 65535 the last with two-byte tokens.
-VOCAB_SIZES = [4, 65534, 65535, 70000]
+from lookahead.trie.file import suffixes_in_order
+from lookahead.trie.suffixes import DEPTH, FEW, SAMPLE, add_counts, count_before, merge_block, sample_keys, sort_suffixes
+from tests.tries import VOCAB_SIZES, corpora, flat, keys_slowly, sorted_slowly
 
 
-@st.composite
-def corpora(draw):
-    """(documents, vocab_size): few different tokens, the largest id among them, so that text repeats itself."""
-    vocab_size = draw(st.sampled_from(VOCAB_SIZES))
-    token = st.sampled_from([0, 1, vocab_size - 1])
-    return draw(st.lists(st.lists(token, min_size=1, max_size=12), min_size=1, max_size=6)), vocab_size
-
-
-def flat(documents, vocab_size):
-    """The tokens section: each document closed by the separator, read-only as in a mapped file."""
-    tokens = [token for document in documents for token in (*document, vocab_size)]
-    array = np.array(tokens, smallest_dtype("tokens", vocab_size))
-    array.setflags(write=False)
-    return array
-
-
-def sorted_slowly(tokens, separator, depth):
-    """Positions of real tokens by the rule: first `depth` tokens up to the own separator, then position."""
-
-    def key(position):
-        end = tokens.index(separator, position)
-        return tokens[position : end + 1][:depth], position
-
-    return sorted((p for p, token in enumerate(tokens) if token != separator), key=key)
-
-
-def index_of(documents, vocab_size):
-    """(tokens, suffixes, first) as Trie holds them: narrow and read-only."""
-    tokens = flat(documents, vocab_size)
-    suffixes = sort_suffixes(tokens, vocab_size).astype(np.uint32)
-    first = first_table(tokens[suffixes], vocab_size).astype(np.uint32)
-    for array in (suffixes, first):
-        array.setflags(write=False)
-    return tokens, suffixes, first
-
-
-@given(corpora(), st.sampled_from([4, 8, DEPTH]))
+@given(corpora(), st.sampled_from([1, 4, 8, DEPTH]), st.sampled_from([1, 3]))
 @settings(max_examples=150, deadline=None)
-def test_suffixes_are_sorted_by_their_first_tokens_then_by_position(corpus, depth):
+def test_suffixes_are_sorted_by_their_first_tokens_then_by_position(corpus, depth, workers):
     documents, vocab_size = corpus
     tokens = flat(documents, vocab_size)
-    assert sort_suffixes(tokens, vocab_size, depth).tolist() == sorted_slowly(tokens.tolist(), vocab_size, depth)
+    found = sort_suffixes(tokens, vocab_size, depth, workers)
+    assert found.dtype == np.uint32
+    assert found.tolist() == sorted_slowly(tokens.tolist(), vocab_size, depth)
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
@@ -66,103 +27,137 @@ def test_suffixes_that_agree_in_depth_tokens_stand_by_position(vocab_size):
     tokens = flat([[1] * (DEPTH + 3), [1] * (DEPTH + 1)], vocab_size)
     found = sort_suffixes(tokens, vocab_size).tolist()
     assert found[:6] == [0, 1, 2, 3, DEPTH + 4, DEPTH + 5]  # these have at least DEPTH ones before them
-    assert found == sorted_slowly(tokens.tolist(), vocab_size, DEPTH)
+    assert found == sorted_slowly(tokens.tolist(), vocab_size)
 
 
-@given(corpora())
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+@pytest.mark.parametrize("size", [FEW - 1, FEW, FEW + 1, 300])
+def test_shares_are_sorted_alike_by_insertion_and_by_radix(vocab_size, size):
+    tokens = flat([(np.random.default_rng(size).integers(0, 2, size) * (vocab_size - 1)).tolist()], vocab_size)
+    assert sort_suffixes(tokens, vocab_size).tolist() == sorted_slowly(tokens.tolist(), vocab_size)
+
+
+@pytest.mark.parametrize("vocab_size", [65534, 70000])
+def test_first_token_with_thousands_of_pairs_below_it_is_sorted(vocab_size):
+    groups = range(1, 1301)  # each holds more than FEW suffixes that tie in their first key
+    tokens = flat([[0, token, 0, 0, 0, end] for token in groups for end in range(FEW + 2, 0, -1)], vocab_size)
+    expected = sorted_slowly_by_document(tokens, vocab_size)
+    assert np.array_equal(sort_suffixes(tokens, vocab_size, workers=2), expected)
+
+
+def sorted_slowly_by_document(tokens, separator):
+    """As sorted_slowly, for documents of six tokens each."""
+    rows = tokens.reshape(-1, 7).astype(np.int64)
+    columns = [np.concatenate([rows[:, start:], np.zeros((len(rows), start), np.int64)], axis=1) for start in range(6)]
+    keys = np.concatenate(columns)
+    positions = np.concatenate([np.arange(len(rows)) * 7 + start for start in range(6)])
+    return positions[np.lexsort((positions, *keys.T[::-1]))]
+
+
+def test_progress_of_sorting_ends_with_every_suffix():
+    seen = []
+    sort_suffixes(flat([[0, 1, 2]] * 5, 4), 4, workers=2, progress=lambda *told: seen.append(told))
+    assert seen[-1] == ("sorting", 15, 15)
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+
+
+def test_documents_of_one_token_and_of_the_largest_id_are_sorted():
+    for vocab_size in VOCAB_SIZES:
+        tokens = flat([[vocab_size - 1], [0], [vocab_size - 1]], vocab_size)
+        assert sort_suffixes(tokens, vocab_size).tolist() == [2, 0, 4]
+
+
+@given(corpora(longest=12))
 @settings(max_examples=50, deadline=None)
 def test_sorted_suffixes_pass_the_order_check_and_any_two_swapped_fail_it(corpus):
     documents, vocab_size = corpus
-    tokens, suffixes, _ = index_of(documents, vocab_size)
+    tokens = flat(documents, vocab_size)
+    suffixes = sort_suffixes(tokens, vocab_size)
     assert suffixes_in_order(tokens, vocab_size, suffixes, DEPTH)
     for k in range(len(suffixes) - 1):
         swapped = suffixes.copy()
         swapped[[k, k + 1]] = swapped[[k + 1, k]]
-        swapped.setflags(write=False)
         assert not suffixes_in_order(tokens, vocab_size, swapped, DEPTH)
 
 
-@given(corpora(), st.data())
-@settings(max_examples=100, deadline=None)
-def test_matching_range_holds_all_places_of_a_pattern_and_no_other(corpus, data):
+def test_counts_are_those_of_the_tokens_with_separators():
+    counts = np.zeros(5, np.int64)
+    add_counts(flat([[2, 0, 2], [2]], 4), counts)
+    assert counts.tolist() == [1, 0, 3, 0, 2]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 3, *VOCAB_SIZES])
+def test_sampled_keys_are_the_first_tokens_of_every_256th_suffix_as_one_number(vocab_size):
+    random = np.random.default_rng(vocab_size)
+    tokens = flat([(random.integers(0, 2, 30) * (vocab_size - 1)).tolist() for _ in range(40)], vocab_size)
+    suffixes = sort_suffixes(tokens, vocab_size)
+    keys = sample_keys(tokens, vocab_size, suffixes, np.empty(-(-len(suffixes) // SAMPLE), np.uint64))
+    assert len(keys) == 5
+    assert keys.tolist() == keys_slowly(tokens.tolist(), vocab_size, suffixes[::SAMPLE].tolist())
+
+
+def test_sampled_key_of_a_text_that_no_separator_closes_ends_with_the_tokens():
+    around = np.array([3, 1, 2, 7, 7, 7], np.uint16)
+    before = sample_keys(around[:3], 4, np.array([1]), np.empty(1, np.uint64)).tolist()
+    around[3:] = 5
+    assert sample_keys(around[:3], 4, np.array([1]), np.empty(1, np.uint64)).tolist() == before
+
+
+@given(corpora(longest=12), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_count_before_is_the_number_of_smaller_texts(corpus, equal_too):
     documents, vocab_size = corpus
-    tokens, suffixes, first = index_of(documents, vocab_size)
-    longest = st.lists(st.sampled_from([0, 1, vocab_size - 1]), min_size=1, max_size=6)
-    pattern = data.draw(st.one_of(longest, st.sampled_from([d[i:] for d in documents for i in range(len(d))])))
-    low, high = matching_range(tokens, suffixes, first, np.array(pattern, np.int32), 0, len(pattern))
-    text = tokens.tolist()
-    places = {p for p in range(len(text)) if text[p : p + len(pattern)] == pattern}
-    assert high - low == len(places)
-    assert set(suffixes[low:high].tolist()) == places
-
-
-@pytest.mark.parametrize("token", [-1, 4, 1 << 30])
-def test_token_outside_the_vocabulary_matches_nothing(token):
-    tokens, suffixes, first = index_of([[0, 1, 2, 3]], 4)
-    low, high = matching_range(tokens, suffixes, first, np.array([token], np.int32), 0, 1)
-    assert high - low == 0
-
-
-def test_only_the_part_from_start_to_stop_is_searched():
-    tokens, suffixes, first = index_of([[0, 1, 2, 3], [1, 2, 0]], 4)
-    low, high = matching_range(tokens, suffixes, first, np.array([3, 1, 2, 3], np.int32), 1, 3)
-    assert sorted(suffixes[low:high].tolist()) == [1, 5]  # the two places of [1, 2]
-
-
-def test_no_branch_crosses_from_one_document_into_the_next():
-    tokens, suffixes, first = index_of([[0, 1], [2, 3]], 4)
-    low, high = matching_range(tokens, suffixes, first, np.array([1, 2], np.int32), 0, 2)
-    assert high - low == 0
-    low, high = matching_range(tokens, suffixes, first, np.array([1], np.int32), 0, 1)
-    below, _, _ = child_ranges(tokens, suffixes, 1, low, high)
-    assert below.tolist() == [4]  # the separator
-
-
-@given(corpora())
-@settings(max_examples=100, deadline=None)
-def test_child_ranges_count_each_next_token(corpus):
-    documents, vocab_size = corpus
-    tokens, suffixes, first = index_of(documents, vocab_size)
-    text = tokens.tolist()
-    for pattern in {tuple(d[i : i + n]) for d in documents for i in range(len(d)) for n in (1, 2, 3)}:
-        n = len(pattern)
-        low, high = matching_range(tokens, suffixes, first, np.array(pattern, np.int32), 0, n)
-        below, lows, highs = child_ranges(tokens, suffixes, n, low, high)
-        counted = Counter(text[p + n] for p in range(len(text) - n) if tuple(text[p : p + n]) == pattern)
-        assert dict(zip(below.tolist(), (highs - lows).tolist(), strict=True)) == counted
-        assert below.tolist() == sorted(counted)
-        assert [low, *highs[:-1]] == lows.tolist()  # the ranges lie side by side
-
-
-def test_more_than_sixteen_children_are_all_found():
-    documents = [[0, token] for token in range(1, 41)]
-    tokens, suffixes, first = index_of(documents, 50)
-    low, high = matching_range(tokens, suffixes, first, np.array([0], np.int32), 0, 1)
-    below, _, _ = child_ranges(tokens, suffixes, 1, low, high)
-    assert below.tolist() == list(range(1, 41))
-
-
-@given(corpora(), st.data())
-@settings(max_examples=100, deadline=None)
-def test_merging_two_sorted_parts_is_sorting_the_whole(corpus, data):
-    documents, vocab_size = corpus
-    cut = data.draw(st.integers(0, len(documents)))
     tokens = flat(documents, vocab_size)
-    whole = sort_suffixes(tokens, vocab_size)
-    boundary = sum(len(d) + 1 for d in documents[:cut])
-    left, right = whole[whole < boundary], whole[whole >= boundary]
-    assert merge_sorted(tokens, vocab_size, left, right, DEPTH).tolist() == whole.tolist()
+    positions = sort_suffixes(tokens, vocab_size).astype(np.int64)
+    text = tokens.tolist()
+    keys = [text[p : text.index(vocab_size, p) + 1][:DEPTH] for p in positions]
+    for splitter, key in zip(positions.tolist(), keys, strict=True):
+        expected = sum(k < key or (equal_too and k == key) for k in keys)
+        assert count_before(tokens, vocab_size, positions, splitter, equal_too, DEPTH) == expected
 
 
-def test_merging_puts_the_left_part_first_where_text_is_equal_for_depth_tokens():
-    tokens = flat([[1] * DEPTH + [0], [1] * DEPTH + [2]], 4)
-    merged = merge_sorted(tokens, 4, np.array([0]), np.array([DEPTH + 2]), DEPTH)
-    assert merged.tolist() == [0, DEPTH + 2]
-    merged = merge_sorted(tokens, 4, np.array([DEPTH + 2]), np.array([0]), DEPTH)
-    assert merged.tolist() == [DEPTH + 2, 0]
+# ---- merging
 
 
-def test_first_table_bounds_the_suffixes_of_each_first_token():
-    tokens, suffixes, first = index_of([[2, 0, 2], [2]], 4)
-    assert first.tolist() == [0, 1, 1, 4, 4]
-    assert tokens[suffixes].tolist() == [0, 2, 2, 2]
+def merged_block(tokens, separator, parts, depth=DEPTH):
+    """(accepted, merged positions) of sorted parts."""
+    positions = np.concatenate([np.array(part, np.int64) for part in parts])
+    bounds = np.cumsum([0, *map(len, parts)])
+    block = np.full(len(positions), -1)
+    accepted = merge_block(tokens, separator, separator.bit_length(), positions, bounds, depth, block)
+    return accepted, block.tolist()
+
+
+@given(corpora(), st.integers(1, 5), st.sampled_from([1, 3, DEPTH]), st.data())
+@settings(max_examples=150, deadline=None)
+def test_merging_sorted_parts_is_sorting_the_whole(corpus, count, depth, data):
+    documents, vocab_size = corpus
+    tokens = flat(documents, vocab_size)
+    whole = sort_suffixes(tokens, vocab_size, depth)
+    part_of = data.draw(st.lists(st.integers(0, count - 1), min_size=len(documents), max_size=len(documents)).map(sorted))
+    document_of = np.searchsorted(np.flatnonzero(tokens == vocab_size), whole)
+    parts = [whole[np.array(part_of)[document_of] == part] for part in range(count)]
+    assert merged_block(tokens, vocab_size, parts, depth) == (True, whole.tolist())
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_equal_texts_keep_the_order_of_the_parts(vocab_size):
+    tokens = flat([[1] * DEPTH + [token] for token in (3, 2, 1, 0)], vocab_size)  # alike as far as is looked
+    starts = [number * (DEPTH + 2) for number in range(4)]
+    assert merged_block(tokens, vocab_size, [[p] for p in starts]) == (True, starts)
+    tokens = flat([[1, 2]] * 3, vocab_size)  # alike up to the separator
+    assert merged_block(tokens, vocab_size, [[0, 1], [3, 4], [6, 7]]) == (True, [0, 3, 6, 1, 4, 7])
+
+
+@given(corpora(longest=12), st.data())
+@settings(max_examples=50, deadline=None)
+def test_part_that_is_not_sorted_by_its_first_tokens_is_not_accepted(corpus, data):
+    documents, vocab_size = corpus
+    tokens = flat([*documents, [0, 1]], vocab_size)
+    suffixes = sort_suffixes(tokens, vocab_size).astype(np.int64)
+    keys = np.array(keys_slowly(tokens.tolist(), vocab_size, suffixes.tolist()), np.uint64)
+    bounds = np.flatnonzero(keys[1:] != keys[:-1])
+    place = data.draw(st.sampled_from(bounds.tolist()))
+    suffixes[[place, place + 1]] = suffixes[[place + 1, place]]
+    assert not merged_block(tokens, vocab_size, [suffixes])[0]
+    assert not merged_block(tokens, vocab_size, [suffixes[:0], suffixes, suffixes[:0]])[0]

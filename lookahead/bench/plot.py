@@ -1,11 +1,17 @@
-"""Figures of a comparison as PNG. In: measured runs. Out: a file."""
+"""Figures as PNG. In: measured runs, or EDL by size of a trie. Out: a file."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
 from lookahead.atomic import replacing
-from lookahead.bench.compare import Comparison
+from lookahead.bench.coverage import Capacity
+
+if TYPE_CHECKING:
+    from lookahead.bench.compare import Comparison
 
 matplotlib.use("Agg")  # draws files, needs no screen
 
@@ -28,6 +34,43 @@ def draw_comparison(comparison: Comparison, path: str) -> None:
         axis.margins(x=0.15)
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{comparison.model}, {comparison.rows} prompts, {comparison.device}, {comparison.dtype}", fontsize=10)
+    _save(figure, path)
+
+
+def draw_capacity(curve: Sequence[Capacity], title: str, path: str) -> None:
+    """EDL against the size of the trie, the first point being no trie at all; atomically written to `path`."""
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    cold, sizes = curve[0], curve[1:]
+    axis.axhline(cold.edl, color="#888888", linestyle="--", linewidth=1)
+    axis.annotate(f"no trie: {cold.edl:.2f}", (1, cold.edl), (-4, 4), axis.get_yaxis_transform(), "offset points", ha="right")
+    axis.plot([c.tokens for c in sizes], [c.edl for c in sizes], "o-", color="#2a6fdb")
+    for c in sizes:
+        label = f"{c.edl:.2f}\n{c.bytes / 2**20:.3g} MiB"
+        axis.annotate(label, (c.tokens, c.edl), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks([c.tokens for c in sizes], [_short(c.tokens) for c in sizes])
+    axis.minorticks_off()
+    axis.set_xlabel("tokens kept (the whole trie at the right)")
+    axis.set_ylabel("EDL (tokens per decode step)")
+    axis.margins(x=0.08, y=0.2)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=10)
+    _save(figure, path)
+
+
+def _short(count: int) -> str:
+    """Tokens for people: 1536000 -> "1.54 M"."""
+    for size, unit in ((10**9, " G"), (10**6, " M"), (10**3, " k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
+
+
+def _save(figure: Any, path: str) -> None:
+    from matplotlib import pyplot
+
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=120)
     pyplot.close(figure)

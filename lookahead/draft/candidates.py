@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from lookahead.trie.search import match_orders
 from lookahead.trie.session import hash_one, hash_two
-from lookahead.trie.suffixes import kernel, matching_range
+from lookahead.trie.suffixes import kernel
 
 LONGEST_MATCH = 32  # tokens compared; a longer match counts as this
 PER_TOKEN = 1.5  # a match one token longer is believed this many times as much (tuned on training rows of replays)
@@ -100,10 +101,10 @@ def from_log(
 @kernel
 def from_trie(
     tokens, lengths, weights, sources, filled,
-    trie_tokens, suffixes, first, trie_depth, document_ends, document_sources, source_weights, weighted,
+    trie_tokens, suffixes, first, samples, trie_depth, document_ends, document_sources, source_weights, weighted,
     context, context_length, source,
 ):  # fmt: skip
-    """Add places of a trie, longest matches first, each place once; returns the number of rows filled.
+    """Add places of a segment of a trie, longest matches first, each place once; returns the number of rows filled.
 
     weighted: multiply each place's weight by that of its document's source.
     """
@@ -112,14 +113,8 @@ def from_trie(
     n = np.int64(len(trie_tokens))
     lows = np.empty(LONGEST_MATCH + 1, np.int64)
     highs = np.empty(LONGEST_MATCH + 1, np.int64)
-    longest = 0
-    for match in range(1, min(LONGEST_MATCH, context_length, trie_depth) + 1):
-        low, high = matching_range(trie_tokens, suffixes, first, context, context_length - match, context_length)
-        if low >= high:
-            break
-        lows[match] = low
-        highs[match] = high
-        longest = match
+    limit = min(LONGEST_MATCH, trie_depth)
+    longest = match_orders(trie_tokens, suffixes, first, samples, context, context_length, limit, lows, highs)
     stop = min(len(lengths), filled + PER_TRIE)
     for match in range(longest, 0, -1):
         low, width = lows[match], highs[match] - lows[match]

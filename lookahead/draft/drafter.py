@@ -62,7 +62,7 @@ class Drafter:
         self.session = TokenLog(self.options.session_tokens)
         self._prompt_length = 0
         self._root = 0
-        rows = 4 * candidates.PER_CHAIN + candidates.PER_TRIE * len(self.tries)
+        rows = 4 * candidates.PER_CHAIN + candidates.PER_TRIE * sum(len(trie.segments) for trie in self.tries)
         self._table = candidates.CandidateTable(rows, self.options.branch_length)
         nodes = self.options.decoding_length
         self._lists = np.empty(rows * (nodes + 1), np.int32)
@@ -131,10 +131,11 @@ class Drafter:
                 self.session.head1, self.session.head2, context, length, False, 0, 2,
             )  # fmt: skip
         for number, trie in enumerate(self.tries):
-            filled = candidates.from_trie(
-                *table, filled, trie.tokens, trie.suffixes, trie.first, trie.header.depth,
-                trie.document_ends, trie.document_sources, trie.source_weights, trie.weighted, context, length, 3 + number,
-            )  # fmt: skip
+            for part in trie.segments:
+                filled = candidates.from_trie(
+                    *table, filled, part.tokens, part.suffixes, part.first, part.samples, trie.header.depth,
+                    part.document_ends, part.document_sources, trie.source_weights, trie.weighted, context, length, 3 + number,
+                )  # fmt: skip
         nodes = planner.grow(
             *table, filled, self._root, most, longest, options.least, options.strategy == "single",
             self._lists, *self._nodes,

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from lookahead.decode.engine import Generation, LookaheadEngine
 from lookahead.errors import LookaheadError
 from lookahead.job.rows import Request, prompt_ids_of
@@ -79,7 +81,8 @@ def run_job(
             continue
         totals.add(generation)
         if options.learn is not None:
-            options.learn.append(TokenDocument([*prompt_ids[-LEFT_CONTEXT:], *generation.token_ids], "outputs"))
+            ids = np.array([*prompt_ids[-LEFT_CONTEXT:], *generation.token_ids], np.int32)
+            options.learn.append(TokenDocument(ids, "outputs"))
         yield _output_row(request, generation, tokenizer, options)
 
 

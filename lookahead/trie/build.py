@@ -1,21 +1,42 @@
-"""Documents to a trie file. In: token documents in order. Out: one file, the same bytes for the same documents."""
+"""Documents to a trie file, streaming. In: token documents in order, or segments of tries. Out: one file.
+
+Documents fill a stretch of memory; its suffixes are sorted and, if more follow, put on disk as a run; at the end the runs are
+merged into the file. So memory stays within a limit and the bytes are the same whatever the limit and the number of workers.
+Merging tries is the same: their segments are runs that are sorted already.
+"""
 
 from __future__ import annotations
 
-import array
+import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import lookahead
-from lookahead.errors import CorpusError
+from lookahead.atomic import replacing, scratch_sibling
+from lookahead.errors import CorpusError, TokenizerMismatchError, TrieFormatError
 from lookahead.trie import format
-from lookahead.trie.suffixes import DEPTH, first_table, sort_suffixes
+from lookahead.trie.file import Segment, Trie
+from lookahead.trie.runs import BASE_BYTES, Pages, Run, Scratch, merged
+from lookahead.trie.suffixes import DEPTH, SAMPLE, add_counts, add_counts_at, sample_keys, sort_suffixes
 
 LEFT_CONTEXT = 4  # prompt tokens kept before an answer, so that its first tokens can be drafted
+MAX_MEMORY = 2 << 30
+MAX_SEGMENTS = 8  # an append to as many joins the smaller ones
+SORTING_BYTES = 24  # of each suffix of the first token that a worker sorts, see sort_suffixes
+GROUP_TOKENS, GROUP_DOCUMENTS = 1 << 16, 1 << 10  # taken in at a time
+
+# (what is done: "copying", "reading", "sorting", "counting", "moving" or "writing"; tokens done of it; of how many)
+Progress = Callable[[str, int, int | None], None]
+
+
+def no_progress(stage: str, done: int, total: int | None) -> None:
+    """Progress that nobody sees."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,113 +56,368 @@ class TokenizerIdentity:
     name: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """What a build, merge or prune may use, and whom it tells. max_memory: bytes of the whole process; workers: threads."""
+
+    max_memory: int = MAX_MEMORY
+    workers: int = 1
+    progress: Progress = no_progress
+
+    @property
+    def arrays(self) -> int:
+        """Bytes for arrays."""
+        return max(self.max_memory - BASE_BYTES, 16 << 20)
+
+    def pages(self) -> Pages:
+        """Mapped pages are let go when the process comes near the limit."""
+        return Pages(max(self.max_memory, 3 * BASE_BYTES // 2) * 9 // 10)
+
+
 def build_trie(
     documents: Iterable[TokenDocument],
     out: str | Path,
     tokenizer: TokenizerIdentity,
     min_count: int = 1,
     options: dict[str, Any] | None = None,
+    effort: Effort | None = None,
 ) -> format.TrieHeader:
     """Sort the suffixes of `documents` and write them to `out`, atomically. Returns the header written.
 
-    min_count: branches seen fewer times are left out (see `edit.frequent_suffixes`).
-    Raises CorpusError if there is no document with tokens, or an id outside the vocabulary.
+    min_count: branches seen fewer times are left out (see `edit.prune_trie`).
+    Raises CorpusError if there is no document with tokens, or an id outside the vocabulary; LookaheadError if the disk is full.
     """
-    separator = tokenizer.vocab_size
-    flat = array.array("q")
-    ends: list[int] = []
-    of_source: list[int] = []
-    names: dict[str, int] = {}
-    for document in documents:
-        if not len(document.token_ids):
-            continue
-        flat.extend(document.token_ids)
-        ends.append(len(flat))
-        flat.append(separator)
-        of_source.append(names.setdefault(document.source, len(names)))
-    if not ends:
-        raise CorpusError("no document with text in the corpus: nothing to build.")
-    tokens = np.frombuffer(flat, np.int64)
-    bad = (tokens < 0) | (tokens > separator)
-    if bad.any() or int((tokens == separator).sum()) != len(ends):
-        worst = int(tokens[bad][0]) if bad.any() else separator
-        raise CorpusError(f"token id {worst} is outside the vocabulary of {separator}. Give the right --vocab-size.")
-    corpus = assemble(tokens, np.array(ends), np.array(of_source), list(names), tokenizer)
-    return corpus.write(out, min_count, options or {})
+    effort = effort or Effort()
+    described = {"min_count": min_count, **(options or {})}
+    with scratch_sibling(out) if min_count > 1 else replacing(out) as file:
+        writer, sources = format.TrieWriter(file), SourceTable()
+        write_segment(writer, [], documents, sources, tokenizer.vocab_size, DEPTH, Path(out).parent, effort)
+        header = format.TrieHeader(
+            tokenizer.vocab_size,
+            tokenizer.fingerprint,
+            tokenizer.name,
+            DEPTH,
+            sources.sources(),
+            described,
+            lookahead.__version__,
+        )
+        header = writer.finish(header)
+        if min_count > 1:
+            from lookahead.trie.edit import prune_trie
+
+            header = prune_trie(file.name, out, min_count, options=described, effort=effort)
+    return header
+
+
+def append_trie(
+    documents: Iterable[TokenDocument], path: str | Path, tokenizer: TokenizerIdentity, effort: Effort | None = None
+) -> format.TrieHeader:
+    """Add `documents` to the trie at `path` as a further segment, atomically. Returns the header written.
+
+    What is there is copied, not sorted again; only when there are MAX_SEGMENTS already, the smaller ones are joined with the
+    new one. Readers that have the old file open keep it.
+    Raises TokenizerMismatchError for documents of another tokenizer, TrieFormatError for a damaged trie or one that another
+    process replaced meanwhile, and what build_trie raises.
+    """
+    effort = effort or Effort()
+    before = os.stat(path) if os.path.exists(path) else None
+    old = Trie(path)
+    check_same_tokenizer(old, tokenizer)
+
+    def check() -> None:
+        now = os.stat(path)
+        if before is None or (now.st_ino, now.st_mtime_ns) != (before.st_ino, before.st_mtime_ns):
+            raise TrieFormatError(f"{path}: was replaced by another process meanwhile; nothing is appended. Run it again.")
+
+    kept = kept_segments([segment.tokens for segment in old.header.segments])
+    with replacing(path, check=check) as file:
+        writer, sources = format.TrieWriter(file), SourceTable(old.header.sources)
+        if kept:
+            writer.keep(old.mapped, old.header.segments[:kept])
+        parts = [Part(old, segment, np.arange(len(old.header.sources))) for segment in old.segments[kept:]]
+        for part in parts:  # their documents are counted anew
+            ends, numbers = checked_documents(part, effort.pages())
+            sources.count(numbers, np.diff(ends, prepend=-1) - 1, -1)
+        write_segment(writer, parts, documents, sources, tokenizer.vocab_size, old.header.depth, Path(path).parent, effort)
+        return writer.finish(dataclasses.replace(old.header, sources=sources.sources(), tool_version=lookahead.__version__))
+
+
+def kept_segments(tokens: Sequence[int]) -> int:
+    """How many of the segments, given by their tokens, an append leaves as they are.
+
+    Past MAX_SEGMENTS those stay that are larger than all behind them together; so what is sorted again is at most as much as
+    what was added since, and a file has few segments however often it is appended to.
+    """
+    if len(tokens) < MAX_SEGMENTS:
+        return len(tokens)
+    kept = 0
+    while kept < len(tokens) - 1 and tokens[kept] > sum(tokens[kept + 1 :]):
+        kept += 1
+    return kept
+
+
+def check_same_tokenizer(trie: Trie, tokenizer: TokenizerIdentity, what: str = "the new documents") -> None:
+    """Raise TokenizerMismatchError unless `trie` holds ids of this very tokenizer."""
+    ours, theirs = trie.header.tokenizer_fingerprint, tokenizer.fingerprint
+    if ours != theirs or trie.header.vocab_size != tokenizer.vocab_size:
+        raise TokenizerMismatchError(
+            f"{trie.path}: tokenizer {ours[:8] or 'none (ids)'} (vocab {trie.header.vocab_size}) differs from that of {what}: "
+            f"{theirs[:8] or 'none (ids)'} (vocab {tokenizer.vocab_size}). Rebuild one of them."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
-class SortedCorpus:
-    """Everything that a trie file holds, in memory: arrays as in format.py, in wide dtypes.
+class Part:
+    """A segment of an existing trie that goes into a new one. numbers: its source numbers in the new file."""
 
-    `suffixes` may lack some: branches that were pruned.
+    trie: Trie
+    segment: Segment
+    numbers: np.ndarray
+
+
+class SourceTable:
+    """Numbers the sources of a file by name and weight, and adds up what they hold."""
+
+    def __init__(self, sources: Sequence[format.Source] = ()):
+        self._numbers = {(s.name, s.weight): number for number, s in enumerate(sources)}
+        self._documents = [s.documents for s in sources]
+        self._tokens = [s.tokens for s in sources]
+
+    def number(self, name: str, weight: float = 1.0) -> int:
+        """The source's number; a new one if it is not known yet."""
+        name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # file names need not be text
+        number = self._numbers.setdefault((name, weight), len(self._numbers))
+        if number == len(self._documents):
+            if number == format.MAX_SOURCES:
+                raise CorpusError(f"more than {format.MAX_SOURCES} sources. Give them one name with --source.")
+            self._documents.append(0)
+            self._tokens.append(0)
+        return number
+
+    def count(self, numbers: np.ndarray, lengths: np.ndarray, sign: int = 1) -> None:
+        """Add documents, or take them out (sign -1): their source numbers and their tokens."""
+        documents = np.bincount(numbers)
+        tokens = np.bincount(numbers, lengths)
+        for number in np.flatnonzero(documents).tolist():
+            self._documents[number] += sign * int(documents[number])
+            self._tokens[number] += sign * int(tokens[number])
+
+    def sources(self) -> tuple[format.Source, ...]:
+        return tuple(
+            format.Source(name, documents, tokens, weight)
+            for (name, weight), documents, tokens in zip(self._numbers, self._documents, self._tokens, strict=True)
+        )
+
+
+def write_segment(
+    writer: format.TrieWriter,
+    parts: Sequence[Part],
+    documents: Iterable[TokenDocument],
+    sources: SourceTable,
+    separator: int,
+    depth: int,
+    folder: Path,
+    effort: Effort,
+) -> None:
+    """One segment out of sorted parts and new documents, in this order; counts what it holds in `sources`.
+
+    folder: where runs are kept that do not fit in memory.
+    Raises TrieFormatError for a damaged part, CorpusError if there is nothing to write.
     """
-
-    tokens: np.ndarray
-    suffixes: np.ndarray
-    document_ends: np.ndarray
-    document_sources: np.ndarray
-    sources: tuple[format.Source, ...]
-    tokenizer: TokenizerIdentity
-    depth: int = DEPTH
-
-    def write(self, out: str | Path, min_count: int, options: dict[str, Any]) -> format.TrieHeader:
-        """Write as a trie file, leaving out branches seen fewer than `min_count` times."""
-        from lookahead.trie.edit import frequent_suffixes
-
-        suffixes = frequent_suffixes(self, min_count) if min_count > 1 else self.suffixes
-        first = first_table(self.tokens[suffixes], self.tokenizer.vocab_size)
-        header = format.TrieHeader(
-            vocab_size=self.tokenizer.vocab_size,
-            tokenizer_fingerprint=self.tokenizer.fingerprint,
-            tokenizer_name=self.tokenizer.name,
-            tokens=len(self.tokens) - len(self.document_ends),
-            documents=len(self.document_ends),
-            depth=self.depth,
-            sources=self.sources,
-            options={"min_count": min_count, **options},
-            tool_version=lookahead.__version__,
-        )
-        wide = {
-            "tokens": self.tokens,
-            "suffixes": suffixes,
-            "first": first,
-            "document_ends": self.document_ends,
-            "document_sources": self.document_sources,
-        }
-        largest = {
-            "tokens": header.separator,
-            "suffixes": len(self.tokens),
-            "first": len(self.tokens),
-            "document_ends": len(self.tokens),
-            "document_sources": len(self.sources),
-        }
-        arrays = {name: a.astype(format.smallest_dtype(name, largest[name])) for name, a in wide.items()}
-        return format.write(out, header, arrays)
+    pages = effort.pages()
+    scratch = Scratch(folder, pages)
+    runs: list[Run] = []
+    ends: list[tuple[np.ndarray, int]] = []  # (ends, offset) of stretches
+    numbers: list[np.ndarray] = []
+    n = tokens = 0
+    writer.begin("tokens", format.smallest_dtype("tokens", separator))
+    for part in parts:
+        pages.watch(part.trie.mapped)
+        for chunk in checked_tokens(part, pages):
+            writer.append(chunk)
+        collections.deque(checked_section(part, "suffixes", pages), 0)  # before anything is made of them
+        part_ends, part_sources = checked_documents(part, pages)
+        ends.append((part_ends, n))
+        numbers.append(part.numbers[part_sources])
+        sources.count(numbers[-1], np.diff(part_ends, prepend=-1) - 1)
+        runs.append(Run(part.segment.suffixes, n, len(part.segment.tokens), str(part.trie.path)))
+        n += len(part.segment.tokens)
+        tokens += part.segment.header.tokens
+        effort.progress("copying", tokens, None)
+    for stretch in _stretches(documents, sources, separator, effort):
+        writer.append(stretch.tokens)
+        suffixes = sort_suffixes(stretch.tokens, separator, depth, effort.workers, effort.progress)
+        if runs or not stretch.last:
+            suffixes = scratch.put(suffixes)
+        ends.append((stretch.ends, n))
+        numbers.append(stretch.numbers)
+        runs.append(Run(suffixes, n, len(stretch.tokens)))
+        n += len(stretch.tokens)
+        tokens += len(stretch.tokens) - len(stretch.ends)
+        del stretch, suffixes
+    if not runs:
+        raise CorpusError("no document with text in the corpus: nothing to build.")
+    all_tokens = written_tokens(writer, pages)
+    blocks = merged(all_tokens, separator, depth, runs, effort.workers, pages)
+    finish_segment(writer, all_tokens, blocks, ends, numbers, separator, pages, effort.progress)
 
 
-def assemble(
+def written_tokens(writer: format.TrieWriter, pages: Pages) -> np.ndarray:
+    """The tokens section that `writer` has written, mapped."""
+    mapped, tokens = writer.written_tokens()
+    pages.watch(mapped, often=True)
+    return tokens
+
+
+def finish_segment(
+    writer: format.TrieWriter,
     tokens: np.ndarray,
-    document_ends: np.ndarray,
-    document_sources: np.ndarray,
-    source_names: Sequence[str],
-    tokenizer: TokenizerIdentity,
-    suffixes: np.ndarray | None = None,
-    weights: Sequence[float] | None = None,
-) -> SortedCorpus:
-    """Sort (unless `suffixes` are given) and count what each source holds. tokens: documents closed by separators."""
-    separator = tokenizer.vocab_size
-    tokens = tokens.astype(format.smallest_dtype("tokens", separator))
-    lengths = np.diff(document_ends, prepend=-1) - 1
-    sources = tuple(
-        format.Source(
-            name,
-            documents=int((document_sources == i).sum()),
-            tokens=int(lengths[document_sources == i].sum()),
-            weight=float(weights[i]) if weights is not None else 1.0,
-        )
-        for i, name in enumerate(source_names)
-    )
-    if suffixes is None:
-        suffixes = sort_suffixes(tokens, separator)
-    return SortedCorpus(tokens, suffixes, document_ends, document_sources, sources, tokenizer)
+    blocks: Iterable[np.ndarray],
+    ends: Sequence[tuple[np.ndarray, int]],
+    numbers: Sequence[np.ndarray],
+    separator: int,
+    pages: Pages,
+    progress: Progress,
+) -> None:
+    """The sections behind `tokens`, which `writer` has begun.
+
+    blocks: int64 positions of the suffixes, sorted. ends, numbers: of the documents, in pieces; each piece of ends counts from
+    its offset.
+    """
+    n = len(tokens)
+    expected = n - sum(len(some) for some, _ in ends)
+    writer.begin("suffixes", format.smallest_dtype("suffixes", n))
+    counts = np.zeros(separator + 1, np.int64)
+    samples = []
+    done = 0
+    for block in blocks:
+        writer.append(block)
+        add_counts_at(tokens, block, counts)
+        sampled = block[-done % SAMPLE :]
+        samples.append(sample_keys(tokens, separator, sampled, np.empty(-(-len(sampled) // SAMPLE), np.uint64)))
+        done += len(block)
+        progress("writing", done, expected)
+        pages.trim()
+    writer.write("first", np.concatenate([[0], np.cumsum(counts[:-1])]), n)
+    writer.begin("samples", np.dtype("<u8"))
+    for keys in samples:
+        writer.append(keys)
+    documents = 0
+    writer.begin("document_ends", format.smallest_dtype("document_ends", n))
+    for some, offset in ends:
+        writer.append(some + offset)
+        documents += len(some)
+    writer.begin("document_sources", np.dtype("<u2"))
+    for some in numbers:
+        writer.append(some)
+    writer.end_segment(n - documents, documents)
+
+
+def checked_tokens(part: Part, pages: Pages) -> Iterator[np.ndarray]:
+    """The tokens of a part in chunks. Raises TrieFormatError for one outside the vocabulary, or at the end for damage."""
+    for chunk in checked_section(part, "tokens", pages):
+        if int(chunk.max()) > part.trie.header.separator:
+            raise part.trie.damaged("a token id is outside the vocabulary")
+        yield chunk
+
+
+def checked_documents(part: Part, pages: Pages) -> tuple[np.ndarray, np.ndarray]:
+    """(ends, source numbers in the part's own file) of its documents, int64. Raises TrieFormatError if they cannot be right."""
+    ends = np.concatenate(list(checked_section(part, "document_ends", pages))).astype(np.int64)
+    numbers = np.concatenate(list(checked_section(part, "document_sources", pages))).astype(np.int64)
+    if np.diff(ends, prepend=-1).min() < 1 or ends[-1] != len(part.segment.tokens) - 1 or numbers.max() >= len(part.numbers):
+        raise part.trie.damaged("document ends or sources contradict the header")
+    return ends, numbers
+
+
+def checked_section(part: Part, name: str, pages: Pages) -> Iterator[np.ndarray]:
+    """A section of a part in chunks; raises TrieFormatError at its end if it is damaged, which must get no fresh checksum."""
+    section, crc = part.segment.section(name), 0
+    array: np.ndarray = getattr(part.segment, name)
+    for begin in range(0, section.entries, format.CHUNK):
+        chunk = array[begin : begin + format.CHUNK]
+        crc = zlib.crc32(chunk.view(np.uint8).data, crc)
+        yield chunk
+        pages.trim()
+    format.check_crc(part.trie.path, section, crc)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stretch:
+    tokens: np.ndarray  # documents closed by separators, as in a file
+    ends: np.ndarray
+    numbers: np.ndarray
+    last: bool
+
+
+def _stretches(documents: Iterable[TokenDocument], sources: SourceTable, separator: int, effort: Effort) -> Iterator[_Stretch]:
+    """Documents gathered to as much as can be sorted within the memory limit. The arrays hold until the next is asked for."""
+    dtype = format.smallest_dtype("tokens", separator)
+    room = min(effort.arrays // (dtype.itemsize + 4), (1 << 32) - 1)
+    buffer = np.empty(room, dtype)  # pages that are never touched take no memory
+    counts = np.zeros(separator + 1, np.int64)
+    ends: list[np.ndarray] = []
+    numbers: list[np.ndarray] = []
+    filled = done = 0
+
+    def stretch(last: bool) -> _Stretch:
+        return _Stretch(buffer[:filled], np.concatenate(ends), np.concatenate(numbers), last)
+
+    for ids, group_ends, group_numbers in _groups(documents, sources, separator):
+        largest = int(counts[:separator].max(initial=0)) * effort.workers
+        needed = (filled + len(ids)) * (dtype.itemsize + 4) + min(filled, largest) * SORTING_BYTES
+        if filled and (needed > effort.arrays or filled + len(ids) > room):
+            yield stretch(False)
+            counts[:], filled = 0, 0
+            ends.clear()
+            numbers.clear()
+        if len(ids) > len(buffer):  # one group larger than the limit: there is no smaller piece to sort
+            buffer = np.empty(len(ids), dtype)
+        buffer[filled : filled + len(ids)] = ids
+        add_counts(buffer[filled : filled + len(ids)], counts)
+        ends.append(group_ends + filled)
+        numbers.append(group_numbers)
+        sources.count(group_numbers, np.diff(group_ends, prepend=-1) - 1)
+        filled += len(ids)
+        done += len(ids) - len(group_ends)
+        effort.progress("reading", done, None)
+    if filled:
+        yield stretch(True)
+
+
+def _groups(
+    documents: Iterable[TokenDocument], sources: SourceTable, separator: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(ids of some documents, each closed by a separator; their ends; their source numbers), all int64."""
+    closing = np.array([separator])
+    taken: list[Any] = []
+    numbers: list[int] = []
+    size = 0
+
+    def group() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        ids = np.concatenate(taken)
+        ends = np.flatnonzero(ids == separator)
+        if ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) > separator or len(ends) != len(numbers):
+            for token in (t for some in taken[::2] for t in (some if isinstance(some, list) else np.asarray(some).tolist())):
+                if type(token) is not int or not 0 <= token < separator:
+                    raise CorpusError(
+                        f"token id {token} is outside the vocabulary of {separator}. Give the right --vocab-size."
+                    )
+            ids = np.concatenate([np.asarray(some, np.int64) for some in taken])  # of kinds that numpy makes floats of together
+            ends = np.flatnonzero(ids == separator)
+        return ids, ends, np.array(numbers)
+
+    for document in documents:
+        length = len(document.token_ids)
+        if not length:
+            continue
+        taken += (document.token_ids, closing)
+        numbers.append(sources.number(document.source))
+        size += length
+        if size >= GROUP_TOKENS or len(numbers) >= GROUP_DOCUMENTS:
+            yield group()
+            taken.clear()
+            numbers.clear()
+            size = 0
+    if numbers:
+        yield group()

@@ -2,73 +2,89 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
-from lookahead.errors import LookaheadError, TokenizerMismatchError, UsageError
+import lookahead
+from lookahead.atomic import replacing, scratch_sibling
+from lookahead.errors import LookaheadError, UsageError
 from lookahead.trie import format
-from lookahead.trie.build import SortedCorpus, TokenizerIdentity, assemble
+from lookahead.trie.build import (
+    Effort,
+    Part,
+    SourceTable,
+    TokenizerIdentity,
+    check_same_tokenizer,
+    checked_documents,
+    checked_section,
+    checked_tokens,
+    finish_segment,
+    write_segment,
+    written_tokens,
+)
 from lookahead.trie.file import Trie
-from lookahead.trie.suffixes import kernel, merge_sorted
+from lookahead.trie.runs import Pages, Scratch
+from lookahead.trie.suffixes import first_token_shares, kernel
 
 # A branch is pruned by the count of its first tokens: the context token, and the continuation that it would draft.
 BRANCH_DEPTH = 3
+UNIT = 1024  # tokens; a longer document is kept or dropped in pieces of this size
+SCORED_DEPTHS = np.array([2, 4, 8])  # see mark_suffixes
+INDEXED = 0x80  # mark of a position whose suffix stays; the other bits are its score
+DROPPED, KEPT, CUT = 0, 1, 2  # what becomes of a token whose suffix does not: gone, text, or a separator in its place
+MOVED = 1 << 18  # tokens and suffixes written at a time
+RANK = 64  # tokens between two entries of the table of new positions
 
 
-def merge_tries(paths: Sequence[str | Path], out: str | Path, weights: Mapping[str, float] | None = None) -> format.TrieHeader:
-    """One file that answers every query as a build over all the corpora would. Returns the header written.
+def merge_tries(
+    paths: Sequence[str | Path],
+    out: str | Path,
+    weights: Mapping[str, float] | None = None,
+    effort: Effort | None = None,
+) -> format.TrieHeader:
+    """One file of one segment that answers every query as a build over all the corpora would. Returns the header written.
 
     weights: source name or trie file -> weight of its documents in drafting (default: as it was).
     Raises TokenizerMismatchError for tries of different tokenizers, UsageError for a weight that names nothing,
     TrieFormatError for a damaged trie.
     """
-    tries = [Trie(path) for path in paths]
-    for trie in tries:
-        trie.verify()  # damage must not get fresh checksums
+    with replacing(out) as file:
+        return _merge([Trie(path) for path in paths], file, Path(out).parent, dict(weights or {}), effort or Effort())
+
+
+def _merge(
+    tries: Sequence[Trie], file: IO[bytes], folder: Path, weights: Mapping[str, float], effort: Effort
+) -> format.TrieHeader:
     head = tries[0].header
-    for other in tries[1:]:
-        ours, theirs = head.tokenizer_fingerprint, other.header.tokenizer_fingerprint
-        if ours != theirs or head.vocab_size != other.header.vocab_size or head.depth != other.header.depth:
-            raise TokenizerMismatchError(
-                f"{other.path}: tokenizer {theirs[:8] or 'none (ids)'} (vocab {other.header.vocab_size}) differs from "
-                f"{tries[0].path}: {ours[:8] or 'none (ids)'} (vocab {head.vocab_size}). Rebuild one of them."
-            )
-    weights = dict(weights or {})
+    identity = TokenizerIdentity(head.vocab_size, head.tokenizer_fingerprint, head.tokenizer_name)
     unused = set(weights)
-    names: dict[tuple[str, float], int] = {}
-    ends, of_source = [], []
-    tokens = np.concatenate([t.tokens for t in tries])
-    suffixes = np.empty(0, np.int64)
-    offset = 0
+    sources = SourceTable()
+    parts = []
     for trie in tries:
-        remap = []
+        check_same_tokenizer(trie, identity, str(tries[0].path))
+        numbers = []
         for source in trie.header.sources:
             keys = [k for k in (source.name, str(trie.path), trie.path.name, trie.name) if k in weights]
             unused -= set(keys)
-            weight = weights[keys[0]] if keys else source.weight
-            remap.append(names.setdefault((source.name, weight), len(names)))
-        ends.append(trie.document_ends.astype(np.int64) + offset)
-        of_source.append(np.array(remap, np.int64)[trie.document_sources])
-        right = trie.suffixes.astype(np.int64) + offset
-        suffixes = merge_sorted(tokens, head.separator, suffixes, right, head.depth) if offset else right
-        offset += len(trie.tokens)
+            numbers.append(sources.number(source.name, weights[keys[0]] if keys else source.weight))
+        parts += [Part(trie, segment, np.array(numbers)) for segment in trie.segments]
+    for name, weight in weights.items():
+        if not 0 < weight <= format.MAX_WEIGHT:
+            raise UsageError(f"--weight {name}={weight:g}: give a number above 0, at most {format.MAX_WEIGHT:g}.")
     if unused:
-        known = ", ".join(sorted({name for name, _ in names}))
+        known = ", ".join(sorted({source.name for source in sources.sources()}))
         raise UsageError(f"--weight {min(unused)}: no such trie or source (sources: {known}).")
-    merged = assemble(
-        tokens,
-        np.concatenate(ends),
-        np.concatenate(of_source),
-        [name for name, _ in names],
-        _identity(head),
-        suffixes,
-        [weight for _, weight in names],
-    )
-    return merged.write(out, 1, {"merged": [t.path.name for t in tries]})
+    options = {"merged": [trie.path.name for trie in tries]}
+    writer = format.TrieWriter(file)
+    write_segment(writer, parts, (), sources, head.vocab_size, head.depth, folder, effort)
+    return writer.finish(_like(head, sources.sources(), options))
 
 
 def prune_trie(
@@ -78,123 +94,288 @@ def prune_trie(
     max_tokens: int | None = None,
     max_bytes: int | None = None,
     drop_sources: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    effort: Effort | None = None,
 ) -> format.TrieHeader:
     """Write a smaller trie. Returns the header written.
 
-    drop_sources: documents of these sources go. max_tokens, max_bytes: documents go, those first whose text is shared
-    least with the rest, until the file is small enough. min_count: branches seen fewer times go.
+    drop_sources: documents of these sources go.
+    max_tokens, max_bytes: documents go until the file is small enough, those first whose branches are worth least per byte:
+    a branch seen c times is worth log2 c where it stands first, and nothing where it is repeated (`mark_suffixes`).
+    Documents longer than UNIT tokens go piecewise.
+    min_count: branches seen fewer times go, and the text that no branch needs any more.
+    options: what the header says of how it was made.
     Raises UsageError for an unknown source, TrieFormatError for a damaged trie, LookaheadError if nothing would be left.
     """
+    effort = effort or Effort()
     trie = Trie(path)
-    trie.verify()  # damage must not get fresh checksums
     known = [s.name for s in trie.header.sources]
     for name in drop_sources:
         if name not in known:
             raise UsageError(f"--drop-source {name}: no such source in {trie.path} (sources: {', '.join(known)}).")
-    corpus = SortedCorpus(
-        trie.tokens,
-        trie.suffixes.astype(np.int64),
-        trie.document_ends.astype(np.int64),
-        trie.document_sources.astype(np.int64),
-        trie.header.sources,
-        _identity(trie.header),
-        trie.header.depth,
-    )
-    if drop_sources:
-        dropped = [i for i, name in enumerate(known) if name in drop_sources]
-        corpus = keep_documents(corpus, ~np.isin(corpus.document_sources, dropped), path)
-    if min_count > 1:
-        suffixes = frequent_suffixes(corpus, min_count)
-        used = np.zeros(len(corpus.document_ends), bool)
-        used[np.searchsorted(corpus.document_ends, suffixes)] = True
-        corpus = keep_documents(dataclasses.replace(corpus, suffixes=suffixes), used, path)
-    if max_tokens is not None or max_bytes is not None:
-        of_documents = [trie.tokens, trie.suffixes, trie.document_ends, trie.document_sources]
-        fixed = trie.path.stat().st_size - sum(a.nbytes for a in of_documents)
-        fixed += format.ALIGNMENT * (len(trie.header.sections) + 1) + len(trie.path.name)  # padding; the header's new options
-        room = math.inf if max_bytes is None else max_bytes - fixed
-        sizes = _document_bytes(corpus, *(a.itemsize for a in of_documents))
-        keep = _most_shared_documents(corpus, math.inf if max_tokens is None else max_tokens, sizes, room)
-        corpus = keep_documents(corpus, keep, path)
-    return corpus.write(out, 1, {"pruned_from": trie.path.name, "min_count": min_count})
+    described = dict(options or {"pruned_from": trie.path.name, "min_count": min_count})
+    with contextlib.ExitStack() as stack:
+        if len(trie.segments) > 1:
+            joined = stack.enter_context(scratch_sibling(out))
+            _merge([trie], joined, Path(out).parent, {}, effort)
+            trie = Trie(joined.name)
+        dropped = [number for number, name in enumerate(known) if name in drop_sources]
+        pruning = _Pruning(trie, min_count, Path(out), effort)
+        room = math.inf if max_bytes is None else max_bytes - pruning.fixed_bytes(described)
+        pruning.choose(dropped, math.inf if max_tokens is None else max_tokens, room)
+        file = stack.enter_context(replacing(out))
+        writer = format.TrieWriter(file)
+        sources = pruning.write(writer)
+        return writer.finish(_like(trie.header, sources, described))
 
 
-def frequent_suffixes(corpus: SortedCorpus, min_count: int) -> np.ndarray:
-    """The suffixes whose first BRANCH_DEPTH tokens stand at least `min_count` times in the corpus, sorted."""
-    return corpus.suffixes[_branch_counts(corpus) >= min_count]
+class _Pruning:
+    """The passes of pruning one segment: mark (suffixes), choose (units of documents), write.
 
-
-def keep_documents(corpus: SortedCorpus, keep: np.ndarray, path: str | Path) -> SortedCorpus:
-    """The corpus with only those documents whose entry in `keep` is true. Raises LookaheadError if none is."""
-    if not keep.any():
-        raise LookaheadError(f"{path}: nothing would be left. Loosen the limits.")
-    lengths = np.diff(corpus.document_ends, prepend=-1)
-    kept_tokens = np.repeat(keep, lengths)
-    moved = np.cumsum(kept_tokens) - 1  # new place of each kept token; order is kept, so suffixes stay sorted
-    suffixes = corpus.suffixes[kept_tokens[corpus.suffixes]]
-    left = np.unique(corpus.document_sources[keep])
-    return assemble(
-        corpus.tokens[kept_tokens],
-        moved[corpus.document_ends[keep]],
-        np.searchsorted(left, corpus.document_sources[keep]),
-        [corpus.sources[i].name for i in left],
-        corpus.tokenizer,
-        moved[suffixes],
-        [corpus.sources[i].weight for i in left],
-    )
-
-
-def _identity(header: format.TrieHeader) -> TokenizerIdentity:
-    return TokenizerIdentity(header.vocab_size, header.tokenizer_fingerprint, header.tokenizer_name)
-
-
-def _document_bytes(corpus: SortedCorpus, token: int, suffix: int, end: int, source: int) -> np.ndarray:
-    """Bytes that each document takes in a file, given those of one entry of each section."""
-    documents = len(corpus.document_ends)
-    suffixes = np.bincount(np.searchsorted(corpus.document_ends, corpus.suffixes), minlength=documents)
-    return np.diff(corpus.document_ends, prepend=-1) * token + suffixes * suffix + end + source
-
-
-def _most_shared_documents(corpus: SortedCorpus, max_tokens: float, sizes: np.ndarray, max_bytes: float) -> np.ndarray:
-    """Mask of documents, best share of repeated branches first, that together stay within both limits.
-
-    sizes: bytes of each document.
+    marks: uint8 for each token, on disk beside the output; at first INDEXED and the score, then what becomes of the token.
     """
-    lengths = np.diff(corpus.document_ends, prepend=-1) - 1
-    repeated = np.bincount(
-        np.searchsorted(corpus.document_ends, corpus.suffixes),
-        weights=_branch_counts(corpus) > 1,
-        minlength=len(corpus.document_ends),
-    )
-    order = np.argsort(-repeated / np.maximum(1, lengths), kind="stable")
-    keep = np.zeros(len(order), bool)
-    keep[order[(np.cumsum(lengths[order]) <= max_tokens) & (np.cumsum(sizes[order]) <= max_bytes)]] = True
-    return keep
+
+    def __init__(self, trie: Trie, min_count: int, out: Path, effort: Effort):
+        self.trie, self.out, self.effort = trie, out, effort
+        self.segment = trie.segments[0]
+        self.separator, self.depth = trie.header.separator, trie.header.depth
+        self.n = len(self.segment.tokens)
+        self.pages = Pages(effort.max_memory * 3 // 4)  # much is touched between two looks at what is resident
+        tokens = self.segment.section("tokens")
+        self.pages.watch(trie.mapped, tokens.end)
+        self.pages.watch(trie.mapped, tokens.offset, tokens.end, often=True)
+        self._check()
+        self.marks = Scratch(out.parent, self.pages).zeros(self.n, np.uint8)
+        self._mark(min_count)
+        lengths = np.diff(self.ends, prepend=-1) - 1
+        pieces = -(-lengths // UNIT)
+        self.document_of = np.repeat(np.arange(len(lengths)), pieces)  # of each unit
+        piece = np.arange(len(self.document_of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        self.starts = (self.ends - lengths)[self.document_of] + piece * UNIT
+        self.stops = np.minimum(self.starts + UNIT, self.ends[self.document_of])
+
+    def _check(self) -> None:
+        """Read what is used, so that damage gets no fresh checksum and no position leads out of the file."""
+        part = Part(self.trie, self.segment, np.arange(len(self.trie.header.sources)))
+        self.ends, self.numbers = checked_documents(part, self.pages)
+        separators = sum(int(np.count_nonzero(chunk == self.separator)) for chunk in checked_tokens(part, self.pages))
+        if separators != len(self.ends) or not bool((self.segment.tokens[self.ends] == self.separator).all()):
+            raise self.trie.damaged("document ends do not stand where the table says")
+        if any(int(chunk.max()) >= self.n for chunk in checked_section(part, "suffixes", self.pages)):
+            raise self.trie.damaged("a suffix points outside the tokens")
+        self.first = np.concatenate(list(checked_section(part, "first", self.pages))).astype(np.int64)
+        if self.first[0] or self.first[-1] != len(self.segment.suffixes) or bool((np.diff(self.first) < 0).any()):
+            raise self.trie.damaged("the first-token table does not fit the suffixes")
+
+    def _mark(self, min_count: int) -> None:
+        """Pass over the sorted suffixes, split between threads where the first token changes: no branch is split."""
+        shares = first_token_shares(self.first, self.effort.workers)
+
+        def mark(begin: int, end: int) -> int:
+            segment = self.segment
+            mark_suffixes(segment.tokens, self.separator, segment.suffixes[begin:end], min_count, SCORED_DEPTHS, self.marks)
+            self.pages.trim()
+            return end
+
+        with ThreadPoolExecutor(self.effort.workers) as pool:
+            for done in pool.map(mark, shares[:-1], shares[1:]):
+                self.effort.progress("counting", done, len(self.segment.suffixes))
+
+    def fixed_bytes(self, options: Mapping[str, Any]) -> int:
+        """At most what the file takes beside its documents."""
+        header = self.trie.path.stat().st_size - self.segment.header.sections[-1].end
+        return (
+            header + len(str(options)) + 256 + self.segment.first.nbytes + format.ALIGNMENT * (len(format.SECTION_DTYPES) + 1)
+        )
+
+    def choose(self, dropped_sources: Sequence[int], max_tokens: float, max_bytes: float) -> None:
+        """Decide what becomes of each token. Raises LookaheadError if nothing would be left."""
+        segment = self.segment
+        gains, entries = np.zeros(len(self.starts), np.int64), np.zeros(len(self.starts), np.int64)
+        for begin, end in self._chunks():
+            add_scores(self.marks, self.starts[begin:end], self.stops[begin:end], gains[begin:end], entries[begin:end])
+            self.pages.trim()
+        lengths = self.stops - self.starts
+        sizes = (lengths + 1) * segment.tokens.itemsize + entries * segment.suffixes.itemsize
+        sizes += segment.document_ends.itemsize + segment.document_sources.itemsize
+        keep = (entries > 0) & ~np.isin(self.numbers[self.document_of], dropped_sources)
+        order = np.flatnonzero(keep)
+        order = order[np.argsort(-(gains[order] / sizes[order]), kind="stable")]
+        fits = (np.cumsum(lengths[order]) <= max_tokens) & (np.cumsum(sizes[order]) <= max_bytes)
+        keep[:] = False
+        keep[order[fits]] = True
+        if not keep.any():
+            raise LookaheadError(f"{self.out}: nothing would be left. Loosen the limits.")
+        # Units that follow each other in a document stay one text.
+        joined = keep[1:] & keep[:-1] & (self.document_of[1:] == self.document_of[:-1])
+        begins, ends = keep.copy(), keep.copy()
+        begins[1:] &= ~joined
+        ends[:-1] &= ~joined
+        self.starts, self.stops, self.document_of = self.starts[begins], self.stops[ends], self.document_of[begins]
+        at = 0
+        for begin, end in self._chunks():
+            at = settle(
+                self.marks,
+                self.ends,
+                self.document_of[begin:end],
+                self.starts[begin:end],
+                self.stops[begin:end],
+                at,
+                self.depth,
+            )
+            self.pages.trim()
+        self.marks[at:] = DROPPED
+
+    def write(self, writer: format.TrieWriter) -> tuple[format.Source, ...]:
+        """Write what was chosen as one segment; returns its sources."""
+        segment, separator = self.segment, self.separator
+        step = MOVED // RANK * RANK
+        ranks = np.empty(self.n // RANK + 1, np.int64)  # new position of every RANK-th token
+        n = 0
+        new_ends, new_numbers = [], []
+        sources = SourceTable([dataclasses.replace(s, documents=0, tokens=0) for s in self.trie.header.sources])
+        writer.begin("tokens", segment.tokens.dtype)
+        self.pages.release()
+        for begin in range(0, self.n, step):
+            marks = self.marks[begin : begin + step]
+            stay = marks != DROPPED
+            tokens = segment.tokens[begin : begin + step].copy()
+            tokens[marks == CUT] = separator
+            writer.append(tokens[stay])
+            places = np.cumsum(stay) + n - stay
+            ranks[begin // RANK : begin // RANK + len(places[::RANK])] = places[::RANK]
+            closing = np.flatnonzero(marks == CUT)
+            new_ends.append(places[closing])
+            new_numbers.append(self.numbers[np.searchsorted(self.ends, closing + begin)])
+            n += int(np.count_nonzero(stay))
+            self.effort.progress("writing", n, None)
+            self.pages.trim()
+        ends, numbers = np.concatenate(new_ends), np.concatenate(new_numbers)
+        sources.count(numbers, np.diff(ends, prepend=-1) - 1)
+        left = [number for number, source in enumerate(sources.sources()) if source.documents]
+        tokens = written_tokens(writer, self.pages)
+        self.pages.release()
+        renumbered = np.searchsorted(left, numbers)
+        finish_segment(
+            writer, tokens, self._moved(ranks), [(ends, 0)], [renumbered], separator, self.pages, self.effort.progress
+        )
+        return tuple(source for source in sources.sources() if source.documents)
+
+    def _moved(self, ranks: np.ndarray) -> Iterator[np.ndarray]:
+        """The new positions of the suffixes that stay, in sorted order, block by block."""
+        for begin in range(0, len(self.segment.suffixes), MOVED):
+            block = self.segment.suffixes[begin : begin + MOVED]
+            moved = np.empty(len(block), np.int64)
+            yield moved[: move(block, self.marks, ranks, moved)]
+            self.pages.trim()
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        """Ranges of units, of about CHUNK tokens each."""
+        begin = 0
+        while begin < len(self.starts):
+            end = max(begin + 1, int(np.searchsorted(self.starts, self.starts[begin] + format.CHUNK)))
+            yield begin, end
+            begin = end
 
 
-def _branch_counts(corpus: SortedCorpus) -> np.ndarray:
-    """For each sorted suffix: how many share its first BRANCH_DEPTH tokens."""
-    starts = _branch_starts(corpus.tokens, corpus.tokenizer.vocab_size, corpus.suffixes, BRANCH_DEPTH)
-    counts = np.diff(starts, append=len(corpus.suffixes))
-    return np.repeat(counts, counts)
+def _like(header: format.TrieHeader, sources: tuple[format.Source, ...], options: Mapping[str, Any]) -> format.TrieHeader:
+    return dataclasses.replace(header, sources=sources, options=dict(options), tool_version=lookahead.__version__)
 
 
 @kernel
-def _branch_starts(tokens, separator, suffixes, depth):
-    """Places in `suffixes` where the first `depth` tokens differ from the suffix before."""
-    starts = np.empty(len(suffixes), np.int64)
+def mark_suffixes(tokens, separator, suffixes, min_count, depths, marks):
+    """Mark the positions of sorted suffixes, which hold whole branches, in marks (uint8 for each token).
+
+    A suffix whose first BRANCH_DEPTH tokens stand at least `min_count` times is INDEXED. For each of `depths` (ascending), the
+    suffixes that share so many tokens are a branch; one of c > 1 members adds floor(log2 c) to the score of its first place in
+    the text. So a document scores by the repeated branches that it is the first to hold: on four workloads, at equal bytes,
+    this keeps 1 to 3 % more EDL than random documents, and more than those that share most with others, which are
+    near-duplicates (a greedy choice that looks at all that was chosen before would keep 1 % more).
+    """
+    deepest = depths[-1]
+    members = np.zeros(len(depths), np.int64)
+    places = np.zeros(len(depths), np.int64)
+    branch = 0  # where the group of equal first BRANCH_DEPTH tokens begins
+    previous = np.int64(-1)
+    for k in range(len(suffixes) + 1):
+        here = np.int64(suffixes[k]) if k < len(suffixes) else np.int64(-1)
+        shared = np.int64(0)
+        same = False  # both end in the same separator, or share BRANCH_DEPTH tokens
+        if previous >= 0 and here >= 0:
+            while shared < deepest and tokens[previous + shared] == tokens[here + shared]:
+                if tokens[here + shared] == separator:
+                    same = shared < BRANCH_DEPTH
+                    break
+                shared += 1
+        if k and not same and shared < BRANCH_DEPTH:
+            if k - branch >= min_count:
+                for j in range(branch, k):
+                    marks[np.int64(suffixes[j])] |= INDEXED
+            branch = k
+        for i in range(len(depths)):
+            if shared >= depths[i]:
+                members[i] += 1
+                places[i] = min(places[i], here)
+                continue
+            worth, count = 0, members[i]
+            while count > 1:
+                worth += 1
+                count >>= 1
+            if worth:
+                marks[places[i]] += worth
+            members[i], places[i] = 0, here
+            if here >= 0:
+                whole = shared
+                while whole < depths[i] and tokens[here + whole] != separator:
+                    whole += 1
+                members[i] = whole == depths[i]
+        previous = here
+
+
+@kernel
+def add_scores(marks, starts, stops, gains, entries):
+    """Of each unit, marks[starts[u]:stops[u]]: the sum of its scores and how many of its positions are indexed."""
+    for u in range(len(starts)):
+        for p in range(starts[u], stops[u]):
+            gains[u] += marks[p] & (INDEXED - 1)
+            entries[u] += marks[p] >= INDEXED
+
+
+@kernel
+def settle(marks, ends, documents, starts, stops, at, depth):
+    """Turn the marks from `at` on into what becomes of each token, for kept texts in order; returns where they end.
+
+    A text is marks[starts[u]:stops[u]] of document documents[u]. What no indexed suffix reaches within `depth` tokens goes, and
+    the first token gone gives its place to a separator. Where a text is cut, suffixes that looked past the cut are indexed no
+    more: the others keep their order.
+    """
+    for u in range(len(starts)):
+        start, stop = starts[u], stops[u]
+        end = ends[documents[u]]
+        marks[at:start] = DROPPED
+        reach = np.int64(-1)
+        for p in range(start, stop):
+            if marks[p] >= INDEXED and (stop == end or p + depth <= stop):
+                marks[p] = INDEXED
+                reach = p + depth
+            else:
+                marks[p] = KEPT if p < reach else CUT if p == reach else DROPPED
+        marks[stop] = CUT if reach >= stop else DROPPED
+        at = stop + 1
+    return at
+
+
+@kernel
+def move(suffixes, marks, ranks, moved):
+    """New positions of those suffixes that stay, into `moved`; returns how many."""
     found = 0
     for k in range(len(suffixes)):
-        new = k == 0
-        if not new:
-            a, b = suffixes[k - 1], suffixes[k]
-            for d in range(depth):
-                if tokens[a + d] != tokens[b + d]:
-                    new = True
-                    break
-                if tokens[a + d] == separator:
-                    break
-        if new:
-            starts[found] = k
-            found += 1
-    return starts[:found]
+        p = np.int64(suffixes[k])
+        if marks[p] != INDEXED:
+            continue
+        place = ranks[p // RANK]
+        for q in range(p // RANK * RANK, p):
+            place += marks[q] != DROPPED
+        moved[found] = place
+        found += 1
+    return found

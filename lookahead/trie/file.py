@@ -1,50 +1,78 @@
 """A trie file opened for reading. In: a path. Out: counts and continuations of any context. Knows nothing of drafts.
 
 A node of the trie is a range of the sorted suffixes: all places of the corpus where the node's tokens stand. Its count is
-the range's width; its children are the ranges one token deeper.
+the range's width; its children are the ranges one token deeper. A file that was appended to holds several segments, each
+sorted for itself; a node is then one range in each, and its count their sum.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import mmap
 from pathlib import Path
 
 import numpy as np
 
-from lookahead.errors import TokenizerMismatchError, TrieFormatError
+from lookahead.errors import TokenizerMismatchError, TrieFormatError, UsageError
 from lookahead.trie import format
-from lookahead.trie.suffixes import kernel, matching_range
+from lookahead.trie.search import child_ranges, match_orders, matching_range
+from lookahead.trie.suffixes import SAMPLE, compare_suffixes, kernel, sample_keys
+
+CHECKED = 1 << 20  # entries checked at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """Places of the corpus that carry on from a context: sorted suffixes low to high, which begin `length` tokens back."""
+    """Places of the corpus that carry on from a context: `length` tokens stand at the sorted suffixes low to high.
+
+    ranges: (low, high) in each segment.
+    """
 
     length: int
-    low: int
-    high: int
+    ranges: tuple[tuple[int, int], ...]
 
     @property
     def count(self) -> int:
-        return self.high - self.low
+        return sum(high - low for low, high in self.ranges)
+
+
+class Segment:
+    """One sorted part of a trie file: its arrays, named as the sections in format.py."""
+
+    def __init__(self, header: format.SegmentHeader, mapped: mmap.mmap):
+        self.header = header
+        arrays = {section.name: format.section_array(mapped, section) for section in header.sections}
+        self.tokens = arrays["tokens"]
+        self.suffixes = arrays["suffixes"]
+        self.first = arrays["first"]
+        self.samples = arrays["samples"]
+        self.document_ends = arrays["document_ends"]
+        self.document_sources = arrays["document_sources"]
+
+    def section(self, name: str) -> format.Section:
+        """Where the array of this name stands in the file."""
+        return next(section for section in self.header.sections if section.name == name)
 
 
 class Trie:
     """Read-only, memory-mapped; any number of processes and threads may share one file.
 
-    tokens, suffixes, first, document_ends and document_sources are the arrays of format.py.
+    A file that is replaced meanwhile stays readable here as it was when it was opened.
     """
 
     def __init__(self, path: str | Path):
         """Open and check the header. Raises TrieFormatError for a file that is cut, altered or of another version."""
         self.path = Path(path)
-        self.header = format.read_header(self.path)
-        arrays = format.map_sections(self.path, self.header)
-        self.tokens = arrays["tokens"]
-        self.suffixes = arrays["suffixes"]
-        self.first = arrays["first"]
-        self.document_ends = arrays["document_ends"]
-        self.document_sources = arrays["document_sources"]
+        try:
+            with self.path.open("rb") as file:
+                self.header = format.read_header(self.path, file)
+                self.mapped = format.map_file(self.path, file, self.header)
+                if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a look-up touches single pages, far apart
+                    self.mapped.madvise(mmap.MADV_NOHUGEPAGE)
+        except OSError as error:
+            raise TrieFormatError(f"{self.path}: cannot be read ({error.strerror}).") from error
+        self.segments = tuple(Segment(segment, self.mapped) for segment in self.header.segments)
         self.source_weights = np.array([s.weight for s in self.header.sources], np.float32)
         self.weighted = bool((self.source_weights != 1).any())
 
@@ -67,108 +95,121 @@ class Trie:
                 f"Rebuild: lookahead build-trie CORPUS --tokenizer {name}"
             )
 
-    def longest_match(self, context: np.ndarray, longest: int) -> Match:
-        """The longest end of `context` (int32), up to `longest` tokens, that stands anywhere in the corpus.
+    def root(self) -> Match:
+        """The match of length 0: every suffix."""
+        return Match(0, tuple((0, len(segment.suffixes)) for segment in self.segments))
 
-        A match of length 0 is the root: every suffix.
+    def longest_match(self, context: np.ndarray, longest: int = 1 << 30) -> Match:
+        """The longest end of `context` (int32), up to `longest` tokens and the file's depth, that stands in the corpus.
+
+        It is the root if even the last token does not.
         """
-        match = Match(0, 0, len(self.suffixes))
-        for length in range(1, min(longest, len(context), self.header.depth) + 1):
-            found = self.match(context[len(context) - length :])
-            if not found.count:
-                break
-            match = found
-        return match
+        longest = min(longest, len(context), self.header.depth)
+        lows = np.empty((len(self.segments), longest + 1), np.int64)
+        highs = np.empty_like(lows)
+        found = [
+            match_orders(s.tokens, s.suffixes, s.first, s.samples, context, len(context), longest, lows[k], highs[k])
+            for k, s in enumerate(self.segments)
+        ]
+        length = max(found)
+        if not length:
+            return self.root()
+        return Match(
+            length,
+            tuple((int(lows[k, length]), int(highs[k, length])) if found[k] == length else (0, 0) for k in range(len(found))),
+        )
 
     def match(self, pattern: np.ndarray) -> Match:
         """All places where `pattern` (int32, 1 to depth tokens) stands; count 0 if there is none."""
-        low, high = matching_range(self.tokens, self.suffixes, self.first, pattern, 0, len(pattern))
-        return Match(len(pattern), low, high)
+        ranges = [matching_range(s.tokens, s.suffixes, s.first, pattern, 0, len(pattern)) for s in self.segments]
+        return Match(len(pattern), tuple((int(low), int(high)) for low, high in ranges))
 
     def children(self, match: Match, most: int | None = None) -> list[tuple[int, Match]]:
-        """(token id, deeper match) of each continuation, commonest first, at most `most`. Ends of documents are none."""
-        tokens, lows, highs = child_ranges(self.tokens, self.suffixes, match.length, match.low, match.high)
-        real = tokens < self.header.vocab_size
-        tokens, lows, highs = tokens[real], lows[real], highs[real]
-        order = np.argsort(lows - highs, kind="stable")[:most]
-        return [(int(tokens[i]), Match(match.length + 1, int(lows[i]), int(highs[i]))) for i in order]
+        """(token id, deeper match) of each continuation, commonest first, at most `most`. Ends of documents are none.
+
+        Raises UsageError for a match as long as the file's depth: suffixes are not sorted by what follows.
+        """
+        if match.length >= self.header.depth:
+            raise UsageError(
+                f"{self.path}: is sorted by {self.header.depth} tokens; no continuations of {match.length} are kept."
+            )
+        found: dict[int, list[tuple[int, int]]] = collections.defaultdict(lambda: [(0, 0)] * len(self.segments))
+        for number, (segment, (low, high)) in enumerate(zip(self.segments, match.ranges, strict=True)):
+            tokens, lows, highs = child_ranges(segment.tokens, segment.suffixes, match.length, low, high)
+            for token, begin, end in zip(tokens.tolist(), lows.tolist(), highs.tolist(), strict=True):
+                if token < self.header.vocab_size:
+                    found[token][number] = (begin, end)
+        children = [(token, Match(match.length + 1, tuple(found[token]))) for token in sorted(found)]
+        return sorted(children, key=lambda child: -child[1].count)[:most]
 
     def documents(self) -> list[np.ndarray]:
         """Token ids of each document, in file order (views into the file)."""
-        starts = np.concatenate([[0], self.document_ends[:-1].astype(np.int64) + 1])
-        return [self.tokens[a:b] for a, b in zip(starts, self.document_ends.astype(np.int64), strict=True)]
+        found = []
+        for segment in self.segments:
+            ends = segment.document_ends.astype(np.int64)
+            found += [segment.tokens[a:b] for a, b in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True)]
+        return found
 
     def verify(self) -> None:
         """Read the whole file: checksums, document ends, sources, suffix order, first-token table.
 
         Raises TrieFormatError with the first thing that is wrong.
         """
-        header, tokens, n = self.header, self.tokens, len(self.tokens)
-        format.check_sections(self.path, header, vars(self))
+        format.check_sections(self.path, self.mapped, self.header)
+        documents = np.zeros(len(self.header.sources), np.int64)
+        tokens = np.zeros(len(self.header.sources), np.int64)
         problem = ""
-        ends = self.document_ends.astype(np.int64)
-        if n and int(tokens.max()) > header.separator:
-            problem = "a token id is outside the vocabulary"
-        elif not np.array_equal(np.flatnonzero(tokens == header.separator), ends) or (n and tokens[-1] != header.separator):
-            problem = "document ends do not stand where the table says"
-        elif len(ends) and (not header.sources or int(self.document_sources.max()) >= len(header.sources)):
-            problem = "a document names a source that is not listed"
-        elif any(
-            (int((self.document_sources == i).sum()), int(lengths.sum())) != (source.documents, source.tokens)
-            for i, source in enumerate(header.sources)
-            for lengths in [np.diff(ends, prepend=-1)[self.document_sources == i] - 1]
-        ):
+        for segment in self.segments:
+            problem = problem or self._problem_of(segment, documents, tokens)
+        if not problem and any((s.documents, s.tokens) != (documents[i], tokens[i]) for i, s in enumerate(self.header.sources)):
             problem = "documents or tokens of a source do not add up"
-        elif len(self.suffixes) and int(self.suffixes.max()) >= n:
-            problem = "a suffix points outside the tokens"
-        elif not suffixes_in_order(tokens, header.separator, self.suffixes, header.depth):
-            problem = "suffixes are not sorted"
-        else:
-            counts = np.bincount(tokens[self.suffixes], minlength=header.vocab_size + 1)
-            if counts[header.vocab_size] or not np.array_equal(
-                self.first.astype(np.int64), np.concatenate([[0], np.cumsum(counts[: header.vocab_size])])
-            ):
-                problem = "the first-token table does not fit the suffixes"
         if problem:
-            raise TrieFormatError(f"{self.path}: {problem}. Rebuild.")
+            raise self.damaged(problem)
 
+    def damaged(self, what: str) -> TrieFormatError:
+        """The error for a file whose parts contradict each other."""
+        return TrieFormatError(f"{self.path}: {what}. Rebuild.")
 
-@kernel
-def child_ranges(tokens, suffixes, length, low, high):
-    """(token, low, high) arrays of the ranges inside low..high that share the token `length` places on, in token order.
-
-    Binary search for each end: time grows with the number of children, not with the range.
-    """
-    found_tokens = np.empty(16, np.int64)
-    found_lows = np.empty(16, np.int64)
-    found_highs = np.empty(16, np.int64)
-    found = 0
-    n = np.int64(len(tokens))
-    high = min(high, np.int64(len(suffixes)))
-    while low < high:
-        position = np.int64(suffixes[low]) + length
-        if position < 0 or position >= n:
-            low += 1
-            continue
-        token = tokens[position]
-        inside, outside = low, high
-        while outside - inside > 1:
-            middle = (inside + outside) >> 1
-            position = np.int64(suffixes[middle]) + length
-            if 0 <= position < n and tokens[position] == token:
-                inside = middle
-            else:
-                outside = middle
-        if found == len(found_tokens):
-            found_tokens = np.concatenate((found_tokens, np.empty(found, np.int64)))
-            found_lows = np.concatenate((found_lows, np.empty(found, np.int64)))
-            found_highs = np.concatenate((found_highs, np.empty(found, np.int64)))
-        found_tokens[found] = token
-        found_lows[found] = low
-        found_highs[found] = outside
-        found += 1
-        low = outside
-    return found_tokens[:found], found_lows[:found], found_highs[:found]
+    def _problem_of(self, segment: Segment, documents: np.ndarray, tokens: np.ndarray) -> str:
+        """What is wrong with a segment, or ""; adds up its documents and tokens by source."""
+        separator, n = self.header.separator, len(segment.tokens)
+        ends, sources, suffixes = segment.document_ends, segment.document_sources, segment.suffixes
+        seen, last = 0, -1
+        for begin in range(0, n, CHECKED):
+            chunk = segment.tokens[begin : begin + CHECKED]
+            if int(chunk.max()) > separator:
+                return "a token id is outside the vocabulary"
+            found = np.flatnonzero(chunk == separator) + begin
+            if not np.array_equal(found, ends[seen : seen + len(found)]):
+                return "document ends do not stand where the table says"
+            if len(found):
+                numbers = sources[seen : seen + len(found)]
+                if int(numbers.max()) >= len(documents):
+                    return "a document names a source that is not listed"
+                lengths = np.diff(found, prepend=last) - 1
+                documents += np.bincount(numbers, minlength=len(documents))
+                tokens += np.bincount(numbers, lengths, len(tokens)).astype(np.int64)
+                seen, last = seen + len(found), int(found[-1])
+        if seen != len(ends) or last != n - 1:
+            return "document ends do not stand where the table says"
+        counts = np.zeros(self.header.vocab_size, np.int64)
+        for begin in range(0, len(suffixes), CHECKED):
+            chunk = suffixes[max(0, begin - 1) : begin + CHECKED]
+            if int(chunk.max()) >= n:
+                return "a suffix points outside the tokens"
+            if not suffixes_in_order(segment.tokens, separator, chunk, self.header.depth):
+                return "suffixes are not sorted"
+            starts = segment.tokens[chunk[1:] if begin else chunk]
+            if int(starts.max(initial=0)) >= separator:
+                return "the first-token table does not fit the suffixes"
+            counts += np.bincount(starts, minlength=len(counts))
+            whole = suffixes[begin : begin + CHECKED]
+            sampled = sample_keys(segment.tokens, separator, whole, np.empty(-(-len(whole) // SAMPLE), np.uint64))
+            if not np.array_equal(sampled, segment.samples[begin // SAMPLE : begin // SAMPLE + len(sampled)]):
+                return "the sampled keys do not fit the suffixes"
+        if not np.array_equal(segment.first.astype(np.int64), np.concatenate([[0], np.cumsum(counts)])):
+            return "the first-token table does not fit the suffixes"
+        return ""
 
 
 @kernel
@@ -179,16 +220,7 @@ def suffixes_in_order(tokens, separator, suffixes, depth):
         a, b = np.int64(suffixes[k]), np.int64(suffixes[k + 1])
         if not (0 <= a < n and 0 <= b < n):
             return False
-        smaller = a < b
-        for d in range(depth):
-            if a + d >= n or b + d >= n:
-                return False
-            x, y = tokens[a + d], tokens[b + d]
-            if x != y:
-                smaller = x < y
-                break
-            if x == separator:
-                break
-        if not smaller:
+        order = compare_suffixes(tokens, separator, a, b, 0, depth)
+        if order > 0 or (order == 0 and a >= b):
             return False
     return True

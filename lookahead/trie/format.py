@@ -7,50 +7,60 @@
     16      8      length of the whole file, uint64
     24      4      CRC-32 of the header, uint32
     28      4      zero
-    32      ...    header, msgpack map (TrieHeader)
-    ...            sections, each at a multiple of 64 bytes, zero between them
+    32      ...    sections, each at a multiple of 64 bytes, zero between them; one set of six for each segment
+    end     ...    header, msgpack map (TrieHeader): the last bytes of the file
 
     section           dtype            entries        what
     tokens            uint16 | uint32  tokens         documents one after the other, each closed by the separator
                                                       (= vocab_size, no real token has this id)
     suffixes          uint32 | uint64  suffixes       positions in `tokens`, sorted by the text that starts there
     first             uint32 | uint64  vocab_size+1   suffixes[first[t]:first[t+1]] start with token t
+    samples           uint64           suffixes/256   the first tokens of every 256th suffix, packed as in suffixes.py: a search
+                                                      reads these few pages first
     document_ends     uint32 | uint64  documents      position of each document's separator
     document_sources  uint16           documents      index into the header's sources
 
-The header names dtype, offset, entries and CRC-32 of every section. Opening checks magic, version, both lengths, the
-header's checksum and that each section lies inside the file; `check_sections` reads every byte.
+The header stands last because sections are streamed: their sizes are known when they are written. It names dtype, offset,
+entries and CRC-32 of every section. `tokens` is uint16 where the separator fits, positions are uint32 where their largest
+entry fits. Opening checks magic, version, both lengths, the header's checksum and that each section lies inside the file;
+`check_sections` reads every byte.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
+import mmap
 import os
 import struct
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgpack
 import numpy as np
 
-from lookahead.atomic import replacing
-from lookahead.errors import TrieFormatError
+from lookahead.atomic import write_pieces
+from lookahead.errors import TrieFormatError, UsageError
+from lookahead.trie.suffixes import SAMPLE
 
 MAGIC = b"\x89LKT\r\n\x1a\n"
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 64
 PREAMBLE = struct.Struct("<8sIIQII")
-MAX_HEADER_BYTES = 1 << 24
+MAX_HEADER_BYTES = 1 << 26
+MAX_SOURCES = 1 << 16
+MAX_WEIGHT = 1e6
+MAX_TIME = 1 << 36
+CHUNK = 1 << 22  # bytes read, checked or copied at a time
 
 SECTION_DTYPES = {
     "tokens": ("<u2", "<u4"),
     "suffixes": ("<u4", "<u8"),
     "first": ("<u4", "<u8"),
+    "samples": ("<u8",),
     "document_ends": ("<u4", "<u8"),
     "document_sources": ("<u2",),
 }
@@ -58,7 +68,7 @@ SECTION_DTYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where documents came from: a corpus file, or a name given with --source."""
+    """Where documents came from: a corpus file, or a name given with --source. Totals over all segments."""
 
     name: str
     documents: int
@@ -82,25 +92,46 @@ class Section:
 
 
 @dataclasses.dataclass(frozen=True)
+class SegmentHeader:
+    """One sorted part of a trie: a build, or what one append added. `tokens` counts corpus tokens without separators."""
+
+    tokens: int
+    documents: int
+    sections: tuple[Section, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class TrieHeader:
-    """What a trie file says of itself. `tokens` counts corpus tokens without separators."""
+    """What a trie file says of itself."""
 
     vocab_size: int
     tokenizer_fingerprint: str  # "" when the corpus came as token ids
     tokenizer_name: str
-    tokens: int
-    documents: int
     depth: int  # suffixes are sorted by this many tokens
     sources: tuple[Source, ...]
     options: Mapping[str, Any]  # how it was built
     tool_version: str
-    sections: tuple[Section, ...] = ()
+    segments: tuple[SegmentHeader, ...] = ()
     content_hash: str = ""  # over everything but `created`
-    created: float = 0.0  # seconds since 1970
+    created: float = 0.0  # seconds since 1970; of the environment's SOURCE_DATE_EPOCH if that is set
 
     @property
     def separator(self) -> int:
         return self.vocab_size
+
+    @property
+    def tokens(self) -> int:
+        """Corpus tokens, without separators."""
+        return sum(segment.tokens for segment in self.segments)
+
+    @property
+    def documents(self) -> int:
+        return sum(segment.documents for segment in self.segments)
+
+    @property
+    def branches(self) -> int:
+        """Suffixes that can be looked up."""
+        return sum(section.entries for segment in self.segments for section in segment.sections if section.name == "suffixes")
 
 
 def smallest_dtype(name: str, largest: int) -> np.dtype:
@@ -111,146 +142,242 @@ def smallest_dtype(name: str, largest: int) -> np.dtype:
     raise TrieFormatError(f"section {name}: {largest} does not fit.")
 
 
-def write(path: str | Path, header: TrieHeader, arrays: Mapping[str, np.ndarray]) -> TrieHeader:
-    """Write a trie file, atomically. Returns the header as written, with sections, hash and time."""
-    sections, offset = [], 0
-    for name in SECTION_DTYPES:  # offsets are counted from the first section until the header's length is known
-        array = arrays[name]
-        offset = -(-offset // ALIGNMENT) * ALIGNMENT
-        sections.append(Section(name, array.dtype.str, offset, len(array), zlib.crc32(_bytes(array))))
-        offset = sections[-1].end
-    header = dataclasses.replace(header, sections=tuple(sections), content_hash="", created=0.0)
-    header = dataclasses.replace(header, content_hash=hashlib.sha256(_pack(header, 0)).hexdigest()[:16], created=time.time())
-    # msgpack packs larger offsets into more bytes, so the header's length and where the sections start depend on each other.
-    start = 0
-    while True:
-        packed = _pack(header, start)
-        needed = -(-(PREAMBLE.size + len(packed)) // ALIGNMENT) * ALIGNMENT
-        if needed == start:
-            break
-        start = needed
-    header = dataclasses.replace(header, sections=_shifted(header.sections, start))
-    size = header.sections[-1].end
-    with replacing(path) as file:
-        file.write(PREAMBLE.pack(MAGIC, VERSION, len(packed), size, zlib.crc32(packed), 0))
-        file.write(packed)
-        for section in header.sections:
-            file.write(bytes(section.offset - file.tell()))
-            file.write(_bytes(arrays[section.name]))
-    return header
+class TrieWriter:
+    """Streams the sections of one trie file after the other into `file`, which is seekable, readable and empty.
+
+    begin("tokens") -> append(array) ... -> begin("suffixes") -> ... -> end_segment(tokens, documents) -> finish(header)
+    Until `finish` has written the first bytes, the file is no trie to any reader.
+    """
+
+    def __init__(self, file: IO[bytes]):
+        self.file = file
+        self.segments: list[SegmentHeader] = []
+        self._sections: list[Section] = []
+        self._open: Section | None = None
+        self._offset = file.write(bytes(PREAMBLE.size))
+        self._created = _creation_time()
+
+    def keep(self, mapped: mmap.mmap, segments: Sequence[SegmentHeader]) -> None:
+        """Copy the first segments of another trie file, bytes and checksums as they are. Only at the start."""
+        end = max(s.end for segment in segments for s in segment.sections)
+        with memoryview(mapped) as whole:
+            while self._offset < end:
+                self._offset += write_pieces(self.file, whole[self._offset : min(end, self._offset + CHUNK)])
+        self.segments += segments
+
+    def begin(self, name: str, dtype: np.dtype) -> None:
+        """Start a section, in the order of SECTION_DTYPES."""
+        self._end_section()
+        padding = -self._offset % ALIGNMENT
+        self._offset += self.file.write(bytes(padding))
+        self._open = Section(name, dtype.str, self._offset, 0, 0)
+
+    def append(self, array: np.ndarray) -> None:
+        """Add to the section that was begun. Values must fit its dtype."""
+        assert self._open is not None
+        data = np.ascontiguousarray(array, self._open.dtype)
+        self._open = dataclasses.replace(
+            self._open, entries=self._open.entries + len(data), crc=zlib.crc32(_bytes(data), self._open.crc)
+        )
+        self._offset += write_pieces(self.file, _bytes(data))
+
+    def write(self, name: str, array: np.ndarray, largest: int) -> None:
+        """A whole section of unsigned numbers up to `largest`."""
+        self.begin(name, smallest_dtype(name, largest))
+        self.append(array)
+
+    def written_tokens(self) -> tuple[mmap.mmap, np.ndarray]:
+        """The tokens section that was begun, mapped read-only as far as it is written."""
+        assert self._open is not None
+        self.file.flush()
+        mapped = mmap.mmap(self.file.fileno(), self._offset, access=mmap.ACCESS_READ)
+        return mapped, np.frombuffer(mapped, self._open.dtype, self._open.entries, self._open.offset)
+
+    def end_segment(self, tokens: int, documents: int) -> None:
+        """Close a segment, all of whose sections are written."""
+        self._end_section()
+        self.segments.append(SegmentHeader(tokens, documents, tuple(self._sections)))
+        self._sections = []
+
+    def finish(self, header: TrieHeader) -> TrieHeader:
+        """Write the header, then the first bytes. Returns the header as written, with segments, hash and time."""
+        header = dataclasses.replace(header, segments=tuple(self.segments), content_hash="", created=0.0)
+        digest = hashlib.sha256(_pack(header)).hexdigest()[:16]
+        header = dataclasses.replace(header, content_hash=digest, created=self._created)
+        packed = _pack(header)
+        if len(packed) > MAX_HEADER_BYTES:
+            raise TrieFormatError(f"the header takes {len(packed)} bytes: too many sources. Give them one name with --source.")
+        self.file.write(packed)
+        self.file.seek(0)
+        size = self._offset + len(packed)
+        self.file.write(PREAMBLE.pack(MAGIC, VERSION, len(packed), size, zlib.crc32(packed), 0))
+        self.file.flush()
+        return header
+
+    def _end_section(self) -> None:
+        if self._open is not None:
+            self._sections.append(self._open)
+            self._open = None
 
 
-def read_header(path: str | Path) -> TrieHeader:
-    """Header of the trie file at `path`, checked against the file's real size.
+def _creation_time() -> float:
+    """Now, or what SOURCE_DATE_EPOCH says (see reproducible-builds.org), so that equal builds are equal bytes."""
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    if not given:
+        return time.time()
+    if not given.isdecimal() or int(given) >= MAX_TIME:
+        raise UsageError(f"SOURCE_DATE_EPOCH={given}: give seconds since 1970, or unset it.")
+    return float(given)
+
+
+def read_header(path: Path, file: IO[bytes]) -> TrieHeader:
+    """Header of the trie `file`, checked against the file's real size; `path` is for messages.
 
     Raises TrieFormatError naming what is wrong and what to do.
     """
-    path = Path(path)
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            preamble = file.read(PREAMBLE.size)
-            if size == 0:
-                raise TrieFormatError(f"{path}: empty file. Rebuild: lookahead build-trie CORPUS -o {path.name}")
-            if preamble[: len(MAGIC)] != MAGIC[: len(preamble)] or len(preamble) < len(MAGIC):
-                raise TrieFormatError(f"{path}: not a trie file (wrong first bytes). Build one: lookahead build-trie")
-            if len(preamble) < PREAMBLE.size:
-                raise TrieFormatError(f"{path}: the file has only {size} bytes. The write was cut short; rebuild.")
-            _, version, header_length, file_length, crc, reserved = PREAMBLE.unpack(preamble)
-            if version != VERSION:
-                raise TrieFormatError(f"{path}: format version {version}; this tool reads version {VERSION}. Rebuild.")
-            if file_length != size:
-                raise TrieFormatError(
-                    f"{path}: header says {file_length} bytes, file has {size}. "
-                    + ("The write was cut short; rebuild." if size < file_length else "Bytes were appended; rebuild.")
-                )
-            if reserved or header_length > min(MAX_HEADER_BYTES, size - PREAMBLE.size):
-                raise TrieFormatError(f"{path}: damaged header (impossible length {header_length}). Rebuild.")
-            packed = file.read(header_length)
+        size = os.fstat(file.fileno()).st_size
+        preamble = file.read(PREAMBLE.size)
+        if size == 0:
+            raise TrieFormatError(f"{path}: empty file. Rebuild: lookahead build-trie CORPUS -o {path.name}")
+        if preamble[: len(MAGIC)] != MAGIC[: len(preamble)] or len(preamble) < len(MAGIC):
+            raise TrieFormatError(f"{path}: not a trie file (wrong first bytes). Build one: lookahead build-trie")
+        if len(preamble) < PREAMBLE.size:
+            raise TrieFormatError(f"{path}: the file has only {size} bytes. The write was cut short; rebuild.")
+        _, version, header_length, file_length, crc, reserved = PREAMBLE.unpack(preamble)
+        if version != VERSION:
+            raise TrieFormatError(f"{path}: format version {version}; this tool reads version {VERSION}. Rebuild.")
+        if file_length != size:
+            raise TrieFormatError(
+                f"{path}: header says {file_length} bytes, file has {size}. "
+                + ("The write was cut short; rebuild." if size < file_length else "Bytes were appended; rebuild.")
+            )
+        if reserved or header_length > min(MAX_HEADER_BYTES, size - PREAMBLE.size):
+            raise TrieFormatError(f"{path}: damaged header (impossible length {header_length}). Rebuild.")
+        file.seek(size - header_length)
+        packed = file.read(header_length)
     except OSError as error:
         raise TrieFormatError(f"{path}: cannot be read ({error.strerror}).") from error
     if zlib.crc32(packed) != crc:
         raise TrieFormatError(f"{path}: damaged header (checksum differs). Rebuild.")
     try:
         header = _unpack(packed)
-    except (ValueError, TypeError, KeyError, AttributeError, msgpack.exceptions.UnpackException) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise TrieFormatError(f"{path}: unreadable header ({error}). Rebuild.") from error
-    _check_bounds(path, header, PREAMBLE.size + header_length, size)
+    _check_bounds(path, header, size - header_length)
     return header
 
 
-def map_sections(path: str | Path, header: TrieHeader) -> dict[str, np.ndarray]:
-    """Read-only arrays over the mapped file; pages are shared between processes and read when touched."""
+def map_file(path: Path, file: IO[bytes], header: TrieHeader) -> mmap.mmap:
+    """The file's sections mapped read-only; pages are shared between processes and read when touched."""
+    end = header.segments[-1].sections[-1].end
     try:
-        mapped = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+        if os.fstat(file.fileno()).st_size < end:
+            raise TrieFormatError(f"{path}: the file shrank while it was opened. Try again.")
+        return mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise TrieFormatError(f"{path}: cannot be mapped ({error}).") from error
-    if len(mapped) < header.sections[-1].end:
-        raise TrieFormatError(f"{path}: the file shrank while it was opened. Try again.")
-    return {s.name: mapped[s.offset : s.end].view(np.dtype(s.dtype)) for s in header.sections}
 
 
-def check_sections(path: str | Path, header: TrieHeader, arrays: Mapping[str, np.ndarray]) -> None:
-    """Read every section and compare its checksum. Raises TrieFormatError naming the first damaged one."""
-    for section in header.sections:
-        if zlib.crc32(_bytes(arrays[section.name])) != section.crc:
-            raise TrieFormatError(f"{path}: section {section.name} is damaged (checksum differs). Rebuild.")
+def section_array(mapped: mmap.mmap, section: Section) -> np.ndarray:
+    """Read-only array over one section of a mapped file."""
+    return np.frombuffer(mapped, section.dtype, section.entries, section.offset)
 
 
-def _check_bounds(path: Path, header: TrieHeader, start: int, size: int) -> None:
-    """Every section known, in order, aligned, inside the file, and of the length that the others imply."""
-    names = [s.name for s in header.sections]
-    if names != list(SECTION_DTYPES):
-        raise TrieFormatError(f"{path}: sections {names}, expected {list(SECTION_DTYPES)}. Rebuild.")
-    by_name = {s.name: s for s in header.sections}
-    end = start
-    for section in header.sections:
-        if section.dtype not in SECTION_DTYPES[section.name]:
-            raise TrieFormatError(f"{path}: section {section.name} has dtype {section.dtype!r}. Rebuild.")
-        if section.offset < end or section.offset % ALIGNMENT or section.entries < 0 or section.end > size:
-            raise TrieFormatError(
-                f"{path}: section {section.name} would lie at {section.offset}..{section.end} of {size} bytes. Rebuild."
-            )
-        end = section.end
-    expected = {
-        "tokens": header.tokens + header.documents,
-        "first": header.vocab_size + 1,
-        "document_ends": header.documents,
-        "document_sources": header.documents,
-    }
-    for name, entries in expected.items():
-        if by_name[name].entries != entries:
-            raise TrieFormatError(f"{path}: section {name} has {by_name[name].entries} entries, not {entries}. Rebuild.")
-    if by_name["suffixes"].entries > header.tokens or end != size:
+def check_sections(path: Path, mapped: mmap.mmap, header: TrieHeader) -> None:
+    """Read all but the header, compare each section's checksum and the zeros between sections.
+
+    Raises TrieFormatError naming the first damaged one.
+    """
+    end = PREAMBLE.size
+    for section in (s for segment in header.segments for s in segment.sections):
+        if any(mapped[end : section.offset]):
+            raise TrieFormatError(f"{path}: bytes before section {section.name} are not zero. Rebuild.")
+        crc, end = 0, section.end
+        with memoryview(mapped) as whole:
+            for begin in range(section.offset, end, CHUNK):
+                crc = zlib.crc32(whole[begin : min(begin + CHUNK, end)], crc)
+        check_crc(path, section, crc)
+
+
+def check_crc(path: Path, section: Section, crc: int) -> None:
+    """Raise TrieFormatError if `crc`, over the section's bytes as read, is not what the header says."""
+    if crc != section.crc:
+        raise TrieFormatError(f"{path}: section {section.name} is damaged (checksum differs). Rebuild.")
+
+
+def _check_bounds(path: Path, header: TrieHeader, end_of_sections: int) -> None:
+    """Every section known, in order, aligned, inside the file, and of dtype and length that the others imply."""
+    end = PREAMBLE.size
+    for segment in header.segments:
+        names = [s.name for s in segment.sections]
+        if names != list(SECTION_DTYPES):
+            raise TrieFormatError(f"{path}: sections {names}, expected {list(SECTION_DTYPES)}. Rebuild.")
+        for section in segment.sections:
+            if section.dtype not in SECTION_DTYPES[section.name]:
+                raise TrieFormatError(f"{path}: section {section.name} has dtype {section.dtype!r}. Rebuild.")
+            if not end <= section.offset < end + ALIGNMENT or section.offset % ALIGNMENT or section.end > end_of_sections:
+                raise TrieFormatError(
+                    f"{path}: section {section.name} would lie at {section.offset}..{section.end} "
+                    f"of {end_of_sections} bytes. Rebuild."
+                )
+            end = section.end
+        by_name = {s.name: s for s in segment.sections}
+        expected = {
+            "tokens": segment.tokens + segment.documents,
+            "first": header.vocab_size + 1,
+            "samples": -(-by_name["suffixes"].entries // SAMPLE),
+            "document_ends": segment.documents,
+            "document_sources": segment.documents,
+        }
+        for name, entries in expected.items():
+            if by_name[name].entries != entries:
+                raise TrieFormatError(f"{path}: section {name} has {by_name[name].entries} entries, not {entries}. Rebuild.")
+        if by_name["suffixes"].entries > segment.tokens:
+            raise TrieFormatError(f"{path}: more suffixes than tokens. Rebuild.")
+        if by_name["tokens"].dtype != smallest_dtype("tokens", header.separator).str:
+            raise TrieFormatError(f"{path}: section tokens has dtype {by_name['tokens'].dtype!r}. Rebuild.")
+    if end != end_of_sections:
         raise TrieFormatError(f"{path}: sections and file size contradict each other. Rebuild.")
+    of_sources = (sum(s.documents for s in header.sources), sum(s.tokens for s in header.sources))
+    if of_sources != (header.documents, header.tokens):
+        raise TrieFormatError(f"{path}: documents or tokens of the sources do not add up. Rebuild.")
 
 
-def _shifted(sections: tuple[Section, ...], by: int) -> tuple[Section, ...]:
-    return tuple(dataclasses.replace(s, offset=s.offset + by) for s in sections)
-
-
-def _pack(header: TrieHeader, start: int) -> bytes:
-    fields = dataclasses.asdict(dataclasses.replace(header, sections=_shifted(header.sections, start)))
-    return msgpack.packb(fields)
+def _pack(header: TrieHeader) -> bytes:
+    return bytes(msgpack.packb(dataclasses.asdict(header)))
 
 
 def _unpack(packed: bytes) -> TrieHeader:
     fields = msgpack.unpackb(packed)
     fields["sources"] = tuple(Source(**s) for s in fields["sources"])
-    fields["sections"] = tuple(Section(**s) for s in fields["sections"])
+    fields["segments"] = tuple(
+        SegmentHeader(**{**s, "sections": tuple(Section(**section) for section in s["sections"])}) for s in fields["segments"]
+    )
     header = TrieHeader(**fields)
-    integers = [header.vocab_size, header.tokens, header.documents, header.depth]
-    integers += [v for s in header.sections for v in (s.offset, s.entries, s.crc)]
+    sections = [section for segment in header.segments for section in segment.sections]
+    integers = [header.vocab_size, header.depth]
+    integers += [v for s in sections for v in (s.offset, s.entries, s.crc)]
     integers += [v for s in header.sources for v in (s.documents, s.tokens)]
-    texts = [header.tokenizer_fingerprint, header.tokenizer_name, *(s.name for s in header.sources)]
-    if not all(type(v) is int and 0 <= v < 1 << 62 for v in integers) or not all(type(v) is str for v in texts):
-        raise ValueError("a field has an impossible value")
-    if not all(type(s.weight) in (int, float) and 0 <= s.weight < math.inf for s in header.sources):
-        raise ValueError("a source has an impossible weight")
-    if not 1 <= header.depth <= 1024 or header.vocab_size < 1 or header.documents < 1 or not isinstance(header.options, dict):
+    integers += [v for s in header.segments for v in (s.documents, s.tokens)]
+    texts = [header.tokenizer_fingerprint, header.tokenizer_name, header.tool_version, header.content_hash]
+    texts += [v for s in sections for v in (s.name, s.dtype)] + [s.name for s in header.sources]
+    weights = [s.weight for s in header.sources]
+    if (
+        not all(type(v) is int and 0 <= v < 1 << 62 for v in integers)
+        or not all(type(v) is str for v in texts)
+        or not all(type(v) in (int, float) and 0 <= v <= MAX_WEIGHT for v in weights)
+        or not (type(header.created) in (int, float) and 0 <= header.created < MAX_TIME)
+        or not isinstance(header.options, dict)
+        or not 1 <= header.depth <= 1024
+        or not 1 <= header.vocab_size < 1 << 32
+        or not 1 <= len(header.sources) <= MAX_SOURCES
+        or not header.segments
+        or not all(s.documents for s in header.segments)
+    ):
         raise ValueError("a field has an impossible value")
     return header
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    return np.ascontiguousarray(array).view(np.uint8).data
+    return array.view(np.uint8).data

@@ -1,13 +1,20 @@
-"""What a trie holds, in figures. In: an opened trie. Out: depth table and commonest branches."""
+"""What a trie holds, in figures. In: an opened trie. Out: depth table, commonest branches, continuations of a query."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from lookahead.trie.build import Effort
 from lookahead.trie.file import Match, Trie
-from lookahead.trie.suffixes import kernel
+from lookahead.trie.runs import Run, blocks_of, merged
+from lookahead.trie.suffixes import first_token_shares, kernel
+
+BRANCH_LENGTH = 4  # tokens of the branches that `overview` lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,24 +27,82 @@ class DepthRow:
     singletons: float
 
 
-def depth_table(trie: Trie, deepest: int = 8) -> list[DepthRow]:
-    """Nodes, branching and share of singletons at depths 1 to `deepest`. Reads the whole trie."""
-    counts = node_counts(trie.tokens, trie.suffixes, trie.header.separator, min(deepest, trie.header.depth))
-    rows = []
-    for depth, (nodes, single) in enumerate(counts.tolist(), 1):
+@dataclasses.dataclass(frozen=True)
+class Overview:
+    """Nodes by depth, and the commonest branches of BRANCH_LENGTH tokens as (token ids, count), commonest first."""
+
+    depths: list[DepthRow]
+    top: list[tuple[list[int], int]]
+
+
+def overview(trie: Trie, deepest: int = 8, most: int = 10, effort: Effort | None = None) -> Overview:
+    """Nodes, branching and share of singletons at depths 1 to `deepest`, and the `most` commonest branches.
+
+    Reads the whole trie once, all its segments as one.
+    """
+    effort = effort or Effort()
+    counted = max(BRANCH_LENGTH, deepest)
+    tokens, parts = _parts(trie, effort)
+
+    def count(blocks: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        return _count(tokens, blocks, trie.header.separator, counted, most)
+
+    counts, top = np.zeros((counted, 2), np.int64), np.empty((0, 2), np.int64)
+    with ThreadPoolExecutor(effort.workers) as pool:
+        for some, commonest in pool.map(count, parts):
+            counts += some
+            top = _commonest(top, commonest, most)
+    rows: list[DepthRow] = []
+    for depth, (nodes, single) in enumerate(counts[: min(deepest, trie.header.depth)].tolist(), 1):
         if not nodes:
             break
-        above = counts[depth - 2][0] if depth > 1 else 1
+        above = rows[-1].nodes if rows else 1
         rows.append(DepthRow(depth, nodes, round(nodes / above, 3), round(single / nodes, 4)))
-    return rows
+    return Overview(rows, [(tokens[place : place + BRANCH_LENGTH].tolist(), count) for place, count in top.tolist()])
 
 
-def top_branches(trie: Trie, length: int = 4, most: int = 10) -> list[tuple[list[int], int]]:
-    """The commonest branches of `length` tokens, as (token ids, count), commonest first."""
-    starts, counts = branch_counts(trie.tokens, trie.suffixes, trie.header.separator, length)
-    order = np.argsort(-counts, kind="stable")[:most]
-    positions = trie.suffixes[starts[order]].astype(np.int64)
-    return [(trie.tokens[p : p + length].tolist(), int(counts[k])) for p, k in zip(positions, order, strict=True)]
+def _parts(trie: Trie, effort: Effort) -> tuple[np.ndarray, list[Iterator[np.ndarray]]]:
+    """(an array that holds the tokens of all segments, sorted positions in it, in parts that share no branch, in blocks)."""
+    pages = effort.pages()
+    for segment in trie.segments:
+        section = segment.section("tokens")
+        pages.watch(trie.mapped, section.offset, section.end, often=True)
+        pages.watch(trie.mapped, section.end, segment.header.sections[-1].end)
+    separator, depth, name = trie.header.separator, trie.header.depth, str(trie.path)
+    if len(trie.segments) == 1:
+        (segment,) = trie.segments
+        run = Run(segment.suffixes, 0, len(segment.tokens), name)
+        shares = first_token_shares(segment.first, effort.workers)
+        return segment.tokens, [blocks_of(run, begin, end, pages) for begin, end in itertools.pairwise(shares)]
+    # One view of the whole file, so that one kernel reaches the tokens of every segment.
+    dtype = trie.segments[0].tokens.dtype
+    tokens = np.frombuffer(trie.mapped, dtype, len(trie.mapped) // dtype.itemsize)
+    starts = [segment.section("tokens").offset // dtype.itemsize for segment in trie.segments]
+    runs = [Run(s.suffixes, start, len(s.tokens), name) for s, start in zip(trie.segments, starts, strict=True)]
+    return tokens, [merged(tokens, separator, depth, runs, effort.workers, pages)]
+
+
+def _count(
+    tokens: np.ndarray, blocks: Iterator[np.ndarray], separator: int, deepest: int, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(int64 [deepest, 2] nodes and nodes seen once by depth, rows (position, count) of the `most` commonest branches)."""
+    counts, open_nodes = np.zeros((deepest, 2), np.int64), np.zeros(deepest, np.int64)
+    top = np.empty((0, 2), np.int64)
+    last = -1
+    for block in itertools.chain(blocks, [np.array([-1])]):
+        branches = np.empty((len(block), 2), np.int64)
+        found = add_nodes(tokens, block, last, separator, counts, open_nodes, branches, BRANCH_LENGTH)
+        top = _commonest(top, branches[:found], most)
+        last = int(block[-1])
+    return counts, top
+
+
+def _commonest(top: np.ndarray, more: np.ndarray, most: int) -> np.ndarray:
+    """The `most` rows of highest count of both; of equal ones those that come first."""
+    if len(top) == most and most:
+        more = more[more[:, 1] > top[-1, 1]]
+    rows = np.concatenate([top, more])
+    return rows[np.argsort(-rows[:, 1], kind="stable")[:most]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +117,12 @@ class Continuation:
 
 def continuations(trie: Trie, context: np.ndarray, depth: int = 4, width: int = 4) -> tuple[Match, tuple[Continuation, ...]]:
     """(the longest match of the context's end, the commonest continuations below it, `depth` deep and `width` wide)."""
-    match = trie.longest_match(context, trie.header.depth - depth)
+    match = trie.longest_match(context, max(1, trie.header.depth - depth))
     return match, _below(trie, match, depth, width) if match.length else ()
 
 
 def _below(trie: Trie, match: Match, depth: int, width: int) -> tuple[Continuation, ...]:
-    if depth == 0:
+    if depth == 0 or match.length >= trie.header.depth:
         return ()
     return tuple(
         Continuation(token, child.count, child.count / match.count, _below(trie, child, depth - 1, width))
@@ -66,59 +131,41 @@ def _below(trie: Trie, match: Match, depth: int, width: int) -> tuple[Continuati
 
 
 @kernel
-def node_counts(tokens, suffixes, separator, deepest):
-    """int64 [deepest, 2]: nodes at each depth, and those of them that are seen once."""
+def add_nodes(tokens, block, last, separator, counts, open_nodes, branches, length):
+    """Add the nodes that end in a block of sorted positions, behind position `last` (-1: none); -1 in the block ends all.
+
+    counts: int64 [depth, 2], nodes at each depth and those of them seen once. open_nodes: int64 [depth], suffixes so far in
+    the node that is open at each depth. branches: rows (position, count) of the nodes of depth `length` that end here.
+    Returns how many of these rows are filled.
+    """
     n = np.int64(len(tokens))
-    counts = np.zeros((deepest, 2), np.int64)
-    run = np.zeros(deepest, np.int64)  # suffixes in the node that is open at each depth
-    for k in range(len(suffixes) + 1):
+    deepest = len(open_nodes)
+    found = 0
+    for k in range(len(block)):
+        here = block[k]
         shared = 0
-        here = np.int64(suffixes[k]) if k < len(suffixes) else n
-        if 0 < k < len(suffixes):
-            before = np.int64(suffixes[k - 1])
+        if last >= 0 and here >= 0:
             while (
                 shared < deepest
-                and before + shared < n
+                and last + shared < n
                 and here + shared < n
-                and tokens[before + shared] == tokens[here + shared]
+                and tokens[last + shared] == tokens[here + shared]
                 and tokens[here + shared] != separator
             ):
                 shared += 1
         for depth in range(shared, deepest):
-            if run[depth]:
+            if open_nodes[depth]:
                 counts[depth, 0] += 1
-                counts[depth, 1] += run[depth] == 1
-            run[depth] = 0
-        for depth in range(deepest):
-            if here + depth >= n or tokens[here + depth] == separator:
-                break
-            run[depth] += 1
-    return counts
-
-
-@kernel
-def branch_counts(tokens, suffixes, separator, length):
-    """(places in `suffixes` where a branch of `length` tokens begins, how many suffixes share it); ends cut none short."""
-    n = np.int64(len(tokens))
-    starts = np.empty(len(suffixes), np.int64)
-    counts = np.zeros(len(suffixes), np.int64)
-    found = 0
-    last = np.int64(-1)
-    for k in range(len(suffixes)):
-        here = np.int64(suffixes[k])
-        whole = 0
-        while whole < length and here + whole < n and tokens[here + whole] != separator:
-            whole += 1
-        if whole < length:
-            continue
-        same = last >= 0
-        for j in range(length):
-            if not same or tokens[last + j] != tokens[here + j]:
-                same = False
-                break
-        if not same:
-            starts[found] = k
-            found += 1
-        counts[found - 1] += 1
+                counts[depth, 1] += open_nodes[depth] == 1
+                if depth == length - 1:
+                    branches[found, 0] = last
+                    branches[found, 1] = open_nodes[depth]
+                    found += 1
+            open_nodes[depth] = 0
+        if here >= 0:
+            for depth in range(deepest):
+                if here + depth >= n or tokens[here + depth] == separator:
+                    break
+                open_nodes[depth] += 1
         last = here
-    return starts[:found], counts[:found]
+    return found

@@ -1,169 +1,298 @@
-"""Sorting, merging and searching suffixes. In and out: numpy arrays. Knows nothing of files or text.
+"""Sorting and merging suffixes. In and out: numpy arrays. Knows nothing of files or text.
 
 `tokens` holds documents one after the other, each closed by `separator`, which is larger than every token id. Suffixes are
 ordered by their first `depth` tokens, never looking past their own separator, then by position; so the order of any two
 suffixes of one document is the same in whatever file they stand.
+
+Several tokens are packed into one 64-bit key as digits of the separator's width, zeros behind a separator: 4 tokens of a
+vocabulary below 65,536, 3 below two million. Keys compare as the text does.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numba
 import numpy as np
 
 DEPTH = 32
+TASKS_PER_WORKER = 64  # first tokens are handed to threads in this many shares, as some are far more frequent than others
+SAMPLE = 256  # a file holds the key of one in so many sorted suffixes
+FEW = 24  # suffixes sorted by insertion
 
 # Kernels release the GIL and are compiled once per machine. Arrays of a mapped file may lie about positions, so a kernel
-# clamps each position that it reads from one before it uses it as an index.
+# that reads one clamps each position before it uses it as an index.
 kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 
-def sort_suffixes(tokens: np.ndarray, separator: int, depth: int = DEPTH) -> np.ndarray:
-    """Positions of all suffixes that start with a real token, sorted; int64 [len(tokens) - documents].
+def sort_suffixes(
+    tokens: np.ndarray,
+    separator: int,
+    depth: int = DEPTH,
+    workers: int = 1,
+    progress: Callable[[str, int, int | None], None] = lambda stage, done, total: None,
+) -> np.ndarray:
+    """Positions of all suffixes that start with a real token, sorted; uint32 [len(tokens) - documents].
 
-    Prefix doubling (Manber and Myers 1990): the first round packs two or four tokens into one 64-bit key, each later
-    round doubles the compared length and sorts only those suffixes that still share their rank.
+    tokens: below 2^32 entries, the last one a separator. Suffixes are distributed by their first token, then each share is
+    radix-sorted by packed keys of the next tokens, and what still ties by those behind (MSD radix sort; Kärkkäinen and
+    Rantala 2008 on why keys are packed).
+    progress gets ("sorting", suffixes done, of how many).
+    Memory: 4 bytes per token for the result, and 24 per suffix of the largest first token, for each worker.
     """
-    n = len(tokens)
-    ends = np.flatnonzero(tokens == separator)
-    remaining = np.repeat(ends, np.diff(ends, prepend=-1)) - np.arange(n)  # tokens before the separator
-    length = 4 if separator + 2 <= 1 << 16 else 2
-    key = np.zeros(n, np.uint64)
-    for j in range(length):
-        key *= np.uint64(separator + 2)  # digits: 0 behind the separator, else token + 1
-        inside = max(0, n - j)
-        key[:inside] += np.where(remaining[:inside] >= j, tokens[j:].astype(np.uint64) + np.uint64(1), np.uint64(0))
-    order = np.argsort(key)
-    group = _group_starts(key[order])
-    rank = np.empty(n, np.int64)
-    rank[order] = group
-    while length < depth:
-        places = _shared_places(group)
-        suffixes = order[places]
-        inside = remaining[suffixes] >= length
-        following = np.where(inside, rank[np.where(inside, suffixes + length, 0)] + 1, 0)
-        key = (group[places].astype(np.uint64) << np.uint64(32)) | following.astype(np.uint64)
-        by_key = np.argsort(key)
-        starts = places[_group_starts(key[by_key])] if len(places) else places
-        order[places] = suffixes[by_key]
-        group[places] = starts
-        rank[order[places]] = starts
-        length *= 2
-    places = _shared_places(group)
-    by_position = (group[places].astype(np.uint64) << np.uint64(32)) | order[places].astype(np.uint64)
-    by_position.sort()
-    order[places] = (by_position & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    return order[: n - len(ends)]  # separators sort last: they are no branches
+    counts = np.zeros(separator + 1, np.int64)
+    add_counts(tokens, counts)
+    first = np.concatenate([[0], np.cumsum(counts[:separator])])
+    suffixes = np.empty(first[-1], np.uint32)
+    distribute(tokens, separator, first[:-1].copy(), suffixes)
+    shares = first_token_shares(first, workers)
+
+    def sort_share(begin: int, end: int) -> int:
+        bounds = first[np.searchsorted(first, begin) : np.searchsorted(first, end) + 1]
+        sort_tokens(tokens, separator, separator.bit_length(), suffixes, bounds, depth)
+        return end
+
+    with ThreadPoolExecutor(workers) as pool:
+        for done in pool.map(sort_share, shares[:-1], shares[1:]):
+            progress("sorting", done, len(suffixes))
+    return suffixes
 
 
-def _group_starts(key: np.ndarray) -> np.ndarray:
-    """For a sorted key: the first place that holds the same value, per place."""
-    starts = np.arange(len(key))
-    starts[1:][key[1:] == key[:-1]] = 0
-    return np.maximum.accumulate(starts)
-
-
-def _shared_places(group: np.ndarray) -> np.ndarray:
-    """Places whose group has more than one member."""
-    same = group[1:] == group[:-1]
-    shared = np.zeros(len(group), bool)
-    shared[1:] |= same
-    shared[:-1] |= same
-    return np.flatnonzero(shared)
-
-
-def first_table(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """int64 [vocab_size + 1]: sorted suffixes first[t] to first[t + 1] start with token t."""
-    counts = np.bincount(tokens, minlength=vocab_size + 1)[:vocab_size]
-    return np.concatenate([[0], np.cumsum(counts)])
+def first_token_shares(first: np.ndarray, workers: int) -> list[int]:
+    """Bounds that part sorted suffixes into shares for threads, where the first token changes; `first` is their table."""
+    wanted = np.linspace(0, int(first[-1]), TASKS_PER_WORKER * workers + 1)
+    return [int(bound) for bound in np.unique(first[np.searchsorted(first, wanted)])]
 
 
 @kernel
-def merge_sorted(tokens, separator, left, right, depth):
-    """One sorted array out of two sorted arrays of positions in `tokens`; on equal text `left` comes first."""
-    merged = np.empty(len(left) + len(right), np.int64)
-    i = j = 0
-    n = len(tokens)
-    for k in range(len(merged)):
-        if i == len(left):
-            merged[k] = right[j]
-            j += 1
-            continue
-        if j == len(right):
-            merged[k] = left[i]
-            i += 1
-            continue
-        a, b = np.int64(left[i]), np.int64(right[j])
-        take_left = True
-        for d in range(depth):
-            x = tokens[a + d] if a + d < n else separator
-            y = tokens[b + d] if b + d < n else separator
-            if x != y:
-                take_left = x < y
-                break
-            if x == separator:
-                break
-        if take_left:
-            merged[k] = a
-            i += 1
-        else:
-            merged[k] = b
-            j += 1
-    return merged
+def add_counts(tokens, counts):
+    """Add to counts[t] how often token t stands in `tokens`."""
+    for p in range(len(tokens)):
+        counts[tokens[p]] += 1
 
 
 @kernel
-def matching_range(tokens, suffixes, first, pattern, start, stop):
-    """(low, high): the sorted suffixes that begin with pattern[start:stop]; low == high if there is none.
+def add_counts_at(tokens, positions, counts):
+    """Add to counts[t] at how many of `positions` token t stands."""
+    for k in range(len(positions)):
+        counts[tokens[positions[k]]] += 1
 
-    Binary search inside the range of the first token. 1 <= stop - start <= the depth that the suffixes are sorted to.
-    """
+
+@kernel
+def sample_keys(tokens, separator, suffixes, keys):
+    """Keys of the first tokens of suffixes 0, SAMPLE, 2 * SAMPLE, ..., as many tokens as fit into 64 bits; fills `keys`."""
+    bits = bit_length(separator)
+    for k in range(len(keys)):
+        keys[k] = _pack(tokens, separator, bits, np.int64(suffixes[k * SAMPLE]), 64 // bits)
+    return keys
+
+
+@kernel
+def bit_length(number):
+    bits = 0
+    while number >> bits:
+        bits += 1
+    return bits
+
+
+@kernel
+def distribute(tokens, separator, following, suffixes):
+    """Positions by first token: those of token t go to suffixes[following[t]] and behind, in order."""
+    for p in range(len(tokens)):
+        t = tokens[p]
+        if t != separator:
+            suffixes[following[t]] = p
+            following[t] += 1
+
+
+@kernel
+def sort_tokens(tokens, separator, bits, suffixes, first, depth):
+    """Sort each range suffixes[first[i]:first[i + 1]]; its suffixes share their first token and stand in order of position."""
+    most = np.int64(0)
+    for i in range(len(first) - 1):
+        most = max(most, first[i + 1] - first[i])
+    digits = 64 // bits
+    keys, spare_keys = np.empty(most, np.uint64), np.empty(most, np.uint64)
+    places, spare_places = np.empty(most, suffixes.dtype), np.empty(most, suffixes.dtype)
+    counts = np.empty((8, 256), np.int64)
+    stack = np.empty((1024, 3), np.int64)  # ranges still to be sorted: low, high, tokens that all of it shares
+    for i in range(len(first) - 1):
+        if first[i + 1] - first[i] < 2:
+            continue
+        stack[0, 0], stack[0, 1], stack[0, 2] = first[i], first[i + 1], 1
+        top = 1
+        while top:
+            top -= 1
+            low, high, shared = stack[top, 0], stack[top, 1], stack[top, 2]
+            if high - low <= FEW:
+                _insertion_sort(tokens, separator, suffixes, low, high, shared, depth)
+                continue
+            size = high - low
+            taken = min(digits, depth - shared)
+            for k in range(size):
+                places[k] = suffixes[low + k]
+                keys[k] = _pack(tokens, separator, bits, np.int64(places[k]) + shared, taken)
+            swapped = _radix_sort(keys, places, spare_keys, spare_places, size, counts)
+            by_key, at = (spare_keys, spare_places) if swapped else (keys, places)
+            shared += taken
+            begin = 0
+            while begin < size:
+                key = by_key[begin]
+                end = begin
+                while end < size and by_key[end] == key:
+                    suffixes[low + end] = at[end]
+                    end += 1
+                if end - begin > 1 and shared < depth and not _holds(key, separator, bits, taken):
+                    if top == len(stack):
+                        stack = np.concatenate((stack, stack))
+                    stack[top, 0], stack[top, 1], stack[top, 2] = low + begin, low + end, shared
+                    top += 1
+                begin = end
+
+
+@kernel
+def _pack(tokens, separator, bits, start, count):
+    """`count` tokens from `start` as digits of one key, zeros behind a separator."""
     n = np.int64(len(tokens))
-    size = np.int64(len(suffixes))
-    t = pattern[start]
-    if t < 0 or t >= len(first) - 1:
-        return np.int64(0), np.int64(0)
-    low = min(max(np.int64(first[t]), np.int64(0)), size)
-    high = min(max(np.int64(first[t + 1]), np.int64(0)), size)
-    if stop - start == 1 or low >= high:
-        return low, max(low, high)
-    end = high
-    while low < high:  # first suffix >= pattern
-        middle = (low + high) >> 1
-        if _compare(tokens, n, np.int64(suffixes[middle]), pattern, start, stop) < 0:
-            low = middle + 1
-        else:
-            high = middle
-    begin = low
-    step = np.int64(1)  # gallop: most ranges are short
-    high = begin
-    while high < end and _compare(tokens, n, np.int64(suffixes[high]), pattern, start, stop) == 0:
-        low = high + 1
-        high = min(end, high + step)
-        step <<= 1
-    while low < high:  # first suffix > pattern
-        middle = (low + high) >> 1
-        if _compare(tokens, n, np.int64(suffixes[middle]), pattern, start, stop) == 0:
-            low = middle + 1
-        else:
-            high = middle
-    return begin, low
+    key = np.uint64(0)
+    ended = False
+    for j in range(count):
+        key <<= np.uint64(bits)
+        if not ended:
+            token = np.int64(tokens[start + j]) if start + j < n else np.int64(separator)
+            key |= np.uint64(token)
+            ended = token == separator
+    return key
 
 
 @kernel
-def _compare(tokens, n, position, pattern, start, stop):
-    """-1, 0, 1 as the suffix at `position` sorts before, begins with, sorts after pattern[start:stop]."""
-    if position < 0 or position > n - (stop - start):
-        # Too near the end to hold the pattern: compare what there is.
-        for j in range(start, stop):
-            place = position + j - start
-            if place < 0 or place >= n:
-                return -1
-            difference = np.int64(tokens[place]) - np.int64(pattern[j])
-            if difference != 0:
-                return -1 if difference < 0 else 1
-        return 0
-    for j in range(start, stop):
-        difference = np.int64(tokens[position + j - start]) - np.int64(pattern[j])
-        if difference != 0:
-            return -1 if difference < 0 else 1
+def _holds(key, separator, bits, count):
+    """True if one of the key's digits is the separator: the document ends inside it."""
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    for j in range(count):  # noqa: SIM110 - kernels have no any()
+        if (key >> np.uint64(bits * j)) & mask == np.uint64(separator):
+            return True
+    return False
+
+
+@kernel
+def _radix_sort(keys, places, spare_keys, spare_places, size, counts):
+    """Sort keys[:size] with their places, stably, byte by byte; True if the result lies in the spare arrays."""
+    counts[:] = 0
+    for k in range(size):
+        key = keys[k]
+        for r in range(8):
+            counts[r, (key >> np.uint64(8 * r)) & np.uint64(255)] += 1
+    swapped = False
+    for r in range(8):
+        shift = np.uint64(8 * r)
+        if counts[r, (keys[0] >> shift) & np.uint64(255)] == size:
+            continue  # the same byte everywhere
+        total = np.int64(0)
+        for value in range(256):
+            total, counts[r, value] = total + counts[r, value], total
+        for k in range(size):
+            value = (keys[k] >> shift) & np.uint64(255)
+            slot = counts[r, value]
+            counts[r, value] = slot + 1
+            spare_keys[slot] = keys[k]
+            spare_places[slot] = places[k]
+        keys, spare_keys = spare_keys, keys
+        places, spare_places = spare_places, places
+        swapped = not swapped
+    return swapped
+
+
+@kernel
+def _insertion_sort(tokens, separator, suffixes, low, high, shared, depth):
+    """Sort suffixes[low:high], which share their first `shared` tokens and stand in order of position."""
+    for i in range(low + 1, high):
+        moved = suffixes[i]
+        k = i
+        while k > low and compare_suffixes(tokens, separator, np.int64(moved), np.int64(suffixes[k - 1]), shared, depth) < 0:
+            suffixes[k] = suffixes[k - 1]
+            k -= 1
+        suffixes[k] = moved
+
+
+@kernel
+def compare_suffixes(tokens, separator, a, b, shared, depth):
+    """-1, 0, 1 as the text at `a` sorts before, equals, sorts after that at `b`; their first `shared` tokens are equal."""
+    n = np.int64(len(tokens))
+    for d in range(shared, depth):
+        x = np.int64(tokens[a + d]) if a + d < n else np.int64(separator)
+        y = np.int64(tokens[b + d]) if b + d < n else np.int64(separator)
+        if x != y:
+            return -1 if x < y else 1
+        if x == separator:
+            break
     return 0
+
+
+@kernel
+def count_before(tokens, separator, positions, splitter, equal_too, depth):
+    """How many of the sorted `positions` have a text that sorts before that at `splitter`, or equals it if `equal_too`."""
+    low, high = 0, len(positions)
+    while low < high:
+        middle = (low + high) >> 1
+        order = compare_suffixes(tokens, separator, positions[middle], splitter, 0, depth)
+        if order < 0 or (order == 0 and equal_too):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def merge_block(tokens, separator, bits, positions, bounds, depth, merged):
+    """Merge the sorted parts positions[bounds[i]:bounds[i + 1]] into `merged`; equal texts keep the order of the parts.
+
+    Returns False if the result is not in order of its first tokens, which means that a part was not.
+    """
+    digits = min(64 // bits, depth)
+    size = len(positions)
+    keys = np.empty(size, np.uint64)  # the first tokens of each, fetched together: most pairs differ there
+    for k in range(size):
+        keys[k] = _pack(tokens, separator, bits, positions[k], digits)
+    order, spare = np.arange(size), np.empty(size, np.int64)
+    bounds = bounds.copy()
+    parts = len(bounds) - 1
+    while parts > 1:
+        for i in range(0, parts - 1, 2):
+            a, b = bounds[i], bounds[i + 1]
+            for k in range(bounds[i], bounds[i + 2]):
+                left = a < bounds[i + 1]
+                if left and b < bounds[i + 2]:
+                    left = _compare(tokens, separator, bits, keys, positions, order[a], order[b], digits, depth) <= 0
+                if left:
+                    spare[k] = order[a]
+                    a += 1
+                else:
+                    spare[k] = order[b]
+                    b += 1
+        if parts % 2:
+            spare[bounds[parts - 1] : bounds[parts]] = order[bounds[parts - 1] : bounds[parts]]
+        order, spare = spare, order
+        for i in range(0, parts, 2):
+            bounds[i // 2] = bounds[i]
+        bounds[(parts + 1) // 2] = bounds[parts]
+        parts = (parts + 1) // 2
+    for k in range(size):
+        merged[k] = positions[order[k]]
+        if k and keys[order[k - 1]] > keys[order[k]]:
+            return False
+    return True
+
+
+@kernel
+def _compare(tokens, separator, bits, keys, positions, a, b, digits, depth):
+    if keys[a] != keys[b]:
+        return -1 if keys[a] < keys[b] else 1
+    if _holds(keys[a], separator, bits, digits):
+        return 0
+    return compare_suffixes(tokens, separator, positions[a], positions[b], digits, depth)
+
+
+# The compiler's runtime starts with the first kernel that is called (0.1 s, 40 MiB): here, so that no query pays for it.
+compare_suffixes(np.zeros(1, np.uint16), 0, 0, 0, 0, 1)

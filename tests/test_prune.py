@@ -1,4 +1,4 @@
-"""Merging and pruning: the result answers as a build over the documents that it holds."""
+"""Pruning: the result answers as a build over the documents that it holds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.errors import LookaheadError, TokenizerMismatchError, TrieFormatError, UsageError
-from lookahead.trie.build import TokenDocument, TokenizerIdentity, build_trie
-from lookahead.trie.edit import BRANCH_DEPTH, merge_tries, prune_trie
+from lookahead.errors import LookaheadError, TrieFormatError, UsageError
+from lookahead.trie.build import Effort, TokenDocument, TokenizerIdentity, append_trie, build_trie
+from lookahead.trie.edit import BRANCH_DEPTH, UNIT, merge_tries, prune_trie
 from lookahead.trie.file import Trie
+from lookahead.trie.suffixes import DEPTH
 
 VOCAB_SIZE = 6
 documents_of_sources = st.lists(
@@ -33,7 +34,7 @@ def build(folder, name, documents, **options):
 def assert_same_content(one, other):
     """The same arrays; sources may be numbered in another order, but each document has the same one."""
     for name in ("tokens", "suffixes", "first", "document_ends"):
-        left, right = getattr(one, name), getattr(other, name)
+        left, right = getattr(one.segments[0], name), getattr(other.segments[0], name)
         assert left.dtype == right.dtype
         assert left.tolist() == right.tolist()
     assert sources_of_documents(one) == sources_of_documents(other)
@@ -41,16 +42,16 @@ def assert_same_content(one, other):
 
 
 def sources_of_documents(trie):
-    return [trie.header.sources[number] for number in trie.document_sources]
+    return [trie.header.sources[number] for number in trie.segments[0].document_sources]
 
 
 def kept_documents(pruned, original):
     """The documents of `original` that are left in `pruned`, by their order; fails if any other is there."""
     sources = [s.name for s in original.header.sources]
-    rest = list(zip(original.documents(), original.document_sources.tolist(), strict=True))
+    rest = list(zip(original.documents(), original.segments[0].document_sources.tolist(), strict=True))
     names = [s.name for s in pruned.header.sources]
     kept = []
-    for ids, source in zip(pruned.documents(), pruned.document_sources.tolist(), strict=True):
+    for ids, source in zip(pruned.documents(), pruned.segments[0].document_sources.tolist(), strict=True):
         while rest:
             candidate, of = rest.pop(0)
             if candidate.tolist() == ids.tolist() and sources[of] == names[source]:
@@ -59,41 +60,6 @@ def kept_documents(pruned, original):
         else:
             pytest.fail(f"{ids.tolist()} of {names[source]} is not in the original, or not in this order")
     return kept
-
-
-@given(documents_of_sources, documents_of_sources, documents_of_sources)
-@settings(max_examples=25, deadline=None)
-def test_merged_tries_hold_what_a_build_over_all_corpora_holds(first, second, third):
-    with tempfile.TemporaryDirectory() as folder:
-        parts = [build(folder, f"{i}.trie", part) for i, part in enumerate((first, second, third))]
-        merge_tries([part.path for part in parts], Path(folder) / "merged.trie")
-        merged = Trie(Path(folder) / "merged.trie")
-        merged.verify()
-        whole = build(folder, "whole.trie", [*first, *second, *third])
-        assert_same_content(merged, whole)
-        assert merged.header.sources == whole.header.sources
-
-
-def test_merged_counts_are_the_sums(tmp_path):
-    one = build(tmp_path, "one.trie", [TokenDocument([1, 2, 3], "a"), TokenDocument([1, 2], "b")])
-    two = build(tmp_path, "two.trie", [TokenDocument([1, 2, 4], "a")])
-    merge_tries([one.path, two.path], tmp_path / "merged.trie")
-    merged = Trie(tmp_path / "merged.trie")
-    match = merged.match(np.array([1, 2], np.int32))
-    assert match.count == 3
-    assert [(token, child.count) for token, child in merged.children(match)] == [(3, 1), (4, 1)]
-    assert [(s.name, s.documents, s.tokens) for s in merged.header.sources] == [("a", 2, 6), ("b", 1, 2)]
-
-
-@pytest.mark.parametrize("name", ["one.trie", "one", "a", "path"])
-def test_weight_may_name_a_source_or_a_trie_file(tmp_path, name):
-    one = build(tmp_path, "one.trie", [TokenDocument([1, 2], "a")])
-    two = build(tmp_path, "two.trie", [TokenDocument([1, 3], "b")])
-    weights = {str(one.path) if name == "path" else name: 2.5}
-    merge_tries([one.path, two.path], tmp_path / "merged.trie", weights)
-    merged = Trie(tmp_path / "merged.trie")
-    assert [(s.name, s.weight) for s in merged.header.sources] == [("a", 2.5), ("b", 1.0)]
-    assert merged.weighted
 
 
 def test_weights_survive_a_second_merge_and_a_prune(tmp_path):
@@ -107,70 +73,115 @@ def test_weights_survive_a_second_merge_and_a_prune(tmp_path):
     assert [(s.name, s.weight, s.documents) for s in Trie(tmp_path / "pruned.trie").header.sources] == sources
 
 
-def test_weight_that_names_nothing_is_refused_with_the_known_sources(tmp_path):
-    one = build(tmp_path, "one.trie", [TokenDocument([1], "a"), TokenDocument([1], "b")])
-    with pytest.raises(UsageError, match=r"--weight x: no such trie or source \(sources: a, b\)"):
-        merge_tries([one.path], tmp_path / "merged.trie", {"x": 2.0})
-    assert not (tmp_path / "merged.trie").exists()
-
-
-@pytest.mark.parametrize("other", [TokenizerIdentity(VOCAB_SIZE, "0" * 16), TokenizerIdentity(VOCAB_SIZE + 1, "f" * 16)])
-def test_tries_of_different_tokenizers_are_not_merged(tmp_path, other):
-    one = build(tmp_path, "one.trie", [TokenDocument([1], "a")])
-    build_trie([TokenDocument([1], "a")], tmp_path / "two.trie", other)
-    with pytest.raises(TokenizerMismatchError, match=rf"two.trie: .* \(vocab {other.vocab_size}\) differs from .*one.trie"):
-        merge_tries([one.path, tmp_path / "two.trie"], tmp_path / "merged.trie")
-
-
-@pytest.mark.parametrize(
-    "edit", [lambda path, out: merge_tries([path], out), lambda path, out: prune_trie(path, out)], ids=["merge", "prune"]
-)
-def test_damaged_trie_gets_no_fresh_checksums(tmp_path, edit):
+def test_damaged_trie_gets_no_fresh_checksums(tmp_path):
     one = build(tmp_path, "one.trie", [TokenDocument([1, 2, 3], "a")])
     data = bytearray(one.path.read_bytes())
-    data[one.header.sections[0].offset] ^= 1
+    data[one.segments[0].section("tokens").offset] ^= 1
     one.path.write_bytes(data)
     with pytest.raises(TrieFormatError, match="section tokens is damaged"):
-        edit(one.path, tmp_path / "out.trie")
+        prune_trie(one.path, tmp_path / "out.trie")
     assert not (tmp_path / "out.trie").exists()
 
 
-def branches(trie):
-    """(token ids of the branch, document, offset in it) of each suffix in the file."""
-    starts = [0, *(end + 1 for end in trie.document_ends.tolist()[:-1])]
-    tokens = trie.tokens.tolist()
-    found = []
-    for position in trie.suffixes.tolist():
-        document = int(np.searchsorted(trie.document_ends, position))
-        end = trie.document_ends[document]
-        found.append((tuple(tokens[position : end + 1][:BRANCH_DEPTH]), document, position - starts[document]))
-    return found
+# Documents of up to 200 tokens: pieces that many share, and stretches that nobody else has, longer than DEPTH tokens.
+common = st.sampled_from([[1, 2, 3], [1, 2, 3, 4, 5], [3, 3, 3, 3]])
+rare = st.builds(lambda start, length: list(range(start, start + length)), st.integers(10, 400), st.integers(1, 60))
+mixed_documents = st.lists(
+    st.lists(st.one_of(common, rare), min_size=1, max_size=4).map(lambda pieces: [t for piece in pieces for t in piece]),
+    min_size=1,
+    max_size=6,
+)
 
 
-@given(documents_of_sources, st.integers(2, 4))
-@settings(max_examples=25, deadline=None)
-def test_min_count_keeps_the_branches_seen_often_enough_and_no_other(documents, min_count):
+def pruned_slowly(documents, min_count):
+    """(texts that are left, their indexed positions in sorted order) by the rule that prune_trie states."""
+    branch = lambda ids, at: tuple([*ids, WIDE][at : at + BRANCH_DEPTH])  # noqa: E731
+    counts = Counter(branch(ids, at) for ids in documents for at in range(len(ids)))
+    texts, indexed = [], []
+    position = 0
+    for ids in documents:
+        reach, open_text = -1, False
+        for at in range(len(ids)):
+            if counts[branch(ids, at)] >= min_count:
+                reach = at + DEPTH
+                if not open_text:
+                    texts.append([])
+                    open_text = True
+                indexed.append(position)
+            if at < reach:
+                texts[-1].append(ids[at])
+                position += 1
+            elif open_text:
+                open_text = False
+                position += 1  # the separator
+        position += open_text
+    flat = [token for text in texts for token in (*text, WIDE)]
+    key = lambda place: (flat[place : flat.index(WIDE, place) + 1][:DEPTH], place)  # noqa: E731
+    return texts, sorted(indexed, key=key)
+
+
+WIDE = 500  # vocabulary of mixed_documents
+
+
+@given(mixed_documents, st.integers(2, 4))
+@settings(max_examples=60, deadline=None)
+def test_min_count_keeps_the_branches_seen_often_enough_and_the_text_they_need(documents, min_count):
+    texts, indexed = pruned_slowly(documents, min_count)
+    documents = [TokenDocument(ids, "a") for ids in documents]
+    identity = TokenizerIdentity(WIDE)
     with tempfile.TemporaryDirectory() as folder:
-        whole = branches(build(folder, "whole.trie", documents))
-        counts = Counter(branch for branch, _, _ in whole)
-        expected = [(branch, document, offset) for branch, document, offset in whole if counts[branch] >= min_count]
-
-        built = build(folder, "built.trie", documents, min_count=min_count)
-        built.verify()
-        assert branches(built) == expected
-        assert built.header.options["min_count"] == min_count
-
-        out = Path(folder) / "pruned.trie"
-        if not expected:
-            with pytest.raises(LookaheadError, match="nothing would be left"):
-                prune_trie(Path(folder) / "whole.trie", out, min_count=min_count)
+        built, whole, out = (Path(folder) / name for name in ("built.trie", "whole.trie", "pruned.trie"))
+        build_trie(documents, whole, identity)
+        if not texts:
+            with pytest.raises(LookaheadError, match=r"pruned\.trie: nothing would be left"):
+                prune_trie(whole, out, min_count=min_count)
+            with pytest.raises(LookaheadError, match=r"built\.trie: nothing would be left"):
+                build_trie(documents, built, identity, min_count=min_count)
+            assert list(Path(folder).iterdir()) == [whole]
             return
-        prune_trie(Path(folder) / "whole.trie", out, min_count=min_count)
-        pruned = Trie(out)
-        pruned.verify()
-        used = sorted({document for _, document, _ in expected})  # documents without a frequent branch go
-        assert [d.tolist() for d in pruned.documents()] == [list(documents[d].token_ids) for d in used]
-        assert branches(pruned) == [(branch, used.index(document), offset) for branch, document, offset in expected]
+        prune_trie(whole, out, min_count=min_count)
+        build_trie(documents, built, identity, min_count=min_count)
+        for trie in (Trie(out), Trie(built)):
+            trie.verify()
+            assert [d.tolist() for d in trie.documents()] == texts
+            assert trie.segments[0].suffixes.tolist() == indexed
+            assert trie.header.options["min_count"] == min_count
+
+
+@given(documents_of_sources, documents_of_sources, st.integers(1, 60))
+@settings(max_examples=25, deadline=None)
+def test_trie_of_several_segments_is_pruned_as_the_merged_one(first, more, max_tokens):
+    with tempfile.TemporaryDirectory() as folder:
+        path = build(folder, "appended.trie", first).path
+        append_trie(more, path, TokenizerIdentity(VOCAB_SIZE, "f" * 16))
+        merge_tries([path], Path(folder) / "merged.trie")
+        pruned = []
+        for name in ("appended", "merged"):
+            try:
+                prune_trie(Path(folder) / f"{name}.trie", Path(folder) / f"{name}.pruned.trie", max_tokens=max_tokens)
+                pruned.append(Trie(Path(folder) / f"{name}.pruned.trie"))
+            except LookaheadError:
+                pruned.append(None)
+        assert (pruned[0] is None) == (pruned[1] is None)
+        if pruned[0] is not None:
+            assert_same_content(*pruned)
+        assert not [p for p in Path(folder).iterdir() if p.name.startswith(".")]
+
+
+def test_long_documents_are_kept_piecewise(tmp_path):
+    """3 units: the middle one shares nothing, so it goes; suffixes that looked into it are no longer indexed."""
+    repeated = [1, 2, 3, 4] * (UNIT // 4)
+    other = [4, 3, 2, 1] * (UNIT // 4)
+    alone = list(range(5, 5 + UNIT))
+    build_trie([TokenDocument([*repeated, *alone, *other], "a")], tmp_path / "x.trie", TokenizerIdentity(2 * UNIT))
+    prune_trie(tmp_path / "x.trie", tmp_path / "pruned.trie", max_tokens=2 * UNIT)
+    pruned = Trie(tmp_path / "pruned.trie")
+    pruned.verify()
+    assert [d.tolist() for d in pruned.documents()] == [repeated, other]
+    starts = set(range(2 * UNIT + 1)) - {UNIT} - set(range(UNIT - DEPTH + 1, UNIT))
+    assert set(pruned.segments[0].suffixes.tolist()) == starts
+    match = pruned.match(np.array([4, 5], np.int32))
+    assert match.count == 0
 
 
 @given(documents_of_sources, st.integers(0, 40))
@@ -192,11 +203,20 @@ def test_max_tokens_leaves_whole_documents_within_the_limit(documents, max_token
             assert_same_content(pruned, whole)
 
 
-def test_documents_whose_text_is_shared_least_go_first(tmp_path):
-    shared, alone = [1, 2, 3, 4], [5, 4, 3, 5]
-    trie = build(tmp_path, "whole.trie", [TokenDocument(ids, "a") for ids in (shared, alone, shared)])
+def test_first_copy_of_a_repeated_text_stays_longest_and_further_copies_go_with_what_is_alone(tmp_path):
+    shared, other, alone = [1, 2, 3, 4], [4, 3, 2, 2], [5, 0, 5, 5]
+    whole = [shared, alone, shared, other, shared, other]
+    trie = build(tmp_path, "whole.trie", [TokenDocument(ids, "a") for ids in whole])
     prune_trie(trie.path, tmp_path / "pruned.trie", max_tokens=8)
-    assert [d.tolist() for d in Trie(tmp_path / "pruned.trie").documents()] == [shared, shared]
+    assert [d.tolist() for d in Trie(tmp_path / "pruned.trie").documents()] == [shared, other]
+
+
+def test_pruned_bytes_are_the_same_whatever_the_workers(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
+    whole = build(tmp_path, "whole.trie", SHAPES["text repeated and not"])
+    for workers in (1, 3):
+        prune_trie(whole.path, tmp_path / f"{workers}.trie", max_tokens=700, min_count=2, effort=Effort(workers=workers))
+    assert (tmp_path / "1.trie").read_bytes() == (tmp_path / "3.trie").read_bytes()
 
 
 SHAPES = {
