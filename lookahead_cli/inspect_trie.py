@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead_cli.options import Json, check_folder, effort_of
+from lookahead_cli.options import Config, Json, check_folder, effort_of
 
 if TYPE_CHECKING:
     from lookahead.trie.file import Trie
@@ -36,6 +36,7 @@ def command(
     ] = None,
     top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Commonest branches to show.")] = 10,
     json: Json = False,
+    config: Config = None,
 ) -> None:
     """Look into a trie: size, sources, nodes by depth, commonest branches; nothing is written.
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lookahead_cli.options import Json, MaxMemory, Workers, check_folder, effort_of
+from lookahead_cli.options import Config, Json, MaxMemory, Workers, check_folder, effort_of
 
 
 def command(
@@ -23,6 +23,7 @@ def command(
     workers: Workers = 0,
     max_memory: MaxMemory = "1GiB",
     json: Json = False,
+    config: Config = None,
 ) -> None:
     """Merge tries: counts add up, sources are kept; the result answers as one build over all corpora would.
 

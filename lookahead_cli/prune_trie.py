@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead_cli.options import Json, MaxMemory, Workers, check_folder, effort_of, size_in_bytes
+from lookahead_cli.options import Config, Json, MaxMemory, Workers, check_folder, effort_of, size_in_bytes
 
 if TYPE_CHECKING:
     from lookahead.trie.file import Trie
@@ -41,6 +41,7 @@ def command(
     workers: Workers = 0,
     max_memory: MaxMemory = "1GiB",
     json: Json = False,
+    config: Config = None,
 ) -> None:
     """Write a smaller trie and say what it costs; the input stays as it is.
 

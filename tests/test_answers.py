@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lookahead.trie import format
 from lookahead.trie.build import MAX_SEGMENTS, Effort
-from lookahead.trie.edit import merge_tries
+from lookahead.trie.edit import merge_tries, prune_trie
 from lookahead.trie.file import Trie
 from tests.tries import ARRAYS, VOCAB_SIZES, append_ids, assert_answers, build_ids, corpora, texts, tiny_runs
 
@@ -38,6 +39,19 @@ def appended_in_many_runs(path, parts, vocab_size):
         return appended(path, parts, vocab_size)
 
 
+def with_wide_positions(path, parts, vocab_size):
+    """As files of more than 2^32 tokens are: every position takes 8 bytes."""
+    wide = {name: ("<u8",) for name in ("suffixes", "first", "document_ends")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(format, "SECTION_DTYPES", {**format.SECTION_DTYPES, **wide})
+        trie = merged_from_appended_files(path, parts, vocab_size)
+        assert {array.dtype for array in (trie.segments[0].suffixes, trie.segments[0].first)} == {np.dtype("<u8")}
+        trie.verify()
+        prune_trie(path, path.with_name("whole.trie"), max_tokens=1 << 40)
+        assert Trie(path.with_name("whole.trie")).segments[0].suffixes.tolist() == trie.segments[0].suffixes.tolist()
+    return trie
+
+
 def merged(path, parts, vocab_size):
     files = [build_ids(path.with_name(f"{number}.trie"), part, vocab_size) for number, part in enumerate(parts)]
     merge_tries([trie.path for trie in files], path)
@@ -53,8 +67,11 @@ def merged_from_appended_files(path, parts, vocab_size):
     return Trie(path)
 
 
-WAYS = [built_in_one_run, built_in_many_runs, appended, appended_in_many_runs, merged, merged_from_appended_files]
-JOINED = {built_in_one_run, built_in_many_runs, merged, merged_from_appended_files}  # one segment, whatever the parts
+WAYS = [
+    built_in_one_run, built_in_many_runs, appended, appended_in_many_runs, merged, merged_from_appended_files,
+    with_wide_positions,
+]  # fmt: skip
+JOINED = {*WAYS} - {appended, appended_in_many_runs}  # one segment, whatever the parts
 
 
 @st.composite

@@ -146,6 +146,22 @@ def test_saved_trie_makes_the_same_job_take_a_third_of_the_steps(cli: Cli, tmp_p
     assert sum(r["steps"] for r in warm) * 3 <= sum(r["steps"] for r in cold)
 
 
+def test_saved_trie_that_exists_is_added_to_and_another_tokenizers_is_refused(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"prompt": p} for p in PROMPTS[:2]]
+    learned = tmp_path / "learned.trie"
+    for jobs in (1, 2):
+        generate(cli, rows, tmp_path, "--save-trie", learned, "--max-new-tokens", 10)
+        trie = Trie(learned)
+        assert len(trie.segments) == jobs
+        assert [(s.name, s.documents) for s in trie.header.sources] == [("outputs", 2 * jobs)]
+    ids = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2]}])
+    cli("build-trie", ids, "-o", tmp_path / "ids.trie", "--vocab-size", 10)
+    source = write_jsonl(tmp_path / "in.jsonl", rows)
+    job = ("generate", "--model", MODEL, "--input", source, "--save-trie")
+    cli.fails(1, *job, tmp_path / "ids.trie", saying=["ids.trie", "differs"])
+    cli.fails(1, *job, source, saying=["not a trie file"])
+
+
 def test_summary_json_adds_up_the_rows(cli: Cli, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": p} for p in PROMPTS[:2]])
     out = tmp_path / "out.jsonl"

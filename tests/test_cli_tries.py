@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -200,6 +202,82 @@ def test_merge_adds_up_and_keeps_weights(cli: Cli, trie: Path, corpus: Path, tok
 
 def test_merge_refuses_tries_of_different_tokenizers(cli: Cli, trie: Path, ids_trie: Path, tmp_path: Path) -> None:
     cli.fails(1, "merge-tries", trie, ids_trie, "-o", tmp_path / "x.trie", saying=["ids.trie", "tokenizer", "differs"])
+
+
+def test_append_adds_a_segment_with_the_tokenizer_of_the_trie_and_merge_joins_them(cli: Cli, trie: Path, corpus: Path) -> None:
+    more = write_jsonl(corpus.parent / "more.jsonl", [{"text": "the cat sat on the hat"}])
+    before = Trie(trie).header.tokens
+    value = cli("build-trie", more, "--append", trie, "--json").json
+    assert value["segments"] == 2
+    assert value["tokens"] == before + value["added_tokens"]
+    assert [s["name"] for s in value["sources"]] == ["corpus.jsonl", "more.jsonl"]
+    query = ("inspect-trie", trie, "--query", "the cat sat on the", "--json")
+    appended = cli(*query).json
+    assert appended["query"]["count"] == 3
+    assert len(appended["segments"]) == 2
+    assert "2 of" in cli("inspect-trie", trie, "--verify").out
+    assert cli("merge-tries", trie, "-o", trie).code == 0
+    joined = cli(*query).json
+    assert len(joined["segments"]) == 1
+    assert [joined[key] for key in ("query", "depths", "top", "sources")] == [
+        appended[key] for key in ("query", "depths", "top", "sources")
+    ]
+
+
+def test_append_of_another_tokenizer_or_to_what_is_no_trie_changes_nothing(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+    before = ids_trie.read_bytes()
+    job = ("build-trie", tmp_path / "ids.jsonl", "--append")
+    cli.fails(1, *job, ids_trie, "--vocab-size", 11, saying=["ids.trie", "vocab 10", "differs"])
+    assert ids_trie.read_bytes() == before
+    cli.fails(1, *job, tmp_path / "no.trie", "--vocab-size", 10, saying=["no.trie", "cannot be read"])
+    cli.fails(1, *job, tmp_path / "ids.jsonl", "--vocab-size", 10, saying=["not a trie file"])
+    assert cli(*job, ids_trie).code == 0
+
+
+def test_same_corpus_gives_the_same_bytes_whatever_the_memory_and_the_workers(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    monkeypatch.setattr("lookahead.trie.build.GROUP_DOCUMENTS", 50)
+    corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": [i % 7, i % 5, 3, i % 11, *range(i % 13)]} for i in range(3000)])
+    made = []
+    for number, (memory, workers) in enumerate([("2GiB", 1), ("2GiB", 3), ("64MiB", 1), ("1MiB", 2)]):
+        if memory == "1MiB":  # as if no more than some documents were left to be held
+            monkeypatch.setattr("lookahead.trie.build.Effort.arrays", property(lambda self: 2000))
+        out = tmp_path / f"{number}.trie"
+        assert cli("build-trie", corpus, "-o", out, "--vocab-size", 20, "--max-memory", memory, "--workers", workers).code == 0
+        made.append(out.read_bytes())
+    assert len(set(made)) == 1
+
+
+def test_plot_draws_edl_by_size_and_json_holds_it(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"ids": [i % 4, 5, 6, 7, i % 3, 8, 9, i % 5]} for i in range(80)]
+    corpus, out = write_jsonl(tmp_path / "c.jsonl", rows), tmp_path / "c.trie"
+    assert cli("build-trie", corpus, "-o", out, "--vocab-size", 10).code == 0
+    drawn = ("inspect-trie", out, "--coverage", corpus, "--plot", tmp_path / "size.png")
+    curve = cli(*drawn, "--json").json["capacity"]
+    assert (tmp_path / "size.png").read_bytes().startswith(b"\x89PNG")
+    assert curve[0]["tokens"] == 0
+    assert curve[-1]["tokens"] == Trie(out).header.tokens
+    assert [c["tokens"] for c in curve] == sorted(c["tokens"] for c in curve)
+    assert curve[-1]["edl"] > curve[0]["edl"]
+    assert "no trie" in cli(*drawn).out
+
+
+def test_commands_on_ids_import_neither_torch_nor_transformers(ids_trie: Path, tmp_path: Path) -> None:
+    script = f"""
+import sys
+from lookahead_cli.app import run
+for line in (
+    "build-trie ids.jsonl -o a.trie --vocab-size 10", "build-trie ids.jsonl --append a.trie",
+    "inspect-trie a.trie --verify --coverage ids.jsonl", "prune-trie a.trie -o b.trie --min-count 2 --coverage ids.jsonl",
+    "merge-tries a.trie b.trie -o c.trie",
+):
+    assert run(line.split()) == 0
+    assert not {{"torch", "transformers"}} & set(sys.modules), line
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_config_file_holds_options_and_a_flag_wins(cli: Cli, corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:

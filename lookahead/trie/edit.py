@@ -30,7 +30,7 @@ from lookahead.trie.build import (
     written_tokens,
 )
 from lookahead.trie.file import Trie
-from lookahead.trie.runs import Pages, Scratch
+from lookahead.trie.runs import Scratch
 from lookahead.trie.suffixes import first_token_shares, kernel
 
 # A branch is pruned by the count of its first tokens: the context token, and the continuation that it would draft.
@@ -140,7 +140,7 @@ class _Pruning:
         self.segment = trie.segments[0]
         self.separator, self.depth = trie.header.separator, trie.header.depth
         self.n = len(self.segment.tokens)
-        self.pages = Pages(effort.max_memory * 3 // 4)  # much is touched between two looks at what is resident
+        self.pages = effort.pages()
         tokens = self.segment.section("tokens")
         self.pages.watch(trie.mapped, tokens.end)
         self.pages.watch(trie.mapped, tokens.offset, tokens.end, often=True)
@@ -170,6 +170,7 @@ class _Pruning:
     def _mark(self, min_count: int) -> None:
         """Pass over the sorted suffixes, split between threads where the first token changes: no branch is split."""
         shares = first_token_shares(self.first, self.effort.workers)
+        limit, self.pages.limit = self.pages.limit, self.pages.limit * 5 // 6  # a share touches much before it looks
 
         def mark(begin: int, end: int) -> int:
             segment = self.segment
@@ -180,6 +181,7 @@ class _Pruning:
         with ThreadPoolExecutor(self.effort.workers) as pool:
             for done in pool.map(mark, shares[:-1], shares[1:]):
                 self.effort.progress("counting", done, len(self.segment.suffixes))
+        self.pages.limit = limit
 
     def fixed_bytes(self, options: Mapping[str, Any]) -> int:
         """At most what the file takes beside its documents."""

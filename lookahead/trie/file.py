@@ -151,7 +151,7 @@ class Trie:
         return found
 
     def verify(self) -> None:
-        """Read the whole file: checksums, document ends, sources, suffix order, first-token table.
+        """Read the whole file: checksums, content hash, document ends, sources, suffix order, first-token table, samples.
 
         Raises TrieFormatError with the first thing that is wrong.
         """
@@ -163,6 +163,8 @@ class Trie:
             problem = problem or self._problem_of(segment, documents, tokens)
         if not problem and any((s.documents, s.tokens) != (documents[i], tokens[i]) for i, s in enumerate(self.header.sources)):
             problem = "documents or tokens of a source do not add up"
+        if not problem and format.content_hash(self.header) != self.header.content_hash:
+            problem = "the header's content hash does not fit it"
         if problem:
             raise self.damaged(problem)
 

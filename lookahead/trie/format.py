@@ -201,9 +201,8 @@ class TrieWriter:
 
     def finish(self, header: TrieHeader) -> TrieHeader:
         """Write the header, then the first bytes. Returns the header as written, with segments, hash and time."""
-        header = dataclasses.replace(header, segments=tuple(self.segments), content_hash="", created=0.0)
-        digest = hashlib.sha256(_pack(header)).hexdigest()[:16]
-        header = dataclasses.replace(header, content_hash=digest, created=self._created)
+        header = dataclasses.replace(header, segments=tuple(self.segments), created=self._created)
+        header = dataclasses.replace(header, content_hash=content_hash(header))
         packed = _pack(header)
         if len(packed) > MAX_HEADER_BYTES:
             raise TrieFormatError(f"the header takes {len(packed)} bytes: too many sources. Give them one name with --source.")
@@ -218,6 +217,11 @@ class TrieWriter:
         if self._open is not None:
             self._sections.append(self._open)
             self._open = None
+
+
+def content_hash(header: TrieHeader) -> str:
+    """16 hex digits over all that a header says, checksums of sections included, but `created` and the hash itself."""
+    return hashlib.sha256(_pack(dataclasses.replace(header, content_hash="", created=0.0))).hexdigest()[:16]
 
 
 def _creation_time() -> float:
