@@ -41,7 +41,7 @@ def appended_in_many_runs(path, parts, vocab_size):
 
 def with_wide_positions(path, parts, vocab_size):
     """As files of more than 2^32 tokens are: every position takes 8 bytes."""
-    wide = {name: ("<u8",) for name in ("suffixes", "first", "document_ends")}
+    wide = dict.fromkeys(("suffixes", "first", "document_ends"), ("<u8",))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(format, "SECTION_DTYPES", {**format.SECTION_DTYPES, **wide})
         trie = merged_from_appended_files(path, parts, vocab_size)

@@ -265,7 +265,7 @@ def test_plot_draws_edl_by_size_and_json_holds_it(cli: Cli, tmp_path: Path) -> N
 
 
 def test_commands_on_ids_import_neither_torch_nor_transformers(ids_trie: Path, tmp_path: Path) -> None:
-    script = f"""
+    script = """
 import sys
 from lookahead_cli.app import run
 for line in (
@@ -274,7 +274,7 @@ for line in (
     "merge-tries a.trie b.trie -o c.trie",
 ):
     assert run(line.split()) == 0
-    assert not {{"torch", "transformers"}} & set(sys.modules), line
+    assert not {"torch", "transformers"} & set(sys.modules), line
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

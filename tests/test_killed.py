@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -17,7 +18,7 @@ from lookahead.trie.edit import merge_tries, prune_trie
 from lookahead.trie.file import Trie
 
 IDENTITY = TokenizerIdentity(1000)
-KILLS = 3  # of each command; more by hand: see the loop below
+KILLS = int(os.environ.get("KILLS", 3))  # of each command; more by hand: KILLS=50 pytest tests/test_killed.py
 
 # Says when it begins, so that the kill falls into the work and not into the imports.
 CHILD = """

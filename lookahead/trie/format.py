@@ -37,7 +37,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import msgpack
 import numpy as np
@@ -46,6 +46,7 @@ from lookahead.atomic import write_pieces
 from lookahead.errors import TrieFormatError, UsageError
 from lookahead.trie.suffixes import SAMPLE
 
+Made = TypeVar("Made")
 MAGIC = b"\x89LKT\r\n\x1a\n"
 VERSION = 2
 ALIGNMENT = 64
@@ -352,13 +353,21 @@ def _pack(header: TrieHeader) -> bytes:
     return bytes(msgpack.packb(dataclasses.asdict(header)))
 
 
+def _made(kind: type[Made], fields: Mapping[str, Any]) -> Made:
+    """An object of exactly these fields. Raises ValueError if one is missing or unknown."""
+    if set(fields) != {field.name for field in dataclasses.fields(kind)}:  # type: ignore[arg-type]
+        raise ValueError(f"a {kind.__name__} with fields {', '.join(map(str, fields)) or 'none'}")
+    return kind(**fields)
+
+
 def _unpack(packed: bytes) -> TrieHeader:
     fields = msgpack.unpackb(packed)
-    fields["sources"] = tuple(Source(**s) for s in fields["sources"])
+    fields["sources"] = tuple(_made(Source, s) for s in fields["sources"])
     fields["segments"] = tuple(
-        SegmentHeader(**{**s, "sections": tuple(Section(**section) for section in s["sections"])}) for s in fields["segments"]
+        _made(SegmentHeader, {**s, "sections": tuple(_made(Section, section) for section in s["sections"])})
+        for s in fields["segments"]
     )
-    header = TrieHeader(**fields)
+    header = _made(TrieHeader, fields)
     sections = [section for segment in header.segments for section in segment.sections]
     integers = [header.vocab_size, header.depth]
     integers += [v for s in sections for v in (s.offset, s.entries, s.crc)]
