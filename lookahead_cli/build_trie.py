@@ -137,7 +137,7 @@ def command(
         return
     what = f"{added:,} tokens added, {header.tokens:,} in all" if before is not None else f"{header.tokens:,} tokens"
     render.table(
-        f"{path}: {what}, {render.size(size)}, built in {seconds:.1f} s ({added / seconds:,.0f} tokens/s)",
+        f"{path}: {what}, {render.size(size)}, built in {seconds:.1f} s",
         ["source", "documents", "tokens"],
         [(s.name, s.documents, s.tokens) for s in header.sources],
     )

@@ -239,6 +239,16 @@ def test_file_pruned_by_bytes_is_no_larger_than_asked(tmp_path, shape, min_count
         kept_documents(pruned, whole)
 
 
+def test_file_of_many_samples_is_pruned_to_the_bytes_asked_for(tmp_path):
+    draw = np.random.default_rng(0)
+    documents = [TokenDocument(draw.integers(0, 90, 100), "a") for _ in range(3000)]
+    build_trie(documents, tmp_path / "whole.trie", TokenizerIdentity(90))
+    size = (tmp_path / "whole.trie").stat().st_size
+    for min_count in (1, 2):
+        prune_trie(tmp_path / "whole.trie", tmp_path / "pruned.trie", min_count=min_count, max_bytes=size // 2)
+        assert 0.45 * size < (tmp_path / "pruned.trie").stat().st_size <= size // 2
+
+
 def test_limits_of_tokens_and_bytes_hold_together(tmp_path):
     whole = build(tmp_path, "whole.trie", SHAPES["text repeated and not"])
     size = whole.path.stat().st_size

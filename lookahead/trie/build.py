@@ -229,7 +229,7 @@ def write_segment(
     runs: list[Run] = []
     ends: list[tuple[np.ndarray, int]] = []  # (ends, offset) of stretches
     numbers: list[np.ndarray] = []
-    n = tokens = 0
+    n = 0
     writer.begin("tokens", format.smallest_dtype("tokens", separator))
     for part in parts:
         pages.watch(part.trie.mapped)
@@ -242,8 +242,7 @@ def write_segment(
         sources.count(numbers[-1], np.diff(part_ends, prepend=-1) - 1)
         runs.append(Run(part.segment.suffixes, n, len(part.segment.tokens), str(part.trie.path)))
         n += len(part.segment.tokens)
-        tokens += part.segment.header.tokens
-        effort.progress("copying", tokens, None)
+        effort.progress("copying", n, None)
     for stretch in _stretches(documents, sources, separator, effort):
         writer.append(stretch.tokens)
         suffixes = sort_suffixes(stretch.tokens, separator, depth, effort.workers, effort.progress)
@@ -253,8 +252,7 @@ def write_segment(
         numbers.append(stretch.numbers)
         runs.append(Run(suffixes, n, len(stretch.tokens)))
         n += len(stretch.tokens)
-        tokens += len(stretch.tokens) - len(stretch.ends)
-        del stretch, suffixes
+        del stretch, suffixes  # or they would last as long as the merge
     if not runs:
         raise CorpusError("no document with text in the corpus: nothing to build.")
     all_tokens = written_tokens(writer, pages)

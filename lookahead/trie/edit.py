@@ -31,7 +31,7 @@ from lookahead.trie.build import (
 )
 from lookahead.trie.file import Trie
 from lookahead.trie.runs import Scratch
-from lookahead.trie.suffixes import first_token_shares, kernel
+from lookahead.trie.suffixes import SAMPLE, first_token_shares, kernel
 
 # A branch is pruned by the count of its first tokens: the context token, and the continuation that it would draft.
 BRANCH_DEPTH = 3
@@ -185,10 +185,9 @@ class _Pruning:
 
     def fixed_bytes(self, options: Mapping[str, Any]) -> int:
         """At most what the file takes beside its documents."""
-        header = self.trie.path.stat().st_size - self.segment.header.sections[-1].end
-        return (
-            header + len(str(options)) + 256 + self.segment.first.nbytes + format.ALIGNMENT * (len(format.SECTION_DTYPES) + 1)
-        )
+        header = self.trie.path.stat().st_size - self.segment.header.sections[-1].end + len(str(options)) + 256
+        padding = format.ALIGNMENT * (len(format.SECTION_DTYPES) + 1)
+        return header + padding + self.segment.first.nbytes + self.segment.samples.itemsize
 
     def choose(self, dropped_sources: Sequence[int], max_tokens: float, max_bytes: float) -> None:
         """Decide what becomes of each token. Raises LookaheadError if nothing would be left."""
@@ -198,7 +197,9 @@ class _Pruning:
             add_scores(self.marks, self.starts[begin:end], self.stops[begin:end], gains[begin:end], entries[begin:end])
             self.pages.trim()
         lengths = self.stops - self.starts
-        sizes = (lengths + 1) * segment.tokens.itemsize + entries * segment.suffixes.itemsize
+        sizes = (lengths + 1) * segment.tokens.itemsize + entries * (
+            segment.suffixes.itemsize + segment.samples.itemsize / SAMPLE
+        )
         sizes += segment.document_ends.itemsize + segment.document_sources.itemsize
         keep = (entries > 0) & ~np.isin(self.numbers[self.document_of], dropped_sources)
         order = np.flatnonzero(keep)

@@ -134,7 +134,8 @@ class Scratch:
 
 
 def blocks_of(run: Run, begin: int, end: int, pages: Pages) -> Iterator[np.ndarray]:
-    """The positions of a run's suffixes begin to end, in blocks."""
+    """The positions of a run's suffixes begin to end, as far as there are any, in blocks."""
+    end = min(end, len(run.suffixes))
     for start in range(begin, end, 16 * BLOCK):
         yield run.positions(start, min(start + 16 * BLOCK, end))
         pages.trim()
