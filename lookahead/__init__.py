@@ -5,6 +5,9 @@
     engine = LookaheadEngine(load_model("org/model"), Drafter([Trie("answers.trie")], DraftOptions(adaptive=True)))
     generation = engine.generate(prompt_ids, max_new_tokens=256)   # generation.token_ids, .edl, ...
 
+    build_trie([TokenDocument(ids, "faq") for ids in corpus], "faq.trie", TokenizerIdentity(vocab_size))
+    append_trie(more_documents, "faq.trie", TokenizerIdentity(vocab_size))
+
 Names are imported when they are first used: `import lookahead` alone loads neither numpy nor torch.
 """
 
@@ -20,11 +23,17 @@ if TYPE_CHECKING:
     from lookahead.decode.model import load_model
     from lookahead.draft.drafter import Drafter, DraftOptions
     from lookahead.errors import LookaheadError
-    from lookahead.trie.build import build_trie
+    from lookahead.trie.build import TokenDocument, TokenizerIdentity, append_trie, build_trie
+    from lookahead.trie.edit import merge_tries, prune_trie
     from lookahead.trie.file import Trie
 
 _HOMES = {
     "build_trie": "lookahead.trie.build",
+    "append_trie": "lookahead.trie.build",
+    "TokenDocument": "lookahead.trie.build",
+    "TokenizerIdentity": "lookahead.trie.build",
+    "merge_tries": "lookahead.trie.edit",
+    "prune_trie": "lookahead.trie.edit",
     "Trie": "lookahead.trie.file",
     "Drafter": "lookahead.draft.drafter",
     "DraftOptions": "lookahead.draft.drafter",
@@ -40,9 +49,14 @@ __all__ = [
     "Generation",
     "LookaheadEngine",
     "LookaheadError",
+    "TokenDocument",
+    "TokenizerIdentity",
     "Trie",
+    "append_trie",
     "build_trie",
     "load_model",
+    "merge_tries",
+    "prune_trie",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -16,8 +17,6 @@ from lookahead.trie.build import TokenizerIdentity
 
 def load_tokenizer(name: str) -> Any:
     """The Hugging Face tokenizer of a folder or hub name. Raises ModelError if there is none."""
-    from transformers import AutoTokenizer
-
     path = Path(name)
     if path.is_file():
         raise ModelError(f"{name}: is a file. Give the folder that holds tokenizer.json, or a hub name.")
@@ -27,9 +26,25 @@ def load_tokenizer(name: str) -> Any:
         raise ModelError(f"{name}: no such folder. Give a folder with a tokenizer, or a hub name such as org/model.")
     try:
         with quiet_hub():
+            if _is_generic(path):
+                from transformers import PreTrainedTokenizerFast
+
+                return PreTrainedTokenizerFast.from_pretrained(name)
+            from transformers import AutoTokenizer
+
             return AutoTokenizer.from_pretrained(name)
     except Exception as error:  # transformers raises many kinds for a missing or damaged tokenizer
         raise ModelError(f"{name}: tokenizer cannot be loaded ({first_line(error)}).") from error
+
+
+def _is_generic(folder: Path) -> bool:
+    """True for a folder whose tokenizer.json is all there is to its tokenizer: the class for these imports no torch (1 s)."""
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    generic = isinstance(config, dict) and config.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return generic and "auto_map" not in config and (folder / "tokenizer.json").exists()
 
 
 TOKENIZER_FILES = (

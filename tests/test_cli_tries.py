@@ -264,6 +264,21 @@ def test_plot_draws_edl_by_size_and_json_holds_it(cli: Cli, tmp_path: Path) -> N
     assert "no trie" in cli(*drawn).out
 
 
+def test_commands_on_a_plain_tokenizer_import_no_torch(trie: Path, corpus: Path, tokenizer_folder: Path) -> None:
+    script = f"""
+import sys
+from lookahead_cli.app import run
+for line in (
+    "build-trie corpus.jsonl -o a.trie --tokenizer {tokenizer_folder}", "build-trie corpus.jsonl --append a.trie",
+    "inspect-trie a.trie --query cat", "prune-trie a.trie -o b.trie --min-count 2 --coverage corpus.jsonl",
+):
+    assert run(line.split()) == 0
+    assert "torch" not in sys.modules, line
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=corpus.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_commands_on_ids_import_neither_torch_nor_transformers(ids_trie: Path, tmp_path: Path) -> None:
     script = """
 import sys
