@@ -12,6 +12,7 @@ from lookahead.draft.candidates import LONGEST_MATCH, CandidateTable
 from lookahead.draft.drafter import Drafter, DraftOptions, as_parallel
 from lookahead.draft.tree import DraftTree, chain, root_only
 from lookahead.errors import UsageError
+from lookahead.trie.search import match_orders
 from lookahead.trie.session import BREAK, TokenLog
 from lookahead.trie.suffixes import DEPTH
 from tests.tries import append_ids, build_ids, segment_of
@@ -99,15 +100,24 @@ def test_no_more_places_of_a_log_are_taken_than_the_table_is_made_for():
 # ---- places of a trie
 
 
-def from_trie(index, context, source_weights, source=3, depth=6, room=candidates.PER_TRIE, trie_depth=DEPTH):
+def from_tries(segments, context, source_weights, source=3, depth=6, room=candidates.PER_TRIE, trie_depth=DEPTH):
+    """Places of a trie of these segments."""
     table = CandidateTable(room, depth)
-    weights = np.array(source_weights, np.float32)
-    filled = candidates.from_trie(
-        *table.arrays, 0, index.tokens, index.suffixes, index.first, index.samples, trie_depth,
-        index.document_ends, index.document_sources, weights, bool((weights != 1).any()),
-        np.array(context, np.int32), len(context), source,
-    )  # fmt: skip
+    weights, context = np.array(source_weights, np.float32), np.array(context, np.int32)
+    matches = np.zeros((len(segments), 2, candidates.LONGEST_MATCH + 1), np.int64)
+    filled = 0
+    for s, (lows, highs) in zip(segments, matches, strict=True):
+        match_orders(s.tokens, s.suffixes, s.first, s.samples, context, len(context), trie_depth, lows, highs)
+    for number, s in enumerate(segments):
+        filled = candidates.from_trie(
+            *table.arrays, filled, s.tokens, s.suffixes, len(s.first) - 1, s.document_ends, s.document_sources,
+            weights, bool((weights != 1).any()), matches, number, context, len(context), source,
+        )  # fmt: skip
     return rows_of(table, filled)
+
+
+def from_trie(index, context, source_weights, **options):
+    return from_tries([index], context, source_weights, **options)
 
 
 @given(document_lists, st.lists(token, min_size=1, max_size=10), st.booleans())
@@ -141,6 +151,16 @@ def test_places_of_a_long_range_are_an_even_sample():
     found = from_trie(segment_of(documents, SEPARATOR), [1, 2], [1.0] * 400)
     assert len(found) == candidates.PER_ORDER
     assert sorted(tokens for tokens, _, _ in found) == [[n] for n in range(4) for _ in range(candidates.PER_ORDER // 4)]
+
+
+def test_segments_share_the_places_taken_of_each_match_length():
+    """The larger segment gives more; no segment's short matches are taken where another has enough long ones."""
+    one = segment_of([[1, 2, 3, 0]] * 300, SEPARATOR)
+    two = segment_of([[1, 2, 3, 4]] * 100 + [[3, 1]] * 150, SEPARATOR)
+    found = from_tries([one, two], [1, 2, 3], [1.0] * 400, room=1000)
+    assert [(tokens, weight) for tokens, weight, _ in found[:24]] == [([0], belief(3))] * 24
+    assert [(tokens, weight) for tokens, weight, _ in found[24:32]] == [([4], belief(3))] * 8
+    assert {(tuple(tokens), weight) for tokens, weight, _ in found[32:]} == {((1,), belief(1))}
 
 
 def test_places_of_a_trie_stop_at_the_end_of_the_table():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.trie.search import match_orders
 from lookahead.trie.session import hash_one, hash_two
 from lookahead.trie.suffixes import kernel
 
@@ -101,26 +100,36 @@ def from_log(
 @kernel
 def from_trie(
     tokens, lengths, weights, sources, filled,
-    trie_tokens, suffixes, first, samples, trie_depth, document_ends, document_sources, source_weights, weighted,
-    context, context_length, source,
+    trie_tokens, suffixes, separator, document_ends, document_sources, source_weights, weighted,
+    matches, segment, context, context_length, source,
 ):  # fmt: skip
-    """Add places of a segment of a trie, longest matches first, each place once; returns the number of rows filled.
+    """Add places of one segment of a trie, longest matches first, each place once; returns the number of rows filled.
 
+    matches: int64 [segments, 2, LONGEST_MATCH + 1], the ranges of each match length in each segment of the trie, empty where
+    there is none. A segment takes its share of the places that the whole trie takes of each length.
     weighted: multiply each place's weight by that of its document's source.
     """
     depth = tokens.shape[1]
-    separator = len(first) - 1
     n = np.int64(len(trie_tokens))
-    lows = np.empty(LONGEST_MATCH + 1, np.int64)
-    highs = np.empty(LONGEST_MATCH + 1, np.int64)
-    limit = min(LONGEST_MATCH, trie_depth)
-    longest = match_orders(trie_tokens, suffixes, first, samples, context, context_length, limit, lows, highs)
+    lows, highs = matches[segment]
+    longest = LONGEST_MATCH
+    while longest > 0 and lows[longest] >= highs[longest]:
+        longest -= 1
+    everywhere = np.zeros(LONGEST_MATCH + 1, np.int64)
+    for number in range(len(matches)):
+        for match in range(1, LONGEST_MATCH + 1):
+            everywhere[match] += matches[number, 1, match] - matches[number, 0, match]
+    shortest, offered = LONGEST_MATCH + 1, 0
+    while shortest > 1 and (len(matches) == 1 or offered < PER_TRIE):
+        shortest -= 1
+        if shortest == LONGEST_MATCH or everywhere[shortest] > everywhere[shortest + 1]:
+            offered += min(everywhere[shortest], PER_ORDER)
     stop = min(len(lengths), filled + PER_TRIE)
-    for match in range(longest, 0, -1):
+    for match in range(longest, shortest - 1, -1):
         low, width = lows[match], highs[match] - lows[match]
         if match < longest and width == highs[match + 1] - lows[match + 1]:
             continue  # the same places as one token longer
-        taken = min(width, PER_ORDER)
+        taken = min(width, max(np.int64(1), PER_ORDER * width // everywhere[match]))
         step = width / taken
         for k in range(taken):
             if filled == stop:

@@ -131,10 +131,12 @@ class Drafter:
                 self.session.head1, self.session.head2, context, length, False, 0, 2,
             )  # fmt: skip
         for number, trie in enumerate(self.tries):
-            for part in trie.segments:
+            matches = trie.match_orders(context, length, candidates.LONGEST_MATCH)
+            for index, part in enumerate(trie.segments):
                 filled = candidates.from_trie(
-                    *table, filled, part.tokens, part.suffixes, part.first, part.samples, trie.header.depth,
-                    part.document_ends, part.document_sources, trie.source_weights, trie.weighted, context, length, 3 + number,
+                    *table, filled, part.tokens, part.suffixes, trie.header.separator,
+                    part.document_ends, part.document_sources, trie.source_weights, trie.weighted,
+                    matches, index, context, length, 3 + number,
                 )  # fmt: skip
         nodes = planner.grow(
             *table, filled, self._root, most, longest, options.least, options.strategy == "single",

@@ -104,20 +104,22 @@ class Trie:
 
         It is the root if even the last token does not.
         """
-        longest = min(longest, len(context), self.header.depth)
-        lows = np.empty((len(self.segments), longest + 1), np.int64)
-        highs = np.empty_like(lows)
-        found = [
-            match_orders(s.tokens, s.suffixes, s.first, s.samples, context, len(context), longest, lows[k], highs[k])
-            for k, s in enumerate(self.segments)
-        ]
-        length = max(found)
-        if not length:
+        matches = self.match_orders(context, len(context), min(longest, len(context), self.header.depth))
+        found = np.flatnonzero((matches[:, 0] < matches[:, 1]).any(0))
+        if not len(found):
             return self.root()
-        return Match(
-            length,
-            tuple((int(lows[k, length]), int(highs[k, length])) if found[k] == length else (0, 0) for k in range(len(found))),
-        )
+        length = int(found[-1])
+        return Match(length, tuple((low, high) for low, high in matches[:, :, length].tolist()))
+
+    def match_orders(self, context: np.ndarray, length: int, longest: int) -> np.ndarray:
+        """int64 [segments, 2, longest + 1]: in each segment, the range of suffixes that begin with the last m tokens of
+        context[:length], for m = 1 to `longest`; an empty range where there is none, or m is beyond the file's depth.
+        """
+        matches = np.zeros((len(self.segments), 2, longest + 1), np.int64)
+        limit = min(longest, self.header.depth)
+        for s, (lows, highs) in zip(self.segments, matches, strict=True):
+            match_orders(s.tokens, s.suffixes, s.first, s.samples, context, length, limit, lows, highs)
+        return matches
 
     def match(self, pattern: np.ndarray) -> Match:
         """All places where `pattern` (int32, 1 to depth tokens) stands; count 0 if there is none."""

@@ -16,7 +16,7 @@ WAVE = 16  # match lengths searched side by side
 def match_orders(tokens, suffixes, first, samples, context, length, longest, lows, highs):
     """Where the ends of context[:length] stand: lows[m]:highs[m] are the sorted suffixes that begin with its last m tokens.
 
-    lows, highs: int64 [longest + 1]. Returns the longest m with a match, at most `longest`; entries beyond it mean nothing.
+    lows, highs: int64 [longest + 1], zeros; they stay zero where there is no match. Returns the longest m with one.
     The sampled keys, few enough to stay in the cache, bound each search to a few hundred suffixes, mostly.
     A wave of lengths is searched side by side, both ends of each range: so the reads of far memory overlap, and a wave takes
     little longer than one binary search.
