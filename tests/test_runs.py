@@ -11,32 +11,36 @@ from hypothesis import strategies as st
 
 from lookahead.errors import LookaheadError, TrieFormatError
 from lookahead.trie.runs import Pages, Run, Scratch, merged, resident_bytes
-from lookahead.trie.suffixes import DEPTH, sort_suffixes
-from tests.tries import corpora, flat, small_blocks
+from lookahead.trie.suffixes import sort_suffixes
+from tests.tries import corpora, flat, keys_slowly, small_blocks
 
 
-def runs_of(tokens, separator, cuts, depth=DEPTH):
+def runs_of(tokens, separator, cuts):
     """The runs of tokens[:cuts[0]], tokens[cuts[0]:cuts[1]], ..., each sorted for itself."""
     bounds = [0, *cuts, len(tokens)]
-    return [Run(sort_suffixes(tokens[a:b], separator, depth), a, b - a) for a, b in itertools.pairwise(bounds)]
+    return [Run(sort_suffixes(tokens[a:b], separator), a, b - a) for a, b in itertools.pairwise(bounds)]
 
 
-def merge(tokens, separator, runs, workers=1, depth=DEPTH, limit=1 << 40):
-    blocks = list(merged(tokens, separator, depth, runs, workers, Pages(limit)))
-    return np.concatenate(blocks).tolist() if blocks else []
+def merge(tokens, separator, runs, workers=1, limit=1 << 40):
+    """Positions of the merged runs; their keys must be those of the texts. limit 0: as if the tokens outgrew the memory."""
+    blocks = list(merged(tokens, separator, runs, workers, Pages(limit)))
+    positions = np.concatenate([np.empty(0, np.int64), *(positions for positions, _ in blocks)]).tolist()
+    keys = [key for _, keys in blocks for key in keys.tolist()]
+    assert keys == keys_slowly(tokens.tolist(), separator, positions)
+    return positions
 
 
-@given(corpora(longest=24), st.sampled_from([1, 3, DEPTH]), st.sampled_from([1, 16, 40, 1 << 14]), st.data())
+@given(corpora(longest=24), st.sampled_from([0, 1 << 40]), st.sampled_from([1, 16, 40, 1 << 14]), st.data())
 @settings(max_examples=100, deadline=None)
-def test_merged_runs_are_the_sorted_whole(corpus, depth, block, data):
+def test_merged_runs_are_the_sorted_whole(corpus, limit, block, data):
     documents, vocab_size = corpus
     tokens = flat(documents, vocab_size)
     ends = (np.flatnonzero(tokens == vocab_size)[:-1] + 1).tolist()
     cuts = sorted(data.draw(st.sets(st.sampled_from(ends)))) if ends else []
-    runs = runs_of(tokens, vocab_size, cuts, depth)
+    runs = runs_of(tokens, vocab_size, cuts)
     with pytest.MonkeyPatch.context() as patch:
         small_blocks(patch, block)
-        assert merge(tokens, vocab_size, runs, depth=depth) == sort_suffixes(tokens, vocab_size, depth).tolist()
+        assert merge(tokens, vocab_size, runs, limit=limit) == sort_suffixes(tokens, vocab_size).tolist()
 
 
 # Documents, and the numbers of those that begin a run. Texts that tie are many more than a window holds.
@@ -66,7 +70,7 @@ def test_runs_that_tie_or_differ_in_size_are_merged_like_any(monkeypatch, shape,
 def test_run_of_one_is_given_in_blocks(monkeypatch):
     small_blocks(monkeypatch, 1)
     tokens = flat([[0, 1] * 50], 4)
-    blocks = list(merged(tokens, 4, DEPTH, runs_of(tokens, 4, []), 1, Pages(0)))
+    blocks = [positions for positions, _ in merged(tokens, 4, runs_of(tokens, 4, []), 1, Pages(0))]
     assert [len(block) for block in blocks] == [16] * 6 + [4]
     assert np.concatenate(blocks).tolist() == sort_suffixes(tokens, 4).tolist()
 

@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead.trie.file import suffixes_in_order
-from lookahead.trie.suffixes import DEPTH, FEW, SAMPLE, add_counts, count_before, merge_block, sample_keys, sort_suffixes
+from lookahead.trie.suffixes import (
+    DEPTH,
+    FEW,
+    SAMPLE,
+    add_counts,
+    count_before,
+    key_digits,
+    merge_block,
+    pack_texts,
+    sample_keys,
+    sort_suffixes,
+)
 from tests.tries import VOCAB_SIZES, corpora, flat, keys_slowly, sorted_slowly
 
 
@@ -119,25 +130,31 @@ def test_count_before_is_the_number_of_smaller_texts(corpus, equal_too):
 # ---- merging
 
 
-def merged_block(tokens, separator, parts, depth=DEPTH):
+def merged_block(tokens, separator, parts):
     """(accepted, merged positions) of sorted parts."""
     positions = np.concatenate([np.array(part, np.int64) for part in parts])
     bounds = np.cumsum([0, *map(len, parts)])
     block = np.full(len(positions), -1)
-    accepted = merge_block(tokens, separator, separator.bit_length(), positions, bounds, depth, block)
+    bits = separator.bit_length()
+    texts = np.full((len(positions), -(-DEPTH // key_digits(bits))), 1 << 63, np.uint64)
+    pack_texts(tokens, separator, bits, positions, np.arange(len(positions))[::-1].copy(), texts)
+    keys = np.zeros(len(positions), np.uint64)
+    accepted = merge_block(texts, positions, bounds, block, keys)
+    if accepted:
+        assert keys.tolist() == keys_slowly(tokens.tolist(), separator, block.tolist())
     return accepted, block.tolist()
 
 
-@given(corpora(), st.integers(1, 5), st.sampled_from([1, 3, DEPTH]), st.data())
+@given(corpora(), st.integers(1, 5), st.data())
 @settings(max_examples=150, deadline=None)
-def test_merging_sorted_parts_is_sorting_the_whole(corpus, count, depth, data):
+def test_merging_sorted_parts_is_sorting_the_whole(corpus, count, data):
     documents, vocab_size = corpus
     tokens = flat(documents, vocab_size)
-    whole = sort_suffixes(tokens, vocab_size, depth)
+    whole = sort_suffixes(tokens, vocab_size)
     part_of = data.draw(st.lists(st.integers(0, count - 1), min_size=len(documents), max_size=len(documents)).map(sorted))
     document_of = np.searchsorted(np.flatnonzero(tokens == vocab_size), whole)
     parts = [whole[np.array(part_of)[document_of] == part] for part in range(count)]
-    assert merged_block(tokens, vocab_size, parts, depth) == (True, whole.tolist())
+    assert merged_block(tokens, vocab_size, parts) == (True, whole.tolist())
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)

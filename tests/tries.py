@@ -69,11 +69,12 @@ def sorted_slowly(tokens: Sequence[int], separator: int, depth: int = DEPTH) -> 
 def keys_slowly(tokens: Sequence[int], separator: int, positions: Sequence[int]) -> list[int]:
     """The text at each position as one number: digits of the separator's width up to 64 bits, zeros behind the separator."""
     width = separator.bit_length()
+    count = min(64 // width, DEPTH)
     keys = []
     for position in positions:
         end = tokens.index(separator, position) + 1
-        digits = [*tokens[position:end][: 64 // width]]
-        digits += [0] * (64 // width - len(digits))
+        digits = [*tokens[position:end][:count]]
+        digits += [0] * (count - len(digits))
         keys.append(sum(digit << width * place for place, digit in enumerate(reversed(digits))))
     return keys
 
@@ -126,7 +127,7 @@ def tiny_runs(documents: int = 1) -> Iterator[None]:
 def small_blocks(patch: pytest.MonkeyPatch, block: int) -> None:
     """Merge so many suffixes at a time; a run offers 1/16 of them or more: fewer than there are equal texts."""
     patch.setattr(runs, "BLOCK", block)
-    patch.setattr(runs, "SMALL_BLOCK", block)
+    patch.setattr(runs, "SWEEP", max(1, block // 16))
 
 
 def arrays_of(segment: Any) -> dict[str, np.ndarray]:

@@ -23,7 +23,7 @@ from lookahead.errors import CorpusError, TokenizerMismatchError, TrieFormatErro
 from lookahead.trie import format
 from lookahead.trie.file import Segment, Trie
 from lookahead.trie.runs import BASE_BYTES, Pages, Run, Scratch, merged
-from lookahead.trie.suffixes import DEPTH, SAMPLE, add_counts, add_counts_at, sample_keys, sort_suffixes
+from lookahead.trie.suffixes import DEPTH, SAMPLE, add_counts, add_first_tokens, sort_suffixes
 
 LEFT_CONTEXT = 4  # prompt tokens kept before an answer, so that its first tokens can be drafted
 MAX_MEMORY = 2 << 30
@@ -91,7 +91,7 @@ def build_trie(
     described = {"min_count": min_count, **(options or {})}
     with scratch_sibling(out) if min_count > 1 else replacing(out) as file:
         writer, sources = format.TrieWriter(file), SourceTable()
-        write_segment(writer, [], documents, sources, tokenizer.vocab_size, DEPTH, Path(out).parent, effort)
+        write_segment(writer, [], documents, sources, tokenizer.vocab_size, Path(out).parent, effort)
         header = format.TrieHeader(
             tokenizer.vocab_size,
             tokenizer.fingerprint,
@@ -138,7 +138,7 @@ def append_trie(
         for part in parts:  # their documents are counted anew
             ends, numbers = checked_documents(part, effort.pages())
             sources.count(numbers, np.diff(ends, prepend=-1) - 1, -1)
-        write_segment(writer, parts, documents, sources, tokenizer.vocab_size, old.header.depth, Path(path).parent, effort)
+        write_segment(writer, parts, documents, sources, tokenizer.vocab_size, Path(path).parent, effort)
         return writer.finish(dataclasses.replace(old.header, sources=sources.sources(), tool_version=lookahead.__version__))
 
 
@@ -215,7 +215,6 @@ def write_segment(
     documents: Iterable[TokenDocument],
     sources: SourceTable,
     separator: int,
-    depth: int,
     folder: Path,
     effort: Effort,
 ) -> None:
@@ -245,7 +244,7 @@ def write_segment(
         effort.progress("copying", n, None)
     for stretch in _stretches(documents, sources, separator, effort):
         writer.append(stretch.tokens)
-        suffixes = sort_suffixes(stretch.tokens, separator, depth, effort.workers, effort.progress)
+        suffixes = sort_suffixes(stretch.tokens, separator, DEPTH, effort.workers, effort.progress)
         if runs or not stretch.last:
             suffixes = scratch.put(suffixes)
         ends.append((stretch.ends, n))
@@ -255,51 +254,42 @@ def write_segment(
         del stretch, suffixes  # or they would last as long as the merge
     if not runs:
         raise CorpusError("no document with text in the corpus: nothing to build.")
-    all_tokens = written_tokens(writer, pages)
-    blocks = merged(all_tokens, separator, depth, runs, effort.workers, pages)
-    finish_segment(writer, all_tokens, blocks, ends, numbers, separator, pages, effort.progress)
-
-
-def written_tokens(writer: format.TrieWriter, pages: Pages) -> np.ndarray:
-    """The tokens section that `writer` has written, mapped."""
-    mapped, tokens = writer.written_tokens()
+    mapped, all_tokens = writer.written_tokens()
     pages.watch(mapped, often=True)
-    return tokens
+    finish_segment(
+        writer, n, merged(all_tokens, separator, runs, effort.workers, pages), ends, numbers, separator, effort.progress
+    )
 
 
 def finish_segment(
     writer: format.TrieWriter,
-    tokens: np.ndarray,
-    blocks: Iterable[np.ndarray],
+    n: int,
+    blocks: Iterable[tuple[np.ndarray, np.ndarray]],
     ends: Sequence[tuple[np.ndarray, int]],
     numbers: Sequence[np.ndarray],
     separator: int,
-    pages: Pages,
     progress: Progress,
 ) -> None:
-    """The sections behind `tokens`, which `writer` has begun.
+    """The sections behind the tokens, of which `writer` has written `n`.
 
-    blocks: int64 positions of the suffixes, sorted. ends, numbers: of the documents, in pieces; each piece of ends counts from
-    its offset.
+    blocks: (int64 positions, uint64 keys) of the suffixes, sorted. ends, numbers: of the documents, in pieces; each piece of
+    ends counts from its offset.
     """
-    n = len(tokens)
     expected = n - sum(len(some) for some, _ in ends)
     writer.begin("suffixes", format.smallest_dtype("suffixes", n))
     counts = np.zeros(separator + 1, np.int64)
     samples = []
     done = 0
-    for block in blocks:
-        writer.append(block)
-        add_counts_at(tokens, block, counts)
-        sampled = block[-done % SAMPLE :]
-        samples.append(sample_keys(tokens, separator, sampled, np.empty(-(-len(sampled) // SAMPLE), np.uint64)))
-        done += len(block)
+    for positions, keys in blocks:
+        writer.append(positions)
+        add_first_tokens(keys, separator, counts)
+        samples.append(keys[-done % SAMPLE :: SAMPLE].copy())
+        done += len(positions)
         progress("writing", done, expected)
-        pages.trim()
     writer.write("first", np.concatenate([[0], np.cumsum(counts[:-1])]), n)
     writer.begin("samples", np.dtype("<u8"))
-    for keys in samples:
-        writer.append(keys)
+    for some in samples:
+        writer.append(some)
     documents = 0
     writer.begin("document_ends", format.smallest_dtype("document_ends", n))
     for some, offset in ends:

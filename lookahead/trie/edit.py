@@ -27,11 +27,10 @@ from lookahead.trie.build import (
     checked_tokens,
     finish_segment,
     write_segment,
-    written_tokens,
 )
 from lookahead.trie.file import Trie
 from lookahead.trie.runs import Scratch
-from lookahead.trie.suffixes import SAMPLE, first_token_shares, kernel
+from lookahead.trie.suffixes import SAMPLE, bit_length, first_token_shares, kernel, key_digits, pack
 
 # A branch is pruned by the count of its first tokens: the context token, and the continuation that it would draft.
 BRANCH_DEPTH = 3
@@ -83,7 +82,7 @@ def _merge(
         raise UsageError(f"--weight {min(unused)}: no such trie or source (sources: {known}).")
     options = {"merged": [trie.path.name for trie in tries]}
     writer = format.TrieWriter(file)
-    write_segment(writer, parts, (), sources, head.vocab_size, head.depth, folder, effort)
+    write_segment(writer, parts, (), sources, head.vocab_size, folder, effort)
     return writer.finish(_like(head, sources.sources(), options))
 
 
@@ -256,20 +255,18 @@ class _Pruning:
         ends, numbers = np.concatenate(new_ends), np.concatenate(new_numbers)
         sources.count(numbers, np.diff(ends, prepend=-1) - 1)
         left = [number for number, source in enumerate(sources.sources()) if source.documents]
-        tokens = written_tokens(writer, self.pages)
-        self.pages.release()
         renumbered = np.searchsorted(left, numbers)
-        finish_segment(
-            writer, tokens, self._moved(ranks), [(ends, 0)], [renumbered], separator, self.pages, self.effort.progress
-        )
+        self.pages.release()
+        finish_segment(writer, n, self._moved(ranks), [(ends, 0)], [renumbered], separator, self.effort.progress)
         return tuple(source for source in sources.sources() if source.documents)
 
-    def _moved(self, ranks: np.ndarray) -> Iterator[np.ndarray]:
-        """The new positions of the suffixes that stay, in sorted order, block by block."""
+    def _moved(self, ranks: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(new positions, keys) of the suffixes that stay, in sorted order, block by block."""
         for begin in range(0, len(self.segment.suffixes), MOVED):
             block = self.segment.suffixes[begin : begin + MOVED]
-            moved = np.empty(len(block), np.int64)
-            yield moved[: move(block, self.marks, ranks, moved)]
+            moved, keys = np.empty(len(block), np.int64), np.empty(len(block), np.uint64)
+            found = move(block, self.marks, ranks, self.segment.tokens, self.separator, moved, keys)
+            yield moved[:found], keys[:found]
             self.pages.trim()
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
@@ -369,8 +366,10 @@ def settle(marks, ends, documents, starts, stops, at, depth):
 
 
 @kernel
-def move(suffixes, marks, ranks, moved):
-    """New positions of those suffixes that stay, into `moved`; returns how many."""
+def move(suffixes, marks, ranks, tokens, separator, moved, keys):
+    """New positions and keys of those suffixes that stay, into `moved` and `keys`; returns how many."""
+    bits = bit_length(separator)
+    digits = key_digits(bits)
     found = 0
     for k in range(len(suffixes)):
         p = np.int64(suffixes[k])
@@ -380,5 +379,6 @@ def move(suffixes, marks, ranks, moved):
         for q in range(p // RANK * RANK, p):
             place += marks[q] != DROPPED
         moved[found] = place
+        keys[found] = pack(tokens, separator, bits, p, digits)
         found += 1
     return found

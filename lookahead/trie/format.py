@@ -44,7 +44,7 @@ import numpy as np
 
 from lookahead.atomic import write_pieces
 from lookahead.errors import TrieFormatError, UsageError
-from lookahead.trie.suffixes import SAMPLE
+from lookahead.trie.suffixes import DEPTH, SAMPLE
 
 Made = TypeVar("Made")
 MAGIC = b"\x89LKT\r\n\x1a\n"
@@ -108,7 +108,7 @@ class TrieHeader:
     vocab_size: int
     tokenizer_fingerprint: str  # "" when the corpus came as token ids
     tokenizer_name: str
-    depth: int  # suffixes are sorted by this many tokens
+    depth: int  # suffixes are sorted by this many tokens; this version knows DEPTH only
     sources: tuple[Source, ...]
     options: Mapping[str, Any]  # how it was built
     tool_version: str
@@ -382,7 +382,7 @@ def _unpack(packed: bytes) -> TrieHeader:
         or not all(type(v) in (int, float) and 0 <= v <= MAX_WEIGHT for v in weights)
         or not (type(header.created) in (int, float) and 0 <= header.created < MAX_TIME)
         or not isinstance(header.options, dict)
-        or not 1 <= header.depth <= 1024
+        or header.depth != DEPTH
         or not 1 <= header.vocab_size < 1 << 32
         or not 1 <= len(header.sources) <= MAX_SOURCES
         or not header.segments

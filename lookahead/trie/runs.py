@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import mmap
 import os
 import tempfile
@@ -20,10 +21,10 @@ import numpy as np
 
 from lookahead.atomic import write_pieces
 from lookahead.errors import LookaheadError, TrieFormatError
-from lookahead.trie.suffixes import compare_suffixes, count_before, merge_block
+from lookahead.trie.suffixes import DEPTH, compare_suffixes, count_before, key_digits, merge_block, pack_texts
 
 BLOCK = 1 << 14  # suffixes merged at a time: their texts stay in the cache
-SMALL_BLOCK = 1 << 11  # the same where the tokens outgrow the memory: each text read may make 64 KiB resident
+SWEEP = 1 << 16  # texts read between two looks at what is resident
 BASE_BYTES = 192 << 20  # the interpreter with its libraries; the rest of a memory limit is for arrays
 
 
@@ -142,54 +143,59 @@ def blocks_of(run: Run, begin: int, end: int, pages: Pages) -> Iterator[np.ndarr
 
 
 def merged(
-    tokens: np.ndarray, separator: int, depth: int, runs: Sequence[Run], workers: int, pages: Pages
-) -> Iterator[np.ndarray]:
-    """Blocks of int64 positions in `tokens`, all suffixes of all runs in sorted order; equal texts in the order of the runs.
+    tokens: np.ndarray, separator: int, runs: Sequence[Run], workers: int, pages: Pages
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Blocks of (int64 positions in `tokens`, uint64 keys of the texts there): all suffixes of all runs in sorted order.
 
-    A run is trusted to be sorted; one that is found not to be raises TrieFormatError.
+    Equal texts come in the order of the runs. A run is trusted to be sorted; one that is found not to be raises
+    TrieFormatError.
+    Texts are read before they are compared: in any order where the tokens fit into memory, a few at a time; else millions at
+    a time, from the front of the tokens to their end, so that a page is read once for all of them.
     """
-    if len(runs) == 1:
-        yield from blocks_of(runs[0], 0, len(runs[0].suffixes), pages)
-        return
     bits = separator.bit_length()
+    words = -(-DEPTH // int(key_digits(bits))) if len(runs) > 1 else 1  # of one run only the keys are wanted
+    block = BLOCK if len(runs) > 1 else 16 * BLOCK
+    far = 2 * tokens.nbytes > pages.limit
+    if far:
+        block = max(block, pages.limit // 2 // (workers + 1) // (8 * words + 64))
     names = ", ".join(dict.fromkeys(run.name for run in runs))
 
-    def merge(positions: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-        block = np.empty_like(positions)
-        if not merge_block(tokens, separator, bits, positions, bounds, depth, block):
+    def merge(positions: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        texts = np.empty((len(positions), words), np.uint64)
+        order = np.argsort(positions)
+        for begin in range(0, len(order), SWEEP):
+            pack_texts(tokens, separator, bits, positions, order[begin : begin + SWEEP], texts)
+            if far:
+                pages.trim()
+        block_of, keys = np.empty_like(positions), np.empty(len(positions), np.uint64)
+        if not merge_block(texts, positions, bounds, block_of, keys):
             raise TrieFormatError(f"{names}: suffixes are not sorted. Rebuild.")
-        return block
+        return block_of, keys
 
     last = -1
-
-    def checked(block: np.ndarray) -> np.ndarray:
-        nonlocal last
-        if last >= 0:
-            order = compare_suffixes(tokens, separator, last, block[0], 0, depth)
-            if order > 0 or (order == 0 and last >= block[0]):
-                raise TrieFormatError(f"{names}: suffixes are not sorted. Rebuild.")
-        last = int(block[-1])
-        return block
-
-    pending: collections.deque[Future[np.ndarray]] = collections.deque()
+    pending: collections.deque[Future[tuple[np.ndarray, np.ndarray]]] = collections.deque()
+    intervals = _split(tokens, separator, runs, block)
     with ThreadPoolExecutor(workers) as pool:
         try:
-            block = BLOCK if 2 * tokens.nbytes < pages.limit else SMALL_BLOCK
-            for positions, bounds in _split(tokens, separator, depth, runs, block):
-                pending.append(pool.submit(merge, positions, bounds))
-                if len(pending) > 2 * workers:
-                    yield checked(pending.popleft().result())
-                    pages.trim()
-            while pending:
-                yield checked(pending.popleft().result())
+            while True:
+                for positions, bounds in itertools.islice(intervals, workers + 1 - len(pending)):
+                    pending.append(pool.submit(merge, positions, bounds))
+                if not pending:
+                    return
+                positions, keys = pending.popleft().result()
+                if last >= 0:
+                    order = compare_suffixes(tokens, separator, last, positions[0], 0, DEPTH)
+                    if order > 0 or (order == 0 and last >= positions[0]):
+                        raise TrieFormatError(f"{names}: suffixes are not sorted. Rebuild.")
+                last = int(positions[-1])
+                yield positions, keys
+                pages.trim()
         finally:
             for future in pending:
                 future.cancel()
 
 
-def _split(
-    tokens: np.ndarray, separator: int, depth: int, runs: Sequence[Run], block: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _split(tokens: np.ndarray, separator: int, runs: Sequence[Run], block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(positions of all runs in one interval of the sorted order, bounds of the runs in it), interval after interval.
 
     Each run offers a window; the window end that sorts first, of all runs, is where the interval ends. Equal texts sort by
@@ -204,7 +210,7 @@ def _split(
             if len(positions) <= window:
                 continue
             end = positions[window : window + 1]
-            if splitter < 0 or count_before(tokens, separator, end, splitter, False, depth):
+            if splitter < 0 or count_before(tokens, separator, end, splitter, False, DEPTH):
                 splitter, owner = int(end[0]), number
         taken = []
         for number, positions in enumerate(offered):
@@ -213,7 +219,7 @@ def _split(
             elif number == owner:
                 count = window
             else:
-                count = count_before(tokens, separator, positions[:window], splitter, number < owner, depth)
+                count = count_before(tokens, separator, positions[:window], splitter, number < owner, DEPTH)
             taken.append(positions[:count])
             cursors[number] += count
         if not any(len(positions) for positions in taken):

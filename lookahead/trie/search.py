@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.trie.suffixes import SAMPLE, bit_length, kernel
+from lookahead.trie.suffixes import SAMPLE, bit_length, kernel, key_digits
 
 WAVE = 16  # match lengths searched side by side
 
@@ -24,7 +24,7 @@ def match_orders(tokens, suffixes, first, samples, context, length, longest, low
     n = np.int64(len(tokens))
     size = np.int64(len(suffixes))
     bits = bit_length(len(first) - 1)
-    digits = 64 // bits
+    digits = key_digits(bits)
     longest = min(longest, length)
     low = np.empty(
         2 * WAVE, np.int64

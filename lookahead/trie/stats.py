@@ -68,7 +68,7 @@ def _parts(trie: Trie, effort: Effort) -> tuple[np.ndarray, list[Iterator[np.nda
         section = segment.section("tokens")
         pages.watch(trie.mapped, section.offset, section.end, often=True)
         pages.watch(trie.mapped, section.end, segment.header.sections[-1].end)
-    separator, depth, name = trie.header.separator, trie.header.depth, str(trie.path)
+    separator, name = trie.header.separator, str(trie.path)
     if len(trie.segments) == 1:
         (segment,) = trie.segments
         run = Run(segment.suffixes, 0, len(segment.tokens), name)
@@ -79,7 +79,8 @@ def _parts(trie: Trie, effort: Effort) -> tuple[np.ndarray, list[Iterator[np.nda
     tokens = np.frombuffer(trie.mapped, dtype, len(trie.mapped) // dtype.itemsize)
     starts = [segment.section("tokens").offset // dtype.itemsize for segment in trie.segments]
     runs = [Run(s.suffixes, start, len(s.tokens), name) for s, start in zip(trie.segments, starts, strict=True)]
-    return tokens, [merged(tokens, separator, depth, runs, effort.workers, pages)]
+    blocks = merged(tokens, separator, runs, effort.workers, pages)
+    return tokens, [(positions for positions, _ in blocks)]
 
 
 def _count(

@@ -73,10 +73,12 @@ def add_counts(tokens, counts):
 
 
 @kernel
-def add_counts_at(tokens, positions, counts):
-    """Add to counts[t] at how many of `positions` token t stands."""
-    for k in range(len(positions)):
-        counts[tokens[positions[k]]] += 1
+def add_first_tokens(keys, separator, counts):
+    """Add to counts[t] how many of the keys begin with token t."""
+    bits = bit_length(separator)
+    shift = np.uint64(bits * (key_digits(bits) - 1))
+    for k in range(len(keys)):
+        counts[min(np.int64(keys[k] >> shift), len(counts) - 1)] += 1
 
 
 @kernel
@@ -84,8 +86,14 @@ def sample_keys(tokens, separator, suffixes, keys):
     """Keys of the first tokens of suffixes 0, SAMPLE, 2 * SAMPLE, ..., as many tokens as fit into 64 bits; fills `keys`."""
     bits = bit_length(separator)
     for k in range(len(keys)):
-        keys[k] = _pack(tokens, separator, bits, np.int64(suffixes[k * SAMPLE]), 64 // bits)
+        keys[k] = pack(tokens, separator, bits, np.int64(suffixes[k * SAMPLE]), key_digits(bits))
     return keys
+
+
+@kernel
+def key_digits(bits):
+    """Tokens of `bits` bits that one key holds."""
+    return min(64 // bits, DEPTH)
 
 
 @kernel
@@ -132,7 +140,7 @@ def sort_tokens(tokens, separator, bits, suffixes, first, depth):
             taken = min(digits, depth - shared)
             for k in range(size):
                 places[k] = suffixes[low + k]
-                keys[k] = _pack(tokens, separator, bits, np.int64(places[k]) + shared, taken)
+                keys[k] = pack(tokens, separator, bits, np.int64(places[k]) + shared, taken)
             swapped = _radix_sort(keys, places, spare_keys, spare_places, size, counts)
             by_key, at = (spare_keys, spare_places) if swapped else (keys, places)
             shared += taken
@@ -152,7 +160,7 @@ def sort_tokens(tokens, separator, bits, suffixes, first, depth):
 
 
 @kernel
-def _pack(tokens, separator, bits, start, count):
+def pack(tokens, separator, bits, start, count):
     """`count` tokens from `start` as digits of one key, zeros behind a separator."""
     n = np.int64(len(tokens))
     key = np.uint64(0)
@@ -245,16 +253,27 @@ def count_before(tokens, separator, positions, splitter, equal_too, depth):
 
 
 @kernel
-def merge_block(tokens, separator, bits, positions, bounds, depth, merged):
+def pack_texts(tokens, separator, bits, positions, order, texts):
+    """texts[k]: the text at positions[k] as keys, for each k in `order`; as many tokens as its words hold, up to DEPTH."""
+    digits = key_digits(bits)
+    for i in range(len(order)):
+        k = order[i]
+        for w in range(texts.shape[1]):
+            texts[k, w] = 0
+        for w in range(texts.shape[1]):
+            texts[k, w] = pack(tokens, separator, bits, positions[k] + w * digits, min(digits, DEPTH - w * digits))
+            if _holds(texts[k, w], separator, bits, digits):
+                break
+
+
+@kernel
+def merge_block(texts, positions, bounds, merged, keys):
     """Merge the sorted parts positions[bounds[i]:bounds[i + 1]] into `merged`; equal texts keep the order of the parts.
 
-    Returns False if the result is not in order of its first tokens, which means that a part was not.
+    texts: uint64 [positions, words], see pack_texts. keys: uint64 [positions], gets the first word of each merged text.
+    Returns False if the keys are not in order, which means that a part was not.
     """
-    digits = min(64 // bits, depth)
     size = len(positions)
-    keys = np.empty(size, np.uint64)  # the first tokens of each, fetched together: most pairs differ there
-    for k in range(size):
-        keys[k] = _pack(tokens, separator, bits, positions[k], digits)
     order, spare = np.arange(size), np.empty(size, np.int64)
     bounds = bounds.copy()
     parts = len(bounds) - 1
@@ -264,7 +283,7 @@ def merge_block(tokens, separator, bits, positions, bounds, depth, merged):
             for k in range(bounds[i], bounds[i + 2]):
                 left = a < bounds[i + 1]
                 if left and b < bounds[i + 2]:
-                    left = _compare(tokens, separator, bits, keys, positions, order[a], order[b], digits, depth) <= 0
+                    left = _compare_texts(texts, order[a], order[b]) <= 0
                 if left:
                     spare[k] = order[a]
                     a += 1
@@ -280,18 +299,18 @@ def merge_block(tokens, separator, bits, positions, bounds, depth, merged):
         parts = (parts + 1) // 2
     for k in range(size):
         merged[k] = positions[order[k]]
-        if k and keys[order[k - 1]] > keys[order[k]]:
+        keys[k] = texts[order[k], 0]
+        if k and keys[k - 1] > keys[k]:
             return False
     return True
 
 
 @kernel
-def _compare(tokens, separator, bits, keys, positions, a, b, digits, depth):
-    if keys[a] != keys[b]:
-        return -1 if keys[a] < keys[b] else 1
-    if _holds(keys[a], separator, bits, digits):
-        return 0
-    return compare_suffixes(tokens, separator, positions[a], positions[b], digits, depth)
+def _compare_texts(texts, a, b):
+    for w in range(texts.shape[1]):
+        if texts[a, w] != texts[b, w]:
+            return -1 if texts[a, w] < texts[b, w] else 1
+    return 0
 
 
 # The compiler's runtime starts with the first kernel that is called (0.1 s, 40 MiB): here, so that no query pays for it.
