@@ -19,6 +19,7 @@ import numpy as np
 DEPTH = 32
 TASKS_PER_WORKER = 64  # first tokens are handed to threads in this many shares, as some are far more frequent than others
 SAMPLE = 256  # a file holds the key of one in so many sorted suffixes
+AHEAD = 128  # texts fetched together
 FEW = 24  # suffixes sorted by insertion
 
 # Kernels release the GIL and are compiled once per machine. Arrays of a mapped file may lie about positions, so a kernel
@@ -256,14 +257,31 @@ def count_before(tokens, separator, positions, splitter, equal_too, depth):
 def pack_texts(tokens, separator, bits, positions, order, texts):
     """texts[k]: the text at positions[k] as keys, for each k in `order`; as many tokens as its words hold, up to DEPTH."""
     digits = key_digits(bits)
+    n = np.int64(len(tokens))
+    touched = np.int64(0)
     for i in range(len(order)):
+        if i % AHEAD == 0:  # fetch the next texts together: reading them one by one would wait for each
+            for ahead in range(i, min(i + AHEAD, len(order))):
+                start = positions[order[ahead]]
+                touched += np.int64(tokens[start]) + np.int64(tokens[min(start + DEPTH, n) - 1])
         k = order[i]
+        texts[k] = 0
         for w in range(texts.shape[1]):
-            texts[k, w] = 0
-        for w in range(texts.shape[1]):
-            texts[k, w] = pack(tokens, separator, bits, positions[k] + w * digits, min(digits, DEPTH - w * digits))
-            if _holds(texts[k, w], separator, bits, digits):
+            start = positions[k] + w * digits
+            taken = min(digits, DEPTH - w * digits)
+            key = np.uint64(0)
+            ended = start + taken > n
+            if not ended:
+                for place in range(start, start + taken):  # without a branch, as most words hold no separator
+                    token = np.uint64(tokens[place])
+                    key = (key << np.uint64(bits)) | token
+                    ended |= token == np.uint64(separator)
+            if ended:
+                key = pack(tokens, separator, bits, start, taken)
+            texts[k, w] = key << np.uint64(bits * (digits - taken))
+            if ended:
                 break
+    return touched
 
 
 @kernel
