@@ -125,6 +125,7 @@ def sort_tokens(tokens, separator, bits, suffixes, first, depth):
     keys, spare_keys = np.empty(most, np.uint64), np.empty(most, np.uint64)
     places, spare_places = np.empty(most, suffixes.dtype), np.empty(most, suffixes.dtype)
     counts = np.empty((8, 256), np.int64)
+    touched = np.int64(0)
     stack = np.empty((1024, 3), np.int64)  # ranges still to be sorted: low, high, tokens that all of it shares
     for i in range(len(first) - 1):
         if first[i + 1] - first[i] < 2:
@@ -140,6 +141,9 @@ def sort_tokens(tokens, separator, bits, suffixes, first, depth):
             size = high - low
             taken = min(digits, depth - shared)
             for k in range(size):
+                if k % AHEAD == 0:  # as in pack_texts
+                    for ahead in range(k, min(k + AHEAD, size)):
+                        touched += np.int64(tokens[np.int64(suffixes[low + ahead]) + shared])
                 places[k] = suffixes[low + k]
                 keys[k] = pack(tokens, separator, bits, np.int64(places[k]) + shared, taken)
             swapped = _radix_sort(keys, places, spare_keys, spare_places, size, counts)
@@ -158,6 +162,7 @@ def sort_tokens(tokens, separator, bits, suffixes, first, depth):
                     stack[top, 0], stack[top, 1], stack[top, 2] = low + begin, low + end, shared
                     top += 1
                 begin = end
+    return touched
 
 
 @kernel
