@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import mmap
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -99,11 +100,12 @@ class Trie:
         """The match of length 0: every suffix."""
         return Match(0, tuple((0, len(segment.suffixes)) for segment in self.segments))
 
-    def longest_match(self, context: np.ndarray, longest: int = 1 << 30) -> Match:
-        """The longest end of `context` (int32), up to `longest` tokens and the file's depth, that stands in the corpus.
+    def longest_match(self, context: Sequence[int] | np.ndarray, longest: int = 1 << 30) -> Match:
+        """The longest end of `context` (token ids), up to `longest` tokens and the file's depth, that stands in the corpus.
 
         It is the root if even the last token does not.
         """
+        context = np.asarray(context, np.int32)
         matches = self.match_orders(context, len(context), min(longest, len(context), self.header.depth))
         found = np.flatnonzero((matches[:, 0] < matches[:, 1]).any(0))
         if not len(found):
@@ -113,7 +115,7 @@ class Trie:
 
     def match_orders(self, context: np.ndarray, length: int, longest: int) -> np.ndarray:
         """int64 [segments, 2, longest + 1]: in each segment, the range of suffixes that begin with the last m tokens of
-        context[:length], for m = 1 to `longest`; an empty range where there is none, or m is beyond the file's depth.
+        context[:length] (int32), for m = 1 to `longest`; an empty range where there is none, or m is beyond the file's depth.
         """
         matches = np.zeros((len(self.segments), 2, longest + 1), np.int64)
         limit = min(longest, self.header.depth)
@@ -121,8 +123,9 @@ class Trie:
             match_orders(s.tokens, s.suffixes, s.first, s.samples, context, length, limit, lows, highs)
         return matches
 
-    def match(self, pattern: np.ndarray) -> Match:
-        """All places where `pattern` (int32, 1 to depth tokens) stands; count 0 if there is none."""
+    def match(self, pattern: Sequence[int] | np.ndarray) -> Match:
+        """All places where `pattern` (1 to depth token ids) stands; count 0 if there is none."""
+        pattern = np.asarray(pattern, np.int32)
         ranges = [matching_range(s.tokens, s.suffixes, s.first, pattern, 0, len(pattern)) for s in self.segments]
         return Match(len(pattern), tuple((int(low), int(high)) for low, high in ranges))
 
