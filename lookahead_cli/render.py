@@ -25,7 +25,13 @@ from rich.table import Table
 if TYPE_CHECKING:
     from lookahead.corpus import CorpusReport
 
-out = Console(highlight=False, soft_wrap=True)
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # the reader has gone, as `| head` does: no error, see app.run
+
+
+out = _Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 Result = TypeVar("Result")
@@ -51,7 +57,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], lef
         made.add_column(name, justify="left" if number < left else "right", no_wrap=True)
     for row in rows:
         made.add_row(*(cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
-    Console(highlight=False).print(made)
+    _Console(highlight=False).print(made)
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> None:

@@ -321,3 +321,13 @@ def test_pipe_or_device_is_never_replaced_by_a_file(cli: Cli, corpus: Path, toke
         1, "build-trie", corpus, "-o", tmp_path / "pipe", "--tokenizer", tokenizer_folder, saying=["pipe", "cannot be replaced"]
     )
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_reader_that_leaves_early_is_no_error(ids_trie: Path) -> None:
+    code = "import sys; from lookahead_cli.app import main; sys.argv = ['lookahead', 'inspect-trie', sys.argv[1]]; main()"
+    with subprocess.Popen([sys.executable, "-c", code, str(ids_trie)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait() == 0
