@@ -48,11 +48,7 @@ def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = l
         raise LookaheadError(f"{path}: is a folder. Name a file to write.")
     if path.exists() and not path.is_file():
         raise LookaheadError(f"{path}: is a device or pipe, which cannot be replaced. Name a file to write.")
-    _remove_abandoned(path)
-    try:
-        descriptor, temporary = _locked_sibling(path)
-    except OSError as error:
-        raise LookaheadError(f"{path}: cannot write here ({error.strerror}). Choose another place with -o.") from error
+    descriptor, temporary = _locked_sibling(path)
     try:
         with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
@@ -73,12 +69,7 @@ def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = l
 @contextlib.contextmanager
 def scratch_sibling(path: str | Path) -> Iterator[IO[bytes]]:
     """A temporary file beside `path`, removed at the end; after a kill, by the next write to `path`."""
-    path = Path(path)
-    _remove_abandoned(path)
-    try:
-        descriptor, name = _locked_sibling(path)
-    except OSError as error:
-        raise LookaheadError(f"{path}: cannot write here ({error.strerror}). Choose another place with -o.") from error
+    descriptor, name = _locked_sibling(Path(path))
     try:
         with open(name, "w+b") as file:
             yield file
@@ -89,9 +80,16 @@ def scratch_sibling(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def _locked_sibling(path: Path) -> tuple[int, str]:
-    """(descriptor, name) of a new temporary file beside `path`, locked as long as this process holds it, however it ends."""
+    """(descriptor, name) of a new temporary file beside `path`, locked as long as this process holds it, however it ends.
+
+    Removes those that other processes left. Raises LookaheadError if the folder is missing or cannot be written.
+    """
+    _remove_abandoned(path)
     while True:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        try:
+            descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        except OSError as error:
+            raise LookaheadError(f"{path}: cannot write here ({error.strerror}). Choose another place with -o.") from error
         if fcntl is not None:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -31,7 +31,7 @@ MAX_SEGMENTS = 8  # an append to as many joins the smaller ones
 SORTING_BYTES = 24  # of each suffix of the first token that a worker sorts, see sort_suffixes
 GROUP_TOKENS, GROUP_DOCUMENTS = 1 << 16, 1 << 10  # taken in at a time
 
-# (what is done: "copying", "reading", "sorting", "counting", "moving" or "writing"; tokens done of it; of how many)
+# (what is done: "copying", "reading", "sorting", "counting" or "writing"; tokens done of it; of how many)
 Progress = Callable[[str, int, int | None], None]
 
 

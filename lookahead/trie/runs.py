@@ -167,10 +167,10 @@ def merged(
             pack_texts(tokens, separator, bits, positions, order[begin : begin + SWEEP], texts)
             if far:
                 pages.trim()
-        block_of, keys = np.empty_like(positions), np.empty(len(positions), np.uint64)
-        if not merge_block(texts, positions, bounds, block_of, keys):
+        ordered, keys = np.empty_like(positions), np.empty(len(positions), np.uint64)
+        if not merge_block(texts, positions, bounds, ordered, keys):
             raise TrieFormatError(f"{names}: suffixes are not sorted. Rebuild.")
-        return block_of, keys
+        return ordered, keys
 
     last = -1
     pending: collections.deque[Future[tuple[np.ndarray, np.ndarray]]] = collections.deque()

@@ -26,9 +26,8 @@ def match_orders(tokens, suffixes, first, samples, context, length, longest, low
     bits = bit_length(len(first) - 1)
     digits = key_digits(bits)
     longest = min(longest, length)
-    low = np.empty(
-        2 * WAVE, np.int64
-    )  # 2k: the first suffix not before the pattern of length base + k; 2k + 1: the first after
+    # Of the pattern of length base + k, search 2k is for the first suffix that is not before it, 2k + 1 for the first after it.
+    low = np.empty(2 * WAVE, np.int64)
     high = np.empty(2 * WAVE, np.int64)
     places = np.empty(2 * WAVE, np.int64)
     seconds = np.empty(2 * WAVE, np.int64)

@@ -121,7 +121,7 @@ def sort_tokens(tokens, separator, bits, suffixes, first, depth):
     most = np.int64(0)
     for i in range(len(first) - 1):
         most = max(most, first[i + 1] - first[i])
-    digits = 64 // bits
+    digits = key_digits(bits)
     keys, spare_keys = np.empty(most, np.uint64), np.empty(most, np.uint64)
     places, spare_places = np.empty(most, suffixes.dtype), np.empty(most, suffixes.dtype)
     counts = np.empty((8, 256), np.int64)
