@@ -1,27 +1,36 @@
-"""Drafts for one sequence after the other. In: prompts and accepted tokens. Out: one DraftTree a step.
+"""Drafts for the rows of a batch. In: prompts and accepted tokens. Out: one DraftTree a row and step.
 
-The drafter owns the job's memory: the running request's own prompt and output, the finished outputs of the job, and the
-prebuilt tries. A request's prompt serves its own request only and is gone when the request ends.
+The drafter owns what rows share: the prebuilt tries, the memory of the job's finished outputs, and all that has been learned about
+which of them to believe. A `Row` is one running request with its own text. A request's prompt serves its own request only and is
+gone when the request ends.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, get_args
 
 import numpy as np
 
-from lookahead.draft import candidates, planner
-from lookahead.draft.tree import DraftTree, root_only
+from lookahead.draft import planner
+from lookahead.draft.calibration import EDGES, Calibration
+from lookahead.draft.mixture import AT, CELLS, FACTORS, OUTPUT
+from lookahead.draft.arrays import LEADERS, RECENT, STEPS, rows_block, scratch_block, shared_block
+from lookahead.draft.own_text import OwnText, lead_common
+from lookahead.draft.places import SIZE, VOCABULARY, SortedText, narrow_all, table_of
+from lookahead.draft.priors import Priors, load_priors
+from lookahead.draft.tree import DraftTree, as_parallel, root_only
 from lookahead.errors import UsageError
-from lookahead.trie.build import LEFT_CONTEXT
 from lookahead.trie.file import Trie
-from lookahead.trie.session import TokenLog
+from lookahead.trie.session import SessionMemory
 
 Strategy = Literal["hierarchical", "parallel", "single", "off"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
-LONGEST_REQUEST = 1 << 20  # tokens of one request that its own text is searched in
+SESSION = OUTPUT + 1  # number of this source; tries follow
+THREADS = 2  # that grow the trees of a batch
+ROWS_PER_THREAD = 4  # fewer are not worth waking a thread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,140 +39,252 @@ class DraftOptions:
 
     decoding_length  tokens in one forward: the root + the draft tokens
     branch_length    draft tokens on one path below the root
-    least            path probability below which a node is not worth verifying
+    price            probability that a path must have to be worth one more token in the forward
     session_tokens   output tokens of the job that are remembered
     adaptive         decoding_length is the limit; each step verifies what pays at measured costs (budget/goodput.py)
+    learn            learn from what is accepted; else every job drafts by the shipped priors
     """
 
     strategy: Strategy = "hierarchical"
     decoding_length: int = 64
-    branch_length: int = 32
-    least: float = 1e-3
+    branch_length: int = 64
+    price: float = 0.0
     session_tokens: int = 4_000_000
     adaptive: bool = False
+    learn: bool = True
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
             raise UsageError(f"strategy {self.strategy!r}: choose one of {', '.join(STRATEGIES)}.")
         if not 1 <= self.decoding_length <= 1024 or not 1 <= self.branch_length <= 1024:
             raise UsageError("decoding length and branch length must lie between 1 and 1024 tokens.")
+        if not 0 <= self.price <= 1:
+            raise UsageError("the price of a draft token must lie between 0 and 1.")
         if self.session_tokens < 0:
             raise UsageError("session tokens must be 0 or more.")
 
 
-class Drafter:
-    """start(prompt) -> draft() -> accept(tokens) -> draft() -> ... -> finish(), for one request at a time."""
+class Row:
+    """One request: made by `Drafter.start`, then draft() -> accept(tokens) -> draft() -> ... -> finish()."""
 
-    def __init__(self, tries: Sequence[Trie] = (), options: DraftOptions | None = None):
-        self.options = options or DraftOptions()
-        self.tries = tuple(tries)
-        self.source_names = ("prompt", "output", "session", *(f"trie:{trie.name}" for trie in self.tries))
-        self.own = TokenLog(LONGEST_REQUEST, hash_bits=12)
-        self.session = TokenLog(self.options.session_tokens)
-        self._prompt_length = 0
-        self._root = 0
-        rows = 4 * candidates.PER_CHAIN + candidates.PER_TRIE * sum(len(trie.segments) for trie in self.tries)
-        self._table = candidates.CandidateTable(rows, self.options.branch_length)
-        nodes = self.options.decoding_length
-        self._lists = np.empty(rows * (nodes + 1), np.int32)
-        self._nodes = (
-            np.empty(nodes, np.int32),
-            np.empty(nodes, np.int32),
-            np.empty(nodes, np.float32),
-            np.empty(nodes, np.int32),
-        )
+    def __init__(self, drafter: Drafter, number: int):
+        self.drafter = drafter
+        self.number = number  # in the drafter's arrays
+        self.own = OwnText()
+        self.root = 0
+        self.prompt_length = 0
 
-    def start(self, prompt_ids: Sequence[int] | np.ndarray) -> None:
-        """Begin a request: its prompt (at least one token) becomes its own text."""
-        self.own.clear()
-        self.accept(prompt_ids)
-        self._prompt_length = len(self.own)
+    def draft(self, budget: int | None = None, branch_length: int | None = None, price: float | None = None) -> DraftTree:
+        """The most probable continuations of the request's text; see `Drafter.draft`."""
+        return self.drafter.draft(self, budget, branch_length, price)
 
     def accept(self, token_ids: Sequence[int] | np.ndarray) -> None:
         """The model said these tokens next."""
-        if len(token_ids):
-            self._root = int(token_ids[-1])
-            if self.options.strategy != "off":  # plain decoding needs no memory
-                self.own.append(token_ids)
+        self.drafter.accept(self, token_ids)
 
     def finish(self) -> None:
         """End the request: its output joins the job's memory, its prompt is forgotten."""
-        text = self.own.tokens[: len(self.own)]
-        if len(self.own) > self._prompt_length:
-            start = max(0, self._prompt_length - LEFT_CONTEXT)
-            self.session.append_document(text[start : self._prompt_length], text[self._prompt_length :])
-        self.own.clear()
-        self._prompt_length = 0
+        self.drafter.finish(self)
+
+
+class Drafter:
+    """Starts rows and drafts for them.
+
+    tries: prebuilt, each with a weight (default 1): how much a place of its text counts against one of another's.
+    """
+
+    def __init__(
+        self,
+        tries: Sequence[Trie] = (),
+        options: DraftOptions | None = None,
+        weights: Sequence[float] | None = None,
+        priors: Priors | None = None,
+    ):
+        self.options = options or DraftOptions()
+        self.tries = tuple(tries)
+        self.source_names = ("prompt", "output", "session", *(f"trie:{trie.name}" for trie in self.tries))
+        self.session = SessionMemory(self.options.session_tokens)
+        priors = priors or load_priors()
+        trie_weights = [1.0] * len(self.tries) if weights is None else list(weights)
+        self._trie_texts, text_weights = [], []
+        for number, (trie, weight) in enumerate(zip(self.tries, trie_weights, strict=True)):
+            for part in trie.segments:
+                self._trie_texts.append(
+                    SortedText(
+                        part.tokens, part.suffixes, part.first, SESSION + 1 + number, trie.header.depth,
+                        part.document_ends, part.document_sources, trie.source_weights if trie.weighted else None,
+                    )  # fmt: skip
+                )
+                text_weights.append(weight)
+        text_weights += [1.0] * len(self.session.runs)
+        self.shared = shared_block(len(text_weights), CELLS, FACTORS)
+        self.shared.weights[:] = text_weights
+        self.shared.lambdas, self.shared.earned, self.shared.factors = priors.fresh()
+        self.shared.edges = EDGES
+        self.calibration = Calibration(priors.calibration, self.shared.counted)
+        self.shared.refresh()
+        self._rows: list[Row] = []
+        self._free: list[Row] = []
+        self._make_rows(1)
+        self._scratch = [scratch_block(self.options.decoding_length, len(text_weights))]
+        self._pool: ThreadPoolExecutor | None = None
+        self._version = -1
+        self._refresh_texts()
+        vocabulary = np.arange(int(self.shared.texts[:, VOCABULARY].max()))
+        lead_common(self.shared.texts, self.shared.weights, vocabulary, self.shared.common)
+        self._share_common()
+
+    def start(self, prompt_ids: Sequence[int] | np.ndarray) -> Row:
+        """Begin a request: its prompt (at least one token) becomes its own text."""
+        if not self._free:
+            self._make_rows(len(self._rows))
+        row = self._free.pop()
+        self._refresh_texts()
+        row.own.clear(len(prompt_ids))
+        self.rows.aligned[row.number, :, AT] = -1
+        self.rows.nodes[row.number] = 0
+        row.prompt_length = len(prompt_ids)
+        self.calibration.refit()
+        self.shared.curve[:] = self.calibration.curve
+        if self.options.strategy != "off":  # plain decoding needs no memory
+            row.own.append(prompt_ids)
+            row.own.describe(self.rows.own[row.number], row.prompt_length)
+            self._find_root(row)
+        if len(prompt_ids):
+            row.root = int(prompt_ids[-1])
+        return row
+
+    def accept(self, row: Row, token_ids: Sequence[int] | np.ndarray) -> None:
+        """The model said these tokens next in `row`."""
+        if not len(token_ids):
+            return
+        row.root = int(token_ids[-1])
+        if self.options.strategy == "off":
+            return
+        said = np.asarray(token_ids, np.int32)
+        if row.own.reserve(len(said)):
+            row.own.describe(self.rows.own[row.number], row.prompt_length)
+        row.own.length += len(said)
+        planner.accept(
+            row.number, said, self.options.learn, self.shared.addresses, self.rows.addresses, self._scratch[0].addresses
+        )
+
+    def draft(
+        self, row: Row, budget: int | None = None, branch_length: int | None = None, price: float | None = None
+    ) -> DraftTree:
+        """The most probable continuations of a row's text.
+
+        budget: draft tokens at most (default and upper limit: decoding_length - 1).
+        branch_length: draft tokens on one path at most (default and upper limit: the option of this name).
+        price: path probability that a node must have (default: the option of this name).
+        """
+        return self.draft_rows([row], [budget], [branch_length], price)[0]
+
+    def draft_rows(
+        self,
+        rows: Sequence[Row],
+        budgets: Sequence[int | None],
+        branch_lengths: Sequence[int | None],
+        price: float | None = None,
+    ) -> list[DraftTree]:
+        """`draft` for each row of a batch. Several threads share a large one; the GIL is free meanwhile."""
+        options = self.options
+        most = options.decoding_length - 1 if options.strategy != "off" else 0
+        longest = options.branch_length
+        price = options.price if price is None else price
+        least = self.calibration.computed(price) if price > 0 else 0.0
+        limits = [
+            (row.number, most if budget is None else min(budget, most), longest if depth is None else min(depth, longest))
+            for row, budget, depth in zip(rows, budgets, branch_lengths, strict=True)
+        ]
+        grown = np.array([limit for limit in limits if limit[1] > 0 and limit[2] > 0], np.int64).reshape(-1, 3)
+        threads = min(THREADS, len(grown) // ROWS_PER_THREAD)
+        if threads > 1:
+            while len(self._scratch) < threads:
+                self._scratch.append(scratch_block(options.decoding_length, len(self.shared.texts)))
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(THREADS)
+            list(self._pool.map(lambda n: self._grow(n, grown[n::threads].copy(), least), range(threads)))
+        elif len(grown):
+            self._grow(0, grown, least)
+        return [self._tree_of(row, limit[1]) for row, limit in zip(rows, limits, strict=True)]
+
+    def finish(self, row: Row) -> None:
+        """End a request; `row` is not to be used any more."""
+        text = row.own.tokens
+        if len(text) > row.prompt_length:
+            output = text[row.prompt_length :]
+            self.session.append_document(text[: row.prompt_length], output)
+            self._refresh_texts()
+            lead_common(self.shared.texts, self.shared.weights, output.astype(np.int64), self.shared.common)
+            self._share_common()
+        row.own.clear()
+        row.prompt_length = 0
+        self._free.append(row)
 
     def warm_up(self) -> None:
-        """Compile the kernels that this drafter's sources need (once per machine), so that the first draft is no slower."""
+        """Compile the kernels (once per machine), so that the first draft is no slower."""
         probe = Drafter(self.tries, dataclasses.replace(self.options, session_tokens=16))
-        for _ in range(2):
-            probe.start([0, 1, 0, 1])
-            probe.draft()
-            probe.accept([0])
-            probe.finish()
+        row = probe.start([0, 1, 0, 1])
+        row.draft()
+        row.accept([0])
+        row.finish()
 
     def restrict_to_chains(self) -> None:
         """From now on draft one branch only: the model takes no tree mask."""
         if self.options.strategy != "off":
             self.options = dataclasses.replace(self.options, strategy="single")
 
-    def draft(self, budget: int | None = None, branch_length: int | None = None) -> DraftTree:
-        """The most probable continuations of the request's text.
+    def _grow(self, thread: int, limits: np.ndarray, least: float) -> None:
+        """Fill the trees of rows. limits: int64 [rows, 3], number of the row, budget, branch length."""
+        single = self.options.strategy == "single"
+        planner.grow_rows(
+            limits, least, single, self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses
+        )
 
-        budget: draft tokens at most (default and upper limit: decoding_length - 1).
-        branch_length: draft tokens on one path at most (default and upper limit: the option of this name).
-        """
-        options, own = self.options, self.own
-        context, length = own.tokens, len(own)
-        most = options.decoding_length - 1
-        most = most if budget is None else min(budget, most)
-        longest = options.branch_length if branch_length is None else min(branch_length, options.branch_length)
-        if options.strategy == "off" or most <= 0 or longest <= 0:
-            return root_only(self._root)
-        table = self._table.arrays
-        logs = (own.previous1, own.previous2, own.head1, own.head2)
-        filled = candidates.from_log(*table, 0, context, length, *logs, context, length, True, self._prompt_length, 0)
-        if len(self.session):
-            filled = candidates.from_log(
-                *table, filled, self.session.tokens, len(self.session), self.session.previous1, self.session.previous2,
-                self.session.head1, self.session.head2, context, length, False, 0, 2,
-            )  # fmt: skip
-        for number, trie in enumerate(self.tries):
-            matches = trie.match_orders(context, length, candidates.LONGEST_MATCH)
-            for index, part in enumerate(trie.segments):
-                filled = candidates.from_trie(
-                    *table, filled, part.tokens, part.suffixes, trie.header.separator,
-                    part.document_ends, part.document_sources, trie.source_weights, trie.weighted,
-                    matches, index, context, length, 3 + number,
-                )  # fmt: skip
-        nodes = planner.grow(
-            *table, filled, self._root, most, longest, options.least, options.strategy == "single",
-            self._lists, *self._nodes,
-        )  # fmt: skip
-        tree = DraftTree(*(a[:nodes].copy() for a in self._nodes))
-        return as_parallel(tree, most) if options.strategy == "parallel" else tree
+    def _tree_of(self, row: Row, budget: int) -> DraftTree:
+        """A copy of the tree that was grown for a row, if any."""
+        number = row.number
+        nodes = int(self.rows.nodes[number])
+        if nodes == 0:
+            return root_only(row.root)
+        tree = self.rows.trees[number, :, :nodes].copy()
+        tree = DraftTree(tree[0], tree[1], self.rows.reach[number, 1, :nodes].copy(), tree[2], tree[3])
+        return as_parallel(tree, budget) if self.options.strategy == "parallel" else tree
 
+    def _make_rows(self, more: int) -> None:
+        """Room for so many more rows at once."""
+        count = len(self._rows) + more
+        block = rows_block(count, len(self.shared.texts), self.options.decoding_length)
+        if self._rows:
+            for name in block.names:
+                getattr(block, name)[: len(self._rows)] = getattr(self.rows, name)
+        self.rows = block
+        added = [Row(self, number) for number in range(len(self._rows), count)]
+        self._rows += added
+        self._free += added[::-1]
 
-def as_parallel(tree: DraftTree, budget: int) -> DraftTree:
-    """The branches of `tree` side by side, no prefix shared, most probable leaf first, until `budget` tokens are used."""
-    leaf = np.ones(len(tree), bool)
-    leaf[tree.parents[1:]] = False
-    leaf[0] = False
-    nodes: list[int] = [0]
-    parents: list[int] = [-1]
-    parent_of = tree.parents.tolist()
-    for node in sorted(np.flatnonzero(leaf).tolist(), key=lambda n: -tree.probabilities[n]):
-        path = []
-        while node > 0:
-            path.append(node)
-            node = parent_of[node]
-        path = path[::-1][: budget + 1 - len(nodes)]
-        for depth, step in enumerate(path):
-            parents.append(0 if depth == 0 else len(nodes) - 1)
-            nodes.append(step)
-        if len(nodes) > budget:
-            break
-    picked = np.array(nodes)
-    return DraftTree(tree.token_ids[picked], np.array(parents, np.int32), tree.probabilities[picked], tree.sources[picked])
+    def _refresh_texts(self) -> None:
+        """Point the table at the session's arrays of now. Rows that run look their context up anew."""
+        if self._version == self.session.version:
+            return
+        self._version = self.session.version
+        remembered = [SortedText(self.session.tokens, run.suffixes, run.first, SESSION) for run in self.session.runs[::-1]]
+        self._kept = [*self._trie_texts, *remembered]  # the table holds addresses only
+        self.shared.texts[:] = table_of(self._kept)
+        self.shared.used[0] = len(self._kept) - (not len(remembered[-1].suffixes))
+        for row in self._rows:
+            if len(row.own) and row not in self._free:
+                self._find_root(row)
+
+    def _find_root(self, row: Row) -> None:
+        """Look the end of the row's text up in all sorted texts."""
+        texts, steps, made = self.shared.texts, self.rows.steps, self.rows.made
+        made[row.number] = (0, -1)
+        scratch = np.zeros((1, len(texts), STEPS, 4), np.int64)
+        for token in row.own.tokens[-RECENT:].tolist():
+            narrow_all(texts, self.shared.used[0], steps, made, row.number, token, scratch)
+
+    def _share_common(self) -> None:
+        total = float((self.shared.weights * self.shared.texts[:, SIZE]).sum())
+        self.shared.common_shares[:] = self.shared.common[:, 1] / max(total, 1.0)

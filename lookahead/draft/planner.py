@@ -1,142 +1,175 @@
-"""Which guesses are worth a forward. In: a candidate table. Out: the most probable tree within a budget.
+"""Which guesses are worth a forward. In: the context of each row and a budget. Out: the most probable tree of each.
 
-A node holds the candidates whose text runs through it. Its next token is t with probability
-    (weight of its candidates that go on with t) / (weight of all its candidates + ESCAPE),
-so a node known from one short match promises little and one that many long matches share promises much. The tree grows by
-the probability of the whole path, best first: long single branches where text is being copied, bushes where it is not.
+The tree grows by the probability of the whole path, best first: long single branches where text is being copied, bushes where it is
+not. Every node that is taken is looked up afresh on context + path (`mixture.mix`), for its children to compete with all others.
+
+What cannot come into the tree any more is not computed: the budget-th best probability offered so far is a cutoff for later ones,
+and once what an expert list leaves over is under it, no further expert is asked.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from lookahead.trie.suffixes import kernel
+from lookahead.draft.arrays import (
+    RECENT,
+    TREE_MATCHES,
+    TREE_PARENTS,
+    TREE_SOURCES,
+    TREE_TOKENS,
+    rows_arrays,
+    scratch_arrays,
+    shared_arrays,
+)
+from lookahead.draft.calibration import LEAST, bin_of, calibrated, count_nodes, edge_of
+from lookahead.draft.mixture import P, SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, learn, mix, move_aligned, rescore
+from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
+from lookahead.draft.places import narrow_all
+from lookahead.trie.suffixes import inlined, kernel
 
-ESCAPE = 4.0  # weight of "none of these", in units of `candidates.weight_of`
-WIDEST = 32  # different tokens considered below one node
+SLACK = 2.0  # experts are asked while the rest of the stick is worth so many times the cutoff
+# Columns of a candidate.
+CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_MATCH = range(5)
 
 
 @kernel
-def grow(
-    tokens, lengths, weights, sources, filled,
-    root, budget, branch_length, least, single, lists,
-    node_tokens, node_parents, node_probabilities, node_sources,
-):  # fmt: skip
-    """Fill the node arrays with the tree; returns the number of nodes, root included.
+def grow_rows(limits, least, single, shared_addresses, rows_addresses, scratch_addresses):
+    """Grow the tree of each row of `limits`; rows.nodes gets how many nodes it has, root included.
 
-    budget: nodes below the root at most. branch_length: depth at most. least: path probability that a node must have.
-    single: only the best child of a node may grow.
-    lists: int32 array that takes the candidate lists of nodes, one after the other; growth below a node ends when full.
+    limits: int64 [rows, 3], the row's number, nodes below the root at most, depth at most. least: path probability that a node
+    must have. single: only the best child of a node may grow. The addresses are those of the blocks in arrays.py.
     """
-    node_tokens[0] = root
-    node_parents[0] = -1
-    node_probabilities[0] = 1.0
-    node_sources[0] = -1
-    if filled == 0 or budget <= 0:
-        return 1
-    for row in range(filled):
-        lists[row] = row
-    used = filled
-    # Nodes that wait to be taken, and a heap of their numbers by probability.
-    most = WIDEST * (budget + 1)
-    heap = np.empty(most, np.int32)
-    probability = np.empty(most, np.float32)
-    token_of = np.empty(most, np.int32)
-    parent_of = np.empty(most, np.int32)
-    depth_of = np.empty(most, np.int32)
-    source_of = np.empty(most, np.int32)
-    start_of = np.empty(most, np.int32)
-    end_of = np.empty(most, np.int32)
-    made = waiting = 0
-    # Children of the node being expanded: one slot for each different next token.
-    slot_of = np.empty(filled, np.int32)  # of each candidate, -1 where its text has ended
-    slot_token = np.empty(WIDEST, np.int32)
-    slot_weight = np.empty(WIDEST, np.float32)
-    slot_source = np.empty(WIDEST, np.int32)
-    slot_heaviest = np.empty(WIDEST, np.float32)
-    slot_rows = np.empty(WIDEST, np.int32)
-    slot_start = np.empty(WIDEST, np.int32)
+    shared, rows, scratch = shared_arrays(shared_addresses), rows_arrays(rows_addresses), scratch_arrays(scratch_addresses)
+    for k in range(len(limits)):
+        _grow(shared, rows, scratch, limits[k, 0], limits[k, 1], limits[k, 2], max(np.float32(least), LEAST), single)
 
-    nodes = 1
-    node, depth, start, end, reach = 0, 0, 0, filled, np.float32(1.0)
-    while True:
-        slots = 0
-        total = np.float32(ESCAPE)
-        for k in range(start, end):
-            row = lists[k]
-            slot_of[k - start] = -1
-            if lengths[row] <= depth:
-                continue
-            token = tokens[row, depth]
-            slot = 0
-            while slot < slots and slot_token[slot] != token:
-                slot += 1
-            if slot == slots:
-                if slots == WIDEST:
+
+@inlined
+def _grow(shared, rows, scratch, row, budget, branch_length, least, single):
+    own = own_arrays(rows.own, row)
+    keys, values, slots = scratch.keys, scratch.values, scratch.slots
+    candidates, reach, heap, offered = scratch.candidates, scratch.reach, scratch.heap, scratch.offered
+    scratch.steps[0], scratch.made[0], scratch.aligned[0] = rows.steps[row], rows.made[row], rows.aligned[row]
+    keys[0, 0], keys[0, 1] = own.log[TOKEN, own.length - 1], -1
+    tree, reached = rows.trees[row], rows.reach[row]
+    tree[TREE_TOKENS, 0], tree[TREE_PARENTS, 0], tree[TREE_SOURCES, 0], tree[TREE_MATCHES, 0] = keys[0, 0], -1, -1, 0
+    reached[0, 0], reached[1, 0] = 1.0, 1.0
+    offered[:] = 0
+    cutoff, above, edge = least, np.int64(0), np.int64(0)
+    nodes, filled, waiting = 1, 0, 0
+    node, depth, probability = 0, np.int64(0), np.float32(1.0)
+    while nodes <= budget:
+        if depth < branch_length:
+            have = _look_back(keys, node, own, scratch.recent)
+            if node > 0:
+                parent = keys[node, 1]
+                scratch.made[node] = 0
+                move_aligned(
+                    shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], parent, own,
+                    scratch.best[parent, 0], scratch.best[parent, 1], keys[node, 0], scratch.aligned, node,
+                )  # fmt: skip
+            asked = mix(shared, scratch, own, node, have, np.float32(SLACK) * cutoff / probability, np.int64(-1))
+            rescore(shared, scratch, own, asked)
+            favourite = 0
+            if single:
+                for slot in range(1, scratch.counters[1]):
+                    if values[slot, P] > values[favourite, P]:
+                        favourite = slot
+            for slot in range(scratch.counters[1]):
+                path = probability * values[slot, P]
+                if path < cutoff or filled == len(candidates) or (single and slot != favourite):
                     continue
-                slots += 1
-                slot_token[slot] = token
-                slot_weight[slot] = 0.0
-                slot_heaviest[slot] = 0.0
-                slot_rows[slot] = 0
-            slot_of[k - start] = slot
-            slot_rows[slot] += 1
-            slot_weight[slot] += weights[row]
-            total += weights[row]
-            if weights[row] > slot_heaviest[slot]:
-                slot_heaviest[slot] = weights[row]
-                slot_source[slot] = sources[row]
-        best = 0
-        for slot in range(1, slots):
-            if slot_weight[slot] > slot_weight[best]:
-                best = slot
-        if depth < branch_length and used + (end - start) <= len(lists):
-            for slot in range(slots):
-                slot_start[slot] = -1
-                path_probability = reach * slot_weight[slot] / total
-                if path_probability < least or (single and slot != best):
-                    continue
-                slot_start[slot] = used
-                probability[made] = path_probability
-                token_of[made] = slot_token[slot]
-                parent_of[made] = node
-                depth_of[made] = depth + 1
-                source_of[made] = slot_source[slot]
-                start_of[made] = used
-                used += slot_rows[slot]
-                end_of[made] = used
-                place = waiting
-                heap[place] = made
-                made += 1
+                candidates[filled, CANDIDATE_TOKEN], candidates[filled, CANDIDATE_PARENT] = slots[slot, SLOT_TOKEN], node
+                candidates[filled, CANDIDATE_DEPTH] = depth + 1
+                candidates[filled, CANDIDATE_SOURCE] = slots[slot, SLOT_SOURCE]
+                candidates[filled, CANDIDATE_MATCH] = slots[slot, SLOT_MATCH]
+                reach[filled] = path
+                _push(heap, waiting, reach, filled)
+                filled += 1
                 waiting += 1
-                while place > 0 and probability[heap[place]] > probability[heap[(place - 1) >> 1]]:
-                    heap[place], heap[(place - 1) >> 1] = heap[(place - 1) >> 1], heap[place]
-                    place = (place - 1) >> 1
-            for k in range(start, end):
-                slot = slot_of[k - start]
-                if slot >= 0 and slot_start[slot] >= 0:
-                    lists[slot_start[slot]] = lists[k]
-                    slot_start[slot] += 1
+                bin_ = bin_of(path)
+                offered[bin_] += 1
+                above += bin_ >= edge
+                while above - offered[edge] >= budget:  # the budget-th best lies above this bin
+                    above -= offered[edge]
+                    edge += 1
+            cutoff = max(least, edge_of(edge))
         if waiting == 0:
-            return nodes
-        taken = heap[0]
+            break
+        taken = _pop(heap, waiting, reach)
         waiting -= 1
-        heap[0] = heap[waiting]
-        place = 0
-        while 2 * place + 1 < waiting:
-            larger = 2 * place + 1
-            if larger + 1 < waiting and probability[heap[larger + 1]] > probability[heap[larger]]:
-                larger += 1
-            if probability[heap[larger]] <= probability[heap[place]]:
-                break
-            heap[place], heap[larger] = heap[larger], heap[place]
-            place = larger
-        node_tokens[nodes] = token_of[taken]
-        node_parents[nodes] = parent_of[taken]
-        node_probabilities[nodes] = probability[taken]
-        node_sources[nodes] = source_of[taken]
         node = nodes
         nodes += 1
-        if nodes > budget:
-            return nodes
-        depth, start, end, reach = depth_of[taken], start_of[taken], end_of[taken], probability[taken]
+        keys[node, 0], keys[node, 1] = candidates[taken, CANDIDATE_TOKEN], candidates[taken, CANDIDATE_PARENT]
+        depth, probability = candidates[taken, CANDIDATE_DEPTH], reach[taken]
+        tree[TREE_TOKENS, node], tree[TREE_PARENTS, node] = keys[node, 0], keys[node, 1]
+        tree[TREE_SOURCES, node] = candidates[taken, CANDIDATE_SOURCE]
+        tree[TREE_MATCHES, node] = candidates[taken, CANDIDATE_MATCH]
+        reached[0, node], reached[1, node] = probability, calibrated(probability, shared.edges, shared.curve)
+    rows.nodes[row] = nodes
+
+
+@inlined
+def _look_back(keys, node, own, recent):
+    """Fill `recent` with the last tokens of the context of `node`, newest first; returns how many there are."""
+    have = 0
+    while have < RECENT and node > 0:
+        recent[have] = keys[node, 0]
+        have += 1
+        node = keys[node, 1]
+    place = own.length - 1
+    while have < RECENT and place >= 0:
+        recent[have] = own.log[TOKEN, place]
+        have += 1
+        place -= 1
+    return have
+
+
+@inlined
+def _push(heap, size, reach, candidate):
+    """Add a candidate to a heap of `size`, the most probable first."""
+    place = size
+    while place > 0 and reach[candidate] > reach[heap[(place - 1) >> 1]]:
+        heap[place] = heap[(place - 1) >> 1]
+        place = (place - 1) >> 1
+    heap[place] = candidate
+
+
+@inlined
+def _pop(heap, size, reach):
+    """Take the most probable candidate from a heap of `size`."""
+    taken, moved = heap[0], heap[size - 1]
+    place = 0
+    while 2 * place + 1 < size - 1:
+        child = 2 * place + 1
+        if child + 1 < size - 1 and reach[heap[child + 1]] > reach[heap[child]]:
+            child += 1
+        if reach[heap[child]] <= reach[moved]:
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = moved
+    return taken
+
+
+@kernel
+def accept(row, added, learning, shared_addresses, rows_addresses, scratch_addresses):
+    """The text of a row goes on with `added`: learn what each token proves, append it, and narrow what the context matches."""
+    shared, rows, scratch = shared_arrays(shared_addresses), rows_arrays(rows_addresses), scratch_arrays(scratch_addresses)
+    if rows.nodes[row] > 0:
+        count_nodes(rows.trees[row], rows.reach[row, 0], rows.nodes[row], added, shared.counted)
+        rows.nodes[row] = 0
+    for j in range(len(added)):
+        own, token = own_arrays(rows.own, row), np.int64(added[j])
+        if learning and own.length > 0:
+            scratch.steps[0], scratch.made[0], scratch.aligned[0] = rows.steps[row], rows.made[row], rows.aligned[row]
+            have = _look_back(scratch.keys, 0, own, scratch.recent)
+            asked = mix(shared, scratch, own, 0, have, np.float32(0.0), token)
+            rescore(shared, scratch, own, asked)
+            learn(shared, scratch, asked, token)
+            move_aligned(
+                shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], 0, own,
+                scratch.best[0, 0], scratch.best[0, 1], token, rows.aligned, row,
+            )  # fmt: skip
+        narrow_all(shared.texts, shared.used[0], rows.steps, rows.made, row, token, scratch.steps)
+        rows.own[row, LENGTH] = append_tokens(own.log, own.heads, own.leaders, own.length, added[j : j + 1], scratch.recent)

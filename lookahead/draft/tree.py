@@ -16,12 +16,14 @@ class DraftTree:
     parents        int32 [nodes], -1 for the root
     probabilities  float32 [nodes], that the path from the root to this node is what the model says (root: 1)
     sources        int32 [nodes], index into the drafter's source names (root: -1)
+    matches        int32 [nodes], tokens of the context that the best place for this node agrees with (root: 0)
     """
 
     token_ids: np.ndarray
     parents: np.ndarray
     probabilities: np.ndarray
     sources: np.ndarray
+    matches: np.ndarray
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -69,7 +71,7 @@ class DraftTree:
 
 def root_only(token_id: int) -> DraftTree:
     """The tree of a plain step: nothing guessed."""
-    return DraftTree(np.array([token_id], np.int32), np.array([-1], np.int32), np.ones(1, np.float32), np.array([-1], np.int32))
+    return chain([token_id])
 
 
 def chain(token_ids: list[int] | np.ndarray, source: int = -1) -> DraftTree:
@@ -77,4 +79,29 @@ def chain(token_ids: list[int] | np.ndarray, source: int = -1) -> DraftTree:
     n = len(token_ids)
     sources = np.full(n, source, np.int32)
     sources[0] = -1
-    return DraftTree(np.asarray(token_ids, np.int32), np.arange(-1, n - 1, dtype=np.int32), np.ones(n, np.float32), sources)
+    parents = np.arange(-1, n - 1, dtype=np.int32)
+    return DraftTree(np.asarray(token_ids, np.int32), parents, np.ones(n, np.float32), sources, np.zeros(n, np.int32))
+
+
+def as_parallel(tree: DraftTree, budget: int) -> DraftTree:
+    """The branches of `tree` side by side, no prefix shared, most probable leaf first, until `budget` tokens are used."""
+    leaf = np.ones(len(tree), bool)
+    leaf[tree.parents[1:]] = False
+    leaf[0] = False
+    nodes: list[int] = [0]
+    parents: list[int] = [-1]
+    parent_of = tree.parents.tolist()
+    for node in sorted(np.flatnonzero(leaf).tolist(), key=lambda n: -tree.probabilities[n]):
+        path = []
+        while node > 0:
+            path.append(node)
+            node = parent_of[node]
+        path = path[::-1][: budget + 1 - len(nodes)]
+        for depth, step in enumerate(path):
+            parents.append(0 if depth == 0 else len(nodes) - 1)
+            nodes.append(step)
+        if len(nodes) > budget:
+            break
+    picked = np.array(nodes)
+    taken = (tree.probabilities[picked], tree.sources[picked], tree.matches[picked])
+    return DraftTree(tree.token_ids[picked], np.array(parents, np.int32), *taken)

@@ -1,7 +1,8 @@
-"""The mutable store of the running job. In: tokens, one at a time. Out: arrays that drafting kernels walk.
+"""The memory of the running job. In: finished outputs. Out: sorted text that drafting reads as it reads a trie file.
 
-A token log with two hash chains, as LZ77 match finders keep: for each place, the place before it that ends in the same
-token, and the one that ends in the same two tokens. Appending is O(1). When the log is full its older half is dropped.
+Outputs are appended to one token log. Two runs of sorted suffixes cover it, the older part and the recent one, as in an LSM store:
+a new output is sorted and merged into the recent run, and when that has grown to a share of the older one, the two are merged. So a
+token is moved a bounded number of times. When the log is full its older half is dropped: what is stale leaves, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -10,99 +11,147 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lookahead.trie.suffixes import kernel
+from lookahead.trie.suffixes import DEPTH, compare_suffixes, kernel
 
-BREAK = -1  # stands between documents
-UNLINKED = -2  # in previous1: no draft starts behind this place
+CLOSED = np.uint32(0x7FFFFFFF)  # stands behind each output; larger than every token id
+RECENT = 1 << 14  # suffixes in the recent run before it is merged into the older one, at least
+SHARE = 8  # and at least one in so many of the older one's
 
 
-class TokenLog:
-    """tokens[:length] with chains previous1/previous2 and their heads; see the module's docstring.
+class Run:
+    """Sorted suffixes of a part of the log.
 
-    capacity: tokens kept at most; memory is 12 bytes each plus the heads.
+    suffixes  uint32: positions in the log, sorted by the text that starts there
+    first     uint32 [vocabulary + 1]: where the suffixes of each first token begin
     """
 
-    def __init__(self, capacity: int, hash_bits: int = 16):
+    def __init__(self) -> None:
+        self.suffixes = np.empty(0, np.uint32)
+        self.first = np.zeros(1, np.uint32)
+
+    def add(self, tokens: np.ndarray, suffixes: np.ndarray, first: np.ndarray) -> None:
+        """Merge sorted suffixes of later text into this run."""
+        self.suffixes = merge_sorted(tokens, self.suffixes, suffixes)
+        self.first = _grown(self.first, len(first)) + _grown(first, len(self.first))
+
+    def cut(self, tokens: np.ndarray, dropped: int) -> None:
+        """The first `dropped` tokens of the log are gone; `tokens` are those left."""
+        kept = self.suffixes[self.suffixes >= dropped] - np.uint32(dropped)
+        self.suffixes, self.first = kept, first_table(tokens[kept], len(self.first) - 1)
+
+
+class SessionMemory:
+    """tokens[:length], and `runs` over it: older, recent. `version` changes whenever positions or ranks do.
+
+    capacity: tokens kept at most; memory is 8 bytes each.
+    """
+
+    def __init__(self, capacity: int):
         self.capacity = capacity
-        self.tokens = np.empty(min(capacity, 1 << 12), np.int32)
-        self.previous1 = np.empty_like(self.tokens)
-        self.previous2 = np.empty_like(self.tokens)
-        self.head1 = np.full(1 << hash_bits, -1, np.int32)
-        self.head2 = np.full(1 << hash_bits, -1, np.int32)
+        self.tokens = np.empty(min(capacity, 1 << 12), np.uint32)
         self.length = 0
+        self.runs = (Run(), Run())
+        self.version = 0
 
     def __len__(self) -> int:
         return self.length
 
-    def append(self, token_ids: Sequence[int] | np.ndarray, unlinked: int = 0) -> None:
-        """Add tokens. The first `unlinked` serve as left context only: no draft starts behind them."""
-        start = max(0, len(token_ids) - self.capacity)
-        added = np.asarray(token_ids, np.int32)[start:]
-        linked = np.arange(start, len(token_ids)) >= unlinked
-        if self.length + len(added) > self.capacity:
-            self._drop_oldest(len(added))
-        self._reserve(self.length + len(added))
-        self.length = append_tokens(*self._arrays(), self.length, added, linked)
-
     def append_document(self, left_context: Sequence[int] | np.ndarray, token_ids: Sequence[int] | np.ndarray) -> None:
-        """Add one finished document: continuations start behind the last token of `left_context` at the earliest."""
-        left = list(left_context)
-        self.append([BREAK, *left, *token_ids], unlinked=len(left))
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.head1.fill(-1)
-        self.head2.fill(-1)
-        self.length = 0
-
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        return self.tokens, self.previous1, self.previous2, self.head1, self.head2
-
-    def _reserve(self, length: int) -> None:
-        if length <= len(self.tokens):
+        """Add one finished output. Its continuations start behind the last token of `left_context` at the earliest."""
+        text = np.asarray([*left_context[-1:], *token_ids], np.uint32)[-max(0, self.capacity - 1) :]
+        if self.capacity < 2 or not len(text):
             return
-        size = min(self.capacity, max(length, 2 * len(self.tokens)))
-        for name in ("tokens", "previous1", "previous2"):
-            grown = np.empty(size, np.int32)
-            grown[: self.length] = getattr(self, name)[: self.length]
-            setattr(self, name, grown)
+        if self.length + len(text) + 1 > self.capacity:
+            self._drop_oldest(len(text) + 1)
+        self._reserve(len(text) + 1)
+        start = self.length
+        self.tokens[start : start + len(text)] = text
+        self.tokens[start + len(text)] = CLOSED
+        self.length += len(text) + 1
+        older, recent = self.runs
+        recent.add(self.tokens, sort_text(self.tokens, start, len(text)), first_table(text, int(text.max()) + 1))
+        if len(recent.suffixes) >= max(RECENT, len(older.suffixes) // SHARE):
+            older.add(self.tokens, recent.suffixes, recent.first)
+            self.runs = (older, Run())
+        self.version += 1
+
+    def _reserve(self, more: int) -> None:
+        if self.length + more > len(self.tokens):
+            grown = np.empty(min(self.capacity, max(self.length + more, 2 * len(self.tokens))), np.uint32)
+            grown[: self.length] = self.tokens[: self.length]
+            self.tokens = grown
 
     def _drop_oldest(self, needed: int) -> None:
-        """Keep the newest half, or less where more room is needed, and chain it anew."""
-        kept = min(self.capacity // 2, self.capacity - needed)
-        newest = self.tokens[self.length - kept : self.length].copy()
-        linked = self.previous1[self.length - kept : self.length] != UNLINKED
-        self.clear()
-        self.length = append_tokens(*self._arrays(), 0, newest, linked)
+        """Keep the newest half, or less where more room is needed, from the beginning of an output on."""
+        wanted = self.length - min(self.capacity // 2, self.capacity - needed)
+        ends = np.flatnonzero(self.tokens[: self.length] == CLOSED) + 1
+        dropped = int(ends[np.searchsorted(ends, wanted)])
+        self.length -= dropped
+        self.tokens[: self.length] = self.tokens[dropped : dropped + self.length].copy()
+        for run in self.runs:
+            run.cut(self.tokens, dropped)
+
+
+def first_table(starts: np.ndarray, vocabulary: int) -> np.ndarray:
+    """uint32 [vocabulary + 1]: where each token begins among these, sorted."""
+    return np.concatenate([[0], np.cumsum(np.bincount(starts, minlength=vocabulary))]).astype(np.uint32)
+
+
+def _grown(first: np.ndarray, length: int) -> np.ndarray:
+    """`first` for a larger vocabulary, whose further tokens it does not hold."""
+    return np.concatenate([first, np.full(max(0, length - len(first)), first[-1], np.uint32)])
 
 
 @kernel
-def hash_one(token, size):
-    return np.int64((np.uint64(token) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & (size - 1)
+def _before(tokens, a, b):
+    """True if the text at `a` sorts before the one at `b`; what is equal in DEPTH tokens stands by position."""
+    order = compare_suffixes(tokens, CLOSED, np.int64(a), np.int64(b), 0, DEPTH)
+    return order < 0 or (order == 0 and a < b)
 
 
 @kernel
-def hash_two(before, token, size):
-    mixed = np.uint64(before) * np.uint64(0xC2B2AE3D27D4EB4F) + np.uint64(token)
-    return np.int64((mixed * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & (size - 1)
+def sort_text(tokens, start, count):
+    """uint32 [count]: positions from `start` on, sorted (merge sort)."""
+    order = np.arange(start, start + count).astype(np.uint32)
+    other = np.empty_like(order)
+    width = 1
+    while width < count:
+        for low in range(0, count, 2 * width):
+            middle, high = min(low + width, count), min(low + 2 * width, count)
+            a, b = low, middle
+            for k in range(low, high):
+                if b == high or (a < middle and _before(tokens, order[a], order[b])):
+                    other[k] = order[a]
+                    a += 1
+                else:
+                    other[k] = order[b]
+                    b += 1
+        order, other = other, order
+        width *= 2
+    return order
 
 
 @kernel
-def append_tokens(tokens, previous1, previous2, head1, head2, length, added, linked):
-    """Write `added` behind `length` tokens and chain those places where `linked` is true; returns the new length."""
-    for j in range(len(added)):
-        place = length + j
-        tokens[place] = added[j]
-        previous1[place] = -1
-        previous2[place] = -1
-        if not linked[j] or added[j] < 0:
-            previous1[place] = UNLINKED
-            continue
-        slot = hash_one(added[j], len(head1))
-        previous1[place] = head1[slot]
-        head1[slot] = place
-        if place > 0 and tokens[place - 1] >= 0:
-            slot = hash_two(tokens[place - 1], added[j], len(head2))
-            previous2[place] = head2[slot]
-            head2[slot] = place
-    return length + len(added)
+def merge_sorted(tokens, many, few):
+    """uint32: two sorted lists of positions as one. From each suffix of `few` to the next, `many` is searched by galloping."""
+    merged = np.empty(len(many) + len(few), np.uint32)
+    done = 0
+    for k in range(len(few)):
+        reach = 1
+        low, high = done, done
+        while high < len(many) and _before(tokens, many[high], few[k]):
+            low = high + 1
+            high += reach
+            reach *= 2
+        high = min(high, len(many))
+        while low < high:
+            middle = (low + high) >> 1
+            if _before(tokens, many[middle], few[k]):
+                low = middle + 1
+            else:
+                high = middle
+        merged[done + k : low + k] = many[done:low]
+        merged[low + k] = few[k]
+        done = low
+    merged[done + len(few) :] = many[done:]
+    return merged

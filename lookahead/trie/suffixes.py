@@ -25,6 +25,7 @@ FEW = 24  # suffixes sorted by insertion
 # Kernels release the GIL and are compiled once per machine. Arrays of a mapped file may lie about positions, so a kernel
 # that reads one clamps each position before it uses it as an index.
 kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
+inlined = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)  # part of its callers: called very often
 
 
 def sort_suffixes(

@@ -1,0 +1,205 @@
+"""The arrays that drafting kernels share, handed over as addresses. In: sizes. Out: named tuples of arrays, inside a kernel.
+
+A kernel that is given forty arrays spends more time on taking them over, and on counting references to them, than on a short draft.
+So a `Block` allocates them and tells their addresses in one array; inside the kernel they are views again, which nobody counts.
+Whoever calls a kernel keeps the blocks alive.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import numpy as np
+from numba import carray, types
+from numba.extending import intrinsic
+
+from lookahead.trie.suffixes import inlined, kernel
+
+SLOTS = 240  # different tokens that the experts of one node may propose
+HASHES = 512
+EXPERTS = 48
+STEPS = 12  # context lengths kept of one context in one text
+COLUMNS = 17  # of the table of texts, see places.py
+CHAINS = 4
+LEADERS = 32
+MOST_PLACES = 96
+RECENT = 33  # tokens of a context that are looked at
+BINS = 8 * 24 + 8
+OWN_COLUMNS = 7
+TREE_TOKENS, TREE_PARENTS, TREE_SOURCES, TREE_MATCHES = range(4)  # of a row's tree
+
+
+def pointer_to(numba_type):  # type: ignore[no-untyped-def]
+    """A kernel that takes an address for a pointer to values of this type."""
+
+    @intrinsic
+    def pointer(typing_context, address):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(numba_type)(types.int64), codegen
+
+    return pointer
+
+
+uint16_at, uint32_at, uint64_at = (pointer_to(t) for t in (types.uint16, types.uint32, types.uint64))
+int32_at, int64_at = pointer_to(types.int32), pointer_to(types.int64)
+float32_at, float64_at = pointer_to(types.float32), pointer_to(types.float64)
+
+
+class Block:
+    """Arrays of one layout, as attributes.
+
+    layout: name -> (dtype, shape); a string in a shape is a size given by name.
+    """
+
+    def __init__(self, layout: dict[str, tuple[type, tuple[int | str, ...]]], **sizes: int):
+        self.sizes = sizes
+        self.names = tuple(layout)
+        for name, (dtype, shape) in layout.items():
+            setattr(self, name, np.zeros([sizes[n] if isinstance(n, str) else n for n in shape], dtype))
+        self.refresh()
+
+    def refresh(self) -> None:
+        """After an array was replaced: note all addresses anew. addresses: int64 [sizes + arrays]."""
+        arrays = [np.ascontiguousarray(getattr(self, name)) for name in self.names]
+        for name, array in zip(self.names, arrays, strict=True):
+            setattr(self, name, array)
+        self.addresses = np.array([*self.sizes.values(), *(array.ctypes.data for array in arrays)], np.int64)
+
+
+# One thread's scratch space. A node is one of the tree that is being grown, the root first.
+SCRATCH = {
+    "keys": (np.int64, ("nodes", 2)),  # token and parent of each node
+    "steps": (np.int64, ("nodes", "texts", STEPS, 4)),  # see places.py
+    "made": (np.int64, ("nodes", "texts", 2)),
+    "aligned": (np.int64, ("nodes", "texts + 1", 4)),  # see mixture.py
+    "best": (np.int64, ("nodes", 2)),  # longest match in the own text and its place
+    "candidates": (np.int64, ("candidates", 5)),  # see planner.py
+    "reach": (np.float32, ("candidates",)),
+    "heap": (np.int32, ("candidates",)),
+    "offered": (np.int64, (BINS,)),
+    "slots": (np.int64, (SLOTS, 8)),
+    "values": (np.float32, (SLOTS, 3)),
+    "hashes": (np.int64, (HASHES,)),
+    "numbers": (np.int32, (HASHES,)),
+    "counters": (np.int64, (2,)),  # stamp of the hash table, slots used
+    "found": (np.int64, (MOST_PLACES, 3)),  # see own_text.py
+    "experts": (np.int64, (EXPERTS,)),  # their cells
+    "expert_values": (np.float32, (EXPERTS, 2)),  # lambda, share of the token that was said
+    "current": (np.int64, ("texts",)),
+    "touched": (np.int64, (SLOTS,)),
+    "own_slots": (np.int64, (SLOTS,)),
+    "used_factors": (np.int64, (SLOTS, 3)),
+    "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
+}
+Scratch = namedtuple("Scratch", SCRATCH)  # noqa: PYI024  (a kernel can make this kind only)
+
+# What all rows share. Each array is explained where it is used.
+SHARED = {
+    "texts": (np.int64, ("texts", COLUMNS)),
+    "weights": (np.float32, ("texts",)),
+    "common": (np.int64, (LEADERS, 3)),
+    "common_shares": (np.float32, (LEADERS,)),
+    "lambdas": (np.float32, ("cells",)),
+    "earned": (np.float32, ("cells", 2)),
+    "factors": (np.float32, ("factors", 3)),
+    "edges": (np.float32, (BINS,)),
+    "curve": (np.float32, (BINS,)),
+    "counted": (np.float64, (2, BINS)),
+    "used": (np.int64, (1,)),  # texts that hold anything; they come first
+}
+Shared = namedtuple("Shared", SHARED)  # noqa: PYI024
+
+# What is kept of each row: its own text's addresses, what its context matches, and the latest tree.
+ROWS = {
+    "own": (np.int64, ("rows", OWN_COLUMNS)),
+    "steps": (np.int64, ("rows", "texts", STEPS, 4)),
+    "made": (np.int64, ("rows", "texts", 2)),
+    "aligned": (np.int64, ("rows", "texts + 1", 4)),
+    "trees": (np.int32, ("rows", 4, "nodes")),  # TREE_TOKENS, ...
+    "reach": (np.float32, ("rows", 2, "nodes")),  # computed and calibrated probability of the path
+    "nodes": (np.int64, ("rows",)),  # root included; 0: no tree was grown for this step
+}
+Rows = namedtuple("Rows", ROWS)  # noqa: PYI024
+
+
+def scratch_block(nodes: int, texts: int) -> Block:
+    sizes = {"nodes": nodes, "texts": texts, "texts + 1": texts + 1, "candidates": 32 * nodes + SLOTS}
+    return Block(SCRATCH, **sizes)
+
+
+def shared_block(texts: int, cells: int, factors: int) -> Block:
+    return Block(SHARED, texts=texts, cells=cells, factors=factors)
+
+
+def rows_block(rows: int, texts: int, nodes: int) -> Block:
+    sizes = {"rows": rows, "texts": texts, "texts + 1": texts + 1, "nodes": nodes}
+    return Block(ROWS, **sizes)
+
+
+@inlined
+def scratch_arrays(addresses):
+    """The Scratch of a block's addresses."""
+    nodes, texts, most = addresses[0], addresses[1], addresses[3]
+    a = addresses[4:]
+    return Scratch(
+        carray(int64_at(a[0]), (nodes, 2)),
+        carray(int64_at(a[1]), (nodes, texts, STEPS, 4)),
+        carray(int64_at(a[2]), (nodes, texts, 2)),
+        carray(int64_at(a[3]), (nodes, texts + 1, 4)),
+        carray(int64_at(a[4]), (nodes, 2)),
+        carray(int64_at(a[5]), (most, 5)),
+        carray(float32_at(a[6]), (most,)),
+        carray(int32_at(a[7]), (most,)),
+        carray(int64_at(a[8]), (BINS,)),
+        carray(int64_at(a[9]), (SLOTS, 8)),
+        carray(float32_at(a[10]), (SLOTS, 3)),
+        carray(int64_at(a[11]), (HASHES,)),
+        carray(int32_at(a[12]), (HASHES,)),
+        carray(int64_at(a[13]), (2,)),
+        carray(int64_at(a[14]), (MOST_PLACES, 3)),
+        carray(int64_at(a[15]), (EXPERTS,)),
+        carray(float32_at(a[16]), (EXPERTS, 2)),
+        carray(int64_at(a[17]), (texts,)),
+        carray(int64_at(a[18]), (SLOTS,)),
+        carray(int64_at(a[19]), (SLOTS,)),
+        carray(int64_at(a[20]), (SLOTS, 3)),
+        carray(int64_at(a[21]), (RECENT,)),
+    )
+
+
+@inlined
+def shared_arrays(addresses):
+    """The Shared of a block's addresses."""
+    texts, cells, factors = addresses[0], addresses[1], addresses[2]
+    a = addresses[3:]
+    return Shared(
+        carray(int64_at(a[0]), (texts, COLUMNS)),
+        carray(float32_at(a[1]), (texts,)),
+        carray(int64_at(a[2]), (LEADERS, 3)),
+        carray(float32_at(a[3]), (LEADERS,)),
+        carray(float32_at(a[4]), (cells,)),
+        carray(float32_at(a[5]), (cells, 2)),
+        carray(float32_at(a[6]), (factors, 3)),
+        carray(float32_at(a[7]), (BINS,)),
+        carray(float32_at(a[8]), (BINS,)),
+        carray(float64_at(a[9]), (2, BINS)),
+        carray(int64_at(a[10]), (1,)),
+    )
+
+
+@inlined
+def rows_arrays(addresses):
+    """The Rows of a block's addresses."""
+    rows, texts, nodes = addresses[0], addresses[1], addresses[3]
+    a = addresses[4:]
+    return Rows(
+        carray(int64_at(a[0]), (rows, OWN_COLUMNS)),
+        carray(int64_at(a[1]), (rows, texts, STEPS, 4)),
+        carray(int64_at(a[2]), (rows, texts, 2)),
+        carray(int64_at(a[3]), (rows, texts + 1, 4)),
+        carray(int32_at(a[4]), (rows, 4, nodes)),
+        carray(float32_at(a[5]), (rows, 2, nodes)),
+        carray(int64_at(a[6]), (rows,)),
+    )

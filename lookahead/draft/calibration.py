@@ -1,0 +1,88 @@
+"""What a computed path probability is worth. In: trees and what was said. Out: the share of such nodes that are accepted.
+
+Nodes are counted by their computed probability, eight bins to an octave. A bin's ratio of accepted to predicted is smoothed over the
+bins near it and drawn towards the ratio that was measured beforehand; the curve never falls, so the order of nodes stays as it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lookahead.draft.arrays import BINS, TREE_PARENTS, TREE_TOKENS
+from lookahead.trie.suffixes import inlined
+
+WIDTH = 6  # bins on either side that share their counts, less the farther they are
+STRENGTH = 4.0  # accepted nodes that the ratio measured beforehand stands for
+MEMORY = 50_000  # accepted nodes after which the past counts half
+
+LEAST = np.float32(2.0**-24)  # path probability below which nothing is drafted
+FIRST_BIN = (127 - 24) << 3
+
+
+@inlined
+def bin_of(probability):
+    """Bin of a probability from LEAST to 1: exponent and three bits of the mantissa."""
+    return max(0, min(BINS - 1, (np.float32(probability).view(np.int32) >> 20) - FIRST_BIN))
+
+
+@inlined
+def edge_of(number):
+    """Least probability of a bin."""
+    return np.int32((number + FIRST_BIN) << 20).view(np.float32)
+
+
+EDGES = np.array([(b + FIRST_BIN) << 20 for b in range(BINS)], np.int32).view(np.float32)
+
+
+class Calibration:
+    """curve: float32 [BINS], the probability at the lower edge of each bin (`EDGES`); between edges it is interpolated.
+
+    prior: float32 [BINS], the ratio to start from (default: 1, the computed probability itself).
+    """
+
+    def __init__(self, prior: np.ndarray | None = None, counted: np.ndarray | None = None):
+        self.prior = np.ones(BINS, np.float32) if prior is None else prior
+        self.counted = np.zeros((2, BINS)) if counted is None else counted  # predicted, accepted
+        self.refit()
+
+    def refit(self) -> None:
+        """Draw the curve anew from all counts so far."""
+        if self.counted[1].sum() > MEMORY:
+            self.counted /= 2
+        near = 1 - np.abs(np.arange(-WIDTH, WIDTH + 1)) / (WIDTH + 1)
+        predicted, accepted = (np.convolve(counts, near, "same") for counts in self.counted)
+        ratio = (accepted + STRENGTH * self.prior) / (predicted + STRENGTH)
+        self.curve = np.maximum.accumulate(np.minimum(EDGES * ratio, 1)).astype(np.float32)
+
+    def computed(self, probability: float) -> float:
+        """The computed probability that is worth `probability`."""
+        return float(np.interp(probability, self.curve, EDGES)) if probability < self.curve[-1] else 1.0
+
+
+@inlined
+def count_nodes(tree, reach, nodes, said, counted):
+    """The model said `said` where this tree was drafted (int32 [4, nodes], computed probabilities): count each node below the root.
+
+    counted[0] gets its probability, counted[1] 1 if it lies on the path that was said.
+    """
+    for node in range(1, nodes):
+        counted[0, bin_of(reach[node])] += reach[node]
+    node = 0
+    for token in said:
+        child = node + 1
+        while child < nodes and (tree[TREE_PARENTS, child] != node or tree[TREE_TOKENS, child] != token):
+            child += 1
+        if child >= nodes:
+            break
+        counted[1, bin_of(reach[child])] += 1
+        node = child
+
+
+@inlined
+def calibrated(reach, edges, curve):
+    """The curve's value at a computed probability."""
+    b = bin_of(reach)
+    if b == len(curve) - 1:
+        return curve[b]
+    part = (reach - edges[b]) / (edges[b + 1] - edges[b])
+    return curve[b] + min(np.float32(1.0), max(np.float32(0.0), part)) * (curve[b + 1] - curve[b])

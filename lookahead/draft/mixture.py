@@ -1,0 +1,451 @@
+"""What comes next: a mixture of experts, one for each context length. In: the places of a context. Out: tokens with probabilities.
+
+An *expert* is one group of places that agree with the context in at least `order` tokens, and says P_e(t) = the share of them
+that t follows. There are two groups: the request's *own* text, and all *other* text (tries and finished outputs, their counts
+added). The experts are asked in turn, longest order first, own before other; each is believed with a learned weight lambda and
+leaves the rest to those behind it (stick-breaking):
+
+    P(t) = sum over e of [product over earlier j of (1 - lambda_j)] * lambda_e * P_e(t)
+
+lambda is the mean of what the expert's *cell* has earned so far: cells tell experts apart by order, group, number of places, share
+of the commonest successor, and rank. After the longest match there has broken off, *aligned* experts stand first: they go on where
+the broken match would be now, as text that was copied with one word changed does. Last, order 0 offers the commonest tokens.
+A second learned factor rescores each token by who proposes it (`rescore`).
+
+Worked example: own text "a b a b", context "... b": one own expert of order 2 (one place, "a" follows), lambda .6, and one of order 1
+with the same place, skipped; then P(a) = .6 and .4 is left for order 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lookahead.draft.arrays import EXPERTS, HASHES, LEADERS, SLOTS
+from lookahead.draft.own_text import TOKEN, own_places
+from lookahead.draft.places import (
+    END,
+    HIGH,
+    LOW,
+    ORDER,
+    PREFIX,
+    SOURCE,
+    WEIGHTS,
+    has_step,
+    suffix_at,
+    token_at,
+    weight_at,
+)
+from lookahead.trie.suffixes import inlined, kernel
+
+OWN, OTHER = 0, 1  # groups
+ORDERS, COUNTS, SHARES, RANKS = 8, 7, 4, 4  # values of each feature of a cell
+ALIGNED = ORDERS * 2 * COUNTS * SHARES * RANKS  # first cell of the aligned experts
+HITS, MISSES = 4, 4
+CELLS = ALIGNED + HITS * 2 * ORDERS * MISSES
+MEMORY = 250.0  # observations that a cell remembers
+FEWEST, MOST_SAMPLED = 6, 32  # places that represent a wider range, evenly: as many as shares that matter can be told apart
+RESOLUTION = np.float32(4.0)
+PROMPT, OUTPUT = 0, 1  # sources
+
+# Columns of a slot: one token that some expert proposes.
+SLOT_TOKEN, SLOT_SOURCE, SLOT_MATCH, SLOT_OWN, SLOT_OTHER, SLOT_PLACE, SLOT_COUNT, SLOT_OFFERED = range(8)
+P, BEST, COUNT = range(3)
+NEVER = ORDERS  # order bucket of a group that does not propose the token
+
+# Rescoring factors: by orders at which own and other propose a token and the longest order there is; by recency; by last token.
+BY_ORDERS = 0
+BY_RECENCY = BY_ORDERS + (NEVER + 1) * (NEVER + 1) * ORDERS
+RECENCIES = 24
+BY_LAST = BY_RECENCY + (NEVER + 1) * RECENCIES
+LAST_TOKENS = 1024
+FACTORS = BY_LAST + 4 * LAST_TOKENS
+RATE = 0.1  # AdaGrad
+
+# Columns of an aligned place: where the broken match would be now, its order when it broke, misses, hits since the last miss.
+AT, BEFORE, MISSED, HIT = range(4)
+ALIGN_FROM = 3  # match length from which a broken match is kept
+ALIGN_MOST = 4  # places that such a match may have had
+
+
+@inlined
+def order_bucket(order):
+    if order <= 3:
+        return order
+    if order <= 5:
+        return np.int64(4)
+    if order <= 8:
+        return np.int64(5)
+    return np.int64(6) if order <= 16 else np.int64(7)
+
+
+@inlined
+def _count_bucket(count):
+    if count < 1.5:
+        return 0
+    if count < 2.5:
+        return 1
+    if count < 4.5:
+        return 2
+    if count < 9.5:
+        return 3
+    if count < 29.5:
+        return 4
+    return 5 if count < 149.5 else 6
+
+
+@inlined
+def _share_bucket(share):
+    if share > 0.999:
+        return 0
+    if share > 0.7:
+        return 1
+    return 2 if share > 0.35 else 3
+
+
+@inlined
+def cell_of(order, group, count, share, rank):
+    """Cell of an expert. order: a bucket; count: places, possibly weighted; share: of its commonest successor."""
+    features = ((order * 2 + group) * COUNTS + _count_bucket(count)) * SHARES + _share_bucket(share)
+    return features * RANKS + min(rank, RANKS - 1)
+
+
+@inlined
+def aligned_cell(aligned, node, text, group):
+    """Cell of an aligned expert."""
+    hits, misses = min(aligned[node, text, HIT], HITS - 1), min(aligned[node, text, MISSED], MISSES - 1)
+    return ALIGNED + ((hits * 2 + group) * ORDERS + order_bucket(aligned[node, text, BEFORE])) * MISSES + misses
+
+
+@inlined
+def slot_of(scratch, stamp, token):
+    """The slot of a token, made if need be; -1 when all are taken."""
+    key = (stamp << 40) | token
+    h = (token * 40503) & (HASHES - 1)
+    while scratch.hashes[h] != key:
+        if scratch.hashes[h] >> 40 != stamp:
+            slot = scratch.counters[1]
+            if slot == SLOTS:
+                return np.int64(-1)
+            scratch.counters[1] = slot + 1
+            scratch.hashes[h], scratch.numbers[h] = key, slot
+            slots, values = scratch.slots, scratch.values
+            slots[slot, SLOT_TOKEN], slots[slot, SLOT_PLACE], slots[slot, SLOT_COUNT] = token, -1, 0
+            slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER] = NEVER, NEVER
+            values[slot, P], values[slot, BEST], values[slot, COUNT] = 0, 0, 0
+            return slot
+        h = (h + 1) & (HASHES - 1)
+    return np.int64(scratch.numbers[h])
+
+
+@inlined
+def _credit(scratch, slot, gain, source, match):
+    """A token gains probability; the largest gain tells its source and match length."""
+    scratch.values[slot, P] += gain
+    if gain > scratch.values[slot, BEST]:
+        scratch.values[slot, BEST] = gain
+        scratch.slots[slot, SLOT_SOURCE], scratch.slots[slot, SLOT_MATCH] = source, match
+
+
+@inlined
+def _ask(scratch, rank, cell, believed, share):
+    scratch.experts[rank] = cell
+    scratch.expert_values[rank, 0], scratch.expert_values[rank, 1] = believed, share
+
+
+@inlined
+def mix(shared, scratch, own, node, have, floor, actual):
+    """Fill scratch.slots with what the experts say behind the context of `node`, scratch.recent[:have]; returns their number.
+
+    floor   the rest of the stick below which no further expert is asked
+    actual  a token: scratch.expert_values[e, 1] becomes the share that expert e gives it (for learning), or -1
+    """
+    texts, lambdas, slots, values = shared.texts, shared.lambdas, scratch.slots, scratch.values
+    steps, current, touched, found = scratch.steps, scratch.current, scratch.touched, scratch.found
+    number_of_texts, own_text = shared.used[0], len(texts)
+    stamp = scratch.counters[0] + 1
+    scratch.counters[0], scratch.counters[1] = stamp, 0
+    scratch.best[node, 0], scratch.best[node, 1] = 0, -1
+    rest, rank = np.float32(1.0), 0
+
+    for k in range(number_of_texts + 1):  # aligned places, own first
+        text = own_text if k == 0 else k - 1
+        at = scratch.aligned[node, text, AT]
+        if at < 0:
+            continue
+        if k == 0:
+            token = np.int64(own.log[TOKEN, at + 1]) if at + 1 < own.length else END
+            group, source = OWN, PROMPT if at + 1 < own.prompt_length else OUTPUT
+        else:
+            token = token_at(texts, text, at + 1)
+            group, source = OTHER, texts[text, SOURCE]
+        if token == END:
+            continue
+        cell = aligned_cell(scratch.aligned, node, text, group)
+        believed = lambdas[cell]
+        _credit(scratch, slot_of(scratch, stamp, token), rest * believed, source, scratch.aligned[node, text, BEFORE])
+        _ask(scratch, rank, cell, believed, np.float32(token == actual))
+        rest *= np.float32(1.0) - believed
+        rank += 1
+        if rest < floor:
+            return rank
+
+    places = own_places(own.log, own.heads, own.length, scratch.recent, have, found)
+    own_order = np.int64(0)  # bucket of the next own expert
+    for k in range(places):
+        if found[k, 0] > scratch.best[node, 0]:
+            scratch.best[node, 0], scratch.best[node, 1] = found[k, 0], found[k, 2]
+        own_order = max(own_order, order_bucket(found[k, 0]))
+    own_used, own_total = 0, 0
+    for text in range(number_of_texts):
+        current[text] = -1  # the step that counts
+    last_total = np.float32(0.0)
+    while rest >= floor and rank < EXPERTS - 2:
+        other_order = np.int64(0)  # of the next other expert
+        for text in range(number_of_texts):
+            if has_step(texts, steps, scratch.made, scratch.keys, node, text, current[text] + 1):
+                other_order = max(other_order, steps[node, text, current[text] + 1, ORDER])
+        share = np.float32(0.0)
+        if own_order > 0 and own_order >= order_bucket(other_order):
+            order, before = own_order, own_total
+            own_order = np.int64(0)
+            for k in range(places):
+                bucket = order_bucket(found[k, 0])
+                if bucket < order:
+                    own_order = max(own_order, bucket)
+                elif bucket == order:
+                    slot = slot_of(scratch, stamp, found[k, 1])
+                    if slot < 0:
+                        continue
+                    if slots[slot, SLOT_COUNT] == 0:
+                        scratch.own_slots[own_used] = slot
+                        own_used += 1
+                        slots[slot, SLOT_OWN] = order
+                    slots[slot, SLOT_COUNT] += 1
+                    slots[slot, SLOT_PLACE] = max(slots[slot, SLOT_PLACE], found[k, 2])
+                    own_total += 1
+            if own_total == before:
+                continue
+            top = np.int64(0)
+            for k in range(own_used):
+                top = max(top, slots[scratch.own_slots[k], SLOT_COUNT])
+            each = np.float32(1.0) / np.float32(own_total)
+            cell = cell_of(order, OWN, np.float32(own_total), top * each, rank)
+            gain = rest * lambdas[cell] * each
+            for k in range(own_used):
+                slot = scratch.own_slots[k]
+                source = PROMPT if slots[slot, SLOT_PLACE] + 1 < own.prompt_length else OUTPUT
+                _credit(scratch, slot, gain * slots[slot, SLOT_COUNT], source, order)
+                if slots[slot, SLOT_TOKEN] == actual:
+                    share = slots[slot, SLOT_COUNT] * each
+        elif other_order > 0:
+            order = order_bucket(other_order)
+            total, distinct = np.float32(0.0), 0
+            sample = np.int64(min(max(RESOLUTION * rest / floor, FEWEST), MOST_SAMPLED)) if floor > 0 else np.int64(MOST_SAMPLED)
+            for text in range(number_of_texts):
+                number = current[text] + 1
+                if number < scratch.made[node, text, 0] and steps[node, text, number, ORDER] >= other_order:
+                    current[text] = number
+                number = current[text]
+                if number < 0:
+                    continue
+                low, prefix = steps[node, text, number, LOW], steps[node, text, number, PREFIX]
+                width = steps[node, text, number, HIGH] - low
+                weighted, source = texts[text, WEIGHTS] > 0, texts[text, SOURCE]
+                taken = min(width, sample)
+                each = shared.weights[text] * (np.float32(width) / np.float32(taken))
+                last, slot = np.int64(-1), np.int64(-1)
+                for k in range(taken):
+                    place = low + k if taken == width else low + (2 * k + 1) * width // (2 * taken)
+                    position = suffix_at(texts, text, place)
+                    count = each * weight_at(texts, text, position) if weighted else each
+                    total += count
+                    token = token_at(texts, text, position + prefix)
+                    if token == END:
+                        continue
+                    if token != last:
+                        last, slot = token, slot_of(scratch, stamp, token)
+                        if slot >= 0:
+                            if values[slot, COUNT] == 0:
+                                touched[distinct] = slot
+                                distinct += 1
+                            if slots[slot, SLOT_OTHER] == NEVER:
+                                slots[slot, SLOT_OTHER] = order
+                            slots[slot, SLOT_OFFERED] = source
+                    if slot >= 0:
+                        values[slot, COUNT] += count
+            top_count = np.float32(0.0)
+            for k in range(distinct):
+                top_count = max(top_count, values[touched[k], COUNT])
+            each = np.float32(1.0) / total
+            cell = cell_of(order, OTHER, total, top_count * each, rank)
+            gain = rest * lambdas[cell] * each
+            for k in range(distinct):
+                slot = touched[k]
+                _credit(scratch, slot, gain * values[slot, COUNT], slots[slot, SLOT_OFFERED], other_order)
+                if slots[slot, SLOT_TOKEN] == actual:
+                    share = values[slot, COUNT] * each
+                values[slot, COUNT] = 0
+            if total == last_total:
+                continue
+            last_total = total
+        else:
+            break
+        believed = lambdas[cell]
+        _ask(scratch, rank, cell, believed, share)
+        rest *= np.float32(1.0) - believed
+        rank += 1
+
+    if rest >= floor and own.leaders[0, 1] > 0:  # order 0
+        total, share = np.float32(0.0), np.float32(0.0)
+        for k in range(LEADERS):
+            total += own.leaders[k, 1]
+        each = np.float32(1.0) / total
+        cell = cell_of(0, OWN, total, own.leaders[0, 1] * each, rank)
+        believed = lambdas[cell]
+        for k in range(LEADERS):
+            token, count, place = own.leaders[k, 0], own.leaders[k, 1], own.leaders[k, 2]
+            if count == 0:
+                break
+            slot = slot_of(scratch, stamp, token)
+            if slot >= 0:
+                source = PROMPT if place < own.prompt_length else OUTPUT
+                _credit(scratch, slot, rest * believed * each * count, source, 0)
+                if slots[slot, SLOT_OWN] == NEVER:
+                    slots[slot, SLOT_OWN], slots[slot, SLOT_PLACE] = 0, place - 1
+            if token == actual:
+                share = count * each
+        _ask(scratch, rank, cell, believed, share)
+        rest *= np.float32(1.0) - believed
+        rank += 1
+    if rest >= floor and shared.common_shares[0] > 0:
+        cell = cell_of(0, OTHER, np.float32(1e6), shared.common_shares[0], rank)
+        believed, share = lambdas[cell], np.float32(0.0)
+        for k in range(LEADERS):
+            token = shared.common[k, 0]
+            if shared.common_shares[k] == 0:
+                break
+            slot = slot_of(scratch, stamp, token)
+            if slot >= 0:
+                _credit(scratch, slot, rest * believed * shared.common_shares[k], shared.common[k, 2], 0)
+                if slots[slot, SLOT_OTHER] == NEVER:
+                    slots[slot, SLOT_OTHER] = 0
+            if token == actual:
+                share = shared.common_shares[k]
+        _ask(scratch, rank, cell, believed, share)
+        rank += 1
+    return rank
+
+
+@inlined
+def rescore(shared, scratch, own, asked):
+    """Multiply each token's probability by learned factors and normalise with the mass of "none of these".
+
+    asked: number of experts. scratch.used_factors takes which factors each slot used.
+    """
+    slots, values, factors, number = scratch.slots, scratch.values, shared.factors, scratch.counters[1]
+    longest = np.int64(0)  # order bucket of the first expert that is not an aligned one
+    for e in range(asked):
+        if scratch.experts[e] < ALIGNED:
+            longest = scratch.experts[e] // (2 * COUNTS * SHARES * RANKS)
+            break
+    total, after = np.float32(0.0), np.float32(0.0)
+    last_row = BY_LAST + 4 * ((scratch.recent[0] * 40503) & (LAST_TOKENS - 1))
+    for slot in range(number):
+        own_order, other_order = slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER]
+        recency = 0
+        if own_order < NEVER:
+            distance = own.length - slots[slot, SLOT_PLACE] - 1
+            recency = 1
+            while distance > 0 and recency < RECENCIES - 1:
+                distance >>= 1
+                recency += 1
+        by_orders = BY_ORDERS + (own_order * (NEVER + 1) + other_order) * ORDERS + longest
+        by_recency = BY_RECENCY + own_order * RECENCIES + recency
+        by_last = last_row + (own_order < NEVER) + 2 * (other_order < NEVER)
+        used = scratch.used_factors
+        used[slot, 0], used[slot, 1], used[slot, 2] = by_orders, by_recency, by_last
+        total += values[slot, P]
+        values[slot, P] *= factors[by_orders, 0] * factors[by_recency, 0] * factors[by_last, 0]
+        after += values[slot, P]
+    scale = np.float32(1.0) / (after + max(np.float32(1e-6), np.float32(1.0) - total))
+    for slot in range(number):
+        values[slot, P] *= scale
+
+
+@inlined
+def learn(shared, scratch, asked, actual):
+    """Each expert's share of what `actual` has just proved right goes to its cell; then the factors are learned.
+
+    earned: float32 [CELLS, 2], earned and asked; lambdas: float32 [CELLS], their quotient, kept up to date.
+    factors: float32 [FACTORS, 3]: e^f, f, sum of squared gradients; one step of AdaGrad on the log-likelihood of `actual`.
+    """
+    lambdas, earned, values = shared.lambdas, shared.earned, scratch.expert_values
+    total, rest = np.float32(0.0), np.float32(1.0)
+    for e in range(asked):
+        total += rest * values[e, 0] * values[e, 1]
+        rest *= np.float32(1.0) - values[e, 0]
+    reaches, rest = np.float32(1.0), np.float32(1.0)
+    for e in range(asked):
+        share = rest * values[e, 0] * values[e, 1] / total if total > 0 else np.float32(0.0)
+        rest *= np.float32(1.0) - values[e, 0]
+        cell = scratch.experts[e]
+        earned[cell, 0] += share
+        earned[cell, 1] += reaches
+        if earned[cell, 1] > MEMORY:
+            earned[cell, 0] *= np.float32(0.5)
+            earned[cell, 1] *= np.float32(0.5)
+        lambdas[cell] = earned[cell, 0] / earned[cell, 1]
+        reaches -= share
+        if reaches <= 1e-6:
+            break
+    factors = shared.factors
+    for slot in range(scratch.counters[1]):
+        gradient = -scratch.values[slot, P]
+        if scratch.slots[slot, SLOT_TOKEN] == actual:
+            gradient += np.float32(1.0)
+        elif gradient > -1e-3:
+            continue
+        for k in range(3):
+            f = scratch.used_factors[slot, k]
+            factors[f, 2] += gradient * gradient
+            factors[f, 1] += np.float32(RATE) * gradient / np.sqrt(factors[f, 2])
+            factors[f, 0] = np.exp(factors[f, 1])
+
+
+@inlined
+def move_aligned(texts, steps, made, aligned, used, node, own, own_match, own_place, token, moved, child):
+    """moved[child]: the aligned places behind `token`, from those of `node` and its steps, made as far as they were needed.
+
+    A match of ALIGN_FROM tokens or more that the token breaks leaves an aligned place; one that goes on removes it.
+    """
+    for k in range(used + 1):
+        text = k if k < used else len(texts)  # the own text stands last
+        at, missed = aligned[node, text, AT], aligned[node, text, MISSED]
+        broken_at, order, goes_on = np.int64(-1), np.int64(0), False
+        if k < used:
+            if made[node, text, 0] > 0:
+                low, high = steps[node, text, 0, LOW], steps[node, text, 0, HIGH]
+                order, prefix = steps[node, text, 0, ORDER], steps[node, text, 0, PREFIX]
+                if order >= ALIGN_FROM and high - low <= ALIGN_MOST:
+                    for rank in range(low, high):
+                        goes_on = goes_on or token_at(texts, text, suffix_at(texts, text, rank) + prefix) == token
+                    broken_at = suffix_at(texts, text, low) + prefix
+        elif own_match >= ALIGN_FROM and own_place + 1 < own.length:
+            goes_on = own.log[TOKEN, own_place + 1] == token
+            broken_at, order = own_place + 1, own_match
+        hits = np.int64(0)
+        if broken_at >= 0:
+            missed = missed + 1 if at >= 0 and at + 1 == broken_at else np.int64(1)
+            at = np.int64(-1) if goes_on else broken_at
+        elif at >= 0:
+            at, order = at + 1, aligned[node, text, BEFORE]
+            if k < used:
+                expected = token_at(texts, text, at)
+            else:
+                expected = np.int64(own.log[TOKEN, at]) if at < own.length else END
+            hits = aligned[node, text, HIT] + 1 if expected == token else np.int64(0)
+            missed += expected != token
+            if expected == END or missed == MISSES:
+                at = np.int64(-1)
+        moved[child, text, AT], moved[child, text, BEFORE] = at, order
+        moved[child, text, MISSED], moved[child, text, HIT] = missed, hits

@@ -1,0 +1,199 @@
+"""The text of one running request: its prompt and what it has said. In: tokens, one at a time. Out: earlier places like its end.
+
+A token log with hash chains, as LZ77 match finders keep: for each place, the one before it that ends in the same 1, 2, 4 or 8
+tokens. Appending is O(1); the places of a context are found newest first, those that match longest before the others.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Sequence
+
+import numpy as np
+from numba import carray
+
+from lookahead.draft.arrays import CHAINS, LEADERS, MOST_PLACES, OWN_COLUMNS, int32_at, int64_at
+from lookahead.draft.places import SOURCE, count_of
+from lookahead.trie.suffixes import inlined, kernel
+
+TOKEN, CHAIN, SEEN = 0, 1, 1 + CHAINS  # rows of OwnText.log; chain c links places that agree in 2^c tokens
+LONGEST_MATCH = 32  # tokens compared; a longer match counts as this
+PER_CHAIN = 32  # places taken of each chain
+CHAIN_STEPS = 64  # places looked at on a chain
+
+# Columns of a row's own text among the arrays of all rows.
+LOG, CAPACITY, HEADS, HEAD_SLOTS, LEADING, LENGTH, PROMPT_LENGTH = range(OWN_COLUMNS)
+Own = namedtuple("Own", ("log", "heads", "leaders", "length", "prompt_length"))  # noqa: PYI024
+
+
+class OwnText:
+    """The log of a request.
+
+    log      int32 [2 + CHAINS, capacity]: row TOKEN the tokens; rows CHAIN... the place before, in that chain, or -1;
+             row SEEN in how many different contexts of one token the token had been seen by then
+    heads    int32 [CHAINS, slots]: the newest place of each hash
+    leaders  int64 [LEADERS, 3]: token, contexts, newest place; commonest first
+    """
+
+    def __init__(self) -> None:
+        self.log = np.empty((2 + CHAINS, 1 << 10), np.int32)
+        self.heads = np.full((CHAINS, 1 << 11), -1, np.int32)
+        self.leaders = np.zeros((LEADERS, 3), np.int64)
+        self.length = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int32 [length]"""
+        return self.log[TOKEN, : self.length]
+
+    def clear(self, expected: int = 0) -> None:
+        """Forget everything; the next text will hold about `expected` tokens."""
+        slots = 1 << max(11, min(20, (2 * expected).bit_length()))
+        if slots != self.heads.shape[1]:
+            self.heads = np.empty((CHAINS, slots), np.int32)
+        self.heads.fill(-1)
+        self.leaders.fill(0)
+        self.length = 0
+
+    def reserve(self, more: int) -> bool:
+        """Make room for so many more tokens; True if the arrays are new ones."""
+        needed = self.length + more
+        if needed <= self.log.shape[1]:
+            return False
+        grown = np.empty((2 + CHAINS, max(needed, 2 * self.log.shape[1])), np.int32)
+        grown[:, : self.length] = self.log[:, : self.length]
+        self.log = grown
+        return True
+
+    def describe(self, columns: np.ndarray, prompt_length: int) -> None:
+        """Write addresses and sizes into int64 [OWN_COLUMNS]."""
+        columns[[LOG, CAPACITY, HEADS, HEAD_SLOTS]] = self.log.ctypes.data, self.log.shape[1], self.heads.ctypes.data, self.heads.shape[1]
+        columns[[LEADING, LENGTH, PROMPT_LENGTH]] = self.leaders.ctypes.data, self.length, prompt_length
+
+    def append(self, token_ids: Sequence[int] | np.ndarray) -> None:
+        """Add tokens."""
+        added = np.asarray(token_ids, np.int32)
+        self.reserve(len(added))
+        self.length = append_tokens(self.log, self.heads, self.leaders, self.length, added, np.empty(8, np.int64))
+
+
+@inlined
+def own_arrays(columns, row):
+    """The Own of a row of what `OwnText.describe` wrote."""
+    return Own(
+        carray(int32_at(columns[row, LOG]), (2 + CHAINS, columns[row, CAPACITY])),
+        carray(int32_at(columns[row, HEADS]), (CHAINS, columns[row, HEAD_SLOTS])),
+        carray(int64_at(columns[row, LEADING]), (LEADERS, 3)),
+        columns[row, LENGTH],
+        columns[row, PROMPT_LENGTH],
+    )
+
+
+@inlined
+def _slot(recent, order, slots):
+    """Hash of recent[:order] (newest first)."""
+    mixed = np.uint64(order)
+    for k in range(order):
+        mixed = (mixed ^ np.uint64(recent[k])) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+    return np.int64(mixed >> np.uint64(20)) & (slots - 1)
+
+
+@kernel
+def append_tokens(log, heads, leaders, length, added, recent):
+    """Write `added` behind `length` tokens and chain them; returns the new length. recent: int64 [8] or more, overwritten."""
+    for token in added:
+        place = length
+        log[TOKEN, place] = token
+        length += 1
+        have = min(8, length)
+        for k in range(have):
+            recent[k] = log[TOKEN, place - k]
+        seen, new_context = 0, True
+        for c in range(CHAINS):
+            order = 1 << c
+            log[CHAIN + c, place] = -1
+            if have < order:
+                continue
+            slot = _slot(recent, order, heads.shape[1])
+            before = heads[c, slot]
+            log[CHAIN + c, place] = before
+            heads[c, slot] = place
+            steps = 0
+            while c < 2 and before >= 0 and steps < CHAIN_STEPS:
+                if log[TOKEN, before] == token and (c == 0 or (before > 0 and log[TOKEN, before - 1] == recent[1])):
+                    seen = log[SEEN, before] if c == 0 else seen
+                    new_context = new_context and c == 0
+                    break
+                before = log[CHAIN + c, before]
+                steps += 1
+        log[SEEN, place] = seen + new_context
+        _lead(leaders, token, seen + new_context, place)
+    return length
+
+
+@inlined
+def _lead(leaders, token, seen, place):
+    """Put a token where it belongs among the commonest."""
+    at = 0
+    while at < LEADERS and leaders[at, 1] > 0 and leaders[at, 0] != token:
+        at += 1
+    if at == LEADERS:
+        if seen <= leaders[LEADERS - 1, 1]:
+            return
+        at = LEADERS - 1
+    leaders[at, 0], leaders[at, 1], leaders[at, 2] = token, seen, place
+    while at > 0 and leaders[at - 1, 1] < seen:
+        for column in range(3):
+            leaders[at - 1, column], leaders[at, column] = leaders[at, column], leaders[at - 1, column]
+        at -= 1
+
+
+@inlined
+def own_places(log, heads, length, recent, have, found):
+    """Places before the end of `log` that agree with recent[:have] (newest first) in one token or more.
+
+    found: int64 [MOST_PLACES, 3] takes match length, the token that follows, and the place; longer matches first by chain, each
+    chain newest first. Returns their number.
+    """
+    filled = 0
+    for c in range(CHAINS - 1, -1, -1):
+        order = 1 << c
+        if have < order:
+            continue
+        place = heads[c, _slot(recent, order, heads.shape[1])]
+        above = 2 * order if c < CHAINS - 1 else LONGEST_MATCH + 1
+        taken = 0
+        for _ in range(CHAIN_STEPS):
+            if place < 0 or taken == PER_CHAIN or filled == MOST_PLACES:
+                break
+            here = place
+            place = log[CHAIN + c, here]
+            if here + 1 >= length:
+                continue
+            match, limit = 0, min(LONGEST_MATCH, have, here + 1)
+            while match < limit and log[TOKEN, here - match] == recent[match]:
+                match += 1
+            if match < order or match >= above:
+                continue  # a collision, or taken as a longer match
+            found[filled, 0], found[filled, 1], found[filled, 2] = match, log[TOKEN, here + 1], here
+            filled += 1
+            taken += 1
+    return filled
+
+
+@kernel
+def lead_common(texts, weights, tokens, leaders):
+    """Offer `tokens` (int64) to the commonest tokens of all sorted texts: leaders gets token, count, source."""
+    for token in tokens:
+        total, most, source = np.float32(0.0), np.float32(0.0), np.int64(0)
+        for text in range(len(texts)):
+            count = weights[text] * count_of(texts, text, token)
+            total += count
+            if count > most:
+                most, source = count, texts[text, SOURCE]
+        if total >= 1:
+            _lead(leaders, token, np.int64(total), source)

@@ -1,0 +1,227 @@
+"""Sorted text that drafts come from, read by address. In: arrays of trie segments and of the job's memory. Out: one table.
+
+A kernel cannot take a list of arrays of different types, so each sorted text is a row of numbers that says where its arrays
+lie; whoever makes a row keeps the arrays alive. A mapped file may lie about positions: every read here is bounded first.
+
+A *step* is a range of sorted suffixes that all begin with the context's last `length` tokens: low, high, length, and order, the
+largest number of the context's tokens for which these are the places (unlike `length` it does not matter for reading). The
+steps of a context, longest first, hold fewer places each than the next: lengths with the same places share a step. Appending a
+token to the context narrows each step to the places where that token follows, and adds the places of the token alone.
+
+Example: in "a b a b a c", the context "a b" has the steps ("a b": 2 places); then appending "a" gives ("b a": 2 places, order 3)
+and ("a": 3 places, order 1).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from lookahead.draft.arrays import COLUMNS, STEPS, float32_at, uint16_at, uint32_at, uint64_at
+from lookahead.trie.suffixes import DEPTH, inlined, kernel
+
+# Columns of a row of the table. Addresses and sizes in bytes, counts in entries.
+TOKENS, TOKEN_BYTES, LENGTH, SUFFIXES, SUFFIX_BYTES, SIZE, FIRST, FIRST_BYTES, VOCABULARY, SOURCE = range(10)
+DOCUMENT_ENDS, DOCUMENT_END_BYTES, DOCUMENTS, DOCUMENT_SOURCES, SOURCE_WEIGHTS, WEIGHTS, SORTED = range(10, 17)
+
+END = np.int64(1) << 40  # read where a text ends: larger than every token
+LOW, HIGH, PREFIX, ORDER = range(4)  # of a step
+FEW = 8  # places searched one by one
+
+
+@dataclasses.dataclass(frozen=True)
+class SortedText:
+    """One row of the table and the arrays it points to.
+
+    tokens    uint16 or uint32: documents, each closed by an id of `vocabulary` or more
+    suffixes  uint32 or uint64: positions in `tokens`, sorted by the text that starts there
+    first     uint32 or uint64 [vocabulary + 1]: where the suffixes of each first token begin
+    source    number that accepted tokens are attributed to
+    """
+
+    tokens: np.ndarray
+    suffixes: np.ndarray
+    first: np.ndarray
+    source: int
+    depth: int = DEPTH  # tokens that the suffixes are sorted by
+    document_ends: np.ndarray | None = None
+    document_sources: np.ndarray | None = None
+    source_weights: np.ndarray | None = None  # float32, given only if some differ from 1
+
+    def row(self) -> np.ndarray:
+        """int64 [COLUMNS]"""
+        row = np.zeros(COLUMNS, np.int64)
+        row[[TOKENS, TOKEN_BYTES, LENGTH]] = self.tokens.ctypes.data, self.tokens.itemsize, len(self.tokens)
+        row[[SUFFIXES, SUFFIX_BYTES, SIZE]] = self.suffixes.ctypes.data, self.suffixes.itemsize, len(self.suffixes)
+        row[[FIRST, FIRST_BYTES, VOCABULARY]] = self.first.ctypes.data, self.first.itemsize, len(self.first) - 1
+        row[SOURCE], row[SORTED] = self.source, self.depth
+        if self.document_ends is not None and self.document_sources is not None and self.source_weights is not None:
+            ends = self.document_ends
+            row[[DOCUMENT_ENDS, DOCUMENT_END_BYTES, DOCUMENTS]] = ends.ctypes.data, ends.itemsize, len(ends)
+            row[DOCUMENT_SOURCES] = self.document_sources.ctypes.data
+            row[[SOURCE_WEIGHTS, WEIGHTS]] = self.source_weights.ctypes.data, len(self.source_weights)
+        return row
+
+
+def table_of(texts: list[SortedText]) -> np.ndarray:
+    """int64 [texts, COLUMNS]"""
+    return np.array([text.row() for text in texts], np.int64).reshape(len(texts), COLUMNS)
+
+
+@inlined
+def _read(address, size, index):
+    """Entry `index` of unsigned integers of `size` bytes."""
+    if size == 4:
+        return np.int64(uint32_at(address)[index])
+    if size == 2:
+        return np.int64(uint16_at(address)[index])
+    return np.int64(uint64_at(address)[index])
+
+
+@inlined
+def token_at(texts, text, position):
+    """The token at a position, END outside of the text and at the end of a document."""
+    if position < 0 or position >= texts[text, LENGTH]:
+        return END
+    token = _read(texts[text, TOKENS], texts[text, TOKEN_BYTES], position)
+    return token if token < texts[text, VOCABULARY] else END
+
+
+@inlined
+def suffix_at(texts, text, rank):
+    return _read(texts[text, SUFFIXES], texts[text, SUFFIX_BYTES], rank)
+
+
+@inlined
+def weight_at(texts, text, position):
+    """Weight of the source that the document at a position came from."""
+    if texts[text, WEIGHTS] == 0:
+        return np.float32(1.0)
+    low, high = np.int64(0), texts[text, DOCUMENTS] - 1
+    while low < high:
+        middle = (low + high) >> 1
+        if _read(texts[text, DOCUMENT_ENDS], texts[text, DOCUMENT_END_BYTES], middle) < position:
+            low = middle + 1
+        else:
+            high = middle
+    source = np.int64(uint16_at(texts[text, DOCUMENT_SOURCES])[low])
+    return float32_at(texts[text, SOURCE_WEIGHTS])[min(source, texts[text, WEIGHTS] - 1)]
+
+
+@inlined
+def count_of(texts, text, token):
+    """How often a token stands in a text."""
+    low, high = _first_range(texts, text, token)
+    return high - low
+
+
+@inlined
+def _first_range(texts, text, token):
+    if token < 0 or token >= texts[text, VOCABULARY]:
+        return np.int64(0), np.int64(0)
+    low = min(max(_read(texts[text, FIRST], texts[text, FIRST_BYTES], token), np.int64(0)), texts[text, SIZE])
+    high = min(max(_read(texts[text, FIRST], texts[text, FIRST_BYTES], token + 1), low), texts[text, SIZE])
+    return low, high
+
+
+@inlined
+def _narrowed(texts, text, low, high, prefix, token):
+    """(low, high) of the suffixes low to high that have `token` behind their first `prefix` tokens."""
+    if high - low <= FEW:
+        while low < high and token_at(texts, text, suffix_at(texts, text, low) + prefix) < token:
+            low += 1
+        end = low
+        while end < high and token_at(texts, text, suffix_at(texts, text, end) + prefix) == token:
+            end += 1
+        return low, end
+    stop = high
+    while low < high:
+        middle = (low + high) >> 1
+        if token_at(texts, text, suffix_at(texts, text, middle) + prefix) < token:
+            low = middle + 1
+        else:
+            high = middle
+    begin, reach = low, np.int64(1)
+    high = begin
+    while high < stop and token_at(texts, text, suffix_at(texts, text, high) + prefix) == token:  # gallop: most ranges are short
+        low = high + 1
+        high = min(stop, high + reach)
+        reach <<= 1
+    while low < high:
+        middle = (low + high) >> 1
+        if token_at(texts, text, suffix_at(texts, text, middle) + prefix) == token:
+            low = middle + 1
+        else:
+            high = middle
+    return begin, low
+
+
+@inlined
+def has_step(texts, steps, made, keys, node, text, wanted):
+    """True if the context of `node` has a step of this number; makes those up to it from the steps of the parent.
+
+    steps  int64 [nodes, texts, STEPS, 4]
+    made   int64 [nodes, texts, 2]: steps made so far, and the parent's step to narrow next, -1 when all are made
+    keys   int64 [nodes, 2]: token and parent of each node
+    """
+    while made[node, text, 0] <= wanted and made[node, text, 1] >= 0:
+        child, number = node, made[node, text, 1]
+        while made[keys[child, 1], text, 0] <= number and made[keys[child, 1], text, 1] >= 0:  # an ancestor comes first
+            child = keys[child, 1]
+            number = made[child, text, 1]
+        if made[keys[child, 1], text, 0] > number:
+            made[child, text, 1] = number + 1
+            _narrow_step(texts, text, steps, keys[child, 1], number, keys[child, 0], child, made, steps)
+        else:
+            made[child, text, 1] = -1
+            _first_step(texts, text, keys[child, 0], steps, child, made)
+    return made[node, text, 0] > wanted
+
+
+@kernel
+def narrow_all(texts, used, steps, made, row, token, scratch):
+    """Append `token` to the context of a row, whose steps are all made, in the first `used` texts.
+
+    scratch: as `steps`, its first row is overwritten.
+    """
+    for text in range(used):
+        count = made[row, text, 0]
+        scratch[0, text, :count] = steps[row, text, :count]
+        made[row, text, 0] = 0
+        for number in range(count):
+            _narrow_step(texts, text, scratch, 0, number, token, row, made, steps)
+        _first_step(texts, text, token, steps, row, made)
+        made[row, text, 1] = -1
+
+
+@inlined
+def _narrow_step(texts, text, steps, node, number, token, child, made, child_steps):
+    """Add the step of `node` of this number, narrowed by `token`, to those of `child`."""
+    prefix = steps[node, text, number, PREFIX]
+    low, high = _narrowed(texts, text, steps[node, text, number, LOW], steps[node, text, number, HIGH], prefix, token)
+    if low < high and (high - low == 1 or prefix + 1 < texts[text, SORTED]):  # ties of that length are not sorted further
+        _add_step(child_steps, made, child, text, low, high, prefix + 1, steps[node, text, number, ORDER] + 1)
+
+
+@inlined
+def _first_step(texts, text, token, steps, node, made):
+    """Add the places of `token` alone."""
+    low, high = _first_range(texts, text, token)
+    if low < high:
+        _add_step(steps, made, node, text, low, high, 1, 1)
+
+
+@inlined
+def _add_step(steps, made, node, text, low, high, prefix, order):
+    number = made[node, text, 0]
+    if number > 0 and steps[node, text, number - 1, HIGH] - steps[node, text, number - 1, LOW] == high - low:  # the same places
+        number -= 1
+        order = steps[node, text, number, ORDER]
+    elif number == STEPS:
+        if prefix > 1:
+            return
+        number -= 1
+    steps[node, text, number, LOW], steps[node, text, number, HIGH] = low, high
+    steps[node, text, number, PREFIX], steps[node, text, number, ORDER] = prefix, order
+    made[node, text, 0] = number + 1

@@ -1,0 +1,50 @@
+"""What is believed before a job has taught anything better. In: a small data file. Out: arrays that a drafter goes on learning in.
+
+`samples/train_priors.py` trains the file on text of any kind; without it the formula serves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from lookahead.draft.mixture import ALIGNED, CELLS, COUNTS, FACTORS, ORDERS, RANKS, SHARES
+
+TYPICAL_ORDER = (0, 1, 2, 3, 4.5, 7, 12, 24)  # of each order bucket
+STRENGTH = 32.0  # observations that a trained belief stands for
+FORMULA_STRENGTH = 2.0
+FIRST_GRADIENTS = 0.1  # AdaGrad's sum of squares at the beginning
+
+
+@dataclasses.dataclass(frozen=True)
+class Priors:
+    """lambdas float32 [CELLS]; factors float32 [FACTORS], logarithms; calibration float32 [BINS], accepted / predicted, or None."""
+
+    lambdas: np.ndarray
+    factors: np.ndarray
+    calibration: np.ndarray | None = None
+    strength: float = STRENGTH
+
+    def fresh(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(lambdas, earned, factors) for a new job; see `mixture`."""
+        earned = np.empty((CELLS, 2), np.float32)
+        earned[:, 0], earned[:, 1] = self.lambdas * self.strength, self.strength
+        factors = np.empty((FACTORS, 3), np.float32)
+        factors[:, 0], factors[:, 1], factors[:, 2] = np.exp(self.factors), self.factors, FIRST_GRADIENTS
+        return self.lambdas.astype(np.float32), earned, factors
+
+
+def formula() -> Priors:
+    """Untrained: longer matches, more places and a single successor earn more belief."""
+    cells = np.indices((ORDERS, 2, COUNTS, SHARES, RANKS)).reshape(5, -1)
+    order = np.array(TYPICAL_ORDER)[cells[0]]
+    lambdas = np.minimum(0.95, np.minimum(0.9, 0.25 + 0.08 * order + 0.07 * cells[2]) + 0.05 * (cells[3] == 0))
+    lambdas[cells[0] == 0] = 0.95
+    aligned = np.full(CELLS - ALIGNED, 0.3)
+    return Priors(np.concatenate([lambdas, aligned]).astype(np.float32), np.zeros(FACTORS, np.float32), None, FORMULA_STRENGTH)
+
+
+def load_priors() -> Priors:
+    """Those that ship with the package."""
+    return formula()
