@@ -15,15 +15,12 @@ from lookahead_cli.options import (
     Json,
     MaxNewTokens,
     Model,
-    Tries,
     check_folder,
     draft_options,
-    open_tries,
 )
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
-    from lookahead.bench.replay import ReplayResult
     from lookahead.draft.drafter import DraftOptions
 
 
@@ -31,10 +28,22 @@ def command(
     model: Model = None,
     input: Annotated[str | None, typer.Option("--input", metavar="FILE", help="Prompts, as for generate.")] = None,
     replay: Annotated[
-        str | None,
-        typer.Option("--replay", metavar="PAIRS", help="No model: logged prompts and responses (JSON lines) play it."),
+        list[str] | None,
+        typer.Option(
+            "--replay",
+            metavar="PAIRS",
+            help="No model: logged prompts and responses (JSON lines) play it. Repeat for several workloads, each named as its "
+            "file without the ending.",
+        ),
     ] = None,
-    trie: Tries = None,
+    trie: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trie",
+            metavar="[NAME=]FILE",
+            help="Prebuilt trie to draft from; repeat for several. NAME=FILE: for the --replay workload of that name only.",
+        ),
+    ] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
@@ -63,6 +72,13 @@ def command(
     peers: Annotated[
         bool, typer.Option("--peers/--no-peers", help="Also run model.generate and Hugging Face prompt lookup.")
     ] = True,
+    baselines: Annotated[
+        bool,
+        typer.Option(
+            "--baselines/--no-baselines",
+            help="In --replay: also prompt lookup and the original lookahead trie, at the same decoding lengths.",
+        ),
+    ] = False,
     check_lossless: Annotated[
         bool,
         typer.Option("--check-lossless/--no-check-lossless", help="Compare every output with plain decoding, token by token."),
@@ -77,30 +93,36 @@ def command(
     Example: lookahead bench --model org/model --input prompts.jsonl --trie answers.trie
 
     Without a model: lookahead bench --replay logged.jsonl --trie answers.trie --tokenizer org/model
+
+    Several at once: lookahead bench --replay faq.jsonl --replay code.jsonl --trie faq=faq.trie --baselines
     """
     from lookahead.errors import UsageError
     from lookahead_cli import render
 
-    if (model is None) == (replay is None):
+    if (model is None) == (not replay):
         raise UsageError("give either --model with --input, or --replay PAIRS. To try without either: lookahead demo")
     options = _contenders(strategy, decoding_length, branch_length, with_model=model is not None)
     for path in (save, plot):
         check_folder(path)
-    if replay is not None:
+    if replay:
         of_models = (input, plot, attn, dtype != "auto", device != "auto", max_new_tokens != 256, not peers, not check_lossless)
         if any(of_models):
             raise UsageError(
                 "--replay runs no model: leave out --input, --plot, --attn, --dtype, --device, --max-new-tokens, --no-peers "
                 "and --no-check-lossless."
             )
-        value, results = _replay(replay, trie, options, tokenizer, rows)
+        from lookahead.bench.workloads import as_json
+        from lookahead_cli.replay import print_replays, replay_files
+
+        replays = replay_files(replay, trie or [], options, baselines, tokenizer, rows)
+        value = as_json(replays)
         if json:
             render.print_json(value)
         else:
-            _print_replay(value, results)
+            print_replays(replays)
     else:
-        if input is None or tokenizer:
-            raise UsageError("--model needs --input prompts.jsonl and takes no --tokenizer.")
+        if input is None or tokenizer or baselines:
+            raise UsageError("--model needs --input prompts.jsonl and takes neither --tokenizer nor --baselines.")
         comparison, failed = compare_on(
             str(model), input, trie, options, rows, max_new_tokens, dtype, device, attn, peers, check_lossless, shown=not json
         )
@@ -214,68 +236,6 @@ def print_comparison(comparison: Comparison) -> None:
         f"{about['processor']}, {about['threads']} threads, torch {about['torch']}, transformers {about['transformers']}, "
         f"peak memory {render.size(memory)}",
         markup=False,
-    )
-
-
-def _replay(
-    path: str, tries: list[str] | None, options: list[Any], tokenizer: str | None, rows: int | None
-) -> tuple[dict[str, Any], list[ReplayResult]]:
-    import time
-    from itertools import islice
-
-    from lookahead.bench.replay import replay
-    from lookahead.draft.drafter import Drafter
-    from lookahead.job.rows import replay_pairs
-    from lookahead_cli import render
-
-    loaded = None
-    began = time.perf_counter()
-    opened = open_tries(tries)
-    build_seconds = time.perf_counter() - began
-    if tokenizer is not None:
-        from lookahead.tokenizer import identity, load_tokenizer
-
-        loaded = load_tokenizer(tokenizer)
-        whose = identity(loaded, tokenizer)
-        for trie in opened:
-            trie.check_tokenizer(whose.fingerprint, whose.vocab_size, tokenizer)
-    pairs = list(islice(replay_pairs(path, loaded), rows))
-    render.patiently(Drafter(opened, options[0]).warm_up, render.COMPILING)
-    starts = [opened, []] if opened else [[]]
-    results = []
-    with render.progress("replaying", len(starts) * len(options)) as update:
-        for tries_of_start in starts:
-            for option in options:
-                results.append(replay(pairs, tries_of_start, option))
-                update(len(results), "runs")
-    value = {
-        "rows": len(pairs),
-        "tokens": sum(len(response) for _, response in pairs),
-        "strategies": [result.as_json() for result in results],
-        "build_seconds": round(build_seconds, 4),
-    }
-    return value, results
-
-
-def _print_replay(value: dict[str, Any], results: list[ReplayResult]) -> None:
-    from lookahead_cli import render
-
-    render.table(
-        f"replay of {value['rows']:,} rows, {value['tokens']:,} tokens (no model)",
-        ["strategy", "start", "length", "EDL", "drafted", "draft us", "p99", "update us"],
-        [
-            (
-                r.strategy,
-                r.start,
-                r.decoding_length,
-                f"{r.edl:.2f}",
-                f"{r.draft_tokens / max(1, r.steps):.1f}",
-                *(f"{v:.1f}" for v in r.as_json()["draft_us"].values()),
-                f"{r.as_json()['update_us']['p50']:.1f}",
-            )
-            for r in results
-        ],
-        left=2,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -58,6 +60,27 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], lef
     for row in rows:
         made.add_row(*(cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
     _Console(highlight=False).print(made)
+
+
+def width() -> int:
+    """Characters that a line of a table may have."""
+    return _Console().width
+
+
+def bold(text: str) -> str:
+    """A cell of a table that stands out."""
+    return f"[bold]{text}[/bold]"
+
+
+def folded(name: str, width: int) -> str:
+    """A column's name in lines of at most `width` characters, broken behind - . _ / and blanks where that is possible."""
+    lines = [""]
+    for word in re.findall(r"[^-._/ ]*[-._/ ]?", name):
+        for part in (word[i : i + width] for i in range(0, len(word), width)):
+            if len(lines[-1]) + len(part) > width:
+                lines.append("")
+            lines[-1] += part
+    return escape("\n".join(lines))
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> None:

@@ -10,19 +10,34 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from lookahead.bench.baselines import BASELINES
 from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.tree import DraftTree
 from lookahead.trie.file import Trie
 
 Pair = tuple[list[int], list[int]]
 
 
+class DraftSource(Protocol):
+    """What a replay asks for drafts, one request at a time: `Drafter` or a baseline."""
+
+    @property
+    def options(self) -> DraftOptions: ...
+    @property
+    def source_names(self) -> tuple[str, ...]: ...
+    def start(self, prompt_ids: Sequence[int]) -> None: ...
+    def draft(self, budget: int | None = None, branch_length: int | None = None) -> DraftTree: ...
+    def accept(self, token_ids: Sequence[int]) -> None: ...
+    def finish(self) -> None: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class ReplayResult:
-    """One strategy over all pairs. Latencies in microseconds; edl as in METHOD: tokens after the first / steps."""
+    """One strategy or baseline over all pairs. Latencies in microseconds; edl as in METHOD: tokens after the first / steps."""
 
     strategy: str
     decoding_length: int
@@ -34,6 +49,11 @@ class ReplayResult:
     draft_us: np.ndarray  # per step
     update_us: np.ndarray  # per step
     accepted_by_source: Counter[str]
+
+    @property
+    def contender(self) -> tuple[str, int, int, str]:
+        """(strategy, decoding length, branch length, start): what tells this result from others of the same pairs."""
+        return self.strategy, self.decoding_length, self.branch_length, self.start
 
     @property
     def edl(self) -> float:
@@ -55,9 +75,12 @@ class ReplayResult:
         }
 
 
-def replay(pairs: Sequence[Pair], tries: Sequence[Trie], options: DraftOptions) -> ReplayResult:
-    """Draft along each response and accept what it says; outputs of earlier pairs are remembered, as in a job."""
-    drafter = Drafter(tries, options)
+def replay(pairs: Sequence[Pair], tries: Sequence[Trie], options: DraftOptions, baseline: str | None = None) -> ReplayResult:
+    """Draft along each response and accept what it says; outputs of earlier pairs are remembered, as in a job.
+
+    baseline: a name in BASELINES, which then drafts instead, within the same lengths.
+    """
+    drafter: DraftSource = BASELINES[baseline](tries, options) if baseline else Drafter(tries, options)
     tokens = steps = draft_tokens = 0
     draft_us, update_us = [], []
     by_source: Counter[str] = Counter()
@@ -81,9 +104,9 @@ def replay(pairs: Sequence[Pair], tries: Sequence[Trie], options: DraftOptions) 
             done += len(accepted)
         drafter.finish()
     return ReplayResult(
-        options.strategy,
+        baseline or options.strategy,
         options.decoding_length,
-        options.branch_length,
+        drafter.options.branch_length,
         "warm" if tries else "cold",
         tokens,
         steps,

@@ -1,0 +1,300 @@
+"""What the baselines draft: prompt lookup as Hugging Face's, and the original lookahead trie."""
+
+from __future__ import annotations
+
+import types
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from lookahead.bench.baselines import BASELINES, BRANCH, PROMPT_WEIGHT, OriginalTrie, PromptLookup
+from lookahead.bench.replay import replay
+from lookahead.draft.drafter import DraftOptions
+from lookahead.draft.tree import DraftTree
+
+tokens = st.integers(0, 4)
+requests = st.lists(
+    st.tuples(st.lists(tokens, min_size=1, max_size=12), st.lists(st.lists(tokens, max_size=4), max_size=5)), max_size=3
+)
+
+
+def frequencies_of(tree: DraftTree) -> dict[tuple[int, ...], float]:
+    """Path below the root -> probability, in the order of the nodes."""
+    paths: list[tuple[int, ...]] = [()]
+    for node in range(1, len(tree)):
+        paths.append((*paths[tree.parents[node]], int(tree.token_ids[node])))
+    return dict(zip(paths[1:], tree.probabilities[1:].tolist(), strict=True))
+
+
+def drafted(baseline, prompt, output=(), **limits):
+    """Paths of the draft behind a prompt and an output, in the order of the nodes; the request ends."""
+    baseline.start(prompt)
+    baseline.accept(list(output))
+    tree = baseline.draft(**limits)
+    baseline.finish()
+    return list(frequencies_of(tree))
+
+
+def copied(tree: DraftTree) -> list[int]:
+    assert tree.is_chain()
+    return tree.token_ids[1:].tolist()
+
+
+# Prompt lookup
+
+
+def test_prompt_lookup_copies_from_the_earliest_occurrence():
+    lookup = PromptLookup()
+    lookup.start([1, 2, 3, 8, 1, 2, 3, 9, 1, 2, 3])
+    assert copied(lookup.draft()) == [8, 1, 2, 3, 9, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ([1, 3, 8, 2, 3, 7, 1, 2, 3, 6, 1, 2, 3], 6),  # three tokens stand before one and two that came earlier
+        ([1, 3, 8, 2, 3, 7, 4, 2, 3], 7),  # then two
+        ([1, 3, 8, 2, 5, 7, 4, 6, 3], 8),  # then one
+    ],
+)
+def test_prompt_lookup_searches_three_tokens_then_two_then_one(text, said):
+    lookup = PromptLookup()
+    lookup.start(text)
+    assert copied(lookup.draft())[0] == said
+
+
+def test_four_tokens_that_match_count_no_more_than_three():
+    lookup = PromptLookup()
+    lookup.start([9, 2, 3, 4, 7, 1, 2, 3, 4, 8, 1, 2, 3, 4])
+    assert copied(lookup.draft())[0] == 7
+
+
+def test_prompt_lookup_copies_ten_tokens_at_most_and_stays_within_the_decoding_length():
+    text = [*range(20), 0]
+    for options, limits, length in [
+        (DraftOptions(), {}, 10),
+        (DraftOptions(decoding_length=8), {}, 7),
+        (DraftOptions(branch_length=4), {}, 4),
+        (DraftOptions(), {"budget": 3}, 3),
+        (DraftOptions(), {"branch_length": 2}, 2),
+        (DraftOptions(), {"budget": 0}, 0),
+        (DraftOptions(decoding_length=1), {}, 0),
+    ]:
+        lookup = PromptLookup([], options)
+        lookup.start(text)
+        assert copied(lookup.draft(**limits)) == list(range(1, 1 + length))
+
+
+def test_prompt_lookup_searches_prompt_and_output_and_says_which():
+    lookup = PromptLookup()
+    lookup.start([5, 1, 2])
+    lookup.accept([3, 4, 1])
+    tree = lookup.draft()
+    assert copied(tree) == [2, 3, 4, 1]
+    assert [lookup.source_names[source] for source in tree.sources[1:]] == ["prompt", "output", "output", "output"]
+
+
+def test_prompt_lookup_drafts_nothing_behind_a_new_token_or_after_the_request():
+    lookup = PromptLookup()
+    assert drafted(lookup, [1, 2, 3, 4]) == []
+    assert drafted(lookup, [1, 2]) == []
+    assert drafted(lookup, [3, 1, 5, 1]) == [(5,), (5, 1)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(0, 40))
+def test_prompt_lookup_drafts_what_hugging_face_drafts(text, prompt_length):
+    prompt, output = text[: max(1, prompt_length)], text[max(1, prompt_length) :]
+    theirs = PromptLookupCandidateGenerator(num_output_tokens=10, max_matching_ngram_size=3, max_length=1000)
+    candidates, _ = theirs.get_candidates(torch.tensor([text]))
+    ours = PromptLookup()
+    ours.start(prompt)
+    ours.accept(output)
+    assert copied(ours.draft()) == candidates[0, len(text) :].tolist()
+
+
+# The original trie
+
+
+def test_most_frequent_continuation_is_drafted_first(make_trie):
+    trie = OriginalTrie([make_trie([[1, 2, 3], [1, 2, 4], [1, 2, 4], [1, 2, 5], [1, 2, 5], [1, 2, 5]])])
+    assert drafted(trie, [1, 2]) == [(5,), (4,), (3,)]
+    assert drafted(trie, [1, 2], budget=1) == [(5,)]
+
+
+def test_tree_is_filled_in_order_of_frequency_not_branch_by_branch(make_trie):
+    trie = OriginalTrie([make_trie([[1, 2, 3], [1, 2, 3], [1, 2, 3, 6], [1, 2, 4], [1, 2, 4]])])
+    assert drafted(trie, [1, 2], budget=2) == [(3,), (4,)]
+    assert drafted(trie, [1, 2]) == [(3,), (4,), (3, 6)]
+
+
+def test_among_equals_a_branch_is_followed_to_its_end(make_trie):
+    trie = OriginalTrie([make_trie([[1, 2, 3, 4, 5], [1, 2, 6, 7]])])
+    assert drafted(trie, [1, 2]) == [(3,), (3, 4), (3, 4, 5), (6,), (6, 7)]
+
+
+def test_one_occurrence_in_the_prompt_outranks_many_in_outputs(make_trie):
+    trie = OriginalTrie([make_trie([[1, 2, 4, 5], *[[1, 2, 4, 6]] * 50])])
+    trie.start([1, 2, 3, 9, 9, 1, 2])
+    frequencies = frequencies_of(trie.draft())
+    assert frequencies[3,] == pytest.approx(PROMPT_WEIGHT / (2 * PROMPT_WEIGHT + 51))
+    assert frequencies[4,] == pytest.approx(51 / (2 * PROMPT_WEIGHT + 51))
+    assert list(frequencies_of(trie.draft(budget=4))) == [(4,), (4, 6), (3,), (3, 9)]
+
+
+def test_half_of_the_tree_is_for_what_outputs_say_most_often(make_trie):
+    trie = OriginalTrie([make_trie([[1, 2, 4, 5, 6, 7, 8]])])
+    prompt = [1, 2, 3, 9, 9, 9, 9, 1, 2]
+    assert sorted(drafted(trie, prompt, budget=4)) == [(3,), (3, 9), (4,), (4, 5)]
+    assert sorted(drafted(trie, prompt, budget=3)) == [(3,), (4,), (4, 5)]
+
+
+def test_half_that_outputs_do_not_fill_goes_to_what_the_prompt_says_most_often():
+    trie = OriginalTrie()
+    assert drafted(trie, [1, 2, 4, 1, 2, 3, 1, 2, 3, 1, 2], budget=2) == [(3,), (3, 1)]
+
+
+def test_only_the_last_two_tokens_are_matched(make_trie):
+    trie = OriginalTrie([make_trie([[7, 8, 1, 2, 3], [9, 1, 2, 4], [9, 1, 2, 4]])])
+    assert drafted(trie, [7, 8, 1, 2], budget=1) == [(4,)]
+
+
+def test_last_token_alone_is_matched_where_two_tokens_draft_too_little(make_trie):
+    documents = [[5, 1, 2], *[[6, 1, 3]] * 2]
+    trie = OriginalTrie([make_trie(documents)], DraftOptions(branch_length=3))
+    assert drafted(trie, [5, 1]) == [(3,), (2,)]  # two tokens draft one, of the three that would do
+    assert drafted(trie, [9, 1]) == [(3,), (2,)]
+    assert drafted(trie, [9]) == []
+    assert drafted(trie, [5, 1], branch_length=2) == [(2,)]
+
+
+def test_branches_of_the_prompt_leave_with_their_request():
+    trie = OriginalTrie()
+    assert drafted(trie, [1, 2, 3, 1, 2]) == [(3,), (3, 1), (3, 1, 2)]
+    assert drafted(trie, [1, 2]) == []
+
+
+def test_outputs_stay_and_do_not_run_on_into_the_next_one():
+    trie = OriginalTrie()
+    drafted(trie, [9], [1, 2, 3])
+    drafted(trie, [9], [4, 5])
+    assert drafted(trie, [1, 2]) == [(3,)]
+    assert drafted(trie, [9, 4]) == [(5,)]
+
+
+def test_branch_of_the_running_output_is_drafted_as_soon_as_it_is_whole():
+    trie = OriginalTrie([], DraftOptions(branch_length=2))  # whole with three tokens behind its first one
+    assert drafted(trie, [9], [1, 2, 1]) == []
+    assert drafted(trie, [9], [5, 6, 7, 5]) == [(6,), (6, 7)]
+
+
+def test_source_of_a_node_is_the_prompt_where_the_prompt_says_it(make_trie):
+    trie = OriginalTrie([make_trie([[1, 2, 4]])])
+    trie.start([1, 2, 3, 1, 2])
+    tree = trie.draft(branch_length=1)
+    assert {t: trie.source_names[s] for t, s in zip(tree.token_ids[1:].tolist(), tree.sources[1:], strict=True)} == {
+        3: "prompt",
+        4: "output",
+    }
+
+
+def test_ids_outside_the_vocabulary_of_a_trie_are_skipped():
+    damaged = types.SimpleNamespace(documents=lambda: [np.array([1, 2, 700, 3])], header=types.SimpleNamespace(vocab_size=10))
+    assert drafted(OriginalTrie([damaged]), [1]) == [(2,), (2, 3)]
+
+
+def branches(text: list[int], longest: int, whole: bool) -> Counter[tuple[int, ...]]:
+    """Every path through the branches of a text, the slow way; whole: only branches of full length."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    for start in range(max(0, len(text) - longest) if whole else len(text)):
+        branch = text[start : start + 1 + longest]
+        counts.update(tuple(branch[:end]) for end in range(1, len(branch) + 1))
+    return counts
+
+
+@settings(max_examples=200, deadline=None)
+@given(requests, st.integers(1, 4))
+def test_frequencies_are_those_of_a_trie_that_inserts_every_branch(requests, branch_length):
+    trie = OriginalTrie([], DraftOptions(decoding_length=1024, branch_length=branch_length))
+    finished: Counter[tuple[int, ...]] = Counter()
+    for prompt, steps in requests:
+        trie.start(prompt)
+        said: list[int] = []
+        for accepted in steps:
+            trie.accept(accepted)
+            said += accepted
+            counts = Counter(finished) + branches(said, branch_length + 1, whole=True)
+            for path, count in branches(prompt, branch_length + 1, whole=False).items():
+                counts[path] += PROMPT_WEIGHT * count
+            tree = trie.draft()
+            expected = {}
+            for matched in (tuple([*prompt, *said][-2:]), tuple([*prompt, *said][-1:])):
+                expected = {
+                    path[len(matched) :]: count / counts[matched]
+                    for path, count in counts.items()
+                    if path[: len(matched)] == matched and 0 < len(path) - len(matched) <= branch_length
+                }
+                if len(expected) + 1 >= branch_length:
+                    break
+            assert frequencies_of(tree) == pytest.approx(expected)
+        trie.finish()
+        finished += branches(said, branch_length + 1, whole=False)
+
+
+# All baselines
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@settings(max_examples=100, deadline=None)
+@given(
+    requests=requests,
+    decoding_length=st.integers(1, 24),
+    branch_length=st.integers(1, 24),
+    budget=st.none() | st.integers(0, 12),
+    longest=st.none() | st.integers(0, 12),
+)
+def test_every_draft_is_a_tree_within_budget_and_branch_length(name, requests, decoding_length, branch_length, budget, longest):
+    baseline = BASELINES[name]([], DraftOptions("hierarchical", decoding_length, branch_length))
+    for prompt, steps in requests:
+        baseline.start(prompt)
+        last = prompt[-1]
+        for accepted in [[], *steps]:
+            baseline.accept(accepted)
+            last = accepted[-1] if accepted else last
+            tree = baseline.draft(budget, longest)
+            assert (tree.token_ids[0], tree.parents[0], tree.probabilities[0], tree.sources[0]) == (last, -1, 1, -1)
+            below = range(1, len(tree))
+            assert tree.draft_tokens <= min(decoding_length - 1, 99 if budget is None else budget)
+            assert tree.depths().max() <= min(branch_length, BRANCH, 99 if longest is None else longest)
+            assert all(0 <= tree.parents[node] < node for node in below)
+            assert all(0 < tree.probabilities[node] <= tree.probabilities[tree.parents[node]] for node in below)
+            assert all(0 <= tree.sources[node] < len(baseline.source_names) for node in below)
+            assert len(frequencies_of(tree)) == tree.draft_tokens  # no two nodes of one path
+            assert [a.dtype for a in (tree.token_ids, tree.parents, tree.sources)] == [np.int32] * 3
+            assert tree.probabilities.dtype == np.float32
+        baseline.finish()
+
+
+@pytest.mark.parametrize(("name", "branch_length"), [("prompt-lookup", 10), ("original-trie", 12)])
+def test_replay_of_a_baseline_counts_as_that_of_a_strategy(make_trie, name, branch_length):
+    pairs = [([1, 2, 3], [4, 5, 6, 7, 8, 9, n, 4, 5, 6, 7, 8, 9]) for n in (1, 2, 3)]
+    ours, theirs = replay(pairs, [], DraftOptions()), replay(pairs, [], DraftOptions(), name)
+    assert theirs.contender == (name, 64, branch_length, "cold")
+    assert theirs.tokens == ours.tokens == 36
+    assert theirs.tokens >= theirs.steps == len(theirs.draft_us)
+    free = theirs.tokens - sum(theirs.accepted_by_source.values())  # said by the model itself, at most one a step
+    assert theirs.steps - len(pairs) <= free <= theirs.steps
+
+
+def test_warm_start_helps_the_original_trie_and_not_prompt_lookup(make_trie):
+    pairs = [([1, 2, 3], [4, 5, 6, 7, 8, 9])]
+    tries = [make_trie([[4, 5, 6, 7, 8, 9]])]
+    for name, edl in [("original-trie", 5.0), ("prompt-lookup", 1.0)]:
+        warm, cold = replay(pairs, tries, DraftOptions(), name), replay(pairs, [], DraftOptions(), name)
+        assert (warm.edl, warm.start) == (edl, "warm")
+        assert (cold.edl, cold.start) == (1.0, "cold")
