@@ -60,7 +60,7 @@ def command(
             help="Tokens in one forward: the last token + the draft tokens; auto finds its own. Default: 16, in replay 64.",
         ),
     ] = None,
-    branch_length: BranchLength = 32,
+    branch_length: BranchLength = 64,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer of text rows in --replay.")
     ] = None,

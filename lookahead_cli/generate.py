@@ -47,7 +47,7 @@ def command(
         ),
     ] = "auto",
     decoding_length: DecodingLength = "auto",
-    branch_length: BranchLength = 32,
+    branch_length: BranchLength = 64,
     dtype: Dtype = "auto",
     device: Device = "auto",
     attn: Attention = None,

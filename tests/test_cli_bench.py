@@ -82,7 +82,7 @@ def test_baselines_run_beside_ours_at_every_length_warm_and_cold(cli: Cli, pairs
         assert set(run) == OF_A_RUN
         assert run["draft_tokens_per_step"] <= run["decoding_length"] - 1
         assert run["edl"] == pytest.approx(100 / run["steps"], abs=1e-3)
-        assert run["branch_length"] == {"prompt-lookup": 10, "original-trie": 12}.get(run["strategy"], 32)
+        assert run["branch_length"] == {"prompt-lookup": 10, "original-trie": 12}.get(run["strategy"], 64)
     edl = {run: each["edl"] for run, each in zip(runs_of(value), value["strategies"], strict=True)}
     assert edl["original-trie", 16, "warm"] > edl["original-trie", 16, "cold"]
     assert edl["prompt-lookup", 16, "warm"] == edl["prompt-lookup", 16, "cold"]

@@ -16,7 +16,13 @@ VOCAB_SIZE = 10
 def tree_of(token_ids, parents):
     nodes = len(token_ids)
     no_source = np.full(nodes, -1, np.int32)
-    return DraftTree(np.array(token_ids, np.int32), np.array(parents, np.int32), np.ones(nodes, np.float32), no_source)
+    return DraftTree(
+        np.array(token_ids, np.int32),
+        np.array(parents, np.int32),
+        np.ones(nodes, np.float32),
+        no_source,
+        np.zeros(nodes, np.int32),
+    )
 
 
 def saying(*token_ids):

@@ -234,6 +234,6 @@ def ask_everything(trie: Trie) -> None:
     stats.overview(trie)
     for strategy in ("hierarchical", "single"):
         drafter = Drafter([trie], DraftOptions(strategy, decoding_length=8, branch_length=4))
-        drafter.start(context)
-        drafter.accept([1, 2])
-        drafter.draft()
+        row = drafter.start(context)
+        row.accept([1, 2])
+        row.draft()

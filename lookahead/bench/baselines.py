@@ -1,7 +1,8 @@
 """What others draft, to measure ours against. In: prompts and accepted tokens. Out: one DraftTree a step.
 
-Each baseline has the drafter's interface, so that a replay asks all of them alike. They are our own, written to draft what the
-published ones draft, in plain Python: compare how much of their drafts is accepted, not how long drafting takes.
+Each baseline serves one request at a time and is its own row, so that a replay asks all of them alike. They are our own,
+written to draft what the published ones draft, in plain Python: compare how much of their drafts is accepted, not how long
+drafting takes.
 
 prompt-lookup   one branch, copied from where the last tokens first stood in the request's own text
 original-trie   a tree from the trie of arXiv 2312.12728, ranked as in its authors' public code
@@ -43,11 +44,12 @@ class PromptLookup:
         self._first: dict[tuple[int, ...], int] = {}  # n-gram -> the place behind its earliest occurrence
         self._prompt_length = 0
 
-    def start(self, prompt_ids: Sequence[int] | np.ndarray) -> None:
+    def start(self, prompt_ids: Sequence[int] | np.ndarray) -> PromptLookup:
         """Begin a request: its prompt (at least one token) is searched from now on."""
         self.finish()
         self.accept(prompt_ids)
         self._prompt_length = len(self._text)
+        return self
 
     def accept(self, token_ids: Sequence[int] | np.ndarray) -> None:
         """The model said these tokens next."""
@@ -61,7 +63,7 @@ class PromptLookup:
         self._text, self._first = [], {}
 
     def draft(self, budget: int | None = None, branch_length: int | None = None) -> DraftTree:
-        """One branch of at most 10 tokens; bounds as for `Drafter.draft`."""
+        """One branch of at most 10 tokens; bounds as for `Row.draft`."""
         text = self._text
         length = min(_bounds(self.options, budget, branch_length))
         for n in range(min(LONGEST_NGRAM, len(text)), 0, -1):
@@ -102,12 +104,13 @@ class OriginalTrie:
                 self._outputs.extend(document[document < trie.header.vocab_size].tolist())
                 self._outputs.end_document()
 
-    def start(self, prompt_ids: Sequence[int] | np.ndarray) -> None:
+    def start(self, prompt_ids: Sequence[int] | np.ndarray) -> OriginalTrie:
         """Begin a request: the branches of its prompt (at least one token) serve until it ends."""
         prompt = [int(token) for token in prompt_ids]
         self._prompt.extend(prompt)
         self._prompt.end_document()
         self._context = prompt[-2:]
+        return self
 
     def accept(self, token_ids: Sequence[int] | np.ndarray) -> None:
         """The model said these tokens next."""
@@ -121,7 +124,7 @@ class OriginalTrie:
         self._prompt = BranchTrie(self._prompt.longest)
 
     def draft(self, budget: int | None = None, branch_length: int | None = None) -> DraftTree:
-        """The most frequent continuations of the last two tokens, else of the last one; bounds as for `Drafter.draft`."""
+        """The most frequent continuations of the last two tokens, else of the last one; bounds as for `Row.draft`."""
         most, longest = _bounds(self.options, budget, branch_length)
         tree = root_only(self._context[-1])
         if most <= 0 or longest <= 0:
@@ -167,6 +170,7 @@ class OriginalTrie:
             np.array(parents, np.int32),
             (frequencies / frequencies[0]).astype(np.float32),
             np.array([-1, *(0 if in_prompt else 1 for in_prompt, _ in nodes[1:])], np.int32),
+            np.full(len(nodes), len(matched), np.int32),
         )
 
 

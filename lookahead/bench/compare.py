@@ -221,7 +221,7 @@ def _ours(name: str, target: TargetModel, tries: Sequence[Trie], options: DraftO
         run.forward_seconds += generation.forward_seconds
         return generation.token_ids
 
-    run = Run(name, options.strategy, answer, engine.drafter.session.clear)
+    run = Run(name, options.strategy, answer, engine.drafter.forget)
     return run
 
 

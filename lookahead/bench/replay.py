@@ -22,17 +22,22 @@ from lookahead.trie.file import Trie
 Pair = tuple[list[int], list[int]]
 
 
+class DraftRow(Protocol):
+    """One request that is drafted for."""
+
+    def draft(self, budget: int | None = None, branch_length: int | None = None) -> DraftTree: ...
+    def accept(self, token_ids: Sequence[int]) -> None: ...
+    def finish(self) -> None: ...
+
+
 class DraftSource(Protocol):
-    """What a replay asks for drafts, one request at a time: `Drafter` or a baseline."""
+    """What a replay asks for drafts: `Drafter` or a baseline."""
 
     @property
     def options(self) -> DraftOptions: ...
     @property
     def source_names(self) -> tuple[str, ...]: ...
-    def start(self, prompt_ids: Sequence[int]) -> None: ...
-    def draft(self, budget: int | None = None, branch_length: int | None = None) -> DraftTree: ...
-    def accept(self, token_ids: Sequence[int]) -> None: ...
-    def finish(self) -> None: ...
+    def start(self, prompt_ids: Sequence[int]) -> DraftRow: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,16 +90,16 @@ def replay(pairs: Sequence[Pair], tries: Sequence[Trie], options: DraftOptions, 
     draft_us, update_us = [], []
     by_source: Counter[str] = Counter()
     for prompt, response in pairs:
-        drafter.start(prompt)
-        drafter.accept(response[:1])
+        row = drafter.start(prompt)
+        row.accept(response[:1])
         done = 1
         while done < len(response):
             began = time.perf_counter()
-            tree = drafter.draft(branch_length=len(response) - done)
+            tree = row.draft(branch_length=len(response) - done)
             drafted = time.perf_counter()
             accepted, path = tree.follow(_saying(response, done))
             updating = time.perf_counter()
-            drafter.accept(accepted)
+            row.accept(accepted)
             update_us.append((time.perf_counter() - updating) * 1e6)
             draft_us.append((drafted - began) * 1e6)
             by_source.update(drafter.source_names[tree.sources[node]] for node in path[1:])
@@ -102,7 +107,7 @@ def replay(pairs: Sequence[Pair], tries: Sequence[Trie], options: DraftOptions, 
             steps += 1
             draft_tokens += tree.draft_tokens
             done += len(accepted)
-        drafter.finish()
+        row.finish()
     return ReplayResult(
         baseline or options.strategy,
         options.decoding_length,

@@ -127,19 +127,19 @@ class LookaheadEngine:
         target, drafter = self.target, self.drafter
         processor = greedy_processor(target, text.shape[1])
         sequence = target.sequence(text.shape[1] + generation.room + drafter.options.decoding_length)
-        drafter.start(text[0].tolist())
+        row = drafter.start(text[0].tolist())
         try:
             began = time.perf_counter()
             scores = sequence.prefill(text)
             accepted = verify_and_accept(root_only(int(text[0, -1])), scores, processor, text)
             generation.forward_seconds += time.perf_counter() - began
             taken = generation.add(accepted.token_ids)
-            drafter.accept(taken)
+            row.accept(taken)
             yield taken
             while not generation.finish_reason:
                 began = time.perf_counter()
                 length = self.budget.decoding_length() if self.budget else drafter.options.decoding_length
-                tree = drafter.draft(length - 1, branch_length=generation.room - len(generation.token_ids) - 1)
+                tree = row.draft(length - 1, branch_length=generation.room - len(generation.token_ids) - 1)
                 drafted = time.perf_counter()
                 logits = sequence.forward(tree)
                 if processor:
@@ -153,10 +153,10 @@ class LookaheadEngine:
                     self.budget.observe(len(tree), accepted.nodes, verified - drafted, verified - began)
                 taken = generation.add(accepted.token_ids)
                 generation.count(tree, accepted, len(taken), drafter.source_names)
-                drafter.accept(taken)
+                row.accept(taken)
                 yield taken
         finally:
-            drafter.finish()
+            row.finish()
 
     def _plain(self, text: torch.Tensor, generation: Generation) -> Iterator[list[int]]:
         """The model's own `generate`, for models whose state cannot be rolled back."""

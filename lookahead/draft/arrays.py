@@ -1,19 +1,21 @@
 """The arrays that drafting kernels share, handed over as addresses. In: sizes. Out: named tuples of arrays, inside a kernel.
 
-A kernel that is given forty arrays spends more time on taking them over, and on counting references to them, than on a short draft.
-So a `Block` allocates them and tells their addresses in one array; inside the kernel they are views again, which nobody counts.
-Whoever calls a kernel keeps the blocks alive.
+A kernel that is given forty arrays spends more time on taking them over, and on counting references to them, than on a short
+draft. So a `Block` allocates them and tells their addresses in one array; inside the kernel they are views again, which nobody
+counts. Whoever calls a kernel keeps the blocks alive.
 """
 
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import carray, types
 from numba.extending import intrinsic
 
-from lookahead.trie.suffixes import inlined, kernel
+from lookahead.trie.suffixes import inlined
 
 SLOTS = 240  # different tokens that the experts of one node may propose
 HASHES = 512
@@ -29,12 +31,12 @@ OWN_COLUMNS = 7
 TREE_TOKENS, TREE_PARENTS, TREE_SOURCES, TREE_MATCHES = range(4)  # of a row's tree
 
 
-def pointer_to(numba_type):  # type: ignore[no-untyped-def]
+def pointer_to(numba_type):
     """A kernel that takes an address for a pointer to values of this type."""
 
     @intrinsic
-    def pointer(typing_context, address):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def pointer(typing_context, address):
+        def codegen(context, builder, signature, arguments):
             return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
         return types.CPointer(numba_type)(types.int64), codegen
@@ -47,18 +49,23 @@ int32_at, int64_at = pointer_to(types.int32), pointer_to(types.int64)
 float32_at, float64_at = pointer_to(types.float32), pointer_to(types.float64)
 
 
+Layout = Mapping[str, tuple[Any, tuple[int | str, ...]]]  # name -> (dtype, shape); a string in a shape is a size by name
+
+
 class Block:
-    """Arrays of one layout, as attributes.
+    """Arrays of one layout, as attributes."""
 
-    layout: name -> (dtype, shape); a string in a shape is a size given by name.
-    """
-
-    def __init__(self, layout: dict[str, tuple[type, tuple[int | str, ...]]], **sizes: int):
+    def __init__(self, layout: Layout, **sizes: int):
         self.sizes = sizes
         self.names = tuple(layout)
         for name, (dtype, shape) in layout.items():
             setattr(self, name, np.zeros([sizes[n] if isinstance(n, str) else n for n in shape], dtype))
         self.refresh()
+
+    if TYPE_CHECKING:  # the arrays
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def refresh(self) -> None:
         """After an array was replaced: note all addresses anew. addresses: int64 [sizes + arrays]."""
@@ -69,7 +76,7 @@ class Block:
 
 
 # One thread's scratch space. A node is one of the tree that is being grown, the root first.
-SCRATCH = {
+SCRATCH: Layout = {
     "keys": (np.int64, ("nodes", 2)),  # token and parent of each node
     "steps": (np.int64, ("nodes", "texts", STEPS, 4)),  # see places.py
     "made": (np.int64, ("nodes", "texts", 2)),
@@ -93,10 +100,11 @@ SCRATCH = {
     "used_factors": (np.int64, (SLOTS, 3)),
     "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
 }
-Scratch = namedtuple("Scratch", SCRATCH)  # noqa: PYI024  (a kernel can make this kind only)
+# Plain named tuples: a kernel can make no other.
+Scratch: Any = namedtuple("Scratch", tuple(SCRATCH))
 
 # What all rows share. Each array is explained where it is used.
-SHARED = {
+SHARED: Layout = {
     "texts": (np.int64, ("texts", COLUMNS)),
     "weights": (np.float32, ("texts",)),
     "common": (np.int64, (LEADERS, 3)),
@@ -109,10 +117,10 @@ SHARED = {
     "counted": (np.float64, (2, BINS)),
     "used": (np.int64, (1,)),  # texts that hold anything; they come first
 }
-Shared = namedtuple("Shared", SHARED)  # noqa: PYI024
+Shared: Any = namedtuple("Shared", tuple(SHARED))
 
 # What is kept of each row: its own text's addresses, what its context matches, and the latest tree.
-ROWS = {
+ROWS: Layout = {
     "own": (np.int64, ("rows", OWN_COLUMNS)),
     "steps": (np.int64, ("rows", "texts", STEPS, 4)),
     "made": (np.int64, ("rows", "texts", 2)),
@@ -121,7 +129,7 @@ ROWS = {
     "reach": (np.float32, ("rows", 2, "nodes")),  # computed and calibrated probability of the path
     "nodes": (np.int64, ("rows",)),  # root included; 0: no tree was grown for this step
 }
-Rows = namedtuple("Rows", ROWS)  # noqa: PYI024
+Rows: Any = namedtuple("Rows", tuple(ROWS))
 
 
 def scratch_block(nodes: int, texts: int) -> Block:

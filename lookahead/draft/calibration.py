@@ -1,7 +1,8 @@
 """What a computed path probability is worth. In: trees and what was said. Out: the share of such nodes that are accepted.
 
-Nodes are counted by their computed probability, eight bins to an octave. A bin's ratio of accepted to predicted is smoothed over the
-bins near it and drawn towards the ratio that was measured beforehand; the curve never falls, so the order of nodes stays as it is.
+Nodes are counted by their computed probability, eight bins to an octave. A bin's ratio of accepted to predicted is smoothed
+over the bins near it and drawn towards the ratio that was measured beforehand; the curve never falls, so the order of nodes
+stays as it is.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ class Calibration:
 
 @inlined
 def count_nodes(tree, reach, nodes, said, counted):
-    """The model said `said` where this tree was drafted (int32 [4, nodes], computed probabilities): count each node below the root.
+    """The model said `said` where this tree was drafted: count each node below the root.
+
+    tree: int32 [4, nodes]; reach: float32 [nodes], computed probabilities.
 
     counted[0] gets its probability, counted[1] 1 if it lies on the path that was said.
     """

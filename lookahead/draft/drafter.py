@@ -1,8 +1,8 @@
 """Drafts for the rows of a batch. In: prompts and accepted tokens. Out: one DraftTree a row and step.
 
-The drafter owns what rows share: the prebuilt tries, the memory of the job's finished outputs, and all that has been learned about
-which of them to believe. A `Row` is one running request with its own text. A request's prompt serves its own request only and is
-gone when the request ends.
+The drafter owns what rows share: the prebuilt tries, the memory of the job's finished outputs, and all that has been learned
+about which of them to believe. A `Row` is one running request with its own text. A request's prompt serves its own request only
+and is gone when the request ends.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from lookahead.draft import planner
+from lookahead.draft.arrays import RECENT, STEPS, Block, rows_block, scratch_block, shared_block
 from lookahead.draft.calibration import EDGES, Calibration
 from lookahead.draft.mixture import AT, CELLS, FACTORS, OUTPUT
-from lookahead.draft.arrays import LEADERS, RECENT, STEPS, rows_block, scratch_block, shared_block
 from lookahead.draft.own_text import OwnText, lead_common
 from lookahead.draft.places import SIZE, VOCABULARY, SortedText, narrow_all, table_of
 from lookahead.draft.priors import Priors, load_priors
@@ -75,16 +75,21 @@ class Row:
         self.prompt_length = 0
 
     def draft(self, budget: int | None = None, branch_length: int | None = None, price: float | None = None) -> DraftTree:
-        """The most probable continuations of the request's text; see `Drafter.draft`."""
-        return self.drafter.draft(self, budget, branch_length, price)
+        """The most probable continuations of the request's text.
+
+        budget: draft tokens at most (default and upper limit: decoding_length - 1).
+        branch_length: draft tokens on one path at most (default and upper limit: the option of this name).
+        price: path probability that a node must have (default: the option of this name).
+        """
+        return self.drafter.draft_rows([self], [budget], [branch_length], price)[0]
 
     def accept(self, token_ids: Sequence[int] | np.ndarray) -> None:
         """The model said these tokens next."""
-        self.drafter.accept(self, token_ids)
+        self.drafter._accept(self, token_ids)
 
     def finish(self) -> None:
         """End the request: its output joins the job's memory, its prompt is forgotten."""
-        self.drafter.finish(self)
+        self.drafter._finish(self)
 
 
 class Drafter:
@@ -104,25 +109,23 @@ class Drafter:
         self.tries = tuple(tries)
         self.source_names = ("prompt", "output", "session", *(f"trie:{trie.name}" for trie in self.tries))
         self.session = SessionMemory(self.options.session_tokens)
-        priors = priors or load_priors()
+        self._priors = priors or load_priors()
         trie_weights = [1.0] * len(self.tries) if weights is None else list(weights)
         self._trie_texts, text_weights = [], []
         for number, (trie, weight) in enumerate(zip(self.tries, trie_weights, strict=True)):
             for part in trie.segments:
-                self._trie_texts.append(
-                    SortedText(
-                        part.tokens, part.suffixes, part.first, SESSION + 1 + number, trie.header.depth,
-                        part.document_ends, part.document_sources, trie.source_weights if trie.weighted else None,
-                    )  # fmt: skip
-                )
+                text = SortedText(part.tokens, part.suffixes, part.first, SESSION + 1 + number, trie.header.depth)
+                if trie.weighted:
+                    weighing = (part.document_ends, part.document_sources, trie.source_weights)
+                    text = dataclasses.replace(text, weighing=weighing)
+                self._trie_texts.append(text)
                 text_weights.append(weight)
         text_weights += [1.0] * len(self.session.runs)
         self.shared = shared_block(len(text_weights), CELLS, FACTORS)
         self.shared.weights[:] = text_weights
-        self.shared.lambdas, self.shared.earned, self.shared.factors = priors.fresh()
         self.shared.edges = EDGES
-        self.calibration = Calibration(priors.calibration, self.shared.counted)
-        self.shared.refresh()
+        self._learn_from(self._priors)
+        self.rows: Block
         self._rows: list[Row] = []
         self._free: list[Row] = []
         self._make_rows(1)
@@ -130,9 +133,7 @@ class Drafter:
         self._pool: ThreadPoolExecutor | None = None
         self._version = -1
         self._refresh_texts()
-        vocabulary = np.arange(int(self.shared.texts[:, VOCABULARY].max()))
-        lead_common(self.shared.texts, self.shared.weights, vocabulary, self.shared.common)
-        self._share_common()
+        self._find_common()
 
     def start(self, prompt_ids: Sequence[int] | np.ndarray) -> Row:
         """Begin a request: its prompt (at least one token) becomes its own text."""
@@ -154,8 +155,7 @@ class Drafter:
             row.root = int(prompt_ids[-1])
         return row
 
-    def accept(self, row: Row, token_ids: Sequence[int] | np.ndarray) -> None:
-        """The model said these tokens next in `row`."""
+    def _accept(self, row: Row, token_ids: Sequence[int] | np.ndarray) -> None:
         if not len(token_ids):
             return
         row.root = int(token_ids[-1])
@@ -169,17 +169,6 @@ class Drafter:
             row.number, said, self.options.learn, self.shared.addresses, self.rows.addresses, self._scratch[0].addresses
         )
 
-    def draft(
-        self, row: Row, budget: int | None = None, branch_length: int | None = None, price: float | None = None
-    ) -> DraftTree:
-        """The most probable continuations of a row's text.
-
-        budget: draft tokens at most (default and upper limit: decoding_length - 1).
-        branch_length: draft tokens on one path at most (default and upper limit: the option of this name).
-        price: path probability that a node must have (default: the option of this name).
-        """
-        return self.draft_rows([row], [budget], [branch_length], price)[0]
-
     def draft_rows(
         self,
         rows: Sequence[Row],
@@ -187,7 +176,7 @@ class Drafter:
         branch_lengths: Sequence[int | None],
         price: float | None = None,
     ) -> list[DraftTree]:
-        """`draft` for each row of a batch. Several threads share a large one; the GIL is free meanwhile."""
+        """`Row.draft` for each row of a batch. Several threads share a large one; the GIL is free meanwhile."""
         options = self.options
         most = options.decoding_length - 1 if options.strategy != "off" else 0
         longest = options.branch_length
@@ -209,8 +198,7 @@ class Drafter:
             self._grow(0, grown, least)
         return [self._tree_of(row, limit[1]) for row, limit in zip(rows, limits, strict=True)]
 
-    def finish(self, row: Row) -> None:
-        """End a request; `row` is not to be used any more."""
+    def _finish(self, row: Row) -> None:
         text = row.own.tokens
         if len(text) > row.prompt_length:
             output = text[row.prompt_length :]
@@ -221,6 +209,13 @@ class Drafter:
         row.own.clear()
         row.prompt_length = 0
         self._free.append(row)
+
+    def forget(self) -> None:
+        """Be as new: nothing remembered, nothing learned. No row may be running."""
+        self.session.clear()
+        self._learn_from(self._priors)
+        self._refresh_texts()
+        self._find_common()
 
     def warm_up(self) -> None:
         """Compile the kernels (once per machine), so that the first draft is no slower."""
@@ -238,9 +233,7 @@ class Drafter:
     def _grow(self, thread: int, limits: np.ndarray, least: float) -> None:
         """Fill the trees of rows. limits: int64 [rows, 3], number of the row, budget, branch length."""
         single = self.options.strategy == "single"
-        planner.grow_rows(
-            limits, least, single, self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses
-        )
+        planner.grow_rows(limits, least, single, self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses)
 
     def _tree_of(self, row: Row, budget: int) -> DraftTree:
         """A copy of the tree that was grown for a row, if any."""
@@ -284,6 +277,19 @@ class Drafter:
         scratch = np.zeros((1, len(texts), STEPS, 4), np.int64)
         for token in row.own.tokens[-RECENT:].tolist():
             narrow_all(texts, self.shared.used[0], steps, made, row.number, token, scratch)
+
+    def _learn_from(self, priors: Priors) -> None:
+        self.shared.lambdas, self.shared.earned, self.shared.factors = priors.fresh()
+        self.shared.counted[:] = 0
+        self.shared.refresh()
+        self.calibration = Calibration(priors.calibration, self.shared.counted)
+
+    def _find_common(self) -> None:
+        """The commonest tokens of all sorted texts."""
+        shared = self.shared
+        shared.common[:] = 0
+        lead_common(shared.texts, shared.weights, np.arange(int(shared.texts[:, VOCABULARY].max())), shared.common)
+        self._share_common()
 
     def _share_common(self) -> None:
         total = float((self.shared.weights * self.shared.texts[:, SIZE]).sum())

@@ -1,4 +1,5 @@
-"""What comes next: a mixture of experts, one for each context length. In: the places of a context. Out: tokens with probabilities.
+"""What comes next: a mixture of experts, one for each context length. In: the places of a context. Out: tokens with
+probabilities.
 
 An *expert* is one group of places that agree with the context in at least `order` tokens, and says P_e(t) = the share of them
 that t follows. There are two groups: the request's *own* text, and all *other* text (tries and finished outputs, their counts
@@ -7,13 +8,13 @@ leaves the rest to those behind it (stick-breaking):
 
     P(t) = sum over e of [product over earlier j of (1 - lambda_j)] * lambda_e * P_e(t)
 
-lambda is the mean of what the expert's *cell* has earned so far: cells tell experts apart by order, group, number of places, share
-of the commonest successor, and rank. After the longest match there has broken off, *aligned* experts stand first: they go on where
-the broken match would be now, as text that was copied with one word changed does. Last, order 0 offers the commonest tokens.
-A second learned factor rescores each token by who proposes it (`rescore`).
+lambda is the mean of what the expert's *cell* has earned so far: cells tell experts apart by order, group, number of places,
+share of the commonest successor, and rank. After the longest match there has broken off, *aligned* experts stand first: they go
+on where the broken match would be now, as text that was copied with one word changed does. Last, order 0 offers the commonest
+tokens. A second learned factor rescores each token by who proposes it (`rescore`).
 
-Worked example: own text "a b a b", context "... b": one own expert of order 2 (one place, "a" follows), lambda .6, and one of order 1
-with the same place, skipped; then P(a) = .6 and .4 is left for order 0.
+Worked example: own text "a b a b", context "... b": one own expert of order 2 (one place, "a" follows), lambda .6, and one of
+order 1 with the same place, skipped; then P(a) = .6 and .4 is left for order 0.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from lookahead.draft.places import (
     token_at,
     weight_at,
 )
-from lookahead.trie.suffixes import inlined, kernel
+from lookahead.trie.suffixes import inlined
 
 OWN, OTHER = 0, 1  # groups
 ORDERS, COUNTS, SHARES, RANKS = 8, 7, 4, 4  # values of each feature of a cell
@@ -240,7 +241,9 @@ def mix(shared, scratch, own, node, have, floor, actual):
         elif other_order > 0:
             order = order_bucket(other_order)
             total, distinct = np.float32(0.0), 0
-            sample = np.int64(min(max(RESOLUTION * rest / floor, FEWEST), MOST_SAMPLED)) if floor > 0 else np.int64(MOST_SAMPLED)
+            sample = np.int64(MOST_SAMPLED)
+            if floor > 0:
+                sample = np.int64(min(max(RESOLUTION * rest / floor, FEWEST), MOST_SAMPLED))
             for text in range(number_of_texts):
                 number = current[text] + 1
                 if number < scratch.made[node, text, 0] and steps[node, text, number, ORDER] >= other_order:

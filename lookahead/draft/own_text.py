@@ -1,4 +1,5 @@
-"""The text of one running request: its prompt and what it has said. In: tokens, one at a time. Out: earlier places like its end.
+"""The text of one running request: its prompt and what it has said. In: tokens, one at a time. Out: earlier places like its
+end.
 
 A token log with hash chains, as LZ77 match finders keep: for each place, the one before it that ends in the same 1, 2, 4 or 8
 tokens. Appending is O(1); the places of a context are found newest first, those that match longest before the others.
@@ -23,7 +24,7 @@ CHAIN_STEPS = 64  # places looked at on a chain
 
 # Columns of a row's own text among the arrays of all rows.
 LOG, CAPACITY, HEADS, HEAD_SLOTS, LEADING, LENGTH, PROMPT_LENGTH = range(OWN_COLUMNS)
-Own = namedtuple("Own", ("log", "heads", "leaders", "length", "prompt_length"))  # noqa: PYI024
+Own = namedtuple("Own", ("log", "heads", "leaders", "length", "prompt_length"))
 
 
 class OwnText:
@@ -70,7 +71,8 @@ class OwnText:
 
     def describe(self, columns: np.ndarray, prompt_length: int) -> None:
         """Write addresses and sizes into int64 [OWN_COLUMNS]."""
-        columns[[LOG, CAPACITY, HEADS, HEAD_SLOTS]] = self.log.ctypes.data, self.log.shape[1], self.heads.ctypes.data, self.heads.shape[1]
+        columns[[LOG, CAPACITY]] = self.log.ctypes.data, self.log.shape[1]
+        columns[[HEADS, HEAD_SLOTS]] = self.heads.ctypes.data, self.heads.shape[1]
         columns[[LEADING, LENGTH, PROMPT_LENGTH]] = self.leaders.ctypes.data, self.length, prompt_length
 
     def append(self, token_ids: Sequence[int] | np.ndarray) -> None:

@@ -8,8 +8,8 @@ largest number of the context's tokens for which these are the places (unlike `l
 steps of a context, longest first, hold fewer places each than the next: lengths with the same places share a step. Appending a
 token to the context narrows each step to the places where that token follows, and adds the places of the token alone.
 
-Example: in "a b a b a c", the context "a b" has the steps ("a b": 2 places); then appending "a" gives ("b a": 2 places, order 3)
-and ("a": 3 places, order 1).
+Example: in "a b a b a c", the context "a b" has the steps ("a b": 2 places); then appending "a" gives ("b a": 2 places, order
+3) and ("a": 3 places, order 1).
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class SortedText:
     suffixes  uint32 or uint64: positions in `tokens`, sorted by the text that starts there
     first     uint32 or uint64 [vocabulary + 1]: where the suffixes of each first token begin
     source    number that accepted tokens are attributed to
+    depth     tokens that the suffixes are sorted by
+    weighing  document ends, document sources (uint16) and source weights (float32), where weights differ
     """
 
     tokens: np.ndarray
     suffixes: np.ndarray
     first: np.ndarray
     source: int
-    depth: int = DEPTH  # tokens that the suffixes are sorted by
-    document_ends: np.ndarray | None = None
-    document_sources: np.ndarray | None = None
-    source_weights: np.ndarray | None = None  # float32, given only if some differ from 1
+    depth: int = DEPTH
+    weighing: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def row(self) -> np.ndarray:
         """int64 [COLUMNS]"""
@@ -56,11 +56,10 @@ class SortedText:
         row[[SUFFIXES, SUFFIX_BYTES, SIZE]] = self.suffixes.ctypes.data, self.suffixes.itemsize, len(self.suffixes)
         row[[FIRST, FIRST_BYTES, VOCABULARY]] = self.first.ctypes.data, self.first.itemsize, len(self.first) - 1
         row[SOURCE], row[SORTED] = self.source, self.depth
-        if self.document_ends is not None and self.document_sources is not None and self.source_weights is not None:
-            ends = self.document_ends
+        if self.weighing is not None:
+            ends, sources, weights = self.weighing
             row[[DOCUMENT_ENDS, DOCUMENT_END_BYTES, DOCUMENTS]] = ends.ctypes.data, ends.itemsize, len(ends)
-            row[DOCUMENT_SOURCES] = self.document_sources.ctypes.data
-            row[[SOURCE_WEIGHTS, WEIGHTS]] = self.source_weights.ctypes.data, len(self.source_weights)
+            row[[DOCUMENT_SOURCES, SOURCE_WEIGHTS, WEIGHTS]] = sources.ctypes.data, weights.ctypes.data, len(weights)
         return row
 
 
@@ -144,7 +143,8 @@ def _narrowed(texts, text, low, high, prefix, token):
             high = middle
     begin, reach = low, np.int64(1)
     high = begin
-    while high < stop and token_at(texts, text, suffix_at(texts, text, high) + prefix) == token:  # gallop: most ranges are short
+    # Gallop: most ranges are short.
+    while high < stop and token_at(texts, text, suffix_at(texts, text, high) + prefix) == token:
         low = high + 1
         high = min(stop, high + reach)
         reach <<= 1

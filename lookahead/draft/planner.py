@@ -1,10 +1,11 @@
 """Which guesses are worth a forward. In: the context of each row and a budget. Out: the most probable tree of each.
 
-The tree grows by the probability of the whole path, best first: long single branches where text is being copied, bushes where it is
-not. Every node that is taken is looked up afresh on context + path (`mixture.mix`), for its children to compete with all others.
+The tree grows by the probability of the whole path, best first: long single branches where text is being copied, bushes where
+it is not. Every node that is taken is looked up afresh on context + path (`mixture.mix`), for its children to compete with all
+others.
 
-What cannot come into the tree any more is not computed: the budget-th best probability offered so far is a cutoff for later ones,
-and once what an expert list leaves over is under it, no further expert is asked.
+What cannot come into the tree any more is not computed: the budget-th best probability offered so far is a cutoff for later
+ones, and once what an expert list leaves over is under it, no further expert is asked.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from lookahead.draft.arrays import (
     shared_arrays,
 )
 from lookahead.draft.calibration import LEAST, bin_of, calibrated, count_nodes, edge_of
-from lookahead.draft.mixture import P, SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, learn, mix, move_aligned, rescore
+from lookahead.draft.mixture import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P, learn, mix, move_aligned, rescore
 from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
 from lookahead.trie.suffixes import inlined, kernel

@@ -1,4 +1,5 @@
-"""What is believed before a job has taught anything better. In: a small data file. Out: arrays that a drafter goes on learning in.
+"""What is believed before a job has taught anything better. In: a small data file. Out: arrays that a drafter goes on learning
+in.
 
 `samples/train_priors.py` trains the file on text of any kind; without it the formula serves.
 """
@@ -19,7 +20,13 @@ FIRST_GRADIENTS = 0.1  # AdaGrad's sum of squares at the beginning
 
 @dataclasses.dataclass(frozen=True)
 class Priors:
-    """lambdas float32 [CELLS]; factors float32 [FACTORS], logarithms; calibration float32 [BINS], accepted / predicted, or None."""
+    """What to start from.
+
+    lambdas      float32 [CELLS]
+    factors      float32 [FACTORS], logarithms
+    calibration  float32 [BINS], accepted / predicted; None: 1
+    strength     observations that each lambda stands for
+    """
 
     lambdas: np.ndarray
     factors: np.ndarray

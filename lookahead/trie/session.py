@@ -1,8 +1,9 @@
 """The memory of the running job. In: finished outputs. Out: sorted text that drafting reads as it reads a trie file.
 
-Outputs are appended to one token log. Two runs of sorted suffixes cover it, the older part and the recent one, as in an LSM store:
-a new output is sorted and merged into the recent run, and when that has grown to a share of the older one, the two are merged. So a
-token is moved a bounded number of times. When the log is full its older half is dropped: what is stale leaves, and memory stays bounded.
+Outputs are appended to one token log. Two runs of sorted suffixes cover it, the older part and the recent one, as in an LSM
+store: a new output is sorted and merged into the recent run, and when that has grown to a share of the older one, the two are
+merged. So a token is moved a bounded number of times. When the log is full its older half is dropped: what is stale leaves, and
+memory stays bounded.
 """
 
 from __future__ import annotations
@@ -48,13 +49,18 @@ class SessionMemory:
 
     def __init__(self, capacity: int):
         self.capacity = capacity
-        self.tokens = np.empty(min(capacity, 1 << 12), np.uint32)
-        self.length = 0
-        self.runs = (Run(), Run())
         self.version = 0
+        self.clear()
 
     def __len__(self) -> int:
         return self.length
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.tokens = np.empty(min(self.capacity, 1 << 12), np.uint32)
+        self.length = 0
+        self.runs = (Run(), Run())
+        self.version += 1
 
     def append_document(self, left_context: Sequence[int] | np.ndarray, token_ids: Sequence[int] | np.ndarray) -> None:
         """Add one finished output. Its continuations start behind the last token of `left_context` at the earliest."""
