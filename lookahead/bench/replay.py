@@ -86,6 +86,11 @@ def replay(pairs: Sequence[Pair], tries: Sequence[Trie], options: DraftOptions, 
     baseline: a name in BASELINES, which then drafts instead, within the same lengths.
     """
     drafter: DraftSource = BASELINES[baseline](tries, options) if baseline else Drafter(tries, options)
+    return replay_with(drafter, pairs, "warm" if tries else "cold", baseline or options.strategy)
+
+
+def replay_with(drafter: DraftSource, pairs: Sequence[Pair], start: str = "cold", strategy: str = "") -> ReplayResult:
+    """`replay` with a drafter that is kept, and what it learns with it."""
     tokens = steps = draft_tokens = 0
     draft_us, update_us = [], []
     by_source: Counter[str] = Counter()
@@ -109,10 +114,10 @@ def replay(pairs: Sequence[Pair], tries: Sequence[Trie], options: DraftOptions, 
             done += len(accepted)
         row.finish()
     return ReplayResult(
-        baseline or options.strategy,
-        options.decoding_length,
+        strategy,
+        drafter.options.decoding_length,
         drafter.options.branch_length,
-        "warm" if tries else "cold",
+        start,
         tokens,
         steps,
         draft_tokens,

@@ -101,7 +101,7 @@ SCRATCH: Layout = {
     "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
 }
 # Plain named tuples: a kernel can make no other.
-Scratch: Any = namedtuple("Scratch", tuple(SCRATCH))
+Scratch = namedtuple("Scratch", tuple(SCRATCH))  # type: ignore[misc]
 
 # What all rows share. Each array is explained where it is used.
 SHARED: Layout = {
@@ -117,7 +117,7 @@ SHARED: Layout = {
     "counted": (np.float64, (2, BINS)),
     "used": (np.int64, (1,)),  # texts that hold anything; they come first
 }
-Shared: Any = namedtuple("Shared", tuple(SHARED))
+Shared = namedtuple("Shared", tuple(SHARED))  # type: ignore[misc]
 
 # What is kept of each row: its own text's addresses, what its context matches, and the latest tree.
 ROWS: Layout = {
@@ -129,7 +129,7 @@ ROWS: Layout = {
     "reach": (np.float32, ("rows", 2, "nodes")),  # computed and calibrated probability of the path
     "nodes": (np.int64, ("rows",)),  # root included; 0: no tree was grown for this step
 }
-Rows: Any = namedtuple("Rows", tuple(ROWS))
+Rows = namedtuple("Rows", tuple(ROWS))  # type: ignore[misc]
 
 
 def scratch_block(nodes: int, texts: int) -> Block:
@@ -151,7 +151,7 @@ def scratch_arrays(addresses):
     """The Scratch of a block's addresses."""
     nodes, texts, most = addresses[0], addresses[1], addresses[3]
     a = addresses[4:]
-    return Scratch(
+    return Scratch(  # type: ignore[call-arg]
         carray(int64_at(a[0]), (nodes, 2)),
         carray(int64_at(a[1]), (nodes, texts, STEPS, 4)),
         carray(int64_at(a[2]), (nodes, texts, 2)),
@@ -182,7 +182,7 @@ def shared_arrays(addresses):
     """The Shared of a block's addresses."""
     texts, cells, factors = addresses[0], addresses[1], addresses[2]
     a = addresses[3:]
-    return Shared(
+    return Shared(  # type: ignore[call-arg]
         carray(int64_at(a[0]), (texts, COLUMNS)),
         carray(float32_at(a[1]), (texts,)),
         carray(int64_at(a[2]), (LEADERS, 3)),
@@ -202,7 +202,7 @@ def rows_arrays(addresses):
     """The Rows of a block's addresses."""
     rows, texts, nodes = addresses[0], addresses[1], addresses[3]
     a = addresses[4:]
-    return Rows(
+    return Rows(  # type: ignore[call-arg]
         carray(int64_at(a[0]), (rows, OWN_COLUMNS)),
         carray(int64_at(a[1]), (rows, texts, STEPS, 4)),
         carray(int64_at(a[2]), (rows, texts, 2)),

@@ -7,9 +7,13 @@ in.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.resources
 
+import msgpack
 import numpy as np
 
+from lookahead.draft.arrays import BINS
 from lookahead.draft.mixture import ALIGNED, CELLS, COUNTS, FACTORS, ORDERS, RANKS, SHARES
 
 TYPICAL_ORDER = (0, 1, 2, 3, 4.5, 7, 12, 24)  # of each order bucket
@@ -52,6 +56,13 @@ def formula() -> Priors:
     return Priors(np.concatenate([lambdas, aligned]).astype(np.float32), np.zeros(FACTORS, np.float32), None, FORMULA_STRENGTH)
 
 
+@functools.cache
 def load_priors() -> Priors:
-    """Those that ship with the package."""
-    return formula()
+    """Those that ship with the package; the formula if they were trained for other cells."""
+    file = importlib.resources.files("lookahead.draft").joinpath("priors.msgpack")
+    if not file.is_file():
+        return formula()
+    arrays = {name: np.frombuffer(data, "<f4") for name, data in msgpack.unpackb(file.read_bytes()).items()}
+    if (len(arrays["lambdas"]), len(arrays["factors"]), len(arrays["calibration"])) != (CELLS, FACTORS, BINS):
+        return formula()
+    return Priors(**arrays)
