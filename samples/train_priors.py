@@ -20,8 +20,7 @@ from lookahead.atomic import replacing
 from lookahead.bench.replay import Pair, replay_with
 from lookahead.draft.calibration import Calibration
 from lookahead.draft.drafter import Drafter, DraftOptions
-from lookahead.draft.mixture import BY_LAST
-from lookahead.draft.priors import FIRST_GRADIENTS, FORMULA_STRENGTH, Priors, formula
+from lookahead.draft.priors import FORMULA_STRENGTH, Priors, formula
 from lookahead.job.rows import replay_pairs
 from lookahead.trie.file import Trie
 
@@ -47,22 +46,16 @@ def main() -> None:
 
 
 def train(workloads: list[tuple[list[Pair], list[Trie]]]) -> dict[str, np.ndarray]:
-    """lambdas and factors, over all workloads, cold and warm."""
+    """lambdas, over all workloads, cold and warm."""
     start = formula()
-    unsure = Priors(start.lambdas, start.factors, None, strength=1e-3)
+    unsure = Priors(start.lambdas, None, strength=1e-3)
     earned = np.stack([start.lambdas * FORMULA_STRENGTH, np.full_like(start.lambdas, FORMULA_STRENGTH)], axis=1)
-    summed, weight = np.zeros_like(start.factors), np.full_like(start.factors, 1e-6)
     for pairs, tries in workloads:
         for opened in [[], tries] if tries else [[]]:
             drafter = Drafter(opened, DraftOptions(decoding_length=2), priors=unsure)
             replay_with(drafter, pairs)
             earned += drafter.shared.earned
-            seen = drafter.shared.factors[:, 2] - FIRST_GRADIENTS
-            summed += seen * drafter.shared.factors[:, 1]
-            weight += seen
-    factors = summed / weight
-    factors[BY_LAST:] = 0  # tokens differ from tokenizer to tokenizer
-    return {"lambdas": earned[:, 0] / earned[:, 1], "factors": factors}
+    return {"lambdas": earned[:, 0] / earned[:, 1]}
 
 
 def calibrate(workloads: list[tuple[list[Pair], list[Trie]]], priors: Priors) -> np.ndarray:
