@@ -98,6 +98,7 @@ SCRATCH: Layout = {
     "touched": (np.int64, (SLOTS,)),
     "own_slots": (np.int64, (SLOTS,)),
     "used_factors": (np.int64, (SLOTS, 3)),
+    "chains": (np.int64, (CHAINS,)),  # slots in the own text's hash tables
     "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
 }
 # Plain named tuples: a kernel can make no other.
@@ -111,7 +112,8 @@ SHARED: Layout = {
     "common_shares": (np.float32, (LEADERS,)),
     "lambdas": (np.float32, ("cells",)),
     "earned": (np.float32, ("cells", 2)),
-    "factors": (np.float32, ("factors", 3)),
+    "factors": (np.float32, ("factors",)),
+    "learned": (np.float32, ("factors", 2)),
     "edges": (np.float32, (BINS,)),
     "curve": (np.float32, (BINS,)),
     "counted": (np.float64, (2, BINS)),
@@ -173,7 +175,8 @@ def scratch_arrays(addresses):
         carray(int64_at(a[18]), (SLOTS,)),
         carray(int64_at(a[19]), (SLOTS,)),
         carray(int64_at(a[20]), (SLOTS, 3)),
-        carray(int64_at(a[21]), (RECENT,)),
+        carray(int64_at(a[21]), (CHAINS,)),
+        carray(int64_at(a[22]), (RECENT,)),
     )
 
 
@@ -189,11 +192,12 @@ def shared_arrays(addresses):
         carray(float32_at(a[3]), (LEADERS,)),
         carray(float32_at(a[4]), (cells,)),
         carray(float32_at(a[5]), (cells, 2)),
-        carray(float32_at(a[6]), (factors, 3)),
-        carray(float32_at(a[7]), (BINS,)),
+        carray(float32_at(a[6]), (factors,)),
+        carray(float32_at(a[7]), (factors, 2)),
         carray(float32_at(a[8]), (BINS,)),
-        carray(float64_at(a[9]), (2, BINS)),
-        carray(int64_at(a[10]), (1,)),
+        carray(float32_at(a[9]), (BINS,)),
+        carray(float64_at(a[10]), (2, BINS)),
+        carray(int64_at(a[11]), (1,)),
     )
 
 

@@ -60,7 +60,8 @@ RECENCIES = 24
 BY_LAST = BY_RECENCY + (NEVER + 1) * RECENCIES
 LAST_TOKENS = 1024
 FACTORS = BY_LAST + 4 * LAST_TOKENS
-RATE = 0.1  # AdaGrad
+RATE, FIRST_GRADIENTS = 0.1, 0.1  # of AdaGrad: step size, sum of squares at the beginning
+HOPE = np.float32(8.0)  # times as probable as the experts say: no token gets there by its factors
 
 # Columns of an aligned place: where the broken match would be now, its order when it broke, misses, hits since the last miss.
 AT, BEFORE, MISSED, HIT = range(4)
@@ -190,7 +191,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
         if rest < floor:
             return rank
 
-    places = own_places(own.log, own.heads, own.length, scratch.recent, have, found)
+    places = own_places(own.log, own.heads, own.length, scratch.recent, have, found, scratch.chains)
     own_order = np.int64(0)  # bucket of the next own expert
     for k in range(places):
         if found[k, 0] > scratch.best[node, 0]:
@@ -340,12 +341,13 @@ def mix(shared, scratch, own, node, have, floor, actual):
 
 
 @inlined
-def rescore(shared, scratch, own, asked):
+def rescore(shared, scratch, own, asked, least):
     """Multiply each token's probability by learned factors and normalise with the mass of "none of these".
 
-    asked: number of experts. scratch.used_factors takes which factors each slot used.
+    asked: number of experts. least: a probability that does not matter; tokens far below it are left as they are.
+    scratch.used_factors takes which factors each slot used.
     """
-    slots, values, factors, number = scratch.slots, scratch.values, shared.factors, scratch.counters[1]
+    slots, values, factors, used = scratch.slots, scratch.values, shared.factors, scratch.used_factors
     longest = np.int64(0)  # order bucket of the first expert that is not an aligned one
     for e in range(asked):
         if scratch.experts[e] < ALIGNED:
@@ -353,25 +355,27 @@ def rescore(shared, scratch, own, asked):
             break
     total, after = np.float32(0.0), np.float32(0.0)
     last_row = BY_LAST + 4 * ((scratch.recent[0] * 40503) & (LAST_TOKENS - 1))
-    for slot in range(number):
-        own_order, other_order = slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER]
-        recency = 0
-        if own_order < NEVER:
-            distance = own.length - slots[slot, SLOT_PLACE] - 1
-            recency = 1
-            while distance > 0 and recency < RECENCIES - 1:
-                distance >>= 1
-                recency += 1
-        by_orders = BY_ORDERS + (own_order * (NEVER + 1) + other_order) * ORDERS + longest
-        by_recency = BY_RECENCY + own_order * RECENCIES + recency
-        by_last = last_row + (own_order < NEVER) + 2 * (other_order < NEVER)
-        used = scratch.used_factors
-        used[slot, 0], used[slot, 1], used[slot, 2] = by_orders, by_recency, by_last
-        total += values[slot, P]
-        values[slot, P] *= factors[by_orders, 0] * factors[by_recency, 0] * factors[by_last, 0]
-        after += values[slot, P]
+    for slot in range(scratch.counters[1]):
+        probability = values[slot, P]
+        total += probability
+        if probability * HOPE >= least:
+            own_order, other_order = slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER]
+            recency = 0
+            if own_order < NEVER:
+                distance = own.length - slots[slot, SLOT_PLACE] - 1
+                recency = 1
+                while distance > 0 and recency < RECENCIES - 1:
+                    distance >>= 1
+                    recency += 1
+            by_orders = BY_ORDERS + (own_order * (NEVER + 1) + other_order) * ORDERS + longest
+            by_recency = BY_RECENCY + own_order * RECENCIES + recency
+            by_last = last_row + (own_order < NEVER) + 2 * (other_order < NEVER)
+            used[slot, 0], used[slot, 1], used[slot, 2] = by_orders, by_recency, by_last
+            probability *= factors[by_orders] * factors[by_recency] * factors[by_last]
+            values[slot, P] = probability
+        after += probability
     scale = np.float32(1.0) / (after + max(np.float32(1e-6), np.float32(1.0) - total))
-    for slot in range(number):
+    for slot in range(scratch.counters[1]):
         values[slot, P] *= scale
 
 
@@ -380,7 +384,8 @@ def learn(shared, scratch, asked, actual):
     """Each expert's share of what `actual` has just proved right goes to its cell; then the factors are learned.
 
     earned: float32 [CELLS, 2], earned and asked; lambdas: float32 [CELLS], their quotient, kept up to date.
-    factors: float32 [FACTORS, 3]: e^f, f, sum of squared gradients; one step of AdaGrad on the log-likelihood of `actual`.
+    learned: float32 [FACTORS, 2]: f, sum of squared gradients; one step of AdaGrad on the log-likelihood of `actual`.
+    factors: float32 [FACTORS]: e^f.
     """
     lambdas, earned, values = shared.lambdas, shared.earned, scratch.expert_values
     total, rest = np.float32(0.0), np.float32(1.0)
@@ -401,7 +406,7 @@ def learn(shared, scratch, asked, actual):
         reaches -= share
         if reaches <= 1e-6:
             break
-    factors = shared.factors
+    factors, learned = shared.factors, shared.learned
     for slot in range(scratch.counters[1]):
         gradient = -scratch.values[slot, P]
         if scratch.slots[slot, SLOT_TOKEN] == actual:
@@ -410,9 +415,9 @@ def learn(shared, scratch, asked, actual):
             continue
         for k in range(3):
             f = scratch.used_factors[slot, k]
-            factors[f, 2] += gradient * gradient
-            factors[f, 1] += np.float32(RATE) * gradient / np.sqrt(factors[f, 2])
-            factors[f, 0] = np.exp(factors[f, 1])
+            learned[f, 1] += gradient * gradient
+            learned[f, 0] += np.float32(RATE) * gradient / np.sqrt(learned[f, 1])
+            factors[f] = np.exp(learned[f, 0])
 
 
 @inlined

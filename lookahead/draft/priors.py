@@ -14,12 +14,11 @@ import msgpack
 import numpy as np
 
 from lookahead.draft.arrays import BINS
-from lookahead.draft.mixture import ALIGNED, CELLS, COUNTS, FACTORS, ORDERS, RANKS, SHARES
+from lookahead.draft.mixture import ALIGNED, CELLS, COUNTS, ORDERS, RANKS, SHARES
 
 TYPICAL_ORDER = (0, 1, 2, 3, 4.5, 7, 12, 24)  # of each order bucket
 STRENGTH = 16.0  # observations that a trained belief stands for
 FORMULA_STRENGTH = 2.0
-FIRST_GRADIENTS = 0.1  # AdaGrad's sum of squares at the beginning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +34,11 @@ class Priors:
     calibration: np.ndarray | None = None
     strength: float = STRENGTH
 
-    def fresh(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(lambdas, earned, factors) for a new job; see `mixture`."""
+    def fresh(self) -> tuple[np.ndarray, np.ndarray]:
+        """(lambdas, earned) for a new job; see `mixture`."""
         earned = np.empty((CELLS, 2), np.float32)
         earned[:, 0], earned[:, 1] = self.lambdas * self.strength, self.strength
-        factors = np.empty((FACTORS, 3), np.float32)
-        factors[:] = 1, 0, FIRST_GRADIENTS
-        return self.lambdas.astype(np.float32), earned, factors
+        return self.lambdas.astype(np.float32), earned
 
 
 def formula() -> Priors:
