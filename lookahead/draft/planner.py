@@ -60,7 +60,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, least, single):
     nodes, filled, waiting = 1, 0, 0
     node, depth, probability = 0, np.int64(0), np.float32(1.0)
     while nodes <= budget:
-        if depth < branch_length:
+        if depth < branch_length and np.float32(SLACK) * cutoff <= probability:
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
                 parent = keys[node, 1]
