@@ -82,11 +82,11 @@ SCRATCH: Layout = {
     "made": (np.int64, ("nodes", "texts", 2)),
     "aligned": (np.int64, ("nodes", "texts + 1", 4)),  # see mixture.py
     "best": (np.int64, ("nodes", 2)),  # longest match in the own text and its place
-    "candidates": (np.int64, ("candidates", 5)),  # see planner.py
+    "candidates": (np.int32, ("candidates", 5)),  # see planner.py
     "reach": (np.float32, ("candidates",)),
     "heap": (np.int32, ("candidates",)),
     "offered": (np.int64, (BINS,)),
-    "slots": (np.int64, (SLOTS, 8)),
+    "slots": (np.int32, (SLOTS, 8)),
     "values": (np.float32, (SLOTS, 3)),
     "hashes": (np.int64, (HASHES,)),
     "numbers": (np.int32, (HASHES,)),
@@ -97,7 +97,7 @@ SCRATCH: Layout = {
     "current": (np.int64, ("texts",)),
     "touched": (np.int64, (SLOTS,)),
     "own_slots": (np.int64, (SLOTS,)),
-    "used_factors": (np.int64, (SLOTS, 3)),
+    "used_factors": (np.int32, (SLOTS, 3)),
     "chains": (np.int64, (CHAINS,)),  # slots in the own text's hash tables
     "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
 }
@@ -159,11 +159,11 @@ def scratch_arrays(addresses):
         carray(int64_at(a[2]), (nodes, texts, 2)),
         carray(int64_at(a[3]), (nodes, texts + 1, 4)),
         carray(int64_at(a[4]), (nodes, 2)),
-        carray(int64_at(a[5]), (most, 5)),
+        carray(int32_at(a[5]), (most, 5)),
         carray(float32_at(a[6]), (most,)),
         carray(int32_at(a[7]), (most,)),
         carray(int64_at(a[8]), (BINS,)),
-        carray(int64_at(a[9]), (SLOTS, 8)),
+        carray(int32_at(a[9]), (SLOTS, 8)),
         carray(float32_at(a[10]), (SLOTS, 3)),
         carray(int64_at(a[11]), (HASHES,)),
         carray(int32_at(a[12]), (HASHES,)),
@@ -174,7 +174,7 @@ def scratch_arrays(addresses):
         carray(int64_at(a[17]), (texts,)),
         carray(int64_at(a[18]), (SLOTS,)),
         carray(int64_at(a[19]), (SLOTS,)),
-        carray(int64_at(a[20]), (SLOTS, 3)),
+        carray(int32_at(a[20]), (SLOTS, 3)),
         carray(int64_at(a[21]), (CHAINS,)),
         carray(int64_at(a[22]), (RECENT,)),
     )

@@ -341,11 +341,11 @@ def mix(shared, scratch, own, node, have, floor, actual):
 
 
 @inlined
-def rescore(shared, scratch, own, asked, least):
+def rescore(shared, scratch, own, asked, least, learning):
     """Multiply each token's probability by learned factors and normalise with the mass of "none of these".
 
     asked: number of experts. least: a probability that does not matter; tokens far below it are left as they are.
-    scratch.used_factors takes which factors each slot used.
+    learning: scratch.used_factors takes which factors each slot used.
     """
     slots, values, factors, used = scratch.slots, scratch.values, shared.factors, scratch.used_factors
     longest = np.int64(0)  # order bucket of the first expert that is not an aligned one
@@ -370,7 +370,8 @@ def rescore(shared, scratch, own, asked, least):
             by_orders = BY_ORDERS + (own_order * (NEVER + 1) + other_order) * ORDERS + longest
             by_recency = BY_RECENCY + own_order * RECENCIES + recency
             by_last = last_row + (own_order < NEVER) + 2 * (other_order < NEVER)
-            used[slot, 0], used[slot, 1], used[slot, 2] = by_orders, by_recency, by_last
+            if learning:
+                used[slot, 0], used[slot, 1], used[slot, 2] = by_orders, by_recency, by_last
             probability *= factors[by_orders] * factors[by_recency] * factors[by_last]
             values[slot, P] = probability
         after += probability

@@ -70,7 +70,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, least, single):
                     scratch.best[parent, 0], scratch.best[parent, 1], keys[node, 0], scratch.aligned, node,
                 )  # fmt: skip
             asked = mix(shared, scratch, own, node, have, np.float32(SLACK) * cutoff / probability, np.int64(-1))
-            rescore(shared, scratch, own, asked, cutoff / probability)
+            rescore(shared, scratch, own, asked, cutoff / probability, False)
             favourite = 0
             if single:
                 for slot in range(1, scratch.counters[1]):
@@ -166,7 +166,7 @@ def accept(row, added, learning, shared_addresses, rows_addresses, scratch_addre
             scratch.steps[0], scratch.made[0], scratch.aligned[0] = rows.steps[row], rows.made[row], rows.aligned[row]
             have = _look_back(scratch.keys, 0, own, scratch.recent)
             asked = mix(shared, scratch, own, 0, have, np.float32(0.0), token)
-            rescore(shared, scratch, own, asked, np.float32(0.0))
+            rescore(shared, scratch, own, asked, np.float32(0.0), True)
             learn(shared, scratch, asked, token)
             move_aligned(
                 shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], 0, own,
