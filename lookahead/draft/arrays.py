@@ -107,7 +107,9 @@ Scratch = namedtuple("Scratch", tuple(SCRATCH))  # type: ignore[misc]
 # What all rows share. Each array is explained where it is used.
 SHARED: Layout = {
     "texts": (np.int64, ("texts", COLUMNS)),
-    "weights": (np.float32, ("texts",)),
+    "weights": (np.float32, ("texts",)),  # of a place in each text: given x trust
+    "given": (np.float32, ("texts",)),
+    "trust": (np.float32, ("texts", 3)),  # see mixture.py
     "common": (np.int64, (LEADERS, 3)),
     "common_shares": (np.float32, (LEADERS,)),
     "lambdas": (np.float32, ("cells",)),
@@ -188,16 +190,18 @@ def shared_arrays(addresses):
     return Shared(  # type: ignore[call-arg]
         carray(int64_at(a[0]), (texts, COLUMNS)),
         carray(float32_at(a[1]), (texts,)),
-        carray(int64_at(a[2]), (LEADERS, 3)),
-        carray(float32_at(a[3]), (LEADERS,)),
-        carray(float32_at(a[4]), (cells,)),
-        carray(float32_at(a[5]), (cells, 2)),
-        carray(float32_at(a[6]), (factors,)),
-        carray(float32_at(a[7]), (factors, 2)),
-        carray(float32_at(a[8]), (BINS,)),
-        carray(float32_at(a[9]), (BINS,)),
-        carray(float64_at(a[10]), (2, BINS)),
-        carray(int64_at(a[11]), (1,)),
+        carray(float32_at(a[2]), (texts,)),
+        carray(float32_at(a[3]), (texts, 3)),
+        carray(int64_at(a[4]), (LEADERS, 3)),
+        carray(float32_at(a[5]), (LEADERS,)),
+        carray(float32_at(a[6]), (cells,)),
+        carray(float32_at(a[7]), (cells, 2)),
+        carray(float32_at(a[8]), (factors,)),
+        carray(float32_at(a[9]), (factors, 2)),
+        carray(float32_at(a[10]), (BINS,)),
+        carray(float32_at(a[11]), (BINS,)),
+        carray(float64_at(a[12]), (2, BINS)),
+        carray(int64_at(a[13]), (1,)),
     )
 
 

@@ -122,7 +122,7 @@ class Drafter:
                 text_weights.append(weight)
         text_weights += [1.0] * len(self.session.runs)
         self.shared = shared_block(len(text_weights), CELLS, FACTORS)
-        self.shared.weights[:] = text_weights
+        self.shared.given[:] = text_weights
         self.shared.edges = EDGES
         self._learn_from(self._priors)
         self.rows: Block
@@ -283,6 +283,8 @@ class Drafter:
         self.shared.factors[:] = 1
         self.shared.learned[:] = 0, FIRST_GRADIENTS
         self.shared.counted[:] = 0
+        self.shared.trust[:] = 0
+        self.shared.weights[:] = self.shared.given
         self.shared.refresh()
         self.calibration = Calibration(priors.calibration, self.shared.counted)
 
