@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich import box
@@ -81,6 +81,14 @@ def folded(name: str, width: int) -> str:
                 lines.append("")
             lines[-1] += part
     return escape("\n".join(lines))
+
+
+def accepted_by_source(name: str, counts: Mapping[str, int]) -> None:
+    """A line on stdout: the sources of accepted tokens, in shares; nothing if none was accepted."""
+    total = sum(counts.values())
+    parts = (f"{source} {count / total:.0%}" for source, count in sorted(counts.items(), key=lambda item: -item[1]))
+    if total:
+        out.print(f"accepted by source ({name}): {', '.join(parts)}", markup=False)
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> None:
