@@ -13,7 +13,6 @@ from lookahead_cli.options import (
     Config,
     Device,
     Dtype,
-    Explain,
     Json,
     MaxNewTokens,
     Model,
@@ -69,7 +68,10 @@ def command(
     branch_length: BranchLength = 64,
     session_tokens: SessionTokens = SESSION_TOKENS,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer of text rows in --replay.")
+        str | None,
+        typer.Option(
+            "--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer of text rows in --replay, and to --explain in text."
+        ),
     ] = None,
     rows: Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Use the first N rows only.")] = None,
     max_new_tokens: MaxNewTokens = 256,
@@ -90,7 +92,16 @@ def command(
         bool,
         typer.Option("--check-lossless/--no-check-lossless", help="Compare every output with plain decoding, token by token."),
     ] = True,
-    explain: Explain = None,
+    explain: Annotated[
+        int | None,
+        typer.Option(
+            "--explain",
+            min=1,
+            metavar="ROWS",
+            help="In --replay: show each step of the first ROWS rows, as the first strategy drafts them, warm if there is a "
+            "trie. On stdout; with --json on stderr.",
+        ),
+    ] = None,
     save: Annotated[str | None, typer.Option("--save", metavar="FILE", help="Write the JSON to this file as well.")] = None,
     plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw speed and EDL as a PNG.")] = None,
     json: Json = False,
@@ -104,7 +115,7 @@ def command(
 
     Several at once: lookahead bench --replay faq.jsonl --replay code.jsonl --trie faq=faq.trie --baselines
 
-    To watch the first strategy draft: lookahead bench --replay logged.jsonl --trie answers.trie --explain 1
+    To watch it draft: lookahead bench --replay logged.jsonl --trie answers.trie --explain 1
     """
     from lookahead.errors import UsageError
     from lookahead_cli import render

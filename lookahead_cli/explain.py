@@ -19,6 +19,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from lookahead_cli.render import abandon_stdout
+
 if TYPE_CHECKING:
     from lookahead.draft.explain import Line, Observer, Outline, Step
 
@@ -49,7 +51,15 @@ class Explainer:
         return (lambda step: self.show(row, step)) if row <= self.rows else None
 
     def show(self, row: int, step: Step) -> None:
-        """Print one step: the end of the text so far, the tree, and how much of it was accepted."""
+        """Print one step. When the reader leaves, that is the end of the explanation, not of the job."""
+        try:
+            self._print(row, step)
+        except BrokenPipeError:
+            self.rows = 0
+            abandon_stdout()
+
+    def _print(self, row: int, step: Step) -> None:
+        """The end of the text so far, the tree, and how much of it was accepted."""
         if not self._row:
             self.console.print(Text(LEGEND, "dim"))
         if self._row != row:
@@ -57,7 +67,7 @@ class Explainer:
         self._row = row
         heading = Text(f"\nstep {step.number}  ", "bold")
         before = shown(self.tokenizer, step.context)
-        heading.append(end_of(before, self.console.width - heading.cell_len + 1), "cyan")
+        heading.append(end_of(before, self.console.width - heading.cell_len), "cyan")
         self.console.print(heading)
         found = step.outline()
         draw(self.console, found, self.tokenizer)

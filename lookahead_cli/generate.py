@@ -16,7 +16,6 @@ from lookahead_cli.options import (
     DecodingLength,
     Device,
     Dtype,
-    Explain,
     MaxNewTokens,
     Model,
     SessionTokens,
@@ -71,7 +70,16 @@ def command(
             help="Keep this job's outputs as a trie, so that the next job starts warm; one that exists is added to.",
         ),
     ] = None,
-    explain: Explain = None,
+    explain: Annotated[
+        int | None,
+        typer.Option(
+            "--explain",
+            min=1,
+            metavar="ROWS",
+            help="Show each step of the first ROWS rows: what was drafted, how likely, from where, and what was accepted. "
+            "On stdout; on stderr where answers or --json go there.",
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary on stderr.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print a summary as one JSON object on stdout (needs -o).")] = False,

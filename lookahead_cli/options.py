@@ -109,16 +109,6 @@ SessionTokens = Annotated[
         help="Tokens of earlier answers that are remembered to draft from, 8 bytes each; 0: none.",
     ),
 ]
-Explain = Annotated[
-    int | None,
-    typer.Option(
-        "--explain",
-        min=1,
-        metavar="ROWS",
-        help="Show each step of the first ROWS rows: what was drafted, how likely, from where, and what was accepted. "
-        "On stdout; on stderr where answers or --json go there.",
-    ),
-]
 BranchLength = Annotated[
     int, typer.Option("--branch-length", min=1, max=1024, metavar="N", help="Draft tokens on one path at most.")
 ]

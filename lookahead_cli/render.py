@@ -1,10 +1,12 @@
-"""What people see: tables on stdout, progress and notices on stderr. The only place that knows rich."""
+"""What people see: tables on stdout, progress and notices on stderr. Only this and explain.py know rich."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # the reader has gone, as `| head` does: no error, see app.run
+
+
+def abandon_stdout() -> None:
+    """The reader has gone: what is still written goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 out = _Console(highlight=False, soft_wrap=True)

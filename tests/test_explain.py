@@ -303,6 +303,15 @@ def test_steps_are_drawn_with_signs_that_need_no_colour():
     ]
 
 
+def test_text_before_a_step_is_cut_to_one_line_at_its_beginning():
+    explainer = Explainer(Console(file=(out := io.StringIO()), width=60, soft_wrap=True), Words(), rows=1)
+    explainer.show(1, Step.of(1, [2] * 40, [3, 4], root_only(3), [0], [4], NAMES))
+    (heading,) = (line for line in out.getvalue().splitlines() if line.startswith("step 1"))
+    assert len(heading) == 60
+    assert heading.startswith("step 1  …")
+    assert heading.endswith(" cat cat sat'")
+
+
 def test_replay_of_ids_is_drawn_as_ids_and_says_how_many_are_not_shown():
     explainer = Explainer(Console(file=(out := io.StringIO()), width=80, soft_wrap=True), None, rows=2)
     tree = tree_of([1, *range(30, 60)], [-1] + [0] * 30)
