@@ -6,7 +6,6 @@ them, so that `--help` is instant.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -63,7 +62,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing more to say
+        from lookahead_cli.render import abandon_stdout
+
+        abandon_stdout()
         return 0
     except Exception as error:
         if not hasattr(error, "format_message"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lookahead_cli.options import (
+    SESSION_TOKENS,
     Attention,
     BranchLength,
     Config,
@@ -15,8 +16,11 @@ from lookahead_cli.options import (
     Json,
     MaxNewTokens,
     Model,
+    SessionTokens,
+    TrieWeights,
     check_folder,
     draft_options,
+    trie_weights,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ def command(
             help="Prebuilt trie to draft from; repeat for several. NAME=FILE: for the --replay workload of that name only.",
         ),
     ] = None,
+    trie_weight: TrieWeights = None,
     strategy: Annotated[
         str | None,
         typer.Option(
@@ -61,8 +66,12 @@ def command(
         ),
     ] = None,
     branch_length: BranchLength = 64,
+    session_tokens: SessionTokens = SESSION_TOKENS,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer of text rows in --replay.")
+        str | None,
+        typer.Option(
+            "--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer of text rows in --replay, and to --explain in text."
+        ),
     ] = None,
     rows: Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Use the first N rows only.")] = None,
     max_new_tokens: MaxNewTokens = 256,
@@ -83,6 +92,16 @@ def command(
         bool,
         typer.Option("--check-lossless/--no-check-lossless", help="Compare every output with plain decoding, token by token."),
     ] = True,
+    explain: Annotated[
+        int | None,
+        typer.Option(
+            "--explain",
+            min=1,
+            metavar="ROWS",
+            help="In --replay: show each step of the first ROWS rows, as the first strategy drafts them, warm if there is a "
+            "trie. On stdout; with --json on stderr.",
+        ),
+    ] = None,
     save: Annotated[str | None, typer.Option("--save", metavar="FILE", help="Write the JSON to this file as well.")] = None,
     plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw speed and EDL as a PNG.")] = None,
     json: Json = False,
@@ -95,13 +114,15 @@ def command(
     Without a model: lookahead bench --replay logged.jsonl --trie answers.trie --tokenizer org/model
 
     Several at once: lookahead bench --replay faq.jsonl --replay code.jsonl --trie faq=faq.trie --baselines
+
+    To watch it draft: lookahead bench --replay logged.jsonl --trie answers.trie --explain 1
     """
     from lookahead.errors import UsageError
     from lookahead_cli import render
 
     if (model is None) == (not replay):
         raise UsageError("give either --model with --input, or --replay PAIRS. To try without either: lookahead demo")
-    options = _contenders(strategy, decoding_length, branch_length, with_model=model is not None)
+    options = _contenders(strategy, decoding_length, branch_length, session_tokens, with_model=model is not None)
     for path in (save, plot):
         check_folder(path)
     if replay:
@@ -112,9 +133,12 @@ def command(
                 "and --no-check-lossless."
             )
         from lookahead.bench.workloads import as_json
-        from lookahead_cli.replay import print_replays, replay_files
+        from lookahead_cli.replay import explain_rows, print_replays, read_workloads, replay_all
 
-        replays = replay_files(replay, trie or [], options, baselines, tokenizer, rows)
+        workloads, loaded = read_workloads(replay, trie or [], trie_weight, tokenizer, rows)
+        if explain:
+            explain_rows(workloads, options[0], loaded, explain, render.err if json else render.out)
+        replays = replay_all(workloads, options, baselines)
         value = as_json(replays)
         if json:
             render.print_json(value)
@@ -123,9 +147,12 @@ def command(
     else:
         if input is None or tokenizer or baselines:
             raise UsageError("--model needs --input prompts.jsonl and takes neither --tokenizer nor --baselines.")
+        if explain:
+            raise UsageError("--explain is for --replay; to watch a model: lookahead generate --explain ROWS.")
         comparison, failed = compare_on(
-            str(model), input, trie, options, rows, max_new_tokens, dtype, device, attn, peers, check_lossless, shown=not json
-        )
+            str(model), input, trie, options, rows, max_new_tokens, dtype, device, attn, peers, check_lossless,
+            shown=not json, weights=trie_weight,
+        )  # fmt: skip
         value = comparison.as_json()
         if json:
             render.print_json(value)
@@ -159,6 +186,7 @@ def compare_on(
     peers: bool,
     check_lossless: bool,
     shown: bool,
+    weights: list[str] | None = None,
 ) -> tuple[Comparison, list[str]]:
     """(comparison, what is wrong with rows that were left out)."""
     from itertools import islice
@@ -169,7 +197,7 @@ def compare_on(
     from lookahead_cli.generate import load_engine
 
     requests = list(islice(read_requests(input), rows))
-    engine, tokenizer, _ = load_engine(model, tries, options[0], dtype, device, attention)
+    engine, tokenizer, _ = load_engine(model, tries, weights, options[0], dtype, device, attention)
     prompts, failed = [], []
     for request in requests:
         try:
@@ -194,6 +222,7 @@ def compare_on(
             peers,
             check_lossless,
             progress=lambda n: update(n, "prompts"),
+            weights=trie_weights(weights, [engine.drafter.tries])[0],
         )
     return comparison, failed
 
@@ -220,10 +249,7 @@ def print_comparison(comparison: Comparison) -> None:
         ],
     )
     best = max((r for r in comparison.runs if r.strategy not in ("peer", "off")), key=lambda r: r.speedup)
-    if best.accepted_by_source:
-        total = sum(best.accepted_by_source.values())
-        parts = ", ".join(f"{name} {count / total:.0%}" for name, count in best.accepted_by_source.most_common())
-        render.out.print(f"accepted by source ({best.name}): {parts}", markup=False)
+    render.accepted_by_source(best.name, best.accepted_by_source)
     if comparison.lossless:
         found = comparison.lossless
         render.out.print(
@@ -239,7 +265,9 @@ def print_comparison(comparison: Comparison) -> None:
     )
 
 
-def _contenders(strategy: str | None, decoding_length: str | None, branch_length: int, with_model: bool) -> list[DraftOptions]:
+def _contenders(
+    strategy: str | None, decoding_length: str | None, branch_length: int, session_tokens: int, with_model: bool
+) -> list[DraftOptions]:
     """Options of each run. Raises UsageError for unknown names and lengths."""
     from lookahead.errors import UsageError
 
@@ -254,5 +282,5 @@ def _contenders(strategy: str | None, decoding_length: str | None, branch_length
         for length in ["auto"] if name == "auto" else lengths:
             if length == "auto" and not with_model:
                 raise UsageError("--decoding-length auto needs a model: a replay has no forwards to price.")
-            options.append(draft_options(name, length, branch_length))
+            options.append(draft_options(name, length, branch_length, session_tokens))
     return list(dict.fromkeys(options))

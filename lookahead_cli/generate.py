@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from lookahead_cli.options import (
+    SESSION_TOKENS,
     Attention,
     BranchLength,
     Config,
@@ -17,10 +18,13 @@ from lookahead_cli.options import (
     Dtype,
     MaxNewTokens,
     Model,
+    SessionTokens,
     Tries,
+    TrieWeights,
     check_folder,
     draft_options,
     open_tries,
+    trie_weights,
 )
 
 if TYPE_CHECKING:
@@ -37,6 +41,7 @@ def command(
         str | None, typer.Option("--out", "-o", metavar="FILE", help="Answers: one JSON line per prompt. Default: stdout.")
     ] = None,
     trie: Tries = None,
+    trie_weight: TrieWeights = None,
     max_new_tokens: MaxNewTokens = 256,
     strategy: Annotated[
         str,
@@ -48,6 +53,7 @@ def command(
     ] = "auto",
     decoding_length: DecodingLength = "auto",
     branch_length: BranchLength = 64,
+    session_tokens: SessionTokens = SESSION_TOKENS,
     dtype: Dtype = "auto",
     device: Device = "auto",
     attn: Attention = None,
@@ -64,6 +70,16 @@ def command(
             help="Keep this job's outputs as a trie, so that the next job starts warm; one that exists is added to.",
         ),
     ] = None,
+    explain: Annotated[
+        int | None,
+        typer.Option(
+            "--explain",
+            min=1,
+            metavar="ROWS",
+            help="Show each step of the first ROWS rows: what was drafted, how likely, from where, and what was accepted. "
+            "On stdout; on stderr where answers or --json go there.",
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary on stderr.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print a summary as one JSON object on stdout (needs -o).")] = False,
@@ -74,6 +90,8 @@ def command(
     Reads {"prompt"}, {"messages"}, {"prompt_ids"} or OpenAI batch lines. A row that fails becomes an error row.
 
     Example: lookahead generate --model org/model --input prompts.jsonl --trie answers.trie -o out.jsonl
+
+    To watch it draft: lookahead generate --model org/model --input prompts.jsonl --trie answers.trie -o out.jsonl --explain 1
 
     Next: lookahead bench --model org/model --input prompts.jsonl --trie answers.trie
     """
@@ -93,7 +111,9 @@ def command(
         raise UsageError("--json prints a summary on stdout, where the answers go: name a file with -o.")
     if system and not chat:
         raise UsageError("--system needs --chat.")
-    options = draft_options(strategy, decoding_length, branch_length)
+    if explain and strategy == "off":
+        raise UsageError("--explain: --strategy off drafts nothing.")
+    options = draft_options(strategy, decoding_length, branch_length, session_tokens)
     check_folder(out)
     check_folder(save_trie)
     if out and Path(out).exists() and not overwrite:
@@ -101,13 +121,16 @@ def command(
     known = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
     requests = read_requests(input)
     first = next(requests)  # a missing or empty input is known before the model is loaded
-    engine, tokenizer, identity = load_engine(model, trie, options, dtype, device, attn)
+    engine, tokenizer, identity = load_engine(model, trie, trie_weight, options, dtype, device, attn)
+    if explain and engine.target.mode == "plain":
+        raise UsageError(f"--explain: nothing is drafted for {model}: {engine.target.reason}")
     for learned_before in known:
         check_same_tokenizer(learned_before, identity, model)
 
     from itertools import chain
 
     from lookahead.job.runner import JobOptions, JobTotals, run_job
+    from lookahead_cli.explain import Explainer
 
     learned: list[Any] | None = [] if save_trie else None
 
@@ -117,10 +140,12 @@ def command(
         elif save_trie and learned:
             build_trie(learned, save_trie, identity, options={"learned_from": model})
 
-    job = JobOptions(max_new_tokens, chat, system, token_ids, learned)
+    explainer = Explainer(render.out if out and not json else render.err, tokenizer, rows=explain or 0)
+    job = JobOptions(max_new_tokens, chat, system, token_ids, learned, explainer.observer_of)
     totals = JobTotals()
+    shown = not (quiet or explain)
     try:
-        with _opened(out) as file, render.progress("answering", count_rows(input), shown=not quiet) as update:
+        with _opened(out) as file, render.progress("answering", count_rows(input), shown=shown) as update:
             for row in run_job(engine, tokenizer, chain([first], requests), job, totals):
                 file.write(json_module.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
@@ -146,7 +171,13 @@ def command(
 
 
 def load_engine(
-    model: str, tries: list[str] | None, options: DraftOptions, dtype: str, device: str, attention: str | None
+    model: str,
+    tries: list[str] | None,
+    weights: list[str] | None,
+    options: DraftOptions,
+    dtype: str,
+    device: str,
+    attention: str | None,
 ) -> tuple[LookaheadEngine, Any | None, Any]:
     """(engine, tokenizer or None, tokenizer identity): opens tries first, as that is quick and often what is wrong."""
     from pathlib import Path
@@ -155,6 +186,7 @@ def load_engine(
     from lookahead_cli import render
 
     opened = open_tries(tries)
+    weights_of_tries = trie_weights(weights, [opened])[0]
     from lookahead.decode.engine import LookaheadEngine
     from lookahead.decode.model import load_model
     from lookahead.draft.drafter import Drafter
@@ -167,7 +199,7 @@ def load_engine(
         whose = identity(tokenizer, model)
     for trie in opened:
         trie.check_tokenizer(whose.fingerprint, max(target.vocab_size, whose.vocab_size), model)
-    drafter = Drafter(opened, options)
+    drafter = Drafter(opened, options, weights_of_tries)
     render.patiently(drafter.warm_up, render.COMPILING)
     if target.mode != "tree":
         render.notice(f"{model} verifies by {target.mode}: {target.reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,15 +10,36 @@ import typer
 from lookahead_cli.options import Config, Json, check_folder, effort_of
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from lookahead.draft.explain import Evidence
+    from lookahead.draft.tree import DraftTree
     from lookahead.trie.file import Trie
     from lookahead.trie.format import TrieHeader
+
+DECODING_LENGTH = 16  # of a query
 
 
 def command(
     trie: Annotated[str, typer.Argument(metavar="TRIE", help="Trie file to read.")],
     query: Annotated[
-        str | None, typer.Option("--query", metavar="TEXT", help="Show what the corpus says after this text, as a tree.")
+        str | None,
+        typer.Option(
+            "--query",
+            metavar="TEXT",
+            help="Draw the draft tree that would be verified after this text. Of a trie built from ids: ids, as 5 6 7.",
+        ),
     ] = None,
+    decoding_length: Annotated[
+        int,
+        typer.Option(
+            "--decoding-length",
+            min=2,
+            max=1024,
+            metavar="N",
+            help="Size of the tree of --query: its last token + draft tokens.",
+        ),
+    ] = DECODING_LENGTH,
     coverage: Annotated[
         str | None, typer.Option("--coverage", metavar="FILE", help="Corpus file: say what EDL to expect on its documents.")
     ] = None,
@@ -49,6 +71,8 @@ def command(
     from lookahead.trie.file import Trie
     from lookahead_cli import render
 
+    if decoding_length != DECODING_LENGTH and query is None:
+        raise UsageError("--decoding-length is the size of the tree of a query: --query TEXT.")
     if plot is not None and coverage is None:
         raise UsageError("--plot needs held-out text to measure on: --coverage FILE.")
     check_folder(plot)
@@ -57,9 +81,7 @@ def command(
     if verify:
         render.patiently(opened.verify, "Checking every byte ...")
     loaded = tokenizer_of(opened, tokenizer, needed=query is not None or coverage is not None)
-    if query is not None and loaded is None:
-        raise UsageError(f"{trie}: was built from ids. Name a tokenizer for --query: --tokenizer NAME_OR_DIR.")
-
+    asked = ids_of(query, opened, loaded) if query is not None else None
     effort = effort_of("1GiB", 0)
     seen = render.patiently(lambda: stats.overview(opened, most=top, effort=effort), "Reading the trie ...")
     replayed, curve = None, None
@@ -74,12 +96,10 @@ def command(
 
             curve = render.patiently(lambda: capacity_curve(opened, path, loaded, effort), "Pruning to rising sizes ...")
             draw_capacity(curve, f"{trie} on {coverage}", plot)
-    found = None
-    if query is not None and loaded is not None:
-        import numpy as np
-
-        ids = loaded(query, add_special_tokens=False)["input_ids"]
-        found = stats.continuations(opened, np.array(ids, np.int32))
+    drafted = None
+    if asked is not None:
+        context = asked
+        drafted = render.patiently(lambda: draft_after(opened, context, decoding_length), render.COMPILING)
 
     if json:
         value: dict[str, Any] = {
@@ -106,12 +126,14 @@ def command(
             value["coverage"] = {"file": coverage, "tokens": replayed.tokens, **replayed.as_json()}
         if curve is not None:
             value["capacity"] = [vars(c) for c in curve]
-        if found is not None:
+        if drafted is not None:
+            match, continuations = stats.continuations(opened, drafted.context)
             value["query"] = {
                 "text": query,
-                "match_length": found[0].length,
-                "count": found[0].count,
-                "continuations": [_continuation_json(c, loaded) for c in found[1]],
+                "match_length": match.length,
+                "count": match.count,
+                "continuations": [_continuation_json(c, loaded) for c in continuations],
+                "draft": _draft_json(drafted, loaded),
             }
         render.print_json(value)
         return
@@ -148,8 +170,8 @@ def command(
             "Commonest branches of 4 tokens", ["text" if loaded is not None else "token ids", "count"],
             [(repr(_text(loaded, ids)) if loaded is not None else str(ids), count) for ids, count in seen.top],
         )  # fmt: skip
-    if found is not None:
-        _print_query(query or "", found, loaded)
+    if drafted is not None:
+        _print_query(opened, drafted, loaded)
     if replayed is not None:
         render.facts(
             [
@@ -196,6 +218,66 @@ def _text(tokenizer: Any | None, token_ids: list[int]) -> str | None:
     return str(tokenizer.decode(token_ids)) if tokenizer is not None else None
 
 
+def ids_of(query: str, trie: Trie, tokenizer: Any | None) -> np.ndarray:
+    """int32: token ids of a query, which is text, or ids where there is no tokenizer. Raises UsageError for one of no use."""
+    import numpy as np
+
+    from lookahead.errors import UsageError
+
+    if tokenizer is not None:
+        ids = tokenizer(query, add_special_tokens=False)["input_ids"]
+    elif all(part.isdecimal() and int(part) < trie.header.vocab_size for part in query.split()):
+        ids = [int(part) for part in query.split()]
+    else:
+        raise UsageError(
+            f"{trie.path}: was built from ids. Give ids below {trie.header.vocab_size} as --query, such as '5 6 7', or name a "
+            "tokenizer: --tokenizer NAME_OR_DIR."
+        )
+    if not len(ids):
+        raise UsageError("--query: is empty. Give the text, or the ids, that drafts are to follow.")
+    return np.array(ids, np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafted:
+    """What would be verified after a context (int32 [length]), and what the trie holds for each node."""
+
+    context: np.ndarray
+    tree: DraftTree
+    evidence: list[Evidence | None]
+    source_names: tuple[str, ...]
+
+
+def draft_after(trie: Trie, context: np.ndarray, decoding_length: int) -> Drafted:
+    """The tree that a request whose prompt is `context` drafts first, in a job that has not said anything yet."""
+    from lookahead.draft.drafter import Drafter, DraftOptions
+    from lookahead.draft.explain import evidence
+
+    drafter = Drafter([trie], DraftOptions(decoding_length=decoding_length))
+    tree = drafter.start(context).draft()
+    of_trie = len(drafter.source_names) - 1
+    return Drafted(context, tree, evidence(trie, of_trie, context.tolist(), tree), drafter.source_names)
+
+
+def _draft_json(drafted: Drafted, tokenizer: Any | None) -> list[dict[str, Any]]:
+    """Draft tokens, the most probable first; parent: place in this list, -1 for the query itself."""
+    tree = drafted.tree
+    return [
+        {
+            "token_id": int(tree.token_ids[node]),
+            "text": _text(tokenizer, [int(tree.token_ids[node])]),
+            "parent": int(tree.parents[node]) - 1,
+            "probability": round(float(tree.probabilities[node]), 6),
+            "source": drafted.source_names[tree.sources[node]],
+            "match_length": int(tree.matches[node]),
+            "count": seen.count if seen else None,
+            "match_count": seen.of if seen else None,
+        }
+        for node, seen in enumerate(drafted.evidence)
+        if node
+    ]
+
+
 def _continuation_json(node: Any, tokenizer: Any) -> dict[str, Any]:
     return {
         "token_id": node.token_id,
@@ -206,24 +288,20 @@ def _continuation_json(node: Any, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _print_query(query: str, found: Any, tokenizer: Any) -> None:
-    from rich.markup import escape
-    from rich.tree import Tree
-
+def _print_query(trie: Trie, drafted: Drafted, tokenizer: Any | None) -> None:
+    from lookahead.draft.explain import Line, outline
     from lookahead_cli import render
+    from lookahead_cli.explain import draw, shown
 
-    match, nodes = found
-    if not match.length:
-        render.out.print(f"{query!r}: its last token is not in the corpus.", markup=False)
-        return
-    root = Tree(f"[bold]{escape(repr(query))}[/bold]  last {match.length} tokens seen {match.count:,} times")
+    def seen(line: Line) -> str:
+        found = drafted.evidence[line.nodes[0]]
+        return f"{found.count:,} of {found.of:,} times" if found else ""
 
-    def add(branch: Tree, node: Any) -> None:
-        label = escape(repr(_text(tokenizer, [node.token_id])))
-        grown = branch.add(f"{label}  [green]{node.share:.0%}[/green]  [dim]{node.count:,}[/dim]")
-        for child in node.children:
-            add(grown, child)
-
-    for node in nodes:
-        add(root, node)
-    render.out.print(root)
+    match = trie.longest_match(drafted.context)
+    text = shown(tokenizer, drafted.context.tolist())
+    render.out.print(f"Draft tree of {drafted.tree.draft_tokens} tokens", style="bold")
+    if match.length:
+        render.out.print(f"{text}  last {match.length} tokens seen {match.count:,} times", markup=False)
+    else:
+        render.out.print(f"{text}: its last token is not in the corpus.", markup=False)
+    draw(render.out, outline(drafted.tree, drafted.source_names), tokenizer, seen)

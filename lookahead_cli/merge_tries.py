@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lookahead_cli.options import Config, Json, MaxMemory, Workers, check_folder, effort_of
+from lookahead_cli.options import Config, Json, MaxMemory, Workers, check_folder, effort_of, weights_by_name
 
 
 def command(
@@ -31,23 +31,13 @@ def command(
 
     Example: lookahead merge-tries faq.trie reports.trie -o all.trie --weight faq=2.0
     """
-    import math
     from pathlib import Path
 
-    from lookahead.errors import UsageError
     from lookahead.trie.edit import merge_tries
     from lookahead_cli import render
 
     check_folder(out)
-    weights = {}
-    for item in weight or []:
-        name, _, value = item.rpartition("=")
-        try:
-            weights[name] = float(value)
-        except ValueError:
-            weights[name] = math.nan
-        if not name or not 0 < weights[name] < math.inf:
-            raise UsageError(f"--weight {item}: give NAME=W with a number W above 0, such as faq=2.0.")
+    weights = weights_by_name(weight, "--weight")
     with render.stages(shown=not json) as progress:
         header = merge_tries(tries, out, weights, effort_of(max_memory, workers, progress))
     size = Path(out).stat().st_size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,12 +90,33 @@ MaxMemory = Annotated[
         help="Memory to stay within, such as 512MiB or 2GiB (the tool itself takes about 0.2GiB).",
     ),
 ]
+TrieWeights = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trie-weight",
+        metavar="NAME=W",
+        help="Weight of a --trie, named as its file without the ending: how much a place in it counts (default 1); repeat for "
+        "several.",
+    ),
+]
+SESSION_TOKENS = 4_000_000
+SessionTokens = Annotated[
+    int,
+    typer.Option(
+        "--session-tokens",
+        min=0,
+        metavar="N",
+        help="Tokens of earlier answers that are remembered to draft from, 8 bytes each; 0: none.",
+    ),
+]
 BranchLength = Annotated[
     int, typer.Option("--branch-length", min=1, max=1024, metavar="N", help="Draft tokens on one path at most.")
 ]
 
 
-def draft_options(strategy: str, decoding_length: str, branch_length: int) -> DraftOptions:
+def draft_options(
+    strategy: str, decoding_length: str, branch_length: int, session_tokens: int = SESSION_TOKENS
+) -> DraftOptions:
     """Options of the core from those of the line. Strategy auto is hierarchical, sized by what pays up to the length given.
 
     Raises UsageError for an unknown strategy or a length that is no number.
@@ -105,7 +128,8 @@ def draft_options(strategy: str, decoding_length: str, branch_length: int) -> Dr
         raise UsageError(f"--decoding-length {decoding_length}: give a number of tokens from 1 to 1024, or auto.")
     kind: Any = "hierarchical" if strategy == "auto" else strategy
     adaptive = strategy != "off" and (strategy == "auto" or not fixed)
-    return DraftOptions(kind, int(decoding_length) if fixed else 64, branch_length, adaptive=adaptive)
+    length = int(decoding_length) if fixed else 64
+    return DraftOptions(kind, length, branch_length, session_tokens=session_tokens, adaptive=adaptive)
 
 
 def open_tries(paths: list[str] | None) -> list[Trie]:
@@ -113,6 +137,36 @@ def open_tries(paths: list[str] | None) -> list[Trie]:
     from lookahead.trie.file import Trie
 
     return [Trie(path) for path in paths or []]
+
+
+def weights_by_name(items: list[str] | None, option: str) -> dict[str, float]:
+    """["faq=2.0"] -> {"faq": 2.0}. Raises UsageError for a weight that is no number above 0, and for a name given twice."""
+    weights: dict[str, float] = {}
+    for item in items or []:
+        name, _, value = item.rpartition("=")
+        try:
+            weight = float(value)
+        except ValueError:
+            weight = math.nan
+        if not name or not 0 < weight < math.inf:
+            raise UsageError(f"{option} {item}: give NAME=W with a number W above 0, such as faq=2.0.")
+        if name in weights:
+            raise UsageError(f"{option} {item}: {name} is given twice.")
+        weights[name] = weight
+    return weights
+
+
+def trie_weights(items: list[str] | None, groups: Sequence[Sequence[Trie]]) -> list[list[float]]:
+    """The weight of each trie in groups of tries that draft together. Raises UsageError for a NAME that no trie has."""
+    from lookahead.trie.file import names_of
+
+    weights = weights_by_name(items, "--trie-weight")
+    names = [names_of([trie.path for trie in tries]) for tries in groups]
+    known = dict.fromkeys(name for some in names for name in some)
+    for name in weights:
+        if name not in known:
+            raise UsageError(f'--trie-weight: no --trie is named "{name}" (known: {", ".join(known) or "none"}).')
+    return [[weights.get(name, 1.0) for name in some] for some in names]
 
 
 def check_folder(path: str | None) -> None:

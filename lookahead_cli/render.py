@@ -1,13 +1,15 @@
-"""What people see: tables on stdout, progress and notices on stderr. The only place that knows rich."""
+"""What people see: tables on stdout, progress and notices on stderr. Only this and explain.py know rich."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich import box
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # the reader has gone, as `| head` does: no error, see app.run
+
+
+def abandon_stdout() -> None:
+    """The reader has gone: what is still written goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 out = _Console(highlight=False, soft_wrap=True)
@@ -81,6 +88,14 @@ def folded(name: str, width: int) -> str:
                 lines.append("")
             lines[-1] += part
     return escape("\n".join(lines))
+
+
+def accepted_by_source(name: str, counts: Mapping[str, int]) -> None:
+    """A line on stdout: the sources of accepted tokens, in shares; nothing if none was accepted."""
+    total = sum(counts.values())
+    parts = (f"{source} {count / total:.0%}" for source, count in sorted(counts.items(), key=lambda item: -item[1]))
+    if total:
+        out.print(f"accepted by source ({name}): {', '.join(parts)}", markup=False)
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from lookahead.bench.replay import ReplayResult
     from lookahead.bench.workloads import Contender, Workload, WorkloadReplay
     from lookahead.draft.drafter import DraftOptions
@@ -15,44 +17,61 @@ if TYPE_CHECKING:
 NARROWEST = 6  # characters of a workload's column: an EDL of two digits before the point
 
 
-def replay_files(
-    paths: list[str],
-    tries: list[str],
-    options: list[DraftOptions],
-    baselines: bool,
-    tokenizer: str | None,
-    rows: int | None,
-) -> list[WorkloadReplay]:
-    """Replay each file with each of `options`, and with `baselines` at the same decoding lengths."""
+def replay_all(workloads: list[Workload], options: list[DraftOptions], baselines: bool) -> list[WorkloadReplay]:
+    """Replay each workload with each of `options`, and with `baselines` at the same decoding lengths."""
     from lookahead.bench.baselines import BASELINES
     from lookahead.bench.workloads import replay_workloads
-    from lookahead.draft.drafter import Drafter
     from lookahead_cli import render
 
-    workloads = _read(paths, tries, tokenizer, rows)
     contenders: list[Contender] = [(None, option) for option in options]
     if baselines:
         at_each_length = {option.decoding_length: option for option in options}.values()
         contenders += [(name, option) for name in BASELINES for option in at_each_length]
-
-    def compile_kernels() -> None:
-        for workload in workloads:
-            Drafter(workload.tries, options[0]).warm_up()
-
-    render.patiently(compile_kernels, render.COMPILING)
+    compile_for(workloads, options[0])
     runs = len(contenders) * sum(len(workload.starts) for workload in workloads)
     with render.progress("replaying", runs) as update:
         return replay_workloads(workloads, contenders, progress=lambda done: update(done, "runs"))
 
 
-def _read(paths: list[str], tries: list[str], tokenizer: str | None, rows: int | None) -> list[Workload]:
+def explain_rows(workloads: list[Workload], option: DraftOptions, tokenizer: Any | None, rows: int, console: Console) -> None:
+    """Show each step of the first rows of each workload, warm if it has tries: what they are in the replay of all rows."""
+    from lookahead.bench.replay import replay
+    from lookahead_cli.explain import Explainer
+
+    compile_for(workloads, option)
+    for workload in workloads:
+        start = "warm" if workload.tries else "cold"
+        explainer = Explainer(
+            console, tokenizer, rows, f"{workload.name}, {_label(option.strategy, option.decoding_length, start)}, "
+        )
+        pairs = workload.pairs[:rows]
+        replay(pairs, workload.tries, option, weights=workload.weights, observer_of=explainer.observer_of)
+
+
+def compile_for(workloads: list[Workload], option: DraftOptions) -> None:
+    """Have all kernels compiled, so that no draft waits for it."""
+    from lookahead.draft.drafter import Drafter
+    from lookahead_cli import render
+
+    def compile_kernels() -> None:
+        for workload in workloads:
+            Drafter(workload.tries, option).warm_up()
+
+    render.patiently(compile_kernels, render.COMPILING)
+
+
+def read_workloads(
+    paths: list[str], tries: list[str], weights: list[str] | None, tokenizer: str | None, rows: int | None
+) -> tuple[list[Workload], Any | None]:
+    """(a workload for each file of pairs, the tokenizer if one is named)"""
     import time
     from itertools import islice
 
-    from lookahead.bench.workloads import Workload, names_of
+    from lookahead.bench.workloads import Workload
     from lookahead.errors import UsageError
     from lookahead.job.rows import replay_pairs
-    from lookahead_cli.options import open_tries
+    from lookahead.trie.file import names_of
+    from lookahead_cli.options import open_tries, trie_weights
 
     twice = [path for number, path in enumerate(paths) if path in paths[:number]]
     if twice:
@@ -65,16 +84,20 @@ def _read(paths: list[str], tries: list[str], tokenizer: str | None, rows: int |
 
         loaded = load_tokenizer(tokenizer)
         whose = identity(loaded, tokenizer)
-    workloads = []
-    for path, name in zip(paths, names, strict=True):
+    opened, build_seconds = [], []
+    for name in names:
         began = time.perf_counter()
-        opened = open_tries(tries_of[name])
-        build_seconds = time.perf_counter() - began
+        opened.append(open_tries(tries_of[name]))
+        build_seconds.append(time.perf_counter() - began)
+    workloads = []
+    of_each = zip(paths, names, opened, build_seconds, trie_weights(weights, opened), strict=True)
+    for path, name, some, seconds, weights_of_some in of_each:
         if tokenizer is not None:
-            for trie in opened:
+            for trie in some:
                 trie.check_tokenizer(whose.fingerprint, whose.vocab_size, tokenizer)
-        workloads.append(Workload(name, list(islice(replay_pairs(path, loaded), rows)), opened, build_seconds))
-    return workloads
+        pairs = list(islice(replay_pairs(path, loaded), rows))
+        workloads.append(Workload(name, pairs, some, seconds, weights_of_some))
+    return workloads, loaded
 
 
 def tries_of_each(tries: list[str], names: list[str]) -> dict[str, list[str]]:
@@ -133,6 +156,8 @@ def _print_one(replay: WorkloadReplay) -> None:
         ],
         left=2,
     )
+    best = max(replay.results, key=lambda r: r.edl)
+    render.accepted_by_source(_label(best.strategy, best.decoding_length, best.start), best.accepted_by_source)
 
 
 def _print_edl(replays: list[WorkloadReplay]) -> None:

@@ -2,9 +2,10 @@
 
 Usage: python samples/train_priors.py PAIRS.jsonl[:CORPUS.trie] ... -o lookahead/draft/priors.msgpack
 
-Each PAIRS file holds logged {"prompt_ids", "response_ids"} rows of one kind of text, and each is replayed cold and, where a trie of
-other text of that kind is given, warm. What the replays learn is added up. Give kinds as different as the jobs to come: chat, prose,
-code, edits. Only how far matches of each kind can be trusted is kept, nothing of the text and nothing that depends on a tokenizer.
+Each PAIRS file holds logged {"prompt_ids", "response_ids"} rows of one kind of text, and each is replayed cold and, where a
+trie of other text of that kind is given, warm. What the replays learn is added up. Give kinds as different as the jobs to come:
+chat, prose, code, edits. Only how far matches of each kind can be trusted is kept, nothing of the text and nothing that depends
+on a tokenizer.
 """
 
 from __future__ import annotations

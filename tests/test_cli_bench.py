@@ -175,6 +175,61 @@ def test_name_of_a_column_is_broken_behind_its_parts_and_never_read_as_markup() 
     assert render.folded("[red]", 9) == "\\[red]"
 
 
+def test_explain_shows_the_steps_of_each_workload_of_the_first_strategy_warm_where_it_can(
+    cli: Cli, pairs: Path, others: Path, trie: Path
+) -> None:
+    asked = ("bench", "--replay", pairs, "--replay", others, "--trie", f"pairs={trie}", "--strategy", "single,hierarchical")
+    out = cli(*asked, "--explain", 1, "--decoding-length", 8).out
+    assert [line for line in out.splitlines() if "row 1" in line] == [
+        "pairs, single 8 warm, row 1",
+        "others, single 8 cold, row 1",
+    ]
+    assert "row 2" not in out
+    assert "step 1  1 2 3 20 20\n" in out  # ids, as there is no tokenizer
+    assert "EDL: replay of 2 workloads" in out
+    alone = cli(
+        "bench", "--replay", pairs, "--trie", trie, "--strategy", "single", "--decoding-length", 8, "--rows", 1, "--json"
+    )
+    assert out.partition("others, ")[0].count("\nstep ") == alone.json["strategies"][0]["steps"]
+
+
+def test_explanation_of_a_replay_leaves_stdout_to_json_and_changes_no_figure(cli: Cli, pairs: Path, trie: Path) -> None:
+    asked = ("bench", "--replay", pairs, "--trie", trie, "--json")
+    explained = cli(*asked, "--explain", 3)
+    assert without_times(explained.json) == without_times(cli(*asked).json)
+    assert explained.err.count(", row ") == 3
+
+
+def test_weights_reach_the_drafter_of_a_warm_replay(cli: Cli, tmp_path: Path) -> None:
+    right, wrong = [1, 2, 3, 4, 5, 6, 7], [1, 2, 9, 9, 9, 9, 9]
+    for name, ids in (("right", right), ("wrong", wrong)):
+        corpus = write_jsonl(tmp_path / f"{name}.jsonl", [{"ids": ids}])
+        assert cli("build-trie", corpus, "-o", tmp_path / f"{name}.trie", "--vocab-size", 10).code == 0
+    logged = write_jsonl(tmp_path / "logged.jsonl", [{"prompt_ids": right[:1], "response_ids": right[1:]}])
+    tries = ("--trie", tmp_path / "right.trie", "--trie", tmp_path / "wrong.trie")
+    asked = ("bench", "--replay", logged, *tries, "--strategy", "single", "--json", "--trie-weight")
+    warm, cold = cli(*asked, "right=1000").json["strategies"]
+    assert (warm["steps"], warm["accepted_by_source"]) == (1, {"trie:right": 5})
+    misled, as_cold = cli(*asked, "wrong=1000").json["strategies"]
+    assert misled["steps"] > 1
+    assert as_cold["steps"] == cold["steps"]
+    cli.fails(2, *asked, "faq=2", saying=['"faq"', "known: right, wrong"])
+
+
+def test_session_tokens_bound_what_a_replay_remembers(cli: Cli, pairs: Path) -> None:
+    asked = ("bench", "--replay", pairs, "--strategy", "single", "--json")
+    assert cli(*asked).json["strategies"][0]["accepted_by_source"]["session"] > 0
+    assert "session" not in cli(*asked, "--session-tokens", 0).json["strategies"][0]["accepted_by_source"]
+
+
+def test_replay_of_one_workload_says_whose_drafts_were_accepted(cli: Cli, pairs: Path, trie: Path) -> None:
+    asked = ("bench", "--replay", pairs, "--trie", trie, "--strategy", "hierarchical")
+    counts = cli(*asked, "--json").json["strategies"][0]["accepted_by_source"]
+    (line,) = (line for line in cli(*asked).out.splitlines() if line.startswith("accepted by source"))
+    best = max(counts, key=counts.get)
+    assert line.startswith(f"accepted by source (hierarchical 64 warm): {best} {counts[best] / sum(counts.values()):.0%}")
+
+
 def test_replay_never_loads_torch(pairs: Path) -> None:
     code = (
         "import sys; from lookahead_cli.app import run; "
@@ -230,6 +285,7 @@ def test_bench_refuses_what_does_not_go_together(cli: Cli, pairs: Path, tmp_path
     cli.fails(2, "bench", "--replay", pairs, "--dtype", "float16", saying=["--replay runs no model", "--dtype"])
     cli.fails(2, "bench", "--replay", pairs, "--strategy", "off", saying=["off", "hierarchical"])
     cli.fails(2, "bench", "--replay", pairs, "--decoding-length", "many", saying=["many"])
+    cli.fails(2, "bench", "--model", MODEL, "--input", pairs, "--explain", 1, saying=["--explain", "lookahead generate"])
     cli.fails(2, "bench", "--model", MODEL, "--input", pairs, "--baselines", saying=["--model", "--baselines"])
     cli.fails(2, "bench", "--replay", pairs, "--replay", pairs, saying=["pairs.jsonl", "twice"])
     two = ("--replay", pairs, "--replay", write_jsonl(tmp_path / "b.jsonl", [{"prompt_ids": [1], "response_ids": [2, 3]}]))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,104 @@ def test_output_row_has_the_documented_fields(cli: Cli, trie: Path, tmp_path: Pa
     assert row["completion_tokens"] <= 40
     assert row["accepted_tokens"] == sum(row["accepted_by_source"].values())
     assert row["edl"] == pytest.approx((row["completion_tokens"] - 1) / row["steps"], abs=1e-3)
+
+
+@pytest.fixture(scope="session")
+def other_trie(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the first twenty rows of the corpus."""
+    from lookahead_cli.app import run
+
+    folder = tmp_path_factory.mktemp("other")
+    lines = (samples_folder() / "corpus.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (folder / "few.jsonl").write_text("".join(lines[:20]), encoding="utf-8")
+    job = ["build-trie", str(folder / "few.jsonl"), "-o", str(folder / "few.trie"), "--tokenizer", str(MODEL), "--json"]
+    assert run(job) == 0
+    return folder / "few.trie"
+
+
+def steps_in(text: str) -> list[str]:
+    """What is shown of each step."""
+    return text.split("\nstep ")[1:]
+
+
+def test_explain_shows_every_step_of_the_first_rows_and_what_was_accepted(cli: Cli, trie: Path, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": p} for p in PROMPTS])
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--trie", trie, "--overwrite")
+    result = cli(*job, "--max-new-tokens", 20, "--explain", 2, "--decoding-length", 8)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
+    assert result.out.count("\nrow ") == 2
+    for number, shown in enumerate(result.out.split("\nrow ")[1:]):
+        steps = steps_in(shown)
+        assert len(steps) == rows[number]["steps"]
+        counts = [re.search(r"accepted (\d+) of (\d+) drafted", step) for step in steps]
+        assert sum(int(found[1]) for found in counts) == rows[number]["accepted_tokens"]
+        assert sum(int(found[2]) for found in counts) == rows[number]["draft_tokens"]
+        own = sum("\n→ " in step for step in steps)
+        assert own == len(steps) - (rows[number]["finish_reason"] == "stop" and "\n→ " not in steps[-1])
+    assert "trie:answers" in result.out
+    assert "step" not in result.err
+
+
+def test_explanation_leaves_stdout_to_answers_and_to_json(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": PROMPTS[0]}])
+    job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 8, "--explain", 1)
+    result = cli(*job)
+    assert json.loads(result.out)["steps"] == len(steps_in(result.err))
+    result = cli(*job, "-o", tmp_path / "out.jsonl", "--json", "--quiet")
+    assert result.json["steps"] == len(steps_in(result.err))
+
+
+def test_explain_refuses_what_drafts_nothing(cli: Cli, tmp_path: Path) -> None:
+    import transformers
+
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt_ids": [5, 6]}])
+    job = ("generate", "--input", source, "-o", tmp_path / "o.jsonl")
+    cli.fails(2, *job, "--model", MODEL, "--explain", 1, "--strategy", "off", saying=["--explain", "--strategy off"])
+    cli.fails(2, *job, "--model", MODEL, "--explain", 0, saying=["--explain"])
+    transformers.AutoModelForCausalLM.from_config(tiny_config("mamba")).save_pretrained(tmp_path / "mamba")
+    result = cli(*job, "--model", tmp_path / "mamba", "--explain", 1)
+    assert (result.code, result.out) == (2, "")
+    assert "error: --explain: nothing is drafted" in result.err
+    assert not (tmp_path / "o.jsonl").exists()
+
+
+def test_weight_of_a_trie_moves_credit_to_it(cli: Cli, trie: Path, other_trie: Path, tmp_path: Path) -> None:
+    def credits(*weights: str) -> dict[str, int]:
+        options = [part for weight in weights for part in ("--trie-weight", weight)]
+        _, rows = generate(
+            cli, [{"prompt": p} for p in PROMPTS], tmp_path, "--trie", trie, "--trie", other_trie, *options, "--token-ids"
+        )
+        texts.append([row["token_ids"] for row in rows])
+        return dict(sum((Counter(row["accepted_by_source"]) for row in rows), Counter()))
+
+    texts: list[Any] = []
+    plain, few = credits(), credits("few=1000", "answers=0.001")
+    assert few["trie:few"] != plain["trie:few"]
+    assert texts[0] == texts[1]
+
+
+def test_weights_of_tries_that_are_not_there_and_that_are_no_weights_are_refused(
+    cli: Cli, trie: Path, other_trie: Path, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "o.jsonl", "--trie-weight")
+    cli.fails(2, *job, "faq=2", "--trie", trie, "--trie", other_trie, saying=['"faq"', "known: answers, few"])
+    cli.fails(2, *job, "answers=2", saying=["--trie-weight", "known: none"])
+    for bad in ("answers=0", "answers=-1", "answers=inf", "answers=much", "answers", "=2"):
+        cli.fails(2, *job, bad, "--trie", trie, saying=[f"--trie-weight {bad}:", "NAME=W", "above 0"])
+    cli.fails(2, *job, "answers=2", "--trie-weight", "answers=3", "--trie", trie, saying=["answers is given twice"])
+    assert not (tmp_path / "o.jsonl").exists()
+
+
+def test_session_tokens_bound_what_is_remembered_of_earlier_answers(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"prompt": p} for p in (PROMPTS[0], PROMPTS[0])]
+
+    def of_session(*options: object) -> int:
+        _, out = generate(cli, rows, tmp_path, "--max-new-tokens", 40, *options)
+        return sum(row["accepted_by_source"].get("session", 0) for row in out)
+
+    assert of_session("--session-tokens", 0) == 0
+    assert 0 < of_session("--session-tokens", 12) < of_session()
 
 
 def test_every_row_form_gives_the_same_answer(cli: Cli, tmp_path: Path) -> None:

@@ -141,18 +141,49 @@ def test_inspect_shows_sources_depths_branches_and_integrity(cli: Cli, trie: Pat
         assert text in result.out
 
 
-def test_query_draws_the_continuations_with_their_shares(cli: Cli, trie: Path) -> None:
-    result = cli("inspect-trie", trie, "--query", "the cat sat on the")
-    assert "50%" in result.out
-    assert "mat" in result.out
+def test_query_draws_the_draft_tree_with_what_the_corpus_says_for_it(cli: Cli, trie: Path) -> None:
+    drawn = cli("inspect-trie", trie, "--query", "the cat sat on the").out.partition("Draft tree of 15 tokens\n")[2]
+    first, *lines = drawn.splitlines()
+    assert first == "'the cat sat on the'  last 5 tokens seen 2 times"
+    for text in ("' mat", "' log"):
+        (line,) = (line for line in lines if line.startswith(f"  ├ {text}"))
+        assert line.endswith("match 5  trie:cats  1 of 2 times")
+        assert "%" in line
     value = cli("inspect-trie", trie, "--query", "the cat sat on the", "--json").json["query"]
     assert value["count"] == 2
     assert sorted(c["share"] for c in value["continuations"]) == [0.5, 0.5]
+    nodes = value["draft"]
+    assert len(nodes) == 15
+    assert {node["text"] for node in nodes if node["match_length"] == 5 and node["parent"] == -1} == {" mat", " log"}
+    assert [(n["count"], n["match_count"], n["source"]) for n in nodes[:2]] == [(1, 2, "trie:cats")] * 2
+    for place, node in enumerate(nodes):
+        assert -1 <= node["parent"] < place
+        assert node["probability"] <= (nodes[node["parent"]]["probability"] if node["parent"] >= 0 else 1)
+
+
+@pytest.mark.parametrize("length", [2, 5, 40])
+def test_decoding_length_is_the_size_of_the_tree_of_a_query(cli: Cli, trie: Path, length: int) -> None:
+    asked = ("inspect-trie", trie, "--query", "the cat", "--decoding-length", length)
+    assert len(cli(*asked, "--json").json["query"]["draft"]) == length - 1
+    assert f"Draft tree of {length - 1} tokens" in cli(*asked).out
+
+
+def test_query_of_a_trie_of_ids_is_ids(cli: Cli, ids_trie: Path) -> None:
+    out = cli("inspect-trie", ids_trie, "--query", "9 1 2").out
+    assert "9 1 2  last 2 tokens seen 3 times" in out
+    assert "match 2  trie:ids  2 of 3 times" in next(line for line in out.splitlines() if line.startswith("  ├ 3"))
+    value = cli("inspect-trie", ids_trie, "--query", "9 1 2", "--json").json["query"]
+    assert [(c["token_id"], c["count"], c["text"]) for c in value["continuations"]] == [(3, 2, None), (4, 1, None)]
+    assert (value["draft"][0]["token_id"], value["draft"][0]["text"]) == (3, None)
 
 
 def test_query_that_the_corpus_never_saw_says_so(cli: Cli, ids_trie: Path, tokenizer_folder: Path, trie: Path) -> None:
     assert "not in the corpus" in cli("inspect-trie", trie, "--query", "Z").out
-    cli.fails(2, "inspect-trie", ids_trie, "--query", "x", saying=["built from ids", "--tokenizer"])
+    for query in ("x", "1 10", "-1"):
+        cli.fails(2, "inspect-trie", ids_trie, "--query", query, saying=["built from ids", "ids below 10", "--tokenizer"])
+    for empty in ((ids_trie, "--query", " "), (trie, "--query", "")):
+        cli.fails(2, "inspect-trie", *empty, saying=["--query: is empty"])
+    cli.fails(2, "inspect-trie", trie, "--decoding-length", 8, saying=["--decoding-length", "--query TEXT"])
 
 
 def test_coverage_of_the_corpus_itself_is_nearly_the_branch_length(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
@@ -219,6 +250,8 @@ def test_append_adds_a_segment_with_the_tokenizer_of_the_trie_and_merge_joins_th
     assert cli("merge-tries", trie, "-o", trie).code == 0
     joined = cli(*query).json
     assert len(joined["segments"]) == 1
+    for value in (appended, joined):
+        assert len(value["query"].pop("draft")) == 15  # may differ: matches that break off are kept for each segment
     assert [joined[key] for key in ("query", "depths", "top", "sources")] == [
         appended[key] for key in ("query", "depths", "top", "sources")
     ]
@@ -285,7 +318,8 @@ import sys
 from lookahead_cli.app import run
 for line in (
     "build-trie ids.jsonl -o a.trie --vocab-size 10", "build-trie ids.jsonl --append a.trie",
-    "inspect-trie a.trie --verify --coverage ids.jsonl", "prune-trie a.trie -o b.trie --min-count 2 --coverage ids.jsonl",
+    "inspect-trie a.trie --verify --coverage ids.jsonl", "inspect-trie a.trie --query 5",
+    "prune-trie a.trie -o b.trie --min-count 2 --coverage ids.jsonl",
     "merge-tries a.trie b.trie -o c.trie",
 ):
     assert run(line.split()) == 0

@@ -119,10 +119,14 @@ def compare(
     check_lossless: bool = True,
     warm_up: int = 2,
     progress: Callable[[int], None] = lambda done: None,
+    weights: Sequence[float] | None = None,
 ) -> Comparison:
-    """Answer every prompt with every contender: plain decoding, each of `options`, and with `peers` Hugging Face's own."""
-    runs = [_ours(PLAIN, target, (), DraftOptions(strategy="off"), max_new_tokens)]
-    runs += [_ours(_name_of(o), target, tries, o, max_new_tokens) for o in options]
+    """Answer every prompt with every contender: plain decoding, each of `options`, and with `peers` Hugging Face's own.
+
+    weights: of the tries, see `Drafter`.
+    """
+    runs = [_ours(PLAIN, target, Drafter((), DraftOptions(strategy="off")), max_new_tokens)]
+    runs += [_ours(_name_of(o), target, Drafter(tries, o, weights), max_new_tokens) for o in options]
     if peers:
         runs += [_peer(GENERATE, target, max_new_tokens)]
         if target.mode != "plain":
@@ -209,8 +213,8 @@ def _name_of(option: DraftOptions) -> str:
     return f"{option.strategy} {option.decoding_length}"
 
 
-def _ours(name: str, target: TargetModel, tries: Sequence[Trie], options: DraftOptions, max_new_tokens: int) -> Run:
-    engine = LookaheadEngine(target, Drafter(tries, options))
+def _ours(name: str, target: TargetModel, drafter: Drafter, max_new_tokens: int) -> Run:
+    strategy, engine = drafter.options.strategy, LookaheadEngine(target, drafter)
 
     def answer(prompt: Sequence[int]) -> list[int]:
         generation = engine.generate(prompt, max_new_tokens)
@@ -221,7 +225,7 @@ def _ours(name: str, target: TargetModel, tries: Sequence[Trie], options: DraftO
         run.forward_seconds += generation.forward_seconds
         return generation.token_ids
 
-    run = Run(name, options.strategy, answer, engine.drafter.forget)
+    run = Run(name, strategy, answer, drafter.forget)
     return run
 
 

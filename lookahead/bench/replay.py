@@ -16,6 +16,7 @@ import numpy as np
 
 from lookahead.bench.baselines import BASELINES
 from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.explain import ObserverOf, Step, nobody
 from lookahead.draft.tree import DraftTree
 from lookahead.trie.file import Trie
 
@@ -80,24 +81,35 @@ class ReplayResult:
         }
 
 
-def replay(pairs: Sequence[Pair], tries: Sequence[Trie], options: DraftOptions, baseline: str | None = None) -> ReplayResult:
+def replay(
+    pairs: Sequence[Pair],
+    tries: Sequence[Trie],
+    options: DraftOptions,
+    baseline: str | None = None,
+    weights: Sequence[float] | None = None,
+    observer_of: ObserverOf = nobody,
+) -> ReplayResult:
     """Draft along each response and accept what it says; outputs of earlier pairs are remembered, as in a job.
 
     baseline: a name in BASELINES, which then drafts instead, within the same lengths.
+    weights: of the tries, see `Drafter`; baselines know none.
     """
-    drafter: DraftSource = BASELINES[baseline](tries, options) if baseline else Drafter(tries, options)
-    return replay_with(drafter, pairs, "warm" if tries else "cold", baseline or options.strategy)
+    drafter: DraftSource = BASELINES[baseline](tries, options) if baseline else Drafter(tries, options, weights)
+    return replay_with(drafter, pairs, "warm" if tries else "cold", baseline or options.strategy, observer_of)
 
 
-def replay_with(drafter: DraftSource, pairs: Sequence[Pair], start: str = "cold", strategy: str = "") -> ReplayResult:
+def replay_with(
+    drafter: DraftSource, pairs: Sequence[Pair], start: str = "cold", strategy: str = "", observer_of: ObserverOf = nobody
+) -> ReplayResult:
     """`replay` with a drafter that is kept, and what it learns with it."""
     tokens = steps = draft_tokens = 0
     draft_us, update_us = [], []
     by_source: Counter[str] = Counter()
-    for prompt, response in pairs:
+    for number, (prompt, response) in enumerate(pairs, 1):
+        observer = observer_of(number)
         row = drafter.start(prompt)
         row.accept(response[:1])
-        done = 1
+        done, before = 1, steps
         while done < len(response):
             began = time.perf_counter()
             tree = row.draft(branch_length=len(response) - done)
@@ -112,6 +124,8 @@ def replay_with(drafter: DraftSource, pairs: Sequence[Pair], start: str = "cold"
             steps += 1
             draft_tokens += tree.draft_tokens
             done += len(accepted)
+            if observer:
+                observer(Step.of(steps - before, prompt, response[:done], tree, path, accepted, drafter.source_names))
         row.finish()
     return ReplayResult(
         strategy,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from lookahead.bench.replay import Pair, ReplayResult, replay
@@ -17,12 +16,13 @@ Contender = tuple[str | None, DraftOptions]  # (name of a baseline or None for o
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What is replayed. build_seconds: what opening the tries took."""
+    """What is replayed. build_seconds: what opening the tries took. weights: of the tries, see `Drafter`."""
 
     name: str
     pairs: list[Pair]
     tries: list[Trie]
     build_seconds: float = 0.0
+    weights: list[float] | None = None
 
     @property
     def starts(self) -> list[list[Trie]]:
@@ -33,7 +33,7 @@ class Workload:
         """One result for each start and contender, in this order."""
         for tries in self.starts:
             for baseline, options in contenders:
-                yield replay(self.pairs, tries, options, baseline)
+                yield replay(self.pairs, tries, options, baseline, self.weights if tries else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +102,3 @@ def as_json(replays: Sequence[WorkloadReplay]) -> dict[str, Any]:
         "workloads": [{"name": each.name, **each.as_json()} for each in replays],
         "geometric_mean": [{**mean, "edl": round(mean["edl"], 4)} for mean in means],
     }
-
-
-def names_of(paths: Sequence[str]) -> list[str]:
-    """A name for each file: its own without folder and ending; the path where two files would share it."""
-    stems = [Path(path).stem for path in paths]
-    return [path if stems.count(stem) > 1 else stem for path, stem in zip(paths, stems, strict=True)]

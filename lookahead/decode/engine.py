@@ -19,6 +19,7 @@ from lookahead.budget.goodput import GoodputBudget
 from lookahead.decode.model import TargetModel
 from lookahead.decode.verify import Accepted, Processor, verify_and_accept
 from lookahead.draft.drafter import Drafter
+from lookahead.draft.explain import Observer, Step
 from lookahead.draft.tree import DraftTree, root_only
 from lookahead.errors import LookaheadError
 
@@ -33,11 +34,13 @@ class Generation:
     steps: forwards after the prefill. draft_tokens, accepted_tokens: guessed and right, summed over steps;
     accepted_by_source: the latter by who guessed.
     seconds: wall time; draft_seconds and forward_seconds (prefill and verification) are parts of it.
+    observer: is told what each decode step drafted and accepted.
     """
 
     prompt_tokens: int
     room: int  # new tokens at most
     eos_token_ids: frozenset[int]
+    observer: Observer | None = None
     token_ids: list[int] = dataclasses.field(default_factory=list)
     finish_reason: FinishReason = ""
     steps: int = 0
@@ -86,12 +89,14 @@ class LookaheadEngine:
         if target.mode == "chain":
             drafter.restrict_to_chains()
 
-    def generate(self, prompt_ids: Sequence[int], max_new_tokens: int = 256) -> Generation:
+    def generate(self, prompt_ids: Sequence[int], max_new_tokens: int = 256, observer: Observer | None = None) -> Generation:
         """The greedy continuation of `prompt_ids`, until an end-of-sequence id or for `max_new_tokens`.
 
+        observer: is told what was drafted and accepted in each step.
         Raises LookaheadError for an empty prompt, one that leaves no room in the model's positions, or unknown ids.
         """
         generation = self.request(prompt_ids, max_new_tokens)
+        generation.observer = observer
         for _ in self.stream(prompt_ids, generation):
             pass
         return generation
@@ -127,7 +132,8 @@ class LookaheadEngine:
         target, drafter = self.target, self.drafter
         processor = greedy_processor(target, text.shape[1])
         sequence = target.sequence(text.shape[1] + generation.room + drafter.options.decoding_length)
-        row = drafter.start(text[0].tolist())
+        prompt, names = text[0].tolist(), drafter.source_names
+        row = drafter.start(prompt)
         try:
             began = time.perf_counter()
             scores = sequence.prefill(text)
@@ -152,7 +158,10 @@ class LookaheadEngine:
                 if self.budget:
                     self.budget.observe(len(tree), accepted.nodes, verified - drafted, verified - began)
                 taken = generation.add(accepted.token_ids)
-                generation.count(tree, accepted, len(taken), drafter.source_names)
+                generation.count(tree, accepted, len(taken), names)
+                if generation.observer:
+                    told = Step.of(generation.steps, prompt, generation.token_ids, tree, accepted.nodes, taken, names)
+                    generation.observer(told)
                 row.accept(taken)
                 yield taken
         finally:

@@ -23,7 +23,7 @@ from lookahead.draft.places import SIZE, VOCABULARY, SortedText, narrow_all, tab
 from lookahead.draft.priors import Priors, load_priors
 from lookahead.draft.tree import DraftTree, as_parallel, root_only
 from lookahead.errors import UsageError
-from lookahead.trie.file import Trie
+from lookahead.trie.file import Trie, names_of
 from lookahead.trie.session import SessionMemory
 
 Strategy = Literal["hierarchical", "parallel", "single", "off"]
@@ -107,7 +107,8 @@ class Drafter:
     ):
         self.options = options or DraftOptions()
         self.tries = tuple(tries)
-        self.source_names = ("prompt", "output", "session", *(f"trie:{trie.name}" for trie in self.tries))
+        names = names_of([trie.path for trie in self.tries])
+        self.source_names = ("prompt", "output", "session", *(f"trie:{name}" for name in names))
         self.session = SessionMemory(self.options.session_tokens)
         self._priors = priors or load_priors()
         trie_weights = [1.0] * len(self.tries) if weights is None else list(weights)

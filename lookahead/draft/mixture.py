@@ -63,7 +63,7 @@ FACTORS = BY_LAST + 4 * LAST_TOKENS
 RATE, FIRST_GRADIENTS, MOST_GRADIENTS = 0.1, 0.1, 3.0  # of AdaGrad: step size, sum of squares at the beginning and at most
 HOPE = np.float32(8.0)  # times as probable as the experts say: no token gets there by its factors
 
-# Columns of a text's trust: shares that its longest matches gave to what was said, what the mixture gave then, the latest share.
+# Columns of a text's trust: shares that its longest matches gave to what was said, and what the mixture gave; latest share.
 GAVE, MIXTURE_GAVE, LATEST = range(3)
 TRUST_MEMORY = np.float32(0.998)  # of the past, at each token
 DOUBT = np.float32(2.0)  # tokens' worth of equal trust

@@ -105,7 +105,7 @@ def _mix(mixed, token):
 
 @inlined
 def _slots(recent, have, size, slots):
-    """slots[c] becomes the slot of the last 2^c tokens (recent: newest first), for as many as there are; returns how many chains."""
+    """slots[c] becomes the slot of the last 2^c tokens of recent[:have] (newest first); returns for how many chains."""
     mixed, chains = np.uint64(1), 0
     for k in range(min(have, 1 << (CHAINS - 1))):
         mixed = _mix(mixed, recent[k])
@@ -117,7 +117,10 @@ def _slots(recent, have, size, slots):
 
 @kernel
 def append_tokens(log, heads, leaders, length, added, recent, slots):
-    """Write `added` behind `length` tokens and chain them; returns the new length. recent: int64 [8] or more, slots: int64 [CHAINS], overwritten."""
+    """Write `added` behind `length` tokens and chain them; returns the new length.
+
+    recent (int64 [8] or more) and slots (int64 [CHAINS]) are overwritten.
+    """
     for token in added:
         place = length
         log[TOKEN, place] = token

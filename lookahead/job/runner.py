@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lookahead.decode.engine import Generation, LookaheadEngine
+from lookahead.draft.explain import ObserverOf, nobody
 from lookahead.errors import LookaheadError
 from lookahead.job.rows import Request, prompt_ids_of
 from lookahead.trie.build import LEFT_CONTEXT, TokenDocument
@@ -55,13 +56,17 @@ class JobTotals:
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
-    """max_new_tokens: tokens per answer, where a row does not say. chat, system: see `rows.prompt_ids_of`."""
+    """max_new_tokens: tokens per answer, where a row does not say. chat, system: see `rows.prompt_ids_of`.
+
+    observer_of: who is told the steps of a row.
+    """
 
     max_new_tokens: int = 256
     chat: bool = False
     system: str | None = None
     token_ids: bool = False  # write token_ids beside the text
     learn: list[TokenDocument] | None = None  # outputs are kept here
+    observer_of: ObserverOf = nobody
 
 
 def run_job(
@@ -74,7 +79,8 @@ def run_job(
             if request.problem:
                 raise LookaheadError(f"line {request.line}: {request.problem}.")
             prompt_ids = prompt_ids_of(request, tokenizer, options.chat, options.system)
-            generation = engine.generate(prompt_ids, request.max_new_tokens or options.max_new_tokens)
+            limit = request.max_new_tokens or options.max_new_tokens
+            generation = engine.generate(prompt_ids, limit, options.observer_of(totals.rows))
         except Exception as error:  # whatever one row does, the job goes on and says so
             totals.errors += 1
             yield _error_row(request, error)

@@ -219,6 +219,12 @@ class Trie:
         return ""
 
 
+def names_of(paths: Sequence[str | Path]) -> list[str]:
+    """A name for each file: its own without folder and ending; the path where two files would share it."""
+    stems = [Path(path).stem for path in paths]
+    return [str(path) if stems.count(stem) > 1 else stem for path, stem in zip(paths, stems, strict=True)]
+
+
 @kernel
 def suffixes_in_order(tokens, separator, suffixes, depth):
     """True if each suffix sorts before the next, by `depth` tokens up to the separator, then by position."""
