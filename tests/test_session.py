@@ -44,7 +44,7 @@ def sorted_plainly(tokens, positions):
 
 
 def assert_sorted_and_whole(memory):
-    """Each run is sorted, its table fits, and the runs together hold every position once; the older run holds the older ones."""
+    """Each run is sorted, its table fits; together they hold every position once, the older run the older ones."""
     tokens = text_of(memory)
     held = [run.suffixes.tolist() for run in memory.runs]
     for positions, run in zip(held, memory.runs, strict=True):
@@ -60,21 +60,23 @@ def assert_sorted_and_whole(memory):
     assert max(held[0], default=-1) < min(held[1], default=len(tokens))
 
 
-@given(documents_with_left_context, st.sampled_from([(1, 1), (1, 1000), (10, 2), (30, 8), (1 << 14, 8)]))
+@given(documents_with_left_context, st.sampled_from([(1, 1), (1, 4), (1, 1000), (10, 2), (30, 8), (1 << 14, 8)]))
 @settings(max_examples=100, deadline=None)
 def test_runs_are_sorted_and_hold_each_output_from_its_last_left_token_on(documents, merging):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "RECENT", merging[0])
         patch.setattr(session, "SHARE", merging[1])
-        memory, remembered = SessionMemory(1_000_000), []
+        memory, remembered, older, recent = SessionMemory(1_000_000), [], 0, 0
         for left, ids in documents:
             memory.append_document(left, ids)
             if ids:
                 remembered.append([*left[-1:], *ids])
+                recent += len(remembered[-1])
             assert outputs_of(memory) == remembered
             assert_sorted_and_whole(memory)
-            older, recent = (len(run.suffixes) for run in memory.runs)
-            assert recent < max(merging[0], max(1, older // merging[1]))
+            if recent >= max(merging[0], older // merging[1]):
+                older, recent = older + recent, 0
+            assert [len(run.suffixes) for run in memory.runs] == [older, recent]
 
 
 @given(documents_with_left_context, st.integers(2, 90), st.sampled_from([(1, 1000), (10, 2), (1 << 14, 8)]))
@@ -128,6 +130,14 @@ def test_memory_of_outputs_grows_with_them_and_not_before():
     assert len(memory.tokens) <= 2 * len(memory)
     assert all(len(run.suffixes) for run in memory.runs)  # 20,000 are more than one run takes as it ships
     assert_sorted_and_whole(memory)
+
+
+def test_arrays_grow_no_further_than_the_capacity():
+    memory = SessionMemory(5000)
+    for n in range(20):
+        memory.append_document([], [n] * 300)
+        assert len(memory.tokens) <= 5000
+    assert outputs_of(memory)[-1] == [19] * 300
 
 
 @pytest.mark.parametrize(("left", "ids"), [([], []), ([5], []), ([5, 6], np.empty(0, np.int32))])
