@@ -75,39 +75,29 @@ ALIGN_FROM = 3  # match length from which a broken match is kept
 ALIGN_MOST = 4  # places that such a match may have had
 
 
+# Buckets are sums of comparisons: a chain of branches is mispredicted too often to be cheap.
 @inlined
 def order_bucket(order):
-    if order <= 3:
-        return order
-    if order <= 5:
-        return np.int64(4)
-    if order <= 8:
-        return np.int64(5)
-    return np.int64(6) if order <= 16 else np.int64(7)
+    """0, 1, 2, 3, 4-5, 6-8, 9-16, 17 and more."""
+    return min(np.int64(order), np.int64(4)) + (order > 5) + (order > 8) + (order > 16)
 
 
 @inlined
 def _count_bucket(count):
-    if count < 1.5:
-        return 0
-    if count < 2.5:
-        return 1
-    if count < 4.5:
-        return 2
-    if count < 9.5:
-        return 3
-    if count < 29.5:
-        return 4
-    return 5 if count < 149.5 else 6
+    """1, 2, 3-4, 5-9, 10-29, 30-149, 150 and more; counts may be weighted."""
+    return (count >= 1.5) + (count >= 2.5) + (count >= 4.5) + (count >= 9.5) + (count >= 29.5) + (count >= 149.5)
 
 
 @inlined
 def _share_bucket(share):
-    if share > 0.999:
-        return 0
-    if share > 0.7:
-        return 1
-    return 2 if share > 0.35 else 3
+    """All, more than 70 %, more than 35 %, less."""
+    return (share <= 0.999) + np.int64(share <= 0.7) + (share <= 0.35)
+
+
+@inlined
+def _recency_bucket(distance):
+    """1 and the binary logarithm of a distance of 1 or more."""
+    return min(RECENCIES - 1, (np.float32(distance).view(np.int32) >> 23) - 125)
 
 
 @inlined
@@ -126,23 +116,25 @@ def aligned_cell(aligned, node, text, group):
 
 @inlined
 def slot_of(scratch, stamp, token):
-    """The slot of a token, made if need be; -1 when all are taken."""
+    """The slot of a token, made if need be; when all are taken, one behind them that nobody reads.
+
+    Slots are unsigned, as every index that is used often: a signed one may count from the end, and is checked for it.
+    """
     key = (stamp << 40) | token
-    h = (token * 40503) & (HASHES - 1)
+    h = np.uint64(token * 40503) & np.uint64(HASHES - 1)
     while scratch.hashes[h] != key:
         if scratch.hashes[h] >> 40 != stamp:
-            slot = scratch.counters[1]
-            if slot == SLOTS:
-                return np.int64(-1)
-            scratch.counters[1] = slot + 1
-            scratch.hashes[h], scratch.numbers[h] = key, slot
+            slot = np.uint64(scratch.counters[1])
+            if slot < np.uint64(SLOTS):
+                scratch.counters[1] += 1
+                scratch.hashes[h], scratch.numbers[h] = key, slot
             slots, values = scratch.slots, scratch.values
             slots[slot, SLOT_TOKEN], slots[slot, SLOT_PLACE], slots[slot, SLOT_COUNT] = token, -1, 0
             slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER] = NEVER, NEVER
             values[slot, P], values[slot, BEST], values[slot, COUNT] = 0, 0, 0
             return slot
-        h = (h + 1) & (HASHES - 1)
-    return np.int64(scratch.numbers[h])
+        h = (h + np.uint64(1)) & np.uint64(HASHES - 1)
+    return np.uint64(scratch.numbers[h])
 
 
 @inlined
@@ -223,8 +215,6 @@ def mix(shared, scratch, own, node, have, floor, actual):
                     own_order = max(own_order, bucket)
                 elif bucket == order:
                     slot = slot_of(scratch, stamp, found[k, 1])
-                    if slot < 0:
-                        continue
                     if slots[slot, SLOT_COUNT] == 0:
                         scratch.own_slots[own_used] = slot
                         own_used += 1
@@ -236,12 +226,12 @@ def mix(shared, scratch, own, node, have, floor, actual):
                 continue
             top = np.int64(0)
             for k in range(own_used):
-                top = max(top, slots[scratch.own_slots[k], SLOT_COUNT])
+                top = max(top, slots[np.uint64(scratch.own_slots[k]), SLOT_COUNT])
             each = np.float32(1.0) / np.float32(own_total)
             cell = cell_of(order, OWN, np.float32(own_total), top * each, rank)
             gain = rest * lambdas[cell] * each
             for k in range(own_used):
-                slot = scratch.own_slots[k]
+                slot = np.uint64(scratch.own_slots[k])
                 source = PROMPT if slots[slot, SLOT_PLACE] + 1 < own.prompt_length else OUTPUT
                 _credit(scratch, slot, gain * slots[slot, SLOT_COUNT], source, order)
                 if slots[slot, SLOT_TOKEN] == actual:
@@ -264,7 +254,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
                 weighted, source = texts[text, WEIGHTS] > 0, texts[text, SOURCE]
                 taken = min(width, sample)
                 each = shared.weights[text] * (np.float32(width) / np.float32(taken))
-                last, slot = np.int64(-1), np.int64(-1)
+                last, slot = np.int64(-1), np.uint64(0)
                 hit, seen = np.float32(0.0), np.float32(0.0)
                 for k in range(taken):
                     place = low + k if taken == width else low + (2 * k + 1) * width // (2 * taken)
@@ -278,26 +268,24 @@ def mix(shared, scratch, own, node, have, floor, actual):
                         continue
                     if token != last:
                         last, slot = token, slot_of(scratch, stamp, token)
-                        if slot >= 0:
-                            if values[slot, COUNT] == 0:
-                                touched[distinct] = slot
-                                distinct += 1
-                            if slots[slot, SLOT_OTHER] == NEVER:
-                                slots[slot, SLOT_OTHER] = order
-                            slots[slot, SLOT_OFFERED] = source
-                    if slot >= 0:
-                        values[slot, COUNT] += count
+                        if values[slot, COUNT] == 0:
+                            touched[np.uint64(distinct)] = slot
+                            distinct += 1
+                        if slots[slot, SLOT_OTHER] == NEVER:
+                            slots[slot, SLOT_OTHER] = order
+                        slots[slot, SLOT_OFFERED] = source
+                    values[slot, COUNT] += count
                 total += seen
                 if actual >= 0 and number == 0:
                     shared.trust[text, LATEST] = hit / seen
             top_count = np.float32(0.0)
             for k in range(distinct):
-                top_count = max(top_count, values[touched[k], COUNT])
+                top_count = max(top_count, values[np.uint64(touched[k]), COUNT])
             each = np.float32(1.0) / total
             cell = cell_of(order, OTHER, total, top_count * each, rank)
             gain = rest * lambdas[cell] * each
             for k in range(distinct):
-                slot = touched[k]
+                slot = np.uint64(touched[k])
                 _credit(scratch, slot, gain * values[slot, COUNT], slots[slot, SLOT_OFFERED], other_order)
                 if slots[slot, SLOT_TOKEN] == actual:
                     share = values[slot, COUNT] * each
@@ -324,11 +312,10 @@ def mix(shared, scratch, own, node, have, floor, actual):
             if count == 0:
                 break
             slot = slot_of(scratch, stamp, token)
-            if slot >= 0:
-                source = PROMPT if place < own.prompt_length else OUTPUT
-                _credit(scratch, slot, rest * believed * each * count, source, 0)
-                if slots[slot, SLOT_OWN] == NEVER:
-                    slots[slot, SLOT_OWN], slots[slot, SLOT_PLACE] = 0, place - 1
+            source = PROMPT if place < own.prompt_length else OUTPUT
+            _credit(scratch, slot, rest * believed * each * count, source, 0)
+            if slots[slot, SLOT_OWN] == NEVER:
+                slots[slot, SLOT_OWN], slots[slot, SLOT_PLACE] = 0, place - 1
             if token == actual:
                 share = count * each
         _ask(scratch, rank, cell, believed, share)
@@ -342,10 +329,9 @@ def mix(shared, scratch, own, node, have, floor, actual):
             if shared.common_shares[k] == 0:
                 break
             slot = slot_of(scratch, stamp, token)
-            if slot >= 0:
-                _credit(scratch, slot, rest * believed * shared.common_shares[k], shared.common[k, 2], 0)
-                if slots[slot, SLOT_OTHER] == NEVER:
-                    slots[slot, SLOT_OTHER] = 0
+            _credit(scratch, slot, rest * believed * shared.common_shares[k], shared.common[k, 2], 0)
+            if slots[slot, SLOT_OTHER] == NEVER:
+                slots[slot, SLOT_OTHER] = 0
             if token == actual:
                 share = shared.common_shares[k]
         _ask(scratch, rank, cell, believed, share)
@@ -368,18 +354,14 @@ def rescore(shared, scratch, own, asked, least, learning):
             break
     total, after = np.float32(0.0), np.float32(0.0)
     last_row = BY_LAST + 4 * ((scratch.recent[0] * 40503) & (LAST_TOKENS - 1))
-    for slot in range(scratch.counters[1]):
+    for slot in range(np.uint64(scratch.counters[1])):
         probability = values[slot, P]
         total += probability
         if probability * HOPE >= least:
             own_order, other_order = slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER]
             recency = 0
             if own_order < NEVER:
-                distance = own.length - slots[slot, SLOT_PLACE] - 1
-                recency = 1
-                while distance > 0 and recency < RECENCIES - 1:
-                    distance >>= 1
-                    recency += 1
+                recency = _recency_bucket(own.length - slots[slot, SLOT_PLACE] - 1)
             by_orders = BY_ORDERS + (own_order * (NEVER + 1) + other_order) * ORDERS + longest
             by_recency = BY_RECENCY + own_order * RECENCIES + recency
             by_last = last_row + (own_order < NEVER) + 2 * (other_order < NEVER)
@@ -389,7 +371,7 @@ def rescore(shared, scratch, own, asked, least, learning):
             values[slot, P] = probability
         after += probability
     scale = np.float32(1.0) / (after + max(np.float32(1e-6), np.float32(1.0) - total))
-    for slot in range(scratch.counters[1]):
+    for slot in range(np.uint64(scratch.counters[1])):
         values[slot, P] *= scale
 
 
@@ -429,7 +411,7 @@ def _learn_trust(shared, scratch, actual):
     So what is stale or off the subject does not drown what is not: a memory of another topic, a trie of another domain.
     """
     trust, said, most = shared.trust, np.float32(0.0), np.float32(0.0)
-    for slot in range(scratch.counters[1]):
+    for slot in range(np.uint64(scratch.counters[1])):
         if scratch.slots[slot, SLOT_TOKEN] == actual:
             said = scratch.values[slot, P]
     for text in range(shared.used[0]):
@@ -449,7 +431,7 @@ def _learn_factors(shared, scratch, actual):
     learned: float32 [FACTORS, 2]: f, sum of squared gradients; factors: float32 [FACTORS]: e^f.
     """
     factors, learned = shared.factors, shared.learned
-    for slot in range(scratch.counters[1]):
+    for slot in range(np.uint64(scratch.counters[1])):
         gradient = -scratch.values[slot, P]
         if scratch.slots[slot, SLOT_TOKEN] == actual:
             gradient += np.float32(1.0)

@@ -76,7 +76,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, least, single):
                 for slot in range(1, scratch.counters[1]):
                     if values[slot, P] > values[favourite, P]:
                         favourite = slot
-            for slot in range(scratch.counters[1]):
+            for slot in range(np.uint64(scratch.counters[1])):
                 path = probability * values[slot, P]
                 if path < cutoff or filled == len(candidates) or (single and slot != favourite):
                     continue
