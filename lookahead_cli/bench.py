@@ -16,6 +16,7 @@ from lookahead_cli.options import (
     Json,
     MaxNewTokens,
     Model,
+    Price,
     SessionTokens,
     TrieWeights,
     check_folder,
@@ -67,6 +68,7 @@ def command(
     ] = None,
     branch_length: BranchLength = 64,
     session_tokens: SessionTokens = SESSION_TOKENS,
+    price: Price = 0.0,
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -122,7 +124,7 @@ def command(
 
     if (model is None) == (not replay):
         raise UsageError("give either --model with --input, or --replay PAIRS. To try without either: lookahead demo")
-    options = _contenders(strategy, decoding_length, branch_length, session_tokens, with_model=model is not None)
+    options = _contenders(strategy, decoding_length, branch_length, session_tokens, price, with_model=model is not None)
     for path in (save, plot):
         check_folder(path)
     if replay:
@@ -266,7 +268,7 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def _contenders(
-    strategy: str | None, decoding_length: str | None, branch_length: int, session_tokens: int, with_model: bool
+    strategy: str | None, decoding_length: str | None, branch_length: int, session_tokens: int, price: float, with_model: bool
 ) -> list[DraftOptions]:
     """Options of each run. Raises UsageError for unknown names and lengths."""
     from lookahead.errors import UsageError
@@ -282,5 +284,5 @@ def _contenders(
         for length in ["auto"] if name == "auto" else lengths:
             if length == "auto" and not with_model:
                 raise UsageError("--decoding-length auto needs a model: a replay has no forwards to price.")
-            options.append(draft_options(name, length, branch_length, session_tokens))
+            options.append(draft_options(name, length, branch_length, session_tokens, price))
     return list(dict.fromkeys(options))

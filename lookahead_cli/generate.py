@@ -18,6 +18,7 @@ from lookahead_cli.options import (
     Dtype,
     MaxNewTokens,
     Model,
+    Price,
     SessionTokens,
     Tries,
     TrieWeights,
@@ -54,6 +55,7 @@ def command(
     decoding_length: DecodingLength = "auto",
     branch_length: BranchLength = 64,
     session_tokens: SessionTokens = SESSION_TOKENS,
+    price: Price = 0.0,
     dtype: Dtype = "auto",
     device: Device = "auto",
     attn: Attention = None,
@@ -113,7 +115,7 @@ def command(
         raise UsageError("--system needs --chat.")
     if explain and strategy == "off":
         raise UsageError("--explain: --strategy off drafts nothing.")
-    options = draft_options(strategy, decoding_length, branch_length, session_tokens)
+    options = draft_options(strategy, decoding_length, branch_length, session_tokens, price)
     check_folder(out)
     check_folder(save_trie)
     if out and Path(out).exists() and not overwrite:

@@ -113,9 +113,20 @@ BranchLength = Annotated[
     int, typer.Option("--branch-length", min=1, max=1024, metavar="N", help="Draft tokens on one path at most.")
 ]
 
+Price = Annotated[
+    float,
+    typer.Option(
+        "--price",
+        min=0,
+        max=1,
+        metavar="P",
+        help="Draft only tokens that will be accepted with this probability or more, at most --decoding-length.",
+    ),
+]
+
 
 def draft_options(
-    strategy: str, decoding_length: str, branch_length: int, session_tokens: int = SESSION_TOKENS
+    strategy: str, decoding_length: str, branch_length: int, session_tokens: int = SESSION_TOKENS, price: float = 0.0
 ) -> DraftOptions:
     """Options of the core from those of the line. Strategy auto is hierarchical, sized by what pays up to the length given.
 
@@ -129,7 +140,7 @@ def draft_options(
     kind: Any = "hierarchical" if strategy == "auto" else strategy
     adaptive = strategy != "off" and (strategy == "auto" or not fixed)
     length = int(decoding_length) if fixed else 64
-    return DraftOptions(kind, length, branch_length, session_tokens=session_tokens, adaptive=adaptive)
+    return DraftOptions(kind, length, branch_length, price, session_tokens, adaptive)
 
 
 def open_tries(paths: list[str] | None) -> list[Trie]:

@@ -102,8 +102,7 @@ def test_hostile_numbers_in_a_file_are_never_followed_outside_of_it(trie, tmp_pa
                 assert 0 <= low <= high <= len(hostile.segments[0].suffixes)
                 assert all(0 <= child < 10 for child, _ in hostile.children(match))
             drafter = Drafter([hostile], DraftOptions(decoding_length=16))
-            drafter.start([9, 1, 2, 3])
-            tree = drafter.draft()
+            tree = drafter.start([9, 1, 2, 3]).draft()
             assert set(tree.token_ids[1:].tolist()) <= {1, 2, 3, 4, 5, 6, 7, 9}
 
 

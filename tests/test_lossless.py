@@ -34,7 +34,7 @@ PROMPTS = [
 
 
 class KnownAnswer:
-    """Stands in for Drafter: its trees are made from the answer that the model is known to give.
+    """Stands in for Drafter and its only row: its trees are made from the answer that the model is known to give.
 
     propose(root token, rest of the answer) -> DraftTree
     """
@@ -53,6 +53,7 @@ class KnownAnswer:
     def start(self, prompt_ids):
         self.rest = self.answers[tuple(prompt_ids)]
         self.last = prompt_ids[-1]
+        return self
 
     def accept(self, token_ids):
         assert token_ids == self.rest[: len(token_ids)]
@@ -69,7 +70,7 @@ class KnownAnswer:
         renumbered = np.full(len(tree) + 1, -1)
         renumbered[kept] = np.arange(len(kept))
         parents = renumbered[tree.parents[kept]].astype(np.int32)
-        tree = DraftTree(tree.token_ids[kept], parents, tree.probabilities[kept], tree.sources[kept])
+        tree = DraftTree(tree.token_ids[kept], parents, tree.probabilities[kept], tree.sources[kept], tree.matches[kept])
         return chain(tree.token_ids[best_path(tree, self.rest)], source=0) if self.chains_only else tree
 
 
@@ -121,9 +122,10 @@ def softmax(values):
 
 
 def tree_of(token_ids, parents):
-    sources = np.zeros(len(parents), np.int32)
+    sources, matches = np.zeros((2, len(parents)), np.int32)
     sources[0] = -1
-    return DraftTree(np.array(token_ids, np.int32), np.array(parents, np.int32), np.ones(len(parents), np.float32), sources)
+    ones = np.ones(len(parents), np.float32)
+    return DraftTree(np.array(token_ids, np.int32), np.array(parents, np.int32), ones, sources, matches)
 
 
 def plainly(model, prompt, new_tokens=NEW_TOKENS):
@@ -225,14 +227,16 @@ def test_steps_come_one_by_one_and_add_up_to_the_answer(target_of, answers_of):
     assert generation.accepted_by_source == {"known": generation.accepted_tokens}
 
 
-def test_stream_left_early_frees_the_drafter_for_the_next_request(target_of, answers_of):
+def test_stream_left_early_frees_its_row_for_the_next_request(target_of, answers_of):
     (first, _), (second, answer) = answers_of("llama")[:2]
     drafter = Drafter()
     engine = LookaheadEngine(target_of("llama"), drafter)
     stream = engine.stream(first, engine.request(first, NEW_TOKENS))
     next(stream)
     stream.close()
-    assert len(drafter.own) == 0
+    row = drafter.start([5])
+    assert (row.number, row.own.tokens.tolist()) == (0, [5])  # else there would be a second row
+    row.finish()
     assert engine.generate(second, NEW_TOKENS).token_ids == answer
 
 

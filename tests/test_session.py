@@ -1,4 +1,4 @@
-"""The token log of the running job: its chains, against a search through everything; its bound; its left context."""
+"""The memory of the running job: its runs against a plain sort, its bound, its left context."""
 
 from __future__ import annotations
 
@@ -7,112 +7,222 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.trie.session import BREAK, TokenLog, hash_one, hash_two
+from lookahead.trie import session
+from lookahead.trie.session import CLOSED, SessionMemory, first_table, merge_sorted, sort_text
+from lookahead.trie.suffixes import DEPTH
 
-token = st.integers(0, 4)
-documents_with_left_context = st.lists(
-    st.tuples(st.lists(token, max_size=3), st.lists(token, min_size=1, max_size=12)), min_size=1, max_size=12
-)
-
-
-def text_of(log):
-    return log.tokens[: len(log)].tolist()
+token = st.sampled_from([0, 1, 2, 70_000])
+piece = st.tuples(st.lists(token, min_size=1, max_size=4), st.sampled_from([1, 1, 2, 15]))
+texts = st.lists(piece, max_size=4).map(lambda pieces: [token for some, times in pieces for token in some * times])
+documents_with_left_context = st.lists(st.tuples(st.lists(token, max_size=3), texts), min_size=1, max_size=8)
 
 
-def places_of(log, ending):
-    """Places on the chain that hold `ending` (one or two tokens), in the chain's order; collisions left out."""
-    if len(ending) == 1:
-        place, previous = log.head1[hash_one(ending[0], len(log.head1))], log.previous1
-    else:
-        place, previous = log.head2[hash_two(ending[0], ending[1], len(log.head2))], log.previous2
-    text, places = text_of(log), []
-    while place >= 0:
-        if place + 1 >= len(ending) and tuple(text[place + 1 - len(ending) : place + 1]) == ending:
-            places.append(int(place))
-        place = previous[place]
-    return places
+def text_of(memory):
+    return memory.tokens[: len(memory)].tolist()
 
 
-def assert_chained(log, linked):
-    """Every chain holds the places of its ending among `linked`, newest first, and nothing else."""
-    text = text_of(log)
-    for first in range(5):
-        assert places_of(log, (first,)) == [p for p in reversed(linked) if text[p] == first]
-        for second in range(5):
-            expected = [p for p in reversed(linked) if p and text[p - 1 : p + 1] == [first, second]]
-            assert places_of(log, (first, second)) == expected
+def outputs_of(memory):
+    """The remembered texts, each with its left context."""
+    outputs = [[]]
+    for token in text_of(memory):
+        if token == CLOSED:
+            outputs.append([])
+        else:
+            outputs[-1].append(token)
+    assert outputs.pop() == []  # the last one is closed, too
+    return outputs
 
 
-@given(st.lists(st.lists(token, max_size=20), max_size=6), st.sampled_from([1, 12]))
-@settings(max_examples=60, deadline=None)
-def test_chains_hold_all_places_of_one_and_of_two_tokens_newest_first(pieces, hash_bits):
-    log = TokenLog(1000, hash_bits)  # one bit: most places collide
-    for piece in pieces:
-        log.append(piece)
-    assert text_of(log) == [token for piece in pieces for token in piece]
-    assert_chained(log, range(len(log)))
+def sorted_plainly(tokens, positions):
+    """By the text up to its end, 32 tokens of it at most; then by position."""
+
+    def key(position):
+        end = tokens.index(CLOSED, position)
+        return tokens[position : end + 1][:DEPTH], position
+
+    return sorted(positions, key=key)
 
 
-@given(documents_with_left_context)
-@settings(max_examples=60, deadline=None)
-def test_document_is_chained_from_the_last_token_of_its_left_context_on(documents):
-    log, text, linked = TokenLog(1000), [], []
-    for left, ids in documents:
-        log.append_document(left, ids)
-        text += [BREAK, *left, *ids]
-        linked += range(len(text) - len(ids) - bool(left), len(text))
-    assert text_of(log) == text
-    assert_chained(log, linked)
+def assert_sorted_and_whole(memory):
+    """Each run is sorted, its table fits; together they hold every position once, the older run the older ones."""
+    tokens = text_of(memory)
+    held = [run.suffixes.tolist() for run in memory.runs]
+    for positions, run in zip(held, memory.runs, strict=True):
+        assert positions == sorted_plainly(tokens, positions)
+        starts = [tokens[position] for position in positions]
+        assert all(token < len(run.first) - 1 for token in starts)
+        for token in {0, 1, 2, 3, 69_999, 70_000, *starts}:
+            if token < len(run.first) - 1:
+                low, high = run.first[token : token + 2].tolist()
+                assert starts[low:high] == [token] * starts.count(token)
+        assert run.first[-1] == len(positions)
+    assert sorted(held[0] + held[1]) == [position for position, token in enumerate(tokens) if token != CLOSED]
+    assert max(held[0], default=-1) < min(held[1], default=len(tokens))
 
 
-@given(documents_with_left_context, st.integers(0, 40))
+@given(documents_with_left_context, st.sampled_from([(1, 1), (1, 4), (1, 1000), (10, 2), (30, 8), (1 << 14, 8)]))
 @settings(max_examples=100, deadline=None)
-def test_full_log_keeps_the_newest_tokens_chained_as_before(documents, capacity):
-    log, text, linked = TokenLog(capacity), [], []
-    for left, ids in documents:
-        log.append_document(left, ids)
-        text += [BREAK, *left, *ids]
-        linked += range(len(text) - len(ids) - bool(left), len(text))
-        assert min(len(text), capacity // 2) <= len(log) <= capacity
-        kept_from = len(text) - len(log)
-        assert text_of(log) == text[kept_from:]
-        assert all(len(a) <= capacity for a in (log.tokens, log.previous1, log.previous2))
-        kept = [p - kept_from for p in linked if p >= kept_from]
-        for ending in range(5):
-            assert places_of(log, (ending,)) == [p for p in reversed(kept) if text_of(log)[p] == ending]
+def test_runs_are_sorted_and_hold_each_output_from_its_last_left_token_on(documents, merging):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "RECENT", merging[0])
+        patch.setattr(session, "SHARE", merging[1])
+        memory, remembered, older, recent = SessionMemory(1_000_000), [], 0, 0
+        for left, ids in documents:
+            memory.append_document(left, ids)
+            if ids:
+                remembered.append([*left[-1:], *ids])
+                recent += len(remembered[-1])
+            assert outputs_of(memory) == remembered
+            assert_sorted_and_whole(memory)
+            if recent >= max(merging[0], older // merging[1]):
+                older, recent = older + recent, 0
+            assert [len(run.suffixes) for run in memory.runs] == [older, recent]
 
 
-def test_two_tokens_on_either_side_of_a_break_are_no_pair():
-    log = TokenLog(100)
-    log.append_document([], [1])
-    log.append_document([], [2])
-    assert text_of(log) == [BREAK, 1, BREAK, 2]
-    assert places_of(log, (1, 2)) == []
-    assert places_of(log, (2,)) == [3]
+@given(documents_with_left_context, st.integers(2, 90), st.sampled_from([(1, 1000), (10, 2), (1 << 14, 8)]))
+@settings(max_examples=150, deadline=None)
+def test_full_memory_lets_the_oldest_outputs_go_whole_and_keeps_the_newest(documents, capacity, merging):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "RECENT", merging[0])
+        patch.setattr(session, "SHARE", merging[1])
+        memory, remembered = SessionMemory(capacity), []
+        for left, ids in documents:
+            before = outputs_of(memory)
+            memory.append_document(left, ids)
+            if not ids:
+                continue
+            remembered.append([*left[-1:], *ids][-(capacity - 1) :])
+            kept = outputs_of(memory)
+            assert kept == remembered[-len(kept) :]
+            assert len(memory) == sum(map(len, kept)) + len(kept) <= len(memory.tokens) <= capacity
+            assert_sorted_and_whole(memory)
+            if len(kept) <= len(before):  # some had to go: as few as leave half of the room, or the room that is needed
+                goal = min(capacity // 2, capacity - len(remembered[-1]) - 1)
+                spared = [len(output) + 1 for output in kept[:-1]]
+                assert sum(spared) <= goal
+                assert sum(spared) + len(before[-len(spared) - 1]) + 1 > goal
 
 
-def test_log_grows_beyond_its_first_arrays_without_losing_a_token():
-    log = TokenLog(1 << 16)
-    tokens = np.random.default_rng(0).integers(0, 5, 10_000)
-    for start in range(0, 10_000, 100):
-        log.append(tokens[start : start + 100])
-    assert text_of(log) == tokens.tolist()
-    assert places_of(log, (3, 1)) == [p for p in range(9_999, 0, -1) if tokens[p - 1] == 3 and tokens[p] == 1]
+def test_memory_that_is_not_full_forgets_nothing():
+    memory = SessionMemory(12)
+    for n in range(3):
+        memory.append_document([], [n, n, n])
+    assert (len(memory), len(outputs_of(memory))) == (12, 3)
+    memory.append_document([], [3, 3, 3])
+    assert outputs_of(memory) == [[2, 2, 2], [3, 3, 3]]  # down to half before the new one
 
 
-def test_document_longer_than_the_log_keeps_its_end():
-    log = TokenLog(4)
-    log.append_document([1, 1, 1], [0, 1, 2, 3, 4, 2])
-    assert text_of(log) == [2, 3, 4, 2]
-    assert places_of(log, (2,)) == [3, 0]
+def test_output_longer_than_the_memory_keeps_its_end():
+    memory = SessionMemory(4)
+    memory.append_document([9], [0])
+    memory.append_document([1, 1, 1], [0, 1, 2, 3, 4, 2])
+    assert outputs_of(memory) == [[3, 4, 2]]
+    assert_sorted_and_whole(memory)
 
 
-@pytest.mark.parametrize("capacity", [10, 0])
-def test_cleared_or_empty_log_finds_nothing(capacity):
-    log = TokenLog(capacity)
-    log.append([1, 2, 1])
-    log.clear()
-    assert len(log) == 0
-    assert all(places_of(log, (token,)) == [] for token in range(5))
-    assert (log.head1 == -1).all()
-    assert (log.head2 == -1).all()
+def test_memory_of_outputs_grows_with_them_and_not_before():
+    memory = SessionMemory(4_000_000)
+    assert len(memory.tokens) <= 1 << 12
+    tokens = np.random.default_rng(0).integers(0, 5, 20_000)
+    for start in range(0, 20_000, 400):
+        memory.append_document([], tokens[start : start + 400])
+    assert [token for output in outputs_of(memory) for token in output] == tokens.tolist()
+    assert len(memory.tokens) <= 2 * len(memory)
+    assert all(len(run.suffixes) for run in memory.runs)  # 20,000 are more than one run takes as it ships
+    assert_sorted_and_whole(memory)
+
+
+def test_arrays_grow_no_further_than_the_capacity():
+    memory = SessionMemory(5000)
+    for n in range(20):
+        memory.append_document([], [n] * 300)
+        assert len(memory.tokens) <= 5000
+    assert outputs_of(memory)[-1] == [19] * 300
+
+
+@pytest.mark.parametrize(("left", "ids"), [([], []), ([5], []), ([5, 6], np.empty(0, np.int32))])
+def test_output_without_tokens_is_not_remembered(left, ids):
+    memory = SessionMemory(100)
+    memory.append_document([], [1, 2])
+    version = memory.version
+    memory.append_document(left, ids)
+    assert (outputs_of(memory), memory.version) == ([[1, 2]], version)
+
+
+@pytest.mark.parametrize("capacity", [0, 1])
+def test_memory_without_room_for_a_token_and_its_end_remembers_nothing(capacity):
+    memory = SessionMemory(capacity)
+    version = memory.version
+    memory.append_document([5], [1, 2, 3])
+    assert (len(memory), memory.version) == (0, version)
+    assert [len(run.suffixes) for run in memory.runs] == [0, 0]
+
+
+def test_cleared_memory_is_as_new():
+    memory = SessionMemory(100)
+    memory.append_document([9], [1, 2, 1])
+    version = memory.version
+    memory.clear()
+    assert len(memory) == 0
+    assert memory.version != version
+    assert [(len(run.suffixes), run.first.tolist()) for run in memory.runs] == [(0, [0])] * 2
+    memory.append_document([8], [3])
+    assert outputs_of(memory) == [[8, 3]]
+    assert_sorted_and_whole(memory)
+
+
+def test_every_output_changes_the_version():
+    memory = SessionMemory(8)
+    versions = [memory.version]
+    for n in range(6):
+        memory.append_document([0], [n])
+        versions.append(memory.version)
+    assert len(set(versions)) == 7
+
+
+def test_vocabulary_grows_with_the_largest_token_seen():
+    memory = SessionMemory(100)
+    for ids, vocabulary in [([3, 1], 4), ([2], 4), ([150_000, 0], 150_001), ([5], 150_001)]:
+        memory.append_document([], ids)
+        assert len(memory.runs[1].first) == vocabulary + 1
+        assert_sorted_and_whole(memory)
+
+
+def test_runs_of_different_vocabularies_are_merged(monkeypatch):
+    monkeypatch.setattr(session, "RECENT", 4)
+    memory = SessionMemory(100)
+    for ids in ([3, 1, 2, 2], [9, 9], [1, 1]):
+        memory.append_document([], ids)
+        assert_sorted_and_whole(memory)
+    assert [len(run.suffixes) for run in memory.runs] == [8, 0]
+    assert len(memory.runs[0].first) == 11
+
+
+def test_left_context_and_output_may_be_arrays_of_any_integers():
+    memory = SessionMemory(100)
+    memory.append_document(np.array([7, 8], np.int32), np.array([1, 2], np.int64))
+    assert outputs_of(memory) == [[8, 1, 2]]
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(0, 3), min_size=1, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_merged_positions_are_those_of_one_sort(earlier, later):
+    tokens = [*earlier, CLOSED, *later, CLOSED]
+    array = np.array(tokens, np.uint32)
+    first, second = sort_text(array, 0, len(earlier)), sort_text(array, len(earlier) + 1, len(later))
+    assert first.tolist() == sorted_plainly(tokens, range(len(earlier)))
+    positions = [p for p, token in enumerate(tokens) if token != CLOSED]
+    assert merge_sorted(array, first, second).tolist() == sorted_plainly(tokens, positions)
+
+
+def test_texts_that_differ_only_behind_32_tokens_stand_by_position():
+    tokens = np.array([*[1] * DEPTH, 9, CLOSED, *[1] * DEPTH, 8, CLOSED], np.uint32)
+    first, second = sort_text(tokens, 0, DEPTH + 1), sort_text(tokens, DEPTH + 2, DEPTH + 1)
+    merged = merge_sorted(tokens, first, second).tolist()
+    assert merged.index(0) < merged.index(DEPTH + 2)  # though 9 sorts behind 8
+    assert merged.index(1) > merged.index(DEPTH + 3)
+
+
+def test_first_table_says_where_each_token_begins():
+    assert first_table(np.array([0, 0, 2, 2, 2], np.uint32), 4).tolist() == [0, 2, 2, 5, 5]
+    assert first_table(np.empty(0, np.uint32), 2).tolist() == [0, 0, 0]

@@ -95,6 +95,13 @@ def replay(
     weights: of the tries, see `Drafter`; baselines know none.
     """
     drafter: DraftSource = BASELINES[baseline](tries, options) if baseline else Drafter(tries, options, weights)
+    return replay_with(drafter, pairs, "warm" if tries else "cold", baseline or options.strategy, observer_of)
+
+
+def replay_with(
+    drafter: DraftSource, pairs: Sequence[Pair], start: str = "cold", strategy: str = "", observer_of: ObserverOf = nobody
+) -> ReplayResult:
+    """`replay` with a drafter that is kept, and what it learns with it."""
     tokens = steps = draft_tokens = 0
     draft_us, update_us = [], []
     by_source: Counter[str] = Counter()
@@ -121,10 +128,10 @@ def replay(
                 observer(Step.of(steps - before, prompt, response[:done], tree, path, accepted, drafter.source_names))
         row.finish()
     return ReplayResult(
-        baseline or options.strategy,
-        options.decoding_length,
+        strategy,
+        drafter.options.decoding_length,
         drafter.options.branch_length,
-        "warm" if tries else "cold",
+        start,
         tokens,
         steps,
         draft_tokens,

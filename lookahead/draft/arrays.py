@@ -82,11 +82,11 @@ SCRATCH: Layout = {
     "made": (np.int64, ("nodes", "texts", 2)),
     "aligned": (np.int64, ("nodes", "texts + 1", 4)),  # see mixture.py
     "best": (np.int64, ("nodes", 2)),  # longest match in the own text and its place
-    "candidates": (np.int64, ("candidates", 5)),  # see planner.py
+    "candidates": (np.int32, ("candidates", 5)),  # see planner.py
     "reach": (np.float32, ("candidates",)),
     "heap": (np.int32, ("candidates",)),
     "offered": (np.int64, (BINS,)),
-    "slots": (np.int64, (SLOTS, 8)),
+    "slots": (np.int32, (SLOTS, 8)),
     "values": (np.float32, (SLOTS, 3)),
     "hashes": (np.int64, (HASHES,)),
     "numbers": (np.int32, (HASHES,)),
@@ -97,27 +97,31 @@ SCRATCH: Layout = {
     "current": (np.int64, ("texts",)),
     "touched": (np.int64, (SLOTS,)),
     "own_slots": (np.int64, (SLOTS,)),
-    "used_factors": (np.int64, (SLOTS, 3)),
+    "used_factors": (np.int32, (SLOTS, 3)),
+    "chains": (np.int64, (CHAINS,)),  # slots in the own text's hash tables
     "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
 }
 # Plain named tuples: a kernel can make no other.
-Scratch: Any = namedtuple("Scratch", tuple(SCRATCH))
+Scratch = namedtuple("Scratch", tuple(SCRATCH))  # type: ignore[misc]
 
 # What all rows share. Each array is explained where it is used.
 SHARED: Layout = {
     "texts": (np.int64, ("texts", COLUMNS)),
-    "weights": (np.float32, ("texts",)),
+    "weights": (np.float32, ("texts",)),  # of a place in each text: given x trust
+    "given": (np.float32, ("texts",)),
+    "trust": (np.float32, ("texts", 3)),  # see mixture.py
     "common": (np.int64, (LEADERS, 3)),
     "common_shares": (np.float32, (LEADERS,)),
     "lambdas": (np.float32, ("cells",)),
     "earned": (np.float32, ("cells", 2)),
-    "factors": (np.float32, ("factors", 3)),
+    "factors": (np.float32, ("factors",)),
+    "learned": (np.float32, ("factors", 2)),
     "edges": (np.float32, (BINS,)),
     "curve": (np.float32, (BINS,)),
     "counted": (np.float64, (2, BINS)),
     "used": (np.int64, (1,)),  # texts that hold anything; they come first
 }
-Shared: Any = namedtuple("Shared", tuple(SHARED))
+Shared = namedtuple("Shared", tuple(SHARED))  # type: ignore[misc]
 
 # What is kept of each row: its own text's addresses, what its context matches, and the latest tree.
 ROWS: Layout = {
@@ -129,7 +133,7 @@ ROWS: Layout = {
     "reach": (np.float32, ("rows", 2, "nodes")),  # computed and calibrated probability of the path
     "nodes": (np.int64, ("rows",)),  # root included; 0: no tree was grown for this step
 }
-Rows: Any = namedtuple("Rows", tuple(ROWS))
+Rows = namedtuple("Rows", tuple(ROWS))  # type: ignore[misc]
 
 
 def scratch_block(nodes: int, texts: int) -> Block:
@@ -151,17 +155,17 @@ def scratch_arrays(addresses):
     """The Scratch of a block's addresses."""
     nodes, texts, most = addresses[0], addresses[1], addresses[3]
     a = addresses[4:]
-    return Scratch(
+    return Scratch(  # type: ignore[call-arg]
         carray(int64_at(a[0]), (nodes, 2)),
         carray(int64_at(a[1]), (nodes, texts, STEPS, 4)),
         carray(int64_at(a[2]), (nodes, texts, 2)),
         carray(int64_at(a[3]), (nodes, texts + 1, 4)),
         carray(int64_at(a[4]), (nodes, 2)),
-        carray(int64_at(a[5]), (most, 5)),
+        carray(int32_at(a[5]), (most, 5)),
         carray(float32_at(a[6]), (most,)),
         carray(int32_at(a[7]), (most,)),
         carray(int64_at(a[8]), (BINS,)),
-        carray(int64_at(a[9]), (SLOTS, 8)),
+        carray(int32_at(a[9]), (SLOTS, 8)),
         carray(float32_at(a[10]), (SLOTS, 3)),
         carray(int64_at(a[11]), (HASHES,)),
         carray(int32_at(a[12]), (HASHES,)),
@@ -172,8 +176,9 @@ def scratch_arrays(addresses):
         carray(int64_at(a[17]), (texts,)),
         carray(int64_at(a[18]), (SLOTS,)),
         carray(int64_at(a[19]), (SLOTS,)),
-        carray(int64_at(a[20]), (SLOTS, 3)),
-        carray(int64_at(a[21]), (RECENT,)),
+        carray(int32_at(a[20]), (SLOTS, 3)),
+        carray(int64_at(a[21]), (CHAINS,)),
+        carray(int64_at(a[22]), (RECENT,)),
     )
 
 
@@ -182,18 +187,21 @@ def shared_arrays(addresses):
     """The Shared of a block's addresses."""
     texts, cells, factors = addresses[0], addresses[1], addresses[2]
     a = addresses[3:]
-    return Shared(
+    return Shared(  # type: ignore[call-arg]
         carray(int64_at(a[0]), (texts, COLUMNS)),
         carray(float32_at(a[1]), (texts,)),
-        carray(int64_at(a[2]), (LEADERS, 3)),
-        carray(float32_at(a[3]), (LEADERS,)),
-        carray(float32_at(a[4]), (cells,)),
-        carray(float32_at(a[5]), (cells, 2)),
-        carray(float32_at(a[6]), (factors, 3)),
-        carray(float32_at(a[7]), (BINS,)),
-        carray(float32_at(a[8]), (BINS,)),
-        carray(float64_at(a[9]), (2, BINS)),
-        carray(int64_at(a[10]), (1,)),
+        carray(float32_at(a[2]), (texts,)),
+        carray(float32_at(a[3]), (texts, 3)),
+        carray(int64_at(a[4]), (LEADERS, 3)),
+        carray(float32_at(a[5]), (LEADERS,)),
+        carray(float32_at(a[6]), (cells,)),
+        carray(float32_at(a[7]), (cells, 2)),
+        carray(float32_at(a[8]), (factors,)),
+        carray(float32_at(a[9]), (factors, 2)),
+        carray(float32_at(a[10]), (BINS,)),
+        carray(float32_at(a[11]), (BINS,)),
+        carray(float64_at(a[12]), (2, BINS)),
+        carray(int64_at(a[13]), (1,)),
     )
 
 
@@ -202,7 +210,7 @@ def rows_arrays(addresses):
     """The Rows of a block's addresses."""
     rows, texts, nodes = addresses[0], addresses[1], addresses[3]
     a = addresses[4:]
-    return Rows(
+    return Rows(  # type: ignore[call-arg]
         carray(int64_at(a[0]), (rows, OWN_COLUMNS)),
         carray(int64_at(a[1]), (rows, texts, STEPS, 4)),
         carray(int64_at(a[2]), (rows, texts, 2)),

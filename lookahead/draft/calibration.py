@@ -50,10 +50,13 @@ class Calibration:
         """Draw the curve anew from all counts so far."""
         if self.counted[1].sum() > MEMORY:
             self.counted /= 2
+        self.curve = np.maximum.accumulate(np.minimum(EDGES * self.ratio(), 1)).astype(np.float32)
+
+    def ratio(self) -> np.ndarray:
+        """float64 [BINS]: accepted / predicted."""
         near = 1 - np.abs(np.arange(-WIDTH, WIDTH + 1)) / (WIDTH + 1)
         predicted, accepted = (np.convolve(counts, near, "same") for counts in self.counted)
-        ratio = (accepted + STRENGTH * self.prior) / (predicted + STRENGTH)
-        self.curve = np.maximum.accumulate(np.minimum(EDGES * ratio, 1)).astype(np.float32)
+        return (accepted + STRENGTH * self.prior) / (predicted + STRENGTH)
 
     def computed(self, probability: float) -> float:
         """The computed probability that is worth `probability`."""

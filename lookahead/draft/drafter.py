@@ -17,7 +17,7 @@ import numpy as np
 from lookahead.draft import planner
 from lookahead.draft.arrays import RECENT, STEPS, Block, rows_block, scratch_block, shared_block
 from lookahead.draft.calibration import EDGES, Calibration
-from lookahead.draft.mixture import AT, CELLS, FACTORS, OUTPUT
+from lookahead.draft.mixture import AT, CELLS, FACTORS, FIRST_GRADIENTS, OUTPUT
 from lookahead.draft.own_text import OwnText, lead_common
 from lookahead.draft.places import SIZE, VOCABULARY, SortedText, narrow_all, table_of
 from lookahead.draft.priors import Priors, load_priors
@@ -123,7 +123,7 @@ class Drafter:
                 text_weights.append(weight)
         text_weights += [1.0] * len(self.session.runs)
         self.shared = shared_block(len(text_weights), CELLS, FACTORS)
-        self.shared.weights[:] = text_weights
+        self.shared.given[:] = text_weights
         self.shared.edges = EDGES
         self._learn_from(self._priors)
         self.rows: Block
@@ -280,8 +280,12 @@ class Drafter:
             narrow_all(texts, self.shared.used[0], steps, made, row.number, token, scratch)
 
     def _learn_from(self, priors: Priors) -> None:
-        self.shared.lambdas, self.shared.earned, self.shared.factors = priors.fresh()
+        self.shared.lambdas, self.shared.earned = priors.fresh()
+        self.shared.factors[:] = 1
+        self.shared.learned[:] = 0, FIRST_GRADIENTS
         self.shared.counted[:] = 0
+        self.shared.trust[:] = 0
+        self.shared.weights[:] = self.shared.given
         self.shared.refresh()
         self.calibration = Calibration(priors.calibration, self.shared.counted)
 

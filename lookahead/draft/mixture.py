@@ -60,7 +60,14 @@ RECENCIES = 24
 BY_LAST = BY_RECENCY + (NEVER + 1) * RECENCIES
 LAST_TOKENS = 1024
 FACTORS = BY_LAST + 4 * LAST_TOKENS
-RATE = 0.1  # AdaGrad
+RATE, FIRST_GRADIENTS, MOST_GRADIENTS = 0.1, 0.1, 3.0  # of AdaGrad: step size, sum of squares at the beginning and at most
+HOPE = np.float32(8.0)  # times as probable as the experts say: no token gets there by its factors
+
+# Columns of a text's trust: shares that its longest matches gave to what was said, and what the mixture gave; latest share.
+GAVE, MIXTURE_GAVE, LATEST = range(3)
+TRUST_MEMORY = np.float32(0.998)  # of the past, at each token
+DOUBT = np.float32(2.0)  # tokens' worth of equal trust
+LEAST_TRUST = np.float32(0.05)
 
 # Columns of an aligned place: where the broken match would be now, its order when it broke, misses, hits since the last miss.
 AT, BEFORE, MISSED, HIT = range(4)
@@ -190,7 +197,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
         if rest < floor:
             return rank
 
-    places = own_places(own.log, own.heads, own.length, scratch.recent, have, found)
+    places = own_places(own.log, own.heads, own.length, scratch.recent, have, found, scratch.chains)
     own_order = np.int64(0)  # bucket of the next own expert
     for k in range(places):
         if found[k, 0] > scratch.best[node, 0]:
@@ -199,6 +206,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
     own_used, own_total = 0, 0
     for text in range(number_of_texts):
         current[text] = -1  # the step that counts
+        shared.trust[text, LATEST] = -1.0
     last_total = np.float32(0.0)
     while rest >= floor and rank < EXPERTS - 2:
         other_order = np.int64(0)  # of the next other expert
@@ -257,12 +265,15 @@ def mix(shared, scratch, own, node, have, floor, actual):
                 taken = min(width, sample)
                 each = shared.weights[text] * (np.float32(width) / np.float32(taken))
                 last, slot = np.int64(-1), np.int64(-1)
+                hit, seen = np.float32(0.0), np.float32(0.0)
                 for k in range(taken):
                     place = low + k if taken == width else low + (2 * k + 1) * width // (2 * taken)
                     position = suffix_at(texts, text, place)
                     count = each * weight_at(texts, text, position) if weighted else each
-                    total += count
+                    seen += count
                     token = token_at(texts, text, position + prefix)
+                    if token == actual:
+                        hit += count
                     if token == END:
                         continue
                     if token != last:
@@ -276,6 +287,9 @@ def mix(shared, scratch, own, node, have, floor, actual):
                             slots[slot, SLOT_OFFERED] = source
                     if slot >= 0:
                         values[slot, COUNT] += count
+                total += seen
+                if actual >= 0 and number == 0:
+                    shared.trust[text, LATEST] = hit / seen
             top_count = np.float32(0.0)
             for k in range(distinct):
                 top_count = max(top_count, values[touched[k], COUNT])
@@ -340,12 +354,13 @@ def mix(shared, scratch, own, node, have, floor, actual):
 
 
 @inlined
-def rescore(shared, scratch, own, asked):
+def rescore(shared, scratch, own, asked, least, learning):
     """Multiply each token's probability by learned factors and normalise with the mass of "none of these".
 
-    asked: number of experts. scratch.used_factors takes which factors each slot used.
+    asked: number of experts. least: a probability that does not matter; tokens far below it are left as they are.
+    learning: scratch.used_factors takes which factors each slot used.
     """
-    slots, values, factors, number = scratch.slots, scratch.values, shared.factors, scratch.counters[1]
+    slots, values, factors, used = scratch.slots, scratch.values, shared.factors, scratch.used_factors
     longest = np.int64(0)  # order bucket of the first expert that is not an aligned one
     for e in range(asked):
         if scratch.experts[e] < ALIGNED:
@@ -353,34 +368,36 @@ def rescore(shared, scratch, own, asked):
             break
     total, after = np.float32(0.0), np.float32(0.0)
     last_row = BY_LAST + 4 * ((scratch.recent[0] * 40503) & (LAST_TOKENS - 1))
-    for slot in range(number):
-        own_order, other_order = slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER]
-        recency = 0
-        if own_order < NEVER:
-            distance = own.length - slots[slot, SLOT_PLACE] - 1
-            recency = 1
-            while distance > 0 and recency < RECENCIES - 1:
-                distance >>= 1
-                recency += 1
-        by_orders = BY_ORDERS + (own_order * (NEVER + 1) + other_order) * ORDERS + longest
-        by_recency = BY_RECENCY + own_order * RECENCIES + recency
-        by_last = last_row + (own_order < NEVER) + 2 * (other_order < NEVER)
-        used = scratch.used_factors
-        used[slot, 0], used[slot, 1], used[slot, 2] = by_orders, by_recency, by_last
-        total += values[slot, P]
-        values[slot, P] *= factors[by_orders, 0] * factors[by_recency, 0] * factors[by_last, 0]
-        after += values[slot, P]
+    for slot in range(scratch.counters[1]):
+        probability = values[slot, P]
+        total += probability
+        if probability * HOPE >= least:
+            own_order, other_order = slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER]
+            recency = 0
+            if own_order < NEVER:
+                distance = own.length - slots[slot, SLOT_PLACE] - 1
+                recency = 1
+                while distance > 0 and recency < RECENCIES - 1:
+                    distance >>= 1
+                    recency += 1
+            by_orders = BY_ORDERS + (own_order * (NEVER + 1) + other_order) * ORDERS + longest
+            by_recency = BY_RECENCY + own_order * RECENCIES + recency
+            by_last = last_row + (own_order < NEVER) + 2 * (other_order < NEVER)
+            if learning:
+                used[slot, 0], used[slot, 1], used[slot, 2] = by_orders, by_recency, by_last
+            probability *= factors[by_orders] * factors[by_recency] * factors[by_last]
+            values[slot, P] = probability
+        after += probability
     scale = np.float32(1.0) / (after + max(np.float32(1e-6), np.float32(1.0) - total))
-    for slot in range(number):
+    for slot in range(scratch.counters[1]):
         values[slot, P] *= scale
 
 
 @inlined
 def learn(shared, scratch, asked, actual):
-    """Each expert's share of what `actual` has just proved right goes to its cell; then the factors are learned.
+    """Each expert's share of what `actual` has just proved right goes to its cell; then trust and factors are learned.
 
     earned: float32 [CELLS, 2], earned and asked; lambdas: float32 [CELLS], their quotient, kept up to date.
-    factors: float32 [FACTORS, 3]: e^f, f, sum of squared gradients; one step of AdaGrad on the log-likelihood of `actual`.
     """
     lambdas, earned, values = shared.lambdas, shared.earned, scratch.expert_values
     total, rest = np.float32(0.0), np.float32(1.0)
@@ -401,7 +418,37 @@ def learn(shared, scratch, asked, actual):
         reaches -= share
         if reaches <= 1e-6:
             break
-    factors = shared.factors
+    _learn_trust(shared, scratch, actual)
+    _learn_factors(shared, scratch, actual)
+
+
+@inlined
+def _learn_trust(shared, scratch, actual):
+    """How a text's longest matches fare against the mixture says how much its places count beside those of the other texts.
+
+    So what is stale or off the subject does not drown what is not: a memory of another topic, a trie of another domain.
+    """
+    trust, said, most = shared.trust, np.float32(0.0), np.float32(0.0)
+    for slot in range(scratch.counters[1]):
+        if scratch.slots[slot, SLOT_TOKEN] == actual:
+            said = scratch.values[slot, P]
+    for text in range(shared.used[0]):
+        if trust[text, LATEST] >= 0:
+            trust[text, GAVE] = TRUST_MEMORY * trust[text, GAVE] + trust[text, LATEST]
+            trust[text, MIXTURE_GAVE] = TRUST_MEMORY * trust[text, MIXTURE_GAVE] + said
+        most = max(most, (trust[text, GAVE] + DOUBT) / (trust[text, MIXTURE_GAVE] + DOUBT))
+    for text in range(shared.used[0]):
+        ratio = (trust[text, GAVE] + DOUBT) / (trust[text, MIXTURE_GAVE] + DOUBT) / most
+        shared.weights[text] = shared.given[text] * max(LEAST_TRUST, ratio * ratio)
+
+
+@inlined
+def _learn_factors(shared, scratch, actual):
+    """One step of AdaGrad on the log-likelihood of `actual`.
+
+    learned: float32 [FACTORS, 2]: f, sum of squared gradients; factors: float32 [FACTORS]: e^f.
+    """
+    factors, learned = shared.factors, shared.learned
     for slot in range(scratch.counters[1]):
         gradient = -scratch.values[slot, P]
         if scratch.slots[slot, SLOT_TOKEN] == actual:
@@ -410,9 +457,9 @@ def learn(shared, scratch, asked, actual):
             continue
         for k in range(3):
             f = scratch.used_factors[slot, k]
-            factors[f, 2] += gradient * gradient
-            factors[f, 1] += np.float32(RATE) * gradient / np.sqrt(factors[f, 2])
-            factors[f, 0] = np.exp(factors[f, 1])
+            learned[f, 1] = min(learned[f, 1] + gradient * gradient, np.float32(MOST_GRADIENTS))
+            learned[f, 0] += np.float32(RATE) * gradient / np.sqrt(learned[f, 1])
+            factors[f] = np.exp(learned[f, 0])
 
 
 @inlined

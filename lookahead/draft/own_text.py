@@ -79,7 +79,9 @@ class OwnText:
         """Add tokens."""
         added = np.asarray(token_ids, np.int32)
         self.reserve(len(added))
-        self.length = append_tokens(self.log, self.heads, self.leaders, self.length, added, np.empty(8, np.int64))
+        self.length = append_tokens(
+            self.log, self.heads, self.leaders, self.length, added, np.empty(8, np.int64), np.empty(CHAINS, np.int64)
+        )
 
 
 @inlined
@@ -95,18 +97,30 @@ def own_arrays(columns, row):
 
 
 @inlined
-def _slot(recent, order, slots):
-    """Hash of recent[:order] (newest first)."""
-    mixed = np.uint64(order)
-    for k in range(order):
-        mixed = (mixed ^ np.uint64(recent[k])) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-    return np.int64(mixed >> np.uint64(20)) & (slots - 1)
+def _mix(mixed, token):
+    """Hash of one token more, further back."""
+    mixed = (mixed ^ np.uint64(token)) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed ^ (mixed >> np.uint64(29))
+
+
+@inlined
+def _slots(recent, have, size, slots):
+    """slots[c] becomes the slot of the last 2^c tokens of recent[:have] (newest first); returns for how many chains."""
+    mixed, chains = np.uint64(1), 0
+    for k in range(min(have, 1 << (CHAINS - 1))):
+        mixed = _mix(mixed, recent[k])
+        if k + 1 == 1 << chains:
+            slots[chains] = np.int64(mixed >> np.uint64(20)) & (size - 1)
+            chains += 1
+    return chains
 
 
 @kernel
-def append_tokens(log, heads, leaders, length, added, recent):
-    """Write `added` behind `length` tokens and chain them; returns the new length. recent: int64 [8] or more, overwritten."""
+def append_tokens(log, heads, leaders, length, added, recent, slots):
+    """Write `added` behind `length` tokens and chain them; returns the new length.
+
+    recent (int64 [8] or more) and slots (int64 [CHAINS]) are overwritten.
+    """
     for token in added:
         place = length
         log[TOKEN, place] = token
@@ -115,15 +129,11 @@ def append_tokens(log, heads, leaders, length, added, recent):
         for k in range(have):
             recent[k] = log[TOKEN, place - k]
         seen, new_context = 0, True
-        for c in range(CHAINS):
-            order = 1 << c
-            log[CHAIN + c, place] = -1
-            if have < order:
-                continue
-            slot = _slot(recent, order, heads.shape[1])
-            before = heads[c, slot]
+        log[CHAIN:SEEN, place] = -1
+        for c in range(_slots(recent, have, heads.shape[1], slots)):
+            before = heads[c, slots[c]]
             log[CHAIN + c, place] = before
-            heads[c, slot] = place
+            heads[c, slots[c]] = place
             steps = 0
             while c < 2 and before >= 0 and steps < CHAIN_STEPS:
                 if log[TOKEN, before] == token and (c == 0 or (before > 0 and log[TOKEN, before - 1] == recent[1])):
@@ -155,18 +165,16 @@ def _lead(leaders, token, seen, place):
 
 
 @inlined
-def own_places(log, heads, length, recent, have, found):
+def own_places(log, heads, length, recent, have, found, slots):
     """Places before the end of `log` that agree with recent[:have] (newest first) in one token or more.
 
     found: int64 [MOST_PLACES, 3] takes match length, the token that follows, and the place; longer matches first by chain, each
     chain newest first. Returns their number.
     """
     filled = 0
-    for c in range(CHAINS - 1, -1, -1):
+    for c in range(_slots(recent, have, heads.shape[1], slots) - 1, -1, -1):
         order = 1 << c
-        if have < order:
-            continue
-        place = heads[c, _slot(recent, order, heads.shape[1])]
+        place = heads[c, slots[c]]
         above = 2 * order if c < CHAINS - 1 else LONGEST_MATCH + 1
         taken = 0
         for _ in range(CHAIN_STEPS):

@@ -60,7 +60,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, least, single):
     nodes, filled, waiting = 1, 0, 0
     node, depth, probability = 0, np.int64(0), np.float32(1.0)
     while nodes <= budget:
-        if depth < branch_length:
+        if depth < branch_length and np.float32(SLACK) * cutoff <= probability:
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
                 parent = keys[node, 1]
@@ -70,7 +70,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, least, single):
                     scratch.best[parent, 0], scratch.best[parent, 1], keys[node, 0], scratch.aligned, node,
                 )  # fmt: skip
             asked = mix(shared, scratch, own, node, have, np.float32(SLACK) * cutoff / probability, np.int64(-1))
-            rescore(shared, scratch, own, asked)
+            rescore(shared, scratch, own, asked, cutoff / probability, False)
             favourite = 0
             if single:
                 for slot in range(1, scratch.counters[1]):
@@ -166,11 +166,13 @@ def accept(row, added, learning, shared_addresses, rows_addresses, scratch_addre
             scratch.steps[0], scratch.made[0], scratch.aligned[0] = rows.steps[row], rows.made[row], rows.aligned[row]
             have = _look_back(scratch.keys, 0, own, scratch.recent)
             asked = mix(shared, scratch, own, 0, have, np.float32(0.0), token)
-            rescore(shared, scratch, own, asked)
+            rescore(shared, scratch, own, asked, np.float32(0.0), True)
             learn(shared, scratch, asked, token)
             move_aligned(
                 shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], 0, own,
                 scratch.best[0, 0], scratch.best[0, 1], token, rows.aligned, row,
             )  # fmt: skip
         narrow_all(shared.texts, shared.used[0], rows.steps, rows.made, row, token, scratch.steps)
-        rows.own[row, LENGTH] = append_tokens(own.log, own.heads, own.leaders, own.length, added[j : j + 1], scratch.recent)
+        rows.own[row, LENGTH] = append_tokens(
+            own.log, own.heads, own.leaders, own.length, added[j : j + 1], scratch.recent, scratch.chains
+        )

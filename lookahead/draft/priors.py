@@ -7,15 +7,18 @@ in.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.resources
 
+import msgpack
 import numpy as np
 
-from lookahead.draft.mixture import ALIGNED, CELLS, COUNTS, FACTORS, ORDERS, RANKS, SHARES
+from lookahead.draft.arrays import BINS
+from lookahead.draft.mixture import ALIGNED, CELLS, COUNTS, ORDERS, RANKS, SHARES
 
 TYPICAL_ORDER = (0, 1, 2, 3, 4.5, 7, 12, 24)  # of each order bucket
-STRENGTH = 32.0  # observations that a trained belief stands for
+STRENGTH = 16.0  # observations that a trained belief stands for
 FORMULA_STRENGTH = 2.0
-FIRST_GRADIENTS = 0.1  # AdaGrad's sum of squares at the beginning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,23 +26,19 @@ class Priors:
     """What to start from.
 
     lambdas      float32 [CELLS]
-    factors      float32 [FACTORS], logarithms
     calibration  float32 [BINS], accepted / predicted; None: 1
     strength     observations that each lambda stands for
     """
 
     lambdas: np.ndarray
-    factors: np.ndarray
     calibration: np.ndarray | None = None
     strength: float = STRENGTH
 
-    def fresh(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(lambdas, earned, factors) for a new job; see `mixture`."""
+    def fresh(self) -> tuple[np.ndarray, np.ndarray]:
+        """(lambdas, earned) for a new job; see `mixture`."""
         earned = np.empty((CELLS, 2), np.float32)
         earned[:, 0], earned[:, 1] = self.lambdas * self.strength, self.strength
-        factors = np.empty((FACTORS, 3), np.float32)
-        factors[:, 0], factors[:, 1], factors[:, 2] = np.exp(self.factors), self.factors, FIRST_GRADIENTS
-        return self.lambdas.astype(np.float32), earned, factors
+        return self.lambdas.astype(np.float32), earned
 
 
 def formula() -> Priors:
@@ -49,9 +48,15 @@ def formula() -> Priors:
     lambdas = np.minimum(0.95, np.minimum(0.9, 0.25 + 0.08 * order + 0.07 * cells[2]) + 0.05 * (cells[3] == 0))
     lambdas[cells[0] == 0] = 0.95
     aligned = np.full(CELLS - ALIGNED, 0.3)
-    return Priors(np.concatenate([lambdas, aligned]).astype(np.float32), np.zeros(FACTORS, np.float32), None, FORMULA_STRENGTH)
+    return Priors(np.concatenate([lambdas, aligned]).astype(np.float32), None, FORMULA_STRENGTH)
 
 
+@functools.cache
 def load_priors() -> Priors:
-    """Those that ship with the package."""
-    return formula()
+    """Those that ship with the package; the formula if they were trained for other cells."""
+    file = importlib.resources.files("lookahead.draft").joinpath("priors.msgpack")
+    if not file.is_file():
+        return formula()
+    arrays = {name: np.frombuffer(data, "<f4") for name, data in msgpack.unpackb(file.read_bytes()).items()}
+    lambdas, calibration = arrays["lambdas"], arrays["calibration"]
+    return Priors(lambdas, calibration) if (len(lambdas), len(calibration)) == (CELLS, BINS) else formula()

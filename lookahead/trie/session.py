@@ -65,7 +65,7 @@ class SessionMemory:
     def append_document(self, left_context: Sequence[int] | np.ndarray, token_ids: Sequence[int] | np.ndarray) -> None:
         """Add one finished output. Its continuations start behind the last token of `left_context` at the earliest."""
         text = np.asarray([*left_context[-1:], *token_ids], np.uint32)[-max(0, self.capacity - 1) :]
-        if self.capacity < 2 or not len(text):
+        if self.capacity < 2 or not len(token_ids):
             return
         if self.length + len(text) + 1 > self.capacity:
             self._drop_oldest(len(text) + 1)
