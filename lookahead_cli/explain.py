@@ -1,11 +1,11 @@
 """What people see of draft trees: `--explain` of generate and bench --replay, and `inspect-trie --query`.
 
-    ✓ ' The robe takes'            92-71%  match 4  trie:answers
-    → ├ '*'                                         the model
-      ├ ' 2 bolts of blue'         31-12%  match 9  prompt
-      │ ├ ' fiber'                    8%  match 13  prompt
-      │ └ '.'                         2%   match 2  output
-      └ ' a total of'                 9%   match 3  trie:answers
+    ✓ ' The robe takes'     92-71%   match 4  trie:answers
+    → ├ '*'                                   the model
+      ├ ' 2 bolts of blue'  31-12%   match 9  prompt
+      │ ├ ' fiber'              8%  match 13  prompt
+      │ └ '.'                   2%   match 2  output
+      └ ' a total of'         9-4%   match 3  trie:answers
 
 Tokens that follow each other without a fork share a line, so that copied text reads as text; indentation grows at forks only.
 """
@@ -31,6 +31,7 @@ LEGEND = (
 )
 SIGNS = {"accepted": "✓ ", "own": "→ ", "drafted": "  "}
 STYLES = {"accepted": "bold green", "own": "bold yellow", "drafted": ""}
+PLAIN = str.maketrans("✓→├└│…", "+>|`|~")  # where the output knows no such characters
 NARROWEST = 12  # characters that text may always take, however deep its branch
 LONGEST_SOURCE = 24  # characters
 
@@ -61,18 +62,19 @@ class Explainer:
     def _print(self, row: int, step: Step) -> None:
         """The end of the text so far, the tree, and how much of it was accepted."""
         if not self._row:
-            self.console.print(Text(LEGEND, "dim"))
+            print_text(self.console, Text(LEGEND, "dim"))
         if self._row != row:
-            self.console.print(Text(f"\n{self.name}row {row}", "bold"))
+            print_text(self.console, Text(f"\n{self.name}row {row}", "bold"))
         self._row = row
         heading = Text(f"\nstep {step.number}  ", "bold")
         before = shown(self.tokenizer, step.context)
         heading.append(end_of(before, self.console.width - heading.cell_len), "cyan")
-        self.console.print(heading)
+        print_text(self.console, heading)
         found = step.outline()
         draw(self.console, found, self.tokenizer)
         left_out = f", {found.left_out} less probable ones not shown" if found.left_out else ""
-        self.console.print(Text(f"accepted {len(step.accepted)} of {step.tree.draft_tokens} drafted{left_out}", "bold"))
+        counts = f"accepted {len(step.accepted)} of {step.tree.draft_tokens} drafted{left_out}"
+        print_text(self.console, Text(counts, "bold"))
 
 
 def draw(console: Console, found: Outline, tokenizer: Any | None, more: Callable[[Line], str] = lambda line: "") -> None:
@@ -98,7 +100,14 @@ def draw(console: Console, found: Outline, tokenizer: Any | None, more: Callable
             else:
                 drawn = Text.assemble((SIGNS["drafted"] + on, "dim"), part)
             drawn.rstrip()
-            console.print(drawn)
+            print_text(console, drawn)
+
+
+def print_text(console: Console, text: Text) -> None:
+    """Print a line, with what the console's encoding does not know replaced character by character."""
+    if not console.encoding.startswith("utf"):
+        text.plain = text.plain.translate(PLAIN).encode(console.encoding, "replace").decode(console.encoding)
+    console.print(text)
 
 
 def guides(line: Line) -> tuple[str, str]:

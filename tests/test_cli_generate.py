@@ -24,6 +24,8 @@ from tests.conftest import tiny_config
 MODEL = samples_folder() / "demo-model"
 PROMPTS = [json.loads(line)["prompt"] for line in (samples_folder() / "prompts.jsonl").read_text("utf-8").splitlines()[:3]]
 
+FIXED = ("--strategy", "hierarchical", "--decoding-length", 16)  # the same drafts in every run, whatever forwards cost
+
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
@@ -130,15 +132,15 @@ def test_explain_refuses_what_drafts_nothing(cli: Cli, tmp_path: Path) -> None:
 def test_weight_of_a_trie_moves_credit_to_it(cli: Cli, trie: Path, other_trie: Path, tmp_path: Path) -> None:
     def credits(*weights: str) -> dict[str, int]:
         options = [part for weight in weights for part in ("--trie-weight", weight)]
-        _, rows = generate(
-            cli, [{"prompt": p} for p in PROMPTS], tmp_path, "--trie", trie, "--trie", other_trie, *options, "--token-ids"
-        )
+        rows = [{"prompt": p} for p in PROMPTS]
+        _, rows = generate(cli, rows, tmp_path, "--trie", trie, "--trie", other_trie, *FIXED, *options, "--token-ids")
         texts.append([row["token_ids"] for row in rows])
         return dict(sum((Counter(row["accepted_by_source"]) for row in rows), Counter()))
 
     texts: list[Any] = []
     plain, few = credits(), credits("few=1000", "answers=0.001")
-    assert few["trie:few"] != plain["trie:few"]
+    assert few["trie:few"] > plain["trie:few"]
+    assert few["trie:answers"] < plain["trie:answers"]
     assert texts[0] == texts[1]
 
 
@@ -159,7 +161,7 @@ def test_session_tokens_bound_what_is_remembered_of_earlier_answers(cli: Cli, tm
     rows = [{"prompt": p} for p in (PROMPTS[0], PROMPTS[0])]
 
     def of_session(*options: object) -> int:
-        _, out = generate(cli, rows, tmp_path, "--max-new-tokens", 40, *options)
+        _, out = generate(cli, rows, tmp_path, "--max-new-tokens", 40, *FIXED, *options)
         return sum(row["accepted_by_source"].get("session", 0) for row in out)
 
     assert of_session("--session-tokens", 0) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_query_draws_the_draft_tree_with_what_the_corpus_says_for_it(cli: Cli, t
     first, *lines = drawn.splitlines()
     assert first == "'the cat sat on the'  last 5 tokens seen 2 times"
     for text in ("' mat", "' log"):
-        (line,) = (line for line in lines if line.startswith(f"  ├ {text}"))
+        (line,) = (line for line in lines if text in line and "match 5" in line)
         assert line.endswith("match 5  trie:cats  1 of 2 times")
         assert "%" in line
     value = cli("inspect-trie", trie, "--query", "the cat sat on the", "--json").json["query"]
@@ -154,8 +155,9 @@ def test_query_draws_the_draft_tree_with_what_the_corpus_says_for_it(cli: Cli, t
     assert sorted(c["share"] for c in value["continuations"]) == [0.5, 0.5]
     nodes = value["draft"]
     assert len(nodes) == 15
-    assert {node["text"] for node in nodes if node["match_length"] == 5 and node["parent"] == -1} == {" mat", " log"}
-    assert [(n["count"], n["match_count"], n["source"]) for n in nodes[:2]] == [(1, 2, "trie:cats")] * 2
+    matched = [node for node in nodes if node["match_length"] == 5 and node["parent"] == -1]
+    assert {node["text"] for node in matched} == {" mat", " log"}
+    assert [(n["count"], n["match_count"], n["source"]) for n in matched] == [(1, 2, "trie:cats")] * 2
     for place, node in enumerate(nodes):
         assert -1 <= node["parent"] < place
         assert node["probability"] <= (nodes[node["parent"]]["probability"] if node["parent"] >= 0 else 1)
@@ -171,10 +173,10 @@ def test_decoding_length_is_the_size_of_the_tree_of_a_query(cli: Cli, trie: Path
 def test_query_of_a_trie_of_ids_is_ids(cli: Cli, ids_trie: Path) -> None:
     out = cli("inspect-trie", ids_trie, "--query", "9 1 2").out
     assert "9 1 2  last 2 tokens seen 3 times" in out
-    assert "match 2  trie:ids  2 of 3 times" in next(line for line in out.splitlines() if line.startswith("  ├ 3"))
+    assert re.search(r"^  [├└] 3 .*  match 2  trie:ids  2 of 3 times$", out, re.MULTILINE)
     value = cli("inspect-trie", ids_trie, "--query", "9 1 2", "--json").json["query"]
     assert [(c["token_id"], c["count"], c["text"]) for c in value["continuations"]] == [(3, 2, None), (4, 1, None)]
-    assert (value["draft"][0]["token_id"], value["draft"][0]["text"]) == (3, None)
+    assert (3, None, 2) in [(node["token_id"], node["text"], node["count"]) for node in value["draft"]]
 
 
 def test_query_that_the_corpus_never_saw_says_so(cli: Cli, ids_trie: Path, tokenizer_folder: Path, trie: Path) -> None:

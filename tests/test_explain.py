@@ -303,6 +303,20 @@ def test_steps_are_drawn_with_signs_that_need_no_colour():
     ]
 
 
+def test_output_that_knows_ascii_only_gets_plain_signs():
+    raw = io.BytesIO()
+    with io.TextIOWrapper(raw, "ascii") as out:
+        explainer = Explainer(Console(file=out, width=80, soft_wrap=True), Words(), rows=1)
+        tree = tree_of([1, 2, 3, 7], [-1, 0, 1, 1])
+        explainer.show(1, Step.of(1, [1], [2, 6], tree, [0, 1], [2, 6], NAMES))
+        out.flush()
+        lines = raw.getvalue().decode().splitlines()
+    assert lines[-5].startswith("+ ' cat'")
+    assert lines[-4].startswith("> | ' \\n'")
+    assert lines[-3].startswith("  | ' sat'")
+    assert lines[-2].startswith("  ` ' ???'")
+
+
 def test_text_before_a_step_is_cut_to_one_line_at_its_beginning():
     explainer = Explainer(Console(file=(out := io.StringIO()), width=60, soft_wrap=True), Words(), rows=1)
     explainer.show(1, Step.of(1, [2] * 40, [3, 4], root_only(3), [0], [4], NAMES))
