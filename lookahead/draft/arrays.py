@@ -87,7 +87,7 @@ SCRATCH: Layout = {
     "heap": (np.int32, ("candidates",)),
     "offered": (np.int64, (BINS,)),
     "slots": (np.int32, (SLOTS + 1, 8)),
-    "values": (np.float32, (SLOTS + 1, 3)),
+    "values": (np.float32, (SLOTS + 1, 4)),
     "hashes": (np.int64, (HASHES,)),
     "numbers": (np.int32, (HASHES,)),
     "counters": (np.int64, (2,)),  # stamp of the hash table, slots used
@@ -166,7 +166,7 @@ def scratch_arrays(addresses):
         carray(int32_at(a[7]), (most,)),
         carray(int64_at(a[8]), (BINS,)),
         carray(int32_at(a[9]), (SLOTS + 1, 8)),
-        carray(float32_at(a[10]), (SLOTS + 1, 3)),
+        carray(float32_at(a[10]), (SLOTS + 1, 4)),
         carray(int64_at(a[11]), (HASHES,)),
         carray(int32_at(a[12]), (HASHES,)),
         carray(int64_at(a[13]), (2,)),

@@ -50,7 +50,7 @@ PROMPT, OUTPUT = 0, 1  # sources
 
 # Columns of a slot: one token that some expert proposes.
 SLOT_TOKEN, SLOT_SOURCE, SLOT_MATCH, SLOT_OWN, SLOT_OTHER, SLOT_PLACE, SLOT_COUNT, SLOT_OFFERED = range(8)
-P, BEST, COUNT = range(3)
+P, BEST, COUNT, MOST = range(4)  # MOST: what one text alone counts
 NEVER = ORDERS  # order bucket of a group that does not propose the token
 
 # Rescoring factors: by orders at which own and other propose a token and the longest order there is; by recency; by last token.
@@ -254,7 +254,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
                 weighted, source = texts[text, WEIGHTS] > 0, texts[text, SOURCE]
                 taken = min(width, sample)
                 each = shared.weights[text] * (np.float32(width) / np.float32(taken))
-                last, slot = np.int64(-1), np.uint64(0)
+                last, slot, here = np.int64(-1), np.uint64(0), np.float32(0.0)
                 hit, seen = np.float32(0.0), np.float32(0.0)
                 for k in range(taken):
                     place = low + k if taken == width else low + (2 * k + 1) * width // (2 * taken)
@@ -267,14 +267,17 @@ def mix(shared, scratch, own, node, have, floor, actual):
                     if token == END:
                         continue
                     if token != last:
-                        last, slot = token, slot_of(scratch, stamp, token)
+                        last, slot, here = token, slot_of(scratch, stamp, token), np.float32(0.0)
                         if values[slot, COUNT] == 0:
+                            values[slot, MOST] = 0
                             touched[np.uint64(distinct)] = slot
                             distinct += 1
                         if slots[slot, SLOT_OTHER] == NEVER:
                             slots[slot, SLOT_OTHER] = order
-                        slots[slot, SLOT_OFFERED] = source
                     values[slot, COUNT] += count
+                    here += count
+                    if here > values[slot, MOST]:
+                        values[slot, MOST], slots[slot, SLOT_OFFERED] = here, source
                 total += seen
                 if actual >= 0 and number == 0:
                     shared.trust[text, LATEST] = hit / seen
