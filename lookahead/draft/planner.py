@@ -28,7 +28,7 @@ from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
 from lookahead.trie.suffixes import inlined, kernel
 
-SLACK = 2.0  # experts are asked while the rest of the stick is worth so many times the cutoff
+SLACK = 2.5  # experts are asked while the rest of the stick is worth so many times the cutoff
 # Columns of a candidate.
 CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_MATCH = range(5)
 
