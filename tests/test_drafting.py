@@ -1,4 +1,4 @@
-"""Drafting: the compiled kernels against slow references, the draft tree's invariants, and what the drafter remembers."""
+"""Drafting: what the drafter proposes and credits, what it remembers and learns, and the draft tree's invariants."""
 
 from __future__ import annotations
 
@@ -7,265 +7,44 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.draft import candidates, planner
-from lookahead.draft.candidates import LONGEST_MATCH, CandidateTable
-from lookahead.draft.drafter import Drafter, DraftOptions, as_parallel
-from lookahead.draft.tree import DraftTree, chain, root_only
+from lookahead.draft.calibration import EDGES, Calibration
+from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.tree import DraftTree, as_parallel, chain, root_only
 from lookahead.errors import UsageError
-from lookahead.trie.search import match_orders
-from lookahead.trie.session import BREAK, TokenLog
-from lookahead.trie.suffixes import DEPTH
-from tests.tries import append_ids, build_ids, segment_of
+from lookahead.trie.edit import merge_tries
+from lookahead.trie.file import Trie
+from tests.tries import append_ids, build_ids
 
-SEPARATOR = 5  # vocabulary of the small corpora below
 token = st.integers(0, 3)
-texts = st.lists(token, min_size=1, max_size=22)  # short enough that no cap of the kernels is reached
 document_lists = st.lists(st.lists(token, min_size=1, max_size=8), min_size=1, max_size=3)
-
-
-def agreeing(text, place, context):
-    """How many tokens before and at `place` agree with the context's end, at most LONGEST_MATCH."""
-    match = 0
-    while match < min(place + 1, len(context), LONGEST_MATCH) and text[place - match] == context[-1 - match]:
-        match += 1
-    return match
-
-
-def rows_of(table, filled):
-    """(tokens, weight, source) of each row."""
-    return [
-        (table.tokens[row, : table.lengths[row]].tolist(), float(table.weights[row]), int(table.sources[row]))
-        for row in range(filled)
-    ]
-
-
-# ---- places of a token log
-
-
-def from_log(log, context, own, prompt_length=0, source=0, depth=6):
-    table = CandidateTable(2 * candidates.PER_CHAIN, depth)
-    chains = (log.previous1, log.previous2, log.head1, log.head2)
-    filled = candidates.from_log(
-        *table.arrays, 0, log.tokens, len(log), *chains, context, len(context), own, prompt_length, source
-    )
-    return rows_of(table, filled)
-
-
-def belief(match, own=False):
-    """Weight of a place by its match length: half as much again for each token up to twelve, eight times for own text."""
-    return float(np.float32((8.0 if own else 1.0) * 1.5 ** min(match, 12)))
-
-
-@given(texts, st.integers(0, 22), st.sampled_from([1, 12]))
-@settings(max_examples=100, deadline=None)
-def test_places_of_the_requests_own_text_are_those_a_search_finds(text, prompt_length, hash_bits):
-    log = TokenLog(1000, hash_bits)
-    log.append(text)
-    expected = []
-    matches = {place: agreeing(text, place, text) for place in range(len(text) - 1)}
-    for wanted in ("two tokens or more", "one token"):
-        for place in sorted(matches, reverse=True):
-            if matches[place] and (matches[place] >= 2) == (wanted == "two tokens or more"):
-                start = place + 1
-                repeated = (text[start:] * 6)[:6]  # text that repeats itself goes on repeating
-                expected.append((repeated, belief(matches[place], own=True), int(start >= prompt_length)))
-    assert from_log(log, np.array(text, np.int32), own=True, prompt_length=prompt_length) == expected
-
-
-@given(document_lists, texts)
-@settings(max_examples=100, deadline=None)
-def test_places_of_the_jobs_outputs_are_those_a_search_finds(documents, context):
-    log = TokenLog(1000)
-    for document in documents:
-        log.append_document([], document)
-    text = log.tokens[: len(log)].tolist()
-    expected = []
-    matches = {place: agreeing(text, place, context) for place in range(len(text) - 1)}
-    for wanted in ("two tokens or more", "one token"):
-        for place in sorted(matches, reverse=True):
-            if matches[place] and (matches[place] >= 2) == (wanted == "two tokens or more") and text[place + 1] != BREAK:
-                rest = [*text[place + 1 :], BREAK]
-                expected.append((rest[: rest.index(BREAK)][:6], belief(matches[place]), 7))
-    assert from_log(log, np.array(context, np.int32), own=False, source=7) == expected
-
-
-def test_no_more_places_of_a_log_are_taken_than_the_table_is_made_for():
-    log = TokenLog(10_000)
-    log.append([1, 2] * 500)
-    found = from_log(log, log.tokens[: len(log)], own=True)
-    assert len(found) == candidates.PER_CHAIN  # all match by two tokens or more
-    assert found[0] == ([1, 2, 1, 2, 1, 2], belief(500, own=True), 1)
-
-
-# ---- places of a trie
-
-
-def from_tries(segments, context, source_weights, source=3, depth=6, room=candidates.PER_TRIE, trie_depth=DEPTH):
-    """Places of a trie of these segments."""
-    table = CandidateTable(room, depth)
-    weights, context = np.array(source_weights, np.float32), np.array(context, np.int32)
-    matches = np.zeros((len(segments), 2, candidates.LONGEST_MATCH + 1), np.int64)
-    filled = 0
-    for s, (lows, highs) in zip(segments, matches, strict=True):
-        match_orders(s.tokens, s.suffixes, s.first, s.samples, context, len(context), trie_depth, lows, highs)
-    for number, s in enumerate(segments):
-        filled = candidates.from_trie(
-            *table.arrays, filled, s.tokens, s.suffixes, len(s.first) - 1, s.document_ends, s.document_sources,
-            weights, bool((weights != 1).any()), matches, number, context, len(context), source,
-        )  # fmt: skip
-    return rows_of(table, filled)
-
-
-def from_trie(index, context, source_weights, **options):
-    return from_tries([index], context, source_weights, **options)
-
-
-@given(document_lists, st.lists(token, min_size=1, max_size=10), st.booleans())
-@settings(max_examples=150, deadline=None)
-def test_places_of_a_trie_are_those_a_search_finds_longest_matches_first(documents, context, weighted):
-    source_weights = [0.5 + number if weighted else 1.0 for number in range(len(documents))]
-    expected = []
-    for document, weight in zip(documents, source_weights, strict=True):
-        for place in range(len(document) - 1):
-            if match := agreeing(document, place, context):
-                expected.append((match, (document[place + 1 :][:6], float(np.float32(belief(match)) * np.float32(weight)), 3)))
-    found = from_trie(segment_of(documents, SEPARATOR), context, source_weights)
-    assert sorted(found) == sorted(row for _, row in expected)
-    if not weighted:
-        assert [weight for _, weight, _ in found] == sorted((weight for _, (_, weight, _) in expected), reverse=True)
-
-
-def test_branch_of_a_trie_does_not_run_into_the_next_document():
-    index = segment_of([[1, 2, 3], [0, 0, 0]], SEPARATOR)
-    assert from_trie(index, [1], [1, 1]) == [([2, 3], belief(1), 3)]
-    assert from_trie(index, [3], [1, 1]) == []
-
-
-def test_match_is_not_followed_beyond_the_depth_that_suffixes_are_sorted_to():
-    assert from_trie(segment_of([[0, 1, 2, 3, 4]], SEPARATOR), [0, 1, 2, 3], [1.0]) == [([4], belief(4), 3)]
-    assert from_trie(segment_of([[0, 1, 2, 3, 4]], SEPARATOR), [0, 1, 2, 3], [1.0], trie_depth=2) == [([4], belief(2), 3)]
-
-
-def test_places_of_a_long_range_are_an_even_sample():
-    documents = [[1, 2, n // 100] for n in range(400)]
-    found = from_trie(segment_of(documents, SEPARATOR), [1, 2], [1.0] * 400)
-    assert len(found) == candidates.PER_ORDER
-    assert sorted(tokens for tokens, _, _ in found) == [[n] for n in range(4) for _ in range(candidates.PER_ORDER // 4)]
-
-
-def test_segments_share_the_places_taken_of_each_match_length():
-    """The larger segment gives more; no segment's short matches are taken where another has enough long ones."""
-    one = segment_of([[1, 2, 3, 0]] * 300, SEPARATOR)
-    two = segment_of([[1, 2, 3, 4]] * 100 + [[3, 1]] * 150, SEPARATOR)
-    found = from_tries([one, two], [1, 2, 3], [1.0] * 400, room=1000)
-    assert [(tokens, weight) for tokens, weight, _ in found[:24]] == [([0], belief(3))] * 24
-    assert [(tokens, weight) for tokens, weight, _ in found[24:32]] == [([4], belief(3))] * 8
-    assert {(tuple(tokens), weight) for tokens, weight, _ in found[32:]} == {((1,), belief(1))}
-
-
-def test_places_of_a_trie_stop_at_the_end_of_the_table():
-    documents = [[1, 2, n % 5] for n in range(100)]
-    found = from_trie(segment_of(documents, SEPARATOR), [1, 2], [1.0] * 100, room=10)
-    assert len(found) == 10
-
-
-# ---- the planner
-
-candidate_rows = st.lists(
-    st.tuples(st.lists(token, min_size=1, max_size=5), st.integers(1, 8), st.integers(0, 4)), max_size=12
-)  # tokens, exponent of the weight, source
-
-
-def table_of(rows, depth=5):
-    table = CandidateTable(max(1, len(rows)), depth)
-    for number, (tokens, exponent, source) in enumerate(rows):
-        table.tokens[number, : len(tokens)] = tokens
-        table.lengths[number] = len(tokens)
-        table.weights[number] = 2.0**exponent
-        table.sources[number] = source
-    return table
-
-
-def grow(rows, budget, branch_length=5, least=0.0, single=False, root=9):
-    table = table_of(rows)
-    arrays = np.empty(budget + 1, np.int32), np.empty(budget + 1, np.int32), np.empty(budget + 1, np.float32)
-    arrays = (*arrays, np.empty(budget + 1, np.int32))
-    lists = np.empty(max(1, len(rows)) * (budget + 2), np.int32)
-    made = planner.grow(*table.arrays, len(rows), root, budget, branch_length, least, single, lists, *arrays)
-    return DraftTree(*(a[:made] for a in arrays))
-
-
-def all_paths(rows, branch_length, least, single):
-    """{path: (probability, sources of its heaviest rows)} of every node that may be drafted, by plain recursion."""
-    found = {}
-
-    def descend(path, reach, through):
-        if len(path) == branch_length:
-            return
-        following = {}
-        for row in through:
-            if len(row[0]) > len(path):
-                following.setdefault(row[0][len(path)], []).append(row)
-        weight_of = {t: sum(2.0**exponent for _, exponent, _ in below) for t, below in following.items()}
-        total = planner.ESCAPE + sum(weight_of.values())
-        if single and weight_of:
-            best = max(weight_of, key=weight_of.__getitem__)
-            following = {best: following[best]}
-        for next_token, below in following.items():
-            probability = np.float32(np.float32(reach * np.float32(weight_of[next_token])) / np.float32(total))
-            if float(probability) >= least:
-                heaviest = max(exponent for _, exponent, _ in below)
-                found[(*path, next_token)] = probability, {s for _, exponent, s in below if exponent == heaviest}
-                descend((*path, next_token), probability, below)
-
-    descend((), np.float32(1), rows)
-    return found
-
-
-def paths_of(tree):
-    paths = [()]
-    for node in range(1, len(tree)):
-        paths.append((*paths[tree.parents[node]], int(tree.token_ids[node])))
-    return paths
-
-
-@given(candidate_rows, st.integers(1, 30), st.integers(1, 6), st.sampled_from([0.0, 1e-3, 0.05, 0.3]), st.booleans())
-@settings(max_examples=200, deadline=None)
-def test_tree_is_the_most_probable_one_within_the_budget(rows, budget, branch_length, least, single):
-    tree = grow(rows, budget, branch_length, least, single)
-    possible = all_paths(rows, branch_length, least, single)
-    drafted = paths_of(tree)[1:]
-    assert len(set(drafted)) == len(drafted) == min(budget, len(possible))
-    for path, probability, source in zip(drafted, tree.probabilities[1:], tree.sources[1:], strict=True):
-        assert probability == pytest.approx(possible[path][0], rel=1e-5)
-        assert source in possible[path][1]
-    best = sorted((probability for probability, _ in possible.values()), reverse=True)[:budget]
-    assert tree.probabilities[1:].tolist() == pytest.approx(best, rel=1e-5)  # taken best first
-
-
-def test_node_known_from_one_short_match_promises_little():
-    assert grow([([1], 1, 0)], 4).probabilities.tolist() == [1.0, pytest.approx(2 / 6)]
-    assert grow([([1], 8, 0)], 4).probabilities.tolist() == [1.0, pytest.approx(256 / 260)]
-
-
-def test_no_more_than_the_widest_number_of_children_grow_below_a_node():
-    tree = grow([([n], 3, 0) for n in range(40)], 60)
-    assert tree.draft_tokens == planner.WIDEST
-    assert (tree.parents[1:] == 0).all()
-
-
-def test_without_candidates_or_budget_there_is_only_the_root():
-    assert grow([], 5).token_ids.tolist() == [9]
-    assert grow([([1], 3, 0)], 0).token_ids.tolist() == [9]
-
-
-# ---- the drafter
-
 requests = st.lists(
     st.tuples(st.lists(token, min_size=1, max_size=12), st.lists(st.lists(token, min_size=1, max_size=4), max_size=5)),
     min_size=1,
     max_size=3,
 )  # prompt, tokens accepted in each step
+
+
+def paths_of(tree):
+    """The tokens from the root to each node, the root's own left out."""
+    paths = [()]
+    for token_id, parent in zip(tree.token_ids[1:].tolist(), tree.parents[1:].tolist(), strict=True):
+        paths.append((*paths[parent], token_id))
+    return paths
+
+
+def sources_of(drafter, tree):
+    """Path -> name of its last token's source."""
+    return dict(zip(paths_of(tree)[1:], (drafter.source_names[source] for source in tree.sources[1:]), strict=True))
+
+
+def answered(drafter, prompt, answer):
+    """A finished request."""
+    row = drafter.start(prompt)
+    row.accept(answer)
+    row.finish()
+
+
+# ---- what a draft is
 
 
 @given(
@@ -275,91 +54,127 @@ requests = st.lists(
     st.integers(1, 8),
     st.one_of(st.none(), st.integers(0, 25)),
     st.one_of(st.none(), st.integers(0, 10)),
+    st.sampled_from([0.0, 0.02, 0.3]),
 )
 @settings(max_examples=80, deadline=None)
-def test_every_draft_is_a_tree_within_all_limits(requests, strategy, decoding_length, branch_length, budget, longest):
-    drafter = Drafter([], DraftOptions(strategy, decoding_length, branch_length, least=1e-2))
+def test_every_draft_is_a_tree_within_all_limits(requests, strategy, decoding_length, branch_length, budget, longest, price):
+    drafter = Drafter([], DraftOptions(strategy, decoding_length, branch_length, price))
     for prompt, steps in requests:
-        drafter.start(prompt)
+        row = drafter.start(prompt)
         last = prompt[-1]
         for accepted in [[], *steps]:
-            drafter.accept(accepted)
+            row.accept(accepted)
             last = accepted[-1] if accepted else last
-            tree = drafter.draft(budget, longest)
+            tree = row.draft(budget, longest)
             assert (tree.token_ids[0], tree.parents[0], tree.probabilities[0], tree.sources[0]) == (last, -1, 1, -1)
             below = range(1, len(tree))
             assert len(tree) <= min(decoding_length, 99 if budget is None else budget + 1)
             assert tree.depths().max() <= min(branch_length, 99 if longest is None else longest)
             assert all(0 <= tree.parents[node] < node for node in below)
-            assert all(1e-2 <= tree.probabilities[node] <= tree.probabilities[tree.parents[node]] for node in below)
+            assert all(price * 0.999 <= tree.probabilities[node] <= tree.probabilities[tree.parents[node]] for node in below)
             assert all(0 <= tree.sources[node] < len(drafter.source_names) for node in below)
-            if strategy == "hierarchical":
+            assert all(tree.matches[node] >= 0 for node in below)
+            if strategy in ("hierarchical", "single"):
                 assert len(set(paths_of(tree))) == len(tree)
+                assert sorted(tree.probabilities, reverse=True) == tree.probabilities.tolist()
             if strategy == "single":
                 assert tree.is_chain()
             if strategy == "parallel":
                 assert all(tree.parents[node] in (0, node - 1) for node in below)
             if strategy == "off":
                 assert len(tree) == 1
-        drafter.finish()
+        row.finish()
 
 
-def drafted(drafter, prompt, **limits):
-    """(paths of the draft behind `prompt`, names of the sources of its nodes)."""
-    drafter.start(prompt)
-    tree = drafter.draft(**limits)
-    return paths_of(tree)[1:], [drafter.source_names[source] for source in tree.sources[1:]]
+@given(requests, document_lists)
+@settings(max_examples=30, deadline=None)
+def test_children_of_a_node_share_at_most_its_probability(tmp_path_factory, requests, documents):
+    drafter = Drafter([build_ids(tmp_path_factory.mktemp("t") / "x.trie", documents)], DraftOptions(decoding_length=40))
+    for prompt, steps in requests:
+        row = drafter.start(prompt)
+        for accepted in [[], *steps]:
+            row.accept(accepted)
+            tree = row.draft()
+            computed = drafter.rows.reach[row.number, 0, : len(tree)]
+            for node in range(len(tree)):
+                assert computed[1:][tree.parents[1:] == node].sum() <= computed[node] * 1.001
+        row.finish()
+
+
+def test_longer_match_is_believed_before_a_commoner_shorter_one(make_trie):
+    trie = make_trie([[5, 6, 7, 1], *[[8, 7, 2]] * 3])
+    tree = Drafter([trie]).start([5, 6, 7]).draft(branch_length=1)
+    assert tree.token_ids[1] == 1
+    assert tree.matches[1] == 3
+    assert tree.token_ids[2] == 2
+
+
+def test_text_being_copied_gets_one_long_branch():
+    text = list(range(10, 60))
+    drafter = Drafter([], DraftOptions(decoding_length=21))
+    answered(drafter, [1], [9, 9, *text])
+    row = drafter.start([*text, 2, *text[:5]])
+    for step in range(3):  # it takes some tokens to be sure
+        row.accept(text[5 + step : 6 + step])
+    tree = row.draft()
+    assert tree.depths().max() >= 12
+    deepest = paths_of(tree)[int(tree.depths().argmax())]
+    assert list(deepest) == text[8 : 8 + len(deepest)]
+
+
+def test_copy_goes_on_behind_a_changed_word():
+    prompt = [*range(10, 30), 1, *range(10, 18)]
+    row = Drafter().start(prompt)
+    row.accept([99])  # instead of 18
+    tree = row.draft(branch_length=2)
+    assert paths_of(tree)[1] == (19,)
+    assert (19, 20) in paths_of(tree)
+
+
+def test_nothing_is_drafted_behind_the_end_of_a_document(make_trie):
+    trie = make_trie([[1, 2, 3], [4, 5, 6]])
+    tree = Drafter([trie]).start([2, 3]).draft(branch_length=1)
+    assert tree.probabilities[1:].max(initial=0) < 0.2  # only what is common anywhere
+
+
+@pytest.mark.parametrize("vocabulary", [10, 60_000, 150_000])
+def test_tokens_of_any_width_are_drafted(tmp_path, vocabulary):
+    high = vocabulary - 1
+    trie = build_ids(tmp_path / "x.trie", [[1, high, 2, high - 1, 3]] * 2, vocab_size=vocabulary)
+    row = Drafter([trie]).start([1, high, 2])
+    assert row.draft().token_ids[1] == high - 1
+
+
+def test_long_request_is_drafted_for_as_its_arrays_grow():
+    rng = np.random.default_rng(5)
+    prompt = rng.integers(0, 500, 3000)
+    answer = rng.integers(0, 500, 2000)
+    row = Drafter().start(prompt)
+    for start in range(0, 2000, 7):
+        row.accept(answer[start : start + 7])
+    row.accept(prompt[100:110])
+    assert row.draft().token_ids[1] == prompt[110]
+    row.accept(answer[1500:1510])
+    assert row.draft().token_ids[1] == answer[1510]
+
+
+# ---- who is credited
 
 
 def test_text_of_the_prompt_is_drafted_and_attributed_to_it():
-    paths, names = drafted(Drafter(), [1, 2, 3, 9, 1, 2], branch_length=2)
-    assert paths == [(3,), (3, 9)]
-    assert names == ["prompt", "prompt"]
+    drafter = Drafter()
+    tree = drafter.start([1, 2, 3, 9, 1, 2]).draft(branch_length=2)
+    assert paths_of(tree)[1] == (3,)
+    assert sources_of(drafter, tree)[(3,)] == sources_of(drafter, tree)[(3, 9)] == "prompt"
 
 
 def test_output_of_the_same_request_is_attributed_to_the_output():
     drafter = Drafter()
-    drafter.start([9])
-    drafter.accept([1, 2, 3, 1, 2])
-    tree = drafter.draft(branch_length=1)
-    assert paths_of(tree) == [(), (3,)]
-    assert drafter.source_names[tree.sources[1]] == "output"
-
-
-def test_prompt_is_forgotten_when_its_request_ends():
-    drafter = Drafter()
-    drafter.start([1, 2, 3, 4, 5, 6, 7])
-    drafter.accept([8])
-    drafter.finish()
-    assert drafted(drafter, [1, 2, 3]) == ([], [])
-    assert drafted(drafter, [4, 5, 6]) == ([], [])  # the last prompt tokens are kept as left context only
-    assert drafted(drafter, [6, 7]) == ([(8,)], ["session"])
-
-
-def test_request_without_output_leaves_nothing_behind():
-    drafter = Drafter()
-    drafter.start([1, 2, 3, 4])
-    drafter.finish()
-    assert len(drafter.session) == 0
-    assert drafted(drafter, [2, 3]) == ([], [])
-
-
-def test_finished_output_is_drafted_for_the_next_request():
-    drafter = Drafter()
-    drafter.start([1, 2])
-    drafter.accept([3, 4])
-    drafter.accept([5, 6])
-    drafter.finish()
-    assert drafted(drafter, [9, 3, 4]) == ([(5,), (5, 6)], ["session", "session"])
-
-
-def test_job_that_remembers_nothing_drafts_from_the_request_alone():
-    drafter = Drafter([], DraftOptions(session_tokens=0))
-    drafter.start([1, 2])
-    drafter.accept([3, 4, 5])
-    drafter.finish()
-    assert drafted(drafter, [3, 4]) == ([], [])
-    assert drafted(drafter, [3, 4, 3], branch_length=1) == ([(4,)], ["prompt"])
+    row = drafter.start([9])
+    row.accept([1, 2, 3, 1, 2])
+    tree = row.draft(branch_length=1)
+    assert paths_of(tree)[1] == (3,)
+    assert sources_of(drafter, tree)[(3,)] == "output"
 
 
 def test_branches_of_a_trie_are_attributed_to_its_file(make_trie):
@@ -367,74 +182,221 @@ def test_branches_of_a_trie_are_attributed_to_its_file(make_trie):
     two = make_trie([[4, 5, 6]], name="two.trie")
     drafter = Drafter([one, two])
     assert drafter.source_names == ("prompt", "output", "session", "trie:one", "trie:two")
-    assert drafted(drafter, [1]) == ([(2,), (2, 3)], ["trie:one"] * 2)
-    assert drafted(drafter, [4]) == ([(5,), (5, 6)], ["trie:two"] * 2)
+    for start, expected in ((1, "trie:one"), (4, "trie:two")):
+        row = drafter.start([start])
+        names = sources_of(drafter, row.draft())
+        assert names[(start + 1,)] == names[(start + 1, start + 2)] == expected
+        row.finish()
 
 
-def test_branches_of_all_segments_of_a_trie_are_drafted_and_attributed_to_it(tmp_path):
-    build_ids(tmp_path / "x.trie", [[1, 2, 3]])
-    trie = append_ids(tmp_path / "x.trie", [[1, 2, 4], [5, 6]])
-    drafter = Drafter([trie], DraftOptions(session_tokens=0))
-    paths, names = drafted(drafter, [1])
-    assert sorted(paths) == [(2,), (2, 3), (2, 4)]
-    assert names == ["trie:x"] * 3
-    assert drafted(drafter, [5])[0] == [(6,)]
+def test_heavier_trie_is_believed_first(make_trie):
+    tries = [make_trie([[1, 2]], name="one.trie"), make_trie([[1, 3]], name="two.trie")]
+    for weights, first in (([5.0, 1.0], 2), ([1.0, 5.0], 3)):
+        assert Drafter(tries, weights=weights).start([1]).draft().token_ids[1] == first
 
 
-@given(st.lists(document_lists, min_size=2, max_size=4), st.lists(token, min_size=1, max_size=6))
+def test_branch_of_a_heavier_source_is_drafted_first(make_trie):
+    parts = [make_trie([[1, 2]], name="one.trie", sources="a"), make_trie([[1, 3]], name="two.trie", sources="b")]
+    out = parts[0].path.with_name("merged.trie")
+    for heavy, first in (("a", 2), ("b", 3)):
+        merge_tries([part.path for part in parts], out, {heavy: 5.0})
+        assert Drafter([Trie(out)]).start([1]).draft().token_ids[1] == first
+
+
+@given(st.lists(document_lists, min_size=2, max_size=4), st.lists(token, min_size=1, max_size=2))
 @settings(max_examples=30, deadline=None)
-def test_draft_of_a_trie_of_many_segments_is_that_of_the_merged_one(tmp_path_factory, parts, context):
-    from lookahead.trie.edit import merge_tries
-    from lookahead.trie.file import Trie
-
+def test_next_tokens_of_a_trie_of_many_segments_are_those_of_the_merged_one(tmp_path_factory, parts, context):
     path = tmp_path_factory.mktemp("parts") / "x.trie"
     trie = build_ids(path, parts[0])
     for part in parts[1:]:
         trie = append_ids(path, part)
     merge_tries([path], path.with_name("merged.trie"))
-    options = DraftOptions(decoding_length=400, least=0)  # no limit is reached: what is drafted is all that is known
-    one, other = (Drafter([t], options) for t in (trie, Trie(path.with_name("merged.trie"))))
-    assert set(drafted(one, context)[0]) == set(drafted(other, context)[0])
+    trees = [Drafter([t]).start(context).draft(branch_length=1) for t in (trie, Trie(path.with_name("merged.trie")))]
+    one, other = (dict(zip(paths_of(tree), tree.probabilities.tolist(), strict=True)) for tree in trees)
+    assert one == pytest.approx(other, rel=1e-3)
 
 
-def test_branch_of_a_heavier_source_is_drafted_first(make_trie):
-    from lookahead.trie.edit import merge_tries
-    from lookahead.trie.file import Trie
+# ---- what is remembered and learned
 
-    parts = [make_trie([[1, 2]], name="one.trie", sources="a"), make_trie([[1, 3]], name="two.trie", sources="b")]
-    out = parts[0].path.with_name("merged.trie")
-    for heavy, first in (("a", 2), ("b", 3)):
-        merge_tries([part.path for part in parts], out, {heavy: 5.0})
-        paths, _ = drafted(Drafter([Trie(out)]), [1])
-        assert (paths[0], len(paths)) == ((first,), 2)
+
+def test_prompt_is_forgotten_when_its_request_ends():
+    drafter = Drafter()
+    answered(drafter, [1, 2, 3, 4, 5, 6, 7], [8])
+    for prompt in ([1, 2, 3], [4, 5, 6]):
+        row = drafter.start(prompt)
+        assert not {1, 2, 3, 4, 5, 6} & (set(row.draft().token_ids[1:].tolist()) - set(prompt))
+        row.finish()
+    row = drafter.start([6, 7])
+    assert sources_of(drafter, row.draft())[(8,)] == "session"
+
+
+def test_request_without_output_leaves_nothing_behind():
+    drafter = Drafter()
+    drafter.start([1, 2, 3, 4]).finish()
+    assert len(drafter.session) == 0
+    assert not {1, 4} & set(drafter.start([2, 3]).draft().token_ids.tolist())
+
+
+def test_finished_output_is_drafted_for_the_next_request():
+    drafter = Drafter()
+    row = drafter.start([1, 2])
+    row.accept([3, 4])
+    row.accept([5, 6])
+    row.finish()
+    tree = drafter.start([9, 3, 4]).draft()
+    assert paths_of(tree)[1] == (5,)
+    assert sources_of(drafter, tree)[(5, 6)] == "session"
+
+
+def test_job_that_remembers_nothing_drafts_from_the_request_alone():
+    drafter = Drafter([], DraftOptions(session_tokens=0))
+    answered(drafter, [1, 2], [3, 4, 5])
+    assert set(drafter.start([3, 4]).draft().token_ids.tolist()) <= {3, 4}
+
+
+def test_plain_decoding_remembers_nothing():
+    drafter = Drafter([], DraftOptions("off"))
+    answered(drafter, [1, 2], [3, 4, 5])
+    assert len(drafter.session) == 0
+
+
+def test_what_was_right_before_is_believed_more():
+    text = [int(t) for t in np.random.default_rng(1).integers(0, 50, 400)]
+    drafter = Drafter()
+    answered(drafter, [60], text)
+    row = drafter.start([60, *text[:40]])
+    before = row.draft(1).probabilities[1]
+    for place in range(40, 100):
+        row.accept(text[place : place + 1])
+    assert row.draft(1).probabilities[1] > before
+
+
+def test_without_learning_beliefs_stay_as_they_were():
+    drafter = Drafter([], DraftOptions(learn=False))
+    before = drafter.shared.lambdas.copy()
+    answered(drafter, [1, 2, 3, 1, 2], [3, 1, 2, 3, 1, 2])
+    assert np.array_equal(drafter.shared.lambdas, before)
+    assert (drafter.shared.factors == 1).all()
+
+
+def test_text_that_fares_badly_counts_less(make_trie):
+    good, bad = make_trie([[1, 2, 3, 4, 5]] * 3, name="good.trie"), make_trie([[1, 7], [2, 7], [3, 7], [4, 7]], name="bad.trie")
+    drafter = Drafter([bad, good])
+    for _ in range(20):
+        answered(drafter, [1], [2, 3, 4, 5])
+    assert drafter.shared.weights[0] < 0.3 * drafter.shared.weights[1]
+
+
+def test_drafter_that_forgot_drafts_as_a_new_one(make_trie):
+    trie = make_trie([[1, 2, 3], [1, 2, 4]])
+    used, new = Drafter([trie]), Drafter([trie])
+    for _ in range(5):
+        answered(used, [1, 2], [4, 1, 2, 4])
+    used.forget()
+    one, other = (drafter.start([3, 1, 2]).draft() for drafter in (used, new))
+    assert paths_of(one) == paths_of(other)
+    assert np.array_equal(one.probabilities, other.probabilities)
+
+
+# ---- rows of a batch
+
+
+def test_rows_drafted_together_are_drafted_as_one_by_one(make_trie):
+    rng = np.random.default_rng(2)
+    trie = make_trie([rng.integers(0, 9, 60).tolist() for _ in range(20)])
+    drafter = Drafter([trie])
+    rows = [drafter.start(rng.integers(0, 9, int(n))) for n in rng.integers(1, 60, 12)]
+    alone = [row.draft(20 + k, 1 + k) for k, row in enumerate(rows)]
+    together = drafter.draft_rows(rows, [20 + k for k in range(12)], [1 + k for k in range(12)])
+    for one, other in zip(alone, together, strict=True):
+        assert paths_of(one) == paths_of(other)
+        assert np.array_equal(one.probabilities, other.probabilities)
+
+
+def test_output_of_a_finished_row_is_drafted_in_the_rows_that_still_run():
+    drafter = Drafter()
+    first, second = drafter.start([1]), drafter.start([2])
+    first.accept([5, 6, 7])
+    second.accept([5, 6])
+    assert 7 not in second.draft().token_ids
+    first.finish()
+    tree = second.draft()
+    assert tree.token_ids[1] == 7
+    assert sources_of(drafter, tree)[(7,)] == "session"
+
+
+def test_ended_row_makes_room_for_the_next():
+    drafter = Drafter()
+    for number in range(50):
+        answered(drafter, [number], [number, number + 1])
+    assert len(drafter.rows.nodes) == 1
+
+
+# ---- price and calibration
+
+
+@given(st.lists(token, min_size=10, max_size=40))
+@settings(max_examples=40, deadline=None)
+def test_tree_of_a_higher_price_is_the_beginning_of_that_of_a_lower_one(text):
+    row = Drafter([], DraftOptions(decoding_length=1000)).start(text)
+    cheap, dear = row.draft(None, 3, price=0.05), row.draft(None, 3, price=0.2)  # what is not computed adds up with depth
+    assert dear.probabilities[1:].min(initial=1) >= 0.2 * 0.999
+    worth = [path for path, p in zip(paths_of(cheap), cheap.probabilities, strict=True) if p >= 0.25]
+    assert set(worth) <= set(paths_of(dear))
+
+
+def test_calibration_learns_that_half_of_what_was_predicted_happens():
+    calibration = Calibration()
+    calibration.counted[0, 100:150] = 200.0
+    calibration.counted[1, 100:150] = 100.0
+    calibration.refit()
+    assert calibration.curve[125] == pytest.approx(EDGES[125] / 2, rel=0.05)
+    assert (np.diff(calibration.curve) >= 0).all()
+    for probability in (float(EDGES[125]) / 2, 0.3, 1.0):
+        worth = np.interp(calibration.computed(probability), EDGES, calibration.curve)
+        assert worth == pytest.approx(min(probability, float(calibration.curve[-1])), rel=1e-3)
+
+
+def test_nodes_that_were_said_count_as_accepted():
+    drafter = Drafter()
+    row = drafter.start([1, 2, 3, 4, 9, 1])
+    tree = row.draft(3, 3)
+    assert paths_of(tree)[1] == (2,)
+    row.accept([2, 3, 8])
+    assert drafter.shared.counted[0].sum() == pytest.approx(drafter.rows.reach[row.number, 0, 1 : len(tree)].sum())
+    assert drafter.shared.counted[1].sum() == sum(path in ((2,), (2, 3)) for path in paths_of(tree))
+
+
+# ---- trees and options
+
+LEAVES = DraftTree(
+    np.array([9, 1, 2, 3, 3, 0], np.int32),
+    np.array([-1, 0, 1, 2, 1, 2], np.int32),
+    np.array([1, 0.9, 0.8, 0.5, 0.4, 0.3], np.float32),
+    np.array([-1, 0, 0, 0, 2, 1], np.int32),
+    np.array([0, 1, 2, 3, 2, 3], np.int32),
+)
 
 
 def test_parallel_lays_the_same_branches_side_by_side():
-    tree = grow([([1, 2, 3], 8, 0), ([1, 2, 0], 6, 1), ([1, 3], 4, 2)], 8)
-    leaves = {path for path in paths_of(tree) if not any(p[:-1] == path for p in paths_of(tree) if p)}
-    side_by_side = as_parallel(tree, 100)
-    assert {path for path in paths_of(side_by_side) if len(path) and path in leaves} == leaves
-    assert (side_by_side.parents == 0).sum() == len(leaves) == 3
-    assert side_by_side.draft_tokens == sum(map(len, leaves))
+    side_by_side = as_parallel(LEAVES, 100)
+    assert paths_of(side_by_side) == [(), (1,), (1, 2), (1, 2, 3), (1,), (1, 3), (1,), (1, 2), (1, 2, 0)]
 
 
 def test_parallel_cuts_the_last_branch_at_the_budget():
-    tree = grow([([1, 2, 3], 8, 0), ([1, 2, 0], 6, 1), ([1, 3], 4, 2)], 8)
-    side_by_side = as_parallel(tree, 5)
-    assert paths_of(side_by_side) == [(), (1,), (1, 2), (1, 2, 3), (1,), (1, 2)]
+    assert paths_of(as_parallel(LEAVES, 4)) == [(), (1,), (1, 2), (1, 2, 3), (1,)]
 
 
 def test_chains_only_gives_one_branch_from_then_on_and_leaves_off_as_it_is():
-    rows = [1, 2, 1, 3, 1]
     drafter = Drafter()
-    drafter.start(rows)
-    assert not drafter.draft().is_chain()
+    row = drafter.start([1, 2, 1, 3, 1])
+    assert not row.draft().is_chain()
     drafter.restrict_to_chains()
-    assert drafter.draft().is_chain()
-    assert drafter.draft().draft_tokens
+    assert row.draft().is_chain()
+    assert row.draft().draft_tokens
     off = Drafter([], DraftOptions("off"))
     off.restrict_to_chains()
-    assert drafted(off, rows) == ([], [])
+    assert off.start([1, 2, 1, 3, 1]).draft().draft_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -444,19 +406,13 @@ def test_chains_only_gives_one_branch_from_then_on_and_leaves_off_as_it_is():
         ({"decoding_length": 0}, "between 1 and 1024"),
         ({"decoding_length": 1025}, "between 1 and 1024"),
         ({"branch_length": 0}, "between 1 and 1024"),
+        ({"price": 1.5}, "between 0 and 1"),
         ({"session_tokens": -1}, "0 or more"),
     ],
 )
 def test_draft_options_out_of_range_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         DraftOptions(**options)
-
-
-def test_tree_of_a_smaller_budget_is_the_beginning_of_a_larger_one():
-    rows = [([1, 2, 3], 8, 0), ([1, 3], 4, 2)]
-    whole = paths_of(grow(rows, 8))
-    for budget in range(8):
-        assert paths_of(grow(rows, budget)) == whole[: budget + 1]
 
 
 def test_chain_and_root_are_trees_of_one_branch():

@@ -465,6 +465,8 @@ def move_aligned(texts, steps, made, aligned, used, node, own, own_match, own_pl
                     for rank in range(low, high):
                         goes_on = goes_on or token_at(texts, text, suffix_at(texts, text, rank) + prefix) == token
                     broken_at = suffix_at(texts, text, low) + prefix
+                    if token_at(texts, text, broken_at) == END:  # the document has ended, the match is not broken
+                        broken_at = np.int64(-1)
         elif own_match >= ALIGN_FROM and own_place + 1 < own.length:
             goes_on = own.log[TOKEN, own_place + 1] == token
             broken_at, order = own_place + 1, own_match
@@ -480,7 +482,7 @@ def move_aligned(texts, steps, made, aligned, used, node, own, own_match, own_pl
                 expected = np.int64(own.log[TOKEN, at]) if at < own.length else END
             hits = aligned[node, text, HIT] + 1 if expected == token else np.int64(0)
             missed += expected != token
-            if expected == END or missed == MISSES:
+            if expected == END or missed >= MISSES:
                 at = np.int64(-1)
         moved[child, text, AT], moved[child, text, BEFORE] = at, order
         moved[child, text, MISSED], moved[child, text, HIT] = missed, hits

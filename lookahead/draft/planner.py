@@ -28,7 +28,9 @@ from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
 from lookahead.trie.suffixes import inlined, kernel
 
-SLACK = 2.5  # experts are asked while the rest of the stick is worth so many times the cutoff
+# Experts are asked while the rest of the stick is worth so many times the cutoff.
+SLACK = 2.5
+EXACT = 0.5  # what is left could still lift two tokens
 # Columns of a candidate.
 CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_MATCH = range(5)
 
@@ -60,7 +62,9 @@ def _grow(shared, rows, scratch, row, budget, branch_length, least, single):
     nodes, filled, waiting = 1, 0, 0
     node, depth, probability = 0, np.int64(0), np.float32(1.0)
     while nodes <= budget:
-        if depth < branch_length and np.float32(SLACK) * cutoff <= probability:
+        # A cutoff by the budget will still rise, one by the price is final.
+        worth = np.float32(SLACK if cutoff > least else EXACT) * cutoff / probability
+        if depth < branch_length and (worth <= 1 or cutoff == least):
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
                 parent = keys[node, 1]
@@ -69,7 +73,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, least, single):
                     shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], parent, own,
                     scratch.best[parent, 0], scratch.best[parent, 1], keys[node, 0], scratch.aligned, node,
                 )  # fmt: skip
-            asked = mix(shared, scratch, own, node, have, np.float32(SLACK) * cutoff / probability, np.int64(-1))
+            asked = mix(shared, scratch, own, node, have, worth, np.int64(-1))
             rescore(shared, scratch, own, asked, cutoff / probability, False)
             favourite = 0
             if single:

@@ -14,7 +14,7 @@ import msgpack
 import numpy as np
 
 from lookahead.draft.arrays import BINS
-from lookahead.draft.mixture import ALIGNED, CELLS, COUNTS, ORDERS, RANKS, SHARES
+from lookahead.draft.mixture import ALIGNED, CELLS, COUNTS, ORDERS, OWN, RANKS, SHARES
 
 TYPICAL_ORDER = (0, 1, 2, 3, 4.5, 7, 12, 24)  # of each order bucket
 STRENGTH = 16.0  # observations that a trained belief stands for
@@ -47,6 +47,8 @@ def formula() -> Priors:
     order = np.array(TYPICAL_ORDER)[cells[0]]
     lambdas = np.minimum(0.95, np.minimum(0.9, 0.25 + 0.08 * order + 0.07 * cells[2]) + 0.05 * (cells[3] == 0))
     lambdas[cells[0] == 0] = 0.95
+    few = (cells[0] == 0) & (cells[1] == OWN)  # how common tokens are in a short text says little
+    lambdas[few] = 0.1 + 0.1 * cells[2][few]
     aligned = np.full(CELLS - ALIGNED, 0.3)
     return Priors(np.concatenate([lambdas, aligned]).astype(np.float32), None, FORMULA_STRENGTH)
 
