@@ -420,3 +420,17 @@ def test_chain_and_root_are_trees_of_one_branch():
     assert chain([7, 8, 9]).is_chain()
     assert root_only(7).is_chain()
     assert root_only(7).draft_tokens == 0
+
+
+def test_draft_without_budget_is_the_root_though_one_was_drafted_before():
+    row = Drafter().start([1, 2, 3, 1, 2])
+    assert row.draft().draft_tokens
+    assert row.draft(0).draft_tokens == 0
+    assert row.draft(5, 0).draft_tokens == 0
+
+
+def test_more_texts_than_experts_have_room_for_are_drafted_from(make_trie):
+    tries = [make_trie([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6]], name=f"{number}.trie") for number in range(60)]
+    row = Drafter(tries).start([1, 2, 3, 4])
+    row.accept([9])
+    assert len(row.draft()) > 1

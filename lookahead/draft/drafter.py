@@ -187,6 +187,7 @@ class Drafter:
             (row.number, most if budget is None else min(budget, most), longest if depth is None else min(depth, longest))
             for row, budget, depth in zip(rows, budgets, branch_lengths, strict=True)
         ]
+        self.rows.nodes[[row.number for row in rows]] = 0  # what was drafted before is none of this step's
         grown = np.array([limit for limit in limits if limit[1] > 0 and limit[2] > 0], np.int64).reshape(-1, 3)
         threads = min(THREADS, len(grown) // ROWS_PER_THREAD)
         if threads > 1:

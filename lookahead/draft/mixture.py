@@ -170,7 +170,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
     for k in range(number_of_texts + 1):  # aligned places, own first
         text = own_text if k == 0 else k - 1
         at = scratch.aligned[node, text, AT]
-        if at < 0:
+        if at < 0 or rank == EXPERTS - 2:  # two of order 0 come last
             continue
         if k == 0:
             token = np.int64(own.log[TOKEN, at + 1]) if at + 1 < own.length else END
@@ -199,7 +199,6 @@ def mix(shared, scratch, own, node, have, floor, actual):
     for text in range(number_of_texts):
         current[text] = -1  # the step that counts
         shared.trust[text, LATEST] = -1.0
-    last_total = np.float32(0.0)
     while rest >= floor and rank < EXPERTS - 2:
         other_order = np.int64(0)  # of the next other expert
         for text in range(number_of_texts):
@@ -293,9 +292,6 @@ def mix(shared, scratch, own, node, have, floor, actual):
                 if slots[slot, SLOT_TOKEN] == actual:
                     share = values[slot, COUNT] * each
                 values[slot, COUNT] = 0
-            if total == last_total:
-                continue
-            last_total = total
         else:
             break
         believed = lambdas[cell]
