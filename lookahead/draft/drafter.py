@@ -179,26 +179,30 @@ class Drafter:
     ) -> list[DraftTree]:
         """`Row.draft` for each row of a batch. Several threads share a large one; the GIL is free meanwhile."""
         options = self.options
-        most = options.decoding_length - 1 if options.strategy != "off" else 0
-        longest = options.branch_length
+        if options.strategy == "off":
+            return [root_only(row.root) for row in rows]
+        most, longest = options.decoding_length - 1, options.branch_length
         price = options.price if price is None else price
         least = self.calibration.computed(price) if price > 0 else 0.0
-        limits = [
-            (row.number, most if budget is None else min(budget, most), longest if depth is None else min(depth, longest))
-            for row, budget, depth in zip(rows, budgets, branch_lengths, strict=True)
-        ]
-        self.rows.nodes[[row.number for row in rows]] = 0  # what was drafted before is none of this step's
-        grown = np.array([limit for limit in limits if limit[1] > 0 and limit[2] > 0], np.int64).reshape(-1, 3)
-        threads = min(THREADS, len(grown) // ROWS_PER_THREAD)
+        limits = self._limits[: len(rows)]
+        for k, row in enumerate(rows):
+            budget, depth = budgets[k], branch_lengths[k]
+            limits[k, 0] = row.number
+            limits[k, 1] = most if budget is None or budget > most else budget
+            limits[k, 2] = longest if depth is None or depth > longest else depth
+        threads = min(THREADS, len(rows) // ROWS_PER_THREAD)
         if threads > 1:
             while len(self._scratch) < threads:
                 self._scratch.append(scratch_block(options.decoding_length, len(self.shared.texts)))
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(THREADS)
-            list(self._pool.map(lambda n: self._grow(n, grown[n::threads].copy(), least), range(threads)))
-        elif len(grown):
-            self._grow(0, grown, least)
-        return [self._tree_of(row, limit[1]) for row, limit in zip(rows, limits, strict=True)]
+            list(self._pool.map(lambda n: self._grow(n, limits[n::threads].copy(), least), range(threads)))
+        else:
+            self._grow(0, limits, least)
+        trees = [self._tree_of(row.number) for row in rows]
+        if options.strategy == "parallel":
+            return [as_parallel(tree, int(limit)) for tree, limit in zip(trees, limits[:, 1], strict=True)]
+        return trees
 
     def _finish(self, row: Row) -> None:
         text = row.own.tokens
@@ -237,15 +241,11 @@ class Drafter:
         single = self.options.strategy == "single"
         planner.grow_rows(limits, least, single, self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses)
 
-    def _tree_of(self, row: Row, budget: int) -> DraftTree:
-        """A copy of the tree that was grown for a row, if any."""
-        number = row.number
-        nodes = int(self.rows.nodes[number])
-        if nodes == 0:
-            return root_only(row.root)
-        tree = self.rows.trees[number, :, :nodes].copy()
-        tree = DraftTree(tree[0], tree[1], self.rows.reach[number, 1, :nodes].copy(), tree[2], tree[3])
-        return as_parallel(tree, budget) if self.options.strategy == "parallel" else tree
+    def _tree_of(self, number: int) -> DraftTree:
+        """A copy of the tree that was grown for a row."""
+        nodes = self.rows.nodes[number]
+        token_ids, parents, sources, matches = self.rows.trees[number, :, :nodes].copy()
+        return DraftTree(token_ids, parents, self.rows.reach[number, 1, :nodes].copy(), sources, matches)
 
     def _make_rows(self, more: int) -> None:
         """Room for so many more rows at once."""
@@ -257,6 +257,7 @@ class Drafter:
         self.rows = block
         added = [Row(self, number) for number in range(len(self._rows), count)]
         self._rows += added
+        self._limits = np.zeros((count, 3), np.int64)  # of one draft_rows: row, budget, branch length
         self._free += added[::-1]
 
     def _refresh_texts(self) -> None:

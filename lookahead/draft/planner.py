@@ -31,6 +31,7 @@ from lookahead.trie.suffixes import inlined, kernel
 # Experts are asked while the rest of the stick is worth so many times the cutoff.
 SLACK = 2.5
 EXACT = 0.5  # what is left could still lift two tokens
+UNHEARD = np.float32(0.01)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
 # Columns of a candidate.
 CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_MATCH = range(5)
 
@@ -169,7 +170,7 @@ def accept(row, added, learning, shared_addresses, rows_addresses, scratch_addre
         if learning and own.length > 0:
             scratch.steps[0], scratch.made[0], scratch.aligned[0] = rows.steps[row], rows.made[row], rows.aligned[row]
             have = _look_back(scratch.keys, 0, own, scratch.recent)
-            asked = mix(shared, scratch, own, 0, have, np.float32(0.0), token)
+            asked = mix(shared, scratch, own, 0, have, UNHEARD, token)
             rescore(shared, scratch, own, asked, np.float32(0.0), True)
             learn(shared, scratch, asked, token)
             move_aligned(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class DraftTree:
     """Guessed tokens, parents before children. Node 0 is the root: the last accepted token.
 
