@@ -11,8 +11,9 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,11 @@ def cell_of(order: int, group: int, count: Any, share: Any) -> int:
 def aligned_cell(aligned: Aligned, group: int) -> int:
     features = min(aligned.hit, HITS - 1), group, order_bucket(aligned.before), min(aligned.missed, MISSES - 1)
     return ALIGNED + int(np.ravel_multi_index(features, (HITS, 2, ORDERS, MISSES)))
+
+
+def summed(numbers: Iterable[Any], start: Any = ZERO) -> Any:
+    """One after the other, so that all round alike; shares of 7 in 10 and of 7 in 20 are borders of buckets."""
+    return functools.reduce(operator.add, numbers, start)
 
 
 def sampled(places: Sequence[int], most: int) -> list[int]:
@@ -371,26 +377,22 @@ class SlowDrafter:
             reached = [step for step in steps if step.order >= order]
             if not reached:
                 continue
-            said, seen = self._counted(text, reached[-1], weight, most)
-            total += seen
-            for token, count in said.items():
-                counts[token] = counts.get(token, ZERO) + count
-                if count > best.get(token, ZERO):
-                    best[token], offers[token] = count, (text.source, order)
+            weighed = self._weighed(text, reached[-1], weight, most)
+            total += summed(count for _, count in weighed)
+            for token in dict.fromkeys(token for token, _ in weighed if token != END):
+                here = [count for said, count in weighed if said == token]
+                counts[token] = summed(here, counts.get(token, ZERO))
+                if summed(here) > best.get(token, ZERO):
+                    best[token], offers[token] = summed(here), (text.source, order)
         each = ONE / total
         cell = cell_of(order_bucket(order), OTHER, total, max(counts.values(), default=ZERO) * each)
         return Expert(cell, order_bucket(order), OTHER, each, counts, offers)
 
-    def _counted(self, text: Text, step: Step, weight: Any, most: int) -> tuple[dict[int, Any], Any]:
-        """(weight of each token at some places of a step, all weight there, ends of documents included)"""
+    def _weighed(self, text: Text, step: Step, weight: Any, most: int) -> list[tuple[int, Any]]:
+        """(what follows, weight) of some places of a step."""
         places = sampled(step.places, most)
         each = weight * (F(len(step.places)) / F(len(places)))
-        weights = [each * F(text.document_weights[place - 1]) for place in places]
-        said: dict[int, Any] = {}
-        for place, count in zip(places, weights, strict=True):
-            if (token := text.follows(place)) != END:
-                said[token] = said.get(token, ZERO) + count
-        return said, functools.reduce(lambda a, b: a + b, weights, ZERO)
+        return [(text.follows(place), each * F(text.document_weights[place - 1])) for place in places]
 
     # the mixture
 
@@ -462,7 +464,7 @@ class SlowDrafter:
             share = F(expert.counts.get(actual, ZERO) * expert.each)
             gave.append(rest * self.lambdas[cell] * share)
             rest = rest * (ONE - self.lambdas[cell])
-        total = functools.reduce(lambda a, b: a + b, gave, ZERO)
+        total = summed(gave)
         reaches = ONE
         for (cell, _), part in zip(asked, gave, strict=True):
             share = part / total if total > 0 else ZERO
@@ -478,9 +480,10 @@ class SlowDrafter:
         """What a text's longest match gave to what was said, against what the mixture gave."""
         for number, (text, steps) in enumerate(zip(self.texts, node.steps, strict=True)):
             if steps:
-                counts, seen = self._counted(text, steps[0], self.weights[number], mixture.MOST_SAMPLED)
+                weighed = self._weighed(text, steps[0], self.weights[number], mixture.MOST_SAMPLED)
+                gave = summed(count for token, count in weighed if token == actual)
                 self.trust[number] *= mixture.TRUST_MEMORY
-                self.trust[number] += counts.get(actual, ZERO) / seen, said
+                self.trust[number] += gave / summed(count for _, count in weighed), said
         used = self.trust[: len(self.texts)]
         ratios = (used[:, 0] + mixture.DOUBT) / (used[:, 1] + mixture.DOUBT)
         relative = ratios / ratios.max()
