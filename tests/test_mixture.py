@@ -299,7 +299,7 @@ def test_no_more_tokens_are_proposed_than_there_is_room_for(decoding_length, wei
 
 
 @given(situations)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_probability_of_each_next_token_is_that_of_the_mixture(situation):
     for drafter, row, slow, slow_row, _ in moments(situation):
         row.draft(63, 1)
@@ -318,7 +318,7 @@ def compare_beliefs(drafter, slow, *_):
 
 
 @given(situations)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_what_was_said_teaches_cells_trust_and_factors_as_in_the_mixture(situation):
     for _ in moments(situation, compare_beliefs):
         pass
@@ -356,7 +356,7 @@ def test_cells_remember_a_bounded_number_of_observations(situation, observations
 
 
 @given(situations, st.sampled_from(["hierarchical", "single"]))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_tree_grows_by_the_most_probable_path_that_is_left(situation, strategy):
     for drafter, row, slow, slow_row, (budget, branch_length, price) in moments(situation, strategy=strategy):
         row.draft(budget, branch_length, price)
@@ -365,7 +365,7 @@ def test_tree_grows_by_the_most_probable_path_that_is_left(situation, strategy):
 
 
 @given(situations)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_without_learning_beliefs_stay_and_drafts_are_those_of_the_mixture(situation):
     priors = priors_of(situation.seed)
     for drafter, row, slow, slow_row, (budget, branch_length, _) in moments(situation, learn=False):
