@@ -22,6 +22,7 @@ HASHES = 512
 EXPERTS = 48
 STEPS = 12  # context lengths kept of one context in one text
 COLUMNS = 17  # of the table of texts, see places.py
+MOST_SAMPLED = 32  # places of one step that are looked at
 CHAINS = 4
 LEADERS = 32
 MOST_PLACES = 96
@@ -95,8 +96,8 @@ SCRATCH: Layout = {
     "experts": (np.int64, (EXPERTS,)),  # their cells
     "expert_values": (np.float32, (EXPERTS, 2)),  # lambda, share of the token that was said
     "current": (np.int64, ("texts",)),
-    "touched": (np.int64, (SLOTS,)),
-    "own_slots": (np.int64, (SLOTS,)),
+    "touched": (np.int64, ("texts", MOST_SAMPLED)),  # slots that an expert credits, as often as texts offer them
+    "own_slots": (np.int64, (SLOTS, 2)),  # and the match length of the first place found
     "used_factors": (np.int32, (SLOTS, 3)),
     "chains": (np.int64, (CHAINS,)),  # slots in the own text's hash tables
     "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
@@ -174,8 +175,8 @@ def scratch_arrays(addresses):
         carray(int64_at(a[15]), (EXPERTS,)),
         carray(float32_at(a[16]), (EXPERTS, 2)),
         carray(int64_at(a[17]), (texts,)),
-        carray(int64_at(a[18]), (SLOTS,)),
-        carray(int64_at(a[19]), (SLOTS,)),
+        carray(int64_at(a[18]), (texts * MOST_SAMPLED,)),
+        carray(int64_at(a[19]), (SLOTS, 2)),
         carray(int32_at(a[20]), (SLOTS, 3)),
         carray(int64_at(a[21]), (CHAINS,)),
         carray(int64_at(a[22]), (RECENT,)),

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.draft.arrays import EXPERTS, HASHES, LEADERS, SLOTS
+from lookahead.draft.arrays import EXPERTS, HASHES, LEADERS, MOST_SAMPLED, SLOTS
 from lookahead.draft.own_text import TOKEN, own_places
 from lookahead.draft.places import (
     END,
@@ -44,8 +44,9 @@ ALIGNED = ORDERS * 2 * COUNTS * SHARES * RANKS  # first cell of the aligned expe
 HITS, MISSES = 4, 4
 CELLS = ALIGNED + HITS * 2 * ORDERS * MISSES
 MEMORY = 250.0  # observations that a cell remembers
-FEWEST, MOST_SAMPLED = 6, 32  # places that represent a wider range, evenly: as many as shares that matter can be told apart
+FEWEST = 6  # places, up to MOST_SAMPLED, represent a wider range, evenly: as many as shares that matter can be told apart
 RESOLUTION = np.float32(4.0)
+LEAST_WEIGHT = np.float32(1e-30)  # of all places of an expert; they may weigh nothing
 PROMPT, OUTPUT = 0, 1  # sources
 
 # Columns of a slot: one token that some expert proposes.
@@ -96,7 +97,7 @@ def _share_bucket(share):
 
 @inlined
 def _recency_bucket(distance):
-    """1 and the binary logarithm of a distance of 1 or more."""
+    """2 and the binary logarithm of a distance of 1 or more."""
     return min(RECENCIES - 1, (np.float32(distance).view(np.int32) >> 23) - 125)
 
 
@@ -215,7 +216,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
                 elif bucket == order:
                     slot = slot_of(scratch, stamp, found[k, 1])
                     if slots[slot, SLOT_COUNT] == 0:
-                        scratch.own_slots[own_used] = slot
+                        scratch.own_slots[own_used, 0], scratch.own_slots[own_used, 1] = slot, found[k, 0]
                         own_used += 1
                         slots[slot, SLOT_OWN] = order
                     slots[slot, SLOT_COUNT] += 1
@@ -225,14 +226,14 @@ def mix(shared, scratch, own, node, have, floor, actual):
                 continue
             top = np.int64(0)
             for k in range(own_used):
-                top = max(top, slots[np.uint64(scratch.own_slots[k]), SLOT_COUNT])
+                top = max(top, slots[np.uint64(scratch.own_slots[k, 0]), SLOT_COUNT])
             each = np.float32(1.0) / np.float32(own_total)
             cell = cell_of(order, OWN, np.float32(own_total), top * each, rank)
             gain = rest * lambdas[cell] * each
             for k in range(own_used):
-                slot = np.uint64(scratch.own_slots[k])
+                slot, match = np.uint64(scratch.own_slots[k, 0]), scratch.own_slots[k, 1]
                 source = PROMPT if slots[slot, SLOT_PLACE] + 1 < own.prompt_length else OUTPUT
-                _credit(scratch, slot, gain * slots[slot, SLOT_COUNT], source, order)
+                _credit(scratch, slot, gain * slots[slot, SLOT_COUNT], source, match)
                 if slots[slot, SLOT_TOKEN] == actual:
                     share = slots[slot, SLOT_COUNT] * each
         elif other_order > 0:
@@ -283,7 +284,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
             top_count = np.float32(0.0)
             for k in range(distinct):
                 top_count = max(top_count, values[np.uint64(touched[k]), COUNT])
-            each = np.float32(1.0) / total
+            each = np.float32(1.0) / max(total, LEAST_WEIGHT)
             cell = cell_of(order, OTHER, total, top_count * each, rank)
             gain = rest * lambdas[cell] * each
             for k in range(distinct):

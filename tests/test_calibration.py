@@ -1,0 +1,173 @@
+"""What a computed probability is worth: counting, the curve and its inverse."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lookahead.draft.arrays import BINS
+from lookahead.draft.calibration import EDGES, LEAST, MEMORY, WIDTH, Calibration, bin_of, calibrated, count_nodes
+from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.priors import formula
+
+probability = st.floats(float(LEAST), 1.0, width=32)
+ONE = bin_of(np.float32(1.0))
+
+
+@given(probability)
+@settings(max_examples=200, deadline=None)
+def test_bin_of_a_probability_is_the_one_between_whose_edges_it_lies(p):
+    number = bin_of(np.float32(p))
+    assert EDGES[number] <= p < EDGES[number + 1]
+
+
+def test_bins_are_eight_to_an_octave():
+    assert (EDGES[0], EDGES[8], EDGES[9]) == (LEAST, 2 * LEAST, 2.25 * LEAST)
+    assert (len(EDGES), EDGES[ONE]) == (BINS, 1.0)
+    assert bin_of(np.float32(1e-30)) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2), probability), max_size=25), st.lists(st.integers(0, 2)))
+@settings(max_examples=150, deadline=None)
+def test_each_node_counts_as_predicted_and_those_on_the_path_that_was_said_as_accepted(nodes, said):
+    paths, reach = [()], [1.0]
+    parents, token_ids = [-1], [9]
+    for parent, token, p in nodes:
+        parent %= len(paths)
+        if (path := (*paths[parent], token)) not in paths:
+            paths.append(path)
+            reach.append(p)
+            parents.append(parent)
+            token_ids.append(token)
+    tree = np.array([token_ids, parents, [0] * len(paths), [0] * len(paths)], np.int32)
+    counted = np.zeros((2, BINS))
+    count_nodes(tree, np.array(reach, np.float32), len(paths), np.array(said, np.int32), counted)
+    expected = np.zeros((2, BINS))
+    for path, p in zip(paths[1:], reach[1:], strict=True):
+        expected[0, bin_of(np.float32(p))] += p
+        expected[1, bin_of(np.float32(p))] += path == tuple(said[: len(path)])
+    np.testing.assert_allclose(counted, expected, rtol=1e-6)
+
+
+counts = st.lists(st.tuples(st.integers(0, ONE), st.floats(0, 500), st.floats(0, 1)), max_size=30)
+
+
+def calibration_of(counts, ratio=1.0):
+    calibration = Calibration(np.full(BINS, ratio, np.float32))
+    for number, nodes, share in counts:
+        calibration.counted[0, number] += nodes * EDGES[number]
+        calibration.counted[1, number] += nodes * share
+    calibration.refit()
+    return calibration
+
+
+@given(counts, st.sampled_from([0.5, 1.0, 1.5]))
+@settings(max_examples=200, deadline=None)
+def test_curve_never_falls_and_stays_a_probability(counts, ratio):
+    curve = calibration_of(counts, ratio).curve
+    assert (np.diff(curve) >= 0).all()
+    assert curve[0] >= 0
+    assert curve[-1] <= 1
+    assert curve.dtype == np.float32
+
+
+@given(counts, st.floats(1e-6, 1.0))
+@settings(max_examples=200, deadline=None)
+def test_computed_probability_of_a_price_is_worth_the_price(counts, price):
+    calibration = calibration_of(counts)
+    curve, computed = calibration.curve, np.float32(calibration.computed(price))
+    worth = calibrated(computed, EDGES, curve)
+    if price >= curve[-1]:
+        assert computed == 1
+    elif price >= curve[0]:
+        assert worth == pytest.approx(price, rel=1e-4)
+    else:
+        assert computed == LEAST
+
+
+@given(counts, probability)
+@settings(max_examples=100, deadline=None)
+def test_between_edges_the_curve_is_interpolated(counts, p):
+    curve = calibration_of(counts).curve
+    assert calibrated(np.float32(p), EDGES, curve) == pytest.approx(np.interp(p, EDGES, curve), rel=1e-4, abs=1e-9)
+
+
+def test_without_counts_a_probability_is_worth_itself_or_what_was_measured_beforehand():
+    assert Calibration().curve.tolist() == np.minimum(EDGES, 1).tolist()
+    assert calibration_of([], 0.5).curve[:ONE].tolist() == (EDGES[:ONE] / 2).tolist()
+
+
+@pytest.mark.parametrize(("ratio", "side"), [(1.8, 1), (0.2, -1)])
+def test_curve_moves_towards_what_was_seen_the_more_the_more_was_seen(ratio, side):
+    half, seen = bin_of(np.float32(0.5)), range(100, ONE)
+    worth = [0.5]
+    for nodes in (0.1, 1, 10, 10_000):
+        curve = calibration_of([(number, nodes, ratio * EDGES[number]) for number in seen]).curve
+        worth.append(float(curve[half]))
+        assert curve[100 - WIDTH - 1] == EDGES[100 - WIDTH - 1]  # far from what was seen
+    assert abs(curve[100 - WIDTH // 2] / EDGES[100 - WIDTH // 2] - 1) > 0.1  # near
+    assert all(side * (b - a) > 0 for a, b in itertools.pairwise(worth))
+    assert worth[-1] == pytest.approx(0.5 * ratio, rel=0.01)
+
+
+def test_past_counts_half_when_there_is_much_of_it():
+    calibration = Calibration()
+    counted = calibration.counted
+    counted[:, 100] = MEMORY + 2
+    calibration.refit()
+    assert calibration.counted is counted  # the one that drafters count in
+    assert counted[0, 100] == counted[1, 100] == (MEMORY + 2) / 2
+    calibration.refit()
+    assert counted[1, 100] == (MEMORY + 2) / 2
+
+
+# ---- in a drafter
+
+
+def start(drafter):
+    return drafter.start([1, 2, 3, 4, 1, 2])
+
+
+def test_drafter_counts_each_tree_once_when_its_answer_is_known():
+    drafter = Drafter([], DraftOptions(decoding_length=8), priors=formula())
+    row = start(drafter)
+    row.draft(3)  # replaced by the next
+    tree = row.draft()
+    assert not drafter.shared.counted.any()
+    reach = drafter.rows.reach[0, 0, 1 : len(tree)].sum()
+    row.accept([3, 9])
+    predicted, accepted = drafter.shared.counted.sum(1)
+    assert (predicted, accepted) == (pytest.approx(reach, rel=1e-5), 1)
+    row.accept([4])
+    assert drafter.shared.counted.sum(1).tolist() == [predicted, accepted]
+
+
+def test_probabilities_of_a_tree_are_worth_what_came_of_those_before():
+    drafter = Drafter([], DraftOptions(decoding_length=8), priors=formula())
+    row = start(drafter)
+    assert np.array_equal(row.draft().probabilities, drafter.rows.reach[0, 0, :8])  # at first as they are computed
+    for _ in range(100):
+        row.draft()
+        row.accept([9, 1, 2])  # never what is drafted first
+    row.finish()
+    row = start(drafter)
+    tree = row.draft()
+    computed = drafter.rows.reach[0, 0, : len(tree)]
+    np.testing.assert_allclose(tree.probabilities[1:], np.interp(computed[1:], EDGES, drafter.calibration.curve), rtol=1e-4)
+    assert not np.allclose(tree.probabilities[1:], computed[1:], rtol=0.05)
+
+
+def test_price_is_one_of_calibrated_probabilities():
+    drafter = Drafter([], priors=formula())
+    drafter.shared.counted[0] = 1000 * EDGES
+    drafter.shared.counted[1] = 500 * EDGES  # half of what is promised comes true
+    row = start(drafter)
+    tree = row.draft(price=0.1)
+    computed = drafter.rows.reach[0, 0, 1 : len(tree)]
+    assert tree.probabilities[1:].min() >= 0.0999
+    assert tree.probabilities[1:].tolist() == pytest.approx((computed / 2).tolist(), rel=0.05)
+    assert computed.min() > 0.19
