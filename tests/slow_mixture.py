@@ -22,7 +22,7 @@ from lookahead.draft import mixture
 from lookahead.draft.arrays import EXPERTS, LEADERS, STEPS
 from lookahead.draft.drafter import SESSION, Drafter
 from lookahead.draft.mixture import ALIGNED, COUNTS, HITS, MISSES, NEVER, ORDERS, RANKS, RECENCIES, SHARES
-from lookahead.draft.planner import EXACT, SLACK
+from lookahead.draft.planner import EXACT, SLACK, UNHEARD
 from lookahead.trie.suffixes import DEPTH
 
 F = np.float32
@@ -143,6 +143,7 @@ class Node:
     parent: Node | None = None
     looked_up: bool = False  # in the sorted texts; else nobody knows whether a match breaks
     own: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
+    longest: dict[int, list[tuple[int, Any]]] = dataclasses.field(default_factory=dict)  # by text: what its match said, if asked
 
 
 @dataclasses.dataclass
@@ -259,7 +260,7 @@ class SlowDrafter:
             node = row.root
             aligned: dict[int, Aligned] = {}
             if learning:
-                guesses, asked = self.mix(row, node)
+                guesses, asked = self.mix(row, node, UNHEARD)
                 self.learn_cells(asked, token)
                 self.learn_trust(node, guesses[token].p if token in guesses else ZERO, token)
                 self.learn_factors(guesses, token)
@@ -373,11 +374,13 @@ class SlowDrafter:
         total, counts = ZERO, dict[int, Any]()
         best: dict[int, Any] = {}
         offers: dict[int, tuple[int, int]] = {}
-        for text, steps, weight in zip(self.texts, node.steps, self.weights, strict=False):
+        for number, (text, steps) in enumerate(zip(self.texts, node.steps, strict=True)):
             reached = [step for step in steps if step.order >= order]
             if not reached:
                 continue
-            weighed = self._weighed(text, reached[-1], weight, most)
+            weighed = self._weighed(text, reached[-1], self.weights[number], most)
+            if len(reached) == 1:
+                node.longest[number] = weighed
             total += summed(count for _, count in weighed)
             for token in dict.fromkeys(token for token, _ in weighed if token != END):
                 here = [count for said, count in weighed if said == token]
@@ -406,6 +409,7 @@ class SlowDrafter:
         guesses: dict[int, Guess] = {}
         asked: list[tuple[int, Expert]] = []
         rest = ONE
+        node.own, node.longest = [], {}
 
         def sample() -> int:
             if floor <= 0:
@@ -477,13 +481,11 @@ class SlowDrafter:
                 break
 
     def learn_trust(self, node: Node, said: Any, actual: int) -> None:
-        """What a text's longest match gave to what was said, against what the mixture gave."""
-        for number, (text, steps) in enumerate(zip(self.texts, node.steps, strict=True)):
-            if steps:
-                weighed = self._weighed(text, steps[0], self.weights[number], mixture.MOST_SAMPLED)
-                gave = summed(count for token, count in weighed if token == actual)
-                self.trust[number] *= mixture.TRUST_MEMORY
-                self.trust[number] += gave / summed(count for _, count in weighed), said
+        """What a text's longest match gave to what was said, if it was asked, against what the mixture gave."""
+        for number, weighed in node.longest.items():
+            gave = summed(count for token, count in weighed if token == actual)
+            self.trust[number] *= mixture.TRUST_MEMORY
+            self.trust[number] += gave / summed(count for _, count in weighed), said
         used = self.trust[: len(self.texts)]
         ratios = (used[:, 0] + mixture.DOUBT) / (used[:, 1] + mixture.DOUBT)
         relative = ratios / ratios.max()

@@ -167,6 +167,8 @@ def mix(shared, scratch, own, node, have, floor, actual):
     scratch.counters[0], scratch.counters[1] = stamp, 0
     scratch.best[node, 0], scratch.best[node, 1] = 0, -1
     rest, rank = np.float32(1.0), 0
+    for text in range(number_of_texts):
+        shared.trust[text, LATEST] = -1.0
 
     for k in range(number_of_texts + 1):  # aligned places, own first
         text = own_text if k == 0 else k - 1
@@ -199,7 +201,6 @@ def mix(shared, scratch, own, node, have, floor, actual):
     own_used, own_total = 0, 0
     for text in range(number_of_texts):
         current[text] = -1  # the step that counts
-        shared.trust[text, LATEST] = -1.0
     while rest >= floor and rank < EXPERTS - 2:
         other_order = np.int64(0)  # of the next other expert
         for text in range(number_of_texts):

@@ -218,10 +218,8 @@ def _add_step(steps, made, node, text, low, high, prefix, order):
     if number > 0 and steps[node, text, number - 1, HIGH] - steps[node, text, number - 1, LOW] == high - low:  # the same places
         number -= 1
         order = steps[node, text, number, ORDER]
-    elif number == STEPS:
-        if prefix > 1:
-            return
-        number -= 1
+    elif number == STEPS - 1 and prefix > 1:  # the last is kept for the token alone
+        return
     steps[node, text, number, LOW], steps[node, text, number, HIGH] = low, high
     steps[node, text, number, PREFIX], steps[node, text, number, ORDER] = prefix, order
     made[node, text, 0] = number + 1
