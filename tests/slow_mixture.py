@@ -143,7 +143,7 @@ class Node:
     parent: Node | None = None
     looked_up: bool = False  # in the sorted texts; else nobody knows whether a match breaks
     own: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
-    longest: dict[int, list[tuple[int, Any]]] = dataclasses.field(default_factory=dict)  # by text: what its match said, if asked
+    longest: dict[int, list[tuple[int, Any]]] = dataclasses.field(default_factory=dict)  # by text: what it said
 
 
 @dataclasses.dataclass
