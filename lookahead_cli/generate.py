@@ -203,7 +203,7 @@ def load_engine(
         trie.check_tokenizer(whose.fingerprint, max(target.vocab_size, whose.vocab_size), model)
     drafter = Drafter(opened, options, weights_of_tries)
     render.patiently(drafter.warm_up, render.COMPILING)
-    if target.mode != "tree":
+    if target.mode != "packed":
         render.notice(f"{model} verifies by {target.mode}: {target.reason}")
     return LookaheadEngine(target, drafter), tokenizer, whose
 

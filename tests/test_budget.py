@@ -21,7 +21,7 @@ def play(cost, accept, steps: int = 2000, noise: float = 0.0, budget: GoodputBud
         while nodes[-1] + 1 < tokens and random.random() < accept(nodes[-1] + 1):
             nodes.append(nodes[-1] + 1)
         seconds = cost(tokens) * (5.0 if random.random() < noise else 1.0)
-        budget.observe(tokens, nodes, seconds, seconds + 1e-4)
+        budget.observe([tokens], [nodes], seconds, seconds + 1e-4)
     return budget
 
 

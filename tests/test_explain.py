@@ -14,7 +14,7 @@ from rich.console import Console
 
 from lookahead.bench.replay import replay
 from lookahead.decode.engine import LookaheadEngine
-from lookahead.decode.model import probed
+from lookahead.decode.probe import probed
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.explain import CONTEXT, OWN, Evidence, Step, evidence, outline
 from lookahead.draft.tree import DraftTree, root_only

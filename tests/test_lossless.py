@@ -16,7 +16,8 @@ from transformers import LlamaForCausalLM
 
 from lookahead.decode.engine import LookaheadEngine
 from lookahead.decode.kv_cache import SequenceCache
-from lookahead.decode.model import probed
+from lookahead.decode.probe import probed
+from lookahead.decode.sequence import BufferState
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.tree import DraftTree, chain
 from lookahead.errors import LookaheadError
@@ -34,7 +35,7 @@ PROMPTS = [
 
 
 class KnownAnswer:
-    """Stands in for Drafter and its only row: its trees are made from the answer that the model is known to give.
+    """Stands in for Drafter: its trees are made from the answer that the model is known to give.
 
     propose(root token, rest of the answer) -> DraftTree
     """
@@ -46,14 +47,26 @@ class KnownAnswer:
         self.answers = {tuple(prompt): answer for prompt, answer in answers}
         self.propose = propose
         self.chains_only = False
+        self.running = 0
 
     def restrict_to_chains(self):
         self.chains_only = True
 
     def start(self, prompt_ids):
-        self.rest = self.answers[tuple(prompt_ids)]
+        self.running += 1
+        return KnownRow(self, prompt_ids)
+
+    def draft_rows(self, rows, budgets, branch_lengths):
+        return [row.draft(branch_length) for row, branch_length in zip(rows, branch_lengths, strict=True)]
+
+
+class KnownRow:
+    """Stands in for Row."""
+
+    def __init__(self, drafter, prompt_ids):
+        self.drafter = drafter
+        self.rest = drafter.answers[tuple(prompt_ids)]
         self.last = prompt_ids[-1]
-        return self
 
     def accept(self, token_ids):
         assert token_ids == self.rest[: len(token_ids)]
@@ -61,17 +74,17 @@ class KnownAnswer:
         self.last = token_ids[-1] if token_ids else self.last
 
     def finish(self):
-        self.rest = None
+        self.drafter.running -= 1
 
-    def draft(self, budget=None, branch_length=None):
-        tree = self.propose(self.last, self.rest)
+    def draft(self, branch_length):
+        tree = self.drafter.propose(self.last, self.rest)
         longest = len(tree) if branch_length is None else branch_length
         kept = np.flatnonzero(tree.depths() <= longest)  # parents are less deep: still a tree
         renumbered = np.full(len(tree) + 1, -1)
         renumbered[kept] = np.arange(len(kept))
         parents = renumbered[tree.parents[kept]].astype(np.int32)
         tree = DraftTree(tree.token_ids[kept], parents, tree.probabilities[kept], tree.sources[kept], tree.matches[kept])
-        return chain(tree.token_ids[best_path(tree, self.rest)], source=0) if self.chains_only else tree
+        return chain(tree.token_ids[best_path(tree, self.rest)], source=0) if self.drafter.chains_only else tree
 
 
 def best_path(tree, rest):
@@ -156,9 +169,9 @@ def answers_of(tiny_model):
 @pytest.mark.parametrize("architecture", MODELS)
 def test_probe_finds_how_a_model_verifies(target_of, device, architecture):
     target = target_of(architecture, device)
-    expected = "tree" if architecture in TREE_MODELS else "chain" if architecture in CHAIN_MODELS else "plain"
+    expected = "packed" if architecture in TREE_MODELS else "chain" if architecture in CHAIN_MODELS else "plain"
     assert target.mode == expected, target.reason
-    assert bool(target.reason) == (expected != "tree")
+    assert bool(target.reason) == (expected != "packed")
 
 
 @pytest.mark.parametrize("architecture", MODELS)
@@ -220,7 +233,7 @@ def test_steps_come_one_by_one_and_add_up_to_the_answer(target_of, answers_of):
     prompt, answer = answers_of("llama")[1]
     engine = LookaheadEngine(target_of("llama"), KnownAnswer(answers_of("llama"), perfect))
     generation = engine.request(prompt, NEW_TOKENS)
-    pieces = list(engine.stream(prompt, generation))
+    pieces = list(engine.stream(generation))
     assert [len(piece) for piece in pieces[:3]] == [1, 8, 8]  # the prefill gives one token
     assert [token for piece in pieces for token in piece] == answer
     assert generation.edl == (len(answer) - 1) / (len(pieces) - 1)
@@ -231,7 +244,7 @@ def test_stream_left_early_frees_its_row_for_the_next_request(target_of, answers
     (first, _), (second, answer) = answers_of("llama")[:2]
     drafter = Drafter()
     engine = LookaheadEngine(target_of("llama"), drafter)
-    stream = engine.stream(first, engine.request(first, NEW_TOKENS))
+    stream = engine.stream(engine.request(first, NEW_TOKENS))
     next(stream)
     stream.close()
     row = drafter.start([5])
@@ -258,8 +271,8 @@ def test_answer_stops_at_an_end_of_sequence_inside_an_accepted_branch(target_of,
 @pytest.mark.parametrize("new_tokens", [1, 2, 8, 9, 10])
 def test_answer_is_cut_at_the_limit_though_more_was_drafted(target_of, answers_of, new_tokens):
     class Overeager(KnownAnswer):
-        def draft(self, budget=None, branch_length=None):
-            return super().draft(budget, None)
+        def draft_rows(self, rows, budgets, branch_lengths):
+            return super().draft_rows(rows, budgets, [None] * len(rows))
 
     prompt, answer = answers_of("llama")[1]
     for kind in (KnownAnswer, Overeager):
@@ -273,7 +286,7 @@ def test_answer_is_cut_at_the_limit_though_more_was_drafted(target_of, answers_o
 @pytest.mark.parametrize("propose", [perfect, always_wrong, random_trees(1)])
 def test_answer_ends_where_the_model_has_no_more_positions(target_of, propose):
     target = target_of("gpt2_short")
-    assert target.mode == "tree", target.reason
+    assert target.mode == "packed", target.reason
     prompt = PROMPTS[2]
     answer = plainly(target.model, prompt, 32 - len(prompt))
     assert len(answer) == 32 - len(prompt)
@@ -396,11 +409,12 @@ def test_only_accepted_places_stay_and_they_close_up(nodes):
 @torch.inference_mode()
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt_neo"])
 def test_scores_do_not_depend_on_how_large_the_buffers_began(target_of, architecture):
-    target = target_of(architecture)
+    target = dataclasses.replace(target_of(architecture), mode="chain")
     scores = []
     for capacity in (1, 100):
-        sequence = target.sequence(capacity)
-        sequence.prefill(torch.tensor([PROMPTS[1]]))
+        sequence = BufferState(target, capacity)
+        sequence.prefill(chain(PROMPTS[1]))
+        sequence.keep(range(len(PROMPTS[1])))
         sequence.forward(chain([5, 6, 7, 8]))
         sequence.keep([0, 1])
         scores.append(sequence.forward(chain([9, 10])))

@@ -217,12 +217,13 @@ def _ours(name: str, target: TargetModel, drafter: Drafter, max_new_tokens: int)
     strategy, engine = drafter.options.strategy, LookaheadEngine(target, drafter)
 
     def answer(prompt: Sequence[int]) -> list[int]:
+        before = dataclasses.replace(engine.clock)
         generation = engine.generate(prompt, max_new_tokens)
         run.steps += generation.steps
         run.draft_tokens += generation.draft_tokens
         run.accepted_by_source.update(generation.accepted_by_source)
-        run.draft_seconds += generation.draft_seconds
-        run.forward_seconds += generation.forward_seconds
+        run.draft_seconds += engine.clock.draft - before.draft
+        run.forward_seconds += engine.clock.forward - before.forward
         return generation.token_ids
 
     run = Run(name, strategy, answer, drafter.forget)

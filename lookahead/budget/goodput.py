@@ -9,6 +9,7 @@ try several lengths, later ones look left and right now and then.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class GoodputBudget:
     def __init__(self, most: int) -> None:
         self.curve = CostCurve()
         self.best = most
+        self._rows = 1
         self._most = most
         self._looks = itertools.cycle(LOOKS)
         self._steps = 0
@@ -36,36 +38,41 @@ class GoodputBudget:
         self._weights = 0.0  # of all steps
         self._weight = 1.0  # of the next step; it grows, so that the past need not be faded at each
 
-    def decoding_length(self) -> int:
-        """Tokens of the next step's forward at most: the root + the draft tokens."""
+    def decoding_length(self, rows: int = 1) -> int:
+        """Tokens that each of `rows` rows may bring to the next forward: the root + the draft tokens."""
         self._steps += 1
         if self._steps <= len(TRIALS):
             return min(TRIALS[self._steps - 1], self._most)
-        if self._steps % REFIT_EVERY == 0 or self._steps == len(TRIALS) + 1:
-            self.best = int(np.argmax(self.goodput())) + 1
+        if self._steps % REFIT_EVERY == 0 or self._steps == len(TRIALS) + 1 or rows != self._rows:
+            self._rows = rows
+            self.best = int(np.argmax(self.goodput(rows))) + 1
         if self._steps % LOOK_EVERY == 0:
             return int(np.clip(round(max(self.best, 4) * next(self._looks)), 1, self._most))
         return self.best
 
-    def observe(self, tokens: int, nodes: list[int], forward_seconds: float, step_seconds: float) -> None:
-        """A forward over `tokens` tokens accepted `nodes` (root included); what it and the whole step took."""
-        self.curve.observe(tokens, forward_seconds)
-        self._verified[:tokens] += self._weight
-        self._accepted[nodes] += self._weight
+    def observe(self, sizes: Sequence[int], nodes: Sequence[list[int]], forward_seconds: float, step_seconds: float) -> None:
+        """A forward over `sizes` tokens of each row accepted `nodes` of each (root included); what it and the step took."""
+        self.curve.observe(sum(sizes), forward_seconds)
+        for size, accepted in zip(sizes, nodes, strict=True):
+            self._verified[:size] += self._weight
+            self._accepted[accepted] += self._weight
         self._other_seconds += self._weight * (step_seconds - forward_seconds)
         self._weights += self._weight
         self._weight /= MEMORY
         if self._weight > 1e6:
             self._rescale()
 
-    def goodput(self) -> np.ndarray:
-        """float64 [most]: tokens per second expected at decoding lengths 1, 2, ... `most`. Needs one observed step."""
+    def goodput(self, rows: int = 1) -> np.ndarray:
+        """float64 [most]: tokens per second expected of `rows` rows at decoding lengths 1, 2, ... `most` each.
+
+        Needs one observed step.
+        """
         weight = self._verified / self._weight + 1e-3
         share = -isotonic(
             -self._accepted / self._weight / weight, weight
         )  # later nodes are accepted less often; what says else is noise
-        cost = self.curve.seconds(self._most)[1:] + self._other_seconds / self._weights
-        return np.cumsum(share) / cost
+        cost = self.curve.seconds(rows * self._most)[rows::rows] + self._other_seconds / self._weights
+        return rows * np.cumsum(share) / cost
 
     def _rescale(self) -> None:
         """Give the next step the weight 1 again; all ratios stay."""

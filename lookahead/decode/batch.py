@@ -1,12 +1,14 @@
-"""From a draft tree to what the model is fed: token ids, positions and attention masks. Knows nothing of caches or logits.
+"""From the draft trees of many slots to one packed row: token ids, positions, places in the cache, attention masks.
 
-A node sees the prompt, the accepted tokens, its own ancestors and itself; its position is its depth behind the accepted
-tokens. Masks are additive (0 or the dtype's minimum), which is right for sdpa and eager attention alike.
+All new tokens of all slots stand in one row, so linear layers do no padded work; only attention sees slots side by side. A node
+sees its slot's earlier tokens, its own ancestors and itself; its position is its depth behind the earlier tokens. Masks are
+additive (0 or the dtype's minimum), which is right for sdpa and eager attention alike. Knows nothing of caches or logits.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,10 @@ import torch
 
 from lookahead.draft.tree import DraftTree
 from lookahead.trie.suffixes import kernel
+
+NO_LIMIT = 1 << 60
+WASTE = 1.5  # padded queries for each real one that a shared call of attention may cost, beside
+SPARE = 16  # so many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,59 +51,177 @@ class MaskPlan:
 
 
 @dataclasses.dataclass(frozen=True)
-class TreeInputs:
-    """input_ids, position_ids: int64 [1, nodes]; attention_mask: [1, 1, nodes, past + nodes], or one for each layer kind."""
+class Group:
+    """Neighbouring slots that share one call of attention.
+
+    slots: theirs. width: queries of each, padding included. length: keys of each. start, end: their tokens in the pack.
+    masks: of each kind of layer, [slots, 1, width, length]; None where every query sees every key.
+    spread: int64 [slots * width], the token in the pack of each query; None if all slots bring `width` tokens.
+    gather: int64 [end - start], where each token stands among the queries; None likewise.
+    """
+
+    slots: slice
+    width: int
+    length: int
+    start: int
+    end: int
+    masks: dict[str, torch.Tensor | None]
+    spread: torch.Tensor | None
+    gather: torch.Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Pack:
+    """What the model is fed in one step.
+
+    input_ids, position_ids: int64 [1, tokens]. slots, places: int64 [tokens], where each token's keys and values go.
+    groups: see Group; in the order of the tokens. one: where only one slot brings tokens, its number and their places.
+    """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
-    attention_mask: torch.Tensor | dict[str, torch.Tensor]
+    slots: torch.Tensor
+    places: torch.Tensor
+    groups: list[Group]
+    one: tuple[int, slice] | None
 
 
-def tree_inputs(tree: DraftTree, past: int, plan: MaskPlan, dtype: torch.dtype, device: torch.device) -> TreeInputs:
-    """What the model is fed to score every node of `tree` behind `past` tokens that the cache holds."""
-    lowest = torch.finfo(dtype).min
-    full = torch.zeros(len(tree), past + len(tree), dtype=dtype, device=device)
-    if len(tree) == 1:  # a plain step: nothing to hide
-        ids, positions = torch.tensor([[int(tree.token_ids[0])], [past]], device=device)
-    else:
-        ids_and_positions, among_nodes = packed(tree.token_ids, tree.parents, past, lowest)
-        ids, positions = torch.from_numpy(ids_and_positions).to(device)
-        full[:, past:] = torch.from_numpy(among_nodes)
-    masks = {
-        kind: _narrowed(full, positions, past, window, plan.chunks[kind], lowest)[None, None]
-        for kind, window in plan.windows.items()
-    }
-    return TreeInputs(ids[None], positions[None], masks if plan.by_type else next(iter(masks.values())))
+def pack(
+    trees: Sequence[DraftTree | None], pasts: Sequence[int], plan: MaskPlan, dtype: torch.dtype, device: torch.device
+) -> Pack:
+    """Pack the tree of each slot behind the `pasts` tokens that the cache holds of it. None: nothing new in this slot."""
+    sizes = [0 if tree is None else len(tree) for tree in trees]
+    total = sum(sizes)
+    shown = [tree for tree in trees if tree is not None]
+    fed = np.empty((4, total), np.int64)  # ids, positions, slots, places
+    parents = shown[0].parents if len(shown) == 1 else np.concatenate([tree.parents for tree in shown])
+    fed[0] = shown[0].token_ids if len(shown) == 1 else np.concatenate([tree.token_ids for tree in shown])
+    sizes_array, pasts_array = np.array(sizes), np.array(pasts)
+    _place(parents, sizes_array, pasts_array, fed)
+    start, groups, runs = 0, [], runs_of(sizes)
+    for first, last in runs:
+        end = start + sum(sizes[first:last])
+        groups.append(_group(parents[start:end], fed[1, start:end], first, last, start, end, sizes, pasts, plan, dtype, device))
+        start = end
+    ids, positions, slots, places = torch.from_numpy(fed).to(device)
+    one = None
+    if len(shown) == 1:
+        slot = runs[0][0]
+        one = slot, slice(pasts[slot], pasts[slot] + total)
+    return Pack(ids[None], positions[None], slots, places, groups, one)
+
+
+def runs_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, last + 1) of the slots that share a call of attention: neighbours whose padding costs less than a call.
+
+    sizes: tokens that each slot brings; those that bring none are left out.
+
+    Example: sizes 1, 1, 256, 0, 4 become (0, 2), (2, 3), (4, 5).
+    """
+    runs: list[tuple[int, int]] = []
+    tokens = widest = 0
+    for slot, size in enumerate(sizes):
+        if not size:
+            continue
+        joined = bool(runs) and runs[-1][1] == slot
+        if joined:
+            padded = (slot + 1 - runs[-1][0]) * max(widest, size)
+            joined = padded <= WASTE * (tokens + size) + SPARE
+        if joined:
+            runs[-1] = (runs[-1][0], slot + 1)
+            tokens, widest = tokens + size, max(widest, size)
+        else:
+            runs.append((slot, slot + 1))
+            tokens = widest = size
+    return runs
+
+
+def _group(
+    parents: np.ndarray,
+    positions: np.ndarray,
+    first: int,
+    last: int,
+    start: int,
+    end: int,
+    sizes: Sequence[int],
+    pasts: Sequence[int],
+    plan: MaskPlan,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Group:
+    own_sizes, own_pasts = sizes[first:last], pasts[first:last]
+    width = max(own_sizes)
+    length = max(past + size for past, size in zip(own_pasts, own_sizes, strict=True))
+    even = end - start == width * (last - first)
+    spread = gather = None
+    if not even:
+        spread_array, gather_array = _spread(np.array(own_sizes), width)
+        spread, gather = torch.from_numpy(spread_array).to(device), torch.from_numpy(gather_array).to(device)
+    made: dict[tuple[int, int], torch.Tensor | None] = {}
+    masks = {}
+    for kind, window in plan.windows.items():
+        chunk = plan.chunks[kind]
+        limits = (window if window and length > window else NO_LIMIT, chunk if chunk and length > chunk else NO_LIMIT)
+        if limits not in made:
+            sees_all = width == 1 and min(own_pasts) == max(own_pasts) and limits == (NO_LIMIT, NO_LIMIT)
+            mask = None
+            if not sees_all:
+                lowest = torch.finfo(dtype).min
+                mask = torch.full((last - first, 1, width, length), lowest, dtype=torch.float32)
+                _open(mask.numpy(), parents, positions, np.array(own_sizes), np.array(own_pasts), *limits)
+                mask = mask.to(device, dtype)
+            made[limits] = mask
+        masks[kind] = made[limits]
+    return Group(slice(first, last), width, length, start, end, masks, spread, gather)
 
 
 @kernel
-def packed(token_ids, parents, past, lowest):
-    """(int64 [2, nodes]: token ids and positions; float32 [nodes, nodes]: 0 where the row's node sees the column's)."""
-    nodes = len(parents)
-    ids_and_positions = np.empty((2, nodes), np.int64)
-    mask = np.full((nodes, nodes), np.float32(lowest))
-    for node in range(nodes):
-        parent = parents[node]
-        ids_and_positions[0, node] = token_ids[node]
-        ids_and_positions[1, node] = past
-        if parent >= 0:
-            ids_and_positions[1, node] = ids_and_positions[1, parent] + 1
-            mask[node, : parent + 1] = mask[parent, : parent + 1]
-        mask[node, node] = 0.0
-    return ids_and_positions, mask
+def _place(parents, sizes, pasts, fed):
+    """Fill positions, slots and places of `fed`, int64 [4, tokens]. parents: within each tree, trees one after the other."""
+    token = 0
+    for slot in range(len(sizes)):
+        start = token
+        for node in range(sizes[slot]):
+            parent = parents[token]
+            fed[1, token] = fed[1, start + parent] + 1 if parent >= 0 else pasts[slot]
+            fed[2, token] = slot
+            fed[3, token] = pasts[slot] + node
+            token += 1
 
 
-def _narrowed(
-    full: torch.Tensor, positions: torch.Tensor, past: int, window: int | None, chunk: int | None, lowest: float
-) -> torch.Tensor:
-    """`full` with what lies outside a layer's window or chunk hidden as well."""
-    longest = full.shape[1]
-    if (window is None or longest <= window) and (chunk is None or longest <= chunk):
-        return full
-    seen = torch.cat([torch.arange(past, device=positions.device), positions])  # position of each key
-    outside = torch.zeros_like(full, dtype=torch.bool)
-    if window is not None:
-        outside |= positions[:, None] - seen[None, :] >= window
-    if chunk is not None:
-        outside |= positions[:, None] // chunk != seen[None, :] // chunk
-    return full.masked_fill(outside, lowest)
+@kernel
+def _spread(sizes, width):
+    """(int64 [slots * width]: token of each query, padding repeats the slot's last; int64 [tokens]: query of each token)."""
+    spread = np.empty(len(sizes) * width, np.int64)
+    gather = np.empty(sizes.sum(), np.int64)
+    token = 0
+    for slot in range(len(sizes)):
+        for query in range(width):
+            spread[slot * width + query] = token + min(query, sizes[slot] - 1)
+        for query in range(sizes[slot]):
+            gather[token] = slot * width + query
+            token += 1
+    return spread, gather
+
+
+@kernel
+def _open(mask, parents, positions, sizes, pasts, window, chunk):
+    """Write 0 where a query sees a key. mask: float32 [slots, 1, width, length].
+
+    A query at position p sees keys at p - window + 1 ... p within its block of `chunk` positions; a padding query, the first.
+    """
+    start = 0
+    for slot in range(len(sizes)):
+        past = pasts[slot]
+        for node in range(sizes[slot]):
+            seen = mask[slot, 0, node]
+            position = positions[start + node]
+            first = max(0, position - window + 1, position // chunk * chunk)
+            seen[first:past] = 0.0
+            ancestor = node
+            while ancestor >= 0 and positions[start + ancestor] >= first:
+                seen[past + ancestor] = 0.0
+                ancestor = parents[start + ancestor]
+        for query in range(sizes[slot], mask.shape[2]):
+            mask[slot, 0, query, 0] = 0.0
+        start += sizes[slot]

@@ -1,110 +1,199 @@
-"""The loop of lookahead decoding (arXiv 2312.12728). In: prompt ids. Out: the tokens plain decoding gives, step by step.
+"""The loop of lookahead decoding (arXiv 2312.12728). In: requests. Out: the tokens plain decoding gives, step by step.
 
-Prefill, then in turn: draft, forward, verify and accept, keep what was accepted, tell the drafter (`LookaheadEngine._decode`).
-Limits and counting stand in `Generation`.
+A step drafts for every row, verifies all drafts in one forward, keeps what the model itself says and tells the drafter
+(`LookaheadEngine._step`). Rows that are still taking in their prompts share the forward with those that decode; one that ends
+leaves its slot to the next request at once. Limits and counting stand in `Generation`, choosing tokens in sampling.py.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 import torch
+from transformers import StoppingCriteriaList
 
 from lookahead.budget.goodput import GoodputBudget
+from lookahead.decode.memory import ran_out
 from lookahead.decode.model import TargetModel
-from lookahead.decode.verify import Accepted, Processor, verify_and_accept
-from lookahead.draft.drafter import Drafter
+from lookahead.decode.sampling import GREEDY, Sampler, Sampling, generation_config, own_processors, stop_texts
+from lookahead.decode.slots import Scores, Slots, Wanted
+from lookahead.decode.verify import Accepted, verify_and_accept
+from lookahead.draft.drafter import Drafter, Row
 from lookahead.draft.explain import Observer, Step
-from lookahead.draft.tree import DraftTree, root_only
+from lookahead.draft.tree import DraftTree, chain, root_only
 from lookahead.errors import LookaheadError
 
-FinishReason = Literal["", "stop", "length"]
+log = logging.getLogger(__name__)
+
+FinishReason = Literal["", "stop", "length", "error"]
 
 
 @dataclasses.dataclass
 class Generation:
-    """One request, running or finished.
+    """One request, waiting, running or ended.
 
-    token_ids: the output, the end-of-sequence token included. finish_reason: "" while it runs.
+    prompt_ids: its text so far. room: new tokens at most. stop_ids: tokens that end the answer. seed: of its random stream.
+    token_ids: the output, the token that ended it included. finish_reason: "" until then. error: why it failed.
     steps: forwards after the prefill. draft_tokens, accepted_tokens: guessed and right, summed over steps;
-    accepted_by_source: the latter by who guessed.
-    seconds: wall time; draft_seconds and forward_seconds (prefill and verification) are parts of it.
+    accepted_by_source: the latter by who guessed. seconds: from its first step to its last.
     observer: is told what each decode step drafted and accepted.
     """
 
-    prompt_tokens: int
-    room: int  # new tokens at most
-    eos_token_ids: frozenset[int]
+    prompt_ids: list[int]
+    room: int
+    stop_ids: frozenset[int]
+    sampling: Sampling = GREEDY
+    seed: int = 0
     observer: Observer | None = None
     token_ids: list[int] = dataclasses.field(default_factory=list)
     finish_reason: FinishReason = ""
+    error: Exception | None = None
     steps: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_by_source: Counter[str] = dataclasses.field(default_factory=Counter)
     seconds: float = 0.0
-    draft_seconds: float = 0.0
-    forward_seconds: float = 0.0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
 
     @property
     def edl(self) -> float:
         """Effective decoding length: tokens per decode step. The first token comes from the prefill and is not counted."""
         return (len(self.token_ids) - 1) / self.steps if self.steps else 0.0
 
-    def add(self, token_ids: list[int]) -> list[int]:
-        """Take tokens up to the limit or the first end-of-sequence id, where plain decoding ends too; returns those taken."""
-        taken = token_ids[: self.room - len(self.token_ids)]
-        for place, token in enumerate(taken):
-            if token in self.eos_token_ids:
-                taken = taken[: place + 1]
-                self.finish_reason = "stop"
-                break
-        self.token_ids += taken
-        if not self.finish_reason and len(self.token_ids) >= self.room:
+    def add(self, token: int, stops: bool = False) -> None:
+        """Take a token. stops: a stop text is complete with it."""
+        self.token_ids.append(token)
+        if stops or token in self.stop_ids:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) >= self.room:
             self.finish_reason = "length"
-        return taken
 
-    def count(self, tree: DraftTree, accepted: Accepted, taken: int, source_names: Sequence[str]) -> None:
-        """Add one step to the counts. taken: tokens of it that made it into the output."""
+    def fail(self, error: Exception) -> None:
+        self.finish_reason, self.error = "error", error
+
+    def count(self, tree: DraftTree, nodes: Sequence[int], source_names: Sequence[str]) -> None:
+        """Add one step to the counts. nodes: the root and the accepted."""
         self.steps += 1
         self.draft_tokens += tree.draft_tokens
-        for node in accepted.nodes[1 : taken + 1]:
-            self.accepted_tokens += 1
+        self.accepted_tokens += len(nodes) - 1
+        for node in nodes[1:]:
             source = tree.sources[node]
             self.accepted_by_source[source_names[source] if source >= 0 else "given"] += 1
 
 
-class LookaheadEngine:
-    """Decodes one request after the other; what they say is remembered by the drafter."""
+@dataclasses.dataclass
+class Clock:
+    """Seconds that went into drafting and into forwards (prefill and verification included), and the number of forwards."""
 
-    def __init__(self, target: TargetModel, drafter: Drafter):
+    draft: float = 0.0
+    forward: float = 0.0
+    steps: int = 0
+
+    def add(self, draft: float, forward: float) -> None:
+        self.draft += draft
+        self.forward += forward
+        self.steps += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """What a row brings to a step: a draft tree, whose scores are all wanted, or a part of its prompt. tree None: nothing."""
+
+    tree: DraftTree | None
+    wanted: Wanted = "none"
+
+
+class RunningRow:
+    """A request in a slot."""
+
+    def __init__(self, generation: Generation, drafts: Row, sampler: Sampler):
+        self.generation = generation
+        self.drafts = drafts
+        self.sampler = sampler
+        self.began = time.perf_counter()
+        self.text: list[int] = []  # to be taken in before it decodes
+        self.taken_in: int | None = None  # tokens of `text` that the slot holds; None: it has not begun
+
+    def enter(self, slots: Slots) -> None:
+        """Take the next slot, anew if it had one before: what was said by then but for the last token is taken in too."""
+        self.text = [*self.generation.prompt_ids, *self.generation.token_ids[:-1]]
+        self.taken_in = None
+        slots.add(self.text)
+
+    @property
+    def decodes(self) -> bool:
+        """The text is taken in."""
+        return self.taken_in == len(self.text)
+
+    def next_piece(self, most: int) -> Piece:
+        """Up to `most` of the tokens still to be taken in."""
+        assert self.taken_in is not None
+        ids = self.text[self.taken_in : self.taken_in + most]
+        if not ids:
+            return Piece(None)
+        self.taken_in += len(ids)
+        return Piece(chain(ids), "last" if self.decodes and not self.generation.token_ids else "none")
+
+    def verify(self, piece: Piece, scores: Scores, slot: int) -> Accepted:
+        """What the model says after the row's piece, and which of its nodes stay."""
+        if piece.tree is None or piece.wanted == "none":
+            return Accepted([], list(range(len(piece.tree or ()))))
+        sampler, logits = self.sampler, scores.of(slot)
+        best = scores.best(slot) if sampler.is_greedy else None
+
+        def say(node: int) -> int:
+            return best[node] if best else sampler.say(logits[node])
+
+        def goes_on(token: int) -> bool:
+            self.generation.add(token, sampler.told(token))
+            return not self.generation.finish_reason
+
+        try:
+            if piece.wanted == "last":
+                said = verify_and_accept(root_only(self.text[-1]), say, goes_on)
+                return Accepted(said.token_ids, list(range(len(piece.tree))))
+            return verify_and_accept(piece.tree, say, goes_on)
+        except Exception as error:  # a processor of the user's fails in its own way, and for this row only
+            self.generation.fail(error)
+            return Accepted([], [])
+
+
+class LookaheadEngine:
+    """Decodes requests, `batch_size` at a time; what they say is remembered by the drafter.
+
+    prefill_chunk: tokens of prompts that a step takes in at most. tokenizer: for requests with stop texts.
+    """
+
+    def __init__(
+        self, target: TargetModel, drafter: Drafter, batch_size: int = 1, prefill_chunk: int = 512, tokenizer: Any = None
+    ):
         self.target = target
         self.drafter = drafter
+        self.batch_size = batch_size
+        self.prefill_chunk = prefill_chunk
+        self.tokenizer = tokenizer
+        self.clock = Clock()
         self.budget = GoodputBudget(drafter.options.decoding_length) if drafter.options.adaptive else None
-        if target.mode == "chain":
+        if target.mode in ("chain", "replay"):
             drafter.restrict_to_chains()
 
-    def generate(self, prompt_ids: Sequence[int], max_new_tokens: int = 256, observer: Observer | None = None) -> Generation:
-        """The greedy continuation of `prompt_ids`, until an end-of-sequence id or for `max_new_tokens`.
+    def request(
+        self, prompt_ids: Sequence[int], max_new_tokens: int = 256, sampling: Sampling = GREEDY, seed: int = 0
+    ) -> Generation:
+        """A request that has not begun.
 
-        observer: is told what was drafted and accepted in each step.
         Raises LookaheadError for an empty prompt, one that leaves no room in the model's positions, or unknown ids.
         """
-        generation = self.request(prompt_ids, max_new_tokens)
-        generation.observer = observer
-        for _ in self.stream(prompt_ids, generation):
-            pass
-        return generation
-
-    def request(self, prompt_ids: Sequence[int], max_new_tokens: int) -> Generation:
-        """A request that has not begun. Raises LookaheadError as `generate` does."""
         target = self.target
-        if not prompt_ids:
+        if not len(prompt_ids):
             raise LookaheadError("the prompt is empty.")
         unknown = [t for t in prompt_ids if not 0 <= t < target.vocab_size]
         if unknown:
@@ -115,79 +204,184 @@ class LookaheadEngine:
                 f"the prompt has {len(prompt_ids)} tokens and the model has {target.longest_text} positions: "
                 "no room for an answer."
             )
-        return Generation(len(prompt_ids), room, target.eos_token_ids)
+        stop_ids = target.eos_token_ids.union(sampling.stop_token_ids)
+        return Generation(list(prompt_ids), room, stop_ids, sampling, seed)
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int = 256,
+        observer: Observer | None = None,
+        sampling: Sampling = GREEDY,
+        seed: int = 0,
+    ) -> Generation:
+        """The continuation of one prompt, until a token or text that stops it or for `max_new_tokens`.
+
+        observer: is told what was drafted and accepted in each step. Raises LookaheadError as `request` does.
+        """
+        generation = self.request(prompt_ids, max_new_tokens, sampling, seed)
+        generation.observer = observer
+        for _ in self.stream(generation):
+            pass
+        return generation
+
+    def stream(self, generation: Generation) -> Iterator[list[int]]:
+        """Decode one request; yields the new tokens of each step."""
+        given = 0
+        for _ in self._steps(iter([generation])):
+            if len(generation.token_ids) > given:
+                yield generation.token_ids[given:]
+            given = len(generation.token_ids)
+        if generation.error:
+            raise generation.error
+
+    def run(self, generations: Iterable[Generation]) -> Iterator[Generation]:
+        """Decode requests, the next one as soon as a slot is free; yields each as it ends. One that failed has its `error`."""
+        for ended in self._steps(iter(generations)):
+            yield from ended
 
     @torch.inference_mode()
-    def stream(self, prompt_ids: Sequence[int], generation: Generation) -> Iterator[list[int]]:
-        """Yields the new tokens of each step and keeps `generation` up to date."""
-        start = time.perf_counter()
-        text = torch.tensor([list(prompt_ids)], device=self.target.device)
-        crosses = len(prompt_ids) + generation.room > self.target.rope_changes_at
-        decode = self._plain if self.target.mode == "plain" or crosses else self._decode
-        for token_ids in decode(text, generation):
-            generation.seconds = time.perf_counter() - start
-            yield token_ids
-
-    def _decode(self, text: torch.Tensor, generation: Generation) -> Iterator[list[int]]:
-        target, drafter = self.target, self.drafter
-        processor = greedy_processor(target, text.shape[1])
-        sequence = target.sequence(text.shape[1] + generation.room + drafter.options.decoding_length)
-        prompt, names = text[0].tolist(), drafter.source_names
-        row = drafter.start(prompt)
+    def _steps(self, waiting: Iterator[Generation]) -> Iterator[list[Generation]]:
+        """Fill free slots, take a step, free the slots of what has ended. Yields that after each step."""
+        slots: Slots | None = None
+        rows: list[RunningRow] = []
+        again: list[RunningRow] = []  # without a slot: new, or turned out when memory ran out
         try:
-            began = time.perf_counter()
-            scores = sequence.prefill(text)
-            accepted = verify_and_accept(root_only(int(text[0, -1])), scores, processor, text)
-            generation.forward_seconds += time.perf_counter() - began
-            taken = generation.add(accepted.token_ids)
-            row.accept(taken)
-            yield taken
-            while not generation.finish_reason:
-                began = time.perf_counter()
-                length = self.budget.decoding_length() if self.budget else drafter.options.decoding_length
-                tree = row.draft(length - 1, branch_length=generation.room - len(generation.token_ids) - 1)
-                drafted = time.perf_counter()
-                logits = sequence.forward(tree)
-                if processor:
-                    text = torch.cat([text, torch.tensor([taken], device=text.device)], dim=1)
-                accepted = verify_and_accept(tree, logits, processor, text)
-                sequence.keep(accepted.nodes)
-                verified = time.perf_counter()
-                generation.draft_seconds += drafted - began
-                generation.forward_seconds += verified - drafted
-                if self.budget:
-                    self.budget.observe(len(tree), accepted.nodes, verified - drafted, verified - began)
-                taken = generation.add(accepted.token_ids)
-                generation.count(tree, accepted, len(taken), names)
-                if generation.observer:
-                    told = Step.of(generation.steps, prompt, generation.token_ids, tree, accepted.nodes, taken, names)
-                    generation.observer(told)
-                row.accept(taken)
-                yield taken
+            while True:
+                while len(rows) < self.batch_size:
+                    if not again:
+                        generation = next(waiting, None)
+                        if generation is None:
+                            break
+                        if self.target.decodes_plainly(generation.prompt_tokens + generation.room):
+                            yield [self._decode_plainly(generation)]
+                            continue
+                        again.append(self._started(generation))
+                    slots = slots or self.target.slots()
+                    rows.append(again.pop(0))
+                    rows[-1].enter(slots)
+                if not rows or not slots:
+                    return
+                try:
+                    self._step(rows, slots)
+                except Exception as error:  # of the forward: all rows have lost their slots
+                    slots = self.target.slots()
+                    again += self._after(error, rows)
+                    for row in rows:
+                        row.enter(slots)
+                yield self._retire(rows, slots)
         finally:
-            row.finish()
+            for row in (*rows, *again):
+                row.drafts.finish()
 
-    def _plain(self, text: torch.Tensor, generation: Generation) -> Iterator[list[int]]:
-        """The model's own `generate`, for models whose state cannot be rolled back."""
-        output = self.target.model.generate(
-            text,
-            attention_mask=torch.ones_like(text),
-            do_sample=False,
-            max_new_tokens=generation.room,
-            pad_token_id=next(iter(generation.eos_token_ids), 0),
+    def _step(self, rows: list[RunningRow], slots: Slots) -> None:
+        """Draft, verify all in one forward, accept, keep, tell. rows[k] sits in slot k."""
+        began = time.perf_counter()
+        pieces = self._pieces(rows, slots)
+        drafted = time.perf_counter()
+        scores = slots.forward([piece.tree for piece in pieces], [piece.wanted for piece in pieces])
+        accepted = [row.verify(piece, scores, slot) for slot, (row, piece) in enumerate(zip(rows, pieces, strict=True))]
+        slots.keep([each.nodes for each in accepted])
+        verified = time.perf_counter()
+        for row, piece, each in zip(rows, pieces, accepted, strict=True):
+            self._tell(row, piece, each, verified)
+        self._learn_cost(pieces, accepted, verified - drafted, drafted - began)
+
+    def _pieces(self, rows: list[RunningRow], slots: Slots) -> list[Piece]:
+        """Draft trees of the rows that decode; of the others' prompts `prefill_chunk` tokens, first come, first served."""
+        decoding = [row for row in rows if row.decodes]
+        if decoding:
+            length = self.budget.decoding_length(len(decoding)) if self.budget else self.drafter.options.decoding_length
+            rooms = [row.generation.room - len(row.generation.token_ids) - 1 for row in decoding]
+            trees = iter(self.drafter.draft_rows([row.drafts for row in decoding], [length - 1] * len(decoding), rooms))
+        pieces, spare = [], self.prefill_chunk
+        for slot, row in enumerate(rows):
+            if row.decodes:
+                pieces.append(Piece(next(trees), "all"))
+                continue
+            if row.taken_in is None:
+                row.taken_in = slots.begin(slot)
+            piece = Piece(None) if row.taken_in is None else row.next_piece(spare)
+            spare -= len(piece.tree or ())
+            pieces.append(piece)
+        return pieces
+
+    def _tell(self, row: RunningRow, piece: Piece, accepted: Accepted, now: float) -> None:
+        """Count the step and let the drafter know what the model said."""
+        generation, names = row.generation, self.drafter.source_names
+        generation.seconds = now - row.began
+        if not accepted.token_ids:
+            return
+        if piece.wanted == "all":
+            assert piece.tree is not None
+            generation.count(piece.tree, accepted.nodes, names)
+            if generation.observer:
+                prompt, said = generation.prompt_ids, accepted.token_ids
+                step = Step.of(generation.steps, prompt, generation.token_ids, piece.tree, accepted.nodes, said, names)
+                generation.observer(step)
+        row.drafts.accept(accepted.token_ids)
+
+    def _learn_cost(self, pieces: list[Piece], accepted: list[Accepted], forward: float, draft: float) -> None:
+        """What the step took. Steps that took in prompts say nothing about those that do not."""
+        self.clock.add(draft, forward)
+        if self.budget and all(piece.wanted == "all" for piece in pieces):
+            sizes = [len(piece.tree or ()) for piece in pieces]
+            self.budget.observe(sizes, [each.nodes for each in accepted], forward, forward + draft)
+
+    def _started(self, generation: Generation) -> RunningRow:
+        """A request that is about to take a slot."""
+        sampler = Sampler(
+            self.target, generation.sampling, generation.prompt_ids, generation.room, generation.seed, self.tokenizer
         )
-        taken = generation.add(output[0, text.shape[1] :].tolist())
-        generation.steps = len(taken) - 1
-        yield taken
+        return RunningRow(generation, self.drafter.start(generation.prompt_ids), sampler)
 
+    def _after(self, error: Exception, rows: list[RunningRow]) -> list[RunningRow]:
+        """A forward failed. Where memory ran out the batch is halved and its rows, returned, begin anew; else they have failed."""
+        if ran_out(error) and len(rows) > 1:
+            self.batch_size = len(rows) // 2
+            log.warning("out of memory with %d rows at once: going on with %d.", len(rows), self.batch_size)
+            again = rows[:]
+            rows.clear()
+            return again
+        for row in rows:
+            row.generation.fail(error.with_traceback(None))
+        return []
 
-def greedy_processor(target: TargetModel, prompt_length: int) -> Processor | None:
-    """What the model's generation config asks greedy decoding to do to scores (repetition penalty, ...); None: nothing."""
-    config = copy.deepcopy(target.model.generation_config)
-    config.do_sample = False
-    config.max_length = None
-    if config.eos_token_id is None:
-        config.eos_token_id = sorted(target.eos_token_ids) or None
-    target.model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=target.device)
-    processors = target.model._get_logits_processor(config, input_ids_seq_length=prompt_length, device=target.device)
-    return processors or None
+    def _retire(self, rows: list[RunningRow], slots: Slots) -> list[Generation]:
+        """Free the slots of requests that have ended; those are returned."""
+        ended = []
+        for slot in range(len(rows) - 1, -1, -1):
+            row = rows[slot]
+            if row.generation.finish_reason:
+                ended.append(row.generation)
+                row.drafts.finish()
+                slots.close(slot)
+                rows[slot] = rows[-1]
+                rows.pop()
+        return ended[::-1]
+
+    def _decode_plainly(self, generation: Generation) -> Generation:
+        """By the model's own `generate`, for models whose state cannot be rolled back."""
+        began = time.perf_counter()
+        sampling, length = generation.sampling, len(generation.prompt_ids)
+        text = torch.tensor([generation.prompt_ids], device=self.target.device)
+        try:
+            stops = stop_texts(sampling, self.tokenizer)
+            with torch.random.fork_rng(devices=[self.target.device] if self.target.device.type == "cuda" else []):
+                torch.manual_seed(generation.seed)
+                output = self.target.model.generate(
+                    text,
+                    attention_mask=torch.ones_like(text),
+                    generation_config=generation_config(self.target, sampling, length, generation.room),
+                    logits_processor=own_processors(sampling, length),
+                    stopping_criteria=StoppingCriteriaList([stops] if stops else []),
+                )
+            said = output[0, length:].tolist()
+            for place, token in enumerate(said, 1):
+                generation.add(token, bool(stops) and place == len(said) < generation.room)
+        except Exception as error:
+            generation.fail(error)
+        generation.steps = max(0, len(generation.token_ids) - 1)
+        generation.seconds = time.perf_counter() - began
+        self.clock.add(0.0, generation.seconds)
+        return generation

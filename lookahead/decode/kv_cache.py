@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from lookahead.decode.batch import Pack
+
 
 class BufferLayer(CacheLayerMixin):
     """keys, values: [1, heads, capacity, head_dim], of which the first `length` places are filled.
@@ -97,3 +99,115 @@ class SequenceCache(Cache):
         for layer in self.layers:
             if layer.is_initialized:
                 layer.length = end
+
+
+class SlotLayer(CacheLayerMixin):
+    """keys, values: [slots, heads, capacity, head_dim], views of the cache's buffers."""
+
+    is_sliding = False
+
+    def __init__(self, cache: SlotCache) -> None:
+        super().__init__()
+        self.cache = cache
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = (self.cache.new_buffer(states)[0] for states in (key_states, value_states))
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write [1, heads, tokens, head_dim] where the pack says; returns the buffers of all slots."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        pack = self.cache.pack
+        if pack.one is not None:
+            slot, places = pack.one
+            self.keys[slot, :, places] = key_states[0]
+            self.values[slot, :, places] = value_states[0]
+        else:
+            self.keys[pack.slots, :, pack.places] = key_states[0].transpose(0, 1)
+            self.values[pack.slots, :, pack.places] = value_states[0].transpose(0, 1)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class SlotCache(Cache):
+    """Keys and values of many sequences, one to a slot, for packed forwards. pack: what the forward at hand brings.
+
+    A slot's buffers hold whatever was written last; masks say what is seen of it.
+    """
+
+    pack: Pack
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.slots = self.capacity = 0
+        self._buffers: list[torch.Tensor] = []  # [buffers, slots, heads, capacity, head_dim], in the end one of each shape
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        while len(self.layers) <= layer_idx:
+            self.layers.append(SlotLayer(self))
+        return self.layers[layer_idx].update(key_states, value_states)
+
+    def new_buffer(self, states: torch.Tensor) -> torch.Tensor:
+        """Zeros for what a layer brings as [1, heads, tokens, head_dim]."""
+        buffer = states.new_zeros(1, self.slots, states.shape[1], self.capacity, states.shape[3])
+        self._buffers.append(buffer)
+        return buffer
+
+    def reserve(self, slots: int, capacity: int) -> None:
+        """Make room for so many slots of `capacity` places each; what they hold stays."""
+        grows = slots > self.slots or capacity > self.capacity
+        if not grows and len(self._buffers) == len({self._shape(buffer) for buffer in self._buffers}):
+            return
+        self.slots, old_slots = max(slots, self.slots), self.slots
+        self.capacity, old_capacity = max(capacity, self.capacity), self.capacity
+        by_shape: dict[tuple[int, int], list[tuple[SlotLayer, str]]] = {}
+        for layer in self.layers:
+            if layer.is_initialized:  # layers that share another one's keys hold nothing
+                for name in ("keys", "values"):
+                    by_shape.setdefault(self._shape(getattr(layer, name)), []).append((layer, name))
+        self._buffers = []
+        for (heads, head_dim), held in by_shape.items():
+            first: torch.Tensor = getattr(*held[0])
+            buffer = first.new_zeros(len(held), self.slots, heads, self.capacity, head_dim)
+            for number, (layer, name) in enumerate(held):
+                buffer[number, :old_slots, :, :old_capacity] = getattr(layer, name)
+                setattr(layer, name, buffer[number])
+            self._buffers.append(buffer)
+
+    def move(self, slots: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+        """In slots[k], what stands at place sources[k] goes to place targets[k]. All are read before one is written."""
+        if not slots:
+            return
+        device = self._buffers[0].device
+        slot, source, target = torch.tensor([slots, sources, targets], device=device)
+        for buffer in self._buffers:
+            buffer[:, slot, :, target] = buffer[:, slot, :, source]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first `length` places of slot `source` become those of slot `target`."""
+        for buffer in self._buffers:
+            buffer[:, target, :, :length] = buffer[:, source, :, :length]
+
+    def bytes_per_place(self) -> int:
+        """Memory of one place of one slot. Known after a first forward."""
+        return sum(b.element_size() * b.shape[0] * b.shape[2] * b.shape[4] for b in self._buffers)
+
+    @staticmethod
+    def _shape(buffer: torch.Tensor) -> tuple[int, int]:
+        return buffer.shape[-3], buffer.shape[-1]

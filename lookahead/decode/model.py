@@ -1,9 +1,11 @@
 """The target model. In: a folder or hub name. Out: a stock Hugging Face causal LM and the way its drafts can be verified.
 
-How drafts are verified is decided by a probe at load, not by a list of names:
-    tree   any draft tree in one forward, by a tree attention mask
-    chain  one branch in one forward, by the model's own causal mask (models that take no tree mask)
-    plain  no drafts: the model's own `generate` (models whose state cannot be rolled back)
+How drafts are verified is decided by a probe at load (probe.py), not by a list of names:
+    packed  the trees of all slots in one forward, by an attention function of ours around the model's own
+    tree    one tree in one forward, by a tree attention mask
+    chain   one branch in one forward, by the model's own causal mask (models that take no tree mask)
+    replay  one branch, tried on a copy of the model's recurrent state
+    plain   no drafts: the model's own `generate` (models whose state cannot take in several tokens)
 """
 
 from __future__ import annotations
@@ -16,16 +18,15 @@ import io
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from lookahead.decode.batch import MaskPlan, tree_inputs
-from lookahead.decode.kv_cache import SequenceCache
-from lookahead.draft.tree import DraftTree, chain
+from lookahead.decode.attention import PackedAttention
+from lookahead.decode.batch import MaskPlan
+from lookahead.decode.slots import PackedSlots, SeparateSlots, Slots
 from lookahead.errors import ModelError, UsageError
 from lookahead.tokenizer import first_line, looks_like_path, quiet_hub
 
-Mode = Literal["tree", "chain", "plain"]
+Mode = Literal["packed", "tree", "chain", "replay", "plain"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -33,7 +34,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class TargetModel:
     """A loaded model and how it verifies.
 
-    mode: see the module's docstring. reason: why it is not "tree".
+    mode: see the module's docstring. reason: why it is not "packed".
     """
 
     model: Any
@@ -90,54 +91,21 @@ class TargetModel:
         return MaskPlan.of(self.text_config)
 
     @functools.cached_property
-    def _last_only(self) -> dict[str, Any]:
-        """Keyword that spares the scores of all prompt tokens but the last, where the model knows it."""
-        return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
+    def takes_logits_to_keep(self) -> bool:
+        """The model can spare the scores that nobody wants."""
+        return "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
-    def sequence(self, capacity: int) -> SequenceState:
-        """State of one sequence of about `capacity` tokens (it grows where needed)."""
-        return SequenceState(self, capacity)
+    @functools.cached_property
+    def packed_attention(self) -> PackedAttention:
+        return PackedAttention(self.model, self.mask_plan)
 
+    def decodes_plainly(self, length: int) -> bool:
+        """A text that grows to `length` tokens must be left to the model's own `generate`."""
+        return self.mode == "plain" or length > self.rope_changes_at
 
-class SequenceState:
-    """One sequence in the model's cache: prefill, then forward and keep in turn."""
-
-    def __init__(self, target: TargetModel, capacity: int):
-        self.target = target
-        self.cache = SequenceCache()
-        self._capacity = capacity
-        self.past = 0  # tokens whose keys and values are kept
-
-    def prefill(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Take in int64 [1, length]; returns scores of the next token [1, vocab]."""
-        output = self.target.model(input_ids=token_ids, past_key_values=self.cache, use_cache=True, **self.target._last_only)
-        self.past += token_ids.shape[1]
-        self.cache.reserve(max(self._capacity, self.past + 1))
-        return output.logits[0, -1:]
-
-    def forward(self, tree: DraftTree) -> torch.Tensor:
-        """Scores [nodes, vocab] of the token after each node of `tree`, whose root is the next token to take in.
-
-        In chain mode `tree` must be a chain.
-        """
-        target = self.target
-        self.cache.reserve(self.past + len(tree))
-        if target.mode == "tree":
-            inputs = tree_inputs(tree, self.past, target.mask_plan, target.dtype, target.device)
-            fed: dict[str, Any] = {
-                "input_ids": inputs.input_ids,
-                "position_ids": inputs.position_ids,
-                "attention_mask": inputs.attention_mask,
-            }
-        else:
-            assert tree.is_chain()
-            fed = {"input_ids": torch.from_numpy(tree.token_ids.astype(np.int64))[None].to(target.device)}
-        return target.model(**fed, past_key_values=self.cache, use_cache=True).logits[0]
-
-    def keep(self, nodes: list[int]) -> None:
-        """Keep the keys and values of these nodes of the last tree (a path from its root); drop the others."""
-        self.cache.keep(self.past, nodes)
-        self.past += len(nodes)
+    def slots(self) -> Slots:
+        """Where sequences live while they are decoded. Not for models of mode "plain"."""
+        return PackedSlots(self) if self.mode == "packed" else SeparateSlots(self)
 
 
 def load_model(name: str, dtype: str = "auto", device: str = "auto", attention: str | None = None) -> TargetModel:
@@ -147,6 +115,8 @@ def load_model(name: str, dtype: str = "auto", device: str = "auto", attention: 
     Raises ModelError if it is no causal LM or cannot be loaded, UsageError for an unknown dtype or missing device.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
+
+    from lookahead.decode.probe import probed
 
     target_device = _device(device)
     if dtype not in ("auto", *DTYPES):
@@ -180,68 +150,6 @@ def load_model(name: str, dtype: str = "auto", device: str = "auto", attention: 
     except Exception as error:
         raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
     return probed(model.to(target_device).eval(), name)
-
-
-@torch.inference_mode()
-def probed(model: Any, name: str = "model") -> TargetModel:
-    """Wrap a loaded model, finding out whether it verifies trees, chains or nothing."""
-    reasons: list[str] = []
-    attempts: tuple[Mode, ...] = ("tree", "chain")
-    for mode in attempts:
-        target = TargetModel(model, name, mode, "; ".join(reasons))
-        try:
-            error = _probe(target)
-        except Exception as failure:  # a model that cannot take the mask or the cache fails in its own way
-            error = f"{type(failure).__name__}: {first_line(failure)}"
-        if not error:
-            break
-        reasons.append(f"no {mode} ({error})")
-    else:
-        target = TargetModel(model, name, "plain", "; ".join(reasons))
-    return target
-
-
-def _probe(target: TargetModel) -> str:
-    """Compare scores of a draft tree with those of each of its paths alone. Returns what differs, or ""."""
-    generator = np.random.default_rng(0)
-    prompt, nodes = 12, 6
-    ids = generator.integers(1, target.vocab_size, prompt + nodes).astype(np.int64)
-    state = target.sequence(2 * prompt)
-    state.prefill(torch.from_numpy(ids[None, : prompt - 1]).to(target.device))
-    draft = ids[prompt - 1 : prompt - 1 + nodes]
-    if target.mode == "tree":
-        #      0
-        #    1   2
-        #   3 4   5
-        tree = dataclasses.replace(chain(draft), parents=np.array([-1, 0, 0, 1, 1, 2], np.int32))
-        paths, kept = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4], [0, 2, 5]], [0, 2, 5]
-    else:
-        tree = chain(draft)
-        paths, kept = [list(range(k + 1)) for k in range(nodes)], [0, 1, 2]
-    scores = state.forward(tree)
-    state.keep(kept)
-    after = chain(ids[-1:])
-    again = state.forward(after)
-    texts = [[*ids[: prompt - 1], *draft[path]] for path in paths]
-    texts.append([*texts[paths.index(kept)], ids[-1]])
-    worst, noise = 0.0, 0.0
-    for text, row in zip(texts, [*scores, again[0]], strict=True):
-        alone = _next_scores(target, text)
-        if not torch.isfinite(alone).all():
-            return "scores are not finite"
-        spread = float(alone.std()) or 1.0
-        worst = max(worst, float((alone - row.float()).abs().max()) / spread)
-        if target.dtype != torch.float32:  # how far rounding alone moves scores: the same text, longer by one token
-            longer = _next_scores(target, [*text, 1], place=-2)
-            noise = max(noise, float((alone - longer).abs().max()) / spread)
-    if not worst <= max(1e-2, 4 * noise):
-        return f"scores differ by {worst:.2g} of their spread"
-    return ""
-
-
-def _next_scores(target: TargetModel, text: list[int], place: int = -1) -> torch.Tensor:
-    """float32 [vocab]: scores after the token at `place` of `text`, computed without a cache."""
-    return target.model(input_ids=torch.tensor([text], device=target.device), use_cache=False).logits[0, place].float()
 
 
 def _device(name: str) -> torch.device:

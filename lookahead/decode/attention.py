@@ -1,0 +1,129 @@
+"""Attention over a pack: slot by slot through the model's own function. In: one packed row. Out: the same.
+
+The function is registered with transformers under a name of its own, and a model uses it only inside `PackedAttention.over`, so
+that calls which are not ours see nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from lookahead.decode.batch import Group, MaskPlan, Pack
+
+NAME = "lookahead_packed"
+NOT_SDPA = ("softcap", "s_aux", "position_bias")  # arguments that sdpa itself does not know
+
+_running = threading.local()  # .attention: the PackedAttention whose forward this thread runs
+
+
+class PackedAttention:
+    """One model's attention, to be swapped for the packed one and back."""
+
+    def __init__(self, model: Any, plan: MaskPlan):
+        configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+        self._configs = [c for c in configs.values() if getattr(c, "_attn_implementation", None)]
+        if not self._configs:
+            raise NotImplementedError("its attention cannot be replaced")
+        own = model.config.get_text_config(decoder=True)._attn_implementation
+        self.base = own if own == "eager" else "sdpa"  # kernels such as flash-attention take no tree mask
+        # What the model hands to its layers names their kind, no more.
+        self._fed = {kind: torch.empty(1, 1, 1, 1, device=model.device, dtype=model.dtype) for kind in plan.windows}
+        self._kinds = {mask.data_ptr(): kind for kind, mask in self._fed.items()}
+        self.masks = self._fed if plan.by_type else next(iter(self._fed.values()))
+        self.pack: Pack
+
+    @contextlib.contextmanager
+    def over(self, pack: Pack) -> Iterator[None]:
+        """While open, the model's attention works on `pack`. It is to be fed `masks`."""
+        self.pack, _running.attention = pack, self
+        before = [config._attn_implementation_internal for config in self._configs]
+        for config in self._configs:
+            config._attn_implementation_internal = NAME
+        try:
+            yield
+        finally:
+            for config, name in zip(self._configs, before, strict=True):
+                config._attn_implementation_internal = name
+
+    def kind_of(self, mask: torch.Tensor | None) -> str:
+        """Which kind of layer was handed this mask."""
+        if mask is None:
+            raise NotImplementedError("its layers are not handed the mask")
+        return self._kinds[mask.data_ptr()]
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **arguments: Any,
+) -> tuple[torch.Tensor, None]:
+    """query: [1, heads, tokens, head_dim]; key, value: [slots, key heads, capacity, head_dim].
+
+    Returns [1, tokens, heads, head_dim] and, in place of weights, None.
+    """
+    attention: PackedAttention = _running.attention
+    kind = attention.kind_of(attention_mask)
+    direct = attention.base == "sdpa" and all(arguments.get(name) is None for name in NOT_SDPA)
+    outputs = []
+    for group in attention.pack.groups:
+        keys, values, mask = key[group.slots, :, : group.length], value[group.slots, :, : group.length], group.masks[kind]
+        queries = _queries(query, group, len(keys))
+        if direct:
+            output = _sdpa(queries, keys, values, mask, arguments.get("scaling"))
+        else:
+            if mask is None:  # eager attention of some models wants one
+                mask = queries.new_zeros(len(keys), 1, group.width, group.length)
+            output = _own(module, attention.base)(module, queries, keys, values, mask, **arguments)[0]
+        if len(keys) == 1 and len(attention.pack.groups) == 1:
+            return output, None
+        output = output.flatten(0, 1)
+        outputs.append(output if group.gather is None else output[group.gather])
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
+
+
+AttentionInterface.register(NAME, packed_attention)
+
+
+def _queries(query: torch.Tensor, group: Group, slots: int) -> torch.Tensor:
+    """[slots, heads, width, head_dim], the queries of a group."""
+    if slots == 1 and query.shape[2] == group.width:
+        return query
+    own = query[0, :, group.start : group.end]
+    if group.spread is not None:
+        own = own[:, group.spread]
+    return own.unflatten(1, (slots, group.width)).transpose(0, 1)
+
+
+def _sdpa(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
+) -> torch.Tensor:
+    """[slots, width, heads, head_dim]. Heads that share keys become more queries of one head: nothing is copied for them."""
+    slots, heads, width, _ = queries.shape
+    shared = heads // keys.shape[1]
+    if shared == 1:
+        return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling).transpose(1, 2)
+    folded = queries.reshape(slots, keys.shape[1], shared * width, -1)
+    if mask is not None and width > 1:
+        mask = mask.repeat(1, 1, shared, 1)
+    output = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling)
+    return output.reshape(slots, heads, width, -1).transpose(1, 2)
+
+
+def _own(module: torch.nn.Module, base: str) -> Callable[..., tuple[torch.Tensor, Any]]:
+    """The attention function that the model would use itself."""
+    if base == "eager":
+        function: Callable[..., tuple[torch.Tensor, Any]] = sys.modules[type(module).__module__].eager_attention_forward
+        return function
+    return ALL_ATTENTION_FUNCTIONS[base]

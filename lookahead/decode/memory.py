@@ -1,0 +1,46 @@
+"""How much memory there is, was used, and whether an error says that it ran out."""
+
+from __future__ import annotations
+
+import platform
+import resource
+
+import torch
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can still be taken; None where the system does not tell."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+    return min([available, *_left_in_group()])
+
+
+def _left_in_group() -> list[int]:
+    """Bytes left to the control group of this process, if it has a limit."""
+    folder = "/sys/fs/cgroup/"
+    for most, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        try:
+            with open(folder + most, encoding="ascii") as limit, open(folder + used, encoding="ascii") as current:
+                return [int(limit.read()) - int(current.read())]
+        except (OSError, ValueError):  # no such group, or no limit ("max")
+            continue
+    return []
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: of the device since its peak was last reset, or of this process since it started."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if platform.system() == "Darwin" else used * 1024
+
+
+def ran_out(error: Exception) -> bool:
+    """True if an error says that memory ran out."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)

@@ -1,0 +1,126 @@
+"""How a model verifies drafts, found by trying. In: a loaded model. Out: a TargetModel whose mode gives the right scores.
+
+Each mode, the fastest first, takes in prompts in pieces, verifies drafts, keeps a part and goes on; every score must be what
+the model says about that text alone, without cache, masks or neighbours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from lookahead.decode.model import Mode, TargetModel
+from lookahead.decode.slots import Slots, Wanted
+from lookahead.draft.tree import DraftTree, chain
+from lookahead.tokenizer import first_line
+
+PROMPTS = (12, 5)  # tokens
+PIECE = 8  # of them that are taken in first
+#      0
+#    1   2
+#   3 4   5
+BUSH = np.array([-1, 0, 0, 1, 1, 2], np.int32)
+BUSH_KEPT = [0, 2, 5]
+CHAIN_KEPT = [0, 1, 2]
+MODES: tuple[Mode, ...] = ("packed", "tree", "chain", "replay")
+
+
+@torch.inference_mode()
+def probed(model: Any, name: str = "model") -> TargetModel:
+    """Wrap a loaded model, finding out how it verifies."""
+    reasons: list[str] = []
+    for mode in MODES:
+        target = TargetModel(model, name, mode, "; ".join(reasons))
+        try:
+            error = _probe(target)
+        except Exception as failure:  # a model that cannot take the mask or the cache fails in its own way
+            error = f"{type(failure).__name__}: {first_line(failure)}"
+        if not error:
+            return target
+        reasons.append(f"no {mode} ({error})")
+    return TargetModel(model, name, "plain", "; ".join(reasons))
+
+
+def _probe(target: TargetModel) -> str:
+    """Decode a little in the target's mode. Returns what differs from the model's own scores, or ""."""
+    generator = np.random.default_rng(0)
+
+    def random(size: int) -> np.ndarray:
+        return generator.integers(1, target.vocab_size, size).astype(np.int32)
+
+    slots = target.slots()
+    scored: list[tuple[list[int], torch.Tensor]] = []  # text, scores after it
+    prompts = [random(size) for size in PROMPTS]
+    for prompt in prompts:
+        slots.begin(slots.add(prompt.tolist()))
+    pieces: list[DraftTree | None] = [chain(prompt[:PIECE]) for prompt in prompts]
+    _step(slots, pieces, [list(range(PIECE))[: len(prompt)] for prompt in prompts], [[], []], scored, "last")
+    rest = chain(prompts[0][PIECE:])
+    drafts = [_draft(target, random(6)), _draft(target, random(3))]
+    shorter = chain(drafts[1].token_ids)
+    _step(slots, [rest, shorter], [list(range(len(rest))), [0, 1]], [prompts[0][:PIECE], prompts[1]], scored)
+    texts = [[*prompts[0]], [*prompts[1], *shorter.token_ids[:2]]]
+    kept = BUSH_KEPT if target.mode in ("packed", "tree") else CHAIN_KEPT
+    one = chain(random(1))
+    _step(slots, [drafts[0], one], [kept, [0]], texts, scored)
+    texts = [[*texts[0], *drafts[0].token_ids[kept]], [*texts[1], *one.token_ids]]
+    _step(slots, [chain(random(1)), _draft(target, random(6))], [[0], kept], texts, scored)
+    return _difference(target, scored)
+
+
+def _draft(target: TargetModel, token_ids: np.ndarray) -> DraftTree:
+    tree = chain(token_ids)
+    if len(tree) == len(BUSH) and target.mode in ("packed", "tree"):
+        return dataclasses.replace(tree, parents=BUSH)
+    return tree
+
+
+def _step(
+    slots: Slots,
+    trees: list[DraftTree | None] | list[DraftTree],
+    kept: list[list[int]],
+    texts: list[Any],
+    scored: list[tuple[list[int], torch.Tensor]],
+    wanted: Wanted = "all",
+) -> None:
+    """Verify `trees` behind `texts`, note the scores, and keep a part."""
+    scores = slots.forward(trees, [wanted] * len(trees))
+    for slot, (tree, text) in enumerate(zip(trees, texts, strict=True)):
+        assert tree is not None
+        paths: list[list[int]] = []
+        for node in range(len(tree)):
+            parent = int(tree.parents[node])
+            paths.append([*(paths[parent] if parent >= 0 else ()), int(tree.token_ids[node])])
+        shown = paths if wanted == "all" else paths[-1:]
+        scored += [([*map(int, text), *path], row) for path, row in zip(shown, scores.of(slot), strict=True)]
+    slots.keep(kept)
+
+
+def _difference(target: TargetModel, scored: list[tuple[list[int], torch.Tensor]]) -> str:
+    """What is wrong with the scores, each compared with those of its text alone; "" if nothing is."""
+    worst, noise = 0.0, 0.0
+    alone: dict[tuple[int, ...], torch.Tensor] = {}
+    for text, row in sorted(scored, key=lambda pair: -len(pair[0])):  # the longer, the more beginnings of it are known too
+        if tuple(text) not in alone:
+            scores = _scores_alone(target, text)
+            if not torch.isfinite(scores).all():
+                return "scores are not finite"
+            alone.update((tuple(text[: place + 1]), scores[place]) for place in range(len(text)))
+        expected = alone[tuple(text)]
+        spread = float(expected.std()) or 1.0
+        worst = max(worst, float((expected - row.float()).abs().max()) / spread)
+        if target.dtype != torch.float32 and not noise:  # how far rounding alone moves scores: a text longer by one token
+            longer = _scores_alone(target, [*text, 1])[: len(text)]
+            noise = float((scores - longer).abs().max()) / spread
+    if not worst <= max(1e-2, 4 * noise):
+        return f"scores differ by {worst:.2g} of their spread"
+    return ""
+
+
+def _scores_alone(target: TargetModel, text: list[int]) -> torch.Tensor:
+    """float32 [tokens, vocab]: scores after each token of `text`, computed without a cache."""
+    logits: torch.Tensor = target.model(input_ids=torch.tensor([text], device=target.device), use_cache=False).logits
+    return logits[0].float()

@@ -1,0 +1,182 @@
+"""How a row chooses its tokens. In: the model's scores at one node. Out: the token that plain decoding would say there.
+
+Processors and stopping rules are transformers' own, so that a row says what `model.generate` says; they run along the accepted
+path only. A row draws from a random stream of its own, once for each token it says, so its sample depends neither on drafts nor
+on the rows beside it: it is what `generate` gives after `torch.manual_seed` with the row's seed.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, StopStringCriteria
+
+from lookahead.errors import UsageError
+
+if TYPE_CHECKING:
+    from lookahead.decode.model import TargetModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """What a request asks of its tokens. None: what the model's generation config says.
+
+    temperature: 0 is greedy decoding, which uses none of the next five. top_k: the most probable tokens only (0: all).
+    top_p: the least set of tokens with this mass. min_p: tokens at least so probable against the best. typical_p: as
+    transformers' TypicalLogitsWarper.
+    frequency_penalty, presence_penalty: taken off the score of a token for each time, or once, it was said in the answer.
+    logit_bias: token id -> added to its score. bad_words_ids: sequences never said. stop: texts after which an answer ends, as
+    do stop_token_ids. processors: transformers LogitsProcessors of your own, applied before sampling.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    no_repeat_ngram_size: int | None = None
+    min_new_tokens: int | None = None
+    bad_words_ids: Sequence[Sequence[int]] = ()
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    processors: Sequence[LogitsProcessor] = ()
+
+    def __post_init__(self) -> None:
+        limits = {
+            "temperature": (self.temperature >= 0, "0 (greedy) or more"),
+            "top_k": (self.top_k >= 0, "0 (all tokens) or more"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
+            "typical_p": (0 < self.typical_p <= 1, "above 0 and at most 1"),
+            "repetition_penalty": ((self.repetition_penalty or 1) > 0, "above 0"),
+            "no_repeat_ngram_size": ((self.no_repeat_ngram_size or 0) >= 0, "0 (off) or more tokens"),
+            "min_new_tokens": ((self.min_new_tokens or 0) >= 0, "0 or more tokens"),
+        }
+        for name, (good, allowed) in limits.items():
+            if not good:
+                raise UsageError(f"{name} is {getattr(self, name)}: it must be {allowed}.")
+        if any(not words for words in self.bad_words_ids) or any(not text for text in self.stop):
+            raise UsageError("bad_words_ids and stop must not hold empty entries.")
+
+
+GREEDY = Sampling()
+
+
+class CountPenalty(LogitsProcessor):
+    """Frequency and presence penalty over what was said after the prompt."""
+
+    def __init__(self, prompt_length: int, frequency: float, presence: float):
+        self.prompt_length, self.frequency, self.presence = prompt_length, frequency, presence
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        counts = torch.zeros_like(scores)
+        said = input_ids[:, self.prompt_length :]
+        counts.scatter_add_(1, said, torch.ones_like(said, dtype=scores.dtype))
+        return scores - self.frequency * counts - self.presence * (counts > 0)
+
+
+class Sampler:
+    """One row's choices. seed: of its random stream. room: tokens that it may say at most."""
+
+    def __init__(
+        self, target: TargetModel, sampling: Sampling, prompt_ids: Sequence[int], room: int, seed: int, tokenizer: Any = None
+    ):
+        self.prompt_length = len(prompt_ids)
+        self.draws = sampling.temperature > 0
+        self.processors = _processors(target, sampling, self.prompt_length, room)
+        self._stops = stop_texts(sampling, tokenizer)
+        if self.draws:
+            self._stream = torch.Generator(target.device).manual_seed(seed)
+        if not self.is_greedy or self._stops:
+            self._text = torch.zeros(1, self.prompt_length + room, dtype=torch.int64, device=target.device)
+            self._text[0, : self.prompt_length] = torch.tensor(prompt_ids)
+        self._said = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """The token with the highest score is always the one."""
+        return not self.processors and not self.draws
+
+    def say(self, scores: torch.Tensor) -> int:
+        """The next token, by the model's scores [vocab] behind what was said so far."""
+        scores = scores[None].float()
+        if self.processors:
+            scores = self.processors(self._text[:, : self.prompt_length + self._said], scores.clone())
+        if self.draws:
+            return int(torch.multinomial(scores.softmax(-1), 1, generator=self._stream))
+        return int(scores.argmax(-1))
+
+    def told(self, token: int) -> bool:
+        """`token` was said; True if a stop text is complete with it."""
+        if self.is_greedy and not self._stops:
+            return False
+        self._text[0, self.prompt_length + self._said] = token
+        self._said += 1
+        return bool(self._stops and self._stops(self._text[:, : self.prompt_length + self._said], None))
+
+
+def seed_of(seed: int, row_id: Any, sample: int = 0) -> int:
+    """The seed of one row's random stream (of one of its samples), the same in whatever order rows come."""
+    digest = hashlib.blake2b(f"{seed}\n{sample}\n{row_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def generation_config(target: TargetModel, sampling: Sampling, prompt_length: int, room: int) -> Any:
+    """The model's own generation config with these wishes."""
+    config = copy.deepcopy(target.model.generation_config)
+    config.do_sample = sampling.temperature > 0
+    config.max_new_tokens, config.max_length = room, prompt_length + room
+    if config.do_sample:
+        config.temperature, config.top_k, config.top_p = sampling.temperature, sampling.top_k, sampling.top_p
+        config.min_p, config.typical_p = sampling.min_p or None, sampling.typical_p
+        config.epsilon_cutoff = config.eta_cutoff = config.top_h = None
+    for name in ("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens"):
+        if getattr(sampling, name) is not None:
+            setattr(config, name, getattr(sampling, name))
+    if sampling.bad_words_ids:
+        config.bad_words_ids = [list(words) for words in sampling.bad_words_ids]
+    if sampling.logit_bias:
+        config.sequence_bias = {**(config.sequence_bias or {}), **{(t,): float(b) for t, b in sampling.logit_bias.items()}}
+    config.eos_token_id = sorted(target.eos_token_ids.union(sampling.stop_token_ids)) or None
+    if config.pad_token_id is None:
+        config.pad_token_id = next(iter(config.eos_token_id or ()), 0)
+    return config
+
+
+def own_processors(sampling: Sampling, prompt_length: int) -> LogitsProcessorList:
+    """What transformers has no name for in a generation config: the caller's processors and the counting penalties."""
+    own = LogitsProcessorList(sampling.processors)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        own.append(CountPenalty(prompt_length, sampling.frequency_penalty, sampling.presence_penalty))
+    return own
+
+
+def stop_texts(sampling: Sampling, tokenizer: Any) -> StopStringCriteria | None:
+    """What sees that a stop text is complete."""
+    if not sampling.stop:
+        return None
+    if tokenizer is None:
+        raise UsageError("stop texts need the model's tokenizer, and there is none: use stop_token_ids.")
+    return StopStringCriteria(tokenizer, list(sampling.stop))
+
+
+def _processors(target: TargetModel, sampling: Sampling, prompt_length: int, room: int) -> LogitsProcessorList | None:
+    """All that `generate` would apply to scores; None: nothing."""
+    config = generation_config(target, sampling, prompt_length, room)
+    target.model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=target.device)
+    processors = target.model._get_logits_processor(
+        config,
+        input_ids_seq_length=prompt_length,
+        device=target.device,
+        logits_processor=own_processors(sampling, prompt_length),
+    )
+    return processors or None

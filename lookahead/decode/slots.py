@@ -1,0 +1,246 @@
+"""Slots: where sequences live while they are decoded, one in each. In: a draft tree for each slot. Out: scores of its nodes.
+
+Slots 0 ... `open` - 1 are in use; when one closes, the last one moves into its place.
+    PackedSlots    all trees in one forward
+    SeparateSlots  one forward for each slot, for models that cannot be packed (see sequence.py)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+from lookahead.decode.batch import Pack, pack
+from lookahead.decode.kv_cache import SlotCache
+from lookahead.decode.memory import free_memory
+from lookahead.decode.sequence import SequenceState, sequence_state
+from lookahead.draft.tree import DraftTree
+
+if TYPE_CHECKING:
+    from lookahead.decode.model import TargetModel
+
+Wanted = Literal["all", "last", "none"]  # scores after which nodes of a tree
+SHARED_FROM = 8  # tokens that two texts must begin with alike for a copy to pay
+WAIT_FOR = 64  # tokens that another slot is about to take in and that are worth waiting for
+ROUND = 64  # capacity grows by multiples of so many places
+
+
+class Scores:
+    """What the model says after the wanted nodes of all slots. logits: [nodes, vocab], slot after slot."""
+
+    def __init__(self, logits: torch.Tensor, counts: Sequence[int]):
+        self.logits = logits
+        self._starts = np.cumsum([0, *counts]).tolist()
+
+    def of(self, slot: int) -> torch.Tensor:
+        """[nodes, vocab] of one slot."""
+        return self.logits[self._starts[slot] : self._starts[slot + 1]]
+
+    def best(self, slot: int) -> list[int]:
+        """The token with the highest score after each node of one slot."""
+        return self._best[self._starts[slot] : self._starts[slot + 1]]
+
+    @functools.cached_property
+    def _best(self) -> list[int]:
+        best: list[int] = self.logits.argmax(-1).tolist()  # the one moment a step waits for the device
+        return best
+
+
+class Slots(Protocol):
+    """What the engine needs of slots."""
+
+    open: int
+    prefilled: int  # tokens of prompts that went through the model
+
+    def add(self, text: Sequence[int]) -> int:
+        """Open a slot for a text; returns its number."""
+
+    def begin(self, slot: int) -> int | None:
+        """How many tokens at the beginning of the slot's text are held already; all but the last at most.
+
+        None: another slot is taking in what this one shares with it; ask again at the next step.
+        """
+
+    def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
+        """Scores behind the tree of each open slot, whose root is the slot's next token to take in. None: nothing to do."""
+
+    def keep(self, nodes: Sequence[Sequence[int]]) -> None:
+        """Of each open slot's latest tree keep these nodes, a path from its root; none: keep nothing."""
+
+    def close(self, slot: int) -> None:
+        """The slot's text has ended; the last open slot takes its number."""
+
+
+class PackedSlots:
+    """All slots in one forward. A text that begins as one that is held takes over its keys and values."""
+
+    def __init__(self, target: TargetModel):
+        self.target = target
+        self.cache = SlotCache()
+        self.open = self.prefilled = 0
+        self._held: list[list[int]] = []  # tokens whose keys and values each slot's buffers hold, closed slots included
+        self._texts: list[np.ndarray] = []  # what the slot has to take in before it decodes
+        self._begun: list[bool] = []
+        self._trees: Sequence[DraftTree | None] = ()
+
+    def add(self, text: Sequence[int]) -> int:
+        slot = self.open
+        self.open += 1
+        if slot == len(self._held):
+            self._held.append([])
+            self._texts.append(np.empty(0, np.int32))
+            self._begun.append(False)
+        self._texts[slot] = np.array(text, np.int32)
+        self._begun[slot] = False
+        return slot
+
+    def begin(self, slot: int) -> int | None:
+        text = self._texts[slot][:-1]
+        source, shared, promised = slot, _common(self._held[slot], text), 0
+        for other in range(len(self._held)):
+            common = _common(self._held[other], text)
+            if common >= max(shared + 1, SHARED_FROM):
+                source, shared = other, common
+            if other < self.open and self._begun[other] and len(self._held[other]) < len(self._texts[other]):
+                promised = max(promised, _common(self._texts[other], text))
+        if promised >= shared + WAIT_FOR:
+            return None
+        if source != slot:
+            self.cache.copy(source, slot, shared)
+        self._held[slot] = text[:shared].tolist()
+        self._begun[slot] = True
+        return shared
+
+    def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
+        target = self.target
+        pasts = [len(held) for held in self._held[: self.open]]
+        sizes = [0 if tree is None else len(tree) for tree in trees]
+        needed = max(map(sum, zip(pasts, sizes, strict=True)))
+        if self.open > self.cache.slots or needed > self.cache.capacity:
+            self._make_room(needed)
+        packed = pack(trees, pasts, target.mask_plan, target.dtype, target.device)
+        kept, counts = _wanted_tokens(sizes, wanted)
+        self.prefilled += sum(size for size, want in zip(sizes, wanted, strict=True) if want != "all")
+        self._trees = trees
+        return Scores(self._logits(packed, kept), counts)
+
+    def _make_room(self, needed: int) -> None:
+        """Grow the buffers to all open slots and `needed` places, and some more if memory allows.
+
+        Raises MemoryError if it does not even allow that.
+        """
+        cache, free = self.cache, free_memory(self.target.device)
+        for wished in (cache.capacity * 3 // 2 if needed > cache.capacity else 0, 0):
+            capacity = -(-max(needed, cache.capacity, wished) // ROUND) * ROUND
+            size = cache.bytes_per_place() * max(self.open, cache.slots) * capacity
+            if free is None or size < free:
+                cache.reserve(self.open, capacity)
+                return
+        raise MemoryError(f"{size:,} bytes of keys and values for {self.open} rows do not fit into {free:,} that are free")
+
+    def _logits(self, packed: Pack, kept: list[int] | None) -> torch.Tensor:
+        """[wanted nodes, vocab]. kept: which of the pack's tokens are wanted; None: all."""
+        target, attention = self.target, self.target.packed_attention
+        self.cache.pack = packed
+        chosen: dict[str, Any] = {}
+        if kept is not None:
+            index = torch.tensor(kept, dtype=torch.int64, device=target.device)
+            if target.takes_logits_to_keep:
+                chosen = {"logits_to_keep": index}
+        with attention.over(packed):
+            logits = target.model(
+                input_ids=packed.input_ids,
+                position_ids=packed.position_ids,
+                attention_mask=attention.masks,
+                past_key_values=self.cache,
+                use_cache=True,
+                **chosen,
+            ).logits[0]
+        return logits[index] if kept is not None and not chosen else logits
+
+    def keep(self, nodes: Sequence[Sequence[int]]) -> None:
+        slots, sources, targets = [], [], []
+        for slot, (tree, kept) in enumerate(zip(self._trees, nodes, strict=True)):
+            held = self._held[slot]
+            if tree is None or not len(kept):
+                continue
+            for place, node in enumerate(kept):
+                if place != node:
+                    slots.append(slot)
+                    sources.append(len(held) + node)
+                    targets.append(len(held) + place)
+            held += tree.token_ids[kept].tolist()
+        self.cache.move(slots, sources, targets)
+
+    def close(self, slot: int) -> None:
+        self.open -= 1
+        last = self.open
+        if slot != last:
+            self.cache.copy(last, slot, len(self._held[last]))
+            self._held[slot] = list(self._held[last])
+            self._texts[slot], self._begun[slot] = self._texts[last], self._begun[last]
+
+
+class SeparateSlots:
+    """Each slot in a forward of its own."""
+
+    def __init__(self, target: TargetModel):
+        self.target = target
+        self.open = self.prefilled = 0
+        self._states: list[SequenceState] = []
+
+    def add(self, text: Sequence[int]) -> int:
+        self._states.append(sequence_state(self.target, len(text)))
+        self.open += 1
+        return self.open - 1
+
+    def begin(self, slot: int) -> int | None:
+        return 0
+
+    def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
+        logits, counts = [], []
+        for state, tree, want in zip(self._states, trees, wanted, strict=True):
+            counts.append(0 if tree is None or want == "none" else 1 if want == "last" else len(tree))
+            if tree is None:
+                continue
+            self.prefilled += len(tree) if want != "all" else 0
+            scores = state.forward(tree) if want == "all" else state.prefill(tree)
+            if want != "none":
+                logits.append(scores)
+        return Scores(torch.cat(logits) if logits else torch.empty(0, 0), counts)
+
+    def keep(self, nodes: Sequence[Sequence[int]]) -> None:
+        for state, kept in zip(self._states, nodes, strict=True):
+            if len(kept):
+                state.keep(kept)
+
+    def close(self, slot: int) -> None:
+        self._states[slot] = self._states[-1]
+        self._states.pop()
+        self.open -= 1
+
+
+def _common(a: Sequence[int] | np.ndarray, b: np.ndarray) -> int:
+    """Tokens that two texts begin with alike."""
+    most = min(len(a), len(b))
+    if not most or a[0] != b[0]:
+        return 0
+    differ = np.asarray(a[:most]) != b[:most]
+    return int(differ.argmax()) if differ.any() else most
+
+
+def _wanted_tokens(sizes: Sequence[int], wanted: Sequence[Wanted]) -> tuple[list[int] | None, list[int]]:
+    """(tokens of the pack whose scores are wanted, None for all; how many of each slot)."""
+    kept: list[int] = []
+    counts, start, every = [], 0, True
+    for size, want in zip(sizes, wanted, strict=True):
+        count = 0 if not size or want == "none" else 1 if want == "last" else size
+        kept.extend(range(start + size - count, start + size))
+        counts.append(count)
+        every = every and count == size
+        start += size
+    return (None if every else kept), counts
