@@ -91,9 +91,14 @@ class TargetModel:
         return MaskPlan.of(self.text_config)
 
     @functools.cached_property
-    def takes_logits_to_keep(self) -> bool:
-        """The model can spare the scores that nobody wants."""
-        return "logits_to_keep" in inspect.signature(self.model.forward).parameters
+    def arguments(self) -> frozenset[str]:
+        """Names of what the model's forward takes."""
+        return frozenset(inspect.signature(self.model.forward).parameters)
+
+    @functools.cached_property
+    def state_name(self) -> str:
+        """What the model calls its memory of a text, as an argument and in its output."""
+        return next((name for name in ("cache_params", "state") if name in self.arguments), "past_key_values")
 
     @functools.cached_property
     def packed_attention(self) -> PackedAttention:
