@@ -13,7 +13,7 @@ import re
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, MistralForCausalLM
 
 from lookahead.decode.engine import LookaheadEngine
 from lookahead.decode.kv_cache import SequenceCache
@@ -258,6 +258,16 @@ class SaysNothing(LlamaForCausalLM):
         return output
 
 
+class HidesItsWindow(MistralForCausalLM):
+    """Its config does not tell of the window of 64 tokens, which no text of the probe reaches."""
+
+    def forward(self, *args, **kwargs):
+        self.config.sliding_window = 64
+        output = super().forward(*args, **kwargs)
+        self.config.sliding_window = None
+        return output
+
+
 @pytest.mark.parametrize(
     ("kind", "mode", "reason"),
     [
@@ -266,6 +276,7 @@ class SaysNothing(LlamaForCausalLM):
         (CountsFromZero, "plain", "no packed .scores differ .*; no replay .scores differ"),
         (IgnoresCache, "plain", "no tree .*; no chain"),
         (SaysNothing, "plain", "not finite"),
+        (HidesItsWindow, "chain", "no packed .at position 255 a layer sees 64 tokens, by the config 256.; no tree"),
     ],
 )
 def test_model_that_verifies_wrongly_is_not_trusted_with_it(tiny_model, kind, mode, reason):
