@@ -31,6 +31,7 @@ MODES = {  # python -m tests.architectures knows more of them
     "mistral": "packed",  # a window
     "mixtral": "packed",
     "qwen3": "packed",
+    "afmoe": "packed",  # takes views of what attention gives
     "gemma2": "packed",  # eager attention with a soft-cap
     "gemma3": "packed",
     "gemma4": "packed",  # layers that share keys, heads of two sizes

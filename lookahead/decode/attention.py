@@ -93,7 +93,7 @@ def packed_attention(
                 mask = queries.new_zeros(len(keys), 1, group.width, group.length)
             output = _own(module, attention.base)(module, queries, keys, values, mask, **arguments)[0]
         if len(keys) == 1 and len(attention.pack.groups) == 1:
-            return output, None
+            return output.contiguous(), None  # some models take a view of it
         output = output.flatten(0, 1)
         outputs.append(output if group.gather is None else output[group.gather])
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None

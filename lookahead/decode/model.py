@@ -79,6 +79,11 @@ class TargetModel:
         return 1 << 30
 
     @functools.cached_property
+    def chooses_keys_from(self) -> int:
+        """Length from which layers look at their best keys only (sparse attention): which those are can hang on rounding."""
+        return int(getattr(self.text_config, "index_topk", None) or 1 << 30)
+
+    @functools.cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """Ids that end an answer, as `generate` sees them."""
         ids = self.model.generation_config.eos_token_id
@@ -106,7 +111,7 @@ class TargetModel:
 
     def decodes_plainly(self, length: int) -> bool:
         """A text that grows to `length` tokens must be left to the model's own `generate`."""
-        return self.mode == "plain" or length > self.rope_changes_at
+        return self.mode == "plain" or length > min(self.rope_changes_at, self.chooses_keys_from)
 
     def slots(self) -> Slots:
         """Where sequences live while they are decoded. Not for models of mode "plain"."""

@@ -1,8 +1,8 @@
 """How a model verifies drafts, found by trying. In: a loaded model. Out: a TargetModel whose mode gives the right scores.
 
-Each mode, the fastest first, takes in prompts in pieces, verifies drafts, keeps a part and goes on; every score must be what
-the model says about that text alone, without cache, masks or neighbours. Windows that only longer texts would show are looked
-for in the model's own masks (far_masks.py).
+Each mode, the fastest first, takes in prompts in pieces, verifies drafts, keeps a part and goes on, in two slots and then in one;
+every score must be what the model says about that text alone, without cache, masks or neighbours. Windows that only longer texts
+would show are looked for in the model's own masks (far_masks.py).
 """
 
 from __future__ import annotations
@@ -71,7 +71,13 @@ def _probe(target: TargetModel) -> str:
     one = chain(random(1))
     _step(slots, [drafts[0], one], [kept, [0]], texts, scored)
     texts = [[*texts[0], *drafts[0].token_ids[kept]], [*texts[1], *one.token_ids]]
-    _step(slots, [chain(random(1)), _draft(target, random(6))], [[0], kept], texts, scored)
+    bush = _draft(target, random(6))
+    _step(slots, [chain(random(1)), bush], [[0], kept], texts, scored)
+    slots.close(0)  # now alone, in another slot than before
+    texts = [[*texts[1], *bush.token_ids[kept]]]
+    for alone in (chain(random(1)), _draft(target, random(6))):
+        _step(slots, [alone], [[0]], texts, scored)
+        texts = [[*texts[0], *alone.token_ids[:1]]]
     return _difference(target, scored)
 
 
