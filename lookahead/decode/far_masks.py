@@ -21,20 +21,18 @@ NAME = "lookahead_far_masks"
 FARTHEST = 1 << 17  # positions; a few windows of any model
 Rule = Callable[..., torch.Tensor]  # (batch, head, query, keys) -> bool [keys]
 
-_seen = threading.local()  # .rules: of each mask made; .masks: what each layer was handed
+_seen = threading.local()  # .masks, .rules: as `_watched` returns them
 
 
 def far_masks_differ(target: TargetModel) -> str:
     """Ask the rule of each layer about far positions and compare with `target.mask_plan`."""
     attention, plan = target.packed_attention, target.mask_plan
-    _seen.rules = {}
-    own = _masks_of_layers(target, None)
-    rules: dict[int, Rule] = dict(_seen.rules)
-    ours = _masks_of_layers(target, attention.masks)
+    own, rules = _watched(target, None)
+    ours, _ = _watched(target, attention.masks)
     if own:
-        asked = [(rules.get(id(mask)), attention.kind_of(ours[layer])) for layer, mask in own.items()]
+        asked = {(rules.get(id(mask)), attention.kind_of(ours[layer])) for layer, mask in own.items()}
     else:  # its attention is not transformers': no telling which layer is handed what
-        asked = list(itertools.product(rules.values(), plan.windows))
+        asked = set(itertools.product(rules.values(), plan.windows))
     if not asked or any(rule is None for rule, _ in asked):
         return "it makes masks in a way of its own"
     end = min(target.longest_text, FARTHEST)
@@ -49,15 +47,17 @@ def far_masks_differ(target: TargetModel) -> str:
     return ""
 
 
-def _masks_of_layers(target: TargetModel, masks: Any) -> dict[torch.nn.Module, torch.Tensor | None]:
-    """The mask that each layer's attention is handed on a text of one token, if the model is fed `masks`."""
-    _seen.masks = {}
+def _watched(target: TargetModel, masks: Any) -> tuple[dict[torch.nn.Module, torch.Tensor | None], dict[int, Rule]]:
+    """Run the model on one token, fed `masks`: (the mask that each layer's attention is handed, the rule of each mask made)."""
+    _seen.masks, _seen.rules = {}, {}
     text = torch.ones(1, 1, dtype=torch.int64, device=target.device)
     positions = {"position_ids": text - 1} if "position_ids" in target.arguments else {}
-    with target.packed_attention.named(NAME):
-        target.model(input_ids=text, attention_mask=masks, use_cache=False, **positions)
-    layers: dict[torch.nn.Module, torch.Tensor | None] = _seen.masks
-    return layers
+    try:
+        with target.packed_attention.named(NAME):
+            target.model(input_ids=text, attention_mask=masks, use_cache=False, **positions)
+        return _seen.masks, _seen.rules
+    finally:
+        del _seen.masks, _seen.rules
 
 
 def _noted_mask(*, q_length: int, kv_length: int, mask_function: Rule, device: torch.device, **others: Any) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """How a model verifies drafts, found by trying. In: a loaded model. Out: a TargetModel whose mode gives the right scores.
 
-Each mode, the fastest first, takes in prompts in pieces, verifies drafts, keeps a part and goes on, in two slots and then in one;
-every score must be what the model says about that text alone, without cache, masks or neighbours. Windows that only longer texts
-would show are looked for in the model's own masks (far_masks.py).
+Each mode, the fastest first, takes in prompts in pieces, verifies drafts, keeps a part and goes on, in two slots and in one;
+every score must be what the model says about that text alone, without cache, masks or neighbours. Windows that no short text
+shows are looked for in the model's own masks (far_masks.py).
 """
 
 from __future__ import annotations
