@@ -161,7 +161,7 @@ def test_session_tokens_bound_what_is_remembered_of_earlier_answers(cli: Cli, tm
     rows = [{"prompt": p} for p in (PROMPTS[0], PROMPTS[0])]
 
     def of_session(*options: object) -> int:
-        _, out = generate(cli, rows, tmp_path, "--max-new-tokens", 40, *FIXED, *options)
+        _, out = generate(cli, rows, tmp_path, "--max-new-tokens", 40, "--batch-size", 1, *FIXED, *options)
         return sum(row["accepted_by_source"].get("session", 0) for row in out)
 
     assert of_session("--session-tokens", 0) == 0
@@ -207,7 +207,11 @@ BAD_ROWS: list[tuple[Any, str]] = [
     ({"prompt_ids": [1, -1]}, "not a list of token ids"),
     ({"prompt_ids": [99999]}, "outside the model's vocabulary"),
     ({"messages": [{"role": "user"}]}, '"messages" is not a list'),
-    ({"prompt": "a", "params": {"temperature": 0.7}}, "sampling"),
+    ({"prompt": "a", "params": {"temperature": "hot"}}, "\"temperature\" is 'hot', not a number"),
+    ({"prompt": "a", "params": {"top_p": 1.5}}, "top_p is 1.5: it must be above 0 and at most 1"),
+    ({"prompt": "a", "params": {"n": 0}}, '"n" is 0, not a whole number above 0'),
+    ({"prompt": "a", "params": {"stop": ["a", 3]}}, '"stop" is not a list of texts'),
+    ({"prompt": "a", "params": {"logit_bias": {"x": 1}}}, '"logit_bias" does not give each token id a number'),
     ({"prompt": "a", "params": {"max_new_tokens": 0}}, "not a positive number"),
     ({"prompt": "a", "params": {"colour": 1}}, "unknown option"),
     ({"prompt_ids": [5] * 2000}, "no room for an answer"),

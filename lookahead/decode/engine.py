@@ -336,7 +336,7 @@ class LookaheadEngine:
         return RunningRow(generation, self.drafter.start(generation.prompt_ids), sampler)
 
     def _after(self, error: Exception, rows: list[RunningRow]) -> list[RunningRow]:
-        """A forward failed. Where memory ran out the batch is halved and its rows, returned, begin anew; else they have failed."""
+        """A forward failed. If memory ran out, the batch is halved and its rows, returned, begin anew; else they failed."""
         if ran_out(error) and len(rows) > 1:
             self.batch_size = len(rows) // 2
             log.warning("out of memory with %d rows at once: going on with %d.", len(rows), self.batch_size)

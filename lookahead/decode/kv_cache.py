@@ -204,7 +204,7 @@ class SlotCache(Cache):
         for buffer in self._buffers:
             buffer[:, target, :, :length] = buffer[:, source, :, :length]
 
-    def bytes_per_place(self) -> int:
+    def place_bytes(self) -> int:
         """Memory of one place of one slot. Known after a first forward."""
         return sum(b.element_size() * b.shape[0] * b.shape[2] * b.shape[4] for b in self._buffers)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Wanted = Literal["all", "last", "none"]  # scores after which nodes of a tree
 SHARED_FROM = 8  # tokens that two texts must begin with alike for a copy to pay
-WAIT_FOR = 64  # tokens that another slot is about to take in and that are worth waiting for
+WAIT_FOR = 16  # tokens that another slot is about to take in and that are worth a step of waiting
 ROUND = 64  # capacity grows by multiples of so many places
 
 
@@ -73,6 +73,9 @@ class Slots(Protocol):
 
     def close(self, slot: int) -> None:
         """The slot's text has ended; the last open slot takes its number."""
+
+    def place_bytes(self) -> int:
+        """Memory of the keys and values of one token, as far as the slots themselves hold them."""
 
 
 class PackedSlots:
@@ -136,7 +139,7 @@ class PackedSlots:
         cache, free = self.cache, free_memory(self.target.device)
         for wished in (cache.capacity * 3 // 2 if needed > cache.capacity else 0, 0):
             capacity = -(-max(needed, cache.capacity, wished) // ROUND) * ROUND
-            size = cache.bytes_per_place() * max(self.open, cache.slots) * capacity
+            size = self.target.place_bytes * max(self.open, cache.slots) * capacity
             if free is None or size < free:
                 cache.reserve(self.open, capacity)
                 return
@@ -184,6 +187,9 @@ class PackedSlots:
             self._held[slot] = list(self._held[last])
             self._texts[slot], self._begun[slot] = self._texts[last], self._begun[last]
 
+    def place_bytes(self) -> int:
+        return self.cache.place_bytes()
+
 
 class SeparateSlots:
     """Each slot in a forward of its own."""
@@ -222,6 +228,9 @@ class SeparateSlots:
         self._states[slot] = self._states[-1]
         self._states.pop()
         self.open -= 1
+
+    def place_bytes(self) -> int:
+        return 0
 
 
 def _common(a: Sequence[int] | np.ndarray, b: np.ndarray) -> int:
