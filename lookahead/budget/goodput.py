@@ -31,7 +31,7 @@ class GoodputBudget:
         self._rows = 1
         self._most = most
         self._looks = itertools.cycle(LOOKS)
-        self._steps = 0
+        self._steps = 0  # observed
         self._verified = np.zeros(most)  # steps in which a node stood at each place, the past fading
         self._accepted = np.zeros(most)  # and those in which it was accepted
         self._other_seconds = 0.0  # of steps, outside the forward
@@ -40,18 +40,19 @@ class GoodputBudget:
 
     def decoding_length(self, rows: int = 1) -> int:
         """Tokens that each of `rows` rows may bring to the next forward: the root + the draft tokens."""
-        self._steps += 1
-        if self._steps <= len(TRIALS):
-            return min(TRIALS[self._steps - 1], self._most)
-        if self._steps % REFIT_EVERY == 0 or self._steps == len(TRIALS) + 1 or rows != self._rows:
+        number = self._steps + 1
+        if number <= len(TRIALS):
+            return min(TRIALS[number - 1], self._most)
+        if number % REFIT_EVERY == 0 or number == len(TRIALS) + 1 or rows != self._rows:
             self._rows = rows
             self.best = int(np.argmax(self.goodput(rows))) + 1
-        if self._steps % LOOK_EVERY == 0:
+        if number % LOOK_EVERY == 0:
             return int(np.clip(round(max(self.best, 4) * next(self._looks)), 1, self._most))
         return self.best
 
     def observe(self, sizes: Sequence[int], nodes: Sequence[list[int]], forward_seconds: float, step_seconds: float) -> None:
         """A forward over `sizes` tokens of each row accepted `nodes` of each (root included); what it and the step took."""
+        self._steps += 1
         self.curve.observe(sum(sizes), forward_seconds)
         for size, accepted in zip(sizes, nodes, strict=True):
             self._verified[:size] += self._weight
