@@ -5,6 +5,7 @@ Whatever happens, each row's tokens are those that plain decoding gives it alone
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.decode.batch import MaskPlan, pack, runs_of
+from lookahead.decode.batch import MaskPlan, bucket, pack, runs_of
 from lookahead.decode.engine import LookaheadEngine
 from lookahead.decode.probe import probed
 from lookahead.decode.slots import PackedSlots
@@ -49,9 +50,13 @@ def prompts(draw):
     batch_size=st.integers(1, 5),
     prefill_chunk=st.sampled_from([1, 5, 16, 512]),
     decoding_length=st.sampled_from([1, 4, 16]),
+    bucketed=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_any_schedule_yields_what_each_row_says_alone(target, alone, rows, batch_size, prefill_chunk, decoding_length):
+def test_any_schedule_yields_what_each_row_says_alone(
+    target, alone, rows, batch_size, prefill_chunk, decoding_length, bucketed
+):
+    target = dataclasses.replace(target, bucketed=bucketed)
     engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=decoding_length)), batch_size, prefill_chunk)
     requests = [engine.request(prompt, new_tokens) for prompt, new_tokens in rows]
     most_at_once = begun = ended = 0
@@ -216,3 +221,32 @@ def test_each_token_sees_its_slots_past_its_ancestors_and_itself_within_the_wind
             found = set(range(group.length)) if mask is None else {*(mask[row, 0, node] == 0).nonzero().flatten().tolist()}
             assert found == seen
             token += 1
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (7, 8), (9, 12), (13, 16), (65, 96), (97, 128)]
+)
+def test_buckets_waste_a_third_at_most(size, expected):
+    assert bucket(size) == expected
+
+
+def test_steps_of_a_job_take_few_shapes_where_that_is_asked_for(target):
+    shapes, masks = set(), set()
+
+    def note(model, arguments, fed):
+        shapes.add(tuple(fed["input_ids"].shape))
+        group = fed["past_key_values"].pack.groups[0]
+        masks.add((group.slots.stop, group.width, group.length))
+
+    target = dataclasses.replace(target, bucketed=True)
+    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=16)), 4)
+    requests = [engine.request([*range(3, 9 + n)], 30) for n in range(30)]
+    handle = target.model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        for _ in engine.run(requests):
+            pass
+    finally:
+        handle.remove()
+    assert engine.clock.steps > 60
+    assert len(shapes) <= 14  # up to 64 tokens
+    assert {length for _, _, length in masks} == {256}

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from lookahead.decode.batch import Pack
+from lookahead.decode.batch import Pack, upload
 
 
 class BufferLayer(CacheLayerMixin):
@@ -194,8 +195,7 @@ class SlotCache(Cache):
         """In slots[k], what stands at place sources[k] goes to place targets[k]. All are read before one is written."""
         if not slots:
             return
-        device = self._buffers[0].device
-        slot, source, target = torch.tensor([slots, sources, targets], device=device)
+        slot, source, target = upload(np.array([slots, sources, targets]), self._buffers[0].device)
         for buffer in self._buffers:
             buffer[:, slot, :, target] = buffer[:, slot, :, source]
 

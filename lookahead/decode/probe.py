@@ -33,7 +33,7 @@ def probed(model: Any, name: str = "model") -> TargetModel:
     """Wrap a loaded model, finding out how it verifies."""
     reasons: list[str] = []
     for mode in MODES:
-        target = TargetModel(model, name, mode, "; ".join(reasons))
+        target = TargetModel(model, name, mode, "; ".join(reasons), bucketed=mode == "packed" and model.device.type == "cuda")
         try:
             slots = target.slots()
             error = _probe(target, slots)
