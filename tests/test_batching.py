@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from lookahead.decode.batch import MaskPlan, bucket, pack, runs_of
 from lookahead.decode.engine import LookaheadEngine
 from lookahead.decode.probe import probed
+from lookahead.decode.sampling import Sampling
 from lookahead.decode.slots import PackedSlots
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.tree import chain
@@ -146,6 +147,34 @@ def test_batch_gets_smaller_when_memory_runs_out_and_nothing_is_lost(target, alo
     assert engine.batch_size == {1: 1, 2: 2, 5: 4}[most]
     assert "going on with 4" in caplog.text
     assert all(not len(row.own) for row in engine.drafter._rows)
+
+
+def test_memory_that_runs_out_after_verification_costs_no_token(target, alone, monkeypatch):
+    class Late(Crowded):
+        def forward(self, trees, wanted):
+            return self.slots.forward(trees, wanted)
+
+        def keep(self, nodes):
+            if len(nodes) > self.most:
+                raise MemoryError("no room for so many")
+            self.slots.keep(nodes)
+
+    slots_of = target.slots
+    monkeypatch.setitem(target.__dict__, "slots", lambda: Late(slots_of(), 2))
+    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=16)), 6)
+    prompts = [tuple(range(3 + n, 9 + 2 * n)) for n in range(8)]
+    requests = [engine.request(prompt, 1 + 4 * (n % 2)) for n, prompt in enumerate(prompts)]
+    assert len(list(engine.run(requests))) == 8
+    assert [r.token_ids for r in requests] == [alone(prompt, 1 + 4 * (n % 2)) for n, prompt in enumerate(prompts)]
+
+
+def test_request_that_cannot_begin_fails_alone(target, alone):
+    engine = LookaheadEngine(target, Drafter(), 2)  # without a tokenizer
+    requests = [engine.request([5, 6 + n], 4, Sampling(stop=("a",)) if n == 1 else Sampling()) for n in range(4)]
+    assert len(list(engine.run(requests))) == 4
+    assert [bool(request.error) for request in requests] == [False, True, False, False]
+    assert "tokenizer" in str(requests[1].error)
+    assert requests[3].token_ids == alone((5, 9), 4)
 
 
 def test_row_that_does_not_fit_alone_fails_and_the_others_go_on(target, monkeypatch):
