@@ -293,15 +293,16 @@ class LookaheadEngine:
         verified = time.perf_counter()
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._tell(row, piece, each, verified)
-        self._learn_cost(pieces, accepted, verified - drafted, drafted - began)
+        self._learn_cost(pieces, verified - drafted, drafted - began)
 
     def _pieces(self, rows: list[RunningRow], slots: Slots) -> list[Piece]:
         """Draft trees of the rows that decode; of the others' prompts `prefill_chunk` tokens, first come, first served."""
         decoding = [row for row in rows if row.decodes]
         if decoding:
-            length = self.budget.decoding_length(len(decoding)) if self.budget else self.drafter.options.decoding_length
             rooms = [row.generation.room - len(row.generation.token_ids) - 1 for row in decoding]
-            trees = iter(self.drafter.draft_rows([row.drafts for row in decoding], [length - 1] * len(decoding), rooms))
+            price = max(self.drafter.options.price, self.budget.price) if self.budget else None
+            drafts = self.drafter.draft_rows([row.drafts for row in decoding], [None] * len(decoding), rooms, price)
+            trees = iter(self.budget.cut(drafts) if self.budget else drafts)
         pieces, spare = [], self.prefill_chunk
         for slot, row in enumerate(rows):
             if row.decodes:
@@ -329,12 +330,11 @@ class LookaheadEngine:
                 generation.observer(step)
         row.tell()
 
-    def _learn_cost(self, pieces: list[Piece], accepted: list[Accepted], forward: float, draft: float) -> None:
+    def _learn_cost(self, pieces: list[Piece], forward: float, draft: float) -> None:
         """What the step took. Steps that took in prompts say nothing about those that do not."""
         self.clock.add(draft, forward)
         if self.budget and all(piece.wanted == "all" for piece in pieces):
-            sizes = [len(piece.tree or ()) for piece in pieces]
-            self.budget.observe(sizes, [each.nodes for each in accepted], forward, forward + draft)
+            self.budget.observe(sum(len(piece.tree or ()) for piece in pieces), forward, forward + draft)
 
     def _started(self, generation: Generation) -> list[RunningRow]:
         """A request that is about to take a slot; nothing if it needs none, as it has been decoded plainly or has failed."""
