@@ -9,19 +9,31 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from lookahead_cli.options import (
+    PREFILL_CHUNK,
     SESSION_TOKENS,
     Attention,
+    BatchSize,
     BranchLength,
     Config,
     DecodingLength,
     Device,
     Dtype,
     MaxNewTokens,
+    MinP,
     Model,
+    PrefillChunk,
     Price,
+    RepetitionPenalty,
+    Samples,
+    Seed,
     SessionTokens,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
     Tries,
     TrieWeights,
+    batch_size_of,
     check_folder,
     draft_options,
     open_tries,
@@ -44,6 +56,16 @@ def command(
     trie: Tries = None,
     trie_weight: TrieWeights = None,
     max_new_tokens: MaxNewTokens = 256,
+    batch_size: BatchSize = "auto",
+    prefill_chunk: PrefillChunk = PREFILL_CHUNK,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = None,
+    stop: Stop = None,
+    samples: Samples = 1,
+    seed: Seed = 0,
     strategy: Annotated[
         str,
         typer.Option(
@@ -64,6 +86,12 @@ def command(
     ] = False,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message of chat prompts.")] = None,
     token_ids: Annotated[bool, typer.Option("--token-ids", help="Write token_ids beside the text.")] = False,
+    order: Annotated[
+        str,
+        typer.Option(
+            "--order", metavar="NAME", help="Write answers in the order of their prompts (input) or as they end (completion)."
+        ),
+    ] = "input",
     save_trie: Annotated[
         str | None,
         typer.Option(
@@ -87,9 +115,10 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print a summary as one JSON object on stdout (needs -o).")] = False,
     config: Config = None,
 ) -> None:
-    """Answer a file of prompts: the tokens that plain greedy decoding gives, in fewer forwards of the model.
+    """Answer a file of prompts: the tokens that plain decoding gives, in fewer forwards of the model.
 
-    Reads {"prompt"}, {"messages"}, {"prompt_ids"} or OpenAI batch lines. A row that fails becomes an error row.
+    Greedy, or sampled with --temperature; a row's "params" win over the line. Reads {"prompt"}, {"messages"}, {"prompt_ids"} or
+    OpenAI batch lines. A row that fails becomes an error row.
 
     Example: lookahead generate --model org/model --input prompts.jsonl --trie answers.trie -o out.jsonl
 
@@ -116,6 +145,9 @@ def command(
     if explain and strategy == "off":
         raise UsageError("--explain: --strategy off drafts nothing.")
     options = draft_options(strategy, decoding_length, branch_length, session_tokens, price)
+    if order not in ("input", "completion"):
+        raise UsageError(f"--order {order}: choose input or completion.")
+    batch_size_of(batch_size, "cpu")
     check_folder(out)
     check_folder(save_trie)
     if out and Path(out).exists() and not overwrite:
@@ -124,6 +156,9 @@ def command(
     requests = read_requests(input)
     first = next(requests)  # a missing or empty input is known before the model is loaded
     engine, tokenizer, identity = load_engine(model, trie, trie_weight, options, dtype, device, attn)
+    # What is explained comes row by row.
+    engine.batch_size = 1 if explain else batch_size_of(batch_size, engine.target.device.type)
+    engine.prefill_chunk = prefill_chunk
     if explain and engine.target.mode == "plain":
         raise UsageError(f"--explain: nothing is drafted for {model}: {engine.target.reason}")
     for learned_before in known:
@@ -131,6 +166,8 @@ def command(
 
     from itertools import chain
 
+    from lookahead.decode.memory import peak_memory
+    from lookahead.decode.sampling import Sampling
     from lookahead.job.runner import JobOptions, JobTotals, run_job
     from lookahead_cli.explain import Explainer
 
@@ -143,7 +180,10 @@ def command(
             build_trie(learned, save_trie, identity, options={"learned_from": model})
 
     explainer = Explainer(render.out if out and not json else render.err, tokenizer, rows=explain or 0)
-    job = JobOptions(max_new_tokens, chat, system, token_ids, learned, explainer.observer_of)
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty=repetition_penalty, stop=tuple(stop or ()))
+    job = JobOptions(
+        max_new_tokens, sampling, samples, seed, chat, system, token_ids, order == "input", learned, explainer.observer_of
+    )
     totals = JobTotals()
     shown = not (quiet or explain)
     try:
@@ -161,7 +201,9 @@ def command(
         raise LookaheadError(f"{out or 'stdout'}: write failed ({error.strerror}) after {totals.rows} rows.") from error
     save_learned()
     if json:
-        render.print_json({"model": model, "output": out, **totals.as_json()})
+        peak = peak_memory(engine.target.device)
+        shown_totals = {**totals.as_json(), "batch_size": engine.batch_size, "peak_memory_bytes": peak}
+        render.print_json({"model": model, "output": out, **shown_totals})
     elif not quiet:
         rate = totals.tokens / totals.seconds if totals.seconds else 0.0
         render.notice(
@@ -205,7 +247,7 @@ def load_engine(
     render.patiently(drafter.warm_up, render.COMPILING)
     if target.mode != "packed":
         render.notice(f"{model} verifies by {target.mode}: {target.reason}")
-    return LookaheadEngine(target, drafter), tokenizer, whose
+    return LookaheadEngine(target, drafter, tokenizer=tokenizer), tokenizer, whose
 
 
 @contextmanager

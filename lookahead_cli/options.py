@@ -113,6 +113,39 @@ BranchLength = Annotated[
     int, typer.Option("--branch-length", min=1, max=1024, metavar="N", help="Draft tokens on one path at most.")
 ]
 
+BatchSize = Annotated[
+    str,
+    typer.Option(
+        "--batch-size",
+        metavar="N|auto",
+        help="Rows that are answered at once. auto: 8 on a CPU, 32 on a GPU; fewer where memory runs out.",
+    ),
+]
+PREFILL_CHUNK = 512
+PrefillChunk = Annotated[
+    int,
+    typer.Option(
+        "--prefill-chunk", min=1, metavar="N", help="New prompts' tokens that a step takes in at most, beside drafts."
+    ),
+]
+Temperature = Annotated[
+    float, typer.Option("--temperature", min=0, metavar="T", help="0: the most probable token always (greedy); above: sample.")
+]
+TopK = Annotated[int, typer.Option("--top-k", min=0, metavar="K", help="Sample from the K most probable tokens; 0: from all.")]
+TopP = Annotated[float, typer.Option("--top-p", metavar="P", help="Sample from the least set of tokens with this probability.")]
+MinP = Annotated[
+    float,
+    typer.Option("--min-p", metavar="P", help="Sample from tokens at least P times as probable as the best one."),
+]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option("--repetition-penalty", metavar="R", help="Above 1: what was said becomes less probable.")
+]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", help="With a row's id it makes the row's random stream: the same in any order.")
+]
+Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End an answer with it; repeat for several.")]
+Samples = Annotated[int, typer.Option("--samples", "-n", min=1, metavar="N", help="Answers to each prompt.")]
+
 Price = Annotated[
     float,
     typer.Option(
@@ -141,6 +174,15 @@ def draft_options(
     adaptive = strategy != "off" and (strategy == "auto" or not fixed)
     length = int(decoding_length) if fixed else 64
     return DraftOptions(kind, length, branch_length, price, session_tokens, adaptive)
+
+
+def batch_size_of(text: str, device: str) -> int:
+    """Rows at once on a device. Raises UsageError for what is neither a number above 0 nor auto."""
+    if text == "auto":
+        return 8 if device == "cpu" else 32
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--batch-size {text}: give a number of rows, or auto.")
+    return int(text)
 
 
 def open_tries(paths: list[str] | None) -> list[Trie]:

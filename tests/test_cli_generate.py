@@ -161,7 +161,7 @@ def test_session_tokens_bound_what_is_remembered_of_earlier_answers(cli: Cli, tm
     rows = [{"prompt": p} for p in (PROMPTS[0], PROMPTS[0])]
 
     def of_session(*options: object) -> int:
-        _, out = generate(cli, rows, tmp_path, "--max-new-tokens", 40, *FIXED, *options)
+        _, out = generate(cli, rows, tmp_path, "--max-new-tokens", 40, "--batch-size", 1, *FIXED, *options)
         return sum(row["accepted_by_source"].get("session", 0) for row in out)
 
     assert of_session("--session-tokens", 0) == 0
@@ -207,7 +207,11 @@ BAD_ROWS: list[tuple[Any, str]] = [
     ({"prompt_ids": [1, -1]}, "not a list of token ids"),
     ({"prompt_ids": [99999]}, "outside the model's vocabulary"),
     ({"messages": [{"role": "user"}]}, '"messages" is not a list'),
-    ({"prompt": "a", "params": {"temperature": 0.7}}, "sampling"),
+    ({"prompt": "a", "params": {"temperature": "hot"}}, "\"temperature\" is 'hot', not a number"),
+    ({"prompt": "a", "params": {"top_p": 1.5}}, "top_p is 1.5: it must be above 0 and at most 1"),
+    ({"prompt": "a", "params": {"n": 0}}, '"n" is 0, not a whole number above 0'),
+    ({"prompt": "a", "params": {"stop": ["a", 3]}}, '"stop" is not a list of texts'),
+    ({"prompt": "a", "params": {"logit_bias": {"x": 1}}}, '"logit_bias" does not give each token id a number'),
     ({"prompt": "a", "params": {"max_new_tokens": 0}}, "not a positive number"),
     ({"prompt": "a", "params": {"colour": 1}}, "unknown option"),
     ({"prompt_ids": [5] * 2000}, "no room for an answer"),
@@ -386,3 +390,84 @@ def test_full_disk_is_named_with_the_rows_written(cli: Cli, tmp_path: Path) -> N
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": PROMPTS[0]}])
     job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 2, "--quiet")
     cli.fails(1, *job, "-o", "/dev/full", "--overwrite", saying=["/dev/full: write failed", "No space left", "rows"])
+
+
+# ---- batches and sampling
+
+
+def test_batch_size_order_of_rows_and_drafts_change_no_sample(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"id": f"q{n}", "prompt": p} for n, p in enumerate(PROMPTS)]
+    wish = ("--temperature", 0.9, "--top-p", 0.95, "--seed", 7, "--max-new-tokens", 24)
+
+    def texts(rows: list[dict[str, Any]], *options: object) -> dict[str, str]:
+        code, out = generate(cli, rows, tmp_path, *wish, *options)
+        assert code == 0
+        return {row["id"]: row["text"] for row in out}
+
+    expected = texts(rows, "--batch-size", 1, "--strategy", "off")
+    assert texts(rows, "--batch-size", 4) == expected
+    assert texts(rows[::-1], "--batch-size", 3, "--prefill-chunk", 9) == expected
+    assert texts(rows, "--seed", 8) != expected
+
+
+def test_samples_of_one_prompt_differ_and_stand_in_one_row(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"prompt": PROMPTS[0]}, {"prompt": PROMPTS[1], "params": {"n": 1, "temperature": 0}}]
+    code, (several, one) = generate(cli, rows, tmp_path, "-n", 3, "--temperature", 1.5, "--max-new-tokens", 16)
+    assert code == 0
+    assert len({sample["text"] for sample in several["samples"]}) == 3
+    assert several["text"] == several["samples"][0]["text"]
+    assert several["completion_tokens"] > 16
+    assert "samples" not in one
+    _, (_, greedy) = generate(cli, [{"prompt": p} for p in PROMPTS[:2]], tmp_path, "--max-new-tokens", 16)
+    assert one["text"] == greedy["text"]
+
+
+def test_openai_line_with_samples_gets_a_choice_for_each(cli: Cli, tmp_path: Path) -> None:
+    body = {"prompt": PROMPTS[0], "n": 2, "temperature": 1.2, "max_tokens": 8, "logit_bias": {"5": -100}, "stop": None}
+    _, (row,) = generate(cli, [{"custom_id": "a", "body": body}], tmp_path)
+    assert [choice["index"] for choice in row["response"]["body"]["choices"]] == [0, 1]
+    assert row["response"]["body"]["usage"]["completion_tokens"] <= 16
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_stop_text_ends_an_answer_where_generate_ends_it(cli: Cli, tmp_path: Path, batch_size: int) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(MODEL), AutoModelForCausalLM.from_pretrained(MODEL)
+    rows = [{"prompt": p} for p in PROMPTS[:4]]
+    options = ("--stop", ". ", "--stop", "=", "--max-new-tokens", 60, "--batch-size", batch_size)
+    _, out = generate(cli, rows, tmp_path, *options)
+    assert {row["finish_reason"] for row in out} == {"stop"}
+    for prompt, row in zip(PROMPTS, out, strict=False):
+        text = tokenizer(prompt, return_tensors="pt")
+        with torch.inference_mode():
+            said = model.generate(**text, do_sample=False, max_new_tokens=60, stop_strings=[". ", "="], tokenizer=tokenizer)
+        assert row["text"] == tokenizer.decode(said[0, text["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def test_rows_come_in_the_order_of_their_prompts_or_as_they_end(cli: Cli, tmp_path: Path) -> None:
+    limits = [40, 2, 2, 2]
+    rows = [{"id": n, "prompt": PROMPTS[n % 3], "params": {"max_new_tokens": limit}} for n, limit in enumerate(limits)]
+    rows.insert(2, {"id": 9})
+    options = ("--batch-size", 2, "--strategy", "off")
+    assert [row["id"] for row in generate(cli, rows, tmp_path, *options)[1]] == [0, 1, 9, 2, 3]
+    assert [row["id"] for row in generate(cli, rows, tmp_path, *options, "--order", "completion")[1]][-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--batch-size", "0"), "--batch-size 0: give a number of rows, or auto"),
+        (("--batch-size", "many"), "--batch-size many"),
+        (("--order", "size"), "--order size: choose input or completion"),
+        (("--top-p", "0"), "top_p is 0.0: it must be above 0 and at most 1"),
+        (("--temperature", "-1"), "--temperature"),
+    ],
+)
+def test_option_that_makes_no_sense_is_a_usage_error(cli: Cli, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"prompt": PROMPTS[0]}) + "\n", encoding="utf-8")
+    result = cli("generate", "--model", MODEL, "--input", source, *options)
+    assert result.code == 2
+    assert message in result.err

@@ -21,6 +21,8 @@ from lookahead.trie.suffixes import kernel
 NO_LIMIT = 1 << 60
 WASTE = 1.5  # padded queries for each real one that a shared call of attention may cost, beside
 SPARE = 16  # so many
+SMALL = 64  # tokens that each slot of a step of few shapes brings at most
+KEYS = 256  # keys of such a step come in multiples of so many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Group:
 
     slots: theirs. width: queries of each, padding included. length: keys of each. start, end: their tokens in the pack.
     masks: of each kind of layer, [slots, 1, width, length]; None where every query sees every key.
-    spread: int64 [slots * width], the token in the pack of each query; None if all slots bring `width` tokens.
+    spread: int64 [slots * width], the token in the pack (from `start`) of each query; None if all slots bring `width` tokens.
     gather: int64 [end - start], where each token stands among the queries; None likewise.
     """
 
@@ -99,28 +101,51 @@ class Pack:
 
 
 def pack(
-    trees: Sequence[DraftTree | None], pasts: Sequence[int], plan: MaskPlan, dtype: torch.dtype, device: torch.device
+    trees: Sequence[DraftTree | None],
+    pasts: Sequence[int],
+    plan: MaskPlan,
+    dtype: torch.dtype,
+    device: torch.device,
+    spare: int | None = None,
 ) -> Pack:
-    """Pack the tree of each slot behind the `pasts` tokens that the cache holds of it. None: nothing new in this slot."""
+    """Pack the tree of each slot behind the `pasts` tokens that the cache holds of it. None: nothing new in this slot.
+
+    spare: a slot that nobody uses. If given, small steps get one of a few shapes, as CUDA graphs and compiled kernels want: all
+    slots share one call of attention; tokens, queries and keys are padded to a bucket, and padding tokens go to this slot.
+    """
     sizes = [0 if tree is None else len(tree) for tree in trees]
     total = sum(sizes)
+    bucketed = spare is not None and max(sizes) <= SMALL
+    fed = np.zeros((4, bucket(total) if bucketed else total), np.int64)  # ids, positions, slots, places
     shown = [tree for tree in trees if tree is not None]
-    fed = np.empty((4, total), np.int64)  # ids, positions, slots, places
     parents = shown[0].parents if len(shown) == 1 else np.concatenate([tree.parents for tree in shown])
-    fed[0] = shown[0].token_ids if len(shown) == 1 else np.concatenate([tree.token_ids for tree in shown])
-    sizes_array, pasts_array = np.array(sizes), np.array(pasts)
-    _place(parents, sizes_array, pasts_array, fed)
-    start, groups, runs = 0, [], runs_of(sizes)
+    fed[0, :total] = shown[0].token_ids if len(shown) == 1 else np.concatenate([tree.token_ids for tree in shown])
+    fed[2, total:] = spare or 0
+    _place(parents, np.array(sizes), np.array(pasts), fed)
+    start, groups, runs = 0, [], [(0, len(sizes))] if bucketed else runs_of(sizes)
     for first, last in runs:
         end = start + sum(sizes[first:last])
-        groups.append(_group(parents[start:end], fed[1, start:end], first, last, start, end, sizes, pasts, plan, dtype, device))
+        told = (parents[start:end], fed[1, start:end], first, slice(start, fed.shape[1] if bucketed else end))
+        groups.append(_group(*told, sizes[first:last], pasts[first:last], plan, dtype, device, bucketed))
         start = end
-    ids, positions, slots, places = torch.from_numpy(fed).to(device)
+    ids, positions, slots, places = upload(fed, device)
     one = None
-    if len(shown) == 1:
+    if len(shown) == 1 and not bucketed:
         slot = runs[0][0]
         one = slot, slice(pasts[slot], pasts[slot] + total)
     return Pack(ids[None], positions[None], slots, places, groups, one)
+
+
+def bucket(size: int) -> int:
+    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is not below `size`."""
+    power = 1 << max(0, size - 1).bit_length()
+    return power // 4 * 3 if power >= 4 and size <= power // 4 * 3 else power
+
+
+def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """To a device, without waiting for what it computes."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def runs_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
@@ -152,39 +177,36 @@ def _group(
     parents: np.ndarray,
     positions: np.ndarray,
     first: int,
-    last: int,
-    start: int,
-    end: int,
+    own: slice,
     sizes: Sequence[int],
     pasts: Sequence[int],
     plan: MaskPlan,
     dtype: torch.dtype,
     device: torch.device,
+    bucketed: bool,
 ) -> Group:
-    own_sizes, own_pasts = sizes[first:last], pasts[first:last]
-    width = max(own_sizes)
-    length = max(past + size for past, size in zip(own_pasts, own_sizes, strict=True))
-    even = end - start == width * (last - first)
+    """The group of the slots from `first` on, of these sizes and pasts; `own`: their tokens in the pack, padding included."""
+    last, width = first + len(sizes), max(sizes)
+    length = max(past + size for past, size in zip(pasts, sizes, strict=True))
+    if bucketed:
+        width, length = bucket(width), -(-length // KEYS) * KEYS
     spread = gather = None
-    if not even:
-        spread_array, gather_array = _spread(np.array(own_sizes), width)
-        spread, gather = torch.from_numpy(spread_array).to(device), torch.from_numpy(gather_array).to(device)
+    if bucketed or len(parents) < width * len(sizes):
+        spread, gather = (upload(a, device) for a in _spread(np.array(sizes), width, own.stop - own.start))
     made: dict[tuple[int, int], torch.Tensor | None] = {}
     masks = {}
     for kind, window in plan.windows.items():
         chunk = plan.chunks[kind]
         limits = (window if window and length > window else NO_LIMIT, chunk if chunk and length > chunk else NO_LIMIT)
         if limits not in made:
-            sees_all = width == 1 and min(own_pasts) == max(own_pasts) and limits == (NO_LIMIT, NO_LIMIT)
-            mask = None
+            sees_all = width == 1 and min(pasts) == max(pasts) and limits == (NO_LIMIT, NO_LIMIT) and not bucketed
+            made[limits] = None
             if not sees_all:
-                lowest = torch.finfo(dtype).min
-                mask = torch.full((last - first, 1, width, length), lowest, dtype=torch.float32)
-                _open(mask.numpy(), parents, positions, np.array(own_sizes), np.array(own_pasts), *limits)
-                mask = mask.to(device, dtype)
-            made[limits] = mask
+                mask = np.full((len(sizes), 1, width, length), torch.finfo(dtype).min, np.float32)
+                _open(mask, parents, positions, np.array(sizes), np.array(pasts), *limits)
+                made[limits] = upload(mask, device).to(dtype)
         masks[kind] = made[limits]
-    return Group(slice(first, last), width, length, start, end, masks, spread, gather)
+    return Group(slice(first, last), width, length, own.start, own.stop, masks, spread, gather)
 
 
 @kernel
@@ -202,16 +224,15 @@ def _place(parents, sizes, pasts, fed):
 
 
 @kernel
-def _spread(sizes, width):
-    """(int64 [slots * width]: token of each query, padding repeats the slot's last; int64 [tokens]: query of each token)."""
-    spread = np.empty(len(sizes) * width, np.int64)
-    gather = np.empty(sizes.sum(), np.int64)
+def _spread(sizes, width, tokens):
+    """(int64 [slots * width]: token of each query; int64 [tokens]: query of each token). Padding has any token, any query."""
+    spread = np.zeros(len(sizes) * width, np.int64)
+    gather = np.zeros(tokens, np.int64)
     token = 0
     for slot in range(len(sizes)):
-        for query in range(width):
-            spread[slot * width + query] = token + min(query, sizes[slot] - 1)
         for query in range(sizes[slot]):
             gather[token] = slot * width + query
+            spread[slot * width + query] = token
             token += 1
     return spread, gather
 

@@ -121,9 +121,11 @@ class RunningRow:
         self.began = time.perf_counter()
         self.text: list[int] = []  # to be taken in before it decodes
         self.taken_in: int | None = None  # tokens of `text` that the slot holds; None: it has not begun
+        self.told = len(generation.token_ids)  # tokens of the answer that the drafter knows
 
     def enter(self, slots: Slots) -> None:
         """Take the next slot, anew if it had one before: what was said by then but for the last token is taken in too."""
+        self.tell()
         self.text = [*self.generation.prompt_ids, *self.generation.token_ids[:-1]]
         self.taken_in = None
         slots.add(self.text)
@@ -141,6 +143,12 @@ class RunningRow:
             return Piece(None)
         self.taken_in += len(ids)
         return Piece(chain(ids), "last" if self.decodes and not self.generation.token_ids else "none")
+
+    def tell(self) -> None:
+        """Let the drafter know what the model said."""
+        if said := self.generation.token_ids[self.told :]:
+            self.drafts.accept(said)
+            self.told += len(said)
 
     def verify(self, piece: Piece, scores: Scores, slot: int) -> Accepted:
         """What the model says after the row's piece, and which of its nodes stay."""
@@ -253,10 +261,10 @@ class LookaheadEngine:
                         generation = next(waiting, None)
                         if generation is None:
                             break
-                        if self.target.decodes_plainly(generation.prompt_tokens + generation.room):
-                            yield [self._decode_plainly(generation)]
+                        again += self._started(generation)
+                        if generation.finish_reason:  # it needs no slot
+                            yield [generation]
                             continue
-                        again.append(self._started(generation))
                     slots = slots or self.target.slots()
                     rows.append(again.pop(0))
                     rows[-1].enter(slots)
@@ -285,15 +293,16 @@ class LookaheadEngine:
         verified = time.perf_counter()
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._tell(row, piece, each, verified)
-        self._learn_cost(pieces, accepted, verified - drafted, drafted - began)
+        self._learn_cost(pieces, verified - drafted, drafted - began)
 
     def _pieces(self, rows: list[RunningRow], slots: Slots) -> list[Piece]:
         """Draft trees of the rows that decode; of the others' prompts `prefill_chunk` tokens, first come, first served."""
         decoding = [row for row in rows if row.decodes]
         if decoding:
-            length = self.budget.decoding_length(len(decoding)) if self.budget else self.drafter.options.decoding_length
             rooms = [row.generation.room - len(row.generation.token_ids) - 1 for row in decoding]
-            trees = iter(self.drafter.draft_rows([row.drafts for row in decoding], [length - 1] * len(decoding), rooms))
+            price = max(self.drafter.options.price, self.budget.price) if self.budget else None
+            drafts = self.drafter.draft_rows([row.drafts for row in decoding], [None] * len(decoding), rooms, price)
+            trees = iter(self.budget.cut(drafts) if self.budget else drafts)
         pieces, spare = [], self.prefill_chunk
         for slot, row in enumerate(rows):
             if row.decodes:
@@ -307,7 +316,7 @@ class LookaheadEngine:
         return pieces
 
     def _tell(self, row: RunningRow, piece: Piece, accepted: Accepted, now: float) -> None:
-        """Count the step and let the drafter know what the model said."""
+        """Count the step, and let observer and drafter know what the model said."""
         generation, names = row.generation, self.drafter.source_names
         generation.seconds = now - row.began
         if not accepted.token_ids:
@@ -319,31 +328,36 @@ class LookaheadEngine:
                 prompt, said = generation.prompt_ids, accepted.token_ids
                 step = Step.of(generation.steps, prompt, generation.token_ids, piece.tree, accepted.nodes, said, names)
                 generation.observer(step)
-        row.drafts.accept(accepted.token_ids)
+        row.tell()
 
-    def _learn_cost(self, pieces: list[Piece], accepted: list[Accepted], forward: float, draft: float) -> None:
+    def _learn_cost(self, pieces: list[Piece], forward: float, draft: float) -> None:
         """What the step took. Steps that took in prompts say nothing about those that do not."""
         self.clock.add(draft, forward)
         if self.budget and all(piece.wanted == "all" for piece in pieces):
-            sizes = [len(piece.tree or ()) for piece in pieces]
-            self.budget.observe(sizes, [each.nodes for each in accepted], forward, forward + draft)
+            self.budget.observe(sum(len(piece.tree or ()) for piece in pieces), forward, forward + draft)
 
-    def _started(self, generation: Generation) -> RunningRow:
-        """A request that is about to take a slot."""
-        sampler = Sampler(
-            self.target, generation.sampling, generation.prompt_ids, generation.room, generation.seed, self.tokenizer
-        )
-        return RunningRow(generation, self.drafter.start(generation.prompt_ids), sampler)
+    def _started(self, generation: Generation) -> list[RunningRow]:
+        """A request that is about to take a slot; nothing if it needs none, as it has been decoded plainly or has failed."""
+        if self.target.decodes_plainly(generation.prompt_tokens + generation.room):
+            self._decode_plainly(generation)
+            return []
+        try:
+            prompt, room = generation.prompt_ids, generation.room
+            sampler = Sampler(self.target, generation.sampling, prompt, room, generation.seed, self.tokenizer)
+        except Exception as error:  # transformers refuses some wishes
+            generation.fail(error)
+            return []
+        return [RunningRow(generation, self.drafter.start(prompt), sampler)]
 
     def _after(self, error: Exception, rows: list[RunningRow]) -> list[RunningRow]:
-        """A forward failed. Where memory ran out the batch is halved and its rows, returned, begin anew; else they have failed."""
+        """A step failed. If memory ran out, the batch is halved and its rows, returned, begin anew; else they fail too."""
+        going_on = [row for row in rows if not row.generation.finish_reason]
         if ran_out(error) and len(rows) > 1:
             self.batch_size = len(rows) // 2
             log.warning("out of memory with %d rows at once: going on with %d.", len(rows), self.batch_size)
-            again = rows[:]
-            rows.clear()
-            return again
-        for row in rows:
+            rows[:] = [row for row in rows if row.generation.finish_reason]
+            return going_on
+        for row in going_on:
             row.generation.fail(error.with_traceback(None))
         return []
 
@@ -360,7 +374,7 @@ class LookaheadEngine:
                 rows.pop()
         return ended[::-1]
 
-    def _decode_plainly(self, generation: Generation) -> Generation:
+    def _decode_plainly(self, generation: Generation) -> None:
         """By the model's own `generate`, for models whose state cannot be rolled back."""
         began = time.perf_counter()
         sampling, length = generation.sampling, len(generation.prompt_ids)
@@ -384,4 +398,3 @@ class LookaheadEngine:
         generation.steps = max(0, len(generation.token_ids) - 1)
         generation.seconds = time.perf_counter() - began
         self.clock.add(0.0, generation.seconds)
-        return generation

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from lookahead.decode.batch import Pack
+from lookahead.decode.batch import Pack, upload
 
 
 class KeysAndValuesOnly(Cache):
@@ -212,8 +213,7 @@ class SlotCache(KeysAndValuesOnly):
         """In slots[k], what stands at place sources[k] goes to place targets[k]. All are read before one is written."""
         if not slots:
             return
-        device = self._buffers[0].device
-        slot, source, target = torch.tensor([slots, sources, targets], device=device)
+        slot, source, target = upload(np.array([slots, sources, targets]), self._buffers[0].device)
         for buffer in self._buffers:
             buffer[:, slot, :, target] = buffer[:, slot, :, source]
 
@@ -222,7 +222,7 @@ class SlotCache(KeysAndValuesOnly):
         for buffer in self._buffers:
             buffer[:, target, :, :length] = buffer[:, source, :, :length]
 
-    def bytes_per_place(self) -> int:
+    def place_bytes(self) -> int:
         """Memory of one place of one slot. Known after a first forward."""
         return sum(b.element_size() * b.shape[0] * b.shape[2] * b.shape[4] for b in self._buffers)
 

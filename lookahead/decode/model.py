@@ -35,12 +35,16 @@ class TargetModel:
     """A loaded model and how it verifies.
 
     mode: see the module's docstring. reason: why it is not "packed".
+    place_bytes: memory that keys and values of one token take, where it is packed (0: not known).
+    bucketed: packed steps take one of a few shapes (default: on a GPU).
     """
 
     model: Any
     name: str
     mode: Mode
     reason: str = ""
+    place_bytes: int = 0
+    bucketed: bool = False
 
     @functools.cached_property  # transformers walks the parameters at each call
     def device(self) -> torch.device:

@@ -36,26 +36,26 @@ def probed(model: Any, name: str = "model") -> TargetModel:
     """Wrap a loaded model, finding out how it verifies."""
     reasons: list[str] = []
     for mode in MODES:
-        target = TargetModel(model, name, mode, "; ".join(reasons))
+        target = TargetModel(model, name, mode, "; ".join(reasons), bucketed=mode == "packed" and model.device.type == "cuda")
         try:
-            error = _probe(target) or (far_masks_differ(target) if mode in TREES else "")
+            slots = target.slots()
+            error = _probe(target, slots) or (far_masks_differ(target) if mode in TREES else "")
         except Exception as failure:  # a model that cannot take the mask or the cache fails in its own way
             known = isinstance(failure, NotImplementedError)
             error = first_line(failure) if known else f"{type(failure).__name__}: {first_line(failure)}"
         if not error:
-            return target
+            return dataclasses.replace(target, place_bytes=slots.place_bytes())
         reasons.append(f"no {mode} ({error})")
     return TargetModel(model, name, "plain", "; ".join(reasons))
 
 
-def _probe(target: TargetModel) -> str:
+def _probe(target: TargetModel, slots: Slots) -> str:
     """Decode a little in the target's mode. Returns what differs from the model's own scores, or ""."""
     generator = np.random.default_rng(0)
 
     def random(size: int) -> np.ndarray:
         return generator.integers(1, target.vocab_size, size).astype(np.int32)
 
-    slots = target.slots()
     scored: list[tuple[list[int], torch.Tensor]] = []  # text, scores after it
     prompts = [random(size) for size in PROMPTS]
     for prompt in prompts:

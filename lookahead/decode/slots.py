@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import torch
 
-from lookahead.decode.batch import Pack, pack
+from lookahead.decode.batch import KEYS, Pack, pack, upload
 from lookahead.decode.kv_cache import SlotCache
 from lookahead.decode.memory import free_memory
 from lookahead.decode.sequence import SequenceState, sequence_state
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 Wanted = Literal["all", "last", "none"]  # scores after which nodes of a tree
 SHARED_FROM = 8  # tokens that two texts must begin with alike for a copy to pay
-WAIT_FOR = 64  # tokens that another slot is about to take in and that are worth waiting for
-ROUND = 64  # capacity grows by multiples of so many places
+WAIT_FOR = 16  # tokens that another slot is about to take in and that are worth a step of waiting
 
 
 class Scores:
@@ -74,6 +73,9 @@ class Slots(Protocol):
     def close(self, slot: int) -> None:
         """The slot's text has ended; the last open slot takes its number."""
 
+    def place_bytes(self) -> int:
+        """Memory of the keys and values of one token, as far as the slots themselves hold them."""
+
 
 class PackedSlots:
     """All slots in one forward. A text that begins as one that is held takes over its keys and values."""
@@ -120,9 +122,10 @@ class PackedSlots:
         pasts = [len(held) for held in self._held[: self.open]]
         sizes = [0 if tree is None else len(tree) for tree in trees]
         needed = max(map(sum, zip(pasts, sizes, strict=True)))
-        if self.open > self.cache.slots or needed > self.cache.capacity:
+        if self.open + target.bucketed > self.cache.slots or needed > self.cache.capacity:
             self._make_room(needed)
-        packed = pack(trees, pasts, target.mask_plan, target.dtype, target.device)
+        spare = self.cache.slots - 1 if target.bucketed else None
+        packed = pack(trees, pasts, target.mask_plan, target.dtype, target.device, spare)
         kept, counts = _wanted_tokens(sizes, wanted)
         self.prefilled += sum(size for size, want in zip(sizes, wanted, strict=True) if want != "all")
         self._trees = trees
@@ -133,12 +136,12 @@ class PackedSlots:
 
         Raises MemoryError if it does not even allow that.
         """
-        cache, free = self.cache, free_memory(self.target.device)
+        cache, slots, free = self.cache, self.open + self.target.bucketed, free_memory(self.target.device)
         for wished in (cache.capacity * 3 // 2 if needed > cache.capacity else 0, 0):
-            capacity = -(-max(needed, cache.capacity, wished) // ROUND) * ROUND
-            size = cache.bytes_per_place() * max(self.open, cache.slots) * capacity
+            capacity = -(-max(needed, cache.capacity, wished) // KEYS) * KEYS
+            size = self.target.place_bytes * max(slots, cache.slots) * capacity
             if free is None or size < free:
-                cache.reserve(self.open, capacity)
+                cache.reserve(slots, capacity)
                 return
         raise MemoryError(f"{size:,} bytes of keys and values for {self.open} rows do not fit into {free:,} that are free")
 
@@ -148,7 +151,7 @@ class PackedSlots:
         self.cache.pack = packed
         chosen: dict[str, Any] = {}
         if kept is not None:
-            index = torch.tensor(kept, dtype=torch.int64, device=target.device)
+            index = upload(np.array(kept, np.int64), target.device)
             if "logits_to_keep" in target.arguments:
                 chosen = {"logits_to_keep": index}
         with attention.over(packed):
@@ -183,6 +186,9 @@ class PackedSlots:
             self.cache.copy(last, slot, len(self._held[last]))
             self._held[slot] = list(self._held[last])
             self._texts[slot], self._begun[slot] = self._texts[last], self._begun[last]
+
+    def place_bytes(self) -> int:
+        return self.cache.place_bytes()
 
 
 class SeparateSlots:
@@ -222,6 +228,9 @@ class SeparateSlots:
         self._states[slot] = self._states[-1]
         self._states.pop()
         self.open -= 1
+
+    def place_bytes(self) -> int:
+        return 0
 
 
 def _common(a: Sequence[int] | np.ndarray, b: np.ndarray) -> int:

@@ -33,6 +33,12 @@ class DraftTree:
         """Nodes below the root."""
         return len(self.token_ids) - 1
 
+    def first(self, nodes: int) -> DraftTree:
+        """The tree of its first nodes, the root included."""
+        return DraftTree(
+            self.token_ids[:nodes], self.parents[:nodes], self.probabilities[:nodes], self.sources[:nodes], self.matches[:nodes]
+        )
+
     def depths(self) -> np.ndarray:
         """int64 [nodes]: tokens between the root and each node (root: 0)."""
         depths = np.zeros(len(self), np.int64)

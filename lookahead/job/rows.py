@@ -1,7 +1,7 @@
 """Input rows to prompts. In: lines of a job file. Out: one Request per line; a bad line carries its problem instead.
 
 Forms: {"prompt"}, {"messages"}, {"prompt_ids"}, or an OpenAI batch line (custom_id, body). `id` is optional (default: the
-line's number); "params" may set max_new_tokens for one row.
+line's number); "params" may set max_new_tokens, n, seed and anything that sampling knows, for one row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 from lookahead.corpus import json_rows
 from lookahead.errors import CorpusError, LookaheadError
 
-GREEDY = {"temperature": (0, None), "top_p": (1, None), "n": (1, None), "do_sample": (False, None)}
+LIMIT_NAMES = ("max_new_tokens", "max_completion_tokens", "max_tokens")
+NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+COUNTS = ("top_k", "no_repeat_ngram_size", "min_new_tokens", "seed", "n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,9 @@ class Request:
     prompt_ids: list[int] | None = None
     problem: str = ""
     max_new_tokens: int | None = None
+    n: int | None = None  # samples
+    seed: int | None = None
+    sampling: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the fields of sampling.Sampling
     openai: bool = False
 
 
@@ -73,15 +78,10 @@ def parse_row(row: dict[str, Any], line: int) -> Request:
     params = body if openai else row.get("params", {})
     if not isinstance(params, dict):
         return bad('"params" is not an object')
-    for name, allowed in GREEDY.items():
-        if params.get(name) not in allowed:
-            return bad(f'"{name}": {params[name]!r} asks for sampling; this version decodes greedily')
-    limit = params.get("max_new_tokens", params.get("max_completion_tokens", params.get("max_tokens")))
-    if limit is not None and (type(limit) is not int or limit < 1):
-        return bad(f"max_new_tokens is {limit!r}, not a positive number of tokens")
-    unknown = set() if openai else set(params) - {"max_new_tokens", "max_tokens", *GREEDY}
-    if unknown:
-        return bad(f'"params" has unknown option "{min(unknown)}"')
+    try:
+        fields = _read_params(params, strict=not openai)
+    except ValueError as error:
+        return bad(str(error))
     if form == "prompt":
         if not isinstance(value, str) or not value:
             return bad('"prompt" is empty' if value == "" else f'"prompt" is a {type(value).__name__}, not text')
@@ -90,8 +90,48 @@ def parse_row(row: dict[str, Any], line: int) -> Request:
             return bad('"prompt_ids" is not a list of token ids')
     elif not is_chat(value):
         return bad('"messages" is not a list of {"role", "content"} with text')
-    fields: dict[str, Any] = {form: value}
-    return dataclasses.replace(request, max_new_tokens=limit, **fields)
+    return dataclasses.replace(request, **{form: value}, **fields)
+
+
+def _read_params(params: dict[str, Any], strict: bool) -> dict[str, Any]:
+    """Fields of a Request from a row's own options. strict: no others may stand among them. Raises ValueError."""
+    known: dict[str, Any] = {}
+    for name, value in params.items():
+        if value is None:
+            continue
+        if name in LIMIT_NAMES:
+            if type(value) is not int or value < 1:
+                raise ValueError(f"max_new_tokens is {value!r}, not a positive number of tokens")
+            known["max_new_tokens"] = value
+        elif name in NUMBERS:
+            if type(value) not in (int, float):
+                raise ValueError(f'"{name}" is {value!r}, not a number')
+            known[name] = float(value)
+        elif name in COUNTS:
+            if type(value) is not int or value < (name == "n"):
+                raise ValueError(f'"{name}" is {value!r}, not a whole number{" above 0" if name == "n" else ""}')
+            known[name] = value
+        elif name == "stop":
+            known["stop"] = (value,) if isinstance(value, str) else _list_of(name, value, str)
+        elif name == "stop_token_ids":
+            known["stop_token_ids"] = _list_of(name, value, int)
+        elif name == "bad_words_ids":
+            known["bad_words_ids"] = tuple(_list_of(name, words, int) for words in _list_of(name, value, list))
+        elif name == "logit_bias":
+            if not isinstance(value, dict) or not all(str(t).isdecimal() and type(b) in (int, float) for t, b in value.items()):
+                raise ValueError('"logit_bias" does not give each token id a number')
+            known["logit_bias"] = {int(t): float(b) for t, b in value.items()}
+        elif strict:
+            raise ValueError(f'"params" has unknown option "{name}"')
+    fields: dict[str, Any] = {name: known.pop(name) for name in ("max_new_tokens", "n", "seed") if name in known}
+    return {**fields, "sampling": known}
+
+
+def _list_of(name: str, value: Any, kind: type) -> tuple[Any, ...]:
+    """A tuple of the members of a list. Raises ValueError if one is of another kind."""
+    if not isinstance(value, list) or not all(type(v) is kind for v in value):
+        raise ValueError(f'"{name}" is not a list of {({str: "texts", int: "token ids", list: "lists"})[kind]}')
+    return tuple(value)
 
 
 def is_chat(messages: Any) -> bool:

@@ -1,0 +1,281 @@
+"""Many rows at once: any schedule of arrivals and ends, shared beginnings, prompts in pieces, memory that runs out.
+
+Whatever happens, each row's tokens are those that plain decoding gives it alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lookahead.decode.batch import MaskPlan, bucket, pack, runs_of
+from lookahead.decode.engine import LookaheadEngine
+from lookahead.decode.probe import probed
+from lookahead.decode.sampling import Sampling
+from lookahead.decode.slots import PackedSlots
+from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.tree import chain
+from tests.architectures import plainly
+from tests.drafts import VOCAB_SIZE
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model):
+    """Windows of 8 tokens on some layers."""
+    return probed(tiny_model("gemma3"), "gemma3")
+
+
+@pytest.fixture(scope="module")
+def alone(target):
+    """alone(prompt, new_tokens) -> what plain decoding says after this prompt alone."""
+    return functools.cache(lambda prompt, new_tokens: plainly(target.model, list(prompt), new_tokens))
+
+
+@st.composite
+def prompts(draw):
+    """A few tokens, often beginning as other prompts do."""
+    size = draw(st.integers(1, 40))
+    shared = draw(st.sampled_from([0, 0, 12, 30]))
+    beginning = np.random.default_rng(7).integers(3, VOCAB_SIZE, shared)
+    return *map(int, beginning), *map(int, np.random.default_rng(draw(st.integers(0, 5))).integers(3, VOCAB_SIZE, size))
+
+
+@given(
+    rows=st.lists(st.tuples(prompts(), st.sampled_from([1, 2, 5, 12])), min_size=1, max_size=9),
+    batch_size=st.integers(1, 5),
+    prefill_chunk=st.sampled_from([1, 5, 16, 512]),
+    decoding_length=st.sampled_from([1, 4, 16]),
+    bucketed=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_schedule_yields_what_each_row_says_alone(
+    target, alone, rows, batch_size, prefill_chunk, decoding_length, bucketed
+):
+    target = dataclasses.replace(target, bucketed=bucketed)
+    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=decoding_length)), batch_size, prefill_chunk)
+    requests = [engine.request(prompt, new_tokens) for prompt, new_tokens in rows]
+    most_at_once = begun = ended = 0
+
+    def arriving():
+        nonlocal begun, most_at_once
+        for request in requests:
+            begun += 1
+            most_at_once = max(most_at_once, begun - ended)
+            yield request
+
+    for _ in engine.run(arriving()):
+        ended += 1
+    assert [r.token_ids for r in requests] == [alone(prompt, new_tokens) for prompt, new_tokens in rows]
+    assert ended == len(rows)
+    assert most_at_once <= batch_size + 1  # requests are asked for as slots come free
+    assert all(not len(row.own) for row in engine.drafter._rows)
+
+
+def test_rows_end_as_they_end_and_the_next_takes_the_free_slot_at_once(target):
+    engine = LookaheadEngine(target, Drafter([], DraftOptions("off")), 2)
+    lengths = [12, 1, 1, 1, 12]
+    requests = [engine.request([5 + n, 9], length) for n, length in enumerate(lengths)]
+    target_free = [request for request in requests if 2 in plainly(target.model, request.prompt_ids, 12)]
+    assert not target_free  # none ends early
+    ended = [requests.index(request) for request in engine.run(requests)]
+    assert ended == [1, 2, 3, 0, 4]
+    # Row 0: 12 forwards. Rows 1 to 3 one each beside it, then row 4, of whose 12 forwards 9 stand beside row 0.
+    assert engine.clock.steps == 12 + 3
+
+
+def test_beginning_that_prompts_share_goes_through_the_model_once(target, alone):
+    beginning = tuple(int(t) for t in np.random.default_rng(1).integers(3, VOCAB_SIZE, 150))
+    ends = [tuple(int(t) for t in np.random.default_rng(n).integers(3, VOCAB_SIZE, 5)) for n in range(32)]
+    engine = LookaheadEngine(target, Drafter([], DraftOptions("off")), 8, prefill_chunk=32)
+    made, slots_of = [], target.slots
+    target.__dict__["slots"] = lambda: made.append(slots_of()) or made[-1]
+    try:
+        requests = [engine.request([*beginning, *end], 4) for end in ends]
+        for _ in engine.run(requests):
+            pass
+    finally:
+        del target.__dict__["slots"]
+    assert made[0].prefilled <= 1.1 * (len(beginning) + sum(map(len, ends)))
+    assert [r.token_ids for r in requests] == [alone((*beginning, *end), 4) for end in ends]
+
+
+def test_same_prompt_again_takes_in_its_last_token_only(target):
+    slots = PackedSlots(target)
+    prompt = [*range(3, 30)]
+    with torch.inference_mode():
+        for expected in (0, len(prompt) - 1):
+            slot = slots.add(prompt)
+            assert slots.begin(slot) == expected
+            slots.forward([chain(prompt[expected:])], ["last"])
+            slots.keep([list(range(len(prompt) - expected))])
+            slots.close(slot)
+
+
+# ---- memory
+
+
+class Crowded:
+    """Slots that raise MemoryError with more than `most` rows."""
+
+    def __init__(self, slots, most):
+        self.slots, self.most = slots, most
+
+    def __getattr__(self, name):
+        return getattr(self.slots, name)
+
+    def forward(self, trees, wanted):
+        if len(trees) > self.most:
+            raise MemoryError("no room for so many")
+        return self.slots.forward(trees, wanted)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_batch_gets_smaller_when_memory_runs_out_and_nothing_is_lost(target, alone, monkeypatch, caplog, most):
+    slots_of = target.slots
+    monkeypatch.setitem(target.__dict__, "slots", lambda: Crowded(slots_of(), most))
+    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=16)), 8)
+    prompts = [tuple(range(3 + n, 9 + 2 * n)) for n in range(12)]
+    requests = [engine.request(prompt, 12) for prompt in prompts]
+    assert len(list(engine.run(requests))) == 12
+    assert [r.token_ids for r in requests] == [alone(prompt, 12) for prompt in prompts]
+    assert engine.batch_size == {1: 1, 2: 2, 5: 4}[most]
+    assert "going on with 4" in caplog.text
+    assert all(not len(row.own) for row in engine.drafter._rows)
+
+
+def test_memory_that_runs_out_after_verification_costs_no_token(target, alone, monkeypatch):
+    class Late(Crowded):
+        def forward(self, trees, wanted):
+            return self.slots.forward(trees, wanted)
+
+        def keep(self, nodes):
+            if len(nodes) > self.most:
+                raise MemoryError("no room for so many")
+            self.slots.keep(nodes)
+
+    slots_of = target.slots
+    monkeypatch.setitem(target.__dict__, "slots", lambda: Late(slots_of(), 2))
+    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=16)), 6)
+    prompts = [tuple(range(3 + n, 9 + 2 * n)) for n in range(8)]
+    requests = [engine.request(prompt, 1 + 4 * (n % 2)) for n, prompt in enumerate(prompts)]
+    assert len(list(engine.run(requests))) == 8
+    assert [r.token_ids for r in requests] == [alone(prompt, 1 + 4 * (n % 2)) for n, prompt in enumerate(prompts)]
+
+
+def test_request_that_cannot_begin_fails_alone(target, alone):
+    engine = LookaheadEngine(target, Drafter(), 2)  # without a tokenizer
+    requests = [engine.request([5, 6 + n], 4, Sampling(stop=("a",)) if n == 1 else Sampling()) for n in range(4)]
+    assert len(list(engine.run(requests))) == 4
+    assert [bool(request.error) for request in requests] == [False, True, False, False]
+    assert "tokenizer" in str(requests[1].error)
+    assert requests[3].token_ids == alone((5, 9), 4)
+
+
+def test_row_that_does_not_fit_alone_fails_and_the_others_go_on(target, monkeypatch):
+    slots_of = target.slots
+    monkeypatch.setitem(target.__dict__, "slots", lambda: Crowded(slots_of(), 0))
+    engine = LookaheadEngine(target, Drafter(), 4)
+    requests = [engine.request([5, 6], 4) for _ in range(3)]
+    assert len(list(engine.run(requests))) == 3
+    assert {type(request.error) for request in requests} == {MemoryError}
+
+
+def test_room_that_is_not_there_is_not_taken(target, monkeypatch):
+    monkeypatch.setattr("lookahead.decode.slots.free_memory", lambda device: 200_000)
+    engine = LookaheadEngine(target, Drafter([], DraftOptions("off")), 8)
+    requests = [engine.request([*range(3, 90)], 4) for _ in range(8)]
+    assert len(list(engine.run(requests))) == 8
+    assert not any(request.error for request in requests)
+    assert 1 <= engine.batch_size < 8
+
+
+# ---- the pack
+
+
+@pytest.mark.parametrize(
+    ("sizes", "runs"),
+    [
+        ([1, 1, 1], [(0, 3)]),
+        ([1, 1, 256, 0, 4], [(0, 2), (2, 3), (4, 5)]),
+        ([0, 0, 7], [(2, 3)]),
+        ([64, 1, 1, 64], [(0, 1), (1, 3), (3, 4)]),
+        ([60, 64, 1], [(0, 3)]),
+        ([4, 9, 6], [(0, 3)]),
+    ],
+)
+def test_neighbours_share_a_call_of_attention_where_padding_costs_little(sizes, runs):
+    assert runs_of(sizes) == runs
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), min_size=1, max_size=6).filter(lambda s: any(n for _, n in s)),
+    st.sampled_from([None, 3, 8]),
+    st.integers(0, 1000),
+)
+@settings(max_examples=100, deadline=None)
+def test_each_token_sees_its_slots_past_its_ancestors_and_itself_within_the_window(slots, window, seed):
+    random = np.random.default_rng(seed)
+    trees, parents = [], []
+    for _, size in slots:
+        parents.append([-1, *(int(random.integers(node)) for node in range(1, size))] if size else [])
+        tree = chain(random.integers(3, VOCAB_SIZE, max(size, 1)).astype(np.int32))
+        tree.parents = np.array(parents[-1], np.int32)
+        trees.append(tree if size else None)
+    plan = MaskPlan({"a": window}, {"a": None}, by_type=False)
+    packed = pack(trees, [past for past, _ in slots], plan, torch.float32, torch.device("cpu"))
+    token = 0
+    for slot, (past, size) in enumerate(slots):
+        group = next((g for g in packed.groups if g.slots.start <= slot < g.slots.stop), None)
+        depths = []
+        for node in range(size):
+            parent = parents[slot][node]
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+            position = past + depths[-1]
+            assert int(packed.position_ids[0, token]) == position
+            assert (int(packed.slots[token]), int(packed.places[token])) == (slot, past + node)
+            ancestors = []
+            while parent >= 0:
+                ancestors.append(parent)
+                parent = parents[slot][parent]
+            seen = {p for p in range(past) if window is None or position - p < window}
+            seen |= {past + a for a in (node, *ancestors) if window is None or position - past - depths[a] < window}
+            mask = group.masks["a"]
+            row = slot - group.slots.start
+            found = set(range(group.length)) if mask is None else {*(mask[row, 0, node] == 0).nonzero().flatten().tolist()}
+            assert found == seen
+            token += 1
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (7, 8), (9, 12), (13, 16), (65, 96), (97, 128)]
+)
+def test_buckets_waste_a_third_at_most(size, expected):
+    assert bucket(size) == expected
+
+
+def test_steps_of_a_job_take_few_shapes_where_that_is_asked_for(target):
+    shapes, masks = set(), set()
+
+    def note(model, arguments, fed):
+        shapes.add(tuple(fed["input_ids"].shape))
+        group = fed["past_key_values"].pack.groups[0]
+        masks.add((group.slots.stop, group.width, group.length))
+
+    target = dataclasses.replace(target, bucketed=True)
+    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=16)), 4)
+    requests = [engine.request([*range(3, 9 + n)], 30) for n in range(30)]
+    handle = target.model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        for _ in engine.run(requests):
+            pass
+    finally:
+        handle.remove()
+    assert engine.clock.steps > 60
+    assert len(shapes) <= 14  # up to 64 tokens
+    assert {length for _, _, length in masks} == {256}
