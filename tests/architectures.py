@@ -54,7 +54,7 @@ TUNED = {"no_rope_layers": [1, 0, 1], "floor_scale": 4, "attn_scale": 0.1}
 SHARED = {"num_kv_shared_layers": 1, "vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 8}
 ALTUP = {"laurel_rank": 8, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.0] * 3}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
-LONGROPE |= {"original_max_position_embeddings": 24}
+LONGROPE |= {"original_max_position_embeddings": 40}
 
 # Not here: recurrent_gemma, whose `generate` says after a prompt of one token what hangs on the texts before.
 # What sets each apart from its class's defaults. "model_type": of the config, where it is not the name.
@@ -93,7 +93,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "vaultgemma": {**HEAD, "sliding_window": WINDOW},
     "phi": GQA,
     "phi3": GQA,
-    "phi3_longrope": {"model_type": "phi3", **GQA, "original_max_position_embeddings": 24, "rope_parameters": LONGROPE},
+    "phi3_longrope": {"model_type": "phi3", **GQA, "original_max_position_embeddings": 40, "rope_parameters": LONGROPE},
     "phimoe": {**GQA, **EXPERTS},
     "gpt2": GPT2,
     "gpt2_short": {"model_type": "gpt2", **GPT2, "n_positions": 32},

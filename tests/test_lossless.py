@@ -39,7 +39,7 @@ MODES = {  # python -m tests.architectures knows more of them
     "gpt_neox": "packed",
     "gpt_oss": "packed",  # sinks
     "deepseek_v3": "packed",  # values narrower than keys
-    "phi3_longrope": "packed",  # positions change beyond 24 tokens
+    "phi3_longrope": "packed",  # rows beyond 40 tokens are left to generate
     "gptj": "tree",
     "gpt_neo": "chain",
     "mpt": "chain",
