@@ -21,8 +21,8 @@ from lookahead.decode.sampling import Sampling
 from lookahead.decode.slots import PackedSlots
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.tree import chain
+from tests.architectures import plainly
 from tests.conftest import VOCAB_SIZE
-from tests.test_lossless import plainly
 
 
 @pytest.fixture(scope="module")

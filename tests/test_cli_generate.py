@@ -18,8 +18,8 @@ import pytest
 
 from lookahead.trie.file import Trie
 from lookahead_cli.demo import samples_folder
+from tests.architectures import tiny_config
 from tests.cli import Cli, write_jsonl
-from tests.conftest import tiny_config
 
 MODEL = samples_folder() / "demo-model"
 PROMPTS = [json.loads(line)["prompt"] for line in (samples_folder() / "prompts.jsonl").read_text("utf-8").splitlines()[:3]]

@@ -5,148 +5,49 @@ float32, tiny models with random weights, `model.generate(do_sample=False)` as t
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import itertools
 import re
 
-import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, MistralForCausalLM
 
 from lookahead.decode.engine import LookaheadEngine
 from lookahead.decode.kv_cache import SequenceCache
 from lookahead.decode.probe import probed
 from lookahead.decode.sequence import BufferState
 from lookahead.draft.drafter import Drafter, DraftOptions
-from lookahead.draft.tree import DraftTree, chain
+from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError
+from tests.architectures import NEW_TOKENS, SAYS_ENOUGH, decoded, plainly, random_prompts
+from tests.drafts import DRAFTS, VOCAB_SIZE, KnownAnswer, always_wrong, drafter_of, perfect, random_trees
 
-TREE_MODELS = ["llama", "qwen3", "mistral", "gemma3", "gpt2", "gpt_neox", "mixtral", "deepseek_v3"]
-CHAIN_MODELS = ["gpt_neo", "mpt"]
-PLAIN_MODELS = ["mamba"]
-MODELS = [*TREE_MODELS, *CHAIN_MODELS, *PLAIN_MODELS]
-DRAFTS = ["none", "perfect", "always_wrong", "random_trees", "trie"]
-VOCAB_SIZE = 97
-NEW_TOKENS = 24
-PROMPTS = [
-    [int(token) for token in np.random.default_rng(length).integers(3, VOCAB_SIZE, length)] for length in (1, 9, 20)
-]  # with and without room in windows of 8
-
-
-class KnownAnswer:
-    """Stands in for Drafter: its trees are made from the answer that the model is known to give.
-
-    propose(root token, rest of the answer) -> DraftTree
-    """
-
-    source_names = ("known",)
-
-    def __init__(self, answers, propose):
-        self.options = DraftOptions(decoding_length=16)
-        self.answers = {tuple(prompt): answer for prompt, answer in answers}
-        self.propose = propose
-        self.chains_only = False
-        self.running = 0
-
-    def restrict_to_chains(self):
-        self.chains_only = True
-
-    def start(self, prompt_ids):
-        self.running += 1
-        return KnownRow(self, prompt_ids)
-
-    def draft_rows(self, rows, budgets, branch_lengths, price=None):
-        return [row.draft(branch_length) for row, branch_length in zip(rows, branch_lengths, strict=True)]
-
-
-class KnownRow:
-    """Stands in for Row."""
-
-    def __init__(self, drafter, prompt_ids):
-        self.drafter = drafter
-        self.rest = drafter.answers[tuple(prompt_ids)]
-        self.last = prompt_ids[-1]
-
-    def accept(self, token_ids):
-        assert token_ids == self.rest[: len(token_ids)]
-        self.rest = self.rest[len(token_ids) :]
-        self.last = token_ids[-1] if token_ids else self.last
-
-    def finish(self):
-        self.drafter.running -= 1
-
-    def draft(self, branch_length):
-        tree = self.drafter.propose(self.last, self.rest)
-        longest = len(tree) if branch_length is None else branch_length
-        kept = np.flatnonzero(tree.depths() <= longest)  # parents are less deep: still a tree
-        renumbered = np.full(len(tree) + 1, -1)
-        renumbered[kept] = np.arange(len(kept))
-        parents = renumbered[tree.parents[kept]].astype(np.int32)
-        tree = DraftTree(tree.token_ids[kept], parents, tree.probabilities[kept], tree.sources[kept], tree.matches[kept])
-        return chain(tree.token_ids[best_path(tree, self.rest)], source=0) if self.drafter.chains_only else tree
-
-
-def best_path(tree, rest):
-    """The path of `tree` that agrees longest with `rest`, and then goes on to a leaf."""
-    node, path = 0, [0]
-    while len(children := np.flatnonzero(tree.parents == node)):
-        right = [c for c in children if len(path) <= len(rest) and tree.token_ids[c] == rest[len(path) - 1]]
-        node = int((right or children)[0])
-        path.append(node)
-    return path
-
-
-def perfect(last, rest):
-    return chain([last, *rest[:7]], source=0)
-
-
-def always_wrong(last, rest):
-    """Branches of tokens that the model does not say there: none equals the answer's at its depth."""
-    token_ids, parents = [last], [-1]
-    for off in (1, 2, 3):
-        for depth, token in enumerate(rest[:4]):
-            parents.append(len(token_ids) - 1 if depth else 0)
-            token_ids.append((token + off) % VOCAB_SIZE)
-    return tree_of(token_ids, parents)
-
-
-def random_trees(seed):
-    """Trees of random shape whose nodes are right by chance: accepted nodes lie scattered among rejected ones."""
-    generator = np.random.default_rng(seed)
-
-    def propose(last, rest):
-        token_ids, parents, depths = [last], [-1], [0]
-        for _ in range(generator.integers(0, 15)):
-            parent = int(generator.choice(len(token_ids), p=softmax(depths)))
-            depth = depths[parent]
-            right = depth < len(rest) and generator.random() < 0.5
-            token_ids.append(rest[depth] if right else int(generator.integers(0, VOCAB_SIZE)))
-            parents.append(parent)
-            depths.append(depth + 1)
-        return tree_of(token_ids, parents)
-
-    return propose
-
-
-def softmax(values):
-    raised = np.exp(np.array(values) / 2)
-    return raised / raised.sum()
-
-
-def tree_of(token_ids, parents):
-    sources, matches = np.zeros((2, len(parents)), np.int32)
-    sources[0] = -1
-    ones = np.ones(len(parents), np.float32)
-    return DraftTree(np.array(token_ids, np.int32), np.array(parents, np.int32), ones, sources, matches)
-
-
-def plainly(model, prompt, new_tokens=NEW_TOKENS):
-    """What `generate` says after `prompt`."""
-    text = torch.tensor([prompt], device=model.device)
-    mask = torch.ones_like(text)
-    output = model.generate(text, attention_mask=mask, do_sample=False, max_new_tokens=new_tokens, pad_token_id=0)
-    return output[0, len(prompt) :].tolist()
+MODES = {  # python -m tests.architectures knows more of them
+    "llama": "packed",
+    "llama4": "packed",  # chunks, and queries that are scaled by their position
+    "mistral": "packed",  # a window
+    "mixtral": "packed",
+    "qwen3": "packed",
+    "afmoe": "packed",  # takes views of what attention gives
+    "gemma2": "packed",  # eager attention with a soft-cap
+    "gemma3": "packed",
+    "gemma4": "packed",  # layers that share keys, heads of two sizes
+    "gpt2": "packed",
+    "gpt_neox": "packed",
+    "gpt_oss": "packed",  # sinks
+    "deepseek_v3": "packed",  # values narrower than keys
+    "phi3_longrope": "packed",  # positions change beyond 24 tokens
+    "gptj": "tree",
+    "gpt_neo": "chain",
+    "mpt": "chain",
+    "qwen3_next": "replay",
+    "bamba": "replay",
+    "mamba": "plain",
+}
+PROMPTS = random_prompts((1, 9, 20))
 
 
 @pytest.fixture(scope="session")
@@ -166,47 +67,41 @@ def answers_of(tiny_model):
     return answers
 
 
-@pytest.mark.parametrize("architecture", MODELS)
-def test_probe_finds_how_a_model_verifies(target_of, device, architecture):
+@pytest.mark.parametrize(("architecture", "mode"), MODES.items())
+def test_probe_finds_how_a_model_verifies(target_of, device, architecture, mode):
     target = target_of(architecture, device)
-    expected = "packed" if architecture in TREE_MODELS else "chain" if architecture in CHAIN_MODELS else "plain"
-    assert target.mode == expected, target.reason
-    assert bool(target.reason) == (expected != "packed")
+    assert target.mode == mode, target.reason
+    assert bool(target.reason) == (mode != "packed")
 
 
-@pytest.mark.parametrize("architecture", MODELS)
-@pytest.mark.parametrize("draft", DRAFTS)
-def test_any_draft_yields_the_plain_greedy_tokens(target_of, answers_of, make_trie, device, architecture, draft):
-    target, answers = target_of(architecture, device), answers_of(architecture, device)
-    if draft == "none":
-        drafter = Drafter([], DraftOptions("off"))
-    elif draft == "trie":
-        whole = [[*prompt, *answer] for prompt, answer in answers]
-        drafter = Drafter([make_trie(whole, VOCAB_SIZE)], DraftOptions(decoding_length=16))
-    else:
-        makers = {"perfect": perfect, "always_wrong": always_wrong, "random_trees": random_trees(0)}
-        drafter = KnownAnswer(answers, makers[draft])
-    engine = LookaheadEngine(target, drafter)
-    done = []
-    for prompt, answer in answers:
-        generation = engine.generate(prompt, NEW_TOKENS)
-        assert generation.token_ids == answer
-        assert generation.finish_reason == ("stop" if answer[-1] == 2 else "length")
-        done.append(generation)
+@pytest.mark.parametrize("architecture", MODES)
+def test_any_draft_at_any_batch_size_yields_the_plain_greedy_tokens(tiny_model, target_of, make_trie, device, architecture):
+    target, model = target_of(architecture, device), tiny_model(architecture, device)
+    prompts = random_prompts()  # more than slots
+    answers = [(prompt, plainly(model, prompt)) for prompt in prompts]
+    assert len({token for _, answer in answers for token in answer}) >= SAYS_ENOUGH
+    trie = make_trie([[*prompt, *answer] for prompt, answer in answers], VOCAB_SIZE)
+    for draft, batch_size in itertools.product(DRAFTS, (1, 3, 8)):
+        drafter = drafter_of(draft, answers, trie)
+        done = decoded(LookaheadEngine(target, drafter, batch_size, prefill_chunk=6 if batch_size == 3 else 512), prompts)
+        for generation, (_, answer) in zip(done, answers, strict=True):
+            assert generation.token_ids == answer, (draft, batch_size)
+            assert generation.finish_reason == ("stop" if answer[-1] == 2 else "length")
 
-    # The drafts were used as meant, else the equality above says little.
-    steps, rest = sum(g.steps for g in done), sum(len(g.token_ids) - 1 for g in done)
-    accepted = sum(g.accepted_tokens for g in done)
-    if target.mode == "plain" or draft == "none":
-        assert (steps, accepted) == (rest, 0)
-    elif draft == "perfect":
-        assert steps == sum(-(-(len(g.token_ids) - 1) // 8) for g in done)
-    elif draft == "always_wrong":
-        assert (steps, accepted) == (rest, 0)
-        assert sum(g.draft_tokens for g in done) > rest
-    else:
-        stopped = sum(g.finish_reason == "stop" for g in done)  # an accepted end of sequence has no token after it
-        assert 0 < rest - steps <= accepted <= rest - steps + stopped
+        # The drafts were used as meant, else the equality above says little.
+        done = [g for g in done if not target.decodes_plainly(g.prompt_tokens + NEW_TOKENS)]
+        steps, rest = sum(g.steps for g in done), sum(len(g.token_ids) - 1 for g in done)
+        accepted = sum(g.accepted_tokens for g in done)
+        if not done or draft == "none":
+            assert (steps, accepted) == (rest, 0)
+        elif draft == "perfect":
+            assert steps == sum(-(-(len(g.token_ids) - 1) // 8) for g in done)
+        elif draft == "always_wrong":
+            assert (steps, accepted) == (rest, 0)
+            assert sum(g.draft_tokens for g in done) > rest
+        else:
+            stopped = sum(g.finish_reason == "stop" for g in done)  # an accepted end of sequence has no token after it
+            assert 0 < rest - steps <= accepted <= rest - steps + stopped
 
 
 @pytest.mark.parametrize("strategy", ["hierarchical", "parallel", "single"])
@@ -341,8 +236,15 @@ class IgnoresTreeMask(LlamaForCausalLM):
 
 
 class IgnoresPositions(LlamaForCausalLM):
+    """It goes by the length of the cache."""
+
     def forward(self, *args, position_ids=None, **kwargs):
         return super().forward(*args, position_ids=None, **kwargs)
+
+
+class CountsFromZero(LlamaForCausalLM):
+    def forward(self, input_ids, position_ids=None, **kwargs):
+        return super().forward(input_ids, position_ids=torch.arange(input_ids.shape[1])[None], **kwargs)
 
 
 class IgnoresCache(LlamaForCausalLM):
@@ -357,18 +259,30 @@ class SaysNothing(LlamaForCausalLM):
         return output
 
 
+class HidesItsWindow(MistralForCausalLM):
+    """Its config does not tell of the window of 64 tokens, which no text of the probe reaches."""
+
+    def forward(self, *args, **kwargs):
+        self.config.sliding_window = 64
+        output = super().forward(*args, **kwargs)
+        self.config.sliding_window = None
+        return output
+
+
 @pytest.mark.parametrize(
     ("kind", "mode", "reason"),
     [
         (IgnoresTreeMask, "chain", "no tree"),
-        (IgnoresPositions, "chain", "no tree"),
+        (IgnoresPositions, "packed", "^$"),
+        (CountsFromZero, "plain", "no packed .scores differ .*; no replay .scores differ"),
         (IgnoresCache, "plain", "no tree .*; no chain"),
         (SaysNothing, "plain", "not finite"),
+        (HidesItsWindow, "chain", "no packed .at position 255 a layer sees 64 tokens, by the config 256.; no tree"),
     ],
 )
 def test_model_that_verifies_wrongly_is_not_trusted_with_it(tiny_model, kind, mode, reason):
     plain = tiny_model("llama")
-    model = kind(plain.config).eval()
+    model = kind(copy.deepcopy(plain.config)).eval()
     model.load_state_dict(plain.state_dict())
     target = probed(model)
     assert target.mode == mode

@@ -45,14 +45,20 @@ class PackedAttention:
     def over(self, pack: Pack) -> Iterator[None]:
         """While open, the model's attention works on `pack`. It is to be fed `masks`."""
         self.pack, _running.attention = pack, self
+        with self.named(NAME):
+            yield
+
+    @contextlib.contextmanager
+    def named(self, name: str) -> Iterator[None]:
+        """While open, the model uses the attention and mask functions of this name."""
         before = [config._attn_implementation_internal for config in self._configs]
         for config in self._configs:
-            config._attn_implementation_internal = NAME
+            config._attn_implementation_internal = name
         try:
             yield
         finally:
-            for config, name in zip(self._configs, before, strict=True):
-                config._attn_implementation_internal = name
+            for config, own in zip(self._configs, before, strict=True):
+                config._attn_implementation_internal = own
 
     def kind_of(self, mask: torch.Tensor | None) -> str:
         """Which kind of layer was handed this mask."""
@@ -87,7 +93,7 @@ def packed_attention(
                 mask = queries.new_zeros(len(keys), 1, group.width, group.length)
             output = _own(module, attention.base)(module, queries, keys, values, mask, **arguments)[0]
         if len(keys) == 1 and len(attention.pack.groups) == 1:
-            return output, None
+            return output.contiguous(), None  # some models take a view of it
         output = output.flatten(0, 1)
         outputs.append(output if group.gather is None else output[group.gather])
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None

@@ -8,6 +8,7 @@ additive (0 or the dtype's minimum), which is right for sdpa and eager attention
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +52,11 @@ class MaskPlan:
             by_type=True,
         )
 
+    def first_seen(self, kind: str, position: int) -> int:
+        """The first position that the query at `position` sees in layers of this kind."""
+        window, chunk = self.windows[kind], self.chunks[kind]
+        return max(0, position - window + 1 if window else 0, position // chunk * chunk if chunk else 0)
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -86,6 +92,12 @@ class Pack:
     places: torch.Tensor
     groups: list[Group]
     one: tuple[int, slice] | None
+
+    @functools.cached_property
+    def offsets(self) -> torch.Tensor:
+        """int64 [tokens]: what lies before each token, for models that find positions by counting up from there."""
+        positions = self.position_ids[0]
+        return positions - torch.arange(len(positions), device=positions.device)
 
 
 def pack(

@@ -11,12 +11,22 @@ accepted places of all of them at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from lookahead.decode.batch import Pack, upload
+
+
+class KeysAndValuesOnly(Cache):
+    """Says clearly what else it is asked for."""
+
+    def has_previous_state(self, *args: object, **kwargs: object) -> Any:
+        raise NotImplementedError("its layers keep a recurrent state")
+
+    get_conv_state = update_conv_state = get_recurrent_state = update_recurrent_state = has_previous_state
 
 
 class BufferLayer(CacheLayerMixin):
@@ -60,13 +70,18 @@ class BufferLayer(CacheLayerMixin):
         return -1
 
 
-class SequenceCache(Cache):
+class SequenceCache(KeysAndValuesOnly):
     """The cache that is handed to the model. Layers appear when the model first writes to them."""
 
     def __init__(self) -> None:
         super().__init__(layer_class_to_replicate=BufferLayer)
         self.capacity = 0
+        self.offsets: torch.Tensor | None = None  # of the tree in the forward at hand, as `Pack.offsets`
         self._buffers: list[torch.Tensor] = []  # [buffers, heads, capacity, head_dim], one tensor for each shape
+
+    def get_seq_length(self, layer_idx: int = 0) -> int | torch.Tensor:
+        length: int = super().get_seq_length(layer_idx)
+        return length if self.offsets is None else self.offsets
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` places in every layer. Needs a first forward, which shows the layers' shapes."""
@@ -144,7 +159,7 @@ class SlotLayer(CacheLayerMixin):
         return -1
 
 
-class SlotCache(Cache):
+class SlotCache(KeysAndValuesOnly):
     """Keys and values of many sequences, one to a slot, for packed forwards. pack: what the forward at hand brings.
 
     A slot's buffers hold whatever was written last; masks say what is seen of it.
@@ -163,6 +178,9 @@ class SlotCache(Cache):
         while len(self.layers) <= layer_idx:
             self.layers.append(SlotLayer(self))
         return self.layers[layer_idx].update(key_states, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
+        return self.pack.offsets
 
     def new_buffer(self, states: torch.Tensor) -> torch.Tensor:
         """Zeros for what a layer brings as [1, heads, tokens, head_dim]."""

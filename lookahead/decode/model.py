@@ -83,6 +83,11 @@ class TargetModel:
         return 1 << 30
 
     @functools.cached_property
+    def chooses_keys_from(self) -> int:
+        """Length from which layers look at their best keys only (sparse attention): which those are can hang on rounding."""
+        return int(getattr(self.text_config, "index_topk", None) or 1 << 30)
+
+    @functools.cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """Ids that end an answer, as `generate` sees them."""
         ids = self.model.generation_config.eos_token_id
@@ -95,9 +100,14 @@ class TargetModel:
         return MaskPlan.of(self.text_config)
 
     @functools.cached_property
-    def takes_logits_to_keep(self) -> bool:
-        """The model can spare the scores that nobody wants."""
-        return "logits_to_keep" in inspect.signature(self.model.forward).parameters
+    def arguments(self) -> frozenset[str]:
+        """Names of what the model's forward takes."""
+        return frozenset(inspect.signature(self.model.forward).parameters)
+
+    @functools.cached_property
+    def state_name(self) -> str:
+        """What the model calls its memory of a text, as an argument and in its output."""
+        return next((name for name in ("cache_params", "state") if name in self.arguments), "past_key_values")
 
     @functools.cached_property
     def packed_attention(self) -> PackedAttention:
@@ -105,7 +115,7 @@ class TargetModel:
 
     def decodes_plainly(self, length: int) -> bool:
         """A text that grows to `length` tokens must be left to the model's own `generate`."""
-        return self.mode == "plain" or length > self.rope_changes_at
+        return self.mode == "plain" or length > min(self.rope_changes_at, self.chooses_keys_from)
 
     def slots(self) -> Slots:
         """Where sequences live while they are decoded. Not for models of mode "plain"."""

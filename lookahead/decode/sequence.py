@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache
 
 from lookahead.decode.batch import pack
 from lookahead.decode.kv_cache import SequenceCache
@@ -38,7 +37,7 @@ class BufferState:
         """Take in a chain; returns the scores of the token after it, [1, vocab]."""
         if self.past:
             self.cache.reserve(self.past + len(tree))
-        logits = self._chain(tree, LAST_ONLY if self.target.takes_logits_to_keep else None)[-1:]
+        logits = self._chain(tree, LAST_ONLY if "logits_to_keep" in self.target.arguments else None)[-1:]
         self.cache.reserve(max(self._capacity, self.past + len(tree) + 1))
         return logits
 
@@ -58,6 +57,7 @@ class BufferState:
             else mask
             for kind, mask in packed.groups[0].masks.items()
         }
+        self.cache.offsets = packed.offsets
         output = target.model(
             input_ids=packed.input_ids,
             position_ids=packed.position_ids,
@@ -65,6 +65,7 @@ class BufferState:
             past_key_values=self.cache,
             use_cache=True,
         )
+        self.cache.offsets = None
         logits: torch.Tensor = output.logits[0]
         return logits
 
@@ -75,7 +76,7 @@ class BufferState:
 
     def _chain(self, tree: DraftTree, extra: dict[str, Any] | None = None) -> torch.Tensor:
         assert tree.is_chain()
-        return _feed(self.target, tree.token_ids, self.cache, extra)
+        return _feed(self.target, tree.token_ids, self.past, self.cache, extra)[0]
 
 
 class ReplayState:
@@ -83,10 +84,11 @@ class ReplayState:
 
     def __init__(self, target: TargetModel, capacity: int):
         self.target = target
-        self._state = DynamicCache(config=target.model.config)
-        self._pending: list[int] = []  # kept tokens that the state has not taken in
+        self._state: Any = None  # the model makes it
+        self._past = 0  # tokens that it has taken in
+        self._pending: list[int] = []  # kept tokens that it has not
         self._trial: Any = None
-        self._tried = np.empty(0, np.int32)
+        self._tried: list[int] = []  # taken in by `_trial` on top
 
     def prefill(self, tree: DraftTree) -> torch.Tensor:
         """As `BufferState.prefill`."""
@@ -96,20 +98,23 @@ class ReplayState:
         """As `BufferState.forward`, for chains."""
         assert tree.is_chain()
         if len(self._pending) > MOST_PENDING:
-            _feed(self.target, self._pending, self._state)
+            _, self._state = _feed(self.target, self._pending, self._past, self._state)
+            self._past += len(self._pending)
             self._pending = []
-        self._tried = tree.token_ids
         certain = len(tree) == 1  # a root is always kept
-        self._trial = self._state if certain else copy.deepcopy(self._state)
-        logits = _feed(self.target, [*self._pending, *tree.token_ids.tolist()], self._trial)
+        state = self._state if certain else copy.deepcopy(self._state)
+        self._tried = [*self._pending, *tree.token_ids.tolist()]
+        logits, self._trial = _feed(self.target, self._tried, self._past, state)
         return logits[len(self._pending) :]
 
     def keep(self, nodes: Sequence[int]) -> None:
         """As `BufferState.keep`."""
-        if len(nodes) == len(self._tried):
+        kept = self._tried[: len(self._pending) + len(nodes)]
+        if len(kept) == len(self._tried):
             self._state, self._pending = self._trial, []
+            self._past += len(kept)
         else:
-            self._pending += self._tried[list(nodes)].tolist()
+            self._pending = kept
         self._trial = None
 
 
@@ -122,9 +127,12 @@ def sequence_state(target: TargetModel, capacity: int) -> SequenceState:
 
 
 def _feed(
-    target: TargetModel, token_ids: Sequence[int] | np.ndarray, cache: Any, extra: dict[str, Any] | None = None
-) -> torch.Tensor:
-    """Scores [tokens, vocab] by the model's own causal mask."""
+    target: TargetModel, token_ids: Sequence[int] | np.ndarray, past: int, state: Any, extra: dict[str, Any] | None = None
+) -> tuple[torch.Tensor, Any]:
+    """(scores [tokens, vocab] by the model's own causal mask, its state after them). state: after `past` tokens; None: new."""
     ids = torch.from_numpy(np.asarray(token_ids, np.int64))[None].to(target.device)
-    logits: torch.Tensor = target.model(input_ids=ids, past_key_values=cache, use_cache=True, **(extra or {})).logits[0]
-    return logits
+    fed = {**(extra or {}), target.state_name: state}
+    if "position_ids" in target.arguments:
+        fed["position_ids"] = torch.arange(past, past + len(token_ids), device=target.device)[None]
+    output = target.model(input_ids=ids, use_cache=True, **fed)
+    return output.logits[0], getattr(output, target.state_name)

@@ -152,7 +152,7 @@ class PackedSlots:
         chosen: dict[str, Any] = {}
         if kept is not None:
             index = upload(np.array(kept, np.int64), target.device)
-            if target.takes_logits_to_keep:
+            if "logits_to_keep" in target.arguments:
                 chosen = {"logits_to_keep": index}
         with attention.over(packed):
             logits = target.model(

@@ -1,0 +1,127 @@
+"""Drafts whose use is known: stand-ins for Drafter, made from the answer that a model is known to give."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.tree import DraftTree, chain
+
+VOCAB_SIZE = 97  # of the tiny models
+DRAFTS = ["none", "perfect", "always_wrong", "random_trees", "trie"]
+
+
+def drafter_of(draft, answers, trie):
+    """Any of DRAFTS. answers: (prompt, what the model says after it). trie: of these."""
+    if draft == "none":
+        return Drafter([], DraftOptions("off"))
+    if draft == "trie":
+        return Drafter([trie], DraftOptions(decoding_length=16))
+    return KnownAnswer(answers, {"perfect": perfect, "always_wrong": always_wrong, "random_trees": random_trees(0)}[draft])
+
+
+class KnownAnswer:
+    """Stands in for Drafter.
+
+    propose(root token, rest of the answer) -> DraftTree
+    """
+
+    source_names = ("known",)
+
+    def __init__(self, answers, propose):
+        self.options = DraftOptions(decoding_length=16)
+        self.answers = {tuple(prompt): answer for prompt, answer in answers}
+        self.propose = propose
+        self.chains_only = False
+        self.running = 0
+
+    def restrict_to_chains(self):
+        self.chains_only = True
+
+    def start(self, prompt_ids):
+        self.running += 1
+        return KnownRow(self, prompt_ids)
+
+    def draft_rows(self, rows, budgets, branch_lengths, price=None):
+        return [row.draft(branch_length) for row, branch_length in zip(rows, branch_lengths, strict=True)]
+
+
+class KnownRow:
+    """Stands in for Row."""
+
+    def __init__(self, drafter, prompt_ids):
+        self.drafter = drafter
+        self.rest = drafter.answers[tuple(prompt_ids)]
+        self.last = prompt_ids[-1]
+
+    def accept(self, token_ids):
+        known = token_ids == self.rest[: len(token_ids)]
+        self.rest = self.rest[len(token_ids) :] if known else []
+        self.last = token_ids[-1] if token_ids else self.last
+
+    def finish(self):
+        self.drafter.running -= 1
+
+    def draft(self, branch_length):
+        tree = self.drafter.propose(self.last, self.rest)
+        longest = len(tree) if branch_length is None else branch_length
+        kept = np.flatnonzero(tree.depths() <= longest)  # parents are less deep: still a tree
+        renumbered = np.full(len(tree) + 1, -1)
+        renumbered[kept] = np.arange(len(kept))
+        parents = renumbered[tree.parents[kept]].astype(np.int32)
+        tree = DraftTree(tree.token_ids[kept], parents, tree.probabilities[kept], tree.sources[kept], tree.matches[kept])
+        return chain(tree.token_ids[best_path(tree, self.rest)], source=0) if self.drafter.chains_only else tree
+
+
+def best_path(tree, rest):
+    """The path of `tree` that agrees longest with `rest`, and then goes on to a leaf."""
+    node, path = 0, [0]
+    while len(children := np.flatnonzero(tree.parents == node)):
+        right = [c for c in children if len(path) <= len(rest) and tree.token_ids[c] == rest[len(path) - 1]]
+        node = int((right or children)[0])
+        path.append(node)
+    return path
+
+
+def perfect(last, rest):
+    return chain([last, *rest[:7]], source=0)
+
+
+def always_wrong(last, rest):
+    """Branches of tokens that the model does not say there: none equals the answer's at its depth."""
+    token_ids, parents = [last], [-1]
+    for off in (1, 2, 3):
+        for depth, token in enumerate(rest[:4]):
+            parents.append(len(token_ids) - 1 if depth else 0)
+            token_ids.append((token + off) % VOCAB_SIZE)
+    return tree_of(token_ids, parents)
+
+
+def random_trees(seed):
+    """Trees of random shape whose nodes are right by chance: accepted nodes lie scattered among rejected ones."""
+    generator = np.random.default_rng(seed)
+
+    def propose(last, rest):
+        token_ids, parents, depths = [last], [-1], [0]
+        for _ in range(generator.integers(0, 15)):
+            parent = int(generator.choice(len(token_ids), p=softmax(depths)))
+            depth = depths[parent]
+            right = depth < len(rest) and generator.random() < 0.5
+            token_ids.append(rest[depth] if right else int(generator.integers(0, VOCAB_SIZE)))
+            parents.append(parent)
+            depths.append(depth + 1)
+        return tree_of(token_ids, parents)
+
+    return propose
+
+
+def softmax(values):
+    raised = np.exp(np.array(values) / 2)
+    return raised / raised.sum()
+
+
+def tree_of(token_ids, parents):
+    sources, matches = np.zeros((2, len(parents)), np.int32)
+    sources[0] = -1
+    ones = np.ones(len(parents), np.float32)
+    return DraftTree(np.array(token_ids, np.int32), np.array(parents, np.int32), ones, sources, matches)
