@@ -22,7 +22,7 @@ from lookahead.decode.slots import PackedSlots
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.tree import chain
 from tests.architectures import plainly
-from tests.conftest import VOCAB_SIZE
+from tests.drafts import VOCAB_SIZE
 
 
 @pytest.fixture(scope="module")

@@ -74,6 +74,13 @@ def test_probe_finds_how_a_model_verifies(target_of, device, architecture, mode)
     assert bool(target.reason) == (mode != "packed")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", ["llama", "mixtral", "gpt_neo", "mpt"])
+def test_probe_finds_the_same_in_half_precision(tiny_model, target_of, architecture, dtype):
+    rounded = copy.deepcopy(tiny_model(architecture)).to(dtype)
+    assert probed(rounded).mode == target_of(architecture).mode
+
+
 @pytest.mark.parametrize("architecture", MODES)
 def test_any_draft_at_any_batch_size_yields_the_plain_greedy_tokens(tiny_model, target_of, make_trie, device, architecture):
     target, model = target_of(architecture, device), tiny_model(architecture, device)
