@@ -5,6 +5,7 @@ float32, tiny models with random weights, `model.generate(do_sample=False)` as t
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import re
@@ -172,6 +173,13 @@ def test_probe_finds_how_a_model_verifies(target_of, device, architecture):
     expected = "packed" if architecture in TREE_MODELS else "chain" if architecture in CHAIN_MODELS else "plain"
     assert target.mode == expected, target.reason
     assert bool(target.reason) == (expected != "packed")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", ["llama", "mixtral", "gpt_neo", "mpt"])
+def test_probe_finds_the_same_in_half_precision(tiny_model, target_of, architecture, dtype):
+    rounded = copy.deepcopy(tiny_model(architecture)).to(dtype)
+    assert probed(rounded).mode == target_of(architecture).mode
 
 
 @pytest.mark.parametrize("architecture", MODELS)
