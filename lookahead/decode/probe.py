@@ -125,6 +125,8 @@ def _difference(target: TargetModel, scored: list[tuple[list[int], torch.Tensor]
                 others += [] if target.dtype == torch.float32 or len(alone) > len(text) else _scores_in_pieces(target, text)
                 moved = max(float((scores - other).abs().max()) for other in others)
                 noise = max(noise, moved / (float(scores[-1].std()) or 1.0))
+        if not torch.isfinite(row).all():  # no difference is greater than one that is not a number
+            return "scores are not finite"
         expected = alone[tuple(text)]
         spread = float(expected.std()) or 1.0
         worst = max(worst, float((expected - row.float()).abs().max()) / spread)
