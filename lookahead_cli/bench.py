@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,7 +27,11 @@ from lookahead_cli.options import (
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
+    from lookahead.bench.lossless import Divergence
     from lookahead.draft.drafter import DraftOptions
+
+SHOWN = 5  # divergences below a table
+MOST_AT_ONCE = 1024
 
 
 def command(
@@ -75,13 +80,25 @@ def command(
             "--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer of text rows in --replay, and to --explain in text."
         ),
     ] = None,
+    random_weights: Annotated[
+        bool,
+        typer.Option(
+            "--random-weights",
+            help="With --replay and --model: real forwards of a model of that shape (its config.json is enough), the logged "
+            "tokens taken as its choices.",
+        ),
+    ] = False,
     rows: Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Use the first N rows only.")] = None,
     max_new_tokens: MaxNewTokens = 256,
+    batch_size: Annotated[
+        str, typer.Option("--batch-size", metavar="N[,N]", help="Prompts decoded at once; several sizes are measured in turn.")
+    ] = "1",
     dtype: Dtype = "auto",
     device: Device = "auto",
     attn: Attention = None,
     peers: Annotated[
-        bool, typer.Option("--peers/--no-peers", help="Also run model.generate and Hugging Face prompt lookup.")
+        bool,
+        typer.Option("--peers/--no-peers", help="Also run model.generate and, at batch size 1, Hugging Face prompt lookup."),
     ] = True,
     baselines: Annotated[
         bool,
@@ -115,6 +132,8 @@ def command(
 
     Without a model: lookahead bench --replay logged.jsonl --trie answers.trie --tokenizer org/model
 
+    Real forwards, no weights: lookahead bench --replay logged.jsonl --model org/model --random-weights --batch-size 1,8
+
     Several at once: lookahead bench --replay faq.jsonl --replay code.jsonl --trie faq=faq.trie --baselines
 
     To watch it draft: lookahead bench --replay logged.jsonl --trie answers.trie --explain 1
@@ -122,17 +141,23 @@ def command(
     from lookahead.errors import UsageError
     from lookahead_cli import render
 
-    if (model is None) == (not replay):
-        raise UsageError("give either --model with --input, or --replay PAIRS. To try without either: lookahead demo")
+    if random_weights and not (model and replay):
+        raise UsageError("--random-weights needs --model NAME_OR_DIR (a config.json is enough) and --replay PAIRS.")
+    if not random_weights and (model is None) == (not replay):
+        raise UsageError(
+            "give either --model with --input, or --replay PAIRS (with --model only for --random-weights). "
+            "To try without either: lookahead demo"
+        )
     options = _contenders(strategy, decoding_length, branch_length, session_tokens, price, with_model=model is not None)
+    batch_sizes = _batch_sizes(batch_size)
     for path in (save, plot):
         check_folder(path)
-    if replay:
+    if replay and not random_weights:
         of_models = (input, plot, attn, dtype != "auto", device != "auto", max_new_tokens != 256, not peers, not check_lossless)
-        if any(of_models):
+        if any(of_models) or batch_sizes != [1]:
             raise UsageError(
-                "--replay runs no model: leave out --input, --plot, --attn, --dtype, --device, --max-new-tokens, --no-peers "
-                "and --no-check-lossless."
+                "--replay runs no model: leave out --input, --plot, --attn, --dtype, --device, --max-new-tokens, --batch-size, "
+                "--no-peers and --no-check-lossless."
             )
         from lookahead.bench.workloads import as_json
         from lookahead_cli.replay import explain_rows, print_replays, read_workloads, replay_all
@@ -147,25 +172,41 @@ def command(
         else:
             print_replays(replays)
     else:
-        if input is None or tokenizer or baselines:
-            raise UsageError("--model needs --input prompts.jsonl and takes neither --tokenizer nor --baselines.")
-        if explain:
-            raise UsageError("--explain is for --replay; to watch a model: lookahead generate --explain ROWS.")
-        comparison, failed = compare_on(
-            str(model), input, trie, options, rows, max_new_tokens, dtype, device, attn, peers, check_lossless,
-            shown=not json, weights=trie_weight,
-        )  # fmt: skip
-        value = comparison.as_json()
+        failed: list[str] = []
+        if replay:
+            if input or baselines or explain or max_new_tokens != 256 or len(replay) > 1:
+                raise UsageError(
+                    "--random-weights takes one --replay, and neither --input, --max-new-tokens, --baselines nor --explain."
+                )
+            from lookahead_cli.replay import replay_on
+
+            comparisons = replay_on(
+                str(model), replay[0], trie or [], trie_weight, options, tokenizer, rows, dtype, device, attn, batch_sizes,
+                shown=not json,
+            )  # fmt: skip
+        else:
+            if input is None or tokenizer or baselines:
+                raise UsageError("--model needs --input prompts.jsonl and takes neither --tokenizer nor --baselines.")
+            if explain:
+                raise UsageError("--explain is for --replay; to watch a model: lookahead generate --explain ROWS.")
+            comparisons, failed = compare_on(
+                str(model), input, trie, options, rows, max_new_tokens, dtype, device, attn, peers, check_lossless,
+                shown=not json, weights=trie_weight, batch_sizes=batch_sizes,
+            )  # fmt: skip
+        from lookahead.bench import compare
+
+        value = compare.as_json(comparisons)
         if json:
             render.print_json(value)
         else:
-            print_comparison(comparison)
+            for comparison in comparisons:
+                print_comparison(comparison)
         for problem in failed:
             render.notice(f"left out {problem}")
         if plot:
-            from lookahead.bench.plot import draw_comparison
+            from lookahead.bench.plot import draw_comparisons
 
-            draw_comparison(comparison, plot)
+            draw_comparisons(comparisons, plot)
     if save:
         import json as json_module
 
@@ -189,8 +230,9 @@ def compare_on(
     check_lossless: bool,
     shown: bool,
     weights: list[str] | None = None,
-) -> tuple[Comparison, list[str]]:
-    """(comparison, what is wrong with rows that were left out)."""
+    batch_sizes: Sequence[int] = (1,),
+) -> tuple[list[Comparison], list[str]]:
+    """(a comparison for each batch size, what is wrong with rows that were left out)."""
     from itertools import islice
 
     from lookahead.errors import LookaheadError
@@ -214,28 +256,35 @@ def compare_on(
         raise LookaheadError(failed[0])
     from lookahead.bench.compare import compare
 
-    with render.progress("answering", len(prompts), shown=shown) as update:
-        comparison = compare(
-            engine.target,
-            prompts,
-            engine.drafter.tries,
-            options,
-            max_new_tokens,
-            peers,
-            check_lossless,
-            progress=lambda n: update(n, "prompts"),
-            weights=trie_weights(weights, [engine.drafter.tries])[0],
-        )
-    return comparison, failed
+    comparisons = []
+    for size in batch_sizes:
+        with render.progress(f"answering, batch {size}", len(prompts), shown=shown) as update:
+            comparisons.append(
+                compare(
+                    engine.target,
+                    prompts,
+                    engine.drafter.tries,
+                    options,
+                    max_new_tokens,
+                    peers,
+                    check_lossless,
+                    progress=lambda n, update=update: update(n, "prompts"),  # type: ignore[misc]
+                    weights=trie_weights(weights, [engine.drafter.tries])[0],
+                    batch_size=size,
+                )
+            )
+    return comparisons, failed
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Table, verdict on losslessness, environment."""
+    """Table, verdict on losslessness, where outputs part, environment."""
     from lookahead_cli import render
 
     memory = max(run.peak_memory_bytes for run in comparison.runs)
+    weights, asked = (" (random weights)", "logged answers") if comparison.forced else ("", "prompts")
     render.table(
-        f"{comparison.model}: {comparison.rows} prompts, {comparison.device}, {comparison.dtype}, batch 1",
+        f"{comparison.model}{weights}: {comparison.rows} {asked}, {comparison.device}, {comparison.dtype}, "
+        f"batch {comparison.batch_size}",
         ["decoding", "tokens/s", "speedup", "EDL", "drafted", "draft us", "forward ms"],
         [
             (
@@ -245,7 +294,7 @@ def print_comparison(comparison: Comparison) -> None:
                 f"{run.edl:.2f}",
                 f"{run.draft_tokens / max(1, run.steps):.1f}" if run.strategy != "peer" else "-",
                 f"{run.draft_seconds / max(1, run.steps) * 1e6:.0f}" if run.strategy not in ("peer", "off") else "-",
-                f"{run.forward_seconds / max(1, run.steps) * 1e3:.2f}" if run.strategy != "peer" else "-",
+                f"{run.forward_seconds / max(1, run.forwards) * 1e3:.2f}" if run.strategy != "peer" else "-",
             )
             for run in comparison.runs
         ],
@@ -259,12 +308,36 @@ def print_comparison(comparison: Comparison) -> None:
             f"{found.near_tie} near-ties, {found.different} different",
             markup=False,
         )
+        for each in found.shown[:SHOWN]:
+            render.out.print(_where(each), markup=False)
+        if len(found.divergences) > SHOWN:
+            render.out.print(f"... and {len(found.divergences) - SHOWN} more (--json shows 20)", markup=False)
     about = comparison.environment
     render.out.print(
         f"{about['processor']}, {about['threads']} threads, torch {about['torch']}, transformers {about['transformers']}, "
         f"peak memory {render.size(memory)}",
         markup=False,
     )
+
+
+def _where(found: Divergence) -> str:
+    """One line: where an output left plain decoding's."""
+    where = f"{found.kind}: prompt {found.row}, {found.run}, after {found.place} tokens"
+    if found.expected is None or found.got is None:
+        return f"{where}: one answer goes on, the other has ended"
+    scores = [f"{score:.6g}" if score is not None else "not finite" for score in (found.got_score, found.expected_score)]
+    near = f"{found.tolerance:.2g}" if found.tolerance is not None else "-"
+    return f"{where}: token {found.got} ({scores[0]}) for {found.expected} ({scores[1]}), within rounding up to {near}"
+
+
+def _batch_sizes(text: str) -> list[int]:
+    """ "1,8" -> [1, 8]. Raises UsageError."""
+    from lookahead.errors import UsageError
+
+    sizes = [part.strip() for part in text.split(",")]
+    if not all(size.isdecimal() and 1 <= int(size) <= MOST_AT_ONCE for size in sizes):
+        raise UsageError(f"--batch-size {text}: give a number of prompts from 1 to {MOST_AT_ONCE}, or several such as 1,4,8.")
+    return list(dict.fromkeys(map(int, sizes)))
 
 
 def _contenders(

@@ -66,7 +66,7 @@ def _run(folder: Path, rows: int) -> None:
     _print_answers(prompts_of_three, Path(answers))
     say("4. The proof", "lookahead bench --model MODEL --input prompts.jsonl --trie answers.trie")
     options = [draft_options(name, length, 64) for name, length in (("auto", "auto"), ("hierarchical", "16"), ("single", "8"))]
-    comparison, _ = bench.compare_on(
+    (comparison,), _ = bench.compare_on(
         model, str(prompts), [trie], options, None, 256, "float32", "auto", None, True, True, shown=True
     )
     bench.print_comparison(comparison)

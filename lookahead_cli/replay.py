@@ -1,4 +1,4 @@
-"""bench --replay: logged answers of one or more workloads, replayed without a model. Reading, running, printing."""
+"""bench --replay: logged answers, of one or more workloads without a model or on one. Reading, running, printing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lookahead.bench.compare import Comparison
     from lookahead.bench.replay import ReplayResult
     from lookahead.bench.workloads import Contender, Workload, WorkloadReplay
     from lookahead.draft.drafter import DraftOptions
@@ -61,9 +62,17 @@ def compile_for(workloads: list[Workload], option: DraftOptions) -> None:
 
 
 def read_workloads(
-    paths: list[str], tries: list[str], weights: list[str] | None, tokenizer: str | None, rows: int | None
+    paths: list[str],
+    tries: list[str],
+    weights: list[str] | None,
+    tokenizer: str | None,
+    rows: int | None,
+    shape: Any | None = None,
 ) -> tuple[list[Workload], Any | None]:
-    """(a workload for each file of pairs, the tokenizer if one is named)"""
+    """(a workload for each file of pairs, the tokenizer if one is named)
+
+    shape: text config of the model that the pairs are replayed on, which they and the tries must fit.
+    """
     import time
     from itertools import islice
 
@@ -95,9 +104,61 @@ def read_workloads(
         if tokenizer is not None:
             for trie in some:
                 trie.check_tokenizer(whose.fingerprint, whose.vocab_size, tokenizer)
-        pairs = list(islice(replay_pairs(path, loaded), rows))
+        limits: dict[str, int] = {}
+        if shape is not None:
+            from lookahead.decode.model import longest_text
+
+            limits = {"vocab_size": shape.vocab_size, "longest": longest_text(shape)}
+            for trie in some:
+                trie.check_tokenizer("", max(shape.vocab_size, whose.vocab_size if loaded else 0), "the model")
+        pairs = list(islice(replay_pairs(path, loaded, **limits), rows))
         workloads.append(Workload(name, pairs, some, seconds, weights_of_some))
     return workloads, loaded
+
+
+def replay_on(
+    model: str,
+    path: str,
+    tries: list[str],
+    weights: list[str] | None,
+    options: list[DraftOptions],
+    tokenizer: str | None,
+    rows: int | None,
+    dtype: str,
+    device: str,
+    attention: str | None,
+    batch_sizes: Sequence[int],
+    shown: bool,
+) -> list[Comparison]:
+    """Replay logged answers on a model of random weights; one comparison for each batch size."""
+    from lookahead.bench.compare import compare
+    from lookahead.decode.model import random_model, read_config
+    from lookahead_cli import render
+
+    shape = read_config(model).get_text_config(decoder=True)
+    workloads, _ = read_workloads([path], tries, weights, tokenizer, rows, shape)
+    (workload,) = workloads
+    compile_for(workloads, options[0])
+    target = random_model(model, dtype, device, attention)
+    if target.mode != "packed":
+        render.notice(f"{model} verifies by {target.mode}: {target.reason}")
+    prompts, answers = [prompt for prompt, _ in workload.pairs], [answer for _, answer in workload.pairs]
+    comparisons = []
+    for size in batch_sizes:
+        with render.progress(f"replaying, batch {size}", len(prompts), shown=shown) as update:
+            comparisons.append(
+                compare(
+                    target,
+                    prompts,
+                    workload.tries,
+                    options,
+                    progress=lambda n, update=update: update(n, "answers"),  # type: ignore[misc]
+                    weights=workload.weights,
+                    batch_size=size,
+                    answers=answers,
+                )
+            )
+    return comparisons
 
 
 def tries_of_each(tries: list[str], names: list[str]) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM
 
 from lookahead.decode.engine import LookaheadEngine
 from lookahead.decode.kv_cache import SequenceCache
-from lookahead.decode.probe import probed
+from lookahead.decode.probe import _difference, _scores_alone, probed
 from lookahead.decode.sequence import BufferState
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.tree import chain
@@ -72,6 +72,13 @@ def test_probe_finds_how_a_model_verifies(target_of, device, architecture, mode)
     target = target_of(architecture, device)
     assert target.mode == mode, target.reason
     assert bool(target.reason) == (mode != "packed")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", ["llama", "mixtral", "gpt_neo", "mpt"])
+def test_probe_finds_the_same_in_half_precision(tiny_model, target_of, architecture, dtype):
+    rounded = copy.deepcopy(tiny_model(architecture)).to(dtype)
+    assert probed(rounded).mode == target_of(architecture).mode
 
 
 @pytest.mark.parametrize("architecture", MODES)
@@ -333,3 +340,11 @@ def test_scores_do_not_depend_on_how_large_the_buffers_began(target_of, architec
         sequence.keep([0, 1])
         scores.append(sequence.forward(chain([9, 10])))
     assert torch.equal(*scores)
+
+
+@torch.inference_mode()
+def test_probe_refuses_scores_that_are_no_numbers(target_of):
+    target, text = target_of("llama"), [5, 6, 7]
+    scores = _scores_alone(target, text)[-1]
+    assert _difference(target, [(text, scores)]) == ""
+    assert _difference(target, [(text, torch.full_like(scores, torch.nan))]) == "scores are not finite"

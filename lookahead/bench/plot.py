@@ -16,24 +16,32 @@ if TYPE_CHECKING:
 matplotlib.use("Agg")  # draws files, needs no screen
 
 
-def draw_comparison(comparison: Comparison, path: str) -> None:
-    """Bars of tokens/s (labelled with the speedup) and EDL of every contender, atomically written to `path`."""
+def draw_comparisons(comparisons: Sequence[Comparison], path: str) -> None:
+    """Bars of tokens/s (labelled with the speedup) and EDL of every contender, a row for each batch size, to `path`."""
     from matplotlib import pyplot
 
-    runs = comparison.runs[::-1]
-    names = [run.name for run in runs]
-    colours = ["#888888" if run.strategy in ("off", "peer") else "#2a6fdb" for run in runs]
-    figure, (speed, length) = pyplot.subplots(1, 2, figsize=(10, 0.45 * len(runs) + 1.6), sharey=True, layout="constrained")
-    bars = speed.barh(names, [run.tokens_per_second for run in runs], color=colours)
-    speed.bar_label(bars, [f"{run.speedup:.2f}x" for run in runs], padding=3)
-    speed.set_xlabel("tokens/s (label: speedup over plain)")
-    bars = length.barh(names, [run.edl for run in runs], color=colours)
-    length.bar_label(bars, fmt="%.2f", padding=3)
-    length.set_xlabel("EDL (tokens per decode step)")
-    for axis in (speed, length):
-        axis.margins(x=0.15)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{comparison.model}, {comparison.rows} prompts, {comparison.device}, {comparison.dtype}", fontsize=10)
+    runs_each = [len(comparison.runs) for comparison in comparisons]
+    figure, rows = pyplot.subplots(
+        len(comparisons), 2, figsize=(10, sum(0.45 * runs + 1.6 for runs in runs_each)), sharey="row", squeeze=False,
+        layout="constrained", height_ratios=runs_each,
+    )  # fmt: skip
+    for comparison, (speed, length) in zip(comparisons, rows, strict=True):
+        runs = comparison.runs[::-1]
+        names = [run.name for run in runs]
+        colours = ["#888888" if run.strategy in ("off", "peer") else "#2a6fdb" for run in runs]
+        bars = speed.barh(names, [run.tokens_per_second for run in runs], color=colours)
+        speed.bar_label(bars, [f"{run.speedup:.2f}x" for run in runs], padding=3)
+        speed.set_xlabel("tokens/s (label: speedup over plain)")
+        speed.set_title(f"batch {comparison.batch_size}", loc="left", fontsize=10)
+        bars = length.barh(names, [run.edl for run in runs], color=colours)
+        length.bar_label(bars, fmt="%.2f", padding=3)
+        length.set_xlabel("EDL (tokens per decode step)")
+        for axis in (speed, length):
+            axis.margins(x=0.15)
+            axis.spines[["top", "right"]].set_visible(False)
+    first = comparisons[0]
+    weights, asked = (" (random weights)", "logged answers") if first.forced else ("", "prompts")
+    figure.suptitle(f"{first.model}{weights}, {first.rows} {asked}, {first.device}, {first.dtype}", fontsize=10)
     _save(figure, path)
 
 

@@ -42,6 +42,7 @@ class Generation:
     steps: forwards after the prefill. draft_tokens, accepted_tokens: guessed and right, summed over steps;
     accepted_by_source: the latter by who guessed. seconds: from its first step to its last.
     observer: is told what each decode step drafted and accepted.
+    forced: the answer that is taken as the model's choices, whatever its scores, which are computed all the same.
     """
 
     prompt_ids: list[int]
@@ -50,6 +51,7 @@ class Generation:
     sampling: Sampling = GREEDY
     seed: int = 0
     observer: Observer | None = None
+    forced: Sequence[int] | None = None
     token_ids: list[int] = dataclasses.field(default_factory=list)
     finish_reason: FinishReason = ""
     error: Exception | None = None
@@ -155,9 +157,12 @@ class RunningRow:
         if piece.tree is None or piece.wanted == "none":
             return Accepted([], list(range(len(piece.tree or ()))))
         sampler, logits = self.sampler, scores.of(slot)
-        best = scores.best(slot) if sampler.is_greedy else None
+        forced, so_far = self.generation.forced, self.generation.token_ids
+        best = scores.best(slot) if sampler.is_greedy or forced is not None else None
 
         def say(node: int) -> int:
+            if forced is not None:
+                return forced[len(so_far)]
             return best[node] if best else sampler.say(logits[node])
 
         def goes_on(token: int) -> bool:

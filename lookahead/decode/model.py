@@ -65,10 +65,7 @@ class TargetModel:
     @functools.cached_property
     def longest_text(self) -> int:
         """Tokens of prompt and output that the model has positions for."""
-        for field in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-            if getattr(self.text_config, field, None):
-                return int(getattr(self.text_config, field))
-        return 1 << 30
+        return longest_text(self.text_config)
 
     @functools.cached_property
     def rope_changes_at(self) -> int:
@@ -122,20 +119,71 @@ class TargetModel:
         return PackedSlots(self) if self.mode == "packed" else SeparateSlots(self)
 
 
+def longest_text(text_config: Any) -> int:
+    """Tokens that a model of this config has positions for."""
+    for field in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        if getattr(text_config, field, None):
+            return int(getattr(text_config, field))
+    return 1 << 30
+
+
 def load_model(name: str, dtype: str = "auto", device: str = "auto", attention: str | None = None) -> TargetModel:
     """Load a causal LM from a folder or hub name and probe how it verifies.
 
     dtype: auto (float32 on a CPU, the checkpoint's own elsewhere), float32, bfloat16, float16. device: auto, cpu, cuda...
     Raises ModelError if it is no causal LM or cannot be loaded, UsageError for an unknown dtype or missing device.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from lookahead.decode.probe import probed
 
-    target_device = _device(device)
-    if dtype not in ("auto", *DTYPES):
-        raise UsageError(f"--dtype {dtype}: choose auto, {', '.join(DTYPES)}.")
-    chosen: Any = DTYPES.get(dtype) or (torch.float32 if target_device.type == "cpu" else "auto")
+    target_device, chosen = _device(device), _dtype(dtype)
+    path = Path(name)
+    read_config(name)
+    if path.is_dir() and not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
+        raise ModelError(f"{name}: no weights in this folder (looked for *.safetensors and *.bin).")
+    if chosen is None:
+        chosen = torch.float32 if target_device.type == "cpu" else "auto"
+    try:
+        with _quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(
+                name, dtype=chosen, **({"attn_implementation": attention} if attention else {})
+            )
+    except Exception as error:
+        raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
+    return probed(model.to(target_device).eval(), name)
+
+
+def random_model(name: str, dtype: str = "auto", device: str = "auto", attention: str | None = None) -> TargetModel:
+    """A causal LM of the shape that a config.json says, with random weights, the same each time; no weights are read.
+
+    It costs what the real one costs and says nothing that makes sense. Arguments and errors as of `load_model`.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from lookahead.decode.probe import probed
+
+    target_device, chosen = _device(device), _dtype(dtype)
+    config = read_config(name)
+    if chosen is None:
+        of_config = config.get_text_config(decoder=True).dtype or torch.bfloat16
+        chosen = torch.float32 if target_device.type == "cpu" else of_config
+    devices = [target_device] if target_device.type == "cuda" else []
+    try:
+        with _quiet_transformers(), torch.random.fork_rng(devices), target_device:
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=chosen, **({"attn_implementation": attention} if attention else {})
+            )
+    except Exception as error:
+        raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
+    return probed(model.to(target_device).eval(), name)
+
+
+def read_config(name: str) -> Any:
+    """The config of a causal LM. Raises ModelError if there is none or it is of another kind of model."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     path = Path(name)
     if path.is_file():
         raise ModelError(f"{name}: is a file. Give the model's folder, or a hub name such as org/model.")
@@ -154,16 +202,14 @@ def load_model(name: str, dtype: str = "auto", device: str = "auto", attention: 
     held = config.architectures or []
     if held and not any(a.lower() == known[type(config)].__name__.lower() or a.endswith("ForCausalLM") for a in held):
         raise ModelError(f"{name}: holds a {held[0]}, which is no causal language model. Choose one that is.")
-    if path.is_dir() and not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
-        raise ModelError(f"{name}: no weights in this folder (looked for *.safetensors and *.bin).")
-    try:
-        with _quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=chosen, **({"attn_implementation": attention} if attention else {})
-            )
-    except Exception as error:
-        raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
-    return probed(model.to(target_device).eval(), name)
+    return config
+
+
+def _dtype(name: str) -> Any:
+    """None for auto. Raises UsageError for what is none."""
+    if name not in ("auto", *DTYPES):
+        raise UsageError(f"--dtype {name}: choose auto, {', '.join(DTYPES)}.")
+    return DTYPES.get(name)
 
 
 def _device(name: str) -> torch.device:

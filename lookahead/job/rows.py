@@ -169,11 +169,26 @@ def prompt_ids_of(request: Request, tokenizer: Any | None, chat: bool = False, s
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def replay_pairs(path: str, tokenizer: Any | None) -> Iterator[tuple[list[int], list[int]]]:
+def replay_pairs(
+    path: str, tokenizer: Any | None, vocab_size: int = 1 << 31, longest: int | None = None
+) -> Iterator[tuple[list[int], list[int]]]:
     """(prompt ids, response ids) of logged rows {"prompt_ids", "response_ids"} or {"prompt", "response"}.
 
-    Raises CorpusError naming file and line of the first row that is neither.
+    vocab_size, longest: of the model that is to say them, which all ids must be below, and tokens of both together at most.
+    Raises CorpusError naming file and line of the first row that is neither or does not fit.
     """
+    for line, pair in _pairs(path, tokenizer):
+        prompt, response = pair
+        highest, together = max((*prompt, *response)), len(prompt) + len(response)
+        if highest >= vocab_size:
+            raise CorpusError(f"{path}:{line}: token id {highest} is outside the model's vocabulary of {vocab_size}.")
+        if longest is not None and together > longest:
+            raise CorpusError(f"{path}:{line}: prompt and response have {together} tokens, the model has {longest} positions.")
+        yield pair
+
+
+def _pairs(path: str, tokenizer: Any | None) -> Iterator[tuple[int, tuple[list[int], list[int]]]]:
+    """Line and pair of each row."""
     if path != "-" and not Path(path).is_file():
         raise CorpusError(f"{path}: no such file.")
     found = False
@@ -183,7 +198,7 @@ def replay_pairs(path: str, tokenizer: Any | None) -> Iterator[tuple[list[int], 
             raise CorpusError(f"{path}:{line}: {row}.")
         ids = [row.get("prompt_ids"), row.get("response_ids")]
         if all(isinstance(x, list) and x and all(type(t) is int and 0 <= t < 1 << 31 for t in x) for x in ids):
-            yield ids[0], ids[1]  # type: ignore[misc]
+            yield line, (ids[0], ids[1])  # type: ignore[misc]
             continue
         texts = [row.get("prompt"), row.get("response")]
         if not all(isinstance(x, str) and x for x in texts):
@@ -194,6 +209,7 @@ def replay_pairs(path: str, tokenizer: Any | None) -> Iterator[tuple[list[int], 
         if tokenizer is None:
             raise CorpusError(f"{path}:{line}: holds text: name its tokenizer with --tokenizer MODEL_OR_FOLDER.")
         response: Sequence[int] = tokenizer(texts[1], add_special_tokens=False)["input_ids"]
-        yield list(tokenizer(texts[0])["input_ids"]), [*response, tokenizer.eos_token_id]
+        end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        yield line, (list(tokenizer(texts[0])["input_ids"]), [*response, *end])
     if not found:
         raise CorpusError(f"{path}: empty file.")

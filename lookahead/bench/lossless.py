@@ -1,0 +1,188 @@
+"""Are outputs what plain decoding says? In: outputs of both. Out: counts, and where and how far they part.
+
+In half precision any change of a forward's shape moves scores a little, so two tokens that score nearly the same change places:
+a near-tie. Whether it is one is judged by the stock model, none of our code in between: a forward over the whole text gives the
+scores at each place, and forwards of other shapes over the same text say how far rounding alone moves them there. An output is
+excused if both tokens at the first difference, and each token behind it, come that near to the best score.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from lookahead.decode.model import TargetModel
+
+Ids = Sequence[int]
+Kind = Literal["near-tie", "different"]
+SHOWN = 20  # divergences in the JSON
+UNITS = 2  # of rounding at the best score: apart by no more is near in any case
+NOISES = 3  # of the measured moves of single scores: apart by no more is near too
+SPREADS = 0.25  # of the scores' standard deviation: apart by more is not near, whatever the noise
+PIECES = (7, 1, 3, 16, 2)  # tokens of the forwards that rounding is measured with
+ALWAYS = 2  # shapes of forwards that every output is judged by; the others where these do not excuse it
+
+
+@dataclasses.dataclass(frozen=True)
+class Divergence:
+    """Where an output leaves what plain decoding says; where it is different, the first place that nothing excuses.
+
+    row: of the prompts, from 1. place: tokens of the answer before it. expected: plain decoding's token or, behind the first
+    difference, the model's own; None, as got, where one answer has ended. tolerance: scores no further apart are a near-tie.
+    """
+
+    row: int
+    run: str
+    place: int
+    expected: int | None
+    got: int | None
+    expected_score: float | None
+    got_score: float | None
+    tolerance: float | None
+    kind: Kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Lossless:
+    """Outputs against those of plain decoding, token id for token id. divergences: one of each output that is not identical."""
+
+    checked: int
+    identical: int
+    divergences: list[Divergence]
+
+    @property
+    def near_tie(self) -> int:
+        return sum(each.kind == "near-tie" for each in self.divergences)
+
+    @property
+    def different(self) -> int:
+        return sum(each.kind == "different" for each in self.divergences)
+
+    @property
+    def shown(self) -> list[Divergence]:
+        """The first ones, different ones before near-ties."""
+        return sorted(self.divergences, key=lambda each: each.kind != "different")[:SHOWN]
+
+    def as_json(self) -> dict[str, int]:
+        """ "lossless" in the JSON of `bench`."""
+        counts = {name: getattr(self, name) for name in ("identical", "near_tie", "different")}
+        return {"checked": self.checked, **counts}
+
+
+def lossless(
+    target: TargetModel, prompts: Sequence[Ids], expected: Sequence[Ids], outputs: Mapping[str, Sequence[Ids]]
+) -> Lossless:
+    """Compare outputs, by name of the run, with the expected ones, row by row."""
+    checked = identical = 0
+    divergences = []
+    judged: dict[tuple[int, tuple[int, ...]], Divergence] = {}  # runs often err alike
+    for run, of_run in outputs.items():
+        for row, (prompt, right, output) in enumerate(zip(prompts, expected, of_run, strict=True), 1):
+            checked += 1
+            if list(output) == list(right):
+                identical += 1
+                continue
+            key = row, tuple(output)
+            if key not in judged:
+                judged[key] = _judged(target, row, run, prompt, right, output)
+            divergences.append(dataclasses.replace(judged[key], run=run))
+    return Lossless(checked, identical, divergences)
+
+
+@torch.inference_mode()
+def _judged(target: TargetModel, row: int, run: str, prompt: Ids, expected: Ids, output: Ids) -> Divergence:
+    """Class an output that is not the expected one."""
+    place = next((i for i, (a, b) in enumerate(zip(expected, output, strict=False)) if a != b), None)
+    if place is None:  # one is a part of the other: a matter of where to stop, not of scores
+        place = min(len(expected), len(output))
+        ends = [ids[place] if len(ids) > place else None for ids in (expected, output)]
+        return Divergence(row, run, place, ends[0], ends[1], None, None, None, "different")
+    judge = _Judge(target, prompt, output)
+    both = torch.tensor([[*output[place:]], [expected[place], *output[place + 1 :]]], device=target.device)
+    far, tolerance = judge.far(place, both)
+    wanted, near = expected[place], tolerance[far[0] if far else 0]
+    if far and far[0] > 0:  # excused at first, and wrong behind it
+        place += far[0]
+        wanted = int(judge.alone[place].argmax())
+    got, (right, said) = output[place], judge.alone[place, [wanted, output[place]]].tolist()
+    kind: Kind = "different" if far else "near-tie"
+    return Divergence(row, run, place, wanted, got, _rounded(right), _rounded(said), _rounded(near), kind)
+
+
+class _Judge:
+    """The stock model's word on a text. alone: [tokens of the output, vocab], what each was chosen by, in one forward."""
+
+    def __init__(self, target: TargetModel, prompt: Ids, output: Ids):
+        self.target, self.prompt, self.output = target, prompt, output
+        self.alone = self._whole()
+
+    def far(self, place: int, tokens: torch.Tensor) -> tuple[list[int], list[float]]:
+        """(places, counted from `place`, where one of `tokens` is never near the best score; all tolerances).
+
+        tokens: [any, places]. A token is near if it is in one shape of the forward: where rounding sends a token to
+        another expert, scores jump, and what is near in one shape is far in another.
+        """
+        alone = self.alone[place:]
+        noise, behind_best = torch.zeros_like(alone[:, 0]), _behind_best(alone, tokens)
+        for number, scores in enumerate(self._shapes(), 1):
+            noise = torch.maximum(noise, (scores[place:] - alone).abs().amax(-1))
+            behind_best = torch.minimum(behind_best, _behind_best(scores[place:], tokens))
+            tolerance = _tolerance(self.target, alone, noise)
+            far = (~(behind_best <= tolerance)).any(0)  # not finite is far
+            if number >= ALWAYS and not far.any():
+                break
+        return far.nonzero()[:, 0].tolist(), tolerance.tolist()
+
+    def _shapes(self) -> Iterator[torch.Tensor]:
+        """Scores of the same text in forwards of other shapes."""
+        yield self._whole(behind=PIECES[0])
+        for size in PIECES:
+            yield self._in_pieces(size) if self.target.mode != "plain" else self._whole(behind=size + 1)
+
+    def _whole(self, behind: int = 0) -> torch.Tensor:
+        """In one forward, without a cache. behind: tokens that follow the text; no score can depend on them."""
+        text = [*self.prompt, *self.output[:-1], *[self.output[-1]] * behind]
+        kept = len(self.output) + behind
+        logits = self.target.model(input_ids=_ids(self.target, text), use_cache=False, **_keeping(self.target, kept)).logits[0]
+        return logits[-kept : logits.shape[0] - behind].float()
+
+    def _in_pieces(self, size: int) -> torch.Tensor:
+        """By the model's own cache: the prompt, then `size` tokens at a time."""
+        model, ids = self.target.model, self.output[:-1]
+        step = model(input_ids=_ids(self.target, self.prompt), use_cache=True, **_keeping(self.target, 1))
+        scores = [step.logits[0, -1:]]
+        for start in range(0, len(ids), size):
+            piece = _ids(self.target, ids[start : start + size])
+            step = model(input_ids=piece, past_key_values=step.past_key_values, use_cache=True)
+            scores.append(step.logits[0])
+        return torch.cat(scores).float()
+
+
+def _behind_best(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """[any, places]: how far the scores of tokens [any, places] lie below the best ones. scores: [places, vocab]."""
+    return scores.max(-1).values - scores.gather(1, tokens.T).T
+
+
+def _tolerance(target: TargetModel, scores: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """[places]: how far below the best score rounding may bring a token that is said. noise: how far it moved scores."""
+    noise = torch.maximum(noise, noise.mean())  # a place where no shape happened to move anything is no better than others
+    units = UNITS * torch.finfo(target.dtype).eps * scores.max(-1).values.abs()
+    return torch.minimum(torch.maximum(units, NOISES * noise), SPREADS * scores.std(-1))
+
+
+def _rounded(score: float) -> float | None:
+    """For JSON, which has no numbers that are not finite."""
+    return round(score, 6) if math.isfinite(score) else None
+
+
+def _ids(target: TargetModel, token_ids: Ids) -> torch.Tensor:
+    return torch.tensor([list(token_ids)], device=target.device)
+
+
+def _keeping(target: TargetModel, last: int) -> dict[str, Any]:
+    """Spare the scores before the last ones, where the model can."""
+    return {"logits_to_keep": last} if "logits_to_keep" in target.arguments else {}
