@@ -20,6 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from lookahead.decode.batch import Group, MaskPlan, Pack
 
 NAME = "lookahead_packed"
+FIELD = "_attn_implementation_internal"  # of a config: the function its layers use
 NOT_SDPA = ("softcap", "s_aux", "position_bias")  # arguments that sdpa itself does not know
 
 _running = threading.local()  # .attention: the PackedAttention whose forward this thread runs
@@ -30,7 +31,8 @@ class PackedAttention:
 
     def __init__(self, model: Any, plan: MaskPlan):
         configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-        self._configs = [c for c in configs.values() if getattr(c, "_attn_implementation", None)]
+        # Their fields themselves: a config's own way of setting one takes longer than a layer's attention.
+        self._configs = [vars(c) for c in configs.values() if getattr(c, "_attn_implementation", None) and FIELD in vars(c)]
         if not self._configs:
             raise NotImplementedError("its attention cannot be replaced")
         own = model.config.get_text_config(decoder=True)._attn_implementation
@@ -51,14 +53,14 @@ class PackedAttention:
     @contextlib.contextmanager
     def named(self, name: str) -> Iterator[None]:
         """While open, the model uses the attention and mask functions of this name."""
-        before = [config._attn_implementation_internal for config in self._configs]
-        for config in self._configs:
-            config._attn_implementation_internal = name
+        before = [fields[FIELD] for fields in self._configs]
+        for fields in self._configs:
+            fields[FIELD] = name
         try:
             yield
         finally:
-            for config, own in zip(self._configs, before, strict=True):
-                config._attn_implementation_internal = own
+            for fields, own in zip(self._configs, before, strict=True):
+                fields[FIELD] = own
 
     def kind_of(self, mask: torch.Tensor | None) -> str:
         """Which kind of layer was handed this mask."""

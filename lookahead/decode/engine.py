@@ -125,12 +125,12 @@ class RunningRow:
         self.taken_in: int | None = None  # tokens of `text` that the slot holds; None: it has not begun
         self.told = len(generation.token_ids)  # tokens of the answer that the drafter knows
 
-    def enter(self, slots: Slots) -> None:
+    def enter(self, slots: Slots, most_drafted: int) -> None:
         """Take the next slot, anew if it had one before: what was said by then but for the last token is taken in too."""
         self.tell()
         self.text = [*self.generation.prompt_ids, *self.generation.token_ids[:-1]]
         self.taken_in = None
-        slots.add(self.text)
+        slots.add(self.text, self.generation.room - len(self.generation.token_ids) + most_drafted)
 
     @property
     def decodes(self) -> bool:
@@ -272,7 +272,7 @@ class LookaheadEngine:
                             continue
                     slots = slots or self.target.slots()
                     rows.append(again.pop(0))
-                    rows[-1].enter(slots)
+                    rows[-1].enter(slots, self.drafter.options.decoding_length)
                 if not rows or not slots:
                     return
                 try:
@@ -281,7 +281,7 @@ class LookaheadEngine:
                     slots = self.target.slots()
                     again += self._after(error, rows)
                     for row in rows:
-                        row.enter(slots)
+                        row.enter(slots, 0)
                 yield self._retire(rows, slots)
         finally:
             for row in (*rows, *again):

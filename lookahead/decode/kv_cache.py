@@ -170,7 +170,8 @@ class SlotCache(KeysAndValuesOnly):
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.slots = self.capacity = 0
-        self._buffers: list[torch.Tensor] = []  # [buffers, slots, heads, capacity, head_dim], in the end one of each shape
+        self.merged = True  # there is one buffer of each shape
+        self._buffers: list[torch.Tensor] = []  # [buffers, slots, heads, capacity, head_dim]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -186,13 +187,11 @@ class SlotCache(KeysAndValuesOnly):
         """Zeros for what a layer brings as [1, heads, tokens, head_dim]."""
         buffer = states.new_zeros(1, self.slots, states.shape[1], self.capacity, states.shape[3])
         self._buffers.append(buffer)
+        self.merged = False
         return buffer
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Make room for so many slots of `capacity` places each; what they hold stays."""
-        grows = slots > self.slots or capacity > self.capacity
-        if not grows and len(self._buffers) == len({self._shape(buffer) for buffer in self._buffers}):
-            return
+        """Make room for so many slots of `capacity` places each, and merge buffers; what they hold stays."""
         self.slots, old_slots = max(slots, self.slots), self.slots
         self.capacity, old_capacity = max(capacity, self.capacity), self.capacity
         by_shape: dict[tuple[int, int], list[tuple[SlotLayer, str]]] = {}
@@ -208,6 +207,7 @@ class SlotCache(KeysAndValuesOnly):
                 buffer[number, :old_slots, :, :old_capacity] = getattr(layer, name)
                 setattr(layer, name, buffer[number])
             self._buffers.append(buffer)
+        self.merged = True
 
     def move(self, slots: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
         """In slots[k], what stands at place sources[k] goes to place targets[k]. All are read before one is written."""

@@ -55,8 +55,8 @@ class Slots(Protocol):
     open: int
     prefilled: int  # tokens of prompts that went through the model
 
-    def add(self, text: Sequence[int]) -> int:
-        """Open a slot for a text; returns its number."""
+    def add(self, text: Sequence[int], room: int = 0) -> int:
+        """Open a slot for a text that may grow by `room` tokens, drafts included; returns its number."""
 
     def begin(self, slot: int) -> int | None:
         """How many tokens at the beginning of the slot's text are held already; all but the last at most.
@@ -87,9 +87,10 @@ class PackedSlots:
         self._held: list[list[int]] = []  # tokens whose keys and values each slot's buffers hold, closed slots included
         self._texts: list[np.ndarray] = []  # what the slot has to take in before it decodes
         self._begun: list[bool] = []
+        self._longest = 0  # of all texts so far, once grown
         self._trees: Sequence[DraftTree | None] = ()
 
-    def add(self, text: Sequence[int]) -> int:
+    def add(self, text: Sequence[int], room: int = 0) -> int:
         slot = self.open
         self.open += 1
         if slot == len(self._held):
@@ -98,6 +99,7 @@ class PackedSlots:
             self._begun.append(False)
         self._texts[slot] = np.array(text, np.int32)
         self._begun[slot] = False
+        self._longest = max(self._longest, len(text) + room)
         return slot
 
     def begin(self, slot: int) -> int | None:
@@ -112,6 +114,7 @@ class PackedSlots:
         if promised >= shared + WAIT_FOR:
             return None
         if source != slot:
+            self._make_room(0)
             self.cache.copy(source, slot, shared)
         self._held[slot] = text[:shared].tolist()
         self._begun[slot] = True
@@ -122,8 +125,7 @@ class PackedSlots:
         pasts = [len(held) for held in self._held[: self.open]]
         sizes = [0 if tree is None else len(tree) for tree in trees]
         needed = max(map(sum, zip(pasts, sizes, strict=True)))
-        if self.open + target.bucketed > self.cache.slots or needed > self.cache.capacity:
-            self._make_room(needed)
+        self._make_room(needed)
         spare = self.cache.slots - 1 if target.bucketed else None
         packed = pack(trees, pasts, target.mask_plan, target.dtype, target.device, spare)
         kept, counts = _wanted_tokens(sizes, wanted)
@@ -132,12 +134,15 @@ class PackedSlots:
         return Scores(self._logits(packed, kept), counts)
 
     def _make_room(self, needed: int) -> None:
-        """Grow the buffers to all open slots and `needed` places, and some more if memory allows.
+        """Give all open slots `needed` places, and if memory allows as many as the longest text may need.
 
         Raises MemoryError if it does not even allow that.
         """
-        cache, slots, free = self.cache, self.open + self.target.bucketed, free_memory(self.target.device)
-        for wished in (cache.capacity * 3 // 2 if needed > cache.capacity else 0, 0):
+        cache, slots = self.cache, self.open + self.target.bucketed
+        if slots <= cache.slots and needed <= cache.capacity and cache.merged:
+            return
+        free = free_memory(self.target.device)
+        for wished in (self._longest, needed):
             capacity = -(-max(needed, cache.capacity, wished) // KEYS) * KEYS
             size = self.target.place_bytes * max(slots, cache.slots) * capacity
             if free is None or size < free:
@@ -199,8 +204,8 @@ class SeparateSlots:
         self.open = self.prefilled = 0
         self._states: list[SequenceState] = []
 
-    def add(self, text: Sequence[int]) -> int:
-        self._states.append(sequence_state(self.target, len(text)))
+    def add(self, text: Sequence[int], room: int = 0) -> int:
+        self._states.append(sequence_state(self.target, len(text) + room))
         self.open += 1
         return self.open - 1
 
