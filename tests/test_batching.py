@@ -26,9 +26,9 @@ from tests.drafts import VOCAB_SIZE
 
 
 @pytest.fixture(scope="module")
-def target(tiny_model):
+def target(tiny_model, device):
     """Windows of 8 tokens on some layers."""
-    return probed(tiny_model("gemma3"), "gemma3")
+    return probed(tiny_model("gemma3", device), "gemma3")
 
 
 @pytest.fixture(scope="module")

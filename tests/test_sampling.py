@@ -52,8 +52,8 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def target(tiny_model):
-    return probed(tiny_model("llama"), "llama")
+def target(tiny_model, device):
+    return probed(tiny_model("llama", device), "llama")
 
 
 def by_generate(target, prompt, sampling, seed, new_tokens=NEW_TOKENS):
@@ -71,7 +71,7 @@ def by_generate(target, prompt, sampling, seed, new_tokens=NEW_TOKENS):
     if sampling.logit_bias:
         wishes["sequence_bias"] = {(token,): bias for token, bias in sampling.logit_bias.items()}
     stops = [2, *sampling.stop_token_ids]
-    text = torch.tensor([prompt])
+    text = torch.tensor([prompt], device=target.device)
     torch.manual_seed(seed)
     output = target.model.generate(
         text,
@@ -112,7 +112,7 @@ def test_tokens_of_the_answer_are_penalised_by_their_count_or_presence(target, s
     prompt, said = PROMPTS[1], []
     for _ in range(NEW_TOKENS):
         with torch.no_grad():
-            scores = target.model(torch.tensor([[*prompt, *said]])).logits[0, -1] * 1.0
+            scores = target.model(torch.tensor([[*prompt, *said]], device=target.device)).logits[0, -1] * 1.0
         for token in set(said):
             scores[token] -= sampling.frequency_penalty * said.count(token) + sampling.presence_penalty
         said.append(int(scores.argmax()))
@@ -144,9 +144,9 @@ def test_20_000_draws_follow_the_models_own_distribution(target, drafted):
     requests = [engine.request(PROMPTS[1], length, sampling, seed_of(1, n)) for n in range(rows)]
     assert len(list(engine.run(iter(requests)))) == rows
     assert drafted == (sum(request.accepted_tokens for request in requests) > rows / 10)
-    texts = torch.tensor([[*PROMPTS[1], *request.token_ids[:-1]] for request in requests])
+    texts = torch.tensor([[*PROMPTS[1], *request.token_ids[:-1]] for request in requests], device=target.device)
     with torch.inference_mode():
-        exact = (target.model(texts).logits[:, -length:].double() / 2).softmax(-1).flatten(0, 1)
+        exact = (target.model(texts).logits[:, -length:].double() / 2).softmax(-1).flatten(0, 1).cpu()
     drawn = torch.tensor([request.token_ids for request in requests]).flatten().bincount(minlength=VOCAB_SIZE)
     expected, variance = exact.sum(0), (exact * (1 - exact)).sum(0)
     chi_square = float(((drawn - expected) ** 2 / variance).sum())

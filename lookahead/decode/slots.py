@@ -8,6 +8,7 @@ Slots 0 ... `open` - 1 are in use; when one closes, the last one moves into its 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -33,7 +34,7 @@ class Scores:
 
     def __init__(self, logits: torch.Tensor, counts: Sequence[int]):
         self.logits = logits
-        self._starts = np.cumsum([0, *counts]).tolist()
+        self._starts = [*itertools.accumulate(counts, initial=0)]
 
     def of(self, slot: int) -> torch.Tensor:
         """[nodes, vocab] of one slot."""
