@@ -279,3 +279,30 @@ def test_steps_of_a_job_take_few_shapes_where_that_is_asked_for(target):
     assert engine.clock.steps > 60
     assert len(shapes) <= 14  # up to 64 tokens
     assert {length for _, _, length in masks} == {256}
+
+
+def test_next_run_shares_what_the_last_one_took_in_until_it_is_forgotten(target, alone):
+    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=16)), 2)
+    prompt = tuple(range(3, 60))
+    taken_in = []
+    for _ in range(2):
+        assert engine.generate(prompt, 6).token_ids == alone(prompt, 6)
+        taken_in.append(engine._slots.prefilled)
+    assert taken_in == [len(prompt), len(prompt) + 1]
+    engine.forget()
+    assert engine.generate(prompt, 6).token_ids == alone(prompt, 6)
+    assert engine._slots.prefilled == len(prompt)
+
+
+def test_streams_that_run_side_by_side_or_are_left_early_do_not_disturb_each_other(target, alone):
+    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=4)), 2)
+    prompts = [tuple(range(3 + n, 20 + n)) for n in range(3)]
+    requests = [engine.request(prompt, 12) for prompt in prompts]
+    streams = [engine.stream(request) for request in requests]
+    next(streams[2])
+    streams[2].close()
+    for _ in range(12):
+        for stream in streams[:2]:
+            next(stream, None)
+    for request, prompt in zip(requests[:2], prompts, strict=False):
+        assert request.token_ids == alone(prompt, 12)

@@ -246,7 +246,7 @@ def _ours(name: str, engine: LookaheadEngine, request: Request) -> Run:
         run.forward_seconds += engine.clock.forward - before.forward
         return [generation.token_ids for generation in generations]
 
-    run = Run(name, engine.drafter.options.strategy, answer, engine.drafter.forget)
+    run = Run(name, engine.drafter.options.strategy, answer, engine.forget)
     return run
 
 

@@ -194,6 +194,7 @@ class LookaheadEngine:
         self.prefill_chunk = prefill_chunk
         self.tokenizer = tokenizer
         self.clock = Clock()
+        self._slots: Slots | None = None  # of the latest run
         self.budget = GoodputBudget(drafter.options.decoding_length) if drafter.options.adaptive else None
         if target.mode in ("chain", "replay"):
             drafter.restrict_to_chains()
@@ -256,7 +257,7 @@ class LookaheadEngine:
     @torch.inference_mode()
     def _steps(self, waiting: Iterator[Generation]) -> Iterator[list[Generation]]:
         """Fill free slots, take a step, free the slots of what has ended. Yields that after each step."""
-        slots: Slots | None = None
+        slots = self._free_slots()
         rows: list[RunningRow] = []
         again: list[RunningRow] = []  # without a slot: new, or turned out when memory ran out
         try:
@@ -270,7 +271,7 @@ class LookaheadEngine:
                         if generation.finish_reason:  # it needs no slot
                             yield [generation]
                             continue
-                    slots = slots or self.target.slots()
+                    slots = slots or self._new_slots()
                     rows.append(again.pop(0))
                     rows[-1].enter(slots, self.drafter.options.decoding_length)
                 if not rows or not slots:
@@ -278,7 +279,7 @@ class LookaheadEngine:
                 try:
                     self._step(rows, slots)
                 except Exception as error:  # of the forward: all rows have lost their slots
-                    slots = self.target.slots()
+                    slots = self._new_slots()
                     again += self._after(error, rows)
                     for row in rows:
                         row.enter(slots, 0)
@@ -286,6 +287,21 @@ class LookaheadEngine:
         finally:
             for row in (*rows, *again):
                 row.drafts.finish()
+            while slots and slots.open:  # left early
+                slots.close(slots.open - 1)
+
+    def _free_slots(self) -> Slots | None:
+        """Those of the latest run, which hold beginnings that new prompts may share, if it is over."""
+        return self._slots if self._slots and not self._slots.open else None
+
+    def _new_slots(self) -> Slots:
+        self._slots = self.target.slots()
+        return self._slots
+
+    def forget(self) -> None:
+        """Be as new: nothing remembered of earlier requests, nothing learned. No request may be running."""
+        self._slots = None
+        self.drafter.forget()
 
     def _step(self, rows: list[RunningRow], slots: Slots) -> None:
         """Draft, verify all in one forward, accept, keep, tell. rows[k] sits in slot k."""

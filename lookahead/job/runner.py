@@ -38,7 +38,6 @@ class JobTotals:
         return (self.tokens - self.first_tokens) / self.steps if self.steps else 0.0
 
     def add(self, generation: Generation) -> None:
-        self.prompt_tokens += generation.prompt_tokens
         self.tokens += len(generation.token_ids)
         self.first_tokens += bool(generation.token_ids)
         self.steps += generation.steps
@@ -125,6 +124,7 @@ def run_job(
         number, answer = answers.pop(id(generation))
         answer.left -= 1
         if not answer.left:
+            totals.prompt_tokens += generation.prompt_tokens
             ready[number] = _row_of(answer, tokenizer, options)
         yield from finished()
     yield from finished()
@@ -137,7 +137,10 @@ def _start(
     if request.problem:
         raise LookaheadError(f"line {request.line}: {request.problem}.")
     prompt_ids = prompt_ids_of(request, tokenizer, options.chat, options.system)
-    sampling = dataclasses.replace(options.sampling, **request.sampling) if request.sampling else options.sampling
+    try:
+        sampling = dataclasses.replace(options.sampling, **request.sampling)
+    except UsageError as error:
+        raise UsageError(f"line {request.line}: {error}") from error
     count = request.n or options.n
     samples = []
     for sample in range(count):
