@@ -16,7 +16,7 @@ LATEST = 64  # steps that a bucket remembers
 
 
 class CostCurve:
-    """Seconds of a forward over some tokens, for one sequence on one machine."""
+    """Seconds of a forward over the tokens of all rows, on one machine."""
 
     def __init__(self) -> None:
         self._steps: dict[int, deque[tuple[int, float]]] = {}

@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lookahead.decode.batch import Group, MaskPlan, Pack
+from lookahead.errors import ModelError
 
 NAME = "lookahead_packed"
 FIELD = "_attn_implementation_internal"  # of a config: the function its layers use
@@ -34,7 +35,7 @@ class PackedAttention:
         # Their fields themselves: a config's own way of setting one takes longer than a layer's attention.
         self._configs = [vars(c) for c in configs.values() if getattr(c, "_attn_implementation", None) and FIELD in vars(c)]
         if not self._configs:
-            raise NotImplementedError("its attention cannot be replaced")
+            raise ModelError("its attention cannot be replaced")
         own = model.config.get_text_config(decoder=True)._attn_implementation
         self.base = own if own == "eager" else "sdpa"  # kernels such as flash-attention take no tree mask
         # What the model hands to its layers names their kind, no more.
@@ -65,7 +66,7 @@ class PackedAttention:
     def kind_of(self, mask: torch.Tensor | None) -> str:
         """Which kind of layer was handed this mask."""
         if mask is None:
-            raise NotImplementedError("its layers are not handed the mask")
+            raise ModelError("its layers are not handed the mask")
         return self._kinds[mask.data_ptr()]
 
 

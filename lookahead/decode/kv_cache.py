@@ -1,11 +1,10 @@
-"""Keys and values of one sequence in buffers that are written in place.
+"""Keys and values in buffers that are written in place: of one sequence (`SequenceCache`), or of many in slots (`SlotCache`).
 
 In: each layer's new keys and values. Out: views over everything so far. Draft tokens are written behind the accepted ones and
-the rejected are dropped by `keep`. Knows nothing of tokens. Every layer keeps the whole sequence, sliding-window layers too:
-masks, not the cache, say what a layer sees.
+the rejected are overwritten. Knows nothing of tokens. Every layer keeps the whole sequence, sliding-window layers too: masks,
+not the cache, say what a layer sees.
 
-Buffers of one shape, from all layers, are slices of one tensor [buffers, heads, capacity, head_dim], so that `keep` moves the
-accepted places of all of them at once.
+Buffers of one shape, from all layers, are slices of one tensor, so that the accepted places of all of them move at once.
 """
 
 from __future__ import annotations
@@ -18,13 +17,14 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from lookahead.decode.batch import Pack, upload
+from lookahead.errors import ModelError
 
 
 class KeysAndValuesOnly(Cache):
     """Says clearly what else it is asked for."""
 
     def has_previous_state(self, *args: object, **kwargs: object) -> Any:
-        raise NotImplementedError("its layers keep a recurrent state")
+        raise ModelError("its layers keep a recurrent state")
 
     get_conv_state = update_conv_state = get_recurrent_state = update_recurrent_state = has_previous_state
 

@@ -17,6 +17,7 @@ from lookahead.decode.far_masks import far_masks_differ
 from lookahead.decode.model import Mode, TargetModel
 from lookahead.decode.slots import Slots, Wanted
 from lookahead.draft.tree import DraftTree, chain
+from lookahead.errors import ModelError
 from lookahead.tokenizer import first_line
 
 PROMPTS = (12, 5)  # tokens
@@ -42,7 +43,7 @@ def probed(model: Any, name: str = "model") -> TargetModel:
             slots = target.slots()
             error = _probe(target, slots) or (far_masks_differ(target) if mode in TREES else "")
         except Exception as failure:  # a model that cannot take the mask or the cache fails in its own way
-            known = isinstance(failure, NotImplementedError)
+            known = isinstance(failure, ModelError)
             error = first_line(failure) if known else f"{type(failure).__name__}: {first_line(failure)}"
         if not error:
             return dataclasses.replace(target, place_bytes=slots.place_bytes())
