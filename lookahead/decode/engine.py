@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -93,15 +92,17 @@ class Generation:
 
 @dataclasses.dataclass
 class Clock:
-    """Seconds that went into drafting and into forwards (prefill and verification included), and the number of forwards."""
+    """Seconds that went into drafting (the budget included), forwards (prefill included) and verification, and how often."""
 
     draft: float = 0.0
     forward: float = 0.0
+    verify: float = 0.0
     steps: int = 0
 
-    def add(self, draft: float, forward: float) -> None:
+    def add(self, draft: float, forward: float, verify: float) -> None:
         self.draft += draft
         self.forward += forward
+        self.verify += verify
         self.steps += 1
 
 
@@ -116,11 +117,11 @@ class Piece:
 class RunningRow:
     """A request in a slot."""
 
-    def __init__(self, generation: Generation, drafts: Row, sampler: Sampler):
+    def __init__(self, generation: Generation, drafts: Row, sampler: Sampler, began: float):
         self.generation = generation
         self.drafts = drafts
         self.sampler = sampler
-        self.began = time.perf_counter()
+        self.began = began
         self.text: list[int] = []  # to be taken in before it decodes
         self.taken_in: int | None = None  # tokens of `text` that the slot holds; None: it has not begun
         self.told = len(generation.token_ids)  # tokens of the answer that the drafter knows
@@ -305,15 +306,19 @@ class LookaheadEngine:
 
     def _step(self, rows: list[RunningRow], slots: Slots) -> None:
         """Draft, verify all in one forward, accept, keep, tell. rows[k] sits in slot k."""
-        began = time.perf_counter()
+        now = self.target.now
+        began = now()
         pieces = self._pieces(rows, slots)
-        drafted = time.perf_counter()
+        drafted = now()
         scores = slots.forward([piece.tree for piece in pieces], [piece.wanted for piece in pieces])
+        scores.wait()
+        computed = now()
         accepted = [row.verify(piece, scores, slot) for slot, (row, piece) in enumerate(zip(rows, pieces, strict=True))]
         slots.keep([each.nodes for each in accepted])
-        verified = time.perf_counter()
+        verified = now()
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._tell(row, piece, each, verified)
+        self.clock.add(drafted - began, computed - drafted, verified - computed)
         self._learn_cost(pieces, verified - drafted, drafted - began)
 
     def _pieces(self, rows: list[RunningRow], slots: Slots) -> list[Piece]:
@@ -353,7 +358,6 @@ class LookaheadEngine:
 
     def _learn_cost(self, pieces: list[Piece], forward: float, draft: float) -> None:
         """What the step took. Steps that took in prompts say nothing about those that do not."""
-        self.clock.add(draft, forward)
         if self.budget and all(piece.wanted == "all" for piece in pieces):
             self.budget.observe(sum(len(piece.tree or ()) for piece in pieces), forward, forward + draft)
 
@@ -368,7 +372,7 @@ class LookaheadEngine:
         except Exception as error:  # transformers refuses some wishes
             generation.fail(error)
             return []
-        return [RunningRow(generation, self.drafter.start(prompt), sampler)]
+        return [RunningRow(generation, self.drafter.start(prompt), sampler, self.target.now())]
 
     def _after(self, error: Exception, rows: list[RunningRow]) -> list[RunningRow]:
         """A step failed. If memory ran out, the batch is halved and its rows, returned, begin anew; else they fail too."""
@@ -397,7 +401,7 @@ class LookaheadEngine:
 
     def _decode_plainly(self, generation: Generation) -> None:
         """By the model's own `generate`, for models whose state cannot be rolled back."""
-        began = time.perf_counter()
+        began = self.target.now()
         sampling, length = generation.sampling, len(generation.prompt_ids)
         text = torch.tensor([generation.prompt_ids], device=self.target.device)
         try:
@@ -417,5 +421,5 @@ class LookaheadEngine:
         except Exception as error:
             generation.fail(error)
         generation.steps = max(0, len(generation.token_ids) - 1)
-        generation.seconds = time.perf_counter() - began
-        self.clock.add(0.0, generation.seconds)
+        generation.seconds = self.target.now() - began
+        self.clock.add(0.0, generation.seconds, 0.0)

@@ -15,6 +15,8 @@ import dataclasses
 import functools
 import inspect
 import io
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +38,7 @@ class TargetModel:
 
     mode: see the module's docstring. reason: why it is not "packed".
     place_bytes: memory that keys and values of one token take, where it is packed (0: not known).
-    bucketed: packed steps take one of a few shapes (default: on a GPU).
+    bucketed: packed steps take one of a few shapes (default: on a GPU). now: the clock that steps are timed by.
     """
 
     model: Any
@@ -45,6 +47,7 @@ class TargetModel:
     reason: str = ""
     place_bytes: int = 0
     bucketed: bool = False
+    now: Callable[[], float] = time.perf_counter  # seconds
 
     @functools.cached_property  # transformers walks the parameters at each call
     def device(self) -> torch.device:

@@ -44,6 +44,11 @@ class Scores:
         """The token with the highest score after each node of one slot."""
         return self._best[self._starts[slot] : self._starts[slot + 1]]
 
+    def wait(self) -> None:
+        """Until the device has them."""
+        if self.logits.is_cuda and len(self.logits):
+            self._best  # noqa: B018
+
     @functools.cached_property
     def _best(self) -> list[int]:
         best: list[int] = self.logits.argmax(-1).tolist()  # the one moment a step waits for the device
