@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,14 @@ from lookahead.trie.file import Trie
 from tests import architectures
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Cost profiles of this user's own do not count."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOOKAHEAD_CACHE", str(tmp_path_factory.mktemp("profiles")))
+        yield
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], scope="session")

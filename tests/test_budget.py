@@ -1,4 +1,4 @@
-"""How many drafts pay: the learned cost curve and the decoding length that it leads to."""
+"""How many drafts pay: the learned cost curve and the sizes of forwards that it leads to."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.budget.cost import CostCurve, isotonic
-from lookahead.budget.goodput import GoodputBudget
+from lookahead.budget.cost import SIZES, CostCurve
+from lookahead.budget.goodput import AS_MANY_AS_PAY, TRIALS, GoodputBudget, choose, shape_of
+from lookahead.budget.profile import CostProfile, Setting
+from lookahead.decode.batch import bucket
 from lookahead.draft.tree import DraftTree, chain
+
+SETTING = Setting("model", "shape", "CPU", "float32", "sdpa", "packed", 2)
+
+
+def profile_of(cost, **fields) -> CostProfile:
+    """A profile of cost(tokens) seconds."""
+    return CostProfile(SETTING, "measured", tuple(SIZES.tolist()), tuple(float(cost(t)) for t in SIZES.tolist()), **fields)
 
 
 def chain_of(probability: float, nodes: int = 63) -> DraftTree:
@@ -19,45 +28,80 @@ def chain_of(probability: float, nodes: int = 63) -> DraftTree:
     return tree
 
 
-def play(cost, probabilities, steps: int = 1010, noise: float = 0.0, budget: GoodputBudget | None = None) -> GoodputBudget:
+def play(
+    cost, probabilities, steps: int = 1010, noise: float = 0.0, budget: GoodputBudget | None = None, profile=None
+) -> GoodputBudget:
     """A job of `steps` steps whose forwards cost cost(tokens) seconds; row k drafts a chain of probabilities[k]."""
     random = np.random.default_rng(0)
-    budget = budget or GoodputBudget(64)
+    budget = budget or GoodputBudget(CostCurve(profile))
     for _ in range(steps):
-        tokens = sum(map(len, budget.cut([chain_of(p) for p in probabilities])))
+        trees = budget.cut([chain_of(p) for p in probabilities])
+        tokens = sum(map(len, trees))
+        said = len(trees)
+        for tree, p in zip(trees, probabilities, strict=True):
+            wrong = np.flatnonzero(random.random(tree.draft_tokens) >= p)
+            said += int(wrong[0]) if len(wrong) else tree.draft_tokens
         seconds = cost(tokens) * (5.0 if random.random() < noise else 1.0)
-        budget.observe(tokens, seconds, seconds + 1e-4)
+        budget.observe(tokens, seconds, seconds + 1e-4, len(probabilities), 0, said)
     return budget
 
 
 def sizes(budget: GoodputBudget, probabilities) -> list[int]:
-    """Draft tokens of each row in the next step."""
-    return [tree.draft_tokens for tree in budget.cut([chain_of(p) for p in probabilities])]
-
-
-@given(st.lists(st.tuples(st.floats(-10, 10), st.floats(0.1, 5)), min_size=1, max_size=12))
-@settings(deadline=None)
-def test_isotonic_fit_never_falls_and_keeps_the_weighted_mean(pairs: list[tuple[float, float]]) -> None:
-    values, weights = (np.array(column) for column in zip(*pairs, strict=True))
-    fitted = isotonic(values, weights)
-    assert (np.diff(fitted) >= -1e-9).all()
-    assert fitted @ weights == pytest.approx(values @ weights, abs=1e-6)
-    if (np.diff(values) >= 0).all():
-        assert fitted == pytest.approx(values)
-
-
-def test_cost_of_any_size_is_read_off_the_observed_steps() -> None:
-    curve = CostCurve()
-    for tokens, seconds in ((1, 1.0), (8, 2.0), (8, 2.0), (8, 99.0), (16, 4.0)):
-        curve.observe(tokens, seconds)
-    seconds = curve.seconds(32)
-    assert seconds[[1, 8, 12, 16]] == pytest.approx([1.0, 2.0, 3.0, 4.0])
-    assert seconds[32] == pytest.approx(4.0 + 16 * (3.0 / 15))
+    """Draft tokens of each row that pay now."""
+    trees = [chain_of(p) for p in probabilities]
+    kept = np.empty(len(trees), np.int64)
+    both = np.concatenate([tree.probabilities for tree in trees]), np.array([len(tree) for tree in trees])
+    speed = max(1.0, budget.speedup or 1.0)
+    choose(*both, 0, 0, 1e-4, speed, False, AS_MANY_AS_PAY, budget.curve.table, budget.curve.terms, kept, np.zeros(2))
+    return (kept - 1).tolist()
 
 
 def linear(slope: float):
     """A draft token costs `slope` of a plain step."""
     return lambda tokens: 0.01 * (1 + slope * (tokens - 1))
+
+
+def test_cost_of_any_size_is_read_off_the_observed_steps() -> None:
+    curve = CostCurve()
+    for tokens, seconds in ((1, 1.0), (1, 1.0), (8, 2.0), (8, 2.0), (8, 99.0), (16, 4.0), (16, 4.0)):
+        curve.observe(tokens, seconds)
+    assert [curve.seconds(tokens) for tokens in (1, 8, 16)] == pytest.approx([1.0, 2.0, 4.0])
+    assert 1.0 < curve.seconds(4) < 2.0 < curve.seconds(12) < 4.0 < curve.seconds(64)
+
+
+def test_one_slow_step_of_a_size_is_not_believed() -> None:
+    curve = CostCurve(profile_of(linear(0.1)))
+    for _ in range(3):
+        curve.observe(1, 0.01)
+    curve.observe(8, 5.0)
+    assert curve.seconds(8) == pytest.approx(linear(0.1)(8))
+
+
+def test_cost_may_fall_with_size_where_the_machine_is_so() -> None:
+    curve = CostCurve()
+    for tokens, seconds in ((1, 6.0), (3, 12.0), (4, 8.0)) * 3:
+        curve.observe(tokens, seconds)
+    assert [curve.seconds(tokens) for tokens in (1, 3, 4)] == pytest.approx([6.0, 12.0, 8.0])
+
+
+def test_machine_that_is_slower_than_its_profile_says_is_so_at_sizes_nobody_has_seen() -> None:
+    curve = CostCurve(profile_of(linear(0.1)))
+    for tokens in (1, 1, 4, 4):
+        curve.observe(tokens, 1.5 * linear(0.1)(tokens))
+    assert curve.seconds(64) == pytest.approx(1.5 * linear(0.1)(64))
+
+
+def test_rows_and_keys_cost_what_the_profile_says_of_them() -> None:
+    profile = profile_of(linear(0.1), per_row=0.001, per_key=1e-6, per_query_key=2e-7)
+    expected = linear(0.1)(32) + 8 * 0.001 + 4000 * (1e-6 + 2e-7 * 32 / 8)
+    assert CostCurve(profile).seconds(32, rows=8, keys=4000) == pytest.approx(expected)
+    assert profile.forward_seconds(32, 8, 4000) == pytest.approx(expected)
+
+
+def test_rows_that_go_one_at_a_time_cost_a_forward_each() -> None:
+    profile = profile_of(linear(0.1), per_key=1e-6, separate=True)
+    assert CostCurve(profile).seconds(32, rows=8, keys=800) == pytest.approx(8 * (linear(0.1)(4) + 100e-6))
+    assert profile.forward_seconds(32, 8, 800) == pytest.approx(8 * (linear(0.1)(4) + 100e-6))
 
 
 def test_flat_cost_drafts_as_much_as_is_allowed() -> None:
@@ -72,14 +116,34 @@ def test_drafts_that_do_not_pay_are_not_verified_and_in_time_not_made() -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 @pytest.mark.parametrize("slope", [0.03, 0.1, 0.3])
-def test_chosen_size_is_within_three_percent_of_the_best(slope: float, noise: float) -> None:
+@pytest.mark.parametrize("known", [False, True])
+def test_chosen_size_is_within_three_percent_of_the_best(slope: float, noise: float, known: bool) -> None:
     cost = linear(slope)
 
     def goodput(drafted: int) -> float:
         return sum(0.8**depth for depth in range(drafted + 1)) / (cost(1 + drafted) + 1e-4)
 
-    (chosen,) = sizes(play(cost, [0.8], noise=noise), [0.8])
+    (chosen,) = sizes(play(cost, [0.8], noise=noise, profile=profile_of(cost) if known else None), [0.8])
     assert goodput(chosen) >= 0.97 * max(goodput(drafted) for drafted in range(64))
+
+
+def test_budgets_of_a_long_noisy_job_stay_near_the_quiet_ones() -> None:
+    """100,000 steps, of which one in five takes five times as long, rows coming from easy to hard."""
+    random = np.random.default_rng(1)
+    cost, chances = linear(0.08), random.uniform(0.2, 0.95, 100_000)
+    chosen = []
+    for noise in (0.0, 0.2):
+        budget, slow = GoodputBudget(CostCurve()), np.random.default_rng(2).random(100_000) < noise
+        drafted = np.empty(100_000)
+        for step, chance in enumerate(chances):
+            (tree,) = budget.cut([chain_of(chance, 31)])
+            seconds = cost(len(tree)) * (5.0 if slow[step] else 1.0)
+            said = 1 + chance * (1 - chance**tree.draft_tokens) / (1 - chance)
+            budget.observe(len(tree), seconds, seconds + 1e-4, 1, 0, said)
+            drafted[step] = tree.draft_tokens
+        chosen.append(drafted[1000:].reshape(-1, 1000).mean(axis=1))
+    quiet, noisy = chosen
+    assert (np.abs(noisy - quiet) <= 0.15 * quiet).all()
 
 
 def test_rows_share_one_queue_and_the_predictable_one_gets_more() -> None:
@@ -90,6 +154,21 @@ def test_rows_share_one_queue_and_the_predictable_one_gets_more() -> None:
     assert worst_taken >= best_left
 
 
+def test_prompts_that_a_forward_takes_in_are_priced_with_it() -> None:
+    """Where the 17th token makes a forward dear, a step with 16 tokens of a prompt has no room for drafts."""
+    budget = GoodputBudget(CostCurve(profile_of(lambda tokens: 0.01 if tokens <= 16 else 1.0)))
+    assert budget.cut([chain_of(0.9, 15)])[0].draft_tokens == 15
+    assert budget.cut([chain_of(0.9, 15)], fed=15)[0].draft_tokens == 0
+
+
+def test_buckets_cost_what_their_shape_costs() -> None:
+    """Drafts up to the end of a bucket are free, and the next bucket is not begun for one token."""
+    budget = GoodputBudget(CostCurve(profile_of(linear(0.5), bucketed=True)))
+    (tree,) = budget.cut([chain_of(0.7)])
+    assert len(tree) == bucket(len(tree)) > 1
+    assert [shape_of(tokens, True) for tokens in range(1, 600)] == [bucket(tokens) for tokens in range(1, 600)]
+
+
 def test_what_is_kept_of_a_tree_is_a_tree_of_its_first_nodes() -> None:
     budget = play(linear(0.1), [0.8, 0.8])
     trees = [chain_of(0.8), chain_of(0.6)]
@@ -98,14 +177,53 @@ def test_what_is_kept_of_a_tree_is_a_tree_of_its_first_nodes() -> None:
         assert part.parents.tolist() == whole.parents[: len(part)].tolist()
 
 
+@given(st.lists(st.lists(st.floats(0, 1, width=32), max_size=12), min_size=1, max_size=5), st.floats(1, 4))
+@settings(deadline=None, max_examples=200)
+def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], speed: float) -> None:
+    """Against every number of nodes, each priced in plain Python."""
+    cost, trees = linear(0.07), [np.minimum.accumulate([1.0, *below]).astype(np.float32) for below in rows]
+    curve, kept = CostCurve(profile_of(cost)), np.empty(len(rows), np.int64)
+    lengths = np.array([len(tree) for tree in trees])
+    chosen = choose(
+        np.concatenate(trees), lengths, 0, 0, 1e-3, speed, False, AS_MANY_AS_PAY, curve.table, curve.terms, kept, np.zeros(2)
+    )
+    queue = np.sort(np.concatenate([tree[1:] for tree in trees]))[::-1]
+    worth = (cost(len(rows)) + 1e-3) / (len(rows) * speed)
+    saved = [worth * queue[:count].sum() - cost(len(rows) + count) for count in range(len(queue) + 1)]
+    allowed = [n for n in range(len(queue) + 1) if len(rows) + n in SIZES or n in (0, len(queue))]
+    assert saved[chosen] >= max(saved[n] for n in allowed) - 1e-9
+    assert kept.sum() == len(rows) + chosen
+    taken = [tree[1:count] for tree, count in zip(trees, kept, strict=True)]
+    assert sorted(np.concatenate(taken).tolist(), reverse=True) == pytest.approx(queue[:chosen].tolist())
+
+
 def test_row_that_turns_predictable_gets_drafts_at_once() -> None:
     budget = play(linear(0.1), [0.05])
     assert sizes(budget, [0.05]) == [0]
     assert sizes(budget, [0.95])[0] >= 8
 
 
-def test_machine_that_becomes_slow_for_large_forwards_is_noticed() -> None:
-    budget = play(linear(0.01), [0.8])
+@pytest.mark.parametrize("known", [False, True])
+def test_machine_that_becomes_slow_for_large_forwards_is_noticed(known: bool) -> None:
+    budget = play(linear(0.01), [0.8], profile=profile_of(linear(0.01)) if known else None)
     before = sizes(budget, [0.8])[0]
     play(linear(0.5), [0.8], steps=3010, budget=budget)
     assert sizes(budget, [0.8])[0] < before / 2
+
+
+def test_looking_takes_a_small_share_of_the_time() -> None:
+    """Where nothing pays, steps that draft all the same cost next to nothing; the first ones, which measure, aside."""
+    budget, spent, plain = GoodputBudget(CostCurve()), 0.0, 0.0
+    for step in range(5000):
+        (tree,) = budget.cut([chain_of(0.02)])
+        seconds = linear(0.2)(len(tree))
+        budget.observe(len(tree), seconds, seconds + 1e-4)
+        if step >= len(TRIALS):
+            spent, plain = spent + seconds, plain + linear(0.2)(1)
+    assert plain < spent <= 1.01 * plain
+
+
+def test_profile_that_does_not_hold_is_learned_anew() -> None:
+    budget = play(linear(0.4), [0.8], steps=2000, profile=profile_of(linear(0.01)))
+    (chosen,) = sizes(budget, [0.8])
+    assert chosen <= 4

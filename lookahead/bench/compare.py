@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import itertools
 import platform
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ import lookahead
 from lookahead.bench.lossless import Lossless, lossless
 from lookahead.decode.engine import Generation, LookaheadEngine
 from lookahead.decode.memory import peak_memory
-from lookahead.decode.model import TargetModel
+from lookahead.decode.model import TargetModel, processor_name
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import LookaheadError
 from lookahead.trie.file import Trie
@@ -165,9 +164,9 @@ def compare(
         for run in (*runs[turn:], *runs[:turn]):
             if target.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(target.device)
-            began = time.perf_counter()
+            began = target.now()
             outputs = run.answer(chunk)
-            run.seconds += time.perf_counter() - began
+            run.seconds += target.now() - began
             run.outputs += outputs
             run.peak_memory_bytes = max(run.peak_memory_bytes, peak_memory(target.device))
         progress(chunk[-1] + 1)
@@ -199,7 +198,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "processor": processor_name(device),
         "threads": torch.get_num_threads(),
     }
 
@@ -307,11 +306,3 @@ def _peer(
 def _until_end(token_ids: list[int], ends: frozenset[int]) -> list[int]:
     """An answer without the padding behind the token that ended it."""
     return next((token_ids[: place + 1] for place, token in enumerate(token_ids) if token in ends), token_ids)
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "CPU")
-    except OSError:
-        return platform.processor() or "CPU"

@@ -1,58 +1,123 @@
-"""What a forward costs by its size, learned from the job's own steps. In: sizes and seconds. Out: a cost for any size.
+"""What a forward costs on this machine, now. In: a profile, if there is one, and the job's steps. Out: seconds of any forward.
 
-Steps of similar size share a bucket; a bucket's cost is the median of its latest steps, so single slow steps do not count.
-Costs never fall with size (isotonic fit, buckets weighted by their steps); between buckets they are interpolated, beyond the
-largest they go on at the mean slope.
+The profile says what a forward of any size should take (profile.py); how much longer or shorter forwards of about one size
+really take is learned from the latest steps of that size. Without a profile a rough shape stands in, so that all is learned.
+
+Steps are only ever slowed down by what else the machine does. So of the latest steps of a size, one of the faster ones counts
+(their 30th percentile), and it takes two of them to be believed. Costs need not rise with size: float32 products of two or
+three rows take longer than those of eight on some CPUs.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 
-SIZES = np.array([1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024])
-LATEST = 64  # steps that a bucket remembers
+from lookahead.budget.profile import CostProfile
+from lookahead.trie.suffixes import inlined, kernel
+
+SIZES = np.array(
+    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256, 384, 512, 768, 1024,
+     1536, 2048, 4096]
+)  # fmt: skip
+LATEST = 64  # steps that a size remembers
+FASTER = 0.3  # quantile of them that counts
+BELIEVED = 2  # steps of a size before it is
+FLAT = 64.0  # tokens that double the cost of a forward of which nothing is known
+
+# Rows of the curve's table, a column for each of SIZES.
+SIZE, BASE, RATIO, SEEN = range(4)
+# And the terms that depend on what lies in the cache.
+PER_ROW, PER_KEY, PER_QUERY_KEY, SEPARATE = range(4)
 
 
 class CostCurve:
-    """Seconds of a forward over the tokens of all rows, on one machine."""
+    """Seconds of a forward over `tokens` tokens of `rows` rows with `keys` keys in the cache, all together.
 
-    def __init__(self) -> None:
-        self._steps: dict[int, deque[tuple[int, float]]] = {}
-
-    def observe(self, tokens: int, seconds: float) -> None:
-        """A forward over `tokens` tokens took `seconds`."""
-        bucket = int(np.searchsorted(SIZES, tokens))
-        self._steps.setdefault(bucket, deque(maxlen=LATEST)).append((tokens, seconds))
-
-    def seconds(self, most: int) -> np.ndarray:
-        """float64 [most + 1]: cost of a forward over 0 (meaningless), 1, ... `most` tokens. Needs one observed step."""
-        buckets = [np.array(self._steps[b]) for b in sorted(self._steps)]
-        sizes = np.array([steps[:, 0].mean() for steps in buckets])
-        # The lower median: of two steps the faster, as the first of its shape is slow.
-        costs = np.array([np.quantile(steps[:, 1], 0.5, method="lower") for steps in buckets])
-        costs = isotonic(costs, np.array([float(len(steps)) for steps in buckets]))
-        wanted = np.arange(most + 1, dtype=float)
-        curve = np.interp(wanted, sizes, costs)
-        if len(sizes) > 1:
-            slope = (costs[-1] - costs[0]) / (sizes[-1] - sizes[0])
-            curve += np.maximum(0, wanted - sizes[-1]) * slope
-        return curve
-
-
-def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The closest sequence that never falls, by weighted squares (pool adjacent violators).
-
-    Example: values 3, 5, 4 with equal weights become 3, 4.5, 4.5.
+    known: there is a profile. observed: steps so far.
     """
-    pools: list[list[float]] = []  # value, weight, members
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        pools.append([value, weight, 1])
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            value, weight, members = pools.pop()
-            before = pools[-1]
-            before[0] = (before[0] * before[1] + value * weight) / (before[1] + weight)
-            before[1] += weight
-            before[2] += members
-    return np.concatenate([np.full(int(members), value) for value, _, members in pools])
+
+    def __init__(self, profile: CostProfile | None = None) -> None:
+        self.known = profile is not None
+        self.bucketed = profile is not None and profile.bucketed
+        self.observed = 0
+        self.table = np.zeros((4, len(SIZES)))
+        self.table[SIZE] = SIZES
+        self.table[BASE] = 1 + SIZES / FLAT if profile is None else [profile.at(int(size)) for size in SIZES]
+        self.table[RATIO] = 1.0
+        self.terms = np.zeros(4)
+        if profile is not None:
+            self.terms[:] = profile.per_row, profile.per_key, profile.per_query_key, profile.separate
+        self._latest = np.zeros((len(SIZES), LATEST))  # ratios of real to expected seconds
+
+    def observe(self, tokens: int, seconds: float, rows: int = 1, keys: int = 0) -> None:
+        """A forward took `seconds`."""
+        self.observed += 1
+        _observe(tokens, rows, keys, seconds, self.table, self.terms, self._latest)
+
+    def seconds(self, tokens: int, rows: int = 1, keys: int = 0) -> float:
+        """Of a forward of this size. Needs a profile or an observed step."""
+        return float(seconds_of(tokens, rows, keys, self.table, self.terms, 0))
+
+
+@inlined
+def place_of(tokens, table, place):
+    """The column behind which a size lies; place: one that is not behind it."""
+    while place < table.shape[1] - 2 and table[SIZE, place + 1] <= tokens:
+        place += 1
+    return place
+
+
+@kernel
+def seconds_of(tokens, rows, keys, table, terms, place):
+    """See `CostCurve.seconds`. place: where to begin looking for the size's columns."""
+    return _seconds(tokens, rows, keys, table, terms, place, True)
+
+
+@inlined
+def _seconds(tokens, rows, keys, table, terms, place, now):
+    """Seconds of a forward: now, or as expected without what steps have taught."""
+    times = 1.0
+    if terms[SEPARATE] > 0:
+        tokens, keys, times, rows, place = tokens / rows, keys / rows, rows, 1, 0
+    place = place_of(tokens, table, place)
+    share = (tokens - table[SIZE, place]) / (table[SIZE, place + 1] - table[SIZE, place])
+    base = table[BASE, place] + share * (table[BASE, place + 1] - table[BASE, place])
+    ratio = 1.0
+    if now:
+        ratio = table[RATIO, place] + min(1.0, share) * (table[RATIO, place + 1] - table[RATIO, place])
+    in_cache = terms[PER_ROW] * rows + keys * (terms[PER_KEY] + terms[PER_QUERY_KEY] * tokens / rows)
+    return times * ratio * (base + in_cache)
+
+
+@kernel
+def _observe(tokens, rows, keys, seconds, table, terms, latest):
+    """Take in a step, and fill the ratios of sizes that nobody has seen from those next to them."""
+    columns = table.shape[1]
+    ratio = seconds / _seconds(tokens, rows, keys, table, terms, 0, False)
+    size = tokens / rows if terms[SEPARATE] > 0 else float(tokens)
+    column = 0
+    while column < columns - 1 and table[SIZE, column] < size:
+        column += 1
+    latest[column, int(table[SEEN, column]) % LATEST] = ratio
+    table[SEEN, column] += 1
+    filled = min(int(table[SEEN, column]), LATEST)
+    ratio = np.sort(latest[column, :filled])[int(FASTER * (filled - 1))]
+    alone = True
+    for other in range(columns):
+        alone = alone and (other == column or table[SEEN, other] < BELIEVED)
+    if alone:
+        table[RATIO, :] = ratio
+    if alone or table[SEEN, column] < BELIEVED:
+        return
+    table[RATIO, column] = ratio
+    before = -1  # the believed column before `other`
+    for other in range(columns):
+        if table[SEEN, other] < BELIEVED:
+            continue
+        for between in range(before + 1, other):
+            share = 1.0
+            if before >= 0:
+                share = (table[SIZE, between] - table[SIZE, before]) / (table[SIZE, other] - table[SIZE, before])
+            table[RATIO, between] = (1 - share) * table[RATIO, max(0, before)] + share * table[RATIO, other]
+        before = other
+    table[RATIO, before + 1 :] = table[RATIO, before]

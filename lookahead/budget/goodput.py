@@ -1,10 +1,14 @@
 """How many drafts pay. In: the rows' draft trees and how steps went. Out: the part of each tree that the next forward holds.
 
-Every node has the probability that the model says it. All rows' nodes stand in one queue, the most probable first, and the
-forward takes so many of them that tokens per second are highest: the rows themselves plus the probabilities, over what a
-forward of that size costs (goodput, arXiv 2406.14066). So a row whose text is predictable gets more than one whose text is not,
-and where drafts do not pay none are verified. Costs are learned from the job's own steps: the first ones try several sizes,
-later ones look left and right now and then.
+Every node has the probability that the model says it. All rows' nodes stand in one queue, the most probable first. A node is
+worth the time in which the job would otherwise say as much, so the forward takes those nodes for which
+
+    speed x (rows + probabilities of the nodes) - seconds of the forward
+
+is largest: time saved by what is said less time spent. This is goodput (arXiv 2406.14066) over the whole job rather than in
+each step by itself, and none is the right number where drafts do not pay. `speed` is counted in plain steps, how many of them
+a second of the job has replaced, so that it holds for any number of rows. Costs are those of cost.py. Without a profile the
+first steps try several sizes; later ones look left and right, as often as that costs a set share of the time.
 """
 
 from __future__ import annotations
@@ -14,70 +18,143 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lookahead.budget.cost import CostCurve
+from lookahead.budget.cost import FASTER, LATEST, SIZE, CostCurve, place_of, seconds_of
 from lookahead.draft.tree import DraftTree
+from lookahead.trie.suffixes import inlined, kernel
 
-TRIALS = (64, 1, 16, 4, 64, 1, 16, 4, 8, 32, 8, 32)  # tokens of the first steps; each twice, as the first of a shape is slow
+TRIALS = (16, 4, 1, 16, 4, 1, 8, 32, 8, 32)  # tokens of the first steps; each twice, as the first of a shape is slow
 TRIAL_ROWS = 8  # more rows than these make the trials larger
-LOOKS = (2.0, 0.5, 2.0, 0.0)  # later: these multiples of the best number of draft tokens, in turn
-LOOK_EVERY = 50  # steps
-REFIT_EVERY = 40  # steps
+LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of draft tokens, in turn
+LOOK_SHARE = 0.004  # of the time goes into looking
+LOOK_APART = 20  # steps between two looks at least
 MEMORY = 0.998  # weight of the past at each step: about 500 steps count
 CAUTION = 0.25  # a node is drafted if its probability is worth this part of what it costs now
 
+SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
+AS_MANY_AS_PAY = -1
+SAVED, PRICE = 0, 1  # what choosing tells
+
 
 class GoodputBudget:
-    """The size of each forward with the highest goodput. most: tokens of a row at most.
+    """The size of each forward that saves most time.
 
-    price: path probability below which nodes need not be drafted.
+    price: path probability below which nodes need not be drafted. speedup: over plain decoding, by what steps should have
+    taken; None before the first.
     """
 
-    def __init__(self, most: int) -> None:
-        self.curve = CostCurve()
+    def __init__(self, curve: CostCurve) -> None:
+        self.curve = curve
         self.price = 0.0
-        self._most = most
         self._looks = itertools.cycle(LOOKS)
-        self._steps = 0  # observed
-        self._seconds = np.empty(0)  # of a forward by its tokens
-        self._refit_at = len(TRIALS)
-        self._other_seconds = self._weight = 0.0  # of steps outside the forward, the past fading
+        self._steps = self._looked = 0  # observed; number of the latest that looked
+        self._spare = 0.0  # seconds that may go into looks
+        self._plain = self._spent = 0.0  # seconds that plain decoding would have taken, and that were taken; the past fading
+        self._other = np.zeros(LATEST)  # seconds outside of forwards, of the latest steps
+        self._told = np.zeros(2)
 
-    def cut(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
-        """The most probable nodes of all trees, as many as pay."""
-        rows = len(trees)
-        paths = [np.minimum.accumulate(tree.probabilities[1:]) for tree in trees]
-        queue = np.concatenate(paths)
-        order = np.argsort(-queue, kind="stable")
-        kept = min(self._draft_tokens(queue[order], rows), len(queue))
-        if kept == len(queue):
-            return list(trees)
-        owners = np.repeat(np.arange(rows), [len(path) for path in paths])
-        counts = np.bincount(owners[order[:kept]], minlength=rows)
-        return [tree.first(1 + int(count)) for tree, count in zip(trees, counts, strict=True)]
+    @property
+    def speedup(self) -> float | None:
+        return self._plain / self._spent if self._spent else None
 
-    def observe(self, tokens: int, forward_seconds: float, step_seconds: float) -> None:
-        """A forward over `tokens` tokens of all rows, and the whole step, took so long."""
+    def cut(self, trees: Sequence[DraftTree], fed: int = 0, keys: int = 0) -> list[DraftTree]:
+        """The most probable nodes of all trees, as many as pay.
+
+        fed: tokens of prompts that the forward takes in beside. keys: tokens in the cache of all these rows.
+        """
+        sizes = np.array([len(tree) for tree in trees])
+        probabilities = trees[0].probabilities if len(trees) == 1 else np.concatenate([tree.probabilities for tree in trees])
+        kept = np.empty(len(trees), np.int64)
+        self._choose(probabilities, sizes, fed, keys, kept)
+        return [tree if count == len(tree) else tree.first(count) for tree, count in zip(trees, kept.tolist(), strict=True)]
+
+    def observe(
+        self, tokens: int, forward_seconds: float, step_seconds: float, rows: int = 1, keys: int = 0, said: int = 1
+    ) -> None:
+        """A step without prompts: its forward over `tokens` tokens and the whole of it took so long; `said` tokens came out."""
+        self.curve.observe(tokens, forward_seconds, rows, keys)
+        self._other[self._steps % LATEST] = step_seconds - forward_seconds
         self._steps += 1
-        self.curve.observe(tokens, forward_seconds)
-        self._other_seconds = MEMORY * self._other_seconds + step_seconds - forward_seconds
-        self._weight = MEMORY * self._weight + 1
+        other = self._other_seconds()
+        spent = self.curve.seconds(tokens, rows, keys) + other
+        self._spent = MEMORY * self._spent + spent
+        self._plain = MEMORY * self._plain + (self.curve.seconds(rows, rows, keys) + other) * said / rows
+        self._spare += LOOK_SHARE * spent
 
-    def goodput(self, probabilities: np.ndarray, rows: int) -> np.ndarray:
-        """float64 [nodes + 1]: tokens per second expected with none, 1, 2, ... of the nodes. Needs one observed step."""
-        if self._steps >= self._refit_at or len(self._seconds) <= rows * self._most:
-            self._refit_at = self._steps + REFIT_EVERY
-            self._seconds = self.curve.seconds(rows * self._most)
-        gain = rows + np.concatenate([[0.0], np.cumsum(probabilities)])
-        return gain / (self._seconds[rows : rows + len(gain)] + self._other_seconds / self._weight)
+    def _choose(self, probabilities: np.ndarray, sizes: np.ndarray, fed: int, keys: int, kept: np.ndarray) -> None:
+        """Fill `kept` with the nodes of each tree that the next forward takes, roots included."""
+        curve, told, rows = self.curve, self._told, len(sizes)
+        known = probabilities, sizes, fed, keys, self._other_seconds(), max(1.0, self.speedup or 1.0), curve.bucketed
+        arrays = curve.table, curve.terms, kept, told
+        if not curve.known and self._steps < len(TRIALS):
+            choose(*known, max(0, round(TRIALS[self._steps] * max(1.0, rows / TRIAL_ROWS)) - rows), *arrays)
+            return
+        best = choose(*known, AS_MANY_AS_PAY, *arrays)
+        self.price = CAUTION * told[PRICE]
+        if self._steps - self._looked >= LOOK_APART and self._spare > 0:
+            saved = told[SAVED]
+            choose(*known, round(max(best, 3) * next(self._looks)), *arrays)
+            self._spare -= saved - told[SAVED]
+            self._looked = self._steps
 
-    def _draft_tokens(self, probabilities: np.ndarray, rows: int) -> int:
-        """How many of the nodes, the most probable first, the next forward takes."""
-        if self._steps < len(TRIALS):
-            return max(0, round(TRIALS[self._steps] * max(1.0, rows / TRIAL_ROWS)) - rows)
-        goodput = self.goodput(probabilities, rows)
-        best = int(goodput.argmax())
-        after = min(rows + best + 1, len(self._seconds) - 1)
-        self.price = CAUTION * float(goodput[best] * (self._seconds[after] - self._seconds[after - 1]))
-        if self._steps % LOOK_EVERY == 0:
-            return round(max(best, 3) * next(self._looks))
-        return best
+    def _other_seconds(self) -> float:
+        """Of a step outside of its forward."""
+        filled = min(self._steps, LATEST)
+        return float(np.sort(self._other[:filled])[int(FASTER * (filled - 1))]) if filled else 0.0
+
+
+@kernel
+def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, table, terms, kept, told):
+    """Take draft nodes, the most probable first; returns how many and fills kept (int64 [rows], roots included).
+
+    probabilities: of the nodes of all trees, parents before children. wanted: take so many; or AS_MANY_AS_PAY.
+    told: float64 [2], takes the seconds that the step saves, and the probability at which one more node would pay.
+    """
+    rows = len(sizes)
+    heads = np.ones(rows, np.int64)  # next node of each tree
+    starts = np.cumsum(sizes) - sizes
+    reach = np.ones(rows)  # least probability of its nodes so far
+    owners = np.empty(len(probabilities), np.int64)
+    place = place_of(rows, table, 0)
+    worth = (seconds_of(rows, rows, keys, table, terms, place) + other) / (rows * speed)  # seconds, of one token
+    said = float(rows)
+    most, best, taken = said * worth - seconds_of(shape_of(rows + fed, bucketed), rows, keys, table, terms, place), 0, 0
+    while taken < len(probabilities) - rows and (wanted < 0 or taken < wanted):
+        owner, highest = -1, -1.0
+        for row in range(rows):
+            if heads[row] < sizes[row]:
+                probability = min(reach[row], probabilities[starts[row] + heads[row]])
+                if probability > highest:
+                    owner, highest = row, probability
+        heads[owner] += 1
+        reach[owner] = highest
+        owners[taken] = owner
+        taken += 1
+        said += highest
+        tokens = shape_of(rows + fed + taken, bucketed)
+        place = place_of(tokens, table, place)
+        if tokens != table[SIZE, place] and taken != wanted and taken < len(probabilities) - rows:
+            continue
+        saved = said * worth - seconds_of(tokens, rows, keys, table, terms, place)
+        if saved > most or taken == wanted:
+            most, best = saved, taken
+    best = best if wanted < 0 else taken
+    kept[:] = 1
+    for node in range(best):
+        kept[owners[node]] += 1
+    tokens = shape_of(rows + fed + best, bucketed)
+    now, price = seconds_of(tokens, rows, keys, table, terms, 0), np.inf
+    for more in SECANTS:
+        price = min(price, (seconds_of(shape_of(rows + fed + best + more, bucketed), rows, keys, table, terms, 0) - now) / more)
+    told[SAVED], told[PRICE] = most, max(0.0, price) / worth
+    return best
+
+
+@inlined
+def shape_of(tokens, bucketed):
+    """Tokens of a forward, padding included (see `decode.batch.bucket`)."""
+    if not bucketed:
+        return tokens
+    power = 1
+    while power < tokens:
+        power *= 2
+    return power // 4 * 3 if power >= 4 and tokens <= power // 4 * 3 else power

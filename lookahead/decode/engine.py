@@ -117,10 +117,10 @@ class Piece:
 class RunningRow:
     """A request in a slot."""
 
-    def __init__(self, generation: Generation, drafts: Row, sampler: Sampler, began: float):
+    def __init__(self, generation: Generation, drafts: Row, sampler: Sampler | None, began: float):
         self.generation = generation
         self.drafts = drafts
-        self.sampler = sampler
+        self.sampler = sampler  # None: its tokens are given
         self.began = began
         self.text: list[int] = []  # to be taken in before it decodes
         self.taken_in: int | None = None  # tokens of `text` that the slot holds; None: it has not begun
@@ -137,6 +137,11 @@ class RunningRow:
     def decodes(self) -> bool:
         """The text is taken in."""
         return self.taken_in == len(self.text)
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return len(self.generation.prompt_ids) + len(self.generation.token_ids)
 
     def next_piece(self, most: int) -> Piece:
         """Up to `most` of the tokens still to be taken in."""
@@ -157,17 +162,16 @@ class RunningRow:
         """What the model says after the row's piece, and which of its nodes stay."""
         if piece.tree is None or piece.wanted == "none":
             return Accepted([], list(range(len(piece.tree or ()))))
-        sampler, logits = self.sampler, scores.of(slot)
-        forced, so_far = self.generation.forced, self.generation.token_ids
-        best = scores.best(slot) if sampler.is_greedy or forced is not None else None
+        sampler, logits, forced = self.sampler, scores.of(slot), self.generation.forced
+        best = scores.best(slot) if sampler is None or sampler.is_greedy else None
 
         def say(node: int) -> int:
             if forced is not None:
-                return forced[len(so_far)]
-            return best[node] if best else sampler.say(logits[node])
+                return forced[len(self.generation.token_ids)]
+            return best[node] if best else sampler.say(logits[node])  # type: ignore[union-attr]
 
         def goes_on(token: int) -> bool:
-            self.generation.add(token, sampler.told(token))
+            self.generation.add(token, sampler is not None and sampler.told(token))
             return not self.generation.finish_reason
 
         try:
@@ -196,7 +200,7 @@ class LookaheadEngine:
         self.tokenizer = tokenizer
         self.clock = Clock()
         self._slots: Slots | None = None  # of the latest run
-        self.budget = GoodputBudget(drafter.options.decoding_length) if drafter.options.adaptive else None
+        self.budget = GoodputBudget(target.costs)
         if target.mode in ("chain", "replay"):
             drafter.restrict_to_chains()
 
@@ -319,27 +323,29 @@ class LookaheadEngine:
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._tell(row, piece, each, verified)
         self.clock.add(drafted - began, computed - drafted, verified - computed)
-        self._learn_cost(pieces, verified - drafted, drafted - began)
+        self._learn_cost(rows, pieces, accepted, verified - drafted, now() - began)
 
     def _pieces(self, rows: list[RunningRow], slots: Slots) -> list[Piece]:
-        """Draft trees of the rows that decode; of the others' prompts `prefill_chunk` tokens, first come, first served."""
-        decoding = [row for row in rows if row.decodes]
-        if decoding:
-            rooms = [row.generation.room - len(row.generation.token_ids) - 1 for row in decoding]
-            price = max(self.drafter.options.price, self.budget.price) if self.budget else None
-            drafts = self.drafter.draft_rows([row.drafts for row in decoding], [None] * len(decoding), rooms, price)
-            trees = iter(self.budget.cut(drafts) if self.budget else drafts)
+        """Of prompts to be taken in `prefill_chunk` tokens, first come, first served; draft trees of rows that decode."""
         pieces, spare = [], self.prefill_chunk
         for slot, row in enumerate(rows):
-            if row.decodes:
-                pieces.append(Piece(next(trees), "all"))
-                continue
             if row.taken_in is None:
                 row.taken_in = slots.begin(slot)
-            piece = Piece(None) if row.taken_in is None else row.next_piece(spare)
-            spare -= len(piece.tree or ())
-            pieces.append(piece)
+            pieces.append(Piece(None) if row.decodes or row.taken_in is None else row.next_piece(spare))
+            spare -= len(pieces[-1].tree or ())
+        decoding = [slot for slot, row in enumerate(rows) if row.decodes and pieces[slot].tree is None]
+        trees = self._draft([rows[slot] for slot in decoding], self.prefill_chunk - spare) if decoding else []
+        for slot, tree in zip(decoding, trees, strict=True):
+            pieces[slot] = Piece(tree, "all")
         return pieces
+
+    def _draft(self, rows: list[RunningRow], fed: int) -> list[DraftTree]:
+        """A tree for each row. fed: tokens of prompts that the forward takes in beside."""
+        rooms = [row.generation.room - len(row.generation.token_ids) - 1 for row in rows]
+        options, budget = self.drafter.options, self.budget
+        price = max(options.price, budget.price) if options.adaptive else options.price
+        trees = self.drafter.draft_rows([row.drafts for row in rows], [None] * len(rows), rooms, price)
+        return budget.cut(trees, fed, sum(row.length for row in rows)) if options.adaptive else trees
 
     def _tell(self, row: RunningRow, piece: Piece, accepted: Accepted, now: float) -> None:
         """Count the step, and let observer and drafter know what the model said."""
@@ -356,10 +362,14 @@ class LookaheadEngine:
                 generation.observer(step)
         row.tell()
 
-    def _learn_cost(self, pieces: list[Piece], forward: float, draft: float) -> None:
+    def _learn_cost(
+        self, rows: list[RunningRow], pieces: list[Piece], accepted: list[Accepted], forward: float, step: float
+    ) -> None:
         """What the step took. Steps that took in prompts say nothing about those that do not."""
-        if self.budget and all(piece.wanted == "all" for piece in pieces):
-            self.budget.observe(sum(len(piece.tree or ()) for piece in pieces), forward, forward + draft)
+        if self.drafter.options.strategy == "off" or not all(piece.wanted == "all" for piece in pieces):
+            return
+        tokens, said = sum(len(piece.tree or ()) for piece in pieces), sum(len(each.token_ids) for each in accepted)
+        self.budget.observe(tokens, forward, step, len(rows), sum(row.length for row in rows), said)
 
     def _started(self, generation: Generation) -> list[RunningRow]:
         """A request that is about to take a slot; nothing if it needs none, as it has been decoded plainly or has failed."""
@@ -367,8 +377,9 @@ class LookaheadEngine:
             self._decode_plainly(generation)
             return []
         try:
-            prompt, room = generation.prompt_ids, generation.room
-            sampler = Sampler(self.target, generation.sampling, prompt, room, generation.seed, self.tokenizer)
+            prompt, room, sampler = generation.prompt_ids, generation.room, None
+            if generation.forced is None:
+                sampler = Sampler(self.target, generation.sampling, prompt, room, generation.seed, self.tokenizer)
         except Exception as error:  # transformers refuses some wishes
             generation.fail(error)
             return []

@@ -13,8 +13,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import inspect
 import io
+import json
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +25,8 @@ from typing import Any, Literal
 
 import torch
 
+from lookahead.budget.cost import CostCurve
+from lookahead.budget.profile import Setting, cached_profile
 from lookahead.decode.attention import PackedAttention
 from lookahead.decode.batch import MaskPlan
 from lookahead.decode.slots import PackedSlots, SeparateSlots, Slots
@@ -110,6 +115,24 @@ class TargetModel:
         return next((name for name in ("cache_params", "state") if name in self.arguments), "past_key_values")
 
     @functools.cached_property
+    def setting(self) -> Setting:
+        """What the costs of its forwards hang on."""
+        return Setting(
+            model=self.name,
+            shape=hashlib.sha256(json.dumps(_shape_of(self.model.config), sort_keys=True).encode()).hexdigest()[:16],
+            device=processor_name(self.device),
+            dtype=str(self.dtype).removeprefix("torch."),
+            attention=str(self.text_config._attn_implementation),
+            mode=self.mode,
+            threads=torch.get_num_threads() if self.device.type == "cpu" else 0,
+        )
+
+    @functools.cached_property
+    def costs(self) -> CostCurve:
+        """What its forwards cost, as measured for this setting beforehand, if it was, and learned by all that run it."""
+        return CostCurve(cached_profile(self.setting))
+
+    @functools.cached_property
     def packed_attention(self) -> PackedAttention:
         return PackedAttention(self.model, self.mask_plan)
 
@@ -120,6 +143,23 @@ class TargetModel:
     def slots(self) -> Slots:
         """Where sequences live while they are decoded. Not for models of mode "plain"."""
         return PackedSlots(self) if self.mode == "packed" else SeparateSlots(self)
+
+
+def _shape_of(config: Any) -> dict[str, Any]:
+    """What a config says of the model's shape: numbers and names, without what changes with the library or the folder."""
+    left_out = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures")
+    return {name: repr(value) for name, value in config.to_dict().items() if name not in left_out}
+
+
+def processor_name(device: torch.device) -> str:
+    """The GPU's or CPU's name."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "CPU")
+    except OSError:
+        return platform.processor() or "CPU"
 
 
 def longest_text(text_config: Any) -> int:

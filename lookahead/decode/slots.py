@@ -135,9 +135,13 @@ class PackedSlots:
         spare = self.cache.slots - 1 if target.bucketed else None
         packed = pack(trees, pasts, target.mask_plan, target.dtype, target.device, spare)
         kept, counts = _wanted_tokens(sizes, wanted)
-        self.prefilled += sum(size for size, want in zip(sizes, wanted, strict=True) if want != "all")
-        self._trees = trees
+        self._took(trees, wanted)
         return Scores(self._logits(packed, kept), counts)
+
+    def _took(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> None:
+        """These went through the model."""
+        self._trees = trees
+        self.prefilled += sum(len(tree) for tree, want in zip(trees, wanted, strict=True) if tree is not None and want != "all")
 
     def _make_room(self, needed: int) -> None:
         """Give all open slots `needed` places, and if memory allows as many as the longest text may need.

@@ -1,0 +1,191 @@
+"""What a model's forwards cost on this machine, measured. In: a loaded model and a minute. Out: a cost profile.
+
+Random tokens go through the model in forwards of many sizes, rows and contexts, as the engine does them; nothing of what they
+bring is kept, so that each can be repeated. Cells are timed in turn until the time is up, the most telling first: a model too
+slow for all of them is measured on fewer. A profile's terms are then fitted to the cells, all weighing alike in per cent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+import lookahead
+from lookahead.budget.cost import FASTER
+from lookahead.budget.profile import CostProfile
+from lookahead.decode.model import TargetModel
+from lookahead.decode.slots import Slots, Wanted
+from lookahead.draft.tree import chain
+from lookahead.errors import LookaheadError
+
+SHORT, LONG = 128, 1024  # tokens in the cache of each row
+CHUNK = 512  # tokens of a prompt that are taken in at once
+MOST_WIDTH = 128
+ROUNDS = 3  # of all cells at least, if there is time
+SHARE_OF_FIRST = 0.5  # of the time for the first round: what is not reached by then is left out
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A forward: `width` tokens in each of `rows` rows with `context` tokens in the cache; scores wanted or not."""
+
+    rows: int
+    context: int
+    width: int
+    wanted: Wanted = "all"
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.width
+
+    @property
+    def keys(self) -> int:
+        return self.rows * self.context
+
+
+CELLS = (
+    *(Cell(1, SHORT, width) for width in (1, 16, 4, 64, 8, 32, 2, 3, 6, 12, 24, 48)),
+    *(Cell(8, SHORT, width) for width in (1, 4, 2, 16, 8)),
+    Cell(1, SHORT, 128, "none"),
+    *(Cell(1, LONG, width) for width in (1, 16, 64)),
+    *(Cell(1, SHORT, width) for width in (128, 5, 7, 10, 20, 14, 28, 40, 56, 96)),
+    *(Cell(8, SHORT, width) for width in (32, 3, 64)),
+    *(Cell(4, SHORT, width) for width in (1, 4, 16)),
+    *(Cell(8, LONG, width) for width in (1, 8)),
+    *(Cell(32, SHORT, width) for width in (1, 2, 4, 8)),
+)  # fmt: skip
+
+
+def calibrate(
+    target: TargetModel, seconds: float = 45.0, progress: Callable[[float], None] = lambda share: None
+) -> tuple[CostProfile, list[tuple[Cell, float]]]:
+    """(the profile, the seconds of each cell that it was fitted to). seconds: that it may take, about.
+
+    Raises LookaheadError for a model that decodes plainly: its forwards hold one token.
+    """
+    if target.mode == "plain":
+        raise LookaheadError(f"{target.name} decodes plainly ({target.reason}): there is nothing to budget.")
+    began = time.perf_counter()
+    taken: dict[Cell, list[float]] = {}
+    texts = _Texts(target)
+    cells = [cell for cell in CELLS if cell.context + MOST_WIDTH + 1 <= target.longest_text]
+
+    def spent() -> float:
+        share = (time.perf_counter() - began) / seconds
+        progress(min(1.0, share))
+        return share
+
+    for cell in cells:
+        if taken and spent() > SHARE_OF_FIRST:
+            break
+        texts.seconds_of(cell)  # the first of a shape is slow
+        taken[cell] = [texts.seconds_of(cell)]
+    rounds = 1
+    while (rounds < ROUNDS and spent() < 1) or spent() < SHARE_OF_FIRST + (1 - SHARE_OF_FIRST) * 0.9:
+        for cell, times in taken.items():
+            times.append(texts.seconds_of(cell))
+            if spent() > 1:
+                break
+        rounds += 1
+    measured = [(cell, float(np.sort(times)[int(FASTER * (len(times) - 1))])) for cell, times in taken.items()]
+    return fitted(target, measured, rounds), measured
+
+
+class _Texts:
+    """Slots that hold texts of the contexts asked for; made when they are first needed."""
+
+    def __init__(self, target: TargetModel):
+        self.target = target
+        self._random = np.random.default_rng(0)
+        self._slots: dict[tuple[int, int], Slots] = {}
+
+    @torch.inference_mode()
+    def seconds_of(self, cell: Cell) -> float:
+        """One forward of a cell, timed as the engine's steps are; nothing of it is kept."""
+        key = cell.rows, cell.context
+        slots = self._slots.get(key) or self._slots.setdefault(key, self._filled(*key))
+        trees = [chain(self._tokens(cell.width)) for _ in range(cell.rows)]
+        began = self.target.now()
+        scores = slots.forward(trees, [cell.wanted] * cell.rows)
+        scores.wait()
+        if cell.wanted == "all":
+            scores.best(0)
+        elif self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)
+        slots.keep([[]] * cell.rows)
+        return self.target.now() - began
+
+    def _tokens(self, count: int) -> list[int]:
+        tokens: list[int] = self._random.integers(0, self.target.vocab_size, count).tolist()
+        return tokens
+
+    def _filled(self, rows: int, context: int) -> Slots:
+        """Slots of so many rows, all of one text, which is taken in but for its last token."""
+        slots, text = self.target.slots(), self._tokens(context + 1)
+        for slot in range(rows):
+            slots.add(text, MOST_WIDTH)
+            done = slots.begin(slot) or 0
+            others: list[None] = [None] * slot
+            while done < context:
+                piece = text[done : min(done + CHUNK, context)]
+                slots.forward([*others, chain(piece)], ["none"] * (slot + 1))
+                slots.keep([*([[]] * slot), range(len(piece))])
+                done += len(piece)
+        return slots
+
+
+def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: int) -> CostProfile:
+    """The profile that is nearest to what was measured."""
+    separate = target.mode != "packed"
+    scored = [(cell, seconds) for cell, seconds in measured if cell.wanted == "all"]
+    if separate:  # a row is a forward of its own
+        scored = [(cell, seconds) for cell, seconds in scored if cell.rows == 1]
+    sizes = sorted({cell.tokens for cell, _ in scored})
+    per = np.array([[cell.rows - 1, cell.keys, cell.keys * cell.width] for cell, _ in scored], float)
+    known = np.array([[float(cell.tokens == size) for size in sizes] for cell, _ in scored])
+    seconds = np.array([each for _, each in scored])
+    used = [column for column in range(per.shape[1]) if _tells(known, per[:, column])]
+    while True:  # terms that would be below 0 are left out, the worst first
+        columns = np.hstack([known, per[:, used]]) / seconds[:, None]
+        found = np.linalg.lstsq(columns, np.ones(len(seconds)), rcond=None)[0]
+        if not used or found[len(sizes) :].min() >= 0:
+            break
+        del used[int((found[len(sizes) :] * per[:, used].max(axis=0)).argmin())]
+    terms = dict(zip(used, found[len(sizes) :], strict=True))
+    errors = np.abs(columns @ found - 1)
+    per_row, per_key, per_query_key = (float(terms.get(column, 0.0)) for column in range(3))
+    profile = CostProfile(
+        target.setting,
+        "measured",
+        tuple(sizes),
+        tuple(float(each) for each in np.maximum(found[: len(sizes)] - per_row, 1e-9)),
+        per_row,
+        per_key,
+        per_query_key,
+        bucketed=target.bucketed,
+        separate=separate,
+        vocab_size=target.vocab_size,
+        longest_text=target.longest_text,
+        about={
+            "lookahead": lookahead.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "forwards": len(measured),
+            "rounds": rounds,
+            "median_error": round(float(np.median(errors)), 4),
+            "largest_error": round(float(errors.max()), 4),
+        },
+    )
+    unscored = [(cell, seconds) for cell, seconds in measured if cell.wanted == "none" and cell.rows == 1]
+    saved = [(profile.forward_seconds(c.tokens, c.rows, c.keys) - each) / c.tokens for c, each in unscored]
+    return dataclasses.replace(profile, per_score=max(0.0, float(np.mean(saved)))) if saved else profile
+
+
+def _tells(known: np.ndarray, column: np.ndarray) -> bool:
+    """True if cells of one size differ in this term, so that it can be told from what the size costs. known: [cells, sizes]."""
+    return any(len(set(column[of_size > 0])) > 1 for of_size in known.T)

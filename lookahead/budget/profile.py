@@ -1,0 +1,189 @@
+"""Cost profiles: what a forward of one model costs on one machine. In: a small JSON file. Out: seconds of any forward.
+
+A forward over `tokens` tokens of `rows` rows, whose keys in the cache are `keys` in all, takes
+
+    f(tokens) + per_row rows + per_key keys + per_query_key keys tokens / rows        seconds
+
+where f, the part that does not depend on what lies in the cache, is given at some sizes and interpolated between them; beyond
+the largest it goes on as between the last two. Tokens whose scores nobody wants (all but the last of a prompt) take per_score
+less. Models that take one row at a time pay for each row as for a forward of its own.
+
+`lookahead calibrate` measures profiles (bench/calibrate.py); those of devices that one does not have are estimated from their
+data sheets (estimate.py). Some of each kind ship with the package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lookahead.atomic import replacing
+from lookahead.errors import LookaheadError
+
+FORMAT = 1
+SHIPPED = Path(__file__).parent / "profiles"
+CDL_FACTOR = 1.2  # a critical decoding length's forward costs at most so many times that of one token
+MOST_KNOTS = 1000
+PER = ("per_row", "per_key", "per_query_key", "per_score")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a profile holds for: another one's figures are others.
+
+    device: the processor's name. mode: how drafts are verified (decode/model.py). threads: of the CPU; 0 for others.
+    shape: fingerprint of the model's config.
+    """
+
+    model: str
+    shape: str
+    device: str
+    dtype: str
+    attention: str
+    mode: str
+    threads: int
+
+    @property
+    def file_name(self) -> str:
+        """Where the profile of this setting lies in the cache folder."""
+        device = re.sub(r"[^A-Za-z0-9]+", "-", self.device).strip("-")
+        return f"{self.shape}-{device}-{self.threads}-{self.dtype}-{self.attention}-{self.mode}.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class CostProfile:
+    """See the module's docstring.
+
+    tokens, seconds: the sizes at which f is given, and f there. kind: "measured" or "estimate". bucketed: forwards take one of
+    a few shapes, so that a size costs what its bucket costs. separate: rows go one at a time.
+    vocab_size, longest_text: of the model.
+    about: how it came to be (versions, errors of the fit, sources), for people.
+    """
+
+    setting: Setting
+    kind: str
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+    per_row: float = 0.0
+    per_key: float = 0.0
+    per_query_key: float = 0.0
+    per_score: float = 0.0
+    bucketed: bool = False
+    separate: bool = False
+    vocab_size: int = 1 << 31
+    longest_text: int = 1 << 30
+    about: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def forward_seconds(self, tokens: int, rows: int = 1, keys: int = 0, unscored: int = 0) -> float:
+        """Of a forward of this size. unscored: tokens among them whose scores are not wanted."""
+        if self.separate:
+            return rows * self._seconds(tokens / rows, 1, keys / rows) - self.per_score * unscored
+        return self._seconds(tokens, rows, keys) - self.per_score * unscored
+
+    def _seconds(self, tokens: float, rows: int, keys: float) -> float:
+        return self.at(tokens) + self.per_row * rows + keys * (self.per_key + self.per_query_key * tokens / rows)
+
+    def at(self, tokens: float) -> float:
+        """f: seconds that do not depend on rows and keys."""
+        sizes, seconds = self.tokens, self.seconds
+        if tokens <= sizes[-1] or len(sizes) == 1:
+            return float(np.interp(tokens, sizes, seconds))
+        slope = max(0.0, (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
+        return seconds[-1] + slope * (tokens - sizes[-1])
+
+    def cdl(self, rows: int = 1, context: int = 512, factor: float = CDL_FACTOR) -> int:
+        """Critical decoding length: tokens of each row up to which a forward costs at most `factor` of a plain one."""
+        keys, allowed = rows * context, factor * self.forward_seconds(rows, rows, rows * context)
+        largest = 1
+        for length in range(1, 1025):
+            if self.forward_seconds(rows * length, rows, keys) <= allowed:
+                largest = length
+        return largest
+
+    def as_json(self) -> dict[str, Any]:
+        """What the file holds."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+    def save(self, path: str | Path) -> None:
+        """Write the file; it appears whole. Raises LookaheadError if it cannot be written."""
+        with replacing(path, "w") as file:
+            file.write(json.dumps(self.as_json(), indent=1) + "\n")
+
+
+def read_profile(name: str) -> CostProfile:
+    """From a file, or the shipped profile of this name. Raises LookaheadError saying what is wrong with it."""
+    path = Path(name)
+    if not path.exists():
+        path = SHIPPED / f"{name}.json"
+        if not path.exists():
+            known = ", ".join(shipped_names())
+            raise LookaheadError(f"{name}: no such cost profile. Name a file of `lookahead calibrate`, or one of {known}.")
+    try:
+        return _parsed(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error) or type(error).__name__
+        raise LookaheadError(f"{path}: not a cost profile ({said}). Write one with `lookahead calibrate`.") from error
+
+
+def shipped_names() -> list[str]:
+    """Profiles that come with the package."""
+    return sorted(path.stem for path in SHIPPED.glob("*.json"))
+
+
+def cache_folder() -> Path:
+    """Where this user's profiles lie."""
+    own = os.environ.get("LOOKAHEAD_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(own) if own else Path(base) / "lookahead" / "profiles"
+
+
+def cached_profile(setting: Setting) -> CostProfile | None:
+    """The one that was measured for this setting, if there is one that can be read."""
+    path = cache_folder() / setting.file_name
+    try:
+        return read_profile(str(path)) if path.is_file() else None
+    except (LookaheadError, OSError):
+        return None
+
+
+def save_to_cache(profile: CostProfile) -> Path:
+    """Keep a profile for later jobs of its setting. Raises LookaheadError if the folder cannot be written."""
+    path = cache_folder() / profile.setting.file_name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LookaheadError(f"{path.parent}: cannot be made ({error.strerror}). Set LOOKAHEAD_CACHE to a folder.") from error
+    profile.save(path)
+    return path
+
+
+def _parsed(value: dict[str, Any]) -> CostProfile:
+    """Raises ValueError, TypeError or KeyError for what is no profile."""
+    if value["format"] != FORMAT:
+        raise ValueError(f"format {value['format']}, this version reads {FORMAT}")
+    fields = {field.name: value[field.name] for field in dataclasses.fields(CostProfile)}
+    setting = Setting(**fields.pop("setting"))
+    tokens, seconds = fields["tokens"], fields["seconds"]
+    if not 1 <= len(tokens) == len(seconds) <= MOST_KNOTS:
+        raise ValueError('"tokens" and "seconds" are not lists of one length')
+    if not all(type(t) is int and t > 0 for t in tokens) or sorted(set(tokens)) != tokens:
+        raise ValueError('"tokens" are not rising whole numbers')
+    _check_numbers("seconds", seconds)
+    _check_numbers(", ".join(PER), [fields[name] for name in PER])
+    if not max(seconds) > 0:
+        raise ValueError('all "seconds" are 0')
+    fields.update(tokens=tuple(tokens), seconds=tuple(map(float, seconds)))
+    return CostProfile(setting, **fields)
+
+
+def _check_numbers(name: str, values: Sequence[Any]) -> None:
+    if not all(type(v) in (int, float) and math.isfinite(v) and v >= 0 for v in values):
+        raise ValueError(f"{name}: not all numbers of 0 or more")

@@ -1,0 +1,116 @@
+"""A model that is not there. In: a cost profile. Out: what the engine needs of a model whose answers are given (forced).
+
+The engine runs as ever: it drafts, budgets, packs prompts beside drafts, shares beginnings and keeps its books, and all that
+takes the time that it takes here. Only the forward computes nothing: it moves the clock on by what the profile says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import torch
+
+from lookahead.budget.cost import CostCurve
+from lookahead.budget.goodput import shape_of
+from lookahead.budget.profile import CostProfile, Setting
+from lookahead.decode.kv_cache import SlotCache
+from lookahead.decode.model import DTYPES, TargetModel
+from lookahead.decode.slots import PackedSlots, Scores, Wanted
+from lookahead.draft.tree import DraftTree
+
+
+class Clock:
+    """Real seconds, and on top those that forwards are said to have taken."""
+
+    def __init__(self) -> None:
+        self.pretended = 0.0
+
+    def __call__(self) -> float:
+        return time.perf_counter() + self.pretended
+
+
+@dataclasses.dataclass(frozen=True)
+class PretendModel(TargetModel):
+    """Made by `pretend_model`."""
+
+    profile: CostProfile = None  # type: ignore[assignment]
+    now: Clock = dataclasses.field(default_factory=Clock)
+
+    device = torch.device("cpu")
+    eos_token_ids = frozenset()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.profile.setting.dtype]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.profile.vocab_size
+
+    @property
+    def longest_text(self) -> int:
+        return self.profile.longest_text
+
+    @property
+    def setting(self) -> Setting:
+        return self.profile.setting
+
+    @property
+    def costs(self) -> CostCurve:
+        return CostCurve(self.profile)
+
+    def decodes_plainly(self, length: int) -> bool:
+        return False
+
+    def slots(self) -> PretendSlots:
+        return PretendSlots(self)
+
+
+def pretend_model(profile: CostProfile) -> PretendModel:
+    """A model that costs what `profile` says."""
+    return PretendModel(None, profile.setting.model, "packed", profile=profile)
+
+
+class PretendSlots(PackedSlots):
+    """Slots without keys and values. A forward moves the clock on."""
+
+    def __init__(self, target: PretendModel):
+        super().__init__(target)
+        self.cache = NothingHeld()
+        self._profile, self._clock = target.profile, target.now
+
+    def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
+        sizes = [0 if tree is None else len(tree) for tree in trees]
+        rows = sum(size > 0 for size in sizes)
+        keys = sum(len(held) for held, size in zip(self._held, sizes, strict=False) if size)
+        scored = sum(size if want == "all" else want == "last" for size, want in zip(sizes, wanted, strict=True))
+        if rows:
+            tokens = shape_of(sum(sizes), self._profile.bucketed)
+            self._clock.pretended += self._profile.forward_seconds(tokens, rows, keys, sum(sizes) - scored)
+        self._took(trees, wanted)
+        return NoScores()
+
+    def _make_room(self, needed: int) -> None:
+        pass
+
+
+class NothingHeld(SlotCache):
+    """Buffers of no size."""
+
+    def move(self, slots: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+        pass
+
+
+class NoScores(Scores):
+    """Of answers that are given."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.empty(0, 0), ())
+
+    def of(self, slot: int) -> torch.Tensor:
+        return self.logits
+
+    def best(self, slot: int) -> list[int]:
+        return []
