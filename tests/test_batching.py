@@ -306,3 +306,19 @@ def test_streams_that_run_side_by_side_or_are_left_early_do_not_disturb_each_oth
             next(stream, None)
     for request, prompt in zip(requests[:2], prompts, strict=False):
         assert request.token_ids == alone(prompt, 12)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "bloom", "gpt_neo", "falcon_h1"])  # packed, tree or chain, chain, replay
+def test_draft_of_which_nothing_is_kept_leaves_its_slot_as_it_was(tiny_model, architecture: str) -> None:
+    target = probed(tiny_model(architecture))
+    slots = target.slots()
+    slots.begin(slots.add([5, 6, 7, 8]))
+    with torch.inference_mode():
+        slots.forward([chain([5, 6, 7])], ["none"])
+        slots.keep([[0, 1, 2]])
+        scores = []
+        for draft in ([8, 9, 10], [8, 11, 12, 13], [8, 9, 10]):
+            scores.append(slots.forward([chain(draft)], ["all"]).of(0).clone())
+            slots.keep([[]])
+    assert torch.allclose(scores[0], scores[2], atol=1e-5)
+    assert not torch.allclose(scores[0][1], scores[1][1], atol=1e-3)

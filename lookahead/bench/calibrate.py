@@ -73,7 +73,7 @@ def calibrate(
     began = time.perf_counter()
     taken: dict[Cell, list[float]] = {}
     texts = _Texts(target)
-    cells = [cell for cell in CELLS if cell.context + MOST_WIDTH + 1 <= target.longest_text]
+    cells = _cells_for(target.longest_text)
 
     def spent() -> float:
         share = (time.perf_counter() - began) / seconds
@@ -94,6 +94,14 @@ def calibrate(
         rounds += 1
     measured = [(cell, float(np.sort(times)[int(FASTER * (len(times) - 1))])) for cell, times in taken.items()]
     return fitted(target, measured, rounds), measured
+
+
+def _cells_for(longest: int) -> list[Cell]:
+    """CELLS with contexts that leave room in a text of `longest` tokens; without the widths that do not fit."""
+    contexts = {SHORT: min(SHORT, longest // 4), LONG: min(LONG, longest - MOST_WIDTH - 1)}
+    cells = [dataclasses.replace(cell, context=contexts[cell.context]) for cell in CELLS]
+    least = contexts[SHORT]
+    return [c for c in cells if c.context + c.width < longest and (c.context == least or c.context >= 2 * least)]
 
 
 class _Texts:

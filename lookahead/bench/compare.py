@@ -89,7 +89,10 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What `bench` reports. forced: the answers were given. lossless: None where it was not checked."""
+    """What `bench` reports.
+
+    forced: the answers were given. predicted: from a cost profile. lossless: None where it was not checked.
+    """
 
     model: str
     device: str
@@ -101,6 +104,7 @@ class Comparison:
     runs: list[Run]
     lossless: Lossless | None
     environment: dict[str, Any]
+    predicted: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The object that `bench --json` prints."""

@@ -9,6 +9,7 @@ import matplotlib
 
 from lookahead.atomic import replacing
 from lookahead.bench.coverage import Capacity
+from lookahead.budget.profile import CDL_FACTOR, CostProfile
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
@@ -65,6 +66,37 @@ def draw_capacity(curve: Sequence[Capacity], title: str, path: str) -> None:
     axis.margins(x=0.08, y=0.2)
     axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=10)
+    _save(figure, path)
+
+
+def draw_profile(profile: CostProfile, path: str, rows: Sequence[int] = (1, 8, 32), context: int = 512) -> None:
+    """Forward time against decoding length for several numbers of rows, each with its CDL, to `path`."""
+    from matplotlib import pyplot
+
+    figure, (time, share) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    lengths = [n for n in profile.tokens if n <= 128]
+    for number, colour in zip(rows, ("#2a6fdb", "#d9822b", "#3f9b4f"), strict=False):
+        seconds = [profile.forward_seconds(number * n, number, number * context) for n in lengths]
+        label = f"{number} row{'s' * (number > 1)}, CDL {profile.cdl(number, context)}"
+        time.plot(lengths, [each * 1e3 for each in seconds], "o-", color=colour, label=label, markersize=3)
+        share.plot(lengths, [each / seconds[0] for each in seconds], "o-", color=colour, markersize=3)
+    share.axhline(CDL_FACTOR, color="#888888", linestyle="--", linewidth=1)
+    place, shift = (0, CDL_FACTOR), (4, 4)
+    share.annotate(f"CDL: up to {CDL_FACTOR:g} times", place, shift, share.get_yaxis_transform(), "offset points")
+    time.set_ylabel("forward (ms)")
+    share.set_ylabel("forward / that of one token per row")
+    for axis in (time, share):
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log", base=2)
+        axis.set_xticks([n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= lengths[-1]])
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.set_xlabel("decoding length (tokens of each row in one forward)")
+        axis.spines[["top", "right"]].set_visible(False)
+    time.legend(frameon=False)
+    about = profile.setting
+    kind = "" if profile.kind == "measured" else f" ({profile.kind})"
+    figure.suptitle(f"{about.model}, {about.device}, {about.dtype}, {context} tokens in the cache{kind}", fontsize=10)
     _save(figure, path)
 
 

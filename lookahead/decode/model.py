@@ -26,7 +26,8 @@ from typing import Any, Literal
 import torch
 
 from lookahead.budget.cost import CostCurve
-from lookahead.budget.profile import Setting, cached_profile
+from lookahead.budget.estimate import ModelSizes, estimate
+from lookahead.budget.profile import CostProfile, Setting, cached_profile
 from lookahead.decode.attention import PackedAttention
 from lookahead.decode.batch import MaskPlan
 from lookahead.decode.slots import PackedSlots, SeparateSlots, Slots
@@ -117,15 +118,9 @@ class TargetModel:
     @functools.cached_property
     def setting(self) -> Setting:
         """What the costs of its forwards hang on."""
-        return Setting(
-            model=self.name,
-            shape=hashlib.sha256(json.dumps(_shape_of(self.model.config), sort_keys=True).encode()).hexdigest()[:16],
-            device=processor_name(self.device),
-            dtype=str(self.dtype).removeprefix("torch."),
-            attention=str(self.text_config._attn_implementation),
-            mode=self.mode,
-            threads=torch.get_num_threads() if self.device.type == "cpu" else 0,
-        )
+        threads = torch.get_num_threads() if self.device.type == "cpu" else 0
+        attention = str(self.text_config._attn_implementation)
+        return setting_of(self.model.config, self.name, processor_name(self.device), self.dtype, attention, self.mode, threads)
 
     @functools.cached_property
     def costs(self) -> CostCurve:
@@ -145,10 +140,51 @@ class TargetModel:
         return PackedSlots(self) if self.mode == "packed" else SeparateSlots(self)
 
 
-def _shape_of(config: Any) -> dict[str, Any]:
-    """What a config says of the model's shape: numbers and names, without what changes with the library or the folder."""
+def setting_of(
+    config: Any, name: str, device: str, dtype: torch.dtype, attention: str = "sdpa", mode: Mode = "packed", threads: int = 0
+) -> Setting:
+    """The setting of a model of this config. Its shape is what the config says but for names and versions."""
     left_out = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures")
-    return {name: repr(value) for name, value in config.to_dict().items() if name not in left_out}
+    shape = json.dumps({key: repr(value) for key, value in config.to_dict().items() if key not in left_out}, sort_keys=True)
+    fingerprint = hashlib.sha256(shape.encode()).hexdigest()[:16]
+    return Setting(name, fingerprint, device, str(dtype).removeprefix("torch."), attention, mode, threads)
+
+
+def estimated_profile(name: str, dtype: str, gpu: str) -> CostProfile:
+    """What a model should cost on a GPU that is not here, by its config.json alone (budget/estimate.py).
+
+    dtype: auto (the config's own), float32, bfloat16, float16. Raises ModelError and UsageError as `random_model` does.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = read_config(name)
+    text = config.get_text_config(decoder=True)
+    chosen = _dtype(dtype) or text.dtype or torch.bfloat16
+    try:
+        with _quiet_transformers(), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
+    in_experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    table = model.get_input_embeddings().weight  # a look-up reads one row of it
+    tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is table
+    heads = text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    sizes = ModelSizes(
+        dense=sum(p.numel() for p in model.parameters()) - in_experts - (0 if tied else table.numel()),
+        in_experts=in_experts,
+        experts=_first_of(text, "num_local_experts", "num_experts", "n_routed_experts") if in_experts else 0,
+        experts_per_token=_first_of(text, "num_experts_per_tok", "moe_k", "moe_topk") if in_experts else 0,
+        layers=text.num_hidden_layers,
+        key_values=2 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or heads) * head_dim,
+        query_key=text.num_hidden_layers * heads * head_dim,
+    )
+    return estimate(sizes, setting_of(config, name, gpu, chosen), gpu, int(text.vocab_size), longest_text(text))
+
+
+def _first_of(config: Any, *names: str) -> int:
+    """The first of these that a config has; 1 if it has none."""
+    return next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 1)
 
 
 def processor_name(device: torch.device) -> str:

@@ -213,6 +213,7 @@ class SeparateSlots:
         self.target = target
         self.open = self.prefilled = 0
         self._states: list[SequenceState] = []
+        self._trees: Sequence[DraftTree | None] = ()
 
     def add(self, text: Sequence[int], room: int = 0) -> int:
         self._states.append(sequence_state(self.target, len(text) + room))
@@ -224,6 +225,7 @@ class SeparateSlots:
 
     def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
         logits, counts = [], []
+        self._trees = trees
         for state, tree, want in zip(self._states, trees, wanted, strict=True):
             counts.append(0 if tree is None or want == "none" else 1 if want == "last" else len(tree))
             if tree is None:
@@ -235,8 +237,8 @@ class SeparateSlots:
         return Scores(torch.cat(logits) if logits else torch.empty(0, 0), counts)
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
-        for state, kept in zip(self._states, nodes, strict=True):
-            if len(kept):
+        for state, tree, kept in zip(self._states, self._trees, nodes, strict=True):
+            if tree is not None:
                 state.keep(kept)
 
     def close(self, slot: int) -> None:

@@ -1,0 +1,138 @@
+"""lookahead calibrate: what a model's forwards cost on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lookahead_cli.options import Attention, Config, Device, Dtype, Json, Model, check_folder
+
+if TYPE_CHECKING:
+    from lookahead.budget.profile import CostProfile
+
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+ROWS = (1, 8, 32)
+BAR = 20  # characters of the longest bar
+LEAST_SECONDS, MOST_SECONDS = 5, 600
+
+
+def command(
+    model: Model = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write the profile to this file as well, for bench --cost-profile."),
+    ] = None,
+    random_weights: Annotated[
+        bool,
+        typer.Option(
+            "--random-weights", help="A model of this shape (its config.json is enough): it costs what the real one does."
+        ),
+    ] = False,
+    estimate: Annotated[
+        str | None,
+        typer.Option(
+            "--estimate",
+            metavar="GPU",
+            help="Measure nothing: estimate the profile of a GPU that is not here from its data sheet (h200, h100, a100, l40s, "
+            "l4, a10, rtx4090, rtx3090, v100, t4). Needs -o.",
+        ),
+    ] = None,
+    seconds: Annotated[
+        int,
+        typer.Option(
+            "--seconds",
+            min=LEAST_SECONDS,
+            max=MOST_SECONDS,
+            metavar="N",
+            help="Time for measuring; slow models are measured at fewer sizes.",
+        ),
+    ] = 45,
+    context: Annotated[
+        int, typer.Option("--context", min=1, metavar="N", help="Tokens in the cache of each row, in the table and the plot.")
+    ] = 512,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    attn: Attention = None,
+    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the curve as a PNG.")] = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Measure what a model's forwards cost on this machine, by tokens, rows and context, and keep it as a cost profile.
+
+    The profile lies in the user's cache folder; generate and bench use it where model, device, dtype and attention are the
+    same, and correct it by their own steps. The critical decoding length (CDL) is the number of tokens per row up to which a
+    forward costs at most 1.2 times that of one.
+
+    Example: lookahead calibrate --model org/model
+
+    For hardware elsewhere: lookahead calibrate --model org/model --estimate h200 -o h200.json
+
+    Next: lookahead bench --replay logged.jsonl --tokenizer org/model --cost-profile h200.json
+    """
+    from lookahead.errors import UsageError
+    from lookahead_cli import render
+
+    if model is None:
+        raise UsageError("name a model: --model org/name or a folder.")
+    if estimate and out is None:
+        raise UsageError("--estimate: name a file with -o; this machine's own jobs have no use for it.")
+    if estimate and (random_weights or device != "auto" or attn):
+        raise UsageError("--estimate measures nothing: leave out --random-weights, --device and --attn.")
+    for path in (out, plot):
+        check_folder(path)
+    kept = ""
+    if estimate:
+        from lookahead.decode.model import estimated_profile
+
+        profile = estimated_profile(model, dtype, estimate)
+    else:
+        from lookahead.bench.calibrate import calibrate
+        from lookahead.budget.profile import save_to_cache
+        from lookahead.decode.model import load_model, random_model
+
+        target = (random_model if random_weights else load_model)(model, dtype, device, attn)
+        if target.mode not in ("packed", "plain"):
+            render.notice(f"{model} verifies by {target.mode}: {target.reason}")
+        with render.progress("measuring", 100, shown=not json) as update:
+            profile, _ = calibrate(target, seconds, lambda share: update(round(100 * share), "%"))
+        kept = str(save_to_cache(profile))
+    if out:
+        profile.save(out)
+    if json:
+        render.print_json(
+            {**profile.as_json(), "cdl": {str(rows): profile.cdl(rows, context) for rows in ROWS}, "path": kept or out}
+        )
+    else:
+        print_profile(profile, context)
+        for path in filter(None, (kept, out)):
+            render.out.print(f"kept in {path}", markup=False)
+    if plot:
+        from lookahead.bench.plot import draw_profile
+
+        draw_profile(profile, plot, ROWS, context)
+
+
+def print_profile(profile: CostProfile, context: int) -> None:
+    """The curve as a table with bars, and the CDL of several numbers of rows."""
+    from lookahead.budget.profile import CDL_FACTOR
+    from lookahead_cli import render
+
+    setting = profile.setting
+    threads = f", {setting.threads} threads" if setting.threads else ""
+    names = [f"{rows} row{'s' * (rows > 1)}" for rows in ROWS]
+    costs = [[profile.forward_seconds(rows * n, rows, rows * context) * 1e3 for n in LENGTHS] for rows in ROWS]
+    bars = ["#" * round(BAR * each / max(costs[0])) for each in costs[0]]
+    render.table(
+        f"{setting.model}: {setting.device}{threads}, {setting.dtype}, {setting.attention}, {context} tokens in the cache "
+        f"({profile.kind})\nmilliseconds of a forward:",
+        ["tokens per row", *names, names[0]],
+        [
+            (str(length), *(f"{each:.2f}" for each in of_length), bar.ljust(BAR))
+            for length, bar, *of_length in zip(LENGTHS, bars, *costs, strict=True)
+        ],
+    )
+    cdls = ", ".join(f"{profile.cdl(rows, context)} with {name}" for rows, name in zip(ROWS, names, strict=True))
+    render.facts(
+        [(f"CDL at {CDL_FACTOR:g}x", cdls), *((name.replace("_", " "), str(value)) for name, value in profile.about.items())]
+    )

@@ -1,0 +1,230 @@
+"""Cost profiles: measured, estimated, kept, read, and what a bench is predicted to show with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lookahead.bench import calibrate as calibrating
+from lookahead.bench.calibrate import Cell, calibrate, fitted
+from lookahead.bench.planner import predict
+from lookahead.budget.cost import SIZES
+from lookahead.budget.estimate import GPUS
+from lookahead.budget.profile import CostProfile, Setting, cached_profile, read_profile, save_to_cache, shipped_names
+from lookahead.decode.engine import Generation, LookaheadEngine
+from lookahead.decode.model import estimated_profile
+from lookahead.decode.pretend import pretend_model
+from lookahead.decode.probe import probed
+from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.errors import LookaheadError, UsageError
+from tests.cli import Cli
+
+SETTING = Setting("model", "0123", "Some CPU @ 2 GHz", "float32", "sdpa", "packed", 2)
+PROFILE = CostProfile(
+    SETTING, "measured", (1, 8, 64), (0.010, 0.012, 0.040), per_row=1e-4, per_key=1e-6, per_query_key=1e-7, per_score=1e-5
+)
+DEMO = str(Path(__file__).parent.parent / "samples" / "demo-model")
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+def test_forward_costs_are_read_off_and_go_on_beyond_the_largest_size() -> None:
+    assert PROFILE.at(1) == pytest.approx(0.010)
+    assert PROFILE.at(36) == pytest.approx(0.026)
+    assert PROFILE.at(120) == pytest.approx(0.068)
+    assert PROFILE.forward_seconds(8, 2, 1000) == pytest.approx(0.012 + 2e-4 + 1000 * (1e-6 + 4e-7))
+    assert PROFILE.forward_seconds(8, 1, 0, unscored=7) == pytest.approx(0.012 + 1e-4 - 7e-5)
+
+
+def test_cdl_is_the_longest_draft_whose_forward_costs_at_most_a_factor() -> None:
+    flat_then_steep = CostProfile(SETTING, "measured", (1, 32, 33, 64), (0.01, 0.01, 0.1, 0.1))
+    assert flat_then_steep.cdl() == 32
+    assert flat_then_steep.cdl(rows=8) == 4
+    assert flat_then_steep.cdl(factor=5.0) == 32
+
+
+def test_profile_comes_back_from_its_file_and_from_the_cache(tmp_path: Path) -> None:
+    PROFILE.save(tmp_path / "p.json")
+    assert read_profile(str(tmp_path / "p.json")) == PROFILE
+    assert cached_profile(SETTING) is None
+    path = save_to_cache(PROFILE)
+    assert cached_profile(SETTING) == PROFILE
+    assert cached_profile(dataclasses.replace(SETTING, dtype="bfloat16")) is None
+    path.write_text("{")
+    assert cached_profile(SETTING) is None  # a job does not fail for it
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"format": 7}, "format 7"),
+        ({"seconds": [1, 2]}, "lists of one length"),
+        ({"seconds": [0.1, -1, 2]}, "seconds: not all numbers"),
+        ({"seconds": [0, 0, 0]}, "all \"seconds\" are 0"),
+        ({"tokens": [1, 64, 8]}, "rising"),
+        ({"per_key": "much"}, "per_row, per_key"),
+        ({"per_key": float("nan")}, "per_row, per_key"),
+        ({"setting": {"model": "m"}}, "missing"),
+    ],
+)  # fmt: skip
+def test_file_that_is_no_profile_is_refused_with_the_reason(tmp_path: Path, change: dict, said: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({**PROFILE.as_json(), **change}))
+    with pytest.raises(LookaheadError, match=said):
+        read_profile(str(path))
+
+
+def test_unknown_profile_names_those_there_are() -> None:
+    with pytest.raises(LookaheadError, match=r"no such cost profile.*llama-7b-h200"):
+        read_profile("nowhere.json")
+
+
+def test_shipped_profiles_can_be_read_and_estimates_say_so() -> None:
+    names = shipped_names()
+    assert {"llama-7b-h200", "llama-7b-a100"} <= set(names)
+    for name in names:
+        profile = read_profile(name)
+        assert (profile.kind == "measured") == ("cpu" in name)
+        assert profile.kind == "measured" or "assumed" in profile.about
+        assert profile.setting.model == name
+
+
+def test_terms_are_found_in_what_was_measured(tiny_model) -> None:
+    """Cells that cost what a profile says give that profile back."""
+    target, truth = probed(tiny_model("llama")), dataclasses.replace(PROFILE, tokens=tuple(SIZES.tolist()))
+    truth = dataclasses.replace(truth, seconds=tuple(0.01 + 5e-4 * t for t in truth.tokens))
+    cells = [(c, truth.forward_seconds(c.tokens, c.rows, c.keys, c.tokens * (c.wanted == "none"))) for c in calibrating.CELLS]
+    found = fitted(target, cells, 3)
+    for cell, seconds in cells:
+        unscored = cell.tokens * (cell.wanted == "none")
+        assert found.forward_seconds(cell.tokens, cell.rows, cell.keys, unscored) == pytest.approx(seconds, rel=1e-6)
+    assert found.about["largest_error"] < 1e-6
+    assert [found.per_row, found.per_key, found.per_query_key] == pytest.approx([1e-4, 1e-6, 1e-7], rel=1e-4)
+
+
+def test_few_cells_give_a_profile_without_the_terms_that_they_do_not_tell(tiny_model) -> None:
+    """A model too slow for more than one row and context."""
+    cells = [(Cell(1, 128, width), 0.1 + 0.01 * width) for width in (1, 16, 4)]
+    found = fitted(probed(tiny_model("llama")), cells, 1)
+    assert found.forward_seconds(8, 1, 128) == pytest.approx(0.18)
+    assert (found.per_row, found.per_key, found.per_query_key) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neo", "falcon_h1"])  # packed, chain, replay
+def test_calibrating_keeps_its_time_and_its_profile_costs_what_it_measured(tiny_model, architecture: str) -> None:
+    target, shares = probed(tiny_model(architecture)), []
+    began = time.perf_counter()
+    profile, measured = calibrate(target, 3.0, shares.append)
+    assert time.perf_counter() - began < 9.0
+    assert shares[-1] > 0.5
+    assert profile.separate == (target.mode != "packed")
+    assert profile.setting == target.setting
+    off = [
+        profile.forward_seconds(c.tokens, c.rows, c.keys) / seconds
+        for c, seconds in measured
+        if c.wanted == "all" and (c.rows == 1 or not profile.separate)
+    ]
+    assert 0.7 < np.median(off) < 1.4
+
+
+def test_estimates_read_weights_once_and_experts_as_they_are_chosen(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, MixtralConfig
+
+    LlamaConfig(dtype="bfloat16").save_pretrained(tmp_path / "dense")
+    MixtralConfig(dtype="bfloat16").save_pretrained(tmp_path / "experts")
+    dense = estimated_profile(str(tmp_path / "dense"), "auto", "h200")
+    assert dense.kind == "estimate"
+    assert dense.at(1) == dense.at(64) > 0.8 * 6.6e9 * 2 / 4.8e12
+    assert dense.at(4096) > 4 * dense.at(64)
+    experts = estimated_profile(str(tmp_path / "experts"), "auto", "h200")
+    assert 2.5 < experts.at(8) / experts.at(1) < 4
+    with pytest.raises(UsageError, match=f"choose one of {', '.join(GPUS)}"):
+        estimated_profile(str(tmp_path / "dense"), "auto", "abacus")
+
+
+def requests(count: int, prompt: int, answer: int) -> list[Generation]:
+    random = np.random.default_rng(0)
+    return [
+        Generation(random.integers(0, 99, prompt).tolist(), answer, frozenset(), forced=random.integers(0, 99, answer).tolist())
+        for _ in range(count)
+    ]
+
+
+def test_pretended_forwards_take_what_the_profile_says() -> None:
+    """3 prompts of 10 tokens, 5 tokens said, 2 rows at once, no drafts: each forward's load is known."""
+    profile = CostProfile(SETTING, "measured", (1, 100), (100.0, 1090.0), per_key=0.5, per_query_key=0.25, per_score=1.0)
+    target = pretend_model(profile)
+    engine = LookaheadEngine(target, Drafter((), DraftOptions("off")), 2)
+    assert all(g.token_ids == g.forced for g in engine.run(requests(3, 10, 5)))
+
+    def cost(tokens: int, rows: int, keys: int, unscored: int = 0) -> float:
+        return 90 + 10 * tokens + keys * (0.5 + 0.25 * tokens / rows) - unscored
+
+    two = cost(20, 2, 0, 18) + sum(cost(2, 2, 2 * past) for past in range(10, 14))
+    one = cost(10, 1, 0, 9) + sum(cost(1, 1, past) for past in range(10, 14))
+    assert target.now.pretended == pytest.approx(two + one)
+
+
+def test_prediction_gives_the_speedup_that_its_costs_imply() -> None:
+    """A text said twice: with flat costs the speedup is the EDL; with steep ones auto does not lose."""
+    random = np.random.default_rng(1)
+    pairs = [(random.integers(0, 500, 20).tolist(), random.integers(0, 500, 60).tolist())] * 3
+    flat = CostProfile(SETTING, "measured", (1, 4096), (10.0, 10.0))
+    options = [DraftOptions(adaptive=True), DraftOptions(decoding_length=32)]
+    found = predict(flat, pairs, (), options)
+    plain, auto, fixed = found.runs
+    assert found.predicted
+    assert plain.edl == 1.0
+    assert auto.speedup > 2.0
+    assert fixed.speedup == pytest.approx(plain.forwards / fixed.forwards, rel=0.01)
+    steep = CostProfile(SETTING, "measured", (1, 2, 4096), (10.0, 100.0, 1e5))
+    plain, auto, fixed = predict(steep, pairs, (), options).runs
+    assert fixed.speedup < 0.7
+    assert auto.speedup > 0.98
+
+
+def test_text_too_long_for_the_profiles_model_is_refused() -> None:
+    short = dataclasses.replace(PROFILE, longest_text=10)
+    with pytest.raises(LookaheadError, match="12 tokens, the model of the profile 10 positions"):
+        predict(short, [([1] * 6, [2] * 6)], (), [DraftOptions()])
+
+
+def test_calibrate_keeps_a_profile_that_jobs_find(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lookahead.decode.model import load_model
+
+    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
+    result = cli(
+        "calibrate", "--model", DEMO, "--seconds", "5", "-o", str(tmp_path / "p.json"), "--plot", str(tmp_path / "p.png")
+    )
+    assert result.code == 0, result.err
+    assert "CDL at 1.2x" in result.out
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    target = load_model(DEMO)
+    assert target.costs.known
+    assert target.costs.seconds(1) == pytest.approx(read_profile(str(tmp_path / "p.json")).forward_seconds(1))
+
+
+def test_calibrate_estimates_and_says_what_is_wrong(cli: Cli, tmp_path: Path) -> None:
+    out = str(tmp_path / "p.json")
+    result = cli("calibrate", "--model", DEMO, "--estimate", "l4", "-o", out, "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["setting"]["device"] == "NVIDIA L4"
+    assert json.loads(result.out)["cdl"]["1"] == read_profile(out).cdl()
+    for arguments, said in (
+        ([], "name a model"),
+        (["--model", DEMO, "--estimate", "l4"], "name a file with -o"),
+        (["--model", DEMO, "--estimate", "l4", "-o", out, "--attn", "eager"], "leave out"),
+        (["--model", DEMO, "--estimate", "l5", "-o", out], "choose one of h200"),
+    ):
+        result = cli("calibrate", *arguments)
+        assert (result.code, result.out) == (2, "")
+        assert said in result.err
