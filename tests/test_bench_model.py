@@ -30,6 +30,7 @@ PROMPTS = samples_folder() / "prompts.jsonl"
 OPTIONS = [DraftOptions(decoding_length=8)]
 OF_A_COMPARISON = {
     "model", "device", "dtype", "mode", "batch_size", "rows", "forced", "runs", "lossless", "divergences", "environment",
+    "predicted",
 }  # fmt: skip
 OF_A_DIVERGENCE = {"row", "run", "place", "expected", "got", "expected_score", "got_score", "tolerance", "kind"}
 

@@ -30,6 +30,8 @@ LOOK_APART = 20  # steps between two looks at least
 MEMORY = 0.998  # weight of the past at each step: about 500 steps count
 CAUTION = 0.25  # a node is drafted if its probability is worth this part of what it costs now
 
+EMPTY = 4  # drafts in a row without a token that pays, after which a row rests
+LONGEST_REST = 8  # steps
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
 SAVED, PRICE = 0, 1  # what choosing tells
@@ -100,6 +102,24 @@ class GoodputBudget:
         """Of a step outside of its forward."""
         filled = min(self._steps, LATEST)
         return float(np.sort(self._other[:filled])[int(FASTER * (filled - 1))]) if filled else 0.0
+
+
+class Rest:
+    """When a row is drafted for: at each step while drafts pay; while none does, ever more rarely, down to one step in 9."""
+
+    def __init__(self) -> None:
+        self._empty = 0  # drafts in a row of which nothing was worth verifying
+        self._left = 0  # steps without a draft
+
+    def is_over(self) -> bool:
+        """To be asked once a step: the row is to be drafted for."""
+        self._left -= 1
+        return self._left < 0
+
+    def drafted(self, tokens: int) -> None:
+        """So many draft tokens were worth verifying."""
+        self._empty = 0 if tokens else self._empty + 1
+        self._left = 0 if self._empty < EMPTY else min(LONGEST_REST, 1 << (self._empty - EMPTY))
 
 
 @kernel

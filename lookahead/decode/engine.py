@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from transformers import StoppingCriteriaList
 
-from lookahead.budget.goodput import GoodputBudget
+from lookahead.budget.goodput import GoodputBudget, Rest
 from lookahead.decode.memory import ran_out
 from lookahead.decode.model import TargetModel
 from lookahead.decode.sampling import GREEDY, Sampler, Sampling, generation_config, own_processors, stop_texts
@@ -125,6 +125,7 @@ class RunningRow:
         self.text: list[int] = []  # to be taken in before it decodes
         self.taken_in: int | None = None  # tokens of `text` that the slot holds; None: it has not begun
         self.told = len(generation.token_ids)  # tokens of the answer that the drafter knows
+        self.rest = Rest()
 
     def enter(self, slots: Slots, most_drafted: int) -> None:
         """Take the next slot, anew if it had one before: what was said by then but for the last token is taken in too."""
@@ -157,6 +158,11 @@ class RunningRow:
         if said := self.generation.token_ids[self.told :]:
             self.drafts.accept(said)
             self.told += len(said)
+
+    def finish(self) -> None:
+        """The request is over: what it said stays with the drafter."""
+        self.tell()
+        self.drafts.finish()
 
     def verify(self, piece: Piece, scores: Scores, slot: int) -> Accepted:
         """What the model says after the row's piece, and which of its nodes stay."""
@@ -291,7 +297,7 @@ class LookaheadEngine:
                 yield self._retire(rows, slots)
         finally:
             for row in (*rows, *again):
-                row.drafts.finish()
+                row.finish()
             while slots and slots.open:  # left early
                 slots.close(slots.open - 1)
 
@@ -309,7 +315,7 @@ class LookaheadEngine:
         self.drafter.forget()
 
     def _step(self, rows: list[RunningRow], slots: Slots) -> None:
-        """Draft, verify all in one forward, accept, keep, tell. rows[k] sits in slot k."""
+        """Draft, verify all in one forward, accept, keep, count. rows[k] sits in slot k."""
         now = self.target.now
         began = now()
         pieces = self._pieces(rows, slots)
@@ -321,7 +327,7 @@ class LookaheadEngine:
         slots.keep([each.nodes for each in accepted])
         verified = now()
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
-            self._tell(row, piece, each, verified)
+            self._count(row, piece, each, verified)
         self.clock.add(drafted - began, computed - drafted, verified - computed)
         self._learn_cost(rows, pieces, accepted, verified - drafted, now() - began)
 
@@ -340,15 +346,26 @@ class LookaheadEngine:
         return pieces
 
     def _draft(self, rows: list[RunningRow], fed: int) -> list[DraftTree]:
-        """A tree for each row. fed: tokens of prompts that the forward takes in beside."""
-        rooms = [row.generation.room - len(row.generation.token_ids) - 1 for row in rows]
+        """A tree for each row; of one that rests, its root. fed: tokens of prompts that the forward takes in beside."""
         options, budget = self.drafter.options, self.budget
+        due = [not options.adaptive or row.rest.is_over() for row in rows]
+        awake = [row for row, now in zip(rows, due, strict=True) if now]
+        for row in awake:
+            row.tell()
+        rooms = [row.generation.room - len(row.generation.token_ids) - 1 for row in awake]
         price = max(options.price, budget.price) if options.adaptive else options.price
-        trees = self.drafter.draft_rows([row.drafts for row in rows], [None] * len(rows), rooms, price)
-        return budget.cut(trees, fed, sum(row.length for row in rows)) if options.adaptive else trees
+        drafts = [row.drafts for row in awake]
+        drafted = iter(self.drafter.draft_rows(drafts, [None] * len(awake), rooms, price) if awake else ())
+        trees = [next(drafted) if now else root_only(row.generation.token_ids[-1]) for row, now in zip(rows, due, strict=True)]
+        if options.adaptive and awake:
+            trees = budget.cut(trees, fed, sum(row.length for row in rows))
+            for row, tree, now in zip(rows, trees, due, strict=True):
+                if now:
+                    row.rest.drafted(tree.draft_tokens)
+        return trees
 
-    def _tell(self, row: RunningRow, piece: Piece, accepted: Accepted, now: float) -> None:
-        """Count the step, and let observer and drafter know what the model said."""
+    def _count(self, row: RunningRow, piece: Piece, accepted: Accepted, now: float) -> None:
+        """Count the step, and let the observer know what the model said."""
         generation, names = row.generation, self.drafter.source_names
         generation.seconds = now - row.began
         if not accepted.token_ids:
@@ -360,7 +377,6 @@ class LookaheadEngine:
                 prompt, said = generation.prompt_ids, accepted.token_ids
                 step = Step.of(generation.steps, prompt, generation.token_ids, piece.tree, accepted.nodes, said, names)
                 generation.observer(step)
-        row.tell()
 
     def _learn_cost(
         self, rows: list[RunningRow], pieces: list[Piece], accepted: list[Accepted], forward: float, step: float
@@ -404,7 +420,7 @@ class LookaheadEngine:
             row = rows[slot]
             if row.generation.finish_reason:
                 ended.append(row.generation)
-                row.drafts.finish()
+                row.finish()
                 slots.close(slot)
                 rows[slot] = rows[-1]
                 rows.pop()
