@@ -128,6 +128,8 @@ def replay_on(
     device: str,
     attention: str | None,
     batch_sizes: Sequence[int],
+    peers: bool,
+    repeats: int,
     shown: bool,
 ) -> list[Comparison]:
     """Replay logged answers on a model of random weights; one comparison for each batch size."""
@@ -145,17 +147,19 @@ def replay_on(
     prompts, answers = [prompt for prompt, _ in workload.pairs], [answer for _, answer in workload.pairs]
     comparisons = []
     for size in batch_sizes:
-        with render.progress(f"replaying, batch {size}", len(prompts), shown=shown) as update:
+        with render.progress(f"replaying, batch {size}", len(prompts) * repeats, shown=shown) as update:
             comparisons.append(
                 compare(
                     target,
                     prompts,
                     workload.tries,
                     options,
+                    peers=peers,
                     progress=lambda n, update=update: update(n, "answers"),  # type: ignore[misc]
                     weights=workload.weights,
                     batch_size=size,
                     answers=answers,
+                    repeats=repeats,
                 )
             )
     return comparisons
