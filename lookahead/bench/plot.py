@@ -52,13 +52,14 @@ def comparison_figure(comparisons: Sequence[Comparison], titled: bool = True) ->
                 speed.plot([low, high], [place, place], "|-", color=INK, linewidth=1.2, markersize=7)
             end = max(high, run.tokens_per_second)
             speed.annotate(f"{run.speedup:.2f}x", (end, place), (6, 0), textcoords="offset points", va="center")
-        speed.set_xlabel("tokens/s (label: speedup over plain; whisker: its quartiles over turns)")
+        speed.set_xlabel("tokens/s (speedup over plain; whisker: quartiles of turns)")
         speed.set_title(f"batch {comparison.batch_size}", loc="left", fontsize=10, color=INK)
         bars = length.barh(names, [run.edl for run in runs], color=colours)
         length.bar_label(bars, fmt="%.2f", padding=3)
         length.set_xlabel("EDL (tokens per decode step)")
+        length.tick_params(axis="y", length=0)
         for axis in (speed, length):
-            axis.margins(x=0.15)
+            axis.margins(x=0.15, y=0.02)
             bare(axis)
     if titled:
         figure.suptitle(title_of(comparisons[0]), fontsize=10)
@@ -68,7 +69,7 @@ def comparison_figure(comparisons: Sequence[Comparison], titled: bool = True) ->
 def title_of(comparison: Comparison) -> str:
     """What was measured, all batch sizes alike."""
     weights, asked = (" (random weights)", "logged answers") if comparison.forced else ("", "prompts")
-    return f"{comparison.model}{weights}, {comparison.rows} {asked}, {comparison.device}, {comparison.dtype}"
+    return f"{comparison.model}{weights}: {comparison.rows} {asked}, {comparison.device}, {comparison.dtype}"
 
 
 def draw_capacity(curve: Sequence[Capacity], title: str, path: str) -> None:
@@ -110,7 +111,7 @@ def bare(axis: Any) -> None:
 def shades(count: int, second: bool = False) -> list[Any]:
     """Colours from light to dark, of one of two scales that are read on light and on dark ground."""
     scale = matplotlib.colormaps["plasma" if second else "viridis"]
-    return [scale(0.8 - 0.55 * number / max(1, count - 1)) for number in range(count)]
+    return [scale(0.82 - 0.5 * number / max(1, count - 1)) for number in range(count)]
 
 
 def legend_beside(axis: Any, drawn: Sequence[Any]) -> None:

@@ -15,8 +15,10 @@ from lookahead.bench.sweep import in_words, sweep_figure
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
     from lookahead.bench.lossless import Divergence
+    from lookahead.bench.run import Run
 
 PARTS = {"draft": "#e08a1e", "forward": BLUE, "verify": "#2fa36b", "rest": GREY}  # of a run's time
+MOST_SHOWN = 12  # runs in such a figure
 DEEPEST = 32  # depth that the figure goes to
 
 STYLE = """
@@ -78,7 +80,7 @@ def _section(comparison: Comparison, number: int, swept: bool) -> list[str]:
         body.append(as_svg(sweep_figure([comparison]), f"sweep{number}"))
     body += ["<h3>Speed and EDL</h3>", as_svg(comparison_figure([comparison], titled=False), f"speed{number}")]
     body += ["<h3>Where the time went</h3>", as_svg(_time_figure(comparison), f"time{number}")]
-    if any(run.accepted_by_source for run in comparison.runs):
+    if any(run.accepted_by_source for run in _shown(comparison)):
         body += ["<h3>Whose drafts were accepted, and how deep</h3>", as_svg(_accepted_figure(comparison), f"accepted{number}")]
     return [*body, "<h3>Lossless</h3>", *_verdict(comparison)]
 
@@ -109,7 +111,7 @@ def _time_figure(comparison: Comparison) -> Any:
     """Bars of the shares of time."""
     from matplotlib import pyplot
 
-    known = [(run, run.time_split) for run in comparison.runs[::-1] if run.time_split]
+    known = [(run, run.time_split) for run in _shown(comparison)[::-1] if run.time_split]
     figure, axis = pyplot.subplots(figsize=(10, 0.34 * len(known) + 1.1), layout="constrained")
     begin = [0.0] * len(known)
     for part, colour in PARTS.items():
@@ -118,6 +120,7 @@ def _time_figure(comparison: Comparison) -> Any:
         begin = [left + share for left, share in zip(begin, shares, strict=True)]
     axis.set_xlabel("share of the time (%)")
     axis.set_xlim(0, 100)
+    axis.margins(y=0.02)
     axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     bare(axis)
     return figure
@@ -127,9 +130,9 @@ def _accepted_figure(comparison: Comparison) -> Any:
     """Bars of accepted tokens by source; of the steps that drafted so deep, the share in which that was accepted."""
     from matplotlib import pyplot
 
-    runs = [run for run in comparison.runs if run.drafts and run.accepted_by_source]
+    runs = [run for run in _shown(comparison) if run.accepted_by_source]
     sources = list(dict.fromkeys(source for run in runs for source, _ in run.accepted_by_source.most_common()))
-    figure, (by_source, by_depth) = pyplot.subplots(1, 2, figsize=(10, max(3.2, 0.3 * len(runs) + 1.4)), layout="constrained")
+    figure, (by_source, by_depth) = pyplot.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
     begin = [0.0] * len(runs)
     for source, colour in zip(sources, shades(len(sources)), strict=True):
         shares = [100 * run.accepted_by_source[source] / sum(run.accepted_by_source.values()) for run in runs]
@@ -139,17 +142,22 @@ def _accepted_figure(comparison: Comparison) -> Any:
     by_source.set_xlim(0, 100)
     by_source.set_xlabel("share of accepted tokens by source (%)")
     by_source.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=8)
-    shown = runs if len(runs) <= 6 else [run for run in runs if run.adaptive or run is comparison.best]
-    for run, colour in zip(shown, shades(len(shown), second=True), strict=True):
+    for run, colour in zip(runs, shades(len(runs), second=True), strict=True):
         found = [(depth, 100 * accepted / offered) for depth, offered, accepted in run.accepted_by_depth if depth <= DEEPEST]
         by_depth.plot([depth for depth, _ in found], [share for _, share in found], "-", color=colour, label=run.name)
     by_depth.set_xlabel("depth (draft tokens below the root)")
-    by_depth.set_ylabel("accepted, of steps that drafted so deep (%)")
+    by_depth.set_ylabel("accepted (% of steps that deep)")
     by_depth.set_ylim(0, 100)
     by_depth.legend(frameon=False, fontsize=8)
     for axis in (by_source, by_depth):
         bare(axis)
     return figure
+
+
+def _shown(comparison: Comparison) -> list[Run]:
+    """Runs in the figures that say how each of them worked: where there are many, plain, auto and the fastest."""
+    chosen = (comparison.runs[0], comparison.auto, comparison.best)
+    return [run for run in comparison.runs if len(comparison.runs) <= MOST_SHOWN or run in chosen]
 
 
 def _verdict(comparison: Comparison) -> list[str]:

@@ -86,7 +86,7 @@ class TimeSplit:
     rest: float
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Run:
     """One contender over all prompts.
 

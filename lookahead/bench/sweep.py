@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lookahead.bench.plot import BLUE, GREY, INK, bare, legend_beside, shades
+from lookahead.bench.plot import BLUE, GREY, INK, bare, legend_beside, shades, title_of
 from lookahead.bench.run import Run
 
 if TYPE_CHECKING:
@@ -54,12 +54,13 @@ def sweep_figure(comparisons: Sequence[Comparison]) -> Any:
         for comparison in comparisons
         for strategy in dict.fromkeys(run.strategy for run in comparison.runs if run.drafts and not run.adaptive)
     ]
-    figure = pyplot.figure(figsize=(12, 6.6 * len(swept)), layout="constrained")
+    figure = pyplot.figure(figsize=(12, 6.4 * len(swept) + 0.4), layout="constrained")
     parts = figure.subfigures(len(swept), 1, squeeze=False)[:, 0]
     for part, (comparison, strategy, cells) in zip(parts, swept, strict=True):
         axes = part.subplots(2, 3).T.flatten()
         _draw(axes, comparison, cells)
         part.suptitle(f"{strategy}, batch {comparison.batch_size}", fontsize=11, x=0.01, ha="left", color=INK)
+    figure.suptitle(title_of(comparisons[0]), fontsize=10)
     return figure
 
 
