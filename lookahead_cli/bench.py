@@ -155,7 +155,9 @@ def command(
         ),
     ] = None,
     save: Annotated[str | None, typer.Option("--save", metavar="FILE", help="Write the JSON to this file as well.")] = None,
-    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw speed and EDL as a PNG.")] = None,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw speed and EDL as a PNG; of a sweep by lengths.")
+    ] = None,
     report: Annotated[
         str | None,
         typer.Option("--report", metavar="FILE", help="On a model: write all of it as one HTML page that needs no network."),

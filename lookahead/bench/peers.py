@@ -1,9 +1,9 @@
 """Hugging Face's own decoding as contenders of a bench. In: a model and prompts. Out: runs like ours.
 
 Where answers are given, `generate` itself stays as it is: a hook behind the model's forward raises the score of each logged
-token above all others, at all places of the forward in one write. It does not look at what was drafted, and the write is as
-small as one token a place. (A logits processor would not do: prompt lookup asks it for each token that it drafts, so it would
-take 165 us a step, and one that forbids all but the logged token would even let prompt lookup draft nothing wrong.)
+token above all others, at all places of the forward in one write, which knows nothing of what was drafted. (Not so a logits
+processor: prompt lookup asks it for each token that it finds, and one that forbids all but the logged token would keep it
+from drafting anything wrong.)
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ class Watcher:
     def __init__(self, width: int, forced: torch.Tensor | None, cache: str):
         self.forwards = self.draft_tokens = 0
         self._width = width
-        self._forced = forced
         self._cache = cache
+        self._forced = forced
+        if forced is not None:
+            self._rows = torch.arange(forced.shape[0], device=forced.device)[:, None]
+            self._places = torch.arange(forced.shape[1], device=forced.device)
 
     def __call__(self, model: Any, _: Any, arguments: dict[str, Any], output: Any) -> None:
         length = output[self._cache].get_seq_length()  # of the text, what is drafted included
@@ -55,8 +58,8 @@ class Watcher:
         if self._forced is not None:
             places = min(output.logits.shape[1], length - self._width + 1)
             first = length - self._width + 1 - places  # of the answer, that the first of these scores choose
-            chosen = self._forced[:, first : first + places, None]
-            output.logits[:, output.logits.shape[1] - places :].scatter_(2, chosen, torch.inf)
+            scores = output.logits[:, output.logits.shape[1] - places :]
+            scores[self._rows, self._places[:places], self._forced[:, first : first + places]] = torch.inf
 
 
 def _peer(
