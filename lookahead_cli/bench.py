@@ -195,7 +195,10 @@ def command(
     else:
         options = _contenders(strategy, decoding_length, branch_length, session_tokens, price, with_model=model is not None)
     batch_sizes = _batch_sizes(batch_size)
-    for path in (save, plot, report):
+    written = [path for path in (save, plot, report) if path]
+    if len(set(written)) < len(written):
+        raise UsageError("--save, --plot and --report need files of their own.")
+    for path in written:
         check_folder(path)
     if replay and not random_weights:
         of_models = (input, plot, report, sweep, attn, dtype != "auto", device != "auto", max_new_tokens != 256, not peers)

@@ -226,6 +226,7 @@ def test_bench_refuses_what_a_sweep_or_a_replay_cannot_do(cli: Cli, tmp_path: Pa
     cli.fails(2, *ON_MODEL, "--sweep", "--strategy", "off", saying=["--strategy off"])
     cli.fails(2, *ON_MODEL, "--sweep", "--decoding-length", "4,auto", saying=["--decoding-length 4,auto"])
     cli.fails(2, *ON_MODEL, "--repeat", 0, saying=["--repeat"])
+    cli.fails(2, *ON_MODEL, "--save", tmp_path / "r", "--report", tmp_path / "r", saying=["--save", "files of their own"])
     cli.fails(1, *ON_MODEL, "--report", tmp_path / "no" / "r.html", saying=["r.html", "folder does not exist"])
 
 
@@ -275,7 +276,7 @@ def test_report_is_one_page_that_needs_nothing_else(cli: Cli, tmp_path: Path) ->
     assert not [each for each in page.references if "//" in each]
     for run in value["runs"]:
         assert run["name"] in page.words
-        assert f"{run['speedup']:.2f}x" in page.words
+        assert f"{run['peak_memory_bytes'] / 2**20:,.0f}" in page.words
     assert "12 of 12 outputs are identical" in page.words
     assert f"lookahead bench --model {MODEL}" in page.words
     assert value["environment"]["processor"] in page.words
