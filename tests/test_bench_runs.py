@@ -241,14 +241,14 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.seen: Counter[str] = Counter()
         self.references: list[str] = []
+        self.ids: list[str] = []
         self.words = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.seen[tag] += 1
-        self.references += [
-            value or "" for name, value in attributes if name in ("href", "src", "xlink:href", "style") and value
-        ]
+        self.ids += [value for name, value in attributes if value and name == "id"]
+        self.references += [value for name, value in attributes if value and name in ("href", "src", "xlink:href", "style")]
         if tag not in ("meta", "path", "use"):
             self.open.append(tag)
 
@@ -274,6 +274,8 @@ def test_report_is_one_page_that_needs_nothing_else(cli: Cli, tmp_path: Path) ->
     assert page.seen["svg"] == 3
     assert page.seen["script"] == page.seen["img"] == page.seen["link"] == 0
     assert not [each for each in page.references if "//" in each]
+    assert len(set(page.ids)) == len(page.ids) > 0
+    assert {each[1:] for each in page.references if each.startswith("#")} <= set(page.ids)
     for run in value["runs"]:
         assert run["name"] in page.words
         assert f"{run['peak_memory_bytes'] / 2**20:,.0f}" in page.words

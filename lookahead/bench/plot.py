@@ -6,6 +6,7 @@ Lines and words are drawn in one ink, which a page's SVG takes from the page, so
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -139,4 +140,5 @@ def as_svg(figure: Any, name: str) -> str:
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
     svg = text.getvalue()
-    return svg[svg.index("<svg") :].replace(INK, "currentColor")
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
