@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SHOWN = 5  # divergences below a table
 MOST_AT_ONCE = 1024
-STRATEGIES = ["auto", "hierarchical", "parallel", "single"]
+STRATEGIES = ["auto", "hierarchical", "parallel", "single"]  # auto, the first, needs a model
 CHECKED_ROWS = 64  # rows whose outputs are compared unless asked otherwise
 
 
@@ -444,7 +444,7 @@ def _contenders(
     """Options of each run. Raises UsageError for unknown names and lengths."""
     from lookahead.errors import UsageError
 
-    names = _strategies(strategy, STRATEGIES[not with_model :])
+    names = _strategies(strategy, STRATEGIES if with_model else STRATEGIES[1:])
     lengths = decoding_length.split(",") if decoding_length else ["16" if with_model else "64"]
     (branch, *more) = _lengths("--branch-length", branch_length) if branch_length else [64]
     if more:
