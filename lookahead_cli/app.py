@@ -6,6 +6,7 @@ them, so that `--help` is instant.
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -53,8 +54,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code. Everything a user can cause ends in one line on stderr."""
     from lookahead.errors import LookaheadError
 
+    typed = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result = app(args=arguments, prog_name="lookahead", standalone_mode=False)
+        result = app(args=typed, prog_name="lookahead", standalone_mode=False, obj=shlex.join(["lookahead", *typed]))
     except LookaheadError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

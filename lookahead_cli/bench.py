@@ -10,8 +10,8 @@ import typer
 from lookahead_cli.options import (
     SESSION_TOKENS,
     Attention,
-    BranchLength,
     Config,
+    Context,
     Device,
     Dtype,
     Json,
@@ -28,10 +28,13 @@ from lookahead_cli.options import (
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
     from lookahead.bench.lossless import Divergence
+    from lookahead.bench.run import Run
     from lookahead.draft.drafter import DraftOptions
 
 SHOWN = 5  # divergences below a table
 MOST_AT_ONCE = 1024
+STRATEGIES = ["auto", "hierarchical", "parallel", "single"]  # auto, the first, needs a model
+CHECKED_ROWS = 64  # rows whose outputs are compared unless asked otherwise
 
 
 def command(
@@ -60,7 +63,8 @@ def command(
         typer.Option(
             "--strategy",
             metavar="NAME[,NAME]",
-            help="Of auto, hierarchical, parallel, single. Default: all; auto needs a model.",
+            help="Of auto, hierarchical, parallel, single. Default: all; auto needs a model or --cost-profile. With --sweep: "
+            "what is swept, default hierarchical.",
         ),
     ] = None,
     decoding_length: Annotated[
@@ -68,10 +72,18 @@ def command(
         typer.Option(
             "--decoding-length",
             metavar="N[,N]",
-            help="Tokens in one forward: the last token + the draft tokens; auto finds its own. Default: 16, in replay 64.",
+            help="Tokens in one forward: the last token + the draft tokens; auto finds its own. Default: 16, in a replay "
+            "without costs 64, with --sweep 2,4,8,16,32,64.",
         ),
     ] = None,
-    branch_length: BranchLength = 64,
+    branch_length: Annotated[
+        str | None,
+        typer.Option(
+            "--branch-length",
+            metavar="N[,N]",
+            help="Draft tokens on one path at most; several with --sweep only. Default: 64, with --sweep 4,8,16,64.",
+        ),
+    ] = None,
     session_tokens: SessionTokens = SESSION_TOKENS,
     price: Price = 0.0,
     tokenizer: Annotated[
@@ -88,6 +100,15 @@ def command(
             "tokens taken as its choices.",
         ),
     ] = False,
+    cost_profile: Annotated[
+        str | None,
+        typer.Option(
+            "--cost-profile",
+            metavar="PROFILE",
+            help="With --replay: predict the speed of a model and machine that are not here. A file of lookahead calibrate, or "
+            "a shipped profile such as llama-7b-h200.",
+        ),
+    ] = None,
     rows: Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Use the first N rows only.")] = None,
     max_new_tokens: MaxNewTokens = 256,
     batch_size: Annotated[
@@ -100,6 +121,24 @@ def command(
         bool,
         typer.Option("--peers/--no-peers", help="Also run model.generate and, at batch size 1, Hugging Face prompt lookup."),
     ] = True,
+    repeat: Annotated[
+        int,
+        typer.Option(
+            "--repeat",
+            min=1,
+            metavar="N",
+            help="On a model: answer everything N times, memories forgotten in between; a turn counts as its repeat of median "
+            "time did.",
+        ),
+    ] = 1,
+    sweep: Annotated[
+        bool,
+        typer.Option(
+            "--sweep",
+            help="On a model: every decoding length with every branch length, and auto; --plot draws forward time, speed and "
+            "EDL against both.",
+        ),
+    ] = False,
     baselines: Annotated[
         bool,
         typer.Option(
@@ -108,9 +147,12 @@ def command(
         ),
     ] = False,
     check_lossless: Annotated[
-        bool,
-        typer.Option("--check-lossless/--no-check-lossless", help="Compare every output with plain decoding, token by token."),
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--check-lossless/--no-check-lossless",
+            help="Compare the outputs of all rows with plain decoding, token by token; or of none. Default: of the first 64.",
+        ),
+    ] = None,
     explain: Annotated[
         int | None,
         typer.Option(
@@ -122,9 +164,16 @@ def command(
         ),
     ] = None,
     save: Annotated[str | None, typer.Option("--save", metavar="FILE", help="Write the JSON to this file as well.")] = None,
-    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw speed and EDL as a PNG.")] = None,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw speed and EDL as a PNG; of a sweep by lengths.")
+    ] = None,
+    report: Annotated[
+        str | None,
+        typer.Option("--report", metavar="FILE", help="On a model: write all of it as one HTML page that needs no network."),
+    ] = None,
     json: Json = False,
     config: Config = None,
+    context: Context = None,  # type: ignore[assignment]
 ) -> None:
     """Measure plain decoding against every strategy and the Hugging Face peers: same prompts, same run, in turn.
 
@@ -136,8 +185,13 @@ def command(
 
     Several at once: lookahead bench --replay faq.jsonl --replay code.jsonl --trie faq=faq.trie --baselines
 
+    Hardware that is not here: lookahead bench --replay logged.jsonl --tokenizer org/model --cost-profile llama-7b-h200
+
+    What lengths suit this machine: lookahead bench --model org/model --input prompts.jsonl --sweep --plot sweep.png
+
     To watch it draft: lookahead bench --replay logged.jsonl --trie answers.trie --explain 1
     """
+    from lookahead.budget.profile import read_profile
     from lookahead.errors import UsageError
     from lookahead_cli import render
 
@@ -148,41 +202,60 @@ def command(
             "give either --model with --input, or --replay PAIRS (with --model only for --random-weights). "
             "To try without either: lookahead demo"
         )
-    options = _contenders(strategy, decoding_length, branch_length, session_tokens, price, with_model=model is not None)
+    if cost_profile and (random_weights or not replay):
+        raise UsageError("--cost-profile stands in for a model in --replay: leave out --model and --random-weights.")
+    timed = model is not None or cost_profile is not None
+    if sweep:
+        options = _swept(strategy, decoding_length, branch_length, session_tokens, price)
+    else:
+        options = _contenders(strategy, decoding_length, branch_length, session_tokens, price, timed)
     batch_sizes = _batch_sizes(batch_size)
-    for path in (save, plot):
+    comparisons: list[Comparison] = []
+    failed: list[str] = []
+    written = [path for path in (save, plot, report) if path]
+    if len(set(written)) < len(written):
+        raise UsageError("--save, --plot and --report need files of their own.")
+    for path in written:
         check_folder(path)
     if replay and not random_weights:
-        of_models = (input, plot, attn, dtype != "auto", device != "auto", max_new_tokens != 256, not peers, not check_lossless)
-        if any(of_models) or batch_sizes != [1]:
+        if any((input, attn, dtype != "auto", device != "auto", max_new_tokens != 256, not peers, check_lossless is not None)):
             raise UsageError(
-                "--replay runs no model: leave out --input, --plot, --attn, --dtype, --device, --max-new-tokens, --batch-size, "
-                "--no-peers and --no-check-lossless."
+                "--replay runs no model: leave out --input, --attn, --dtype, --device, --max-new-tokens, --no-peers, "
+                "--check-lossless and --no-check-lossless."
             )
+        if not timed and (plot or report or sweep or repeat > 1 or batch_sizes != [1]):
+            raise UsageError(
+                "--replay runs no model: --plot, --report, --sweep, --repeat and --batch-size need --cost-profile, or "
+                "--model with --random-weights."
+            )
+        if len(replay) > 1 and (plot or report):
+            raise UsageError("--plot and --report show one workload: give one --replay.")
         from lookahead.bench.workloads import as_json
-        from lookahead_cli.replay import explain_rows, print_replays, read_workloads, replay_all
+        from lookahead_cli.replay import explain_rows, fixed, predict_all, print_replays, read_workloads, replay_all
 
+        profile = read_profile(cost_profile) if cost_profile else None
         workloads, loaded = read_workloads(replay, trie or [], trie_weight, tokenizer, rows)
         if explain:
             explain_rows(workloads, options[0], loaded, explain, render.err if json else render.out)
-        replays = replay_all(workloads, options, baselines)
+        replays = replay_all(workloads, fixed(options), baselines)
         value = as_json(replays)
-        if json:
-            render.print_json(value)
-        else:
+        if not json:
             print_replays(replays)
+        if profile:
+            comparisons = predict_all(profile, workloads, options, batch_sizes, repeat, value, shown=not json)
     else:
-        failed: list[str] = []
         if replay:
             if input or baselines or explain or max_new_tokens != 256 or len(replay) > 1:
                 raise UsageError(
                     "--random-weights takes one --replay, and neither --input, --max-new-tokens, --baselines nor --explain."
                 )
+            if check_lossless:
+                raise UsageError("--check-lossless: with --random-weights the answers are given, there is nothing to compare.")
             from lookahead_cli.replay import replay_on
 
             comparisons = replay_on(
                 str(model), replay[0], trie or [], trie_weight, options, tokenizer, rows, dtype, device, attn, batch_sizes,
-                shown=not json,
+                peers, repeat, shown=not json,
             )  # fmt: skip
         else:
             if input is None or tokenizer or baselines:
@@ -190,23 +263,31 @@ def command(
             if explain:
                 raise UsageError("--explain is for --replay; to watch a model: lookahead generate --explain ROWS.")
             comparisons, failed = compare_on(
-                str(model), input, trie, options, rows, max_new_tokens, dtype, device, attn, peers, check_lossless,
-                shown=not json, weights=trie_weight, batch_sizes=batch_sizes,
+                str(model), input, trie, options, rows, max_new_tokens, dtype, device, attn, peers, check_lossless is not False,
+                shown=not json, weights=trie_weight, batch_sizes=batch_sizes, repeats=repeat,
+                lossless_rows=None if check_lossless else CHECKED_ROWS,
             )  # fmt: skip
         from lookahead.bench import compare
 
         value = compare.as_json(comparisons)
-        if json:
-            render.print_json(value)
-        else:
-            for comparison in comparisons:
-                print_comparison(comparison)
-        for problem in failed:
-            render.notice(f"left out {problem}")
-        if plot:
-            from lookahead.bench.plot import draw_comparisons
+    if json:
+        render.print_json(value)
+    else:
+        for comparison in comparisons:
+            print_comparison(comparison, sweep)
+    for problem in failed:
+        render.notice(f"left out {problem}")
+    if plot:
+        from lookahead.bench.plot import comparison_figure, save_png
+        from lookahead.bench.sweep import sweep_figure
 
-            draw_comparisons(comparisons, plot)
+        save_png(sweep_figure(comparisons) if sweep else comparison_figure(comparisons), plot)
+    if report:
+        from lookahead.atomic import replacing
+        from lookahead.bench.report import report_page
+
+        with replacing(report, "w") as page:
+            page.write(report_page(comparisons, context.obj, failed, sweep))
     if save:
         import json as json_module
 
@@ -231,6 +312,8 @@ def compare_on(
     shown: bool,
     weights: list[str] | None = None,
     batch_sizes: Sequence[int] = (1,),
+    repeats: int = 1,
+    lossless_rows: int | None = None,
 ) -> tuple[list[Comparison], list[str]]:
     """(a comparison for each batch size, what is wrong with rows that were left out)."""
     from itertools import islice
@@ -258,7 +341,7 @@ def compare_on(
 
     comparisons = []
     for size in batch_sizes:
-        with render.progress(f"answering, batch {size}", len(prompts), shown=shown) as update:
+        with render.progress(f"answering, batch {size}", len(prompts) * repeats, shown=shown) as update:
             comparisons.append(
                 compare(
                     engine.target,
@@ -271,41 +354,52 @@ def compare_on(
                     progress=lambda n, update=update: update(n, "prompts"),  # type: ignore[misc]
                     weights=trie_weights(weights, [engine.drafter.tries])[0],
                     batch_size=size,
+                    repeats=repeats,
+                    lossless_rows=lossless_rows,
                 )
             )
     return comparisons, failed
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """Table, verdict on losslessness, where outputs part, environment."""
+def print_comparison(comparison: Comparison, swept: bool = False) -> None:
+    """Tables of speed and of where the time went, who and how deep was accepted, verdict on losslessness, environment.
+
+    swept: also how auto compares with the best fixed setting.
+    """
+    from lookahead.bench.plot import title_of
     from lookahead_cli import render
 
-    memory = max(run.peak_memory_bytes for run in comparison.runs)
-    weights, asked = (" (random weights)", "logged answers") if comparison.forced else ("", "prompts")
+    repeats = f", median of {comparison.repeats} repeats" if comparison.repeats > 1 else ""
     render.table(
-        f"{comparison.model}{weights}: {comparison.rows} {asked}, {comparison.device}, {comparison.dtype}, "
-        f"batch {comparison.batch_size}",
-        ["decoding", "tokens/s", "speedup", "EDL", "drafted", "draft us", "forward ms"],
+        f"{title_of(comparison)}, batch {comparison.batch_size}{repeats}",
+        ["decoding", "tokens/s", "speedup", "quartiles", "EDL", "drafted", "wasted"],
         [
             (
                 run.name,
                 f"{run.tokens_per_second:.1f}",
                 f"{run.speedup:.2f}x",
+                "{:.2f}-{:.2f}".format(*run.speedup_spread) if run is not comparison.runs[0] else "",
                 f"{run.edl:.2f}",
-                f"{run.draft_tokens / max(1, run.steps):.1f}" if run.strategy != "peer" else "-",
-                f"{run.draft_seconds / max(1, run.steps) * 1e6:.0f}" if run.strategy not in ("peer", "off") else "-",
-                f"{run.forward_seconds / max(1, run.forwards) * 1e3:.2f}" if run.strategy != "peer" else "-",
+                f"{run.draft_tokens / max(1, run.steps):.1f}",
+                f"{run.draft_tokens_wasted / max(1, run.steps):.1f}",
             )
             for run in comparison.runs
         ],
     )
-    best = max((r for r in comparison.runs if r.strategy not in ("peer", "off")), key=lambda r: r.speedup)
+    _print_time(comparison)
+    if swept:
+        from lookahead.bench.sweep import in_words
+
+        render.out.print(in_words(comparison), markup=False)
+    best = comparison.best
     render.accepted_by_source(best.name, best.accepted_by_source)
+    render.accepted_by_depth(best.name, best.accepted_by_depth)
     if comparison.lossless:
-        found = comparison.lossless
+        found, first = comparison.lossless, comparison.lossless_rows
+        of_first = f" (first {first} of {comparison.rows} prompts; all: --check-lossless)" if first < comparison.rows else ""
         render.out.print(
             f"lossless: {found.identical}/{found.checked} outputs identical to plain decoding, "
-            f"{found.near_tie} near-ties, {found.different} different",
+            f"{found.near_tie} near-ties, {found.different} different{of_first}",
             markup=False,
         )
         for each in found.shown[:SHOWN]:
@@ -313,10 +407,36 @@ def print_comparison(comparison: Comparison) -> None:
         if len(found.divergences) > SHOWN:
             render.out.print(f"... and {len(found.divergences) - SHOWN} more (--json shows 20)", markup=False)
     about = comparison.environment
+    if comparison.predicted:
+        told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items() if name != "cost_profile")
+        render.out.print(f"predicted from a cost profile ({about['cost_profile']}): {told}", markup=False)
+        return
+    memory = max(run.peak_memory_bytes for run in comparison.runs)
     render.out.print(
         f"{about['processor']}, {about['threads']} threads, torch {about['torch']}, transformers {about['transformers']}, "
         f"peak memory {render.size(memory)}",
         markup=False,
+    )
+
+
+def _print_time(comparison: Comparison) -> None:
+    """Where the time of our own runs went."""
+    from lookahead_cli import render
+
+    def cells(run: Run) -> list[str]:
+        split, forward_ms = run.time_split, run.forward_ms()
+        if split is None:
+            return ["-"] * 6
+        return [
+            *(f"{getattr(split, part) / run.seconds:.1%}" for part in ("draft", "forward", "verify", "rest")),
+            f"{split.draft / max(1, run.steps) * 1e6:.0f}" if run.drafts else "-",
+            f"{forward_ms:.2f}" if forward_ms else "-",
+        ]
+
+    render.table(
+        "where the time went (draft us: a step of a row; forward ms: median)",
+        ["decoding", "draft", "forward", "verify", "rest", "draft us", "forward ms"],
+        [(run.name, *cells(run)) for run in comparison.runs if run.time_split],
     )
 
 
@@ -341,21 +461,63 @@ def _batch_sizes(text: str) -> list[int]:
 
 
 def _contenders(
-    strategy: str | None, decoding_length: str | None, branch_length: int, session_tokens: int, price: float, with_model: bool
+    strategy: str | None,
+    decoding_length: str | None,
+    branch_length: str | None,
+    session_tokens: int,
+    price: float,
+    with_model: bool,
 ) -> list[DraftOptions]:
     """Options of each run. Raises UsageError for unknown names and lengths."""
     from lookahead.errors import UsageError
 
-    possible = ["auto", "hierarchical", "parallel", "single"] if with_model else ["hierarchical", "parallel", "single"]
-    names = strategy.split(",") if strategy else possible
+    names = _strategies(strategy, STRATEGIES if with_model else STRATEGIES[1:])
     lengths = decoding_length.split(",") if decoding_length else ["16" if with_model else "64"]
-    unknown = [name for name in names if name not in possible]
-    if unknown:
-        raise UsageError(f"--strategy {unknown[0]}: choose from {', '.join(possible)}.")
+    (branch, *more) = _lengths("--branch-length", branch_length) if branch_length else [64]
+    if more:
+        raise UsageError(f"--branch-length {branch_length}: several branch lengths need --sweep.")
     options = []
     for name in names:
         for length in ["auto"] if name == "auto" else lengths:
             if length == "auto" and not with_model:
                 raise UsageError("--decoding-length auto needs a model: a replay has no forwards to price.")
-            options.append(draft_options(name, length, branch_length, session_tokens, price))
+            options.append(draft_options(name, length, branch, session_tokens, price))
     return list(dict.fromkeys(options))
+
+
+def _swept(
+    strategy: str | None, decoding_length: str | None, branch_length: str | None, session_tokens: int, price: float
+) -> list[DraftOptions]:
+    """Options of each run of a sweep, auto first. Raises UsageError for unknown names and lengths."""
+    from lookahead.bench.sweep import BRANCH_LENGTHS, DECODING_LENGTHS, grid
+    from lookahead.errors import UsageError
+
+    names = [name for name in _strategies(strategy or "hierarchical", STRATEGIES) if name != "auto"]
+    if not names:
+        raise UsageError(f"--sweep --strategy {strategy}: auto has no lengths to sweep; it runs beside what is swept.")
+    lengths = _lengths("--decoding-length", decoding_length) if decoding_length else DECODING_LENGTHS
+    branches = _lengths("--branch-length", branch_length) if branch_length else BRANCH_LENGTHS
+    options = [draft_options("auto", "auto", max(branches), session_tokens, price)]
+    for name in names:
+        options += [draft_options(name, str(n), b, session_tokens, price) for n, b in grid(lengths, branches)]
+    return options
+
+
+def _strategies(asked: str | None, possible: list[str]) -> list[str]:
+    from lookahead.errors import UsageError
+
+    names = list(dict.fromkeys(asked.split(","))) if asked else possible
+    unknown = [name for name in names if name not in possible]
+    if unknown:
+        raise UsageError(f"--strategy {unknown[0]}: choose from {', '.join(possible)}.")
+    return names
+
+
+def _lengths(option: str, text: str) -> list[int]:
+    """ "4,8" -> [4, 8]. Raises UsageError."""
+    from lookahead.errors import UsageError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= 1024 for part in parts):
+        raise UsageError(f"{option} {text}: give a number of tokens from 1 to 1024, or with --sweep several such as 4,8,16.")
+    return [int(part) for part in parts]

@@ -57,6 +57,7 @@ Config = Annotated[
         help="YAML file with any options of this command; a flag on the line wins.",
     ),
 ]
+Context = typer.Context  # its obj is the command line, as typed
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 Tries = Annotated[
     list[str] | None, typer.Option("--trie", metavar="FILE", help="Prebuilt trie to draft from; repeat for several.")

@@ -43,6 +43,8 @@ def abandon_stdout() -> None:
 out = _Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # that are shown of all
+
 Result = TypeVar("Result")
 
 COMPILING = "Compiling kernels, once per machine (some seconds) ..."
@@ -96,6 +98,16 @@ def accepted_by_source(name: str, counts: Mapping[str, int]) -> None:
     parts = (f"{source} {count / total:.0%}" for source, count in sorted(counts.items(), key=lambda item: -item[1]))
     if total:
         out.print(f"accepted by source ({name}): {', '.join(parts)}", markup=False)
+
+
+def accepted_by_depth(name: str, counts: Sequence[tuple[int, int, int]]) -> None:
+    """A line on stdout: of the steps that drafted so deep, how many had that accepted; nothing if none drafted.
+
+    counts: (depth, steps offered, steps accepted).
+    """
+    parts = (f"{depth} {accepted / offered:.0%}" for depth, offered, accepted in counts if depth in DEPTHS)
+    if counts:
+        out.print(f"accepted by depth ({name}): {', '.join(parts)}", markup=False)
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> None:

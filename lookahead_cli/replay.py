@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
     from lookahead.bench.replay import ReplayResult
     from lookahead.bench.workloads import Contender, Workload, WorkloadReplay
+    from lookahead.budget.profile import CostProfile
     from lookahead.draft.drafter import DraftOptions
 
 NARROWEST = 6  # characters of a workload's column: an EDL of two digits before the point
@@ -32,6 +34,52 @@ def replay_all(workloads: list[Workload], options: list[DraftOptions], baselines
     runs = len(contenders) * sum(len(workload.starts) for workload in workloads)
     with render.progress("replaying", runs) as update:
         return replay_workloads(workloads, contenders, progress=lambda done: update(done, "runs"))
+
+
+def fixed(options: list[DraftOptions]) -> list[DraftOptions]:
+    """Those that need no costs; if there are none, the first at its longest."""
+    return [option for option in options if not option.adaptive] or [dataclasses.replace(options[0], adaptive=False)]
+
+
+def predict_all(
+    profile: CostProfile,
+    workloads: list[Workload],
+    options: list[DraftOptions],
+    batch_sizes: Sequence[int],
+    repeats: int,
+    value: dict[str, Any],
+    shown: bool,
+) -> list[Comparison]:
+    """What a bench with forwards of these costs would show, for each workload and batch size.
+
+    It goes into `value`, the JSON of the replays: "predicted" of each workload, and the speedup of each strategy.
+    """
+    from lookahead.bench.compare import as_json
+    from lookahead.bench.planner import predict
+    from lookahead_cli import render
+
+    found: list[Comparison] = []
+    for workload, told in zip(workloads, value.get("workloads", [value]), strict=True):
+        of_this: list[Comparison] = []
+        for size in batch_sizes:
+            with render.progress(f"predicting, batch {size}", len(workload.pairs) * repeats, shown=shown) as update:
+                of_this.append(
+                    predict(
+                        profile, workload.pairs, workload.tries, options, workload.weights, size, repeats,
+                        lambda n, update=update: update(n, "answers"),  # type: ignore[misc]
+                    )
+                )  # fmt: skip
+        if len(workloads) > 1:
+            of_this = [dataclasses.replace(each, model=f"{workload.name} on {each.model}") for each in of_this]
+        start = "warm" if workload.tries else "cold"
+        for run in of_this[0].runs[1:]:
+            for strategy in told["strategies"]:
+                lengths = strategy["strategy"], strategy["decoding_length"], strategy["branch_length"], strategy["start"]
+                if not run.adaptive and lengths == (run.strategy, run.decoding_length, run.branch_length, start):
+                    strategy["predicted_speedup"] = round(run.speedup, 4)
+        told["predicted"] = as_json(of_this)
+        found += of_this
+    return found
 
 
 def explain_rows(workloads: list[Workload], option: DraftOptions, tokenizer: Any | None, rows: int, console: Console) -> None:
@@ -128,6 +176,8 @@ def replay_on(
     device: str,
     attention: str | None,
     batch_sizes: Sequence[int],
+    peers: bool,
+    repeats: int,
     shown: bool,
 ) -> list[Comparison]:
     """Replay logged answers on a model of random weights; one comparison for each batch size."""
@@ -145,17 +195,19 @@ def replay_on(
     prompts, answers = [prompt for prompt, _ in workload.pairs], [answer for _, answer in workload.pairs]
     comparisons = []
     for size in batch_sizes:
-        with render.progress(f"replaying, batch {size}", len(prompts), shown=shown) as update:
+        with render.progress(f"replaying, batch {size}", len(prompts) * repeats, shown=shown) as update:
             comparisons.append(
                 compare(
                     target,
                     prompts,
                     workload.tries,
                     options,
+                    peers=peers,
                     progress=lambda n, update=update: update(n, "answers"),  # type: ignore[misc]
                     weights=workload.weights,
                     batch_size=size,
                     answers=answers,
+                    repeats=repeats,
                 )
             )
     return comparisons

@@ -28,9 +28,10 @@ from tests.drafts import VOCAB_SIZE
 MODEL = samples_folder() / "demo-model"
 PROMPTS = samples_folder() / "prompts.jsonl"
 OPTIONS = [DraftOptions(decoding_length=8)]
+PEERS = ["model.generate", "HF prompt lookup"]
 OF_A_COMPARISON = {
-    "model", "device", "dtype", "mode", "batch_size", "rows", "forced", "runs", "lossless", "divergences", "environment",
-    "predicted",
+    "model", "device", "dtype", "mode", "batch_size", "rows", "repeats", "forced", "runs", "lossless", "lossless_rows",
+    "divergences", "environment", "predicted",
 }  # fmt: skip
 OF_A_DIVERGENCE = {"row", "run", "place", "expected", "got", "expected_score", "got_score", "tolerance", "kind"}
 
@@ -63,8 +64,8 @@ def test_all_contenders_say_the_same_at_every_batch_size(tiny_model: Callable[..
     found = compare(
         probed(tiny_model("llama")), prompts, [], OPTIONS, max_new_tokens=12, batch_size=batch_size, progress=done.append
     )
-    names = ["plain", "hierarchical 8", "model.generate"]
-    assert [run.name for run in found.runs] == [*names, "HF prompt lookup"] if batch_size == 1 else names
+    names = ["plain", "hierarchical 8", *PEERS]
+    assert [run.name for run in found.runs] == names if batch_size == 1 else names[:-1]
     plain = found.runs[0]
     assert all(run.outputs == plain.outputs for run in found.runs)
     assert len(plain.outputs) == 14
@@ -245,9 +246,10 @@ def test_forced_replay_needs_a_config_only_and_accepts_what_a_replay_without_mod
     value = cli(*asked, "--model", shape, "--random-weights").json
     assert set(value) == OF_A_COMPARISON
     assert (value["rows"], value["forced"], value["lossless"], value["divergences"]) == (10, True, None, [])
-    assert [run["name"] for run in value["runs"]] == ["plain", "hierarchical 8", "single 8"]
+    assert [run["name"] for run in value["runs"]] == ["plain", "hierarchical 8", "single 8", *PEERS]
     assert {run["tokens"] for run in value["runs"]} == {110}  # token 2 ends nothing here
-    plain, *drafting = value["runs"]
+    plain, *drafting, generate, lookup = value["runs"]
+    assert (generate["edl"], generate["steps"], lookup["edl"] > 1) == (1, 100, True)
     assert (plain["edl"], plain["steps"], plain["forwards"]) == (1, 100, 110)
     without = cli(*asked).json["strategies"]
     assert [(run["strategy"], run["steps"], run["edl"]) for run in drafting] == [
@@ -299,7 +301,7 @@ def test_scores_are_computed_and_waited_for_where_answers_are_given(
     monkeypatch.setattr(Scores, "best", lambda scores, slot: asked.append(len(scores.of(slot))) or best(scores, slot))
     found = forced(probed(tiny_model("llama")), batch_size=1)
     run = found.runs[1]
-    warm_up = len(asked) - sum(each.forwards for each in found.runs)
+    warm_up = len(asked) - sum(each.forwards for each in found.runs if each.strategy != "peer")
     assert warm_up > 0
     assert sum(asked) > len(asked)  # drafted nodes are scored too
     assert run.draft_tokens > 0
@@ -323,6 +325,29 @@ def forced(target: TargetModel, batch_size: int) -> Comparison:
     return found
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neo"])
+def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(
+    tiny_model: Callable[..., Any], architecture: str
+) -> None:
+    target, prompts = probed(tiny_model(architecture)), [ids * 2 for ids in prompts_of(8)]
+    free = compare(target, prompts, [], OPTIONS, max_new_tokens=24, check_lossless=False)
+    again = compare(target, prompts, [], OPTIONS, answers=free.runs[0].outputs)
+    for run, forced_run in zip(free.runs, again.runs, strict=True):
+        assert forced_run.outputs == run.outputs
+        assert (forced_run.steps, forced_run.draft_tokens_wasted) == (run.steps, run.draft_tokens_wasted)
+    lookup = again.runs[-1]
+    assert lookup.name == "HF prompt lookup"
+    assert 0 < lookup.draft_tokens_wasted < lookup.draft_tokens  # it is not told what is right
+
+
+def test_generate_is_forced_row_by_row_in_a_batch(half: Callable[..., TargetModel]) -> None:
+    target, prompts = half("llama"), prompts_of(7)
+    logged = [[*prompt, 2, *prompt][: 3 + number] for number, prompt in enumerate(prompts)]  # of several lengths
+    found = compare(target, prompts, [], OPTIONS, batch_size=3, answers=logged)
+    assert [run.name for run in found.runs] == ["plain", "hierarchical 8", "model.generate"]
+    assert all(run.outputs == logged for run in found.runs)
+
+
 def test_forced_replay_refuses_what_does_not_fit(cli: Cli, pairs: Path, shape: Path, tmp_path: Path) -> None:
     asked = ("bench", "--model", shape, "--random-weights", "--strategy", "single")
     cli.fails(2, "bench", "--random-weights", saying=["--random-weights", "--model", "--replay"])
@@ -332,6 +357,7 @@ def test_forced_replay_refuses_what_does_not_fit(cli: Cli, pairs: Path, shape: P
     cli.fails(2, *asked, "--replay", pairs, "--replay", pairs, saying=["one --replay"])
     cli.fails(2, *asked, "--replay", pairs, "--baselines", saying=["--baselines"])
     cli.fails(2, *asked, "--replay", pairs, "--max-new-tokens", 3, saying=["--max-new-tokens"])
+    cli.fails(2, *asked, "--replay", pairs, "--check-lossless", saying=["--check-lossless", "nothing to compare"])
     cli.fails(2, *asked, "--replay", pairs, "--batch-size", 0, saying=["--batch-size 0"])
     cli.fails(2, *asked, "--replay", pairs, "--dtype", "int8", saying=["--dtype int8"])
     cli.fails(1, *asked, "--replay", tmp_path / "no.jsonl", saying=["no.jsonl: no such file"])

@@ -228,3 +228,46 @@ def test_calibrate_estimates_and_says_what_is_wrong(cli: Cli, tmp_path: Path) ->
         result = cli("calibrate", *arguments)
         assert (result.code, result.out) == (2, "")
         assert said in result.err
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> str:
+    """Answers that repeat one another."""
+    random = np.random.default_rng(0)
+    said = random.integers(0, 50, 80).tolist()
+    rows = [{"prompt_ids": random.integers(0, 50, 9).tolist(), "response_ids": [k, *said]} for k in range(6)]
+    path = tmp_path / "logged.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_replay_with_a_profile_adds_the_predicted_speed(cli: Cli, logged: str, tmp_path: Path) -> None:
+    asked = ["bench", "--replay", logged, "--cost-profile", "llama-7b-h200", "--strategy", "auto,hierarchical"]
+    result = cli(*asked, "--decoding-length", "16", "--json")
+    (fixed,), predicted = result.json["strategies"], result.json["predicted"]
+    assert predicted["predicted"]
+    assert predicted["device"] == "NVIDIA H200 SXM"
+    plain, auto, hierarchical = predicted["runs"]
+    assert hierarchical["speedup"] == fixed["predicted_speedup"] > 1.5
+    assert auto["speedup"] > 0.95 * hierarchical["speedup"]
+    assert plain["forward_ms"]["p50"] == pytest.approx(read_profile("llama-7b-h200").forward_seconds(1, 1, 50) * 1e3, rel=0.1)
+    assert hierarchical["edl"] == pytest.approx(fixed["edl"], rel=0.05)
+    sizes = cli(*asked, "--batch-size", "1,4", "--report", str(tmp_path / "r.html"), "--json").json["predicted"]["batches"]
+    assert [each["batch_size"] for each in sizes] == [1, 4]
+    assert "(predicted)" in (tmp_path / "r.html").read_text()
+    shown = cli(*asked)
+    assert "predicted from a cost profile (estimate)" in shown.out
+
+
+def test_profile_needs_a_replay_and_a_replay_alone_has_no_costs(cli: Cli, logged: str) -> None:
+    for arguments, said in (
+        (["--model", DEMO, "--input", logged, "--cost-profile", "llama-7b-h200"], "stands in for a model in --replay"),
+        (["--replay", logged, "--batch-size", "4"], "need --cost-profile"),
+        (["--replay", logged, "--strategy", "auto"], "choose from hierarchical"),
+    ):
+        result = cli("bench", *arguments)
+        assert result.code == 2
+        assert said in result.err
+    result = cli("bench", "--replay", logged, "--cost-profile", "nowhere")
+    assert (result.code, result.out) == (1, "")
+    assert "no such cost profile" in result.err

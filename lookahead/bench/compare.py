@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import platform
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,77 +20,25 @@ import torch
 
 import lookahead
 from lookahead.bench.lossless import Lossless, lossless
-from lookahead.decode.engine import Generation, LookaheadEngine
+from lookahead.bench.peers import peers_of
+from lookahead.bench.run import Run, StepLog, Turn
+from lookahead.decode.engine import Clock, Generation, LookaheadEngine
 from lookahead.decode.memory import peak_memory
 from lookahead.decode.model import TargetModel, processor_name
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import LookaheadError
 from lookahead.trie.file import Trie
 
-PLAIN, GENERATE, PROMPT_LOOKUP = "plain", "model.generate", "HF prompt lookup"
+PLAIN = "plain"
 REFILLS = 4  # prompts of a turn for each slot at most, where there are several
-
-
-@dataclasses.dataclass
-class Run:
-    """One contender over all prompts.
-
-    answer: token ids for each of some rows of the prompts. outputs: of all rows. steps: summed over rows. forwards: of the
-    model, several rows in one; not counted for peers. speedup: tokens/s over those of plain decoding.
-    """
-
-    name: str
-    strategy: str
-    answer: Callable[[Sequence[int]], list[list[int]]] = dataclasses.field(repr=False)
-    forget: Callable[[], None] = dataclasses.field(repr=False)  # drop what earlier answers left in memory
-    outputs: list[list[int]] = dataclasses.field(default_factory=list)
-    seconds: float = 0.0
-    steps: int = 0
-    forwards: int = 0
-    draft_tokens: int = 0
-    accepted_by_source: Counter[str] = dataclasses.field(default_factory=Counter)
-    draft_seconds: float = 0.0
-    forward_seconds: float = 0.0
-    speedup: float = 1.0
-    peak_memory_bytes: int = 0
-
-    @property
-    def tokens(self) -> int:
-        return sum(map(len, self.outputs))
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-    @property
-    def edl(self) -> float:
-        return (self.tokens - len(self.outputs)) / self.steps if self.steps else 0.0
-
-    def as_json(self) -> dict[str, Any]:
-        """One entry of "runs" in the JSON of `bench`."""
-        return {
-            "name": self.name,
-            "strategy": self.strategy,
-            "tokens": self.tokens,
-            "seconds": round(self.seconds, 4),
-            "tokens_per_second": round(self.tokens_per_second, 2),
-            "steps": self.steps,
-            "forwards": self.forwards,
-            "edl": round(self.edl, 4),
-            "speedup": round(self.speedup, 4),
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "draft_tokens": self.draft_tokens,
-            "accepted_by_source": dict(self.accepted_by_source),
-            "draft_seconds": round(self.draft_seconds, 4),
-            "forward_seconds": round(self.forward_seconds, 4),
-        }
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """What `bench` reports.
 
-    forced: the answers were given. predicted: from a cost profile. lossless: None where it was not checked.
+    repeats: of each turn. forced: the answers were given. predicted: from a cost profile.
+    lossless: of the first `lossless_rows` rows, None where not checked.
     """
 
     model: str
@@ -100,11 +47,28 @@ class Comparison:
     mode: str
     batch_size: int
     rows: int
+    repeats: int
     forced: bool
     runs: list[Run]
     lossless: Lossless | None
+    lossless_rows: int
     environment: dict[str, Any]
     predicted: bool = False
+
+    @property
+    def best(self) -> Run:
+        """The fastest of our drafting runs."""
+        return max((run for run in self.runs if run.drafts), key=lambda run: run.speedup)
+
+    @property
+    def best_fixed(self) -> Run | None:
+        """The fastest of those of a fixed decoding length."""
+        return max((run for run in self.runs if run.drafts and not run.adaptive), key=lambda run: run.speedup, default=None)
+
+    @property
+    def auto(self) -> Run | None:
+        """The first of those that find their own decoding length."""
+        return next((run for run in self.runs if run.adaptive), None)
 
     def as_json(self) -> dict[str, Any]:
         """The object that `bench --json` prints."""
@@ -135,49 +99,54 @@ def compare(
     weights: Sequence[float] | None = None,
     batch_size: int = 1,
     answers: Sequence[Sequence[int]] | None = None,
+    repeats: int = 1,
+    lossless_rows: int | None = None,
 ) -> Comparison:
     """Answer every prompt with every contender: plain decoding, each of `options`, and with `peers` Hugging Face's own.
 
     weights: of the tries, see `Drafter`. batch_size: prompts that are decoded at once; Hugging Face prompt lookup, which takes
-    no batches, runs at 1 only. answers: of each prompt, taken as the model's choices; there are no peers then, and nothing
-    that could differ. Raises LookaheadError if they cannot be: the model decodes plainly.
+    no batches, runs at 1 only. answers: of each prompt, taken as the model's choices; nothing could differ then.
+    repeats: how often all is answered, memories forgotten in between; a turn counts as its repeat of median time did.
+    lossless_rows: the first rows, whose outputs are checked (None: all). Raises LookaheadError if answers cannot be taken as
+    the model's choices: it decodes plainly.
     """
     request: Request = functools.partial(_to_be_answered, prompts, max_new_tokens)
     if answers is not None:
-        request, peers, check_lossless = functools.partial(_to_be_forced, prompts, answers), False, False
+        request, check_lossless = functools.partial(_to_be_forced, prompts, answers), False
         _check_forcible(target, prompts, answers)
     off = DraftOptions(strategy="off")
     runs = [_ours(PLAIN, LookaheadEngine(target, Drafter((), off), batch_size), request)]
-    runs += [_ours(_name_of(o), LookaheadEngine(target, Drafter(tries, o, weights), batch_size), request) for o in options]
+    names = names_of_runs(options)
+    runs += [
+        _ours(name, LookaheadEngine(target, Drafter(tries, option, weights), batch_size), request)
+        for name, option in zip(names, options, strict=True)
+    ]
     ours = runs[1:]
     if peers:
-        runs += [_peer(GENERATE, target, prompts, max_new_tokens, batch_size)]
-        if target.mode != "plain" and batch_size == 1:
-            runs += [_peer(PROMPT_LOOKUP, target, prompts, max_new_tokens, prompt_lookup_num_tokens=10)]
+        runs += peers_of(target, prompts, max_new_tokens, batch_size, answers)
     rows = range(len(prompts))
     for run in runs:
-        run.answer(rows[: max(warm_up, batch_size)] if warm_up else [])
-        run.forget()  # a warm-up answer must not draft itself
-        run.steps = run.forwards = run.draft_tokens = 0
-        run.draft_seconds = run.forward_seconds = 0.0
-        run.accepted_by_source.clear()
+        if warm_up:
+            run.answer(rows[: max(warm_up, batch_size)])
     refills = max(1, min(REFILLS, len(rows) // (batch_size * len(runs))))  # few rows are dealt out to as many turns as runs
     of_a_turn = batch_size * refills if batch_size > 1 else 1
-    for number, start in enumerate(rows[::of_a_turn]):
-        chunk, turn = rows[start : start + of_a_turn], number % len(runs)
-        for run in (*runs[turn:], *runs[:turn]):
-            if target.device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(target.device)
-            began = target.now()
-            outputs = run.answer(chunk)
-            run.seconds += target.now() - began
-            run.outputs += outputs
-            run.peak_memory_bytes = max(run.peak_memory_bytes, peak_memory(target.device))
-        progress(chunk[-1] + 1)
+    for repeat in range(repeats):
+        for run in runs:
+            run.forget()  # what was answered before, to warm up too, must not draft itself
+        for number, start in enumerate(rows[::of_a_turn]):
+            chunk, turn = rows[start : start + of_a_turn], (number + repeat) % len(runs)
+            for run in (*runs[turn:], *runs[:turn]):
+                if target.device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats(target.device)
+                done = run.answer(chunk)
+                done.peak_memory_bytes = peak_memory(target.device)
+                run.add(number, done)
+            progress(repeat * len(rows) + chunk[-1] + 1)
     for run in runs:
-        run.speedup = run.tokens_per_second / runs[0].tokens_per_second
+        run.settle(runs[0])
         assert answers is None or run.outputs == [list(answer) for answer in answers], f"{run.name} said what was not logged"
-    outputs_of = {run.name: run.outputs for run in ours}
+    checked = min(len(rows), len(rows) if lossless_rows is None else lossless_rows) if check_lossless else 0
+    outputs_of = {run.name: run.outputs[:checked] for run in ours}
     return Comparison(
         model=target.name,
         device=str(target.device),
@@ -185,9 +154,11 @@ def compare(
         mode=target.mode,
         batch_size=batch_size,
         rows=len(prompts),
+        repeats=repeats,
         forced=answers is not None,
         runs=runs,
-        lossless=lossless(target, prompts, runs[0].outputs, outputs_of) if check_lossless else None,
+        lossless=lossless(target, prompts[:checked], runs[0].outputs[:checked], outputs_of) if checked else None,
+        lossless_rows=checked,
         environment=environment(target.device),
     )
 
@@ -207,10 +178,17 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _name_of(option: DraftOptions) -> str:
-    if option.adaptive:
-        return "auto" if option.strategy == "hierarchical" else f"{option.strategy} auto"
-    return f"{option.strategy} {option.decoding_length}"
+def names_of_runs(options: Sequence[DraftOptions]) -> list[str]:
+    """ "auto", "single 16"; where branch lengths differ they stand behind it: "single 16/8"."""
+    lengths = {option.branch_length for option in options if not option.adaptive}
+    names = []
+    for option in options:
+        if option.adaptive:
+            names.append("auto" if option.strategy == "hierarchical" else f"{option.strategy} auto")
+        else:
+            branch = f"/{option.branch_length}" if len(lengths) > 1 else ""
+            names.append(f"{option.strategy} {option.decoding_length}{branch}")
+    return names
 
 
 Request = Callable[[LookaheadEngine, int], Generation]  # for one row of the prompts
@@ -235,78 +213,29 @@ def _check_forcible(target: TargetModel, prompts: Sequence[Sequence[int]], answe
 
 
 def _ours(name: str, engine: LookaheadEngine, request: Request) -> Run:
-    def answer(rows: Sequence[int]) -> list[list[int]]:
-        before = dataclasses.replace(engine.clock)
+    def answer(rows: Sequence[int]) -> Turn:
+        began = engine.target.now()
+        engine.clock = log = StepLog()
         generations = [request(engine, row) for row in rows]
+        for generation in generations:
+            generation.observer = log.see
         for generation in engine.run(generations):
             if generation.error:
                 raise generation.error
-            run.steps += generation.steps
-            run.draft_tokens += generation.draft_tokens
-            run.accepted_by_source.update(generation.accepted_by_source)
-        run.forwards += engine.clock.steps - before.steps
-        run.draft_seconds += engine.clock.draft - before.draft
-        run.forward_seconds += engine.clock.forward - before.forward
-        return [generation.token_ids for generation in generations]
+        seconds = engine.target.now() - began
+        offered, accepted = log.by_depth()
+        return Turn(
+            [generation.token_ids for generation in generations],
+            seconds,
+            steps=sum(generation.steps for generation in generations),
+            forwards=log.steps,
+            draft_tokens=sum(generation.draft_tokens for generation in generations),
+            accepted_tokens=sum(generation.accepted_tokens for generation in generations),
+            accepted_by_source=sum((generation.accepted_by_source for generation in generations), Counter()),
+            offered_by_depth=offered,
+            accepted_by_depth=accepted,
+            clock=Clock(log.draft, log.forward, log.verify, log.steps),
+            decode_forwards=log.decode_forwards,
+        )
 
-    run = Run(name, engine.drafter.options.strategy, answer, engine.forget)
-    return run
-
-
-def _peer(
-    name: str,
-    target: TargetModel,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    batch_size: int = 1,
-    **arguments: Any,
-) -> Run:
-    """Hugging Face's own decoding, shorter prompts padded at the left.
-
-    Steps: one a token, or with drafts the forwards after the prefill, counted by a hook.
-    """
-    forwards = 0
-    ends = target.eos_token_ids
-    padding = min(ends, default=0)
-
-    def count(*_: Any) -> None:
-        nonlocal forwards
-        forwards += 1
-
-    def room(row: int) -> int:
-        return min(max_new_tokens, target.longest_text - len(prompts[row]))
-
-    @torch.inference_mode()
-    def generate(some: Sequence[Sequence[int]], most: int) -> list[list[int]]:
-        """Answers of at most `most` tokens."""
-        nonlocal forwards
-        forwards, width = 0, max(map(len, some))
-        text = torch.tensor([[padding] * (width - len(prompt)) + list(prompt) for prompt in some], device=target.device)
-        shown = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in some], device=target.device)
-        handle = target.model.register_forward_pre_hook(count) if arguments else None
-        try:
-            output = target.model.generate(
-                text, attention_mask=shown, do_sample=False, max_new_tokens=most, pad_token_id=padding, **arguments
-            )
-        finally:
-            if handle:
-                handle.remove()
-        answers = [_until_end(answer, ends) for answer in output[:, width:].tolist()]
-        run.steps += forwards - 1 if handle else sum(len(answer) - 1 for answer in answers)
-        return answers
-
-    def answer(rows: Sequence[int]) -> list[list[int]]:
-        answers: list[list[int]] = []
-        for start in range(0, len(rows), batch_size):
-            batch = rows[start : start + batch_size]
-            for most, alike in itertools.groupby(batch, room):  # one limit holds for all rows of a batch
-                answers += generate([prompts[row] for row in alike], most)
-        return answers
-
-    run = Run(name, "peer", answer, lambda: None)
-    return run
-
-
-def _until_end(token_ids: list[int], ends: frozenset[int]) -> list[int]:
-    """An answer without the padding behind the token that ended it."""
-    return next((token_ids[: place + 1] for place, token in enumerate(token_ids) if token in ends), token_ids)
+    return Run(name, engine.drafter.options, answer, engine.forget)

@@ -25,22 +25,23 @@ def predict(
     options: Sequence[DraftOptions],
     weights: Sequence[float] | None = None,
     batch_size: int = 1,
+    repeats: int = 1,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Comparison:
     """Plain decoding and each of `options` over the pairs, with forwards that cost what `profile` says.
 
-    weights: of the tries, see `Drafter`. Raises LookaheadError for a pair that the profile's model has no room for.
+    weights: of the tries, see `Drafter`. repeats: see `compare`. Raises LookaheadError for a pair that the profile's model has
+    no room for.
     """
     longest = max(len(prompt) + len(answer) for prompt, answer in pairs)
     if longest > profile.longest_text:
         raise LookaheadError(f"a logged text has {longest} tokens, the model of the profile {profile.longest_text} positions.")
     prompts, answers = [prompt for prompt, _ in pairs], [answer for _, answer in pairs]
     found = compare(
-        pretend_model(profile), prompts, tries, options,
-        progress=progress, weights=weights, batch_size=batch_size, answers=answers,
+        pretend_model(profile), prompts, tries, options, peers=False,
+        progress=progress, weights=weights, batch_size=batch_size, answers=answers, repeats=repeats,
     )  # fmt: skip
-    for run in found.runs:
-        run.peak_memory_bytes = 0
-    return dataclasses.replace(
-        found, device=profile.setting.device, environment={"profile": profile.kind, **profile.about}, predicted=True
-    )
+    for turn in (turn for run in found.runs for turn in run.turns):
+        turn.peak_memory_bytes = 0
+    environment = {"cost_profile": profile.kind, **profile.about}
+    return dataclasses.replace(found, device=profile.setting.device, environment=environment, predicted=True)

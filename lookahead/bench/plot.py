@@ -1,7 +1,12 @@
-"""Figures as PNG. In: measured runs, or EDL by size of a trie. Out: a file."""
+"""Figures as PNG or SVG. In: measured runs, or EDL by size of a trie. Out: a file, or the text of an SVG for a page.
+
+Lines and words are drawn in one ink, which a page's SVG takes from the page, so that it can be read on light and on dark.
+"""
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,36 +19,61 @@ from lookahead.budget.profile import CDL_FACTOR, CostProfile
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
 
+BLUE, GREY, INK = "#2a6fdb", "#8c8c8c", "#1b1b1f"
 matplotlib.use("Agg")  # draws files, needs no screen
+matplotlib.rcParams.update(
+    {
+        "text.parse_math": False,  # a dollar in a name is a dollar
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+    }
+)
 
 
-def draw_comparisons(comparisons: Sequence[Comparison], path: str) -> None:
-    """Bars of tokens/s (labelled with the speedup) and EDL of every contender, a row for each batch size, to `path`."""
+def comparison_figure(comparisons: Sequence[Comparison], titled: bool = True) -> Any:
+    """Bars of tokens/s (labelled with the speedup, whose spread is the whisker) and EDL of all runs, a row a batch size."""
     from matplotlib import pyplot
 
     runs_each = [len(comparison.runs) for comparison in comparisons]
     figure, rows = pyplot.subplots(
-        len(comparisons), 2, figsize=(10, sum(0.45 * runs + 1.6 for runs in runs_each)), sharey="row", squeeze=False,
+        len(comparisons), 2, figsize=(10, sum(0.4 * runs + 1.3 for runs in runs_each)), sharey="row", squeeze=False,
         layout="constrained", height_ratios=runs_each,
     )  # fmt: skip
     for comparison, (speed, length) in zip(comparisons, rows, strict=True):
         runs = comparison.runs[::-1]
         names = [run.name for run in runs]
-        colours = ["#888888" if run.strategy in ("off", "peer") else "#2a6fdb" for run in runs]
-        bars = speed.barh(names, [run.tokens_per_second for run in runs], color=colours)
-        speed.bar_label(bars, [f"{run.speedup:.2f}x" for run in runs], padding=3)
-        speed.set_xlabel("tokens/s (label: speedup over plain)")
-        speed.set_title(f"batch {comparison.batch_size}", loc="left", fontsize=10)
+        colours = [BLUE if run.drafts else GREY for run in runs]
+        speed.barh(names, [run.tokens_per_second for run in runs], color=colours)
+        plain = comparison.runs[0].tokens_per_second
+        for place, run in enumerate(runs):
+            low, high = (plain * ratio for ratio in run.speedup_spread)
+            if high > low:
+                speed.plot([low, high], [place, place], "|-", color=INK, linewidth=1.2, markersize=7)
+            end = max(high, run.tokens_per_second)
+            speed.annotate(f"{run.speedup:.2f}x", (end, place), (6, 0), textcoords="offset points", va="center")
+        speed.set_xlabel("tokens/s (speedup over plain; whisker: quartiles of turns)")
+        speed.set_title(f"batch {comparison.batch_size}", loc="left", fontsize=10, color=INK)
         bars = length.barh(names, [run.edl for run in runs], color=colours)
         length.bar_label(bars, fmt="%.2f", padding=3)
         length.set_xlabel("EDL (tokens per decode step)")
+        length.tick_params(axis="y", length=0)
         for axis in (speed, length):
-            axis.margins(x=0.15)
-            axis.spines[["top", "right"]].set_visible(False)
-    first = comparisons[0]
-    weights, asked = (" (random weights)", "logged answers") if first.forced else ("", "prompts")
-    figure.suptitle(f"{first.model}{weights}, {first.rows} {asked}, {first.device}, {first.dtype}", fontsize=10)
-    _save(figure, path)
+            axis.margins(x=0.15, y=0.02)
+            bare(axis)
+    if titled:
+        figure.suptitle(title_of(comparisons[0]), fontsize=10)
+    return figure
+
+
+def title_of(comparison: Comparison) -> str:
+    """What was measured, all batch sizes alike."""
+    weights, asked = (" (random weights)", "logged answers") if comparison.forced else ("", "prompts")
+    if comparison.predicted:
+        weights = " (predicted)"
+    return f"{comparison.model}{weights}: {comparison.rows} {asked}, {comparison.device}, {comparison.dtype}"
 
 
 def draw_capacity(curve: Sequence[Capacity], title: str, path: str) -> None:
@@ -52,9 +82,9 @@ def draw_capacity(curve: Sequence[Capacity], title: str, path: str) -> None:
 
     figure, axis = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     cold, sizes = curve[0], curve[1:]
-    axis.axhline(cold.edl, color="#888888", linestyle="--", linewidth=1)
+    axis.axhline(cold.edl, color=GREY, linestyle="--", linewidth=1)
     axis.annotate(f"no trie: {cold.edl:.2f}", (1, cold.edl), (-4, 4), axis.get_yaxis_transform(), "offset points", ha="right")
-    axis.plot([c.tokens for c in sizes], [c.edl for c in sizes], "o-", color="#2a6fdb")
+    axis.plot([c.tokens for c in sizes], [c.edl for c in sizes], "o-", color=BLUE)
     for c in sizes:
         label = f"{c.edl:.2f}\n{c.bytes / 2**20:.3g} MiB"
         axis.annotate(label, (c.tokens, c.edl), (0, 7), textcoords="offset points", ha="center", fontsize=8)
@@ -64,9 +94,9 @@ def draw_capacity(curve: Sequence[Capacity], title: str, path: str) -> None:
     axis.set_xlabel("tokens kept (the whole trie at the right)")
     axis.set_ylabel("EDL (tokens per decode step)")
     axis.margins(x=0.08, y=0.2)
-    axis.spines[["top", "right"]].set_visible(False)
+    bare(axis)
     figure.suptitle(title, fontsize=10)
-    _save(figure, path)
+    save_png(figure, path)
 
 
 def draw_profile(profile: CostProfile, path: str, rows: Sequence[int] = (1, 8, 32), context: int = 512) -> None:
@@ -75,12 +105,12 @@ def draw_profile(profile: CostProfile, path: str, rows: Sequence[int] = (1, 8, 3
 
     figure, (time, share) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     lengths = [n for n in profile.tokens if n <= 128]
-    for number, colour in zip(rows, ("#2a6fdb", "#d9822b", "#3f9b4f"), strict=False):
+    for number, colour in zip(rows, (BLUE, "#d9822b", "#3f9b4f"), strict=False):
         seconds = [profile.forward_seconds(number * n, number, number * context) for n in lengths]
         label = f"{number} row{'s' * (number > 1)}, CDL {profile.cdl(number, context)}"
         time.plot(lengths, [each * 1e3 for each in seconds], "o-", color=colour, label=label, markersize=3)
         share.plot(lengths, [each / seconds[0] for each in seconds], "o-", color=colour, markersize=3)
-    share.axhline(CDL_FACTOR, color="#888888", linestyle="--", linewidth=1)
+    share.axhline(CDL_FACTOR, color=GREY, linestyle="--", linewidth=1)
     place, shift = (0, CDL_FACTOR), (4, 4)
     share.annotate(f"CDL: up to {CDL_FACTOR:g} times", place, shift, share.get_yaxis_transform(), "offset points")
     time.set_ylabel("forward (ms)")
@@ -92,12 +122,12 @@ def draw_profile(profile: CostProfile, path: str, rows: Sequence[int] = (1, 8, 3
         axis.xaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_major_formatter("{x:g}")
         axis.set_xlabel("decoding length (tokens of each row in one forward)")
-        axis.spines[["top", "right"]].set_visible(False)
+        bare(axis)
     time.legend(frameon=False)
     about = profile.setting
     kind = "" if profile.kind == "measured" else f" ({profile.kind})"
     figure.suptitle(f"{about.model}, {about.device}, {about.dtype}, {context} tokens in the cache{kind}", fontsize=10)
-    _save(figure, path)
+    save_png(figure, path)
 
 
 def _short(count: int) -> str:
@@ -108,9 +138,41 @@ def _short(count: int) -> str:
     return str(count)
 
 
-def _save(figure: Any, path: str) -> None:
+def bare(axis: Any) -> None:
+    """Only the two lines of an axis that numbers stand at."""
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def shades(count: int, second: bool = False) -> list[Any]:
+    """Colours from light to dark, of one of two scales that are read on light and on dark ground."""
+    scale = matplotlib.colormaps["plasma" if second else "viridis"]
+    return [scale(0.82 - 0.5 * number / max(1, count - 1)) for number in range(count)]
+
+
+def legend_beside(axis: Any, drawn: Sequence[Any]) -> None:
+    """What the lines of other axes mean, in place of a figure."""
+    handles = {label: handle for each in drawn for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
+    axis.axis("off")
+    axis.legend(handles.values(), handles, loc="center left", frameon=False, fontsize=9)
+
+
+def save_png(figure: Any, path: str) -> None:
+    """Atomically to `path`."""
     from matplotlib import pyplot
 
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=120)
     pyplot.close(figure)
+
+
+def as_svg(figure: Any, name: str) -> str:
+    """For a page: an <svg> element without a ground, in the page's ink. name: keeps its parts apart from other figures'."""
+    from matplotlib import pyplot
+
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    pyplot.close(figure)
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)

@@ -1,0 +1,149 @@
+"""Hugging Face's own decoding as contenders of a bench. In: a model and prompts. Out: runs like ours.
+
+Where answers are given, `generate` itself stays as it is: a hook behind the model's forward raises the score of each logged
+token above all others, at all places of the forward in one write, which knows nothing of what was drafted. (Not so a logits
+processor: prompt lookup asks it for each token that it finds, and one that forbids all but the logged token would keep it
+from drafting anything wrong.)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lookahead.bench.run import Run, Turn
+from lookahead.decode.model import TargetModel
+
+GENERATE, PROMPT_LOOKUP = "model.generate", "HF prompt lookup"
+COPIED = 10  # tokens that prompt lookup drafts at most
+
+Ids = Sequence[int]
+
+
+def peers_of(
+    target: TargetModel, prompts: Sequence[Ids], max_new_tokens: int, batch_size: int, answers: Sequence[Ids] | None
+) -> list[Run]:
+    """`model.generate`, and prompt lookup where it can run: it takes no batches, and no model that cannot take drafts.
+
+    answers: of each prompt, taken as the model's choices whatever ends texts.
+    """
+    runs = [_peer(GENERATE, target, prompts, max_new_tokens, batch_size, answers)]
+    if target.mode != "plain" and batch_size == 1:
+        runs.append(_peer(PROMPT_LOOKUP, target, prompts, max_new_tokens, 1, answers, prompt_lookup_num_tokens=COPIED))
+    return runs
+
+
+class Watcher:
+    """A hook behind the model's forward: counts forwards and the tokens they drafted, and forces answers if there are any.
+
+    width: tokens of the padded prompts. forced: [rows, places] logged tokens, or None. cache: its name in the model's output.
+    """
+
+    def __init__(self, width: int, forced: torch.Tensor | None, cache: str):
+        self.forwards = self.draft_tokens = 0
+        self._width = width
+        self._cache = cache
+        self._forced = forced
+        if forced is not None:
+            self._rows = torch.arange(forced.shape[0], device=forced.device)[:, None]
+            self._places = torch.arange(forced.shape[1], device=forced.device)
+
+    def __call__(self, model: Any, _: Any, arguments: dict[str, Any], output: Any) -> None:
+        length = output[self._cache].get_seq_length()  # of the text, what is drafted included
+        self.draft_tokens += length - self._width if self.forwards == 0 else arguments["input_ids"].shape[1] - 1
+        self.forwards += 1
+        if self._forced is not None:
+            places = min(output.logits.shape[1], length - self._width + 1)
+            first = length - self._width + 1 - places  # of the answer, that the first of these scores choose
+            scores = output.logits[:, output.logits.shape[1] - places :]
+            scores[self._rows, self._places[:places], self._forced[:, first : first + places]] = torch.inf
+
+
+def _peer(
+    name: str,
+    target: TargetModel,
+    prompts: Sequence[Ids],
+    max_new_tokens: int,
+    batch_size: int,
+    answers: Sequence[Ids] | None,
+    **arguments: Any,
+) -> Run:
+    """Shorter prompts are padded at the left. A row's steps are one a token, or with drafts the forwards after the first."""
+    ends = target.eos_token_ids
+    padding = min(ends, default=0)
+
+    @torch.inference_mode()
+    def generate(rows: Sequence[int], most: int) -> Turn:
+        """Answers of at most `most` tokens, decoded at once."""
+        some, began = [prompts[row] for row in rows], target.now()
+        width = max(map(len, some))
+        text = torch.tensor([[padding] * (width - len(prompt)) + list(prompt) for prompt in some], device=target.device)
+        shown = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in some], device=target.device)
+        forced = _forced([answers[row] for row in rows], most, target) if answers is not None else None
+        watcher = Watcher(width, forced, target.state_name)
+        endless = {} if answers is None else {"eos_token_id": None}
+        watched = arguments or answers is not None
+        handle = target.model.register_forward_hook(watcher, with_kwargs=True) if watched else None
+        try:
+            output = target.model.generate(
+                text, attention_mask=shown, do_sample=False, max_new_tokens=most, pad_token_id=padding, **endless, **arguments
+            )
+        finally:
+            if handle:
+                handle.remove()
+        said = output[:, width:].tolist()
+        seconds = target.now() - began
+        if answers is not None:
+            outputs = [ids[: len(answers[row])] for row, ids in zip(rows, said, strict=True)]
+        else:
+            outputs = [_until_end(ids, ends) for ids in said]
+        steps = watcher.forwards - 1 if arguments else sum(len(output) - 1 for output in outputs)
+        drafted = watcher.draft_tokens if arguments else 0
+        accepted = sum(map(len, outputs)) - watcher.forwards if arguments else 0  # each forward gives one more than that
+        return Turn(outputs, seconds, steps, watcher.forwards, drafted, accepted)
+
+    def room(row: int) -> int:
+        return min(max_new_tokens, target.longest_text - len(prompts[row]))
+
+    def answer(rows: Sequence[int]) -> Turn:
+        parts: list[Turn] = []
+        for start in range(0, len(rows), batch_size):
+            batch = rows[start : start + batch_size]
+            if answers is not None:
+                parts.append(generate(batch, max(len(answers[row]) for row in batch)))
+            else:
+                for most, alike in itertools.groupby(batch, room):  # one limit holds for all rows of a batch
+                    parts.append(generate(list(alike), most))
+        return _joined(parts)
+
+    return Run(name, None, answer, _nothing)
+
+
+def _forced(answers: Sequence[Ids], longest: int, target: TargetModel) -> torch.Tensor:
+    """int64 [rows, places]: the answers, and zeros behind them for places that are cut off."""
+    places = longest + COPIED + 1
+    return torch.tensor([[*answer, *[0] * (places - len(answer))] for answer in answers], device=target.device)
+
+
+def _joined(parts: Sequence[Turn]) -> Turn:
+    """One turn of what was decoded one after the other."""
+    return Turn(
+        outputs=[output for part in parts for output in part.outputs],
+        seconds=sum(part.seconds for part in parts),
+        steps=sum(part.steps for part in parts),
+        forwards=sum(part.forwards for part in parts),
+        draft_tokens=sum(part.draft_tokens for part in parts),
+        accepted_tokens=sum(part.accepted_tokens for part in parts),
+    )
+
+
+def _until_end(token_ids: list[int], ends: frozenset[int]) -> list[int]:
+    """An answer without the padding behind the token that ended it."""
+    return next((token_ids[: place + 1] for place, token in enumerate(token_ids) if token in ends), token_ids)
+
+
+def _nothing() -> None:
+    """A peer remembers nothing."""

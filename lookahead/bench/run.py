@@ -1,0 +1,258 @@
+"""One contender of a bench: what it did in each turn. In: answered turns. Out: sums, speedup with its spread, JSON.
+
+A turn that was repeated counts as its repeat of median time did, so that seconds, their parts and all counts belong together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from lookahead.decode.engine import Clock
+from lookahead.draft.drafter import DraftOptions
+from lookahead.draft.explain import Step
+from lookahead.draft.tree import DraftTree
+
+
+@dataclasses.dataclass
+class StepLog(Clock):
+    """An engine's clock that keeps each decode step: its forward's seconds, its tree and how much of it was accepted.
+
+    `see` is the observer of all requests of the turn; the clock is told after them.
+    """
+
+    seen: list[tuple[DraftTree, int]] = dataclasses.field(default_factory=list)
+    decode_forwards: list[float] = dataclasses.field(default_factory=list)  # those in which a row decoded
+    _seen_before: int = 0
+
+    def see(self, step: Step) -> None:
+        self.seen.append((step.tree, len(step.accepted)))
+
+    def add(self, draft: float, forward: float, verify: float) -> None:
+        super().add(draft, forward, verify)
+        if len(self.seen) > self._seen_before:
+            self.decode_forwards.append(forward)
+            self._seen_before = len(self.seen)
+
+    def by_depth(self) -> tuple[Counter[int], Counter[int]]:
+        """By depth: steps whose tree has a node there, steps in which one was accepted."""
+        deepest = Counter(int(tree.depths().max()) for tree, _ in self.seen)
+        accepted = Counter(length for _, length in self.seen)
+        return _at_least(deepest), _at_least(accepted)
+
+
+@dataclasses.dataclass
+class Turn:
+    """What a contender did with the rows of one turn.
+
+    steps: summed over rows. forwards: of the model, several rows in one; 0 where a peer's are not counted. clock: None for a
+    peer, which cannot be looked into. decode_forwards: those in which a row decoded. *_by_depth: see `Run.accepted_by_depth`.
+    """
+
+    outputs: list[list[int]]
+    seconds: float
+    steps: int
+    forwards: int
+    draft_tokens: int
+    accepted_tokens: int
+    accepted_by_source: Counter[str] = dataclasses.field(default_factory=Counter)
+    offered_by_depth: Counter[int] = dataclasses.field(default_factory=Counter)
+    accepted_by_depth: Counter[int] = dataclasses.field(default_factory=Counter)
+    clock: Clock | None = None
+    decode_forwards: list[float] = dataclasses.field(default_factory=list)  # seconds
+    peak_memory_bytes: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeSplit:
+    """Seconds of a run by what they went into. rest: telling the drafter what was said, taking requests in and out."""
+
+    draft: float
+    forward: float
+    verify: float
+    rest: float
+
+
+@dataclasses.dataclass(eq=False)
+class Run:
+    """One contender over all prompts.
+
+    options: how it drafts, None for a peer. answer: a turn over some rows of the prompts. forget: drop what earlier answers
+    left in memory. turns: in the order of the prompts, there once `settle` has been called. speedup: tokens/s over those of
+    plain decoding; speedup_spread: the quartiles of that over the turns.
+    """
+
+    name: str
+    options: DraftOptions | None
+    answer: Callable[[Sequence[int]], Turn] = dataclasses.field(repr=False)
+    forget: Callable[[], None] = dataclasses.field(repr=False)
+    turns: list[Turn] = dataclasses.field(default_factory=list, repr=False)
+    speedup: float = 1.0
+    speedup_spread: tuple[float, float] = (1.0, 1.0)
+    _repeats: list[list[Turn]] = dataclasses.field(default_factory=list, repr=False)
+
+    def add(self, number: int, turn: Turn) -> None:
+        """Keep a repeat of the turn of this number."""
+        while len(self._repeats) <= number:
+            self._repeats.append([])
+        self._repeats[number].append(turn)
+
+    def settle(self, plain: Run) -> None:
+        """All turns are over. plain: what this run is compared with, settled before (or this run itself)."""
+        self.turns = [median_turn(repeats) for repeats in self._repeats]
+        self.speedup = self.tokens_per_second / plain.tokens_per_second
+        ratios = [turn.tokens_per_second / other.tokens_per_second for turn, other in zip(self.turns, plain.turns, strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+        self.speedup_spread = low, high
+
+    @property
+    def strategy(self) -> str:
+        return self.options.strategy if self.options else "peer"
+
+    @property
+    def drafts(self) -> bool:
+        """It is one of ours, other than plain decoding."""
+        return self.options is not None and self.options.strategy != "off"
+
+    @property
+    def adaptive(self) -> bool:
+        """Its decoding length is a limit, and each step finds its own."""
+        return self.options is not None and self.options.adaptive
+
+    @property
+    def decoding_length(self) -> int | None:
+        if self.options is None:
+            return None
+        return self.options.decoding_length if self.drafts else 1
+
+    @property
+    def branch_length(self) -> int | None:
+        if self.options is None:
+            return None
+        return self.options.branch_length if self.drafts else 0
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        return [output for turn in self.turns for output in turn.outputs]
+
+    @property
+    def tokens(self) -> int:
+        return sum(turn.tokens for turn in self.turns)
+
+    @property
+    def seconds(self) -> float:
+        return sum(turn.seconds for turn in self.turns)
+
+    @property
+    def steps(self) -> int:
+        return sum(turn.steps for turn in self.turns)
+
+    @property
+    def forwards(self) -> int:
+        return sum(turn.forwards for turn in self.turns)
+
+    @property
+    def draft_tokens(self) -> int:
+        return sum(turn.draft_tokens for turn in self.turns)
+
+    @property
+    def draft_tokens_wasted(self) -> int:
+        """Drafted and not accepted."""
+        return self.draft_tokens - sum(turn.accepted_tokens for turn in self.turns)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def edl(self) -> float:
+        return (self.tokens - sum(len(turn.outputs) for turn in self.turns)) / self.steps if self.steps else 0.0
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        return max(turn.peak_memory_bytes for turn in self.turns)
+
+    @property
+    def accepted_by_source(self) -> Counter[str]:
+        return sum((turn.accepted_by_source for turn in self.turns), Counter())
+
+    @property
+    def accepted_by_depth(self) -> list[tuple[int, int, int]]:
+        """(depth, decode steps whose tree has a node there, those in which one was accepted), from depth 1."""
+        offered: Counter[int] = sum((turn.offered_by_depth for turn in self.turns), Counter())
+        accepted: Counter[int] = sum((turn.accepted_by_depth for turn in self.turns), Counter())
+        return [(depth, offered[depth], accepted[depth]) for depth in sorted(offered)]
+
+    @property
+    def time_split(self) -> TimeSplit | None:
+        """None for a peer."""
+        clocks = [turn.clock for turn in self.turns if turn.clock]
+        if not clocks:
+            return None
+        draft, forward, verify = (sum(getattr(clock, part) for clock in clocks) for part in ("draft", "forward", "verify"))
+        return TimeSplit(draft, forward, verify, max(0.0, self.seconds - draft - forward - verify))
+
+    def forward_ms(self, percentile: float = 50) -> float | None:
+        """Milliseconds of the forwards of decode steps; None where they are not known: of peers, and of plain models."""
+        forwards = [seconds for turn in self.turns for seconds in turn.decode_forwards]
+        return float(np.percentile(forwards, percentile)) * 1e3 if forwards else None
+
+    def as_json(self) -> dict[str, Any]:
+        """One entry of "runs" in the JSON of `bench`."""
+        split, forward_ms = self.time_split, self.forward_ms()
+        depths = [dict(zip(OF_A_DEPTH, each, strict=True)) for each in self.accepted_by_depth]
+        return {
+            "name": self.name,
+            "strategy": self.strategy,
+            "adaptive": self.adaptive,
+            "decoding_length": self.decoding_length,
+            "branch_length": self.branch_length,
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 4),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+            "steps": self.steps,
+            "forwards": self.forwards,
+            "edl": round(self.edl, 4),
+            "speedup": round(self.speedup, 4),
+            "speedup_spread": [round(ratio, 4) for ratio in self.speedup_spread],
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "draft_tokens": self.draft_tokens,
+            "draft_tokens_wasted": self.draft_tokens_wasted,
+            "draft_tokens_wasted_per_step": round(self.draft_tokens_wasted / max(1, self.steps), 4),
+            "accepted_by_source": dict(self.accepted_by_source),
+            "accepted_by_depth": depths if split else None,
+            **{f"{part}_seconds": round(getattr(split, part), 4) if split else None for part in TIME_PARTS},
+            "forward_ms": {"p50": round(forward_ms, 4), "p99": round(self.forward_ms(99) or 0.0, 4)} if forward_ms else None,
+        }
+
+
+OF_A_DEPTH = ("depth", "offered", "accepted")
+TIME_PARTS = tuple(field.name for field in dataclasses.fields(TimeSplit))
+
+
+def median_turn(repeats: Sequence[Turn]) -> Turn:
+    """The repeat of median time; of an even number the faster of the two in the middle."""
+    return sorted(repeats, key=lambda turn: turn.seconds)[(len(repeats) - 1) // 2]
+
+
+def _at_least(counts: Counter[int]) -> Counter[int]:
+    """How many have 1 or more, 2 or more, ... of what is counted by number."""
+    found: Counter[int] = Counter()
+    so_far = 0
+    for number in range(max(counts, default=0), 0, -1):
+        so_far += counts[number]
+        found[number] = so_far
+    return found
