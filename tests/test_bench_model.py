@@ -298,12 +298,13 @@ def test_scores_are_computed_and_waited_for_where_answers_are_given(
 ) -> None:
     asked = []
     best = Scores.best
-    monkeypatch.setattr(Scores, "best", lambda scores, slot: asked.append(len(scores.of(slot))) or best(scores, slot))
+    monkeypatch.setattr(
+        Scores, "best", lambda scores, slot, node: asked.append(len(scores.of(slot))) or best(scores, slot, node)
+    )
     found = forced(probed(tiny_model("llama")), batch_size=1)
     run = found.runs[1]
-    warm_up = len(asked) - sum(each.forwards for each in found.runs if each.strategy != "peer")
-    assert warm_up > 0
-    assert sum(asked) > len(asked)  # drafted nodes are scored too
+    assert len(asked) > sum(each.tokens for each in found.runs if each.strategy != "peer")  # for each token, and to warm up
+    assert max(asked) > 1  # drafted nodes are scored too
     assert run.draft_tokens > 0
 
 

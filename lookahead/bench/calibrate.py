@@ -122,7 +122,7 @@ class _Texts:
         scores = slots.forward(trees, [cell.wanted] * cell.rows)
         scores.wait()
         if cell.wanted == "all":
-            scores.best(0)
+            scores.best(0, 0)
         elif self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         slots.keep([[]] * cell.rows)

@@ -168,13 +168,11 @@ class RunningRow:
         """What the model says after the row's piece, and which of its nodes stay."""
         if piece.tree is None or piece.wanted == "none":
             return Accepted([], list(range(len(piece.tree or ()))))
-        sampler, logits, forced = self.sampler, scores.of(slot), self.generation.forced
-        best = scores.best(slot) if sampler is None or sampler.is_greedy else None
+        sampler, forced = self.sampler, self.generation.forced
 
         def say(node: int) -> int:
-            if forced is not None:
-                return forced[len(self.generation.token_ids)]
-            return best[node] if best else sampler.say(logits[node])  # type: ignore[union-attr]
+            best = scores.best(slot, node) if sampler is None or sampler.is_greedy else sampler.say(scores.of(slot)[node])
+            return best if forced is None else forced[len(self.generation.token_ids)]
 
         def goes_on(token: int) -> bool:
             self.generation.add(token, sampler is not None and sampler.told(token))
