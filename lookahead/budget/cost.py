@@ -47,12 +47,12 @@ class CostCurve:
         self.terms = np.zeros(4)
         if profile is not None:
             self.terms[:] = profile.per_row, profile.per_key, profile.per_query_key, profile.separate
-        self._latest = np.zeros((len(SIZES), LATEST))  # ratios of real to expected seconds
+        self.latest = np.zeros((len(SIZES), LATEST))
 
     def observe(self, tokens: int, seconds: float, rows: int = 1, keys: int = 0) -> None:
         """A forward took `seconds`."""
         self.observed += 1
-        _observe(tokens, rows, keys, seconds, self.table, self.terms, self._latest)
+        observe(tokens, rows, keys, seconds, self.table, self.terms, self.latest)
 
     def seconds(self, tokens: int, rows: int = 1, keys: int = 0) -> float:
         """Of a forward of this size. Needs a profile or an observed step."""
@@ -65,6 +65,12 @@ def place_of(tokens, table, place):
     while place < table.shape[1] - 2 and table[SIZE, place + 1] <= tokens:
         place += 1
     return place
+
+
+@kernel
+def faster_of(latest, filled):
+    """The quantile that counts of the first `filled` entries."""
+    return np.sort(latest[:filled])[int(FASTER * (filled - 1))]
 
 
 @kernel
@@ -90,8 +96,10 @@ def _seconds(tokens, rows, keys, table, terms, place, now):
 
 
 @kernel
-def _observe(tokens, rows, keys, seconds, table, terms, latest):
-    """Take in a step, and fill the ratios of sizes that nobody has seen from those next to them."""
+def observe(tokens, rows, keys, seconds, table, terms, latest):
+    """See `CostCurve.observe`. latest: float64 [sizes, LATEST], ratios of real to expected seconds. Fills the
+    ratios of sizes that nobody has seen from those next to them.
+    """
     columns = table.shape[1]
     ratio = seconds / _seconds(tokens, rows, keys, table, terms, 0, False)
     size = tokens / rows if terms[SEPARATE] > 0 else float(tokens)
@@ -101,7 +109,7 @@ def _observe(tokens, rows, keys, seconds, table, terms, latest):
     latest[column, int(table[SEEN, column]) % LATEST] = ratio
     table[SEEN, column] += 1
     filled = min(int(table[SEEN, column]), LATEST)
-    ratio = np.sort(latest[column, :filled])[int(FASTER * (filled - 1))]
+    ratio = faster_of(latest[column], filled)
     alone = True
     for other in range(columns):
         alone = alone and (other == column or table[SEEN, other] < BELIEVED)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lookahead.budget.cost import FASTER, LATEST, SIZE, CostCurve, place_of, seconds_of
+from lookahead.budget.cost import LATEST, SIZE, CostCurve, faster_of, observe, place_of, seconds_of
 from lookahead.draft.tree import DraftTree
 from lookahead.trie.suffixes import inlined, kernel
 
@@ -35,6 +35,9 @@ LONGEST_REST = 8  # steps
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
 SAVED, PRICE = 0, 1  # what choosing tells
+# Sums over steps, the past fading: seconds that plain decoding would have taken, and that were taken. Then seconds of a step
+# outside of its forward, and seconds that may go into looks.
+PLAIN, SPENT, OTHER, SPARE = range(4)
 
 
 class GoodputBudget:
@@ -49,14 +52,13 @@ class GoodputBudget:
         self.price = 0.0
         self._looks = itertools.cycle(LOOKS)
         self._steps = self._looked = 0  # observed; number of the latest that looked
-        self._spare = 0.0  # seconds that may go into looks
-        self._plain = self._spent = 0.0  # seconds that plain decoding would have taken, and that were taken; the past fading
-        self._other = np.zeros(LATEST)  # seconds outside of forwards, of the latest steps
+        self._others = np.zeros(LATEST)
+        self._sums = np.zeros(4)
         self._told = np.zeros(2)
 
     @property
     def speedup(self) -> float | None:
-        return self._plain / self._spent if self._spent else None
+        return float(self._sums[PLAIN] / self._sums[SPENT]) if self._sums[SPENT] else None
 
     def cut(self, trees: Sequence[DraftTree], fed: int = 0, keys: int = 0) -> list[DraftTree]:
         """The most probable nodes of all trees, as many as pay.
@@ -73,35 +75,42 @@ class GoodputBudget:
         self, tokens: int, forward_seconds: float, step_seconds: float, rows: int = 1, keys: int = 0, said: int = 1
     ) -> None:
         """A step without prompts: its forward over `tokens` tokens and the whole of it took so long; `said` tokens came out."""
-        self.curve.observe(tokens, forward_seconds, rows, keys)
-        self._other[self._steps % LATEST] = step_seconds - forward_seconds
+        curve, sums = self.curve, self._sums
+        curve.observed += 1
         self._steps += 1
-        other = self._other_seconds()
-        spent = self.curve.seconds(tokens, rows, keys) + other
-        self._spent = MEMORY * self._spent + spent
-        self._plain = MEMORY * self._plain + (self.curve.seconds(rows, rows, keys) + other) * said / rows
-        self._spare += LOOK_SHARE * spent
+        learn(
+            tokens, rows, keys, forward_seconds, step_seconds, said, self._steps,
+            curve.table, curve.terms, curve.latest, self._others, sums,
+        )  # fmt: skip
 
     def _choose(self, probabilities: np.ndarray, sizes: np.ndarray, fed: int, keys: int, kept: np.ndarray) -> None:
         """Fill `kept` with the nodes of each tree that the next forward takes, roots included."""
         curve, told, rows = self.curve, self._told, len(sizes)
-        known = probabilities, sizes, fed, keys, self._other_seconds(), max(1.0, self.speedup or 1.0), curve.bucketed
+        known = probabilities, sizes, fed, keys, self._sums[OTHER], max(1.0, self.speedup or 1.0), curve.bucketed
         arrays = curve.table, curve.terms, kept, told
         if not curve.known and self._steps < len(TRIALS):
             choose(*known, max(0, round(TRIALS[self._steps] * max(1.0, rows / TRIAL_ROWS)) - rows), *arrays)
             return
         best = choose(*known, AS_MANY_AS_PAY, *arrays)
         self.price = CAUTION * told[PRICE]
-        if self._steps - self._looked >= LOOK_APART and self._spare > 0:
+        if self._steps - self._looked >= LOOK_APART and self._sums[SPARE] > 0:
             saved = told[SAVED]
             choose(*known, round(max(best, 3) * next(self._looks)), *arrays)
-            self._spare -= saved - told[SAVED]
+            self._sums[SPARE] -= saved - told[SAVED]
             self._looked = self._steps
 
-    def _other_seconds(self) -> float:
-        """Of a step outside of its forward."""
-        filled = min(self._steps, LATEST)
-        return float(np.sort(self._other[:filled])[int(FASTER * (filled - 1))]) if filled else 0.0
+
+@kernel
+def learn(tokens, rows, keys, forward_seconds, step_seconds, said, steps, table, terms, latest, others, sums):
+    """See `GoodputBudget.observe`. steps: so far, this one included. others: float64 [LATEST], seconds outside of forwards."""
+    observe(tokens, rows, keys, forward_seconds, table, terms, latest)
+    others[(steps - 1) % LATEST] = step_seconds - forward_seconds
+    sums[OTHER] = faster_of(others, min(steps, LATEST))
+    spent = seconds_of(tokens, rows, keys, table, terms, 0) + sums[OTHER]
+    plain = seconds_of(rows, rows, keys, table, terms, 0) + sums[OTHER]
+    sums[SPENT] = MEMORY * sums[SPENT] + spent
+    sums[PLAIN] = MEMORY * sums[PLAIN] + plain * said / rows
+    sums[SPARE] += LOOK_SHARE * spent
 
 
 class Rest:

@@ -29,6 +29,8 @@ from lookahead.errors import LookaheadError
 
 log = logging.getLogger(__name__)
 
+PLAIN_APART = 4  # of steps without drafts, one in so many is timed
+
 FinishReason = Literal["", "stop", "length", "error"]
 
 
@@ -205,6 +207,7 @@ class LookaheadEngine:
         self.clock = Clock()
         self._slots: Slots | None = None  # of the latest run
         self.budget = GoodputBudget(target.costs)
+        self._plain_steps = 0
         if target.mode in ("chain", "replay"):
             drafter.restrict_to_chains()
 
@@ -379,9 +382,13 @@ class LookaheadEngine:
     def _learn_cost(
         self, rows: list[RunningRow], pieces: list[Piece], accepted: list[Accepted], forward: float, step: float
     ) -> None:
-        """What the step took. Steps that took in prompts say nothing about those that do not."""
+        """What the step took. Steps that took in prompts say nothing about those that do not; of plain ones some are enough."""
         if self.drafter.options.strategy == "off" or not all(piece.wanted == "all" for piece in pieces):
             return
+        if all(piece.tree is not None and len(piece.tree) == 1 for piece in pieces):
+            self._plain_steps += 1
+            if self._plain_steps % PLAIN_APART:
+                return
         tokens, said = sum(len(piece.tree or ()) for piece in pieces), sum(len(each.token_ids) for each in accepted)
         self.budget.observe(tokens, forward, step, len(rows), sum(row.length for row in rows), said)
 

@@ -32,6 +32,10 @@ def verify_and_accept(tree: DraftTree, say: Callable[[int], int], goes_on: Calla
     Example: root 5 with children 8 and 9, and 3 below 8. If the model says 8 after 5, 3 after 8 and 4 after 3, then
     token_ids is [8, 3, 4].
     """
+    if len(tree) == 1:
+        token = say(0)
+        goes_on(token)
+        return Accepted([token], [0])
     ended = False
 
     def next_token(node: int, so_far: list[int]) -> int | None:

@@ -77,7 +77,17 @@ class DraftTree:
 
 def root_only(token_id: int) -> DraftTree:
     """The tree of a plain step: nothing guessed."""
-    return chain([token_id])
+    return DraftTree(np.array([token_id], np.int32), *ROOT)
+
+
+def _unchanging(values: list[float], dtype: type) -> np.ndarray:
+    array: np.ndarray = np.array(values, dtype)
+    array.flags.writeable = False
+    return array
+
+
+# What all trees of one node have in common.
+ROOT = _unchanging([-1], np.int32), _unchanging([1], np.float32), _unchanging([-1], np.int32), _unchanging([0], np.int32)
 
 
 def chain(token_ids: list[int] | np.ndarray, source: int = -1) -> DraftTree:
