@@ -26,6 +26,7 @@ from lookahead.errors import LookaheadError
 SHORT, LONG = 128, 1024  # tokens in the cache of each row
 CHUNK = 512  # tokens of a prompt that are taken in at once
 MOST_WIDTH = 128
+IN_A_ROW = 2  # forwards of a cell that count
 ROUNDS = 3  # of all cells at least, if there is time
 SHARE_OF_FIRST = 0.5  # of the time for the first round: what is not reached by then is left out
 
@@ -83,12 +84,11 @@ def calibrate(
     for cell in cells:
         if taken and spent() > SHARE_OF_FIRST:
             break
-        texts.seconds_of(cell)  # the first of a shape is slow
-        taken[cell] = [texts.seconds_of(cell)]
+        taken[cell] = texts.seconds_of(cell)
     rounds = 1
     while (rounds < ROUNDS and spent() < 1) or spent() < SHARE_OF_FIRST + (1 - SHARE_OF_FIRST) * 0.9:
         for cell, times in taken.items():
-            times.append(texts.seconds_of(cell))
+            times += texts.seconds_of(cell)
             if spent() > 1:
                 break
         rounds += 1
@@ -113,10 +113,14 @@ class _Texts:
         self._slots: dict[tuple[int, int], Slots] = {}
 
     @torch.inference_mode()
-    def seconds_of(self, cell: Cell) -> float:
-        """One forward of a cell, timed as the engine's steps are; nothing of it is kept."""
+    def seconds_of(self, cell: Cell) -> list[float]:
+        """Forwards of a cell; the first after others of another shape is slow, as caches hold what those needed."""
         key = cell.rows, cell.context
         slots = self._slots.get(key) or self._slots.setdefault(key, self._filled(*key))
+        return [self._forward(cell, slots) for _ in range(1 + IN_A_ROW)][1:]
+
+    def _forward(self, cell: Cell, slots: Slots) -> float:
+        """Timed as the engine's steps are; nothing of it is kept."""
         trees = [chain(self._tokens(cell.width)) for _ in range(cell.rows)]
         began = self.target.now()
         scores = slots.forward(trees, [cell.wanted] * cell.rows)

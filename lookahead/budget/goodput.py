@@ -30,7 +30,7 @@ LOOK_APART = 20  # steps between two looks at least
 MEMORY = 0.998  # weight of the past at each step: about 500 steps count
 CAUTION = 0.25  # a node is drafted if its probability is worth this part of what it costs now
 
-EMPTY = 4  # drafts in a row without a token that pays, after which a row rests
+EMPTY = 8  # drafts in a row without a token that pays, after which a row rests
 LONGEST_REST = 8  # steps
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
@@ -72,14 +72,24 @@ class GoodputBudget:
         return [tree if count == len(tree) else tree.first(count) for tree, count in zip(trees, kept.tolist(), strict=True)]
 
     def observe(
-        self, tokens: int, forward_seconds: float, step_seconds: float, rows: int = 1, keys: int = 0, said: int = 1
+        self,
+        tokens: int,
+        forward_seconds: float,
+        step_seconds: float,
+        rows: int = 1,
+        keys: int = 0,
+        said: int = 1,
+        stands_for: int = 1,
     ) -> None:
-        """A step without prompts: its forward over `tokens` tokens and the whole of it took so long; `said` tokens came out."""
+        """A step without prompts: its forward over `tokens` tokens and the whole of it took so long; `said` tokens came out.
+
+        stands_for: steps like it that are not told.
+        """
         curve, sums = self.curve, self._sums
         curve.observed += 1
         self._steps += 1
         learn(
-            tokens, rows, keys, forward_seconds, step_seconds, said, self._steps,
+            tokens, rows, keys, forward_seconds, step_seconds, said, stands_for, self._steps,
             curve.table, curve.terms, curve.latest, self._others, sums,
         )  # fmt: skip
 
@@ -101,16 +111,16 @@ class GoodputBudget:
 
 
 @kernel
-def learn(tokens, rows, keys, forward_seconds, step_seconds, said, steps, table, terms, latest, others, sums):
+def learn(tokens, rows, keys, forward_seconds, step_seconds, said, stands_for, steps, table, terms, latest, others, sums):
     """See `GoodputBudget.observe`. steps: so far, this one included. others: float64 [LATEST], seconds outside of forwards."""
     observe(tokens, rows, keys, forward_seconds, table, terms, latest)
     others[(steps - 1) % LATEST] = step_seconds - forward_seconds
     sums[OTHER] = faster_of(others, min(steps, LATEST))
     spent = seconds_of(tokens, rows, keys, table, terms, 0) + sums[OTHER]
     plain = seconds_of(rows, rows, keys, table, terms, 0) + sums[OTHER]
-    sums[SPENT] = MEMORY * sums[SPENT] + spent
-    sums[PLAIN] = MEMORY * sums[PLAIN] + plain * said / rows
-    sums[SPARE] += LOOK_SHARE * spent
+    sums[SPENT] = MEMORY * sums[SPENT] + stands_for * spent
+    sums[PLAIN] = MEMORY * sums[PLAIN] + stands_for * plain * said / rows
+    sums[SPARE] += LOOK_SHARE * stands_for * spent
 
 
 class Rest:

@@ -385,12 +385,13 @@ class LookaheadEngine:
         """What the step took. Steps that took in prompts say nothing about those that do not; of plain ones some are enough."""
         if self.drafter.options.strategy == "off" or not all(piece.wanted == "all" for piece in pieces):
             return
+        stands_for = 1
         if all(piece.tree is not None and len(piece.tree) == 1 for piece in pieces):
-            self._plain_steps += 1
+            self._plain_steps, stands_for = self._plain_steps + 1, PLAIN_APART
             if self._plain_steps % PLAIN_APART:
                 return
         tokens, said = sum(len(piece.tree or ()) for piece in pieces), sum(len(each.token_ids) for each in accepted)
-        self.budget.observe(tokens, forward, step, len(rows), sum(row.length for row in rows), said)
+        self.budget.observe(tokens, forward, step, len(rows), sum(row.length for row in rows), said, stands_for)
 
     def _started(self, generation: Generation) -> list[RunningRow]:
         """A request that is about to take a slot; nothing if it needs none, as it has been decoded plainly or has failed."""
