@@ -1,7 +1,7 @@
 """Entry point: one command per file; errors become one line on stderr and an exit code.
 
-Exit codes: 0 ok, 1 data or run error, 2 usage error, 130 interrupted. Heavy imports happen inside the command that needs
-them, so that `--help` is instant.
+Exit codes: 0 ok, 1 data or run error, 2 usage error, 130 interrupted (SIGINT), 143 terminated (SIGTERM). Heavy imports happen
+inside the command that needs them, so that `--help` is instant.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except LookaheadError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        number = error.args[0] if error.args else signal.SIGINT
+        print("terminated" if number == signal.SIGTERM else "interrupted", file=sys.stderr)
+        return 128 + int(number)
     except BrokenPipeError:
         from lookahead_cli.render import abandon_stdout
 
@@ -75,7 +76,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)
 
 
 def main() -> None:

@@ -367,7 +367,7 @@ def test_model_without_a_tokenizer_answers_rows_of_ids(cli: Cli, tmp_path: Path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_job_says_so_and_leaves_whole_rows(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupted_job_says_how_to_go_on_and_leaves_whole_rows(tmp_path: Path, number: signal.Signals) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": p} for p in PROMPTS * 200])
     out = tmp_path / "out.jsonl"
     command = [sys.executable, "-c", "from lookahead_cli.app import main; main()", "generate", "--model", str(MODEL)]
@@ -378,8 +378,8 @@ def test_interrupted_job_says_so_and_leaves_whole_rows(tmp_path: Path, number: s
             time.sleep(0.1)
         job.send_signal(number)
         _, err = job.communicate(timeout=60)
-    assert job.returncode == 130
-    assert "interrupted after" in err
+    assert job.returncode == 128 + number
+    assert "To go on: the same command with --resume" in err
     assert "Traceback" not in err
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert 2 <= len(rows) < 600
