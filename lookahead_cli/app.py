@@ -58,10 +58,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except LookaheadError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt as error:
-        number = error.args[0] if error.args else signal.SIGINT
-        print("terminated" if number == signal.SIGTERM else "interrupted", file=sys.stderr)
-        return 128 + int(number)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         from lookahead_cli.render import abandon_stdout
 
@@ -76,7 +75,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt(number)
+    sys.exit(128 + number)
 
 
 def main() -> None:

@@ -256,7 +256,7 @@ def command(
         else:
             keep_learned(output, save_trie, identity, model)
             render.notice(f"stopped after {progress.rows}; every line of {out or 'the output'} is a whole row.")
-        raise KeyboardInterrupt(asked.number)
+        raise typer.Exit(128 + asked.number)
     keep_learned(output, save_trie, identity, model)
     report(progress, engine, model, out, json, quiet)
 

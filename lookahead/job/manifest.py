@@ -107,12 +107,13 @@ def read_manifest(path: Path) -> Manifest:
 
 def go_on(before: Manifest, now: Manifest, out: Path) -> Manifest:
     """The manifest of a job that is gone on with. Raises UsageError naming each option and model file that has changed."""
+    files_known = bool(before.model_files and now.model_files)  # then it does not matter in which folder they lie
     changed = [
         f"{_flag(name, before.answering.get(name))} then, {_flag(name, value)} now"
         for name, value in now.answering.items()
-        if before.answering.get(name) != value
+        if before.answering.get(name) != value and not (name == "model" and files_known)
     ]
-    if before.model_files and now.model_files:
+    if files_known:
         names = sorted(before.model_files.keys() | now.model_files.keys())
         changed += [
             f"{name} of the model has changed" for name in names if before.model_files.get(name) != now.model_files.get(name)
@@ -135,7 +136,10 @@ def fingerprint_model(name: str) -> dict[str, str]:
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
 
-        cached = try_to_load_from_cache(name, "config.json")
+        try:
+            cached = try_to_load_from_cache(name, "config.json")
+        except ValueError:  # no name of the hub: loading says so
+            cached = None
         if not isinstance(cached, str):
             return {}
         folder = Path(cached).parent
@@ -173,6 +177,6 @@ def _input(name: str) -> dict[str, Any]:
 def _flag(name: str, value: Any) -> str:
     """An option as it would be typed."""
     option = f"--{name.replace('_', '-')}"
-    if value in (None, [], False):
+    if value is None or value is False or value == []:
         return f"no {option}"
     return option if value is True else f"{option} {value}"
