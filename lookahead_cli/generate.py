@@ -166,6 +166,7 @@ def command(
     from lookahead.job.resume import files_of, what_is_done
     from lookahead.job.rows import left_to_do, read_requests, without_duplicates
     from lookahead.trie.build import check_same_tokenizer
+    from lookahead_cli.progress import JobProgress, shown
 
     if print_config:
         from lookahead_cli.job_schema import print_options
@@ -203,8 +204,11 @@ def command(
     # A missing or empty input is known before the model is loaded.
     requests = left_to_do(without_duplicates(read_requests(*names)), part, done.requests if done else {})
     first = next(requests, None)
-    if done and done.whole and first is not None:
-        raise UsageError(f"{out}: is complete, and no rows can be added. Choose another -o, or start anew with --overwrite.")
+    if done and done.whole:
+        if first is not None:
+            raise UsageError(f"{out}: is complete, no rows can be added. Choose another -o, or start anew with --overwrite.")
+        report(JobProgress(done.totals, None, lambda run: None), None, model, out, json, quiet)
+        return
     engine = tokenizer = identity = None
     if first is not None or (save_trie and files and files.learned.exists()):
         engine, tokenizer, identity = load_engine(model, trie, trie_weight, options, dtype, device, attn)
@@ -223,7 +227,6 @@ def command(
     from lookahead.job.speedup import speedup_over_plain
     from lookahead_cli import render
     from lookahead_cli.explain import Explainer
-    from lookahead_cli.progress import JobProgress, shown
     from lookahead_cli.stopping import on_signals
 
     explainer = Explainer(render.out if out and not json else render.err, tokenizer, rows=explain or 0)
@@ -248,6 +251,7 @@ def command(
             if engine and first:
                 run_job(engine, tokenizer, chain([first], requests), job, output.write, stopped)
         if not asked.wanted():
+            keep_learned(output, save_trie, identity, model)
             output.finish(in_order)
     if asked.wanted():
         if isinstance(output, Journal):
@@ -257,7 +261,6 @@ def command(
             keep_learned(output, save_trie, identity, model)
             render.notice(f"stopped after {progress.rows}; every line of {out or 'the output'} is a whole row.")
         raise typer.Exit(128 + asked.number)
-    keep_learned(output, save_trie, identity, model)
     report(progress, engine, model, out, json, quiet)
 
 

@@ -205,8 +205,10 @@ def test_parquet_output_has_the_rows_of_jsonl(cli: Cli, tmp_path: Path) -> None:
         assert {**lines, "seconds": 0} == {**table, "seconds": 0}
     assert not (tmp_path / "out.parquet.partial.jsonl").exists()
     assert pyarrow.parquet.read_schema(tmp_path / "out.parquet").field("id").type == pyarrow.string()
+    table = (tmp_path / "out.parquet").read_bytes()
     assert generate(cli, tmp_path / "out.parquet", *options, "--resume") == 0
     assert generate(cli, tmp_path / "out.parquet", *options) == 2
+    assert (tmp_path / "out.parquet").read_bytes() == table
 
 
 def test_parquet_output_holds_errors_numbers_as_ids_and_openai_lines(cli: Cli, tmp_path: Path) -> None:

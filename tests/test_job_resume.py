@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lookahead.errors import LookaheadError
 from tests.cli import Cli, write_jsonl
 from tests.jobs import MODEL, PROMPTS, job_process, questions, rows_of, steady
 
@@ -197,6 +198,33 @@ def test_rows_that_a_stopped_job_wrote_out_of_order_end_in_order(job: Job) -> No
     assert steady(job.out) == whole
 
 
+def test_job_ends_when_the_machine_fails_row_after_row_and_goes_on_when_it_works(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import LlamaForCausalLM
+
+    from lookahead_cli import generate as command
+
+    load, works = command.load_engine, LlamaForCausalLM.forward
+    write_jsonl(job.source, list(questions(150)))
+
+    def load_then_break(*arguments: Any) -> Any:
+        loaded = load(*arguments)
+        monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *_, **__: 1 / 0)
+        return loaded
+
+    monkeypatch.setattr(command, "load_engine", load_then_break)
+    assert job("--quiet") == 1
+    assert "the last 100 rows failed (ZeroDivisionError;" in job.err
+    assert job.manifest["state"] == "failed"
+    assert 100 <= len(rows_of(job.out)) < 150
+    monkeypatch.setattr(command, "load_engine", load)
+    monkeypatch.setattr(LlamaForCausalLM, "forward", works)
+    assert job("--quiet", "--resume", "--retry-errors") == 0
+    assert [row["id"] for row in rows_of(job.out)] == [f"q{number}" for number in range(150)]
+    assert all(row["text"] for row in rows_of(job.out))
+
+
 def test_input_that_has_grown_is_answered_to_its_end(job: Job) -> None:
     job()
     before = job.out.read_bytes()
@@ -290,13 +318,16 @@ def test_output_that_was_edited_is_refused_naming_the_line(job: Job) -> None:
 
 
 def test_two_processes_cannot_write_one_output(job: Job) -> None:
-    from lookahead.job.journal import Done, JobFiles, Journal
+    from lookahead.job.journal import Done, JobFiles, Journal, read_done
     from lookahead.job.manifest import read_manifest
 
     job()
     job.keep(2)
-    with Journal(JobFiles(job.out), Done(), read_manifest(job.manifest_file)):
+    files, manifest = JobFiles(job.out), read_manifest(job.manifest_file)
+    with Journal(files, read_done(files), manifest):
         job.fails(1, "--resume", "--quiet", saying=["another process is writing it"])
+    with pytest.raises(LookaheadError, match="has written it meanwhile"):
+        Journal(files, Done(), manifest)
 
 
 # ---- rows that failed

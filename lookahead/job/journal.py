@@ -18,7 +18,7 @@ import dataclasses
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,8 @@ class Done:
     requests: dict[int, bytes] = dataclasses.field(default_factory=dict)
     totals: JobTotals = dataclasses.field(default_factory=JobTotals)
     ascending: bool = True  # rows stand in the order of their requests, each once
-    cut: int = 0  # bytes behind the last whole row, which are taken off
+    size: int = 0  # bytes of the output
+    cut: int = 0  # of those, bytes behind the last whole row, which are taken off
     whole: bool = False  # a Parquet file, to which no rows can be added
     faults: set[int] = dataclasses.field(default_factory=set)  # numbers of failed rows that may be tried again
 
@@ -154,7 +155,8 @@ def read_done(files: JobFiles) -> Done:
         done.add(place.entry)
         done.ascending = done.ascending and place.number > last
         last, end = place.number, place.end
-    done.cut = files.rows.stat().st_size - end
+    done.size = files.rows.stat().st_size
+    done.cut = done.size - end
     with files.rows.open("rb") as file:
         if done.cut and not end and file.readline().endswith(b"\n"):
             raise LookaheadError(f"{files.rows}: no row of it is in {files.journal.name}. Start anew with --overwrite.")
@@ -184,7 +186,7 @@ def places(files: JobFiles) -> Iterator[Place]:
             start += len(line)
 
 
-def leave_out(files: JobFiles, numbers: set[int]) -> None:
+def leave_out(files: JobFiles, numbers: Set[int]) -> None:
     """Take the rows of these numbers out of the output, so that they are answered again."""
     _rewrite(files, ((place.start, place.end) for place in places(files) if place.number not in numbers))
 
@@ -208,22 +210,29 @@ class Journal:
     totals: of all rows, those done before included.
     """
 
-    def __init__(self, files: JobFiles, done: Done, manifest: Manifest, learn: bool = False):
-        """Go on behind what is done. learn: keep the answers' token ids, too.
+    def __init__(
+        self, files: JobFiles, done: Done, manifest: Manifest, learn: bool = False, again: Set[int] = frozenset()
+    ) -> None:
+        """Go on behind what is done. learn: keep the answers' token ids, too. again: rows to leave out: they get new answers.
 
-        Raises LookaheadError if another process writes the same output, or it cannot be written.
+        Raises LookaheadError if another process writes the same output, or has since `done` was read, or it cannot be written.
         """
-        self.files, self.manifest, self.totals = files, manifest, done.totals
-        self._ascending = done.ascending  # rows stand in the order of their requests
-        self._last = max(done.requests, default=-1)
         try:
             self._journal = _opened(files.journal)
-            self._lock()
+            self._lock(files)
+            if (files.rows.stat().st_size if files.rows.exists() else 0) != done.size:
+                raise LookaheadError(f"{files.out}: another process has written it meanwhile. Run the same command again.")
+            if again:
+                leave_out(files, again)
+                done = read_done(files)
             self._rows = files.rows.open("ab", buffering=0)
-            self._rows.truncate(files.rows.stat().st_size - done.cut)
+            self._rows.truncate(done.size - done.cut)
             self._learned = _opened(files.learned) if learn else None
         except OSError as error:
             raise LookaheadError(f"{files.out}: cannot be written ({error.strerror}).") from error
+        self.files, self.manifest, self.totals = files, manifest, done.totals
+        self._ascending = done.ascending  # rows stand in the order of their requests
+        self._last = max(done.requests, default=-1)
         self.save()
 
     def write(self, ended: Ended) -> None:
@@ -244,18 +253,18 @@ class Journal:
             _append(self._journal, json.dumps(entry))
             _append_bytes(self._rows, line)
         except OSError as error:
-            raise LookaheadError(
-                f"{self.files.rows}: write failed ({error.strerror}) after {self.totals.rows} rows, which are safe. Make room, "
-                "then run the same command with --resume."
-            ) from error
+            raise self._failed(error) from error
         self._ascending = self._ascending and ended.number > self._last
         self._last = max(self._last, ended.number)
         self.totals.merge(ended.counts)
 
     def save(self) -> None:
         """Make what is written outlast a loss of power, and say in the manifest how far the job is."""
-        for file in (self._journal, self._rows):
-            os.fsync(file.fileno())
+        try:
+            for file in (self._journal, self._rows):
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._failed(error) from error
         self.manifest.write(self.files.manifest, self.totals)
 
     def finish(self, in_order: bool) -> None:
@@ -295,15 +304,19 @@ class Journal:
             if file is not None:
                 file.close()
 
-    def _lock(self) -> None:
+    def _failed(self, error: OSError) -> LookaheadError:
+        return LookaheadError(
+            f"{self.files.rows}: write failed ({error.strerror}) after {self.totals.rows} rows, which are safe. Make room, "
+            "then run the same command with --resume."
+        )
+
+    def _lock(self, files: JobFiles) -> None:
         if fcntl is None:
             return
         try:
             fcntl.flock(self._journal.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise LookaheadError(
-                f"{self.files.out}: another process is writing it. Wait for it, or choose another -o."
-            ) from error
+            raise LookaheadError(f"{files.out}: another process is writing it. Wait for it, or choose another -o.") from error
         except OSError:  # a file system without locks
             return
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lookahead.errors import UsageError
 from lookahead.job.inputs import Shard
-from lookahead.job.journal import Done, JobFiles, Journal, leave_out, read_done
+from lookahead.job.journal import Done, JobFiles, Journal, read_done
 from lookahead.job.manifest import Manifest
 from lookahead.job.rows import left_to_do, read_requests
 
@@ -51,7 +51,4 @@ def open_journal(files: JobFiles, done: Done | None, manifest: Manifest, retry_e
     if done is None:
         files.remove()
         return Journal(files, Done(), manifest, learn)
-    if retry_errors and done.faults:
-        leave_out(files, done.faults)
-        done = read_done(files)
-    return Journal(files, done, manifest, learn)
+    return Journal(files, done, manifest, learn, done.faults if retry_errors else frozenset())

@@ -16,6 +16,8 @@ from lookahead.job.rows import Request, prompt_ids_of
 from lookahead.job.totals import JobTotals
 from lookahead.trie.build import LEFT_CONTEXT
 
+FAULTS, FAULTY_BATCHES = 100, 4  # so many rows, and of so many batches, fail one after the other: then the job ends
+
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
@@ -57,10 +59,11 @@ def run_job(
     """Hands the output row of each request to `write`.
 
     stopped: asked after each step; True ends the job there. Rows that have ended by then are written, in whatever order.
+    Raises LookaheadError when one row after the other fails by no fault of its own.
     """
     ready: dict[int, Ended] = {}  # by place among the requests
     answers: dict[int, tuple[int, _Answer]] = {}  # by id of each generation
-    written = 0
+    written = faults = 0
     began = time.perf_counter()
 
     def generations() -> Iterator[Generation]:
@@ -77,13 +80,20 @@ def run_job(
 
     def write_ready(in_order: bool) -> None:
         """Write what can be written by now; the time since the last row is the next one's."""
-        nonlocal written, began
+        nonlocal written, began, faults
         while ready and (written in ready or not in_order):
             ended = ready.pop(written if in_order else min(ready))
             written += 1
             now = time.perf_counter()
             ended.counts.seconds, began = now - began, now
             write(ended)
+            if ended.error != INVALID:
+                faults = faults + 1 if ended.error else 0
+            if faults >= max(FAULTS, FAULTY_BATCHES * engine.batch_size):
+                raise LookaheadError(
+                    f'the last {faults} rows failed ({ended.error}; see their "error"), so the model or machine is at fault. The '
+                    "rows before are safe: the same command with --resume --retry-errors goes on."
+                )
 
     for generation in engine.run(generations(), stopped):
         place, answer = answers.pop(id(generation))
