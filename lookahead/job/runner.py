@@ -91,8 +91,8 @@ def run_job(
                 faults = faults + 1 if ended.error else 0
             if faults >= max(FAULTS, FAULTY_BATCHES * engine.batch_size):
                 raise LookaheadError(
-                    f"the last {faults} rows failed ({ended.error}): model or machine is at fault. The rows before are safe: the same "
-                    "command with --resume --retry-errors goes on."
+                    f"the last {faults} rows failed ({ended.error}): model or machine is at fault. The rows before are safe: "
+                    "the same command with --resume --retry-errors goes on."
                 )
 
     for generation in engine.run(generations(), stopped):
