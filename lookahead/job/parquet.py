@@ -1,6 +1,7 @@
 """Output rows to a Parquet file. In: JSON lines. Out: one table, whose columns are those that the rows have.
 
-Counts by source are a map; what an OpenAI batch line answers is a struct as OpenAI writes it. An id is a number where all are.
+Counts by source are a map; what an OpenAI batch line answers is a struct as OpenAI writes it. An id is a number where all are, and
+fit into 64 bits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def write_parquet(rows: Path, out: Path) -> None:
     numbers = True
     for row in _rows_of(rows):
         named |= row.keys()
-        numbers = numbers and isinstance(row.get("id", row.get("custom_id")), int)
+        row_id = row.get("id", row.get("custom_id"))
+        numbers = numbers and isinstance(row_id, int) and abs(row_id) < 1 << 63
     fields = _fields(pyarrow, pyarrow.int64() if numbers else pyarrow.string())
     schema = pyarrow.schema([(name, kind) for name, kind in fields.items() if name in named])
     with replacing(out) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
