@@ -1,7 +1,7 @@
 """Output rows to a Parquet file. In: JSON lines. Out: one table, whose columns are those that the rows have.
 
-Counts by source are a map; what an OpenAI batch line answers is a struct as OpenAI writes it. An id is a number where all are, and
-fit into 64 bits.
+Counts by source are a map; what an OpenAI batch line answers is a struct as OpenAI writes it. An id is a number where all are,
+and fit into 64 bits.
 """
 
 from __future__ import annotations
