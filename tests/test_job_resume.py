@@ -215,7 +215,7 @@ def test_job_ends_when_the_machine_fails_row_after_row_and_goes_on_when_it_works
 
     monkeypatch.setattr(command, "load_engine", load_then_break)
     assert job("--quiet") == 1
-    assert "the last 100 rows failed (ZeroDivisionError;" in job.err
+    assert "the last 100 rows failed (ZeroDivisionError): " in job.err
     assert job.manifest["state"] == "failed"
     assert 100 <= len(rows_of(job.out)) < 150
     monkeypatch.setattr(command, "load_engine", load)
