@@ -197,20 +197,23 @@ def json_rows(name: str, report: CorpusReport | None = None) -> Iterator[tuple[i
     """(line number from 1, row) of a JSON-lines file; the row is a problem's text where the line is no JSON object."""
     with open_text(name, report) as file:
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.strip().decode("utf-8"))
-                if rb"\ud" in line.lower():  # escapes can spell half a character, which no tokenizer takes
-                    json.dumps(row, ensure_ascii=False).encode("utf-8")
-            except UnicodeDecodeError:
-                yield number, "not UTF-8 text"
-            except UnicodeEncodeError:
-                yield number, "not text (half of a surrogate pair)"
-            except (ValueError, RecursionError) as error:
-                yield number, f"not JSON ({error})"
-            else:
-                yield number, row if isinstance(row, dict) else f"a JSON {type(row).__name__}, not an object"
+            if line.strip():
+                yield number, parse_line(line)
+
+
+def parse_line(line: bytes) -> dict[str, Any] | str:
+    """The JSON object of a line, or what is wrong with it."""
+    try:
+        row = json.loads(line.strip().decode("utf-8"))
+        if rb"\ud" in line.lower():  # escapes can spell half a character, which no tokenizer takes
+            json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError:
+        return "not UTF-8 text"
+    except UnicodeEncodeError:
+        return "not text (half of a surrogate pair)"
+    except (ValueError, RecursionError) as error:
+        return f"not JSON ({error})"
+    return row if isinstance(row, dict) else f"a JSON {type(row).__name__}, not an object"
 
 
 def _source_name(name: str) -> str:
@@ -225,7 +228,7 @@ def _rows_of(
         yield from _text_pieces(name, source, report)
         return
     before = report.rows + report.bad
-    for number, row in _parquet_rows(name, report) if kind == ".parquet" else json_rows(name, report):
+    for number, row in parquet_rows(name, report) if kind == ".parquet" else json_rows(name, report):
         where = f"{name}:{number}"
         if isinstance(row, str):
             report.add(f"{where}: {row}.", strict)
@@ -240,7 +243,8 @@ def _rows_of(
         report.add(f"{name}: no rows in this file.", strict)
 
 
-def _parquet_rows(name: str, report: CorpusReport) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def parquet_rows(name: str, report: CorpusReport) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number from 1, row) of a Parquet file. Raises CorpusError if it cannot be read."""
     import pyarrow
     import pyarrow.parquet
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lookahead.errors import LookaheadError, UsageError
 from lookahead_cli.options import (
     PREFILL_CHUNK,
     SESSION_TOKENS,
@@ -43,15 +43,39 @@ from lookahead_cli.options import (
 if TYPE_CHECKING:
     from lookahead.decode.engine import LookaheadEngine
     from lookahead.draft.drafter import DraftOptions
+    from lookahead.job.journal import Journal
+    from lookahead.job.stream import Stream
+    from lookahead_cli.progress import JobProgress
 
 
 def command(
     model: Model = None,
     input: Annotated[
-        str | None, typer.Option("--input", metavar="FILE", help="Prompts: JSON lines (also .gz, .zst), - for stdin.")
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="FILE",
+            help="Prompts: JSON lines (also .gz, .zst) or .parquet, a glob, - for stdin; repeat for several.",
+        ),
     ] = None,
     out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FILE", help="Answers: one JSON line per prompt. Default: stdout.")
+        str | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Answers: one JSON line per prompt, or .parquet. Default: JSON lines on stdout."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the job that was writing to -o; start it if there is none.")
+    ] = False,
+    retry_errors: Annotated[
+        bool,
+        typer.Option("--retry-errors", help="With --resume: answer failed rows again, but for those whose input is bad."),
+    ] = False,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard", metavar="I/N", help="Answer every N-th row from the I-th on: one of N jobs that share the input."
+        ),
     ] = None,
     trie: Tries = None,
     trie_weight: TrieWeights = None,
@@ -100,6 +124,11 @@ def command(
             help="Keep this job's outputs as a trie, so that the next job starts warm; one that exists is added to.",
         ),
     ] = None,
+    learn: Annotated[bool, typer.Option("--learn/--no-learn", help="Draft from earlier answers of this job.")] = True,
+    metrics: Annotated[
+        str | None,
+        typer.Option("--metrics", metavar="FILE", help="Keep counts and speed in this file, in the Prometheus text format."),
+    ] = None,
     explain: Annotated[
         int | None,
         typer.Option(
@@ -113,12 +142,15 @@ def command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary on stderr.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print a summary as one JSON object on stdout (needs -o).")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print all options as YAML for --config, and do nothing else.")
+    ] = False,
     config: Config = None,
 ) -> None:
-    """Answer a file of prompts: the tokens that plain decoding gives, in fewer forwards of the model.
+    """Answer files of prompts: the tokens that plain decoding gives, in fewer forwards of the model.
 
     Greedy, or sampled with --temperature; a row's "params" win over the line. Reads {"prompt"}, {"messages"}, {"prompt_ids"} or
-    OpenAI batch lines. A row that fails becomes an error row.
+    OpenAI batch lines. A row that fails becomes an error row. A job that was interrupted or killed goes on with --resume.
 
     Example: lookahead generate --model org/model --input prompts.jsonl --trie answers.trie -o out.jsonl
 
@@ -126,17 +158,24 @@ def command(
 
     Next: lookahead bench --model org/model --input prompts.jsonl --trie answers.trie
     """
-    import json as json_module
+    given = dict(locals())
     from pathlib import Path
 
-    from lookahead.errors import LookaheadError, UsageError
-    from lookahead.job.rows import count_rows, read_requests
-    from lookahead.trie.build import append_trie, build_trie, check_same_tokenizer
-    from lookahead_cli import render
+    from lookahead.job.inputs import Shard, count_rows, expand_inputs
+    from lookahead.job.manifest import describe, go_on, read_manifest
+    from lookahead.job.resume import files_of, what_is_done
+    from lookahead.job.rows import left_to_do, read_requests, without_duplicates
+    from lookahead.trie.build import check_same_tokenizer
+    from lookahead_cli.progress import JobProgress, shown
 
+    if print_config:
+        from lookahead_cli.job_schema import print_options
+
+        print_options(given)
+        return
     if model is None:
         raise UsageError("name a model: --model org/name or a folder. To try without one: lookahead demo")
-    if input is None:
+    if not input:
         raise UsageError("name a file of prompts: --input prompts.jsonl (or - for stdin).")
     if json and out is None:
         raise UsageError("--json prints a summary on stdout, where the answers go: name a file with -o.")
@@ -144,74 +183,132 @@ def command(
         raise UsageError("--system needs --chat.")
     if explain and strategy == "off":
         raise UsageError("--explain: --strategy off drafts nothing.")
-    options = draft_options(strategy, decoding_length, branch_length, session_tokens, price)
     if order not in ("input", "completion"):
         raise UsageError(f"--order {order}: choose input or completion.")
+    if not learn and session_tokens != SESSION_TOKENS:
+        raise UsageError("--no-learn remembers no answers: leave --session-tokens out.")
+    options = draft_options(strategy, decoding_length, branch_length, session_tokens if learn else 0, price)
+    part = Shard.parse(shard)
     batch_size_of(batch_size, "cpu")
-    check_folder(out)
-    check_folder(save_trie)
-    if out and Path(out).exists() and not overwrite:
-        raise UsageError(f"{out}: exists. Give --overwrite to replace it, or choose another -o.")
+    for path in (out, save_trie, metrics):
+        check_folder(path)
+    files = files_of(out, resume, retry_errors, overwrite)
     known = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
-    requests = read_requests(input)
-    first = next(requests)  # a missing or empty input is known before the model is loaded
-    engine, tokenizer, identity = load_engine(model, trie, trie_weight, options, dtype, device, attn)
-    # What is explained comes row by row.
-    engine.batch_size = 1 if explain else batch_size_of(batch_size, engine.target.device.type)
-    engine.prefill_chunk = prefill_chunk
-    if explain and engine.target.mode == "plain":
-        raise UsageError(f"--explain: nothing is drafted for {model}: {engine.target.reason}")
-    for learned_before in known:
-        check_same_tokenizer(learned_before, identity, model)
+    names = expand_inputs(input)
+    done = manifest = None
+    if files is not None:
+        manifest = describe(given, open_tries(trie), names)
+        if resume and files.hold_rows():
+            manifest = go_on(read_manifest(files.manifest), manifest, files.out)
+            done = what_is_done(files, names, part, retry_errors)
+    # A missing or empty input is known before the model is loaded.
+    requests = left_to_do(without_duplicates(read_requests(*names)), part, done.requests if done else {})
+    first = next(requests, None)
+    if done and done.whole:
+        if first is not None:
+            raise UsageError(f"{out}: is complete, no rows can be added. Choose another -o, or start anew with --overwrite.")
+        report(JobProgress(done.totals, None, lambda run: None), None, model, out, json, quiet)
+        return
+    engine = tokenizer = identity = None
+    if first is not None or (save_trie and files and files.learned.exists()):
+        engine, tokenizer, identity = load_engine(model, trie, trie_weight, options, dtype, device, attn)
+        # What is explained comes row by row.
+        engine.batch_size = 1 if explain else batch_size_of(batch_size, engine.target.device.type)
+        engine.prefill_chunk = prefill_chunk
+        if explain and engine.target.mode == "plain":
+            raise UsageError(f"--explain: nothing is drafted for {model}: {engine.target.reason}")
+        for learned_before in known:
+            check_same_tokenizer(learned_before, identity, model)
 
-    from itertools import chain
-
-    from lookahead.decode.memory import peak_memory
     from lookahead.decode.sampling import Sampling
-    from lookahead.job.runner import JobOptions, JobTotals, run_job
+    from lookahead.job.journal import Journal
+    from lookahead.job.resume import open_journal
+    from lookahead.job.runner import JobOptions, run_job
+    from lookahead_cli import render
     from lookahead_cli.explain import Explainer
-
-    learned: list[Any] | None = [] if save_trie else None
-
-    def save_learned() -> None:
-        if save_trie and learned and Path(save_trie).exists():
-            append_trie(learned, save_trie, identity)
-        elif save_trie and learned:
-            build_trie(learned, save_trie, identity, options={"learned_from": model})
+    from lookahead_cli.stopping import on_signals
 
     explainer = Explainer(render.out if out and not json else render.err, tokenizer, rows=explain or 0)
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty=repetition_penalty, stop=tuple(stop or ()))
-    job = JobOptions(
-        max_new_tokens, sampling, samples, seed, chat, system, token_ids, order == "input", learned, explainer.observer_of
-    )
-    totals = JobTotals()
-    shown = not (quiet or explain)
-    try:
-        with _opened(out) as file, render.progress("answering", count_rows(input), shown=shown) as update:
-            for row in run_job(engine, tokenizer, chain([first], requests), job, totals):
-                file.write(json_module.dumps(row, ensure_ascii=False) + "\n")
-                file.flush()
-                rate = totals.tokens / totals.seconds if totals.seconds else 0.0
-                update(totals.rows, f"{rate:.0f} tokens/s, EDL {totals.edl:.2f}")
-    except KeyboardInterrupt:
-        render.notice(f"interrupted after {totals.rows} rows; every line of {out or 'the output'} is a whole row.")
-        save_learned()
-        raise
-    except OSError as error:
-        raise LookaheadError(f"{out or 'stdout'}: write failed ({error.strerror}) after {totals.rows} rows.") from error
-    save_learned()
+    in_order = order == "input"
+    job = JobOptions(max_new_tokens, sampling, samples, seed, chat, system, token_ids, in_order, explainer.observer_of)
+    output: Journal | Stream
+    if files and manifest:
+        output = open_journal(files, done, manifest, retry_errors, bool(save_trie))
+    else:
+        output = stream_to(out, bool(save_trie))
+    rows = None if quiet and not metrics else count_rows(names)
+    expected = None if rows is None else part.size(rows)
+    progress = JobProgress(output.totals, expected, lambda: engine.budget.speedup if engine else None)
+    with output, on_signals() as asked:
+
+        def stopped() -> bool:
+            progress()
+            return asked.wanted()
+
+        with shown(progress, not (quiet or explain), Path(metrics) if metrics else None, output.save):
+            if engine and first:
+                run_job(engine, tokenizer, chain([first], requests), job, output.write, stopped)
+        if not asked.wanted():
+            keep_learned(output, save_trie, identity, model)
+            output.finish(in_order)
+    if asked.wanted():
+        if isinstance(output, Journal):
+            instead = " in place of --overwrite" if overwrite else ""
+            render.notice(f"stopped after {progress.rows}. To go on: the same command with --resume{instead}.")
+        else:
+            keep_learned(output, save_trie, identity, model)
+            render.notice(f"stopped after {progress.rows}; every line of {out or 'the output'} is a whole row.")
+        raise typer.Exit(128 + asked.number)
+    report(progress, engine, model, out, json, quiet)
+
+
+def keep_learned(output: Journal | Stream, trie: str | None, identity: Any, model: str) -> None:
+    """Put the answers that were kept into a trie, new or not."""
+    from pathlib import Path
+
+    from lookahead.trie.build import append_trie, build_trie
+
+    documents = iter(output.learned() if trie else [])
+    first = next(documents, None)
+    if trie is None or first is None:
+        return
+    if Path(trie).exists():
+        append_trie(chain([first], documents), trie, identity)
+    else:
+        build_trie(chain([first], documents), trie, identity, options={"learned_from": model})
+    output.forget_learned()
+
+
+def stream_to(out: str | None, learn: bool) -> Stream:
+    """Rows go to stdout, or to a device."""
+    import sys
+
+    from lookahead.job.stream import Stream
+
+    if out is None:
+        return Stream(sys.stdout, "stdout", learn)
+    return Stream(open(out, "w", encoding="utf-8"), out, learn)
+
+
+def report(progress: JobProgress, engine: LookaheadEngine | None, model: str, out: str | None, json: bool, quiet: bool) -> None:
+    """Say what a job that is complete came to. Raises LookaheadError if rows have failed."""
+    from lookahead.decode.memory import peak_memory
+    from lookahead_cli import render
+
+    totals = progress.totals
     if json:
-        peak = peak_memory(engine.target.device)
-        shown_totals = {**totals.as_json(), "batch_size": engine.batch_size, "peak_memory_bytes": peak}
-        render.print_json({"model": model, "output": out, **shown_totals})
+        used = {}
+        if engine:
+            used = {"batch_size": engine.batch_size, "peak_memory_bytes": peak_memory(engine.target.device)}
+        render.print_json({"model": model, "output": out, **totals.as_json(), **used})
     elif not quiet:
-        rate = totals.tokens / totals.seconds if totals.seconds else 0.0
-        render.notice(
-            f"{totals.rows} rows ({totals.errors} failed), {totals.tokens:,} tokens in {totals.seconds:.1f} s: "
-            f"{rate:.1f} tokens/s, EDL {totals.edl:.2f}"
-        )
+        progress.table()
     if totals.errors:
-        raise LookaheadError(f'{totals.errors} of {totals.rows} rows failed; see their "error" in {out or "the output"}.')
+        again = f" {totals.faults} of them may succeed with --resume --retry-errors." if totals.faults and out else ""
+        raise LookaheadError(
+            f'{totals.errors} of {totals.rows} rows failed; see their "error" in {out or "the output"}.{again}'
+        )
 
 
 def load_engine(
@@ -248,15 +345,3 @@ def load_engine(
     if target.mode != "packed":
         render.notice(f"{model} verifies by {target.mode}: {target.reason}")
     return LookaheadEngine(target, drafter, tokenizer=tokenizer), tokenizer, whose
-
-
-@contextmanager
-def _opened(path: str | None) -> Iterator[IO[str]]:
-    import sys
-    from pathlib import Path
-
-    if path is None:
-        yield sys.stdout
-        return
-    with Path(path).open("w", encoding="utf-8") as file:
-        yield file

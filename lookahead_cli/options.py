@@ -41,6 +41,8 @@ def _load_config(context: typer.Context, path: str | None) -> str | None:
         if option is None or option.name in (None, "config"):
             known = ", ".join(sorted(p.name.replace("_", "-") for p in context.command.params if p.name))
             raise UsageError(f"{path}: unknown option {key!r} (known: {known}).")
+        if value is None:  # as --print-config writes what is not given
+            continue
         many = getattr(option, "multiple", False) or option.nargs == -1
         defaults[option.name] = [str(v) for v in value] if isinstance(value, list) else [str(value)] if many else value
     context.default_map = {**(context.default_map or {}), **defaults}

@@ -118,6 +118,14 @@ def facts(rows: Sequence[tuple[str, str]]) -> None:
         out.print(value, markup=False)
 
 
+def summary(rows: Sequence[tuple[str, str]]) -> None:
+    """Name and value pairs as a small table on stderr."""
+    made = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    for name, value in rows:
+        made.add_row(escape(name), escape(value))
+    Console(stderr=True, highlight=False).print(made)
+
+
 def size(count: int) -> str:
     """Bytes for people: 1536 -> "1.5 KiB"."""
     value = float(count)
@@ -133,14 +141,14 @@ def _ignore(done: int, note: str = "") -> None:
 
 
 @contextlib.contextmanager
-def progress(description: str, total: int | None, shown: bool = True) -> Iterator[Callable[[int, str], None]]:
-    """A progress bar on stderr (only on a terminal). Yields update(done, note)."""
+def progress(description: str, total: int | None, shown: bool = True, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+    """A progress bar on stderr (only on a terminal), `done` of `total` at first. Yields update(done, note)."""
     if not shown or not err.is_terminal:
         yield _ignore
         return
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")]
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=err, transient=True) as bar:
-        task = bar.add_task(description, total=total, note="")
+        task = bar.add_task(description, total=total, completed=done, note="")
 
         def update(done: int, note: str = "") -> None:
             bar.update(task, completed=done, note=note)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -261,10 +261,15 @@ class LookaheadEngine:
         if generation.error:
             raise generation.error
 
-    def run(self, generations: Iterable[Generation]) -> Iterator[Generation]:
-        """Decode requests, the next one as soon as a slot is free; yields each as it ends. One that failed has its `error`."""
+    def run(self, generations: Iterable[Generation], stopped: Callable[[], bool] = lambda: False) -> Iterator[Generation]:
+        """Decode requests, the next one as soon as a slot is free; yields each as it ends. One that failed has its `error`.
+
+        stopped: asked after each step; True ends the run, and requests that are being answered are given up.
+        """
         for ended in self._steps(iter(generations)):
             yield from ended
+            if stopped():
+                return
 
     @torch.inference_mode()
     def _steps(self, waiting: Iterator[Generation]) -> Iterator[list[Generation]]:

@@ -1,18 +1,22 @@
-"""Input rows to prompts. In: lines of a job file. Out: one Request per line; a bad line carries its problem instead.
+"""Input rows to prompts. In: lines of job files. Out: one Request per line; a bad line carries its problem instead.
 
 Forms: {"prompt"}, {"messages"}, {"prompt_ids"}, or an OpenAI batch line (custom_id, body). `id` is optional (default: the
-line's number); "params" may set max_new_tokens, n, seed and anything that sampling knows, for one row.
+line's number, of several files FILE:LINE); "params" may set max_new_tokens, n, seed and anything that sampling knows, for one
+row.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lookahead.corpus import json_rows
 from lookahead.errors import CorpusError, LookaheadError
+from lookahead.job.inputs import Shard, fingerprint, input_rows
 
 LIMIT_NAMES = ("max_new_tokens", "max_completion_tokens", "max_tokens")
 NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
@@ -21,7 +25,11 @@ COUNTS = ("top_k", "no_repeat_ngram_size", "min_new_tokens", "seed", "n")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One prompt of a job. Exactly one of prompt, messages, prompt_ids and problem is set."""
+    """One prompt of a job. Exactly one of prompt, messages, prompt_ids and problem is set.
+
+    number: of the row, from 0 through all files. file: its name where there are several, else "". fingerprint: of id and
+    content.
+    """
 
     id: Any
     line: int
@@ -34,48 +42,119 @@ class Request:
     seed: int | None = None
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the fields of sampling.Sampling
     openai: bool = False
+    number: int = 0
+    file: str = ""
+    fingerprint: bytes = b""
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else f"line {self.line}"
 
 
-def read_requests(path: str) -> Iterator[Request]:
-    """One Request per non-empty line of a .jsonl file (also .gz, .zst, "-"). Raises CorpusError if it cannot be read."""
-    if path != "-" and not Path(path).exists():
-        raise CorpusError(f"{path}: no such file.")
-    if path != "-" and Path(path).is_dir():
-        raise CorpusError(f"{path}: is a folder. Give a .jsonl file of prompts.")
-    found = False
-    for line, row in json_rows(path):
-        found = True
-        yield Request(line, line, problem=row) if isinstance(row, str) else parse_row(row, line)
-    if not found:
-        raise CorpusError(f'{path}: empty file. Give one JSON object per line, such as {{"prompt": "..."}}.')
+def read_requests(*names: str) -> Iterator[Request]:
+    """One Request per row of files (see inputs.py). Raises CorpusError if one cannot be read or has no rows."""
+    number = 0
+    for name in names:
+        if name != "-" and not Path(name).exists():
+            raise CorpusError(f"{name}: no such file.")
+        if name != "-" and Path(name).is_dir():
+            raise CorpusError(f"{name}: is a folder. Give a .jsonl file of prompts.")
+        before, file = number, _short_name(name, names) if len(names) > 1 else ""
+        for found in input_rows(name):
+            row_id = f"{file}:{found.line}" if file else found.line
+            if isinstance(found.row, str):
+                request = Request(row_id, found.line, problem=found.row)
+            else:
+                request = parse_row(found.row, found.line, row_id)
+            content = fingerprint(found.fingerprint + _id_bytes(request.id))
+            yield dataclasses.replace(request, number=number, file=file, fingerprint=content)
+            number += 1
+        if number == before:
+            raise CorpusError(f'{name}: empty file. Give one JSON object per line, such as {{"prompt": "..."}}.')
 
 
-def count_rows(path: str) -> int | None:
-    """Non-empty lines of a plain file, for progress; None where counting would mean unpacking it or using up a pipe."""
-    if path.endswith((".gz", ".zst")) or not Path(path).is_file():
-        return None
-    with open(path, "rb") as file:
-        return sum(1 for line in file if line.strip())
+def _short_name(name: str, names: Sequence[str]) -> str:
+    """A file's name without its folder, unless another file has the same."""
+    alone = sum(Path(other).name == Path(name).name for other in names) == 1
+    return Path(name).name if alone else name
 
 
-def parse_row(row: dict[str, Any], line: int) -> Request:
-    """A Request, with `problem` set where the row cannot be used."""
+def _id_bytes(row_id: Any) -> bytes:
+    return json.dumps(row_id).encode()
+
+
+def without_duplicates(requests: Iterable[Request]) -> Iterator[Request]:
+    """The second request with an id gets a problem that names both lines. Remembers 8 bytes of each id and its line."""
+    seen: dict[bytes, tuple[int, str]] = {}
+    for request in requests:
+        if request.problem:
+            yield request
+            continue
+        key = hashlib.blake2b(_id_bytes(request.id), digest_size=8).digest()
+        line, file = seen.setdefault(key, (request.line, request.file))
+        if (line, file) == (request.line, request.file):
+            yield request
+            continue
+        first = Request(None, line, file=file)
+        yield Request(
+            request.id,
+            request.line,
+            problem=f"the id {json.dumps(request.id)} stands on {first.where}, too",
+            openai=request.openai,
+            number=request.number,
+            file=request.file,
+            fingerprint=request.fingerprint,
+        )
+
+
+def left_to_do(requests: Iterable[Request], shard: Shard, done: Mapping[int, bytes]) -> Iterator[Request]:
+    """Requests of a shard that are not done.
+
+    done: fingerprints of those that are, by number. Raises LookaheadError if a row has changed since, or is gone.
+    """
+    found = 0
+    for request in requests:
+        if not shard.holds(request.number):
+            continue
+        before = done.get(request.number)
+        if before is None:
+            yield request
+            continue
+        found += 1
+        if before != request.fingerprint:
+            raise LookaheadError(
+                f"{request.where} of the input was changed after it had been answered (or rows were moved). Put back the "
+                "input as it was, or start anew with --overwrite."
+            )
+    if found < len(done):
+        raise LookaheadError(
+            f"the input has {len(done) - found} rows less than were answered. Put it back as it was, or start anew "
+            "with --overwrite."
+        )
+
+
+def parse_row(row: dict[str, Any], line: int, default_id: str | int | None = None) -> Request:
+    """A Request, with `problem` set where the row cannot be used. default_id: of a row that has none (default: its line)."""
     openai = isinstance(row.get("body"), dict)
     body = row["body"] if openai else row
-    row_id = row.get("custom_id" if openai else "id", line)
-    request = Request(row_id, line, openai=openai)
+    default_id = line if default_id is None else default_id
+    row_id = row.get("custom_id" if openai else "id")
+    row_id = default_id if row_id is None else row_id
+    known = type(row_id) in (str, int)
+    request = Request(row_id if known else default_id, line, openai=openai)
 
     def bad(problem: str) -> Request:
         return dataclasses.replace(request, problem=problem)
 
-    if not isinstance(row_id, (str, int)):
+    if not known:
         return bad(f'"id" is a {type(row_id).__name__}, not text or a number')
     forms = [f for f in ("prompt", "messages", "prompt_ids") if body.get(f) is not None]
     if len(forms) != 1:
         found = ", ".join(sorted(map(str, body))) or "nothing"
         return bad(f'needs one of "prompt", "messages" and "prompt_ids" (found: {found})')
     form, value = forms[0], body[forms[0]]
-    params = body if openai else row.get("params", {})
+    params = body if openai else row.get("params")
+    params = {} if params is None else params  # as in a column of Parquet
     if not isinstance(params, dict):
         return bad('"params" is not an object')
     try:
@@ -85,11 +164,15 @@ def parse_row(row: dict[str, Any], line: int) -> Request:
     if form == "prompt":
         if not isinstance(value, str) or not value:
             return bad('"prompt" is empty' if value == "" else f'"prompt" is a {type(value).__name__}, not text')
+        if "\0" in value:
+            return bad('"prompt" holds NUL characters')
     elif form == "prompt_ids":
         if not isinstance(value, list) or not value or not all(type(t) is int and t >= 0 for t in value):
             return bad('"prompt_ids" is not a list of token ids')
     elif not is_chat(value):
         return bad('"messages" is not a list of {"role", "content"} with text')
+    elif any("\0" in message["content"] for message in value):
+        return bad('"messages" holds NUL characters')
     return dataclasses.replace(request, **{form: value}, **fields)
 
 

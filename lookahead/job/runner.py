@@ -4,54 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from lookahead.decode.engine import Generation, LookaheadEngine
 from lookahead.decode.sampling import GREEDY, Sampling, seed_of
 from lookahead.draft.explain import Observer, ObserverOf, nobody
-from lookahead.errors import LookaheadError, UsageError
+from lookahead.errors import LookaheadError
+from lookahead.job.journal import INVALID, Ended
 from lookahead.job.rows import Request, prompt_ids_of
-from lookahead.trie.build import LEFT_CONTEXT, TokenDocument
+from lookahead.job.totals import JobTotals
+from lookahead.trie.build import LEFT_CONTEXT
 
-
-@dataclasses.dataclass
-class JobTotals:
-    """Sums over the rows of a job. seconds: spent in answering, loading excluded."""
-
-    rows: int = 0
-    errors: int = 0
-    prompt_tokens: int = 0
-    tokens: int = 0
-    first_tokens: int = 0
-    steps: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    seconds: float = 0.0
-    accepted_by_source: Counter[str] = dataclasses.field(default_factory=Counter)
-
-    @property
-    def edl(self) -> float:
-        return (self.tokens - self.first_tokens) / self.steps if self.steps else 0.0
-
-    def add(self, generation: Generation) -> None:
-        self.tokens += len(generation.token_ids)
-        self.first_tokens += bool(generation.token_ids)
-        self.steps += generation.steps
-        self.draft_tokens += generation.draft_tokens
-        self.accepted_tokens += generation.accepted_tokens
-        self.accepted_by_source.update(generation.accepted_by_source)
-
-    def as_json(self) -> dict[str, Any]:
-        """The object that `generate --json` prints."""
-        fields = dataclasses.asdict(self)
-        fields["accepted_by_source"] = dict(self.accepted_by_source)
-        del fields["first_tokens"]
-        rate = round(self.tokens / self.seconds, 2) if self.seconds else 0.0
-        return {**fields, "seconds": round(self.seconds, 4), "edl": round(self.edl, 4), "tokens_per_second": rate}
+FAULTS, FAULTY_BATCHES = 100, 4  # so many rows, and of so many batches, fail one after the other: then the job ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +36,6 @@ class JobOptions:
     system: str | None = None
     token_ids: bool = False  # write token_ids beside the text
     in_order: bool = True
-    learn: list[TokenDocument] | None = None  # outputs are kept here
     observer_of: ObserverOf = nobody
 
 
@@ -85,49 +49,59 @@ class _Answer:
 
 
 def run_job(
-    engine: LookaheadEngine, tokenizer: Any | None, requests: Iterable[Request], options: JobOptions, totals: JobTotals
-) -> Iterator[dict[str, Any]]:
-    """Yields the output row of each request and adds up `totals`."""
-    ready: dict[int, dict[str, Any]] = {}  # by number
+    engine: LookaheadEngine,
+    tokenizer: Any | None,
+    requests: Iterable[Request],
+    options: JobOptions,
+    write: Callable[[Ended], None],
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """Hands the output row of each request to `write`.
+
+    stopped: asked after each step; True ends the job there. Rows that have ended by then are written, in whatever order.
+    Raises LookaheadError when one row after the other fails by no fault of its own.
+    """
+    ready: dict[int, Ended] = {}  # by place among the requests
     answers: dict[int, tuple[int, _Answer]] = {}  # by id of each generation
-    written = 0
+    written = faults = 0
+    began = time.perf_counter()
 
     def generations() -> Iterator[Generation]:
-        for number, request in enumerate(requests):
-            totals.rows += 1
+        for place, request in enumerate(requests):
             try:
-                answer = _start(engine, tokenizer, request, options, options.observer_of(totals.rows))
+                answer = _start(engine, tokenizer, request, options, options.observer_of(place + 1))
             except Exception as error:  # whatever one row does, the job goes on and says so
-                ready[number] = _error_row(request, error)
+                kind = INVALID if isinstance(error, LookaheadError) else type(error).__name__
+                ready[place] = _failed(request, f"{request.where}: {error}", kind)
+                write_ready(options.in_order)
                 continue
-            answers.update((id(generation), (number, answer)) for generation in answer.samples)
+            answers.update((id(generation), (place, answer)) for generation in answer.samples)
             yield from answer.samples
 
-    def finished() -> Iterator[dict[str, Any]]:
-        """What can be written by now."""
-        nonlocal written
-        while ready and (written in ready or not options.in_order):
-            row = ready.pop(written if options.in_order else min(ready))
-            totals.errors += bool(row.get("error"))
+    def write_ready(in_order: bool) -> None:
+        """Write what can be written by now; the time since the last row is the next one's."""
+        nonlocal written, began, faults
+        while ready and (written in ready or not in_order):
+            ended = ready.pop(written if in_order else min(ready))
             written += 1
-            yield row
+            now = time.perf_counter()
+            ended.counts.seconds, began = now - began, now
+            write(ended)
+            if ended.error != INVALID:
+                faults = faults + 1 if ended.error else 0
+            if faults >= max(FAULTS, FAULTY_BATCHES * engine.batch_size):
+                raise LookaheadError(
+                    f"the last {faults} rows failed ({ended.error}): model or machine is at fault. The rows before are safe: "
+                    "the same command with --resume --retry-errors goes on."
+                )
 
-    ended = engine.run(generations())
-    while True:
-        began = time.perf_counter()
-        generation = next(ended, None)
-        totals.seconds += time.perf_counter() - began
-        if generation is None:
-            break
-        if not generation.error:
-            totals.add(generation)
-        number, answer = answers.pop(id(generation))
+    for generation in engine.run(generations(), stopped):
+        place, answer = answers.pop(id(generation))
         answer.left -= 1
         if not answer.left:
-            totals.prompt_tokens += generation.prompt_tokens
-            ready[number] = _row_of(answer, tokenizer, options)
-        yield from finished()
-    yield from finished()
+            ready[place] = _ended(answer, tokenizer, options)
+            write_ready(options.in_order)
+    write_ready(False)
 
 
 def _start(
@@ -135,12 +109,9 @@ def _start(
 ) -> _Answer:
     """A row's generations. Raises LookaheadError where the row cannot be answered."""
     if request.problem:
-        raise LookaheadError(f"line {request.line}: {request.problem}.")
+        raise LookaheadError(f"{request.problem}.")
     prompt_ids = prompt_ids_of(request, tokenizer, options.chat, options.system)
-    try:
-        sampling = dataclasses.replace(options.sampling, **request.sampling)
-    except UsageError as error:
-        raise UsageError(f"line {request.line}: {error}") from error
+    sampling = dataclasses.replace(options.sampling, **request.sampling)
     count = request.n or options.n
     samples = []
     for sample in range(count):
@@ -150,38 +121,38 @@ def _start(
     return _Answer(request, samples, count)
 
 
-def _row_of(answer: _Answer, tokenizer: Any | None, options: JobOptions) -> dict[str, Any]:
+def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions) -> Ended:
     """The output row of an answer that has ended."""
     for generation in answer.samples:
-        if generation.error:
-            return _error_row(answer.request, generation.error)
-    if options.learn is not None:
-        for generation in answer.samples:
-            ids = np.array([*generation.prompt_ids[-LEFT_CONTEXT:], *generation.token_ids], np.int32)
-            options.learn.append(TokenDocument(ids, "outputs"))
+        if error := generation.error:
+            return _failed(answer.request, str(error) or type(error).__name__, type(error).__name__)
+    counts = JobTotals(rows=1, prompt_tokens=answer.samples[0].prompt_tokens)
+    for generation in answer.samples:
+        counts.add(generation)
     texts: list[str | None] = [None] * len(answer.samples)
     if tokenizer is not None:
         texts = [tokenizer.decode(generation.token_ids, skip_special_tokens=True) for generation in answer.samples]
-    make = _openai_row if answer.request.openai else _output_row
-    return make(answer, texts, options)
+    if answer.request.openai:
+        row = _openai_row(answer, texts)
+    else:
+        row = _output_row(answer, texts, counts, options)
+    said = [(generation.prompt_ids[-LEFT_CONTEXT:], generation.token_ids) for generation in answer.samples]
+    return Ended(answer.request.number, answer.request.fingerprint, row, counts, said=said)
 
 
-def _output_row(answer: _Answer, texts: Sequence[str | None], options: JobOptions) -> dict[str, Any]:
+def _output_row(answer: _Answer, texts: Sequence[str | None], counts: JobTotals, options: JobOptions) -> dict[str, Any]:
     """Counts are those of all samples together; "samples" stands where there are several."""
     said = [_said(generation, text, options) for generation, text in zip(answer.samples, texts, strict=True)]
-    total = JobTotals()
-    for generation in answer.samples:
-        total.add(generation)
     return {
         "id": answer.request.id,
         **said[0],
-        "prompt_tokens": answer.samples[0].prompt_tokens,
-        "completion_tokens": total.tokens,
-        "steps": total.steps,
-        "draft_tokens": total.draft_tokens,
-        "accepted_tokens": total.accepted_tokens,
-        "edl": round(total.edl, 4),
-        "accepted_by_source": dict(total.accepted_by_source),
+        "prompt_tokens": counts.prompt_tokens,
+        "completion_tokens": counts.tokens,
+        "steps": counts.steps,
+        "draft_tokens": counts.draft_tokens,
+        "accepted_tokens": counts.accepted_tokens,
+        "edl": round(counts.edl, 4),
+        "accepted_by_source": dict(counts.accepted_by_source),
         "seconds": round(max(generation.seconds for generation in answer.samples), 4),
         **({"samples": said} if len(said) > 1 else {}),
     }
@@ -195,7 +166,7 @@ def _said(generation: Generation, text: str | None, options: JobOptions) -> dict
     return {**row, "finish_reason": generation.finish_reason}
 
 
-def _openai_row(answer: _Answer, texts: Sequence[str | None], options: JobOptions) -> dict[str, Any]:
+def _openai_row(answer: _Answer, texts: Sequence[str | None]) -> dict[str, Any]:
     """One line of an OpenAI batch output file."""
     chat = answer.request.messages is not None
     choices = []
@@ -216,9 +187,15 @@ def _openai_row(answer: _Answer, texts: Sequence[str | None], options: JobOption
     return {"custom_id": answer.request.id, "response": {"status_code": 200, "body": body}, "error": None}
 
 
-def _error_row(request: Request, error: Exception) -> dict[str, Any]:
-    kind = "invalid_row" if request.problem or isinstance(error, UsageError) else type(error).__name__
-    described = {"type": kind, "message": str(error) or type(error).__name__}
+def _failed(request: Request, message: str, kind: str) -> Ended:
+    """The error row of a request."""
+    row: dict[str, Any]
     if request.openai:
-        return {"custom_id": request.id, "response": None, "error": {"code": kind, "message": described["message"]}}
-    return {"id": request.id, "finish_reason": "error", "error": described}
+        row = {"custom_id": request.id, "response": None, "error": {"code": kind, "message": message, "line": request.line}}
+    else:
+        error = {"type": kind, "message": message, "line": request.line}
+        row = {"id": request.id, "finish_reason": "error", "error": error}
+    if request.file:
+        row["error"]["file"] = request.file
+    counts = JobTotals(rows=1, errors=1, faults=int(kind != INVALID))
+    return Ended(request.number, request.fingerprint, row, counts, kind)

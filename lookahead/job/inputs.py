@@ -1,0 +1,119 @@
+"""Files of a job to rows. In: names of files. Out: each row with its file, line and fingerprint, one at a time.
+
+JSON lines (also .gz, .zst, "-" for stdin) or .parquet, whose rows count as lines. Nothing is held but the row at hand, and of a
+line that is too long only its fingerprint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from lookahead.corpus import CorpusReport, kind_of, open_text, parquet_rows, parse_line
+from lookahead.errors import CorpusError, UsageError
+
+LONGEST_LINE = 64 << 20  # bytes
+PIECE = 1 << 20  # bytes of a longer line that are read at a time
+DIGEST_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class InputRow:
+    """line: from 1. row: a JSON object, or what is wrong with the line. fingerprint: of what stands there."""
+
+    file: str
+    line: int
+    row: dict[str, Any] | str
+    fingerprint: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """Part `number` (from 1) of `count`: every count-th row."""
+
+    number: int = 1
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str | None) -> Shard:
+        """Of "2/8". Raises UsageError for anything else."""
+        number, slash, count = (text or "1/1").partition("/")
+        if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+            raise UsageError(f"--shard {text}: give I/N, such as 2/8 for the second of eight parts.")
+        return cls(int(number), int(count))
+
+    def holds(self, row: int) -> bool:
+        """row: its number from 0."""
+        return row % self.count == self.number - 1
+
+    def size(self, rows: int) -> int:
+        """How many of so many rows it holds."""
+        return len(range(self.number - 1, rows, self.count))
+
+
+def expand_inputs(patterns: Sequence[str]) -> list[str]:
+    """File names of paths and globs, in order, each once. Raises CorpusError for what names no file."""
+    names: list[str] = []
+    for pattern in patterns:
+        found = [pattern] if pattern == "-" or Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
+        if not found:
+            raise CorpusError(f"{pattern}: no such file.")
+        names += found
+    for name in names:
+        if name != "-" and Path(name).is_dir():
+            raise CorpusError(f"{name}: is a folder. Give files of prompts, or a glob such as '{name}/*.jsonl'.")
+    return list(dict.fromkeys(names))
+
+
+def input_rows(name: str) -> Iterator[InputRow]:
+    """The rows of one file; blank lines are none. Raises CorpusError if it cannot be read."""
+    if name != "-" and kind_of(name) == ".parquet":
+        for number, row in parquet_rows(name, CorpusReport()):
+            yield InputRow(name, number, row, fingerprint(json.dumps(row, default=str).encode("utf-8", "surrogatepass")))
+        return
+    with open_text(name) as file:
+        number = 0
+        while line := file.readline(LONGEST_LINE):
+            number += 1
+            if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+                yield InputRow(name, number, f"a line of more than {LONGEST_LINE >> 20} MiB", _skip(file, line))
+            elif line.strip():
+                yield InputRow(name, number, parse_line(line), fingerprint(line.strip()))
+
+
+def count_rows(names: Sequence[str]) -> int | None:
+    """Rows of files, for progress; None where counting would mean unpacking one or using up a pipe."""
+    rows = 0
+    for name in names:
+        if name.endswith((".gz", ".zst")) or not Path(name).is_file():
+            return None
+        if kind_of(name) == ".parquet":
+            import pyarrow.parquet
+
+            rows += pyarrow.parquet.read_metadata(name).num_rows
+            continue
+        with open(name, "rb") as file:
+            whole = True  # the piece begins a line
+            while piece := file.readline(PIECE):
+                rows += whole and bool(piece.strip())
+                whole = piece.endswith(b"\n")
+    return rows
+
+
+def fingerprint(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def _skip(file: IO[bytes], begin: bytes) -> bytes:
+    """Read on to the end of a line; its fingerprint."""
+    digest = hashlib.blake2b(begin, digest_size=DIGEST_BYTES)
+    while piece := file.readline(PIECE):
+        digest.update(piece)
+        if piece.endswith(b"\n"):
+            break
+    return digest.digest()

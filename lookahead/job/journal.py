@@ -1,0 +1,364 @@
+"""What of a job is done. In: rows as they end. Out: rows on disk, and after a crash what is left to do.
+
+Before a row is written to the output, a line about it goes to the journal beside it: the number of the request, fingerprints
+of the request and of the row's bytes, counts. A row is done if the output holds it and the journal knows it, wherever in the
+file it stands; so nothing that a kill, a full disk or a cut file leaves behind is taken for done. Rows of a .parquet output
+wait in JSON lines beside it until all are there.
+
+    out.jsonl                   the rows (of out.parquet: out.parquet.partial.jsonl)
+    out.jsonl.journal           {"row": 17, "input": "9f2c...", "output": "41ab...", "tokens": 93, ...}
+    out.jsonl.manifest.json     see manifest.py
+    out.jsonl.learned.jsonl     with --save-trie, until it is saved: token ids of the answers, a corpus of its own
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lookahead.atomic import replacing
+from lookahead.errors import LookaheadError
+from lookahead.job.inputs import PIECE, fingerprint
+from lookahead.job.manifest import Manifest
+from lookahead.job.parquet import write_parquet
+from lookahead.job.totals import JobTotals
+from lookahead.trie.build import TokenDocument
+
+try:
+    import fcntl
+except ImportError:  # no such locks on this system
+    fcntl = None  # type: ignore[assignment]
+
+INVALID = "invalid_row"  # the type of an error that is the row's own fault
+COUNTS = ("prompt_tokens", "tokens", "first_tokens", "steps", "draft_tokens", "accepted_tokens", "seconds")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """A row that is to be written.
+
+    number, fingerprint: of its request. error: the type of its error, or "". counts: as of a job of one row.
+    said: of each sample the last ids of its prompt and those of its answer.
+    """
+
+    number: int
+    fingerprint: bytes
+    row: dict[str, Any]
+    counts: JobTotals
+    error: str = ""
+    said: Sequence[tuple[list[int], list[int]]] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class JobFiles:
+    """Names of the files of a job that is written to `out`."""
+
+    out: Path
+
+    @property
+    def is_parquet(self) -> bool:
+        return self.out.suffix == ".parquet"
+
+    @property
+    def rows(self) -> Path:
+        """JSON lines, one a row."""
+        return self._beside(".partial.jsonl") if self.is_parquet else self.out
+
+    @property
+    def journal(self) -> Path:
+        return self._beside(".journal")
+
+    @property
+    def manifest(self) -> Path:
+        return self._beside(".manifest.json")
+
+    @property
+    def learned(self) -> Path:
+        return self._beside(".learned.jsonl")
+
+    def existing(self) -> Path | None:
+        """The output, or what is there of it."""
+        return next((path for path in (self.out, self.rows) if path.exists()), None)
+
+    def hold_rows(self) -> bool:
+        """A job has written here."""
+        return any(path.exists() and path.stat().st_size for path in (self.out, self.rows))
+
+    def remove(self) -> None:
+        """Forget the job; its output goes last."""
+        for path in (self.manifest, self.learned, self.journal, self.rows, self.out):
+            path.unlink(missing_ok=True)
+
+    def _beside(self, ending: str) -> Path:
+        return self.out.with_name(self.out.name + ending)
+
+
+@dataclasses.dataclass
+class Done:
+    """What a job has done: fingerprints of the requests by number, what their rows add up to, and their order in the output."""
+
+    requests: dict[int, bytes] = dataclasses.field(default_factory=dict)
+    totals: JobTotals = dataclasses.field(default_factory=JobTotals)
+    ascending: bool = True  # rows stand in the order of their requests, each once
+    size: int = 0  # bytes of the output
+    cut: int = 0  # of those, bytes behind the last whole row, which are taken off
+    whole: bool = False  # a Parquet file, to which no rows can be added
+    faults: set[int] = dataclasses.field(default_factory=set)  # numbers of failed rows that may be tried again
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Take in a line of the journal."""
+        failed = bool(entry["error"])
+        fault = failed and entry["error"] != INVALID
+        counts = {name: entry[name] for name in COUNTS}
+        by_source = Counter(entry["accepted_by_source"])
+        self.totals.merge(JobTotals(rows=1, errors=failed, faults=fault, accepted_by_source=by_source, **counts))
+        self.requests[entry["row"]] = bytes.fromhex(entry["input"])
+        if fault:
+            self.faults.add(entry["row"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a row stands in the output. entry: the line of the journal about it."""
+
+    start: int
+    end: int
+    entry: dict[str, Any]
+
+    @property
+    def number(self) -> int:
+        return int(self.entry["row"])
+
+
+def read_done(files: JobFiles) -> Done:
+    """What is done, by output and journal; changes neither. Raises LookaheadError if they do not belong together."""
+    if not files.journal.exists():
+        raise LookaheadError(
+            f"{files.existing()}: cannot be gone on with, as {files.journal.name} is not there. Start anew with --overwrite."
+        )
+    done = Done()
+    if files.is_parquet and not files.rows.exists():  # written whole: the journal is all there is to know
+        for entry in {entry["row"]: entry for _, entry in _entries(files.journal)}.values():
+            done.add(entry)
+        return dataclasses.replace(done, whole=True)
+    last, end = -1, 0
+    for place in places(files):
+        done.add(place.entry)
+        done.ascending = done.ascending and place.number > last
+        last, end = place.number, place.end
+    done.size = files.rows.stat().st_size
+    done.cut = done.size - end
+    with files.rows.open("rb") as file:
+        if done.cut and not end and file.readline().endswith(b"\n"):
+            raise LookaheadError(f"{files.rows}: no row of it is in {files.journal.name}. Start anew with --overwrite.")
+    return done
+
+
+def places(files: JobFiles) -> Iterator[Place]:
+    """Rows of the output that the journal knows, as they stand. Raises LookaheadError for a line among them that it does not.
+
+    Of the journal only fingerprints and where their lines begin are held in memory.
+    """
+    known = {bytes.fromhex(entry["output"]): start for start, entry in _entries(files.journal)}
+    unknown, start = 0, 0
+    with files.rows.open("rb") as file, files.journal.open("rb") as journal:
+        for number, line in enumerate(file, 1):
+            begins = known.get(fingerprint(line))
+            if begins is None:
+                unknown = unknown or number
+            elif unknown:
+                raise LookaheadError(
+                    f"{files.rows}:{unknown}: was not written by this job, or was changed. Take the line out, and its row is "
+                    "answered again; or start anew with --overwrite."
+                )
+            else:
+                journal.seek(begins)
+                yield Place(start, start + len(line), json.loads(journal.readline()))
+            start += len(line)
+
+
+def leave_out(files: JobFiles, numbers: Set[int]) -> None:
+    """Take the rows of these numbers out of the output, so that they are answered again."""
+    _rewrite(files, ((place.start, place.end) for place in places(files) if place.number not in numbers))
+
+
+def put_in_order(files: JobFiles) -> None:
+    """Bring the rows of the output into the order of their requests."""
+    _rewrite(files, [(start, end) for _, start, end in sorted((p.number, p.start, p.end) for p in places(files))])
+
+
+def _rewrite(files: JobFiles, kept: Iterable[tuple[int, int]]) -> None:
+    """Keep the bytes of the rows that begin and end there, in this order."""
+    with files.rows.open("rb") as old, replacing(files.rows) as new:
+        for start, end in kept:
+            old.seek(start)
+            new.write(old.read(end - start))
+
+
+class Journal:
+    """Writes rows, each at once, and how the job is doing. Use as a context manager; one process at a time may.
+
+    totals: of all rows, those done before included.
+    """
+
+    def __init__(
+        self, files: JobFiles, done: Done, manifest: Manifest, learn: bool = False, again: Set[int] = frozenset()
+    ) -> None:
+        """Go on behind what is done. learn: keep the answers' token ids, too. again: rows to leave out: they get new answers.
+
+        Raises LookaheadError if another process writes the same output, or has since `done` was read, or it cannot be written.
+        """
+        try:
+            self._journal = _opened(files.journal)
+            self._lock(files)
+            if (files.rows.stat().st_size if files.rows.exists() else 0) != done.size:
+                raise LookaheadError(f"{files.out}: another process has written it meanwhile. Run the same command again.")
+            if again:
+                leave_out(files, again)
+                done = read_done(files)
+            self._rows = files.rows.open("ab", buffering=0)
+            self._rows.truncate(done.size - done.cut)
+            self._learned = _opened(files.learned) if learn else None
+        except OSError as error:
+            raise LookaheadError(f"{files.out}: cannot be written ({error.strerror}).") from error
+        self.files, self.manifest, self.totals = files, manifest, done.totals
+        self._ascending = done.ascending  # rows stand in the order of their requests
+        self._last = max(done.requests, default=-1)
+        self.save()
+
+    def write(self, ended: Ended) -> None:
+        """Put a row on disk and count it. Raises LookaheadError if that fails; what is there stays resumable."""
+        line = (json.dumps(ended.row, ensure_ascii=False) + "\n").encode()
+        entry = {
+            "row": ended.number,
+            "input": ended.fingerprint.hex(),
+            "output": fingerprint(line).hex(),
+            "error": ended.error,
+            **{name: getattr(ended.counts, name) for name in COUNTS},
+            "accepted_by_source": ended.counts.accepted_by_source,
+        }
+        try:
+            if self._learned is not None:
+                for before, ids in ended.said:
+                    _append(self._learned, json.dumps({"row": ended.number, "prompt_ids": before, "response_ids": ids}))
+            _append(self._journal, json.dumps(entry))
+            _append_bytes(self._rows, line)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._ascending = self._ascending and ended.number > self._last
+        self._last = max(self._last, ended.number)
+        self.totals.merge(ended.counts)
+
+    def save(self) -> None:
+        """Make what is written outlast a loss of power, and say in the manifest how far the job is."""
+        try:
+            for file in (self._journal, self._rows):
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._failed(error) from error
+        self.manifest.write(self.files.manifest, self.totals)
+
+    def finish(self, in_order: bool) -> None:
+        """All rows are there: put them where they belong. JSON lines of a Parquet file stay while rows may be tried again."""
+        if in_order and not self._ascending:
+            put_in_order(self.files)
+        if self.files.is_parquet:
+            write_parquet(self.files.rows, self.files.out)
+            if not self.totals.faults:
+                self.files.rows.unlink()
+        self.manifest.state = "complete"
+
+    def learned(self) -> Iterator[TokenDocument]:
+        """The answers that were kept, each once: a row that a kill cut short was written anew."""
+        seen: set[bytes] = set()
+        for line in _whole_lines(self.files.learned):
+            key = fingerprint(line)
+            if key not in seen:
+                seen.add(key)
+                row = json.loads(line)
+                yield TokenDocument(np.array([*row["prompt_ids"], *row["response_ids"]], np.int32), "outputs")
+
+    def forget_learned(self) -> None:
+        self.files.learned.unlink()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            self.manifest.state, self.manifest.error = "failed", str(error)
+        elif self.manifest.state == "running":
+            self.manifest.state = "interrupted"
+        with contextlib.suppress(*([LookaheadError] if error else [])):  # again what went wrong before, such as a full disk
+            self.manifest.end(self.files.manifest, self.totals)
+        for file in (self._rows, self._journal, self._learned):
+            if file is not None:
+                file.close()
+
+    def _failed(self, error: OSError) -> LookaheadError:
+        return LookaheadError(
+            f"{self.files.rows}: write failed ({error.strerror}) after {self.totals.rows} rows, which are safe. Make room, "
+            "then run the same command with --resume."
+        )
+
+    def _lock(self, files: JobFiles) -> None:
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(self._journal.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LookaheadError(f"{files.out}: another process is writing it. Wait for it, or choose another -o.") from error
+        except OSError:  # a file system without locks
+            return
+
+
+def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The lines of a journal, and at which byte each begins."""
+    start = 0
+    for line in _whole_lines(path):
+        with contextlib.suppress(ValueError):  # what a loss of power may leave in the middle
+            yield start, json.loads(line)
+        start += len(line)
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """Lines of a file without one that was cut short."""
+    with path.open("rb") as file:
+        yield from (line for line in file if line.endswith(b"\n"))
+
+
+def _opened(path: Path) -> FileIO:
+    """A file of lines to append to, without a last line that was cut short."""
+    file = path.open("ab", buffering=0)
+    size = path.stat().st_size
+    with path.open("rb") as old:
+        end = size
+        while end:  # backwards, piece by piece
+            begin = max(0, end - PIECE)
+            old.seek(begin)
+            found = old.read(end - begin).rfind(b"\n")
+            if found >= 0:
+                end = begin + found + 1
+                break
+            end = begin
+    file.truncate(end)
+    return file
+
+
+def _append(file: FileIO, line: str) -> None:
+    _append_bytes(file, line.encode() + b"\n")
+
+
+def _append_bytes(file: FileIO, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]

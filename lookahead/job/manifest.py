@@ -1,0 +1,182 @@
+"""What a job was run with. In: its options and files. Out: OUT.manifest.json, and what about it has changed since.
+
+Options that change no answer (tries, drafting, batch size, ...) may differ between the runs of a job; each run's are kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import lookahead
+from lookahead.atomic import replacing
+from lookahead.errors import LookaheadError, UsageError
+from lookahead.job.totals import JobTotals
+from lookahead.tokenizer import TOKENIZER_FILES
+from lookahead.trie.file import Trie
+
+ANSWERING = (  # options that change what is answered, or how rows are written
+    "model",
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "stop",
+    "samples",
+    "seed",
+    "dtype",
+    "device",
+    "attn",
+    "chat",
+    "system",
+    "token_ids",
+    "order",
+    "shard",
+)
+WEIGHTS = ("*.safetensors", "*.bin")
+CONFIGS = ("config.json", "generation_config.json", "chat_template.jinja", *TOKENIZER_FILES)
+SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 4096, 1 << 20
+
+
+@dataclasses.dataclass
+class Manifest:
+    """state: running, complete, interrupted or failed. answering: the options that must not change, and the model's files.
+
+    runs: of each start of the job its options, tries, versions and when it began.
+    """
+
+    answering: dict[str, Any]
+    model_files: dict[str, str]
+    runs: list[dict[str, Any]]
+    inputs: list[dict[str, Any]]
+    state: str = "running"
+    error: str = ""
+    counts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    updated: float = 0.0
+
+    def write(self, path: Path, totals: JobTotals) -> None:
+        """Replace the file at `path`."""
+        self.counts, self.updated = totals.as_json(), round(time.time(), 3)
+        with replacing(path, "w") as file:
+            json.dump(dataclasses.asdict(self), file, ensure_ascii=False, indent=1)
+            file.write("\n")
+
+    def end(self, path: Path, totals: JobTotals) -> None:
+        """The run is over."""
+        self.runs[-1]["ended"] = round(time.time(), 3)
+        self.write(path, totals)
+
+
+def describe(options: Mapping[str, Any], tries: Sequence[Trie], inputs: Sequence[str]) -> Manifest:
+    """The manifest of a job that begins. options: all of the line. tries, inputs: as they are now."""
+    answering = {name: options[name] for name in ANSWERING}
+    answering["device"] = _kind_of_device(options["device"])  # which of several of a kind does not matter
+    run = {
+        "began": round(time.time(), 3),
+        "options": dict(options),
+        "tries": [{"path": str(trie.path), "content_hash": trie.header.content_hash} for trie in tries],
+        "versions": {
+            "lookahead": lookahead.__version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")},
+        },
+        "machine": f"{platform.machine()} {platform.system()}",
+    }
+    files = fingerprint_model(options["model"])
+    return Manifest(json.loads(json.dumps(answering)), files, [run], [_input(name) for name in inputs])
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Raises LookaheadError if it is missing or none."""
+    try:
+        return Manifest(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise LookaheadError(
+            f"{path}: cannot be read, so what the job was begun with is unknown. Start anew with --overwrite."
+        ) from error
+
+
+def go_on(before: Manifest, now: Manifest, out: Path) -> Manifest:
+    """The manifest of a job that is gone on with. Raises UsageError naming each option and model file that has changed."""
+    files_known = bool(before.model_files and now.model_files)  # then it does not matter in which folder they lie
+    changed = [
+        f"{_flag(name, before.answering.get(name))} then, {_flag(name, value)} now"
+        for name, value in now.answering.items()
+        if before.answering.get(name) != value and not (name == "model" and files_known)
+    ]
+    if files_known:
+        names = sorted(before.model_files.keys() | now.model_files.keys())
+        changed += [
+            f"{name} of the model has changed" for name in names if before.model_files.get(name) != now.model_files.get(name)
+        ]
+    if changed:
+        raise UsageError(
+            f"{out}: --resume: this is another job: {'; '.join(changed)}. Give what it was begun with, choose another -o, or "
+            "start anew with --overwrite."
+        )
+    return dataclasses.replace(now, runs=[*before.runs, *now.runs], model_files=now.model_files or before.model_files)
+
+
+def fingerprint_model(name: str) -> dict[str, str]:
+    """A fingerprint of each file of a model folder, or of a hub model's files if they are on this machine; else nothing.
+
+    Configuration is read whole, of weights the size, the beginning (names and shapes) and pages all over the file: a model that
+    was trained on differs in nearly all of them.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        try:
+            cached = try_to_load_from_cache(name, "config.json")
+        except ValueError:  # no name of the hub: loading says so
+            cached = None
+        if not isinstance(cached, str):
+            return {}
+        folder = Path(cached).parent
+    found = {file: folder / file for file in CONFIGS if (folder / file).is_file()}
+    found.update({path.name: path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))})
+    return {file: _sampled(path) for file, path in found.items()}
+
+
+def _sampled(path: Path) -> str:
+    size = path.stat().st_size
+    digest = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=16)
+    with path.open("rb") as file:
+        digest.update(file.read(HEAD_BYTES))
+        for sample in range(SAMPLES if size > HEAD_BYTES else 0):
+            file.seek(HEAD_BYTES + (size - HEAD_BYTES) * sample // SAMPLES)
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _kind_of_device(name: str) -> str:
+    if name != "auto":
+        return name.partition(":")[0]
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _input(name: str) -> dict[str, Any]:
+    if not Path(name).is_file():
+        return {"path": name}
+    found = Path(name).stat()
+    return {"path": name, "bytes": found.st_size, "modified": round(found.st_mtime, 3)}
+
+
+def _flag(name: str, value: Any) -> str:
+    """An option as it would be typed."""
+    option = f"--{name.replace('_', '-')}"
+    if value is None or value is False or value == []:
+        return f"no {option}"
+    return option if value is True else f"{option} {value}"

@@ -1,0 +1,54 @@
+"""Beginning a job that writes to a file, or going on with it. In: its options. Out: what is done, and a journal to write to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from lookahead.errors import UsageError
+from lookahead.job.inputs import Shard
+from lookahead.job.journal import Done, JobFiles, Journal, read_done
+from lookahead.job.manifest import Manifest
+from lookahead.job.rows import left_to_do, read_requests
+
+
+def files_of(out: str | None, resume: bool, retry_errors: bool, overwrite: bool) -> JobFiles | None:
+    """The files of a job that writes to `out`; None for stdout or a device. Raises UsageError, not to touch what is there."""
+    if retry_errors and not resume:
+        raise UsageError("--retry-errors goes with --resume.")
+    if resume and overwrite:
+        raise UsageError("--resume goes on with what is there and --overwrite starts anew: give one of them.")
+    if resume and (out is None or (Path(out).exists() and not Path(out).is_file())):
+        raise UsageError("--resume needs a file to go on with: name it with -o.")
+    if out is None:
+        return None
+    files = JobFiles(Path(out))
+    if (found := files.existing()) and not (resume or overwrite):
+        raise UsageError(f"{found}: exists. Give --resume to go on with it, --overwrite to replace it, or choose another -o.")
+    return files if files.out.is_file() or not files.out.exists() else None
+
+
+def what_is_done(files: JobFiles, names: Sequence[str], shard: Shard, retry_errors: bool) -> Done:
+    """What an earlier run has done and need not be done again; changes no file.
+
+    Raises LookaheadError if output and journal do not belong together, or rows of the input files have changed since.
+    """
+    done = read_done(files)
+    if done.requests and "-" not in names:
+        last = max(done.requests)
+        for _ in left_to_do(takewhile(lambda request: request.number <= last, read_requests(*names)), shard, done.requests):
+            pass
+    if retry_errors:
+        left = {number: content for number, content in done.requests.items() if number not in done.faults}
+        return dataclasses.replace(done, requests=left)
+    return done
+
+
+def open_journal(files: JobFiles, done: Done | None, manifest: Manifest, retry_errors: bool, learn: bool) -> Journal:
+    """Begin to write: behind what is done, without failed rows that are tried again; or, where nothing is (None), anew."""
+    if done is None:
+        files.remove()
+        return Journal(files, Done(), manifest, learn)
+    return Journal(files, done, manifest, learn, done.faults if retry_errors else frozenset())

@@ -1,0 +1,69 @@
+"""What the rows of a job add up to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lookahead.decode.engine import Generation
+
+
+@dataclasses.dataclass
+class JobTotals:
+    """Sums over the rows of a job, or counts of one row.
+
+    errors: failed rows; faults: those of them that are not the row's own fault and may succeed when tried again.
+    first_tokens: answers that have one; it comes from the prefill. seconds: spent in answering, loading excluded.
+    """
+
+    rows: int = 0
+    errors: int = 0
+    faults: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    first_tokens: int = 0
+    steps: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    seconds: float = 0.0
+    accepted_by_source: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    @property
+    def edl(self) -> float:
+        return (self.tokens - self.first_tokens) / self.steps if self.steps else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def add(self, generation: Generation) -> None:
+        """Count an answer."""
+        self.tokens += len(generation.token_ids)
+        self.first_tokens += bool(generation.token_ids)
+        self.steps += generation.steps
+        self.draft_tokens += generation.draft_tokens
+        self.accepted_tokens += generation.accepted_tokens
+        self.accepted_by_source.update(generation.accepted_by_source)
+
+    def merge(self, other: JobTotals) -> None:
+        """Add the counts of another."""
+        for field in dataclasses.fields(self):
+            if field.name != "accepted_by_source":
+                setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self.accepted_by_source.update(other.accepted_by_source)
+
+    def minus(self, other: JobTotals) -> JobTotals:
+        """What was added since `other`."""
+        names = [field.name for field in dataclasses.fields(self) if field.name != "accepted_by_source"]
+        counts = {name: getattr(self, name) - getattr(other, name) for name in names}
+        return JobTotals(accepted_by_source=self.accepted_by_source - other.accepted_by_source, **counts)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `generate --json` prints."""
+        fields = dataclasses.asdict(self)
+        fields["accepted_by_source"] = dict(self.accepted_by_source)
+        del fields["first_tokens"]
+        rate = round(self.tokens_per_second, 2)
+        return {**fields, "seconds": round(self.seconds, 4), "edl": round(self.edl, 4), "tokens_per_second": rate}

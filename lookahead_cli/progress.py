@@ -1,0 +1,144 @@
+"""How a job is doing: a bar on a terminal, else a line now and then; a metrics file; a table at the end. All on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lookahead.job.metrics import write_metrics
+from lookahead.job.totals import JobTotals
+from lookahead_cli import render
+
+BAR_SECONDS, LINE_SECONDS, METRICS_SECONDS, SAVE_SECONDS = 0.25, 10.0, 5.0, 10.0
+
+
+@dataclasses.dataclass
+class Every:
+    """Does something when `seconds` have gone by since the last time."""
+
+    seconds: float
+    act: Callable[[], None]
+    due: float = 0.0
+
+
+class JobProgress:
+    """Called after each step of a job; mostly does nothing.
+
+    totals: of the job, changed by who writes rows. expected: its rows; None if unknown. speedup: over plain decoding, of late,
+    or None.
+    """
+
+    def __init__(self, totals: JobTotals, expected: int | None, speedup: Callable[[], float | None]):
+        self.totals, self.expected, self._speedup = totals, expected, speedup
+        self.before = JobTotals()  # of earlier runs of the job
+        self.before.merge(totals)
+        self.began = time.monotonic()
+        self._acts: list[Every] = []
+
+    def every(self, seconds: float, act: Callable[[], None]) -> None:
+        """From now on, call `act` at this interval."""
+        self._acts.append(Every(seconds, act, time.monotonic() + seconds))
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        for each in self._acts:
+            if now >= each.due:
+                each.act()
+                each.due = time.monotonic() + each.seconds
+
+    @property
+    def run(self) -> JobTotals:
+        """What this run has added."""
+        return self.totals.minus(self.before)
+
+    @property
+    def seconds(self) -> float:
+        return max(1e-9, time.monotonic() - self.began)
+
+    @property
+    def speedup(self) -> float | None:
+        return self._speedup()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None where that cannot be known."""
+        rows = self.totals.rows - self.before.rows
+        if self.expected is None or not rows:
+            return None
+        return max(0, self.expected - self.totals.rows) * self.seconds / rows
+
+    @property
+    def rows(self) -> str:
+        """How many of how many."""
+        of = f" of {self.expected:,}" if self.expected is not None else ""
+        return f"{self.totals.rows:,}{of} rows"
+
+    def note(self) -> str:
+        """Speed in words."""
+        run, speedup = self.run, self.speedup
+        parts = [f"{run.tokens / self.seconds:,.0f} tokens/s", f"EDL {run.edl:.2f}"]
+        if speedup:
+            parts.append(f"{speedup:.1f}x plain")
+        if self.totals.errors:
+            parts.append(f"{self.totals.errors:,} failed")
+        return ", ".join(parts)
+
+    def line(self) -> None:
+        """A line of a log."""
+        left = self.seconds_left
+        ending = f", {duration(left)} left" if left is not None else ""
+        render.notice(f"{self.rows}, {self.note()}{ending}")
+
+    def metrics(self, path: Path) -> None:
+        """Replace the metrics file."""
+        gauges = {
+            "rows_expected": self.expected,
+            "tokens_per_second": self.run.tokens / self.seconds,
+            "speedup_over_plain": self.speedup,
+            "seconds_left": self.seconds_left,
+        }
+        write_metrics(path, self.totals, gauges)
+
+    def table(self) -> None:
+        """What the job came to."""
+        totals, run = self.totals, self.run
+        rows = [("rows", f"{totals.rows:,} ({totals.errors:,} failed)"), ("tokens", f"{totals.tokens:,}")]
+        if self.before.rows:
+            rows.append(("in this run", f"{run.rows:,} rows, {run.tokens:,} tokens"))
+        rows += [
+            ("time", duration(self.seconds)),
+            ("speed", f"{run.tokens / self.seconds:,.1f} tokens/s" + (f", {s:.1f}x plain" if (s := self.speedup) else "")),
+            ("EDL", f"{run.edl:.2f}"),
+        ]
+        if total := sum(run.accepted_by_source.values()):
+            shares = [f"{name} {count / total:.0%}" for name, count in run.accepted_by_source.most_common()]
+            rows.append(("accepted by", ", ".join(shares)))
+        render.summary(rows)
+
+
+@contextlib.contextmanager
+def shown(progress: JobProgress, wanted: bool, metrics: Path | None, save: Callable[[], None]) -> Iterator[None]:
+    """Show the progress of a job for as long as the block runs. save: what else is to be done every ten seconds."""
+    progress.every(SAVE_SECONDS, save)
+    if metrics is not None:
+        progress.metrics(metrics)
+        progress.every(METRICS_SECONDS, lambda: progress.metrics(metrics))
+    with render.progress("answering", progress.expected, wanted, progress.totals.rows) as update:
+        if wanted and render.err.is_terminal:
+            progress.every(BAR_SECONDS, lambda: update(progress.totals.rows, progress.note()))
+        elif wanted:
+            progress.every(LINE_SECONDS, progress.line)
+        yield
+    if metrics is not None:
+        progress.metrics(metrics)
+
+
+def duration(seconds: float) -> str:
+    """3725 -> "1 h 2 min", 65 -> "1 min 5 s", 2.5 -> "2.5 s"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

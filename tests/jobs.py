@@ -1,0 +1,40 @@
+"""Jobs on the demo model for tests: prompts, a command line in a process of its own, what of its output must be the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lookahead_cli.demo import samples_folder
+
+MODEL = samples_folder() / "demo-model"
+PROMPTS = [json.loads(line)["prompt"] for line in (samples_folder() / "prompts.jsonl").read_text("utf-8").splitlines()]
+UNSTEADY = {"seconds", "steps", "draft_tokens", "accepted_tokens", "edl", "accepted_by_source"}  # hang on what is remembered
+
+
+def job_process(*options: object, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
+    """`lookahead generate` with the demo model. before: called in the new process, such as to limit it."""
+    command = [sys.executable, "-c", "from lookahead_cli.app import main; main()", "generate", "--model", str(MODEL)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, *map(str, options)], stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=before
+    )
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def steady(path: Path) -> list[dict[str, Any]]:
+    """What a job's rows say in every run of it."""
+    return [{name: value for name, value in row.items() if name not in UNSTEADY} for row in rows_of(path)]
+
+
+def questions(count: int) -> Sequence[dict[str, Any]]:
+    """Rows with ids, no two alike."""
+    return [{"id": f"q{number}", "prompt": f"({number}) {PROMPTS[number % len(PROMPTS)]}"} for number in range(count)]
