@@ -207,7 +207,7 @@ def command(
     if done and done.whole:
         if first is not None:
             raise UsageError(f"{out}: is complete, no rows can be added. Choose another -o, or start anew with --overwrite.")
-        report(JobProgress(done.totals, None, lambda run: None), None, model, out, json, quiet)
+        report(JobProgress(done.totals, None, lambda: None), None, model, out, json, quiet)
         return
     engine = tokenizer = identity = None
     if first is not None or (save_trie and files and files.learned.exists()):

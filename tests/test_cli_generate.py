@@ -49,7 +49,8 @@ def test_answers_are_the_same_with_and_without_drafts_in_fewer_steps(cli: Cli, t
     options = ("--token-ids", "--max-new-tokens", 60)
     _, plain = generate(cli, rows, tmp_path, *options, "--strategy", "off")
     for strategy in ("hierarchical", "parallel", "single"):
-        code, drafted = generate(cli, rows, tmp_path, *options, "--strategy", strategy, "--trie", trie)
+        length = ("--decoding-length", 16)  # not as many as pay on this machine just now
+        code, drafted = generate(cli, rows, tmp_path, *options, "--strategy", strategy, *length, "--trie", trie)
         assert code == 0
         assert [r["token_ids"] for r in drafted] == [r["token_ids"] for r in plain]
         assert sum(r["steps"] for r in drafted) < 0.7 * sum(r["steps"] for r in plain)
@@ -241,9 +242,10 @@ def test_lines_that_are_no_json_are_error_rows_with_their_line(cli: Cli, tmp_pat
 
 def test_saved_trie_makes_the_same_job_take_a_third_of_the_steps(cli: Cli, tmp_path: Path) -> None:
     rows = [{"prompt": p} for p in PROMPTS]
-    _, cold = generate(cli, rows, tmp_path, "--save-trie", tmp_path / "learned.trie", "--max-new-tokens", 60)
+    options = ("--max-new-tokens", 60, "--strategy", "hierarchical", "--decoding-length", 64)
+    _, cold = generate(cli, rows, tmp_path, *options, "--save-trie", tmp_path / "learned.trie")
     Trie(tmp_path / "learned.trie").verify()
-    _, warm = generate(cli, rows, tmp_path, "--trie", tmp_path / "learned.trie", "--max-new-tokens", 60)
+    _, warm = generate(cli, rows, tmp_path, *options, "--trie", tmp_path / "learned.trie")
     assert [r["text"] for r in warm] == [r["text"] for r in cold]
     assert sum(r["steps"] for r in warm) * 3 <= sum(r["steps"] for r in cold)
 
