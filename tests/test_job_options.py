@@ -120,7 +120,7 @@ def test_names_of_sources_are_escaped_in_metrics() -> None:
 
 def test_log_line_says_how_far_the_job_is_how_fast_and_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     totals = JobTotals(rows=10, tokens=100, first_tokens=10, steps=45)
-    progress = JobProgress(totals, 1000, lambda: 1.52 if run.steps else None)
+    progress = JobProgress(totals, 1000, lambda: 1.52)
     totals.merge(JobTotals(rows=10, errors=1, tokens=100, first_tokens=10, steps=45))
     progress.began -= 10
     progress.line()
