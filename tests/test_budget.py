@@ -63,7 +63,7 @@ def linear(slope: float):
 
 def test_cost_of_any_size_is_read_off_the_observed_steps() -> None:
     curve = CostCurve()
-    for tokens, seconds in ((1, 1.0), (1, 1.0), (8, 2.0), (8, 2.0), (8, 99.0), (16, 4.0), (16, 4.0)):
+    for tokens, seconds in (*((1, 1.0), (8, 2.0), (16, 4.0)) * 3, (8, 99.0)):
         curve.observe(tokens, seconds)
     assert [curve.seconds(tokens) for tokens in (1, 8, 16)] == pytest.approx([1.0, 2.0, 4.0])
     assert 1.0 < curve.seconds(4) < 2.0 < curve.seconds(12) < 4.0 < curve.seconds(64)

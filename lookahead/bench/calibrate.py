@@ -54,7 +54,7 @@ CELLS = (
     *(Cell(8, SHORT, width) for width in (1, 4, 2, 16, 8)),
     Cell(1, SHORT, 128, "none"),
     *(Cell(1, LONG, width) for width in (1, 16, 64)),
-    *(Cell(1, SHORT, width) for width in (128, 5, 7, 10, 20, 14, 28, 40, 56, 96)),
+    *(Cell(1, SHORT, width) for width in (128, 96)),
     *(Cell(8, SHORT, width) for width in (32, 3, 64)),
     *(Cell(4, SHORT, width) for width in (1, 4, 16)),
     *(Cell(8, LONG, width) for width in (1, 8)),

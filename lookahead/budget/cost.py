@@ -4,7 +4,7 @@ The profile says what a forward of any size should take (profile.py); how much l
 really take is learned from the latest steps of that size. Without a profile a rough shape stands in, so that all is learned.
 
 Steps are only ever slowed down by what else the machine does. So of the latest steps of a size, one of the faster ones counts
-(their 30th percentile), and it takes two of them to be believed. Costs need not rise with size: float32 products of two or
+(their 30th percentile), and it takes three of them to be believed. Costs need not rise with size: float32 products of two or
 three rows take longer than those of eight on some CPUs.
 """
 
@@ -15,13 +15,11 @@ import numpy as np
 from lookahead.budget.profile import CostProfile
 from lookahead.trie.suffixes import inlined, kernel
 
-SIZES = np.array(
-    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256, 384, 512, 768, 1024,
-     1536, 2048, 4096]
-)  # fmt: skip
+# Forwards with drafts take one of these sizes: kernels are compiled for each size anew, and few sizes are soon known.
+SIZES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096])
 LATEST = 64  # steps that a size remembers
 FASTER = 0.3  # quantile of them that counts
-BELIEVED = 2  # steps of a size before it is
+BELIEVED = 3  # steps of a size before it is, as the first ones of a size are slow
 FLAT = 64.0  # tokens that double the cost of a forward of which nothing is known
 
 # Rows of the curve's table, a column for each of SIZES.

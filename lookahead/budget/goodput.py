@@ -22,13 +22,13 @@ from lookahead.budget.cost import LATEST, SIZE, CostCurve, faster_of, observe, p
 from lookahead.draft.tree import DraftTree
 from lookahead.trie.suffixes import inlined, kernel
 
-TRIALS = (16, 4, 1, 16, 4, 1, 8, 32, 8, 32)  # tokens of the first steps; each twice, as the first of a shape is slow
+TRIALS = (16, 4, 1, 8) * 3  # tokens of the first steps
 TRIAL_ROWS = 8  # more rows than these make the trials larger
 LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of draft tokens, in turn
 LOOK_SHARE = 0.004  # of the time goes into looking
 LOOK_APART = 20  # steps between two looks at least
 MEMORY = 0.998  # weight of the past at each step: about 500 steps count
-CAUTION = 0.25  # a node is drafted if its probability is worth this part of what it costs now
+CAUTION = 0.5  # a node is drafted if its probability is worth this part of what it costs now
 
 EMPTY = 8  # drafts in a row without a token that pays, after which a row rests
 LONGEST_REST = 8  # steps
