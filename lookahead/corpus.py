@@ -66,7 +66,16 @@ class CorpusReport:
 
 
 def expand(patterns: Sequence[str]) -> list[str]:
-    """File names of paths and globs, in order, each once. Raises CorpusError for a pattern that names nothing."""
+    """`named_files` of a corpus. Raises CorpusError, also for a kind of file that none is."""
+    names = named_files(patterns)
+    for name in names:
+        if name != "-" and kind_of(name) not in SUFFIXES:
+            raise CorpusError(f"{name}: unknown kind of file. Use .jsonl, .txt (also .gz, .zst) or .parquet.")
+    return names
+
+
+def named_files(patterns: Sequence[str]) -> list[str]:
+    """File names of paths and globs, in order, each once. Raises CorpusError for a pattern that names no file."""
     names: list[str] = []
     for pattern in patterns:
         found = [pattern] if pattern == "-" or Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
@@ -76,8 +85,6 @@ def expand(patterns: Sequence[str]) -> list[str]:
     for name in names:
         if name != "-" and Path(name).is_dir():
             raise CorpusError(f"{name}: is a folder. Name files, or a glob such as '{name}/*.jsonl'.")
-        if name != "-" and kind_of(name) not in SUFFIXES:
-            raise CorpusError(f"{name}: unknown kind of file. Use .jsonl, .txt (also .gz, .zst) or .parquet.")
     return list(dict.fromkeys(names))
 
 

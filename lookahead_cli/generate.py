@@ -161,7 +161,8 @@ def command(
     given = dict(locals())
     from pathlib import Path
 
-    from lookahead.job.inputs import Shard, count_rows, expand_inputs
+    from lookahead.corpus import named_files
+    from lookahead.job.inputs import Shard, count_rows
     from lookahead.job.manifest import describe, go_on, read_manifest
     from lookahead.job.resume import files_of, what_is_done
     from lookahead.job.rows import left_to_do, read_requests, without_duplicates
@@ -194,7 +195,7 @@ def command(
         check_folder(path)
     files = files_of(out, resume, retry_errors, overwrite)
     known = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
-    names = expand_inputs(input)
+    names = named_files(input)
     done = manifest = None
     if files is not None:
         manifest = describe(given, open_tries(trie), names)
@@ -328,6 +329,7 @@ def load_engine(
 
     opened = open_tries(tries)
     weights_of_tries = trie_weights(weights, [opened])[0]
+    from lookahead.budget import goodput
     from lookahead.decode.engine import LookaheadEngine
     from lookahead.decode.model import load_model
     from lookahead.draft.drafter import Drafter
@@ -341,7 +343,12 @@ def load_engine(
     for trie in opened:
         trie.check_tokenizer(whose.fingerprint, max(target.vocab_size, whose.vocab_size), model)
     drafter = Drafter(opened, options, weights_of_tries)
-    render.patiently(drafter.warm_up, render.COMPILING)
+
+    def compile_kernels() -> None:
+        drafter.warm_up()
+        goodput.warm_up()
+
+    render.patiently(compile_kernels, render.COMPILING)
     if target.mode != "packed":
         render.notice(f"{model} verifies by {target.mode}: {target.reason}")
     return LookaheadEngine(target, drafter, tokenizer=tokenizer), tokenizer, whose

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.budget.cost import SIZES, CostCurve
+from lookahead.budget.cost import SIZES, CostCurve, bucket
 from lookahead.budget.goodput import AS_MANY_AS_PAY, TRIALS, GoodputBudget, choose, shape_of
 from lookahead.budget.profile import CostProfile, Setting
-from lookahead.decode.batch import bucket
 from lookahead.draft.tree import DraftTree, chain
 
 SETTING = Setting("model", "shape", "CPU", "float32", "sdpa", "packed", 2)

@@ -31,13 +31,12 @@ PER_ROW, PER_KEY, PER_QUERY_KEY, SEPARATE = range(4)
 class CostCurve:
     """Seconds of a forward over `tokens` tokens of `rows` rows with `keys` keys in the cache, all together.
 
-    known: there is a profile. observed: steps so far.
+    known: there is a profile. bucketed: forwards take one of a few shapes, see `bucket`.
     """
 
-    def __init__(self, profile: CostProfile | None = None) -> None:
+    def __init__(self, profile: CostProfile | None = None, bucketed: bool = False) -> None:
         self.known = profile is not None
-        self.bucketed = profile is not None and profile.bucketed
-        self.observed = 0
+        self.bucketed = profile.bucketed if profile else bucketed
         self.table = np.zeros((4, len(SIZES)))
         self.table[SIZE] = SIZES
         self.table[BASE] = 1 + SIZES / FLAT if profile is None else [profile.at(int(size)) for size in SIZES]
@@ -49,12 +48,20 @@ class CostCurve:
 
     def observe(self, tokens: int, seconds: float, rows: int = 1, keys: int = 0) -> None:
         """A forward took `seconds`."""
-        self.observed += 1
         observe(tokens, rows, keys, seconds, self.table, self.terms, self.latest)
 
     def seconds(self, tokens: int, rows: int = 1, keys: int = 0) -> float:
         """Of a forward of this size. Needs a profile or an observed step."""
         return float(seconds_of(tokens, rows, keys, self.table, self.terms, 0))
+
+
+@kernel
+def bucket(size):
+    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is not below `size`."""
+    power = 1
+    while power < size:
+        power *= 2
+    return power // 4 * 3 if power >= 4 and size <= power // 4 * 3 else power
 
 
 @inlined

@@ -3,12 +3,13 @@
 Every node has the probability that the model says it. All rows' nodes stand in one queue, the most probable first. A node is
 worth the time in which the job would otherwise say as much, so the forward takes those nodes for which
 
-    speed x (rows + probabilities of the nodes) - seconds of the forward
+    seconds that a token is worth x (rows + probabilities of the nodes) - seconds of the forward
 
-is largest: time saved by what is said less time spent. This is goodput (arXiv 2406.14066) over the whole job rather than in
-each step by itself, and none is the right number where drafts do not pay. `speed` is counted in plain steps, how many of them
-a second of the job has replaced, so that it holds for any number of rows. Costs are those of cost.py. Without a profile the
-first steps try several sizes; later ones look left and right, as often as that costs a set share of the time.
+is largest: time saved by what is said less time spent. A token is worth its share of a plain step, divided by how many times
+faster than plain decoding the job has been of late, so that this holds for any number of rows. It is goodput (arXiv 2406.14066)
+over the whole job rather than in each step by itself, and none is the right number where drafts do not pay. Costs are those of
+cost.py. Without a profile the first steps try several sizes; later ones look left and right, as often as that costs a set share
+of the time.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lookahead.budget.cost import LATEST, SIZE, CostCurve, faster_of, observe, place_of, seconds_of
-from lookahead.draft.tree import DraftTree
+from lookahead.budget.cost import LATEST, SIZE, CostCurve, bucket, faster_of, observe, place_of, seconds_of
+from lookahead.draft.tree import DraftTree, root_only
 from lookahead.trie.suffixes import inlined, kernel
 
 TRIALS = (16, 4, 1, 8) * 3  # tokens of the first steps
@@ -86,10 +87,9 @@ class GoodputBudget:
         stands_for: steps like it that are not told.
         """
         curve, sums = self.curve, self._sums
-        curve.observed += 1
         self._steps += 1
         learn(
-            tokens, rows, keys, forward_seconds, step_seconds, said, stands_for, self._steps,
+            shape_of(tokens, curve.bucketed), rows, keys, forward_seconds, step_seconds, said, stands_for, self._steps,
             curve.table, curve.terms, curve.latest, self._others, sums,
         )  # fmt: skip
 
@@ -108,6 +108,14 @@ class GoodputBudget:
             choose(*known, round(max(best, 3) * next(self._looks)), *arrays)
             self._sums[SPARE] -= saved - told[SAVED]
             self._looked = self._steps
+
+
+def warm_up() -> None:
+    """Compile the kernels (once per machine), so that no step waits for it."""
+    budget = GoodputBudget(CostCurve())
+    for step in range(len(TRIALS) + 1):
+        budget.cut([root_only(0), root_only(0)] if step % 2 else [root_only(0)])
+        budget.observe(1, 1e-3, 1e-3)
 
 
 @kernel
@@ -190,10 +198,5 @@ def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, tabl
 
 @inlined
 def shape_of(tokens, bucketed):
-    """Tokens of a forward, padding included (see `decode.batch.bucket`)."""
-    if not bucketed:
-        return tokens
-    power = 1
-    while power < tokens:
-        power *= 2
-    return power // 4 * 3 if power >= 4 and tokens <= power // 4 * 3 else power
+    """Tokens of a forward, padding included."""
+    return bucket(tokens) if bucketed else tokens

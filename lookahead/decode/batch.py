@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lookahead.budget.cost import bucket
 from lookahead.draft.tree import DraftTree
 from lookahead.trie.suffixes import kernel
 
@@ -134,12 +135,6 @@ def pack(
         slot = runs[0][0]
         one = slot, slice(pasts[slot], pasts[slot] + total)
     return Pack(ids[None], positions[None], slots, places, groups, one)
-
-
-def bucket(size: int) -> int:
-    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is not below `size`."""
-    power = 1 << max(0, size - 1).bit_length()
-    return power // 4 * 3 if power >= 4 and size <= power // 4 * 3 else power
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:

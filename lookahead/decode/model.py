@@ -125,7 +125,7 @@ class TargetModel:
     @functools.cached_property
     def costs(self) -> CostCurve:
         """What its forwards cost, as measured for this setting beforehand, if it was, and learned by all that run it."""
-        return CostCurve(cached_profile(self.setting))
+        return CostCurve(cached_profile(self.setting), self.bucketed)
 
     @functools.cached_property
     def packed_attention(self) -> PackedAttention:

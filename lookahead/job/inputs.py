@@ -7,7 +7,6 @@ line that is too long only its fingerprint.
 from __future__ import annotations
 
 import dataclasses
-import glob
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lookahead.corpus import CorpusReport, kind_of, open_text, parquet_rows, parse_line
-from lookahead.errors import CorpusError, UsageError
+from lookahead.errors import UsageError
 
 LONGEST_LINE = 64 << 20  # bytes
 PIECE = 1 << 20  # bytes of a longer line that are read at a time
@@ -54,20 +53,6 @@ class Shard:
     def size(self, rows: int) -> int:
         """How many of so many rows it holds."""
         return len(range(self.number - 1, rows, self.count))
-
-
-def expand_inputs(patterns: Sequence[str]) -> list[str]:
-    """File names of paths and globs, in order, each once. Raises CorpusError for what names no file."""
-    names: list[str] = []
-    for pattern in patterns:
-        found = [pattern] if pattern == "-" or Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
-        if not found:
-            raise CorpusError(f"{pattern}: no such file.")
-        names += found
-    for name in names:
-        if name != "-" and Path(name).is_dir():
-            raise CorpusError(f"{name}: is a folder. Give files of prompts, or a glob such as '{name}/*.jsonl'.")
-    return list(dict.fromkeys(names))
 
 
 def input_rows(name: str) -> Iterator[InputRow]:
