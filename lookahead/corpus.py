@@ -33,7 +33,8 @@ ID_FIELDS = ("ids", "response_ids")
 TEXT_PIECE = 1 << 20  # characters
 PROMPT_TAIL = 512  # characters of a prompt that are tokenized for its last LEFT_CONTEXT tokens
 BATCH = 512  # rows tokenized at a time
-SUFFIXES = (".jsonl", ".json", ".ndjson", ".txt", ".parquet")
+LINES = (".jsonl", ".json", ".ndjson")
+SUFFIXES = (*LINES, ".txt", ".parquet")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,16 @@ class Row:
     ids: np.ndarray | None = None
     prompt: str | list | np.ndarray | None = None  # text, chat messages or ids
     ends: bool = True  # the model would end here
+
+
+@dataclasses.dataclass(frozen=True)
+class FilePart:
+    """A file, or of one in JSON lines the lines from byte `begin` to `end`, before which `lines` others stand."""
+
+    name: str
+    begin: int = 0
+    end: int | None = None  # None: to the end of the file
+    lines: int = 0
 
 
 @dataclasses.dataclass
@@ -63,6 +74,13 @@ class CorpusReport:
         self.bad += 1
         if len(self.problems) < 10:
             self.problems.append(problem)
+
+    def add_all(self, other: CorpusReport) -> None:
+        """Count what another has counted."""
+        self.rows += other.rows
+        self.bad += other.bad
+        self.bytes += other.bytes
+        self.problems += other.problems[: 10 - len(self.problems)]
 
 
 def expand(patterns: Sequence[str]) -> list[str]:
@@ -93,8 +111,43 @@ def size_of(names: Sequence[str]) -> int | None:
     return None if "-" in names else sum(Path(name).stat().st_size for name in names)
 
 
+def shares_of(names: Sequence[str], size: int) -> list[list[FilePart]]:
+    """The files, in order, in shares of about `size` bytes. JSON lines that are not packed are cut where need be."""
+    shares: list[list[FilePart]] = [[]]
+    held = 0
+    for name in names:
+        for part, length in _parts_of(name, size):
+            if held and held + length // 2 > size:
+                shares.append([])
+                held = 0
+            shares[-1].append(part)
+            held += length
+    return shares
+
+
+def _parts_of(name: str, size: int) -> Iterator[tuple[FilePart, int]]:
+    """Parts of a file of at most about `size` bytes, and the bytes of each."""
+    length = Path(name).stat().st_size
+    if length <= size or Path(name).suffix not in LINES:
+        yield FilePart(name), length
+        return
+    pieces = -(-length // size)
+    with open(name, "rb") as file:
+        begin = lines = 0
+        for piece in range(1, pieces + 1):
+            end, passed = begin, 0
+            while end < length * piece // pieces:
+                block = file.read(min(TEXT_PIECE, length * piece // pieces - end))
+                end, passed = end + len(block), passed + block.count(b"\n")
+            rest = file.readline() if end > begin else b""
+            end, passed = end + len(rest), passed + rest.endswith(b"\n")
+            if end > begin:
+                yield FilePart(name, begin, end, lines), end - begin
+            begin, lines = end, lines + passed
+
+
 def read_documents(
-    names: Sequence[str],
+    names: Sequence[str | FilePart],
     tokenizer: Any | None,
     report: CorpusReport,
     text_field: str | None = None,
@@ -108,8 +161,9 @@ def read_documents(
     vocab_size: ids of id rows must lie below it. workers: batches of rows that are tokenized side by side.
     Rows that cannot be used go to `report`, or raise CorpusError if `strict`.
     """
+    parts = [FilePart(name) if isinstance(name, str) else name for name in names]
     rows = itertools.chain.from_iterable(
-        _rows_of(name, source or _source_name(name), text_field, report, strict, vocab_size or 1 << 31) for name in names
+        _rows_of(part, source or _source_name(part.name), text_field, report, strict, vocab_size or 1 << 31) for part in parts
     )
     batches = iter(lambda: list(itertools.islice(rows, BATCH)), [])
     pending: collections.deque[Future[list[TokenDocument]]] = collections.deque()
@@ -200,12 +254,19 @@ class _CountedFile(io.FileIO):
         return count
 
 
-def json_rows(name: str, report: CorpusReport | None = None) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def json_rows(file: str | FilePart, report: CorpusReport | None = None) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """(line number from 1, row) of a JSON-lines file; the row is a problem's text where the line is no JSON object."""
-    with open_text(name, report) as file:
-        for number, line in enumerate(file, 1):
+    part = FilePart(file) if isinstance(file, str) else file
+    with open_text(part.name, report) as lines:
+        if part.begin:
+            lines.seek(part.begin)
+        left = part.end - part.begin if part.end is not None else 1 << 62
+        for number, line in enumerate(lines, part.lines + 1):
             if line.strip():
                 yield number, parse_line(line)
+            left -= len(line)
+            if left <= 0:
+                return
 
 
 def parse_line(line: bytes) -> dict[str, Any] | str:
@@ -228,14 +289,15 @@ def _source_name(name: str) -> str:
 
 
 def _rows_of(
-    name: str, source: str, text_field: str | None, report: CorpusReport, strict: bool, vocab_size: int
+    part: FilePart, source: str, text_field: str | None, report: CorpusReport, strict: bool, vocab_size: int
 ) -> Iterator[Row]:
+    name = part.name
     kind = kind_of(name)
     if kind == ".txt":
         yield from _text_pieces(name, source, report)
         return
     before = report.rows + report.bad
-    for number, row in parquet_rows(name, report) if kind == ".parquet" else json_rows(name, report):
+    for number, row in parquet_rows(name, report) if kind == ".parquet" else json_rows(part, report):
         where = f"{name}:{number}"
         if isinstance(row, str):
             report.add(f"{where}: {row}.", strict)
@@ -246,7 +308,7 @@ def _rows_of(
             continue
         report.rows += 1
         yield from found
-    if report.rows + report.bad == before:
+    if report.rows + report.bad == before and part == FilePart(name):
         report.add(f"{name}: no rows in this file.", strict)
 
 

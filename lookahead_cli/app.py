@@ -17,6 +17,7 @@ import typer
 
 from lookahead import __version__
 from lookahead_cli import bench, build_trie, calibrate, demo, generate, inspect_trie, merge_tries, prune_trie
+from lookahead_cli.options import with_address
 
 app = typer.Typer(
     name="lookahead",
@@ -56,7 +57,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     typed = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result = app(args=typed, prog_name="lookahead", standalone_mode=False, obj=shlex.join(["lookahead", *typed]))
+        result = app(
+            args=with_address(typed), prog_name="lookahead", standalone_mode=False, obj=shlex.join(["lookahead", *typed])
+        )
     except LookaheadError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

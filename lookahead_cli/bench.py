@@ -320,11 +320,15 @@ def compare_on(
 
     from lookahead.errors import LookaheadError
     from lookahead.job.rows import prompt_ids_of, read_requests
+    from lookahead.job.setup import EngineSettings
     from lookahead_cli import render
-    from lookahead_cli.generate import load_engine
+    from lookahead_cli.engines import load_here
+    from lookahead_cli.options import open_tries
 
     requests = list(islice(read_requests(input), rows))
-    engine, tokenizer, _ = load_engine(model, tries, weights, options[0], dtype, device, attention)
+    given_weights = tuple(trie_weights(weights, [open_tries(tries)])[0])
+    loaded = load_here(EngineSettings(model, tuple(tries or ()), given_weights, options[0], dtype, device, attention))
+    engine, tokenizer = loaded.engine, loaded.tokenizer
     prompts, failed = [], []
     for request in requests:
         try:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lookahead_cli.options import Config, Json, MaxMemory, Workers, check_folder
+from lookahead_cli.options import Config, Json, MaxMemory, Ray, Workers, check_folder
 
 
 def command(
@@ -50,13 +50,14 @@ def command(
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")] = False,
     workers: Workers = 0,
     max_memory: MaxMemory = "2GiB",
+    ray: Ray = None,
     json: Json = False,
     config: Config = None,
 ) -> None:
     """Build a trie from corpora: reads text, writes one file that drafts are looked up in.
 
     Rows that cannot be used are counted and listed; the rest is built. Corpora of any size are sorted in runs that fit in
-    --max-memory; the file is the same whatever the memory and the workers.
+    --max-memory; the file is the same whatever the memory and the workers. With --ray each task has this memory.
 
     Example: lookahead build-trie answers.jsonl -o answers.trie --tokenizer org/model
 
@@ -75,6 +76,8 @@ def command(
 
     if (out is None) == (append is None):
         raise UsageError("give either -o OUT.trie (a new trie) or --append F.trie (an existing one).")
+    if append is not None and ray:
+        raise UsageError("--ray does not go with --append: build a trie of its own, then lookahead merge-tries.")
     if append is not None and min_count > 1:
         raise UsageError("--min-count does not go with --append: append first, then lookahead prune-trie --min-count N.")
     before = Trie(append) if append is not None else None
@@ -88,6 +91,8 @@ def command(
     path = out or append or ""
     check_folder(path)
     names = expand(corpus)
+    if ray and "-" in names:
+        raise UsageError("--ray reads files, which every node opens itself, and no stdin.")
     if workers:
         os.environ["RAYON_NUM_THREADS"] = str(workers)  # of the tokenizers library
     began = time.perf_counter()
@@ -101,11 +106,17 @@ def command(
     with render.stages(shown=not json, report=report, total=size_of(names)) as progress:
         effort = effort_of(max_memory, workers, progress)
         documents = read_documents(names, loaded, report, text_field, source, strict, whose.vocab_size, workers=effort.workers)
+        options = {"text_field": text_field or "auto"}
         try:
-            if append is not None:
+            if ray:
+                from lookahead.trie.ray_build import CorpusOptions, build_with_ray
+
+                read = CorpusOptions(tokenizer, whose, text_field, source, strict)
+                header = build_with_ray(ray, names, path, read, report, min_count, options, effort, cores=workers or 1)
+            elif append is not None:
                 header = append_trie(documents, append, whose, effort)
             else:
-                header = build_trie(documents, path, whose, min_count, {"text_field": text_field or "auto"}, effort)
+                header = build_trie(documents, path, whose, min_count, options, effort)
         except CorpusError as error:
             if report.problems:
                 raise CorpusError(f"{report.problems[0]} ({report.bad} bad rows; {error})") from error

@@ -23,6 +23,7 @@ from lookahead_cli.options import (
     Model,
     PrefillChunk,
     Price,
+    Ray,
     RepetitionPenalty,
     Samples,
     Seed,
@@ -41,10 +42,9 @@ from lookahead_cli.options import (
 )
 
 if TYPE_CHECKING:
-    from lookahead.decode.engine import LookaheadEngine
-    from lookahead.draft.drafter import DraftOptions
     from lookahead.job.journal import Journal
     from lookahead.job.stream import Stream
+    from lookahead_cli.engines import Answering
     from lookahead_cli.progress import JobProgress
 
 
@@ -77,6 +77,17 @@ def command(
             "--shard", metavar="I/N", help="Answer every N-th row from the I-th on: one of N jobs that share the input."
         ),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            min=1,
+            metavar="N",
+            help="Answer by N processes: one to a GPU of this machine or a share of its cores; with --ray, of the cluster's "
+            "(default there: all GPUs, or one to a node).",
+        ),
+    ] = None,
+    ray: Ray = None,
     trie: Tries = None,
     trie_weight: TrieWeights = None,
     max_new_tokens: MaxNewTokens = 256,
@@ -159,6 +170,8 @@ def command(
     Next: lookahead bench --model org/model --input prompts.jsonl --trie answers.trie
     """
     given = dict(locals())
+    import contextlib
+    import dataclasses
     from pathlib import Path
 
     from lookahead.corpus import named_files
@@ -166,7 +179,6 @@ def command(
     from lookahead.job.manifest import describe, go_on, read_manifest
     from lookahead.job.resume import files_of, what_is_done
     from lookahead.job.rows import left_to_do, read_requests, without_duplicates
-    from lookahead.trie.build import check_same_tokenizer
     from lookahead_cli.progress import JobProgress, shown
 
     if print_config:
@@ -184,21 +196,25 @@ def command(
         raise UsageError("--system needs --chat.")
     if explain and strategy == "off":
         raise UsageError("--explain: --strategy off drafts nothing.")
+    if explain and (ray or (workers or 1) > 1):
+        raise UsageError("--explain shows the steps of one engine: leave --workers and --ray out.")
     if order not in ("input", "completion"):
         raise UsageError(f"--order {order}: choose input or completion.")
     if not learn and session_tokens != SESSION_TOKENS:
         raise UsageError("--no-learn remembers no answers: leave --session-tokens out.")
-    options = draft_options(strategy, decoding_length, branch_length, session_tokens if learn else 0, price)
+    drafts = draft_options(strategy, decoding_length, branch_length, session_tokens if learn else 0, price)
     part = Shard.parse(shard)
-    batch_size_of(batch_size, "cpu")
+    rows_at_once = 1 if explain else batch_size_of(batch_size)  # what is explained comes row by row
     for path in (out, save_trie, metrics):
         check_folder(path)
     files = files_of(out, resume, retry_errors, overwrite)
     known = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
+    opened = open_tries(trie)
+    weights = trie_weights(trie_weight, [opened])[0]
     names = named_files(input)
     done = manifest = None
     if files is not None:
-        manifest = describe(given, open_tries(trie), names)
+        manifest = describe(given, opened, names)
         if resume and files.hold_rows():
             manifest = go_on(read_manifest(files.manifest), manifest, files.out)
             done = what_is_done(files, names, part, retry_errors)
@@ -208,63 +224,72 @@ def command(
     if done and done.whole:
         if first is not None:
             raise UsageError(f"{out}: is complete, no rows can be added. Choose another -o, or start anew with --overwrite.")
-        report(JobProgress(done.totals, None, lambda: None), None, model, out, json, quiet)
+        report(JobProgress(done.totals, None, lambda: None), {}, model, out, json, quiet)
         return
-    engine = tokenizer = identity = None
-    if first is not None or (save_trie and files and files.learned.exists()):
-        engine, tokenizer, identity = load_engine(model, trie, trie_weight, options, dtype, device, attn)
-        # What is explained comes row by row.
-        engine.batch_size = 1 if explain else batch_size_of(batch_size, engine.target.device.type)
-        engine.prefill_chunk = prefill_chunk
-        if explain and engine.target.mode == "plain":
-            raise UsageError(f"--explain: nothing is drafted for {model}: {engine.target.reason}")
-        for learned_before in known:
-            check_same_tokenizer(learned_before, identity, model)
 
     from lookahead.decode.sampling import Sampling
     from lookahead.job.journal import Journal
     from lookahead.job.resume import open_journal
-    from lookahead.job.runner import JobOptions, run_job
-    from lookahead_cli import render
+    from lookahead.job.runner import JobOptions
+    from lookahead.job.setup import EngineSettings
+    from lookahead.trie.build import check_same_tokenizer
+    from lookahead_cli import engines, render
     from lookahead_cli.explain import Explainer
     from lookahead_cli.stopping import on_signals
 
-    explainer = Explainer(render.out if out and not json else render.err, tokenizer, rows=explain or 0)
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty=repetition_penalty, stop=tuple(stop or ()))
-    in_order = order == "input"
-    job = JobOptions(max_new_tokens, sampling, samples, seed, chat, system, token_ids, in_order, explainer.observer_of)
-    output: Journal | Stream
-    if files and manifest:
-        output = open_journal(files, done, manifest, retry_errors, bool(save_trie))
-    else:
-        output = stream_to(out, bool(save_trie))
-    rows = None if quiet and not metrics else count_rows(names)
-    expected = None if rows is None else part.size(rows)
-    progress = JobProgress(output.totals, expected, lambda: engine.budget.speedup if engine else None)
-    with output, on_signals() as asked:
+    job = JobOptions(max_new_tokens, sampling, samples, seed, chat, system, token_ids, order == "input")
+    settings = EngineSettings(
+        model, tuple(trie or ()), tuple(weights), drafts, dtype, device, attn, rows_at_once, prefill_chunk
+    )
+    with contextlib.ExitStack() as stack:
+        answering: engines.Answering | None = None
+        if first is not None or (save_trie and files and files.learned.exists()):
+            if ray or (workers or 1) > 1:
+                answering = stack.enter_context(engines.workers(settings, job, ray, workers))
+            else:
+                loaded = engines.load_here(settings)
+                answering = engines.OneEngine(loaded)
+                if explain:
+                    if loaded.engine.target.mode == "plain":
+                        raise UsageError(f"--explain: nothing is drafted for {model}: {loaded.engine.target.reason}")
+                    explainer = Explainer(render.out if out and not json else render.err, loaded.tokenizer, rows=explain)
+                    job = dataclasses.replace(job, observer_of=explainer.observer_of)
+            for learned_before in known:
+                check_same_tokenizer(learned_before, answering.whose, model)
+        output: Journal | Stream
+        if files and manifest:
+            output = open_journal(files, done, manifest, retry_errors, bool(save_trie))
+        else:
+            output = stream_to(out, bool(save_trie))
+        rows = None if quiet and not metrics else count_rows(names)
+        expected = None if rows is None else part.size(rows)
+        progress = JobProgress(output.totals, expected, lambda: answering.speedup if answering else None)
+        with output, on_signals() as asked:
 
-        def stopped() -> bool:
-            progress()
-            return asked.wanted()
+            def stopped() -> bool:
+                progress()
+                return asked.wanted()
 
-        with shown(progress, not (quiet or explain), Path(metrics) if metrics else None, output.save):
-            if engine and first:
-                run_job(engine, tokenizer, chain([first], requests), job, output.write, stopped)
-        if not asked.wanted():
-            keep_learned(output, save_trie, identity, model)
-            output.finish(in_order)
+            with shown(progress, not (quiet or explain), Path(metrics) if metrics else None, output.save):
+                if answering and first:
+                    answering.run(chain([first], requests), job, output.write, stopped)
+            if not asked.wanted():
+                keep_learned(output, save_trie, answering, model)
+                output.finish(job.in_order)
+        used = answering.used() if answering else {}
     if asked.wanted():
         if isinstance(output, Journal):
             instead = " in place of --overwrite" if overwrite else ""
             render.notice(f"stopped after {progress.rows}. To go on: the same command with --resume{instead}.")
         else:
-            keep_learned(output, save_trie, identity, model)
+            keep_learned(output, save_trie, answering, model)
             render.notice(f"stopped after {progress.rows}; every line of {out or 'the output'} is a whole row.")
         raise typer.Exit(128 + asked.number)
-    report(progress, engine, model, out, json, quiet)
+    report(progress, used, model, out, json, quiet)
 
 
-def keep_learned(output: Journal | Stream, trie: str | None, identity: Any, model: str) -> None:
+def keep_learned(output: Journal | Stream, trie: str | None, answering: Answering | None, model: str) -> None:
     """Put the answers that were kept into a trie, new or not."""
     from pathlib import Path
 
@@ -274,10 +299,11 @@ def keep_learned(output: Journal | Stream, trie: str | None, identity: Any, mode
     first = next(documents, None)
     if trie is None or first is None:
         return
+    assert answering is not None  # what is kept was answered
     if Path(trie).exists():
-        append_trie(chain([first], documents), trie, identity)
+        append_trie(chain([first], documents), trie, answering.whose)
     else:
-        build_trie(chain([first], documents), trie, identity, options={"learned_from": model})
+        build_trie(chain([first], documents), trie, answering.whose, options={"learned_from": model})
     output.forget_learned()
 
 
@@ -292,16 +318,12 @@ def stream_to(out: str | None, learn: bool) -> Stream:
     return Stream(open(out, "w", encoding="utf-8"), out, learn)
 
 
-def report(progress: JobProgress, engine: LookaheadEngine | None, model: str, out: str | None, json: bool, quiet: bool) -> None:
-    """Say what a job that is complete came to. Raises LookaheadError if rows have failed."""
-    from lookahead.decode.memory import peak_memory
+def report(progress: JobProgress, used: dict[str, Any], model: str, out: str | None, json: bool, quiet: bool) -> None:
+    """Say what a job that is complete came to. used: what it took. Raises LookaheadError if rows have failed."""
     from lookahead_cli import render
 
     totals = progress.totals
     if json:
-        used = {}
-        if engine:
-            used = {"batch_size": engine.batch_size, "peak_memory_bytes": peak_memory(engine.target.device)}
         render.print_json({"model": model, "output": out, **totals.as_json(), **used})
     elif not quiet:
         progress.table()
@@ -310,45 +332,3 @@ def report(progress: JobProgress, engine: LookaheadEngine | None, model: str, ou
         raise LookaheadError(
             f'{totals.errors} of {totals.rows} rows failed; see their "error" in {out or "the output"}.{again}'
         )
-
-
-def load_engine(
-    model: str,
-    tries: list[str] | None,
-    weights: list[str] | None,
-    options: DraftOptions,
-    dtype: str,
-    device: str,
-    attention: str | None,
-) -> tuple[LookaheadEngine, Any | None, Any]:
-    """(engine, tokenizer or None, tokenizer identity): opens tries first, as that is quick and often what is wrong."""
-    from pathlib import Path
-
-    from lookahead.trie.build import TokenizerIdentity
-    from lookahead_cli import render
-
-    opened = open_tries(tries)
-    weights_of_tries = trie_weights(weights, [opened])[0]
-    from lookahead.budget import goodput
-    from lookahead.decode.engine import LookaheadEngine
-    from lookahead.decode.model import load_model
-    from lookahead.draft.drafter import Drafter
-    from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
-
-    target = load_model(model, dtype, device, attention)
-    tokenizer, whose = None, TokenizerIdentity(target.vocab_size, "", model)
-    if not Path(model).is_dir() or any((Path(model) / name).exists() for name in TOKENIZER_FILES):
-        tokenizer = load_tokenizer(model)
-        whose = identity(tokenizer, model)
-    for trie in opened:
-        trie.check_tokenizer(whose.fingerprint, max(target.vocab_size, whose.vocab_size), model)
-    drafter = Drafter(opened, options, weights_of_tries)
-
-    def compile_kernels() -> None:
-        drafter.warm_up()
-        goodput.warm_up()
-
-    render.patiently(compile_kernels, render.COMPILING)
-    if target.mode != "packed":
-        render.notice(f"{model} verifies by {target.mode}: {target.reason}")
-    return LookaheadEngine(target, drafter, tokenizer=tokenizer), tokenizer, whose

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -149,6 +151,26 @@ Seed = Annotated[
 Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End an answer with it; repeat for several.")]
 Samples = Annotated[int, typer.Option("--samples", "-n", min=1, metavar="N", help="Answers to each prompt.")]
 
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[HOST:PORT]",
+        help="Run on a Ray cluster: the one at this address, or that this machine is part of, or Ray on this machine alone. "
+        "Needs pip install 'lookahead[ray]'.",
+    ),
+]
+ADDRESS = re.compile(r"auto|local|ray://\S+|[^\s/:]+:\d+")
+
+
+def with_address(typed: Sequence[str]) -> list[str]:
+    """A command line in which --ray is followed by an address: auto, where none is given."""
+    line: list[str] = []
+    for word, following in itertools.zip_longest(typed, typed[1:], fillvalue=""):
+        line += [word, "auto"] if word == "--ray" and not ADDRESS.fullmatch(following) else [word]
+    return line
+
+
 Price = Annotated[
     float,
     typer.Option(
@@ -179,10 +201,10 @@ def draft_options(
     return DraftOptions(kind, length, branch_length, price, session_tokens, adaptive)
 
 
-def batch_size_of(text: str, device: str) -> int:
-    """Rows at once on a device. Raises UsageError for what is neither a number above 0 nor auto."""
+def batch_size_of(text: str) -> int | None:
+    """Rows at once; None for auto. Raises UsageError for what is neither a number above 0 nor auto."""
     if text == "auto":
-        return 8 if device == "cpu" else 32
+        return None
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--batch-size {text}: give a number of rows, or auto.")
     return int(text)

@@ -203,9 +203,9 @@ def test_job_ends_when_the_machine_fails_row_after_row_and_goes_on_when_it_works
 ) -> None:
     from transformers import LlamaForCausalLM
 
-    from lookahead_cli import generate as command
+    from lookahead_cli import engines
 
-    load, works = command.load_engine, LlamaForCausalLM.forward
+    load, works = engines.load_here, LlamaForCausalLM.forward
     write_jsonl(job.source, list(questions(150)))
 
     def load_then_break(*arguments: Any) -> Any:
@@ -213,12 +213,12 @@ def test_job_ends_when_the_machine_fails_row_after_row_and_goes_on_when_it_works
         monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *_, **__: 1 / 0)
         return loaded
 
-    monkeypatch.setattr(command, "load_engine", load_then_break)
+    monkeypatch.setattr(engines, "load_here", load_then_break)
     assert job("--quiet") == 1
     assert "the last 100 rows failed (ZeroDivisionError): " in job.err
     assert job.manifest["state"] == "failed"
     assert 100 <= len(rows_of(job.out)) < 150
-    monkeypatch.setattr(command, "load_engine", load)
+    monkeypatch.setattr(engines, "load_here", load)
     monkeypatch.setattr(LlamaForCausalLM, "forward", works)
     assert job("--quiet", "--resume", "--retry-errors") == 0
     assert [row["id"] for row in rows_of(job.out)] == [f"q{number}" for number in range(150)]

@@ -261,9 +261,12 @@ class LookaheadEngine:
         if generation.error:
             raise generation.error
 
-    def run(self, generations: Iterable[Generation], stopped: Callable[[], bool] = lambda: False) -> Iterator[Generation]:
+    def run(
+        self, generations: Iterable[Generation | None], stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[Generation]:
         """Decode requests, the next one as soon as a slot is free; yields each as it ends. One that failed has its `error`.
 
+        generations: None where there is none at the moment; it is asked again after each step as long as one is running.
         stopped: asked after each step; True ends the run, and requests that are being answered are given up.
         """
         for ended in self._steps(iter(generations)):
@@ -272,7 +275,7 @@ class LookaheadEngine:
                 return
 
     @torch.inference_mode()
-    def _steps(self, waiting: Iterator[Generation]) -> Iterator[list[Generation]]:
+    def _steps(self, waiting: Iterator[Generation | None]) -> Iterator[list[Generation]]:
         """Fill free slots, take a step, free the slots of what has ended. Yields that after each step."""
         slots = self._free_slots()
         rows: list[RunningRow] = []

@@ -207,14 +207,21 @@ class Drafter:
     def _finish(self, row: Row) -> None:
         text = row.own.tokens
         if len(text) > row.prompt_length:
-            output = text[row.prompt_length :]
-            self.session.append_document(text[: row.prompt_length], output)
-            self._refresh_texts()
-            lead_common(self.shared.texts, self.shared.weights, output.astype(np.int64), self.shared.common)
-            self._share_common()
+            self.remember([(text[: row.prompt_length], text[row.prompt_length :])])
         row.own.clear()
         row.prompt_length = 0
         self._free.append(row)
+
+    def remember(self, answers: Sequence[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]]) -> None:
+        """Finished outputs join the job's memory, each with what stood before it. Not while a draft is being made."""
+        if self.options.strategy == "off":
+            return
+        for before, output in answers:
+            self.session.append_document(before, output)
+        self._refresh_texts()
+        for _, output in answers:
+            lead_common(self.shared.texts, self.shared.weights, np.asarray(output, np.int64), self.shared.common)
+        self._share_common()
 
     def forget(self) -> None:
         """Be as new: nothing remembered, nothing learned. No row may be running."""

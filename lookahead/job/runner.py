@@ -61,47 +61,87 @@ def run_job(
     stopped: asked after each step; True ends the job there. Rows that have ended by then are written, in whatever order.
     Raises LookaheadError when one row after the other fails by no fault of its own.
     """
-    ready: dict[int, Ended] = {}  # by place among the requests
-    answers: dict[int, tuple[int, _Answer]] = {}  # by id of each generation
-    written = faults = 0
-    began = time.perf_counter()
+    turns = Turns(write, options.in_order, FAULTY_BATCHES * engine.batch_size)
+    answer(engine, tokenizer, requests, options, turns.put, stopped)
+    turns.finish()
 
-    def generations() -> Iterator[Generation]:
-        for place, request in enumerate(requests):
+
+class Turns:
+    """Writes rows when their turn has come.
+
+    in_order: in the order of their requests; else at once. faulty: so many rows that fail one after the other, by no fault of
+    their own and at least FAULTS, end the job.
+    """
+
+    def __init__(self, write: Callable[[Ended], None], in_order: bool, faulty: int):
+        self._write, self._in_order, self._most_faults = write, in_order, max(FAULTS, faulty)
+        self._ready: dict[int, Ended] = {}  # by place
+        self._written = self._faults = 0
+        self._began = time.perf_counter()
+
+    def put(self, place: int, ended: Ended) -> None:
+        """A row has ended, that of the request at `place`, from 0. Raises LookaheadError where too many have failed."""
+        self._ready[place] = ended
+        while self._ready and (self._written in self._ready or not self._in_order):
+            self._write_one(self._written if self._in_order else place)
+
+    def finish(self) -> None:
+        """Write what has ended, whatever it waits for."""
+        for place in sorted(self._ready):
+            self._write_one(place)
+
+    def _write_one(self, place: int) -> None:
+        """The time since the last row is this one's."""
+        ended = self._ready.pop(place)
+        self._written += 1
+        now = time.perf_counter()
+        ended.counts.seconds, self._began = now - self._began, now
+        self._write(ended)
+        if ended.error != INVALID:
+            self._faults = self._faults + 1 if ended.error else 0
+        if self._faults >= self._most_faults:
+            raise LookaheadError(
+                f"the last {self._faults} rows failed ({ended.error}): model or machine is at fault. The rows before are safe: "
+                "the same command with --resume --retry-errors goes on."
+            )
+
+
+def answer(
+    engine: LookaheadEngine,
+    tokenizer: Any | None,
+    requests: Iterable[Request | None],
+    options: JobOptions,
+    put: Callable[[int, Ended], None],
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """Hands each request's place, from 0, and output row to `put`, as they end.
+
+    requests: None where there is none at the moment; it is asked again after each step, and no more once no row is running.
+    stopped: as of `run_job`.
+    """
+    answers: dict[int, tuple[int, _Answer]] = {}  # by id of each generation
+
+    def generations() -> Iterator[Generation | None]:
+        place = -1
+        for request in requests:
+            if request is None:
+                yield None
+                continue
+            place += 1
             try:
                 answer = _start(engine, tokenizer, request, options, options.observer_of(place + 1))
             except Exception as error:  # whatever one row does, the job goes on and says so
                 kind = INVALID if isinstance(error, LookaheadError) else type(error).__name__
-                ready[place] = _failed(request, f"{request.where}: {error}", kind)
-                write_ready(options.in_order)
+                put(place, failed(request, f"{request.where}: {error}", kind))
                 continue
             answers.update((id(generation), (place, answer)) for generation in answer.samples)
             yield from answer.samples
-
-    def write_ready(in_order: bool) -> None:
-        """Write what can be written by now; the time since the last row is the next one's."""
-        nonlocal written, began, faults
-        while ready and (written in ready or not in_order):
-            ended = ready.pop(written if in_order else min(ready))
-            written += 1
-            now = time.perf_counter()
-            ended.counts.seconds, began = now - began, now
-            write(ended)
-            if ended.error != INVALID:
-                faults = faults + 1 if ended.error else 0
-            if faults >= max(FAULTS, FAULTY_BATCHES * engine.batch_size):
-                raise LookaheadError(
-                    f"the last {faults} rows failed ({ended.error}): model or machine is at fault. The rows before are safe: "
-                    "the same command with --resume --retry-errors goes on."
-                )
 
     for generation in engine.run(generations(), stopped):
         place, answer = answers.pop(id(generation))
         answer.left -= 1
         if not answer.left:
-            ready[place] = _ended(answer, tokenizer, options)
-            write_ready(options.in_order)
-    write_ready(False)
+            put(place, _ended(answer, tokenizer, options))
 
 
 def _start(
@@ -125,7 +165,7 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions) -> Ended
     """The output row of an answer that has ended."""
     for generation in answer.samples:
         if error := generation.error:
-            return _failed(answer.request, str(error) or type(error).__name__, type(error).__name__)
+            return failed(answer.request, str(error) or type(error).__name__, type(error).__name__)
     counts = JobTotals(rows=1, prompt_tokens=answer.samples[0].prompt_tokens)
     for generation in answer.samples:
         counts.add(generation)
@@ -187,7 +227,7 @@ def _openai_row(answer: _Answer, texts: Sequence[str | None]) -> dict[str, Any]:
     return {"custom_id": answer.request.id, "response": {"status_code": 200, "body": body}, "error": None}
 
 
-def _failed(request: Request, message: str, kind: str) -> Ended:
+def failed(request: Request, message: str, kind: str) -> Ended:
     """The error row of a request."""
     row: dict[str, Any]
     if request.openai:

@@ -47,19 +47,28 @@ def merge_tries(
     out: str | Path,
     weights: Mapping[str, float] | None = None,
     effort: Effort | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> format.TrieHeader:
     """One file of one segment that answers every query as a build over all the corpora would. Returns the header written.
 
     weights: source name or trie file -> weight of its documents in drafting (default: as it was).
+    options: what the header says about how the file was made (default: the names of the tries).
     Raises TokenizerMismatchError for tries of different tokenizers, UsageError for a weight that names nothing,
     TrieFormatError for a damaged trie.
     """
     with replacing(out) as file:
-        return _merge([Trie(path) for path in paths], file, Path(out).parent, dict(weights or {}), effort or Effort())
+        tries = [Trie(path) for path in paths]
+        options = options or {"merged": [trie.path.name for trie in tries]}
+        return _merge(tries, file, Path(out).parent, dict(weights or {}), effort or Effort(), options)
 
 
 def _merge(
-    tries: Sequence[Trie], file: IO[bytes], folder: Path, weights: Mapping[str, float], effort: Effort
+    tries: Sequence[Trie],
+    file: IO[bytes],
+    folder: Path,
+    weights: Mapping[str, float],
+    effort: Effort,
+    options: Mapping[str, Any],
 ) -> format.TrieHeader:
     head = tries[0].header
     identity = TokenizerIdentity(head.vocab_size, head.tokenizer_fingerprint, head.tokenizer_name)
@@ -80,7 +89,6 @@ def _merge(
     if unused:
         known = ", ".join(sorted({source.name for source in sources.sources()}))
         raise UsageError(f"--weight {min(unused)}: no such trie or source (sources: {known}).")
-    options = {"merged": [trie.path.name for trie in tries]}
     writer = format.TrieWriter(file)
     write_segment(writer, parts, (), sources, head.vocab_size, folder, effort)
     return writer.finish(_like(head, sources.sources(), options))
@@ -116,7 +124,7 @@ def prune_trie(
     with contextlib.ExitStack() as stack:
         if len(trie.segments) > 1:
             joined = stack.enter_context(scratch_sibling(out))
-            _merge([trie], joined, Path(out).parent, {}, effort)
+            _merge([trie], joined, Path(out).parent, {}, effort, described)
             trie = Trie(joined.name)
         dropped = [number for number, name in enumerate(known) if name in drop_sources]
         pruning = _Pruning(trie, min_count, Path(out), effort)

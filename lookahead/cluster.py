@@ -1,0 +1,41 @@
+"""Ray, if it is installed: connecting to a cluster. In: an address. Out: the ray module, connected."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from lookahead.errors import LookaheadError, UsageError
+from lookahead.tokenizer import first_line
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """The ray module, connected for as long as the block runs, or longer if it was before.
+
+    address: HOST:PORT; auto: the cluster that this machine is part of, else Ray on this machine alone; local: the latter.
+    Raises UsageError if Ray is not installed, LookaheadError if there is no cluster at this address.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError("--ray: Ray is not installed. Install it with pip install 'lookahead[ray]'.") from error
+    if ray.is_initialized():
+        yield ray
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        try:
+            ray.init(address, **quiet)
+        except ConnectionError:
+            if address != "auto":
+                raise
+            ray.init("local", include_dashboard=False, **quiet)
+    except Exception as error:  # Ray raises many kinds
+        raise LookaheadError(f"--ray {address}: no cluster answers there ({first_line(error)}).") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()

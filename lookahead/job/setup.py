@@ -1,0 +1,72 @@
+"""What a job's engine is made of. In: names and options, which can be sent to another process. Out: an engine that is ready."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lookahead.budget import goodput
+from lookahead.decode.engine import LookaheadEngine
+from lookahead.decode.model import load_model
+from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
+from lookahead.trie.build import TokenizerIdentity
+from lookahead.trie.file import Trie
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineSettings:
+    """model, dtype, device, attention: see `decode.model.load_model`. tries, weights: see `draft.drafter.Drafter`.
+
+    batch_size: rows at once; None: what suits the device. prefill_chunk: see `LookaheadEngine`.
+    """
+
+    model: str
+    tries: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    drafts: DraftOptions = dataclasses.field(default_factory=DraftOptions)
+    dtype: str = "auto"
+    device: str = "auto"
+    attention: str | None = None
+    batch_size: int | None = None
+    prefill_chunk: int = 512
+
+    def load(self, compiling: Callable[[Callable[[], None]], None] = lambda compile: compile()) -> LoadedEngine:
+        """Open the tries, load the model, compile the kernels.
+
+        compiling: calls what it is given, which can take seconds. Raises LookaheadError if model or tries cannot be used.
+        """
+        tries = [Trie(path) for path in self.tries]  # first, as that is quick and often what is wrong
+        target = load_model(self.model, self.dtype, self.device, self.attention)
+        tokenizer, whose = None, TokenizerIdentity(target.vocab_size, "", self.model)
+        if not Path(self.model).is_dir() or any((Path(self.model) / name).exists() for name in TOKENIZER_FILES):
+            tokenizer = load_tokenizer(self.model)
+            whose = identity(tokenizer, self.model)
+        for trie in tries:
+            trie.check_tokenizer(whose.fingerprint, max(target.vocab_size, whose.vocab_size), self.model)
+        drafter = Drafter(tries, self.drafts, self.weights or None)
+
+        def compile_kernels() -> None:
+            drafter.warm_up()
+            goodput.warm_up()
+
+        compiling(compile_kernels)
+        batch_size = self.batch_size or usual_batch_size(target.device.type)
+        engine = LookaheadEngine(target, drafter, batch_size, self.prefill_chunk, tokenizer)
+        return LoadedEngine(engine, tokenizer, whose)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedEngine:
+    """tokenizer: None if the model has none. whose: what its token ids are."""
+
+    engine: LookaheadEngine
+    tokenizer: Any | None
+    whose: TokenizerIdentity
+
+
+def usual_batch_size(device: str) -> int:
+    """Rows that a device of this kind decodes at once where nobody says."""
+    return 8 if device == "cpu" else 32

@@ -1,0 +1,383 @@
+"""A job on several engines. In: requests. Out: their rows, and learned outputs passed from one engine to the others.
+
+A worker is a process with an engine: on this machine (`LocalCrew`) or in a Ray cluster (ray_crew.py). It is called again and
+again: each call brings it requests and what others have said, and fetches the rows that have ended (`Worker.exchange`). It
+holds few requests more than it answers at once, so rows are read from the input no faster than they are answered, and what a
+worker held that is lost (preempted, out of memory, crashed) goes to others.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from lookahead.decode.engine import LookaheadEngine
+from lookahead.decode.memory import peak_memory
+from lookahead.errors import LookaheadError
+from lookahead.job.journal import Ended
+from lookahead.job.rows import Request
+from lookahead.job.runner import FAULTY_BATCHES, JobOptions, Turns, answer, failed
+from lookahead.job.setup import EngineSettings
+from lookahead.tokenizer import first_line
+from lookahead.trie.build import TokenizerIdentity
+
+log = logging.getLogger(__name__)
+
+REPORT_SECONDS = 0.2  # a worker with nothing to tell answers after so long
+TICK_SECONDS = 0.1  # after which `stopped` is asked at the latest
+BATCHES_AHEAD = 2  # requests that a worker holds, in batches
+REMEMBERED = 4096  # answers of all that a worker is told which comes later
+MOST_LOSSES = 3  # of workers that held a row; then it fails
+LOSSES_IN_A_ROW = 5  # of each worker while no row ends; then the job fails
+LOST = "WorkerLost"  # the type of the error of such a row
+
+Said = tuple[list[int], list[int]]  # the last ids of a prompt, the answer's
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a worker tells. ended: rows, since the last report. batch_size: rows that it answers at once.
+
+    speedup: over plain decoding, of late. peak_memory: bytes. whose: of the model's token ids; None until it is loaded.
+    error: why it cannot work.
+    """
+
+    ended: Sequence[Ended] = ()
+    batch_size: int = 1
+    speedup: float | None = None
+    peak_memory: int = 0
+    whose: TokenizerIdentity | None = None
+    notice: str = ""
+    error: LookaheadError | None = None
+
+
+class Worker:
+    """An engine in a process of its own; lives there. Its thread decodes while the others talk."""
+
+    def __init__(self, settings: EngineSettings, options: JobOptions, threads: int = 0):
+        """options: rows come as they end, whatever they say. threads: of the CPU; 0: as many as there are cores."""
+        self._settings, self._options, self._threads = settings, options, threads
+        self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[Sequence[Said]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[Ended | Exception | None] = queue.SimpleQueue()  # None: the engine is ready
+        self._report = Report()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Said]) -> Report:
+        """Take requests and what other workers have said; returns what has come of the earlier ones.
+
+        Waits a moment if that is nothing. Raises what the engine has raised.
+        """
+        for request in requests:
+            self._inbox.put(request)
+        if heard:
+            self._heard.put(heard)
+        ended: list[Ended] = []
+        with contextlib.suppress(queue.Empty):
+            found = self._ended.get(timeout=REPORT_SECONDS)
+            while True:
+                if isinstance(found, Exception):
+                    raise found
+                if found is not None:
+                    ended.append(found)
+                found = self._ended.get_nowait()
+        return dataclasses.replace(self._report, ended=ended)
+
+    def _work(self) -> None:
+        import torch
+
+        try:
+            if self._threads:
+                torch.set_num_threads(self._threads)
+            loaded = self._settings.load()
+        except LookaheadError as error:
+            self._report = Report(error=error)
+            self._ended.put(None)
+            return
+        except Exception as error:
+            self._ended.put(error)
+            return
+        engine = loaded.engine
+
+        def between_steps() -> bool:
+            self._hear(engine)
+            memory = peak_memory(engine.target.device)
+            self._report = dataclasses.replace(
+                self._report, batch_size=engine.batch_size, speedup=engine.budget.speedup, peak_memory=memory
+            )
+            return False
+
+        mode = engine.target.mode
+        notice = "" if mode == "packed" else f"{self._settings.model} verifies by {mode}: {engine.target.reason}"
+        self._report = Report(batch_size=engine.batch_size, whose=loaded.whose, notice=notice)
+        self._ended.put(None)
+        try:
+            while True:
+                requests = self._requests(self._inbox.get())
+                self._hear(engine)
+                answer(engine, loaded.tokenizer, requests, self._options, lambda _, row: self._ended.put(row), between_steps)
+        except Exception as error:
+            self._ended.put(error)
+
+    def _requests(self, first: Request) -> Iterator[Request | None]:
+        """What is in the inbox, for ever."""
+        yield first
+        while True:
+            try:
+                yield self._inbox.get_nowait()
+            except queue.Empty:
+                yield None
+
+    def _hear(self, engine: LookaheadEngine) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                engine.drafter.remember(self._heard.get_nowait())
+
+
+class Member(Protocol):
+    """A worker, seen from here."""
+
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Said]) -> Future[Report]:
+        """See `Worker.exchange`. The future raises whatever it does if the worker is lost."""
+        ...
+
+    def dismiss(self) -> None:
+        """End it, whatever it does."""
+        ...
+
+
+class Crew(Protocol):
+    """Starts workers, `size` of them and others in place of those that are lost."""
+
+    size: int
+
+    def start(self, number: int) -> Member:
+        """The worker of this number, from 0, at once or as soon as there is room for it."""
+        ...
+
+    def close(self) -> None:
+        """All have been dismissed."""
+        ...
+
+
+@dataclasses.dataclass
+class _Task:
+    """A request at its place, and how many workers were lost that held it."""
+
+    place: int
+    request: Request
+    losses: int = 0
+
+
+@dataclasses.dataclass
+class _Post:
+    """A worker at work. heard: how much of what was said by all it has been told, or said itself."""
+
+    number: int
+    member: Member
+    tasks: dict[int, _Task] = dataclasses.field(default_factory=dict)  # by number of the request
+    report: Report = dataclasses.field(default_factory=Report)
+    call: Future[Report] | None = None
+    heard: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.report.whose is not None
+
+
+class Team:
+    """The workers of a job. Use as a context manager: they end with it.
+
+    learn: what one says the others draft from.
+    """
+
+    def __init__(self, crew: Crew, learn: bool = True):
+        self._crew, self._learn = crew, learn
+        self._posts = [_Post(number, crew.start(number)) for number in range(crew.size)]
+        self._said: collections.deque[tuple[_Post, Said]] = collections.deque(maxlen=REMEMBERED)
+        self._all_said = 0
+        self._again: collections.deque[_Task] = collections.deque()  # what lost workers held
+        self._losses = 0  # since a row has ended
+        self._notices: set[str] = set()
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for post in self._posts:
+            post.member.dismiss()
+        self._crew.close()
+
+    @property
+    def reports(self) -> list[Report]:
+        """The latest of each worker that is ready."""
+        return [post.report for post in self._posts if post.is_ready]
+
+    @property
+    def speedup(self) -> float | None:
+        """Over plain decoding, of late, on average."""
+        known = [report.speedup for report in self.reports if report.speedup]
+        return sum(known) / len(known) if known else None
+
+    def wait_until_ready(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Until one worker is. Raises LookaheadError if it cannot load what it needs."""
+        while not self.reports and not stopped():
+            self._exchange(iter(()), lambda place, ended: None)
+
+    def run(
+        self,
+        requests: Iterable[Request],
+        in_order: bool,
+        write: Callable[[Ended], None],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """As `runner.run_job`. stopped: asked several times a second; what is being answered then is given up.
+
+        Raises LookaheadError where workers are lost one after the other, too.
+        """
+        tasks = (_Task(place, request) for place, request in enumerate(requests))
+        batch_size = max((report.batch_size for report in self.reports), default=1)
+        turns = Turns(write, in_order, FAULTY_BATCHES * batch_size * len(self._posts))
+        while not stopped() and self._exchange(tasks, turns.put):
+            pass
+        turns.finish()
+
+    def _exchange(self, tasks: Iterator[_Task], put: Callable[[int, Ended], None]) -> bool:
+        """Call workers that are not being called, take in what others have answered. False when nothing is left to do."""
+        for post in self._posts:
+            if post.call is None:
+                wanted = BATCHES_AHEAD * post.report.batch_size - len(post.tasks) if post.is_ready else 0
+                new = list(itertools.islice(self._next_of(tasks), max(0, wanted)))
+                post.tasks.update((task.request.number, task) for task in new)
+                post.call = post.member.exchange([task.request for task in new], self._news_for(post))
+        if self.reports and not self._again and not any(post.tasks for post in self._posts):
+            return False
+        done, _ = wait([post.call for post in self._posts if post.call], TICK_SECONDS, FIRST_COMPLETED)
+        for post in self._posts:
+            if post.call in done:
+                self._take_in(post, put)
+        return True
+
+    def _next_of(self, tasks: Iterator[_Task]) -> Iterator[_Task]:
+        """What lost workers held comes first."""
+        while True:
+            task = self._again.popleft() if self._again else next(tasks, None)
+            if task is None:
+                return
+            yield task
+
+    def _news_for(self, post: _Post) -> list[Said]:
+        """What others have said since this was asked last."""
+        new = min(self._all_said - post.heard, len(self._said))
+        post.heard = self._all_said
+        return [said for who, said in itertools.islice(self._said, len(self._said) - new, None) if who is not post]
+
+    def _take_in(self, post: _Post, put: Callable[[int, Ended], None]) -> None:
+        """What a worker has answered."""
+        call, post.call = post.call, None
+        assert call is not None
+        try:
+            report = call.result()
+        except Exception as error:  # what it raises hangs on how the worker was lost
+            self._replace(post, first_line(error) or type(error).__name__, put)
+            return
+        if report.error:
+            raise report.error
+        if report.notice and report.notice not in self._notices:
+            self._notices.add(report.notice)
+            log.warning("%s", report.notice)
+        post.report = report
+        for ended in report.ended:
+            self._losses = 0
+            if self._learn:
+                self._said.extend((post, said) for said in ended.said)
+                self._all_said += len(ended.said)
+            put(post.tasks.pop(ended.number).place, ended)
+
+    def _replace(self, post: _Post, reason: str, put: Callable[[int, Ended], None]) -> None:
+        """A worker is lost: another takes its place, and what it held goes to whoever is free."""
+        self._losses += 1
+        if self._losses >= LOSSES_IN_A_ROW * len(self._posts):
+            raise LookaheadError(
+                f"{self._losses} workers were lost one after the other ({reason}). The rows before are safe: the same command "
+                "with --resume goes on."
+            )
+        log.warning("worker %d was lost (%s): another takes its %d rows.", post.number + 1, reason, len(post.tasks))
+        post.member.dismiss()
+        for task in post.tasks.values():
+            task.losses += 1
+            if task.losses < MOST_LOSSES:
+                self._again.append(task)
+            else:
+                message = f"{task.request.where}: {task.losses} workers were lost that held this row ({reason})"
+                put(task.place, failed(task.request, message, LOST))
+        place = self._posts.index(post)
+        self._posts[place] = _Post(post.number, self._crew.start(post.number))
+
+
+class LocalCrew:
+    """Workers on this machine: one to a GPU where there are several, or with a share of the cores."""
+
+    def __init__(self, settings: EngineSettings, options: JobOptions, size: int):
+        import torch
+
+        self.size, self._settings, self._options = size, settings, options
+        self._gpus = torch.cuda.device_count() if settings.device in ("auto", "cuda") else 0
+        self._threads = max(1, torch.get_num_threads() // size)
+
+    def start(self, number: int) -> Member:
+        device = f"cuda:{number % self._gpus}" if self._gpus else self._settings.device
+        return _LocalMember(dataclasses.replace(self._settings, device=device), self._options, self._threads)
+
+    def close(self) -> None:
+        """Nothing outlives its workers."""
+
+
+class _LocalMember:
+    """A worker in a process that ends when `_alive` is closed, by this process or by its end."""
+
+    def __init__(self, *arguments: Any):
+        context = multiprocessing.get_context("spawn")
+        lifeline, self._alive = context.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(1, context, _begin, (lifeline, *arguments))
+
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Said]) -> Future[Report]:
+        return self._pool.submit(_exchange, requests, heard)
+
+    def dismiss(self) -> None:
+        self._alive.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+_worker: Worker  # of this process, where it is one's
+
+
+def _begin(lifeline: Connection, *arguments: Any) -> None:
+    """The life of a worker's process begins. Signals of the terminal are for the process that has started it."""
+    global _worker
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+
+    def end_with_parent() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            lifeline.recv()
+        os._exit(0)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    _worker = Worker(*arguments)
+
+
+def _exchange(requests: Sequence[Request], heard: Sequence[Said]) -> Report:
+    return _worker.exchange(requests, heard)

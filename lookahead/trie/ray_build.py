@@ -1,0 +1,112 @@
+"""Corpora to a trie file by the machines of a Ray cluster. In: file names. Out: one file, as `build.build_trie` writes it.
+
+The corpus is cut into shares of about equal size, in order; a task makes a trie of each, and these are merged here. Every node
+must be able to open the corpus files under their names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lookahead.atomic import scratch_sibling, write_pieces
+from lookahead.cluster import connected
+from lookahead.corpus import CorpusReport, FilePart, read_documents, shares_of
+from lookahead.errors import CorpusError, LookaheadError
+from lookahead.tokenizer import first_line, load_tokenizer
+from lookahead.trie import format
+from lookahead.trie.build import Effort, TokenizerIdentity, build_trie
+from lookahead.trie.edit import merge_tries, prune_trie
+
+SMALLEST_SHARE = 4 << 20  # bytes of a corpus that are worth a task
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusOptions:
+    """How rows are read. tokenizer: name or folder; None: rows of ids. The others: see `corpus.read_documents`."""
+
+    tokenizer: str | None
+    identity: TokenizerIdentity
+    text_field: str | None = None
+    source: str | None = None
+    strict: bool = False
+
+
+def build_with_ray(
+    address: str,
+    names: Sequence[str],
+    out: str | Path,
+    corpus: CorpusOptions,
+    report: CorpusReport,
+    min_count: int = 1,
+    options: dict[str, Any] | None = None,
+    effort: Effort | None = None,
+    cores: int = 1,
+) -> format.TrieHeader:
+    """Write the trie of these files to `out`, atomically. Returns the header written.
+
+    address: see `cluster.connected`. effort: of the merge, and its memory of each task. cores: of a task. Rows that cannot be
+    used go to `report`. Raises what `build_trie` raises, and LookaheadError if there is no cluster.
+    """
+    effort = effort or Effort()
+    names = [os.path.abspath(name) for name in names]  # tasks run in folders of their own
+    if corpus.tokenizer and os.path.exists(corpus.tokenizer):
+        corpus = dataclasses.replace(corpus, tokenizer=os.path.abspath(corpus.tokenizer))
+    described = {"min_count": min_count, **(options or {})}
+    with connected(address) as ray, contextlib.ExitStack() as stack:
+        tasks = max(1, int(ray.cluster_resources().get("CPU", 1)) // cores)
+        shares = shares_of(names, max(SMALLEST_SHARE, sum(Path(name).stat().st_size for name in names) // tasks))
+        limits = Effort(effort.max_memory, cores)
+        build_share = ray.remote(_build_share).options(num_cpus=cores)
+        calls = [build_share.remote(share, corpus, limits) for share in shares]
+        tries = []
+        for number, call in enumerate(calls):
+            try:
+                data, found, problem = ray.get(call)
+            except ray.exceptions.RayError as error:  # Ray has tried again already
+                raise LookaheadError(f"--ray: a task was lost ({first_line(error)}). Run it again.") from error
+            calls[number] = None  # the object store need not keep it
+            report.add_all(found)
+            if problem:
+                raise problem
+            if data is not None:
+                file = stack.enter_context(scratch_sibling(out))
+                write_pieces(file, memoryview(data))
+                file.flush()
+                tries.append(file.name)
+            effort.progress("building shares", number + 1, len(shares))
+        if not tries:
+            raise CorpusError("no document with text in the corpus: nothing to build.")
+        if min_count == 1:
+            return merge_tries(tries, out, effort=effort, options=described)
+        whole = stack.enter_context(scratch_sibling(out)).name
+        merge_tries(tries, whole, effort=effort)
+        return prune_trie(whole, out, min_count, options=described, effort=effort)
+
+
+def _build_share(
+    share: Sequence[FilePart], corpus: CorpusOptions, effort: Effort
+) -> tuple[np.ndarray | None, CorpusReport, LookaheadError | None]:
+    """(bytes of the share's trie, None without documents; what was read; what is wrong). Runs on any node."""
+    report = CorpusReport()
+    try:
+        tokenizer = load_tokenizer(corpus.tokenizer) if corpus.tokenizer else None
+        vocabulary, field = corpus.identity.vocab_size, corpus.text_field
+        documents = read_documents(share, tokenizer, report, field, corpus.source, corpus.strict, vocabulary, effort.workers)
+        first = next(documents, None)
+        if first is None:
+            return None, report, None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "share.trie"
+            build_trie(itertools.chain([first], documents), path, corpus.identity, effort=effort)
+            return np.fromfile(path, np.uint8), report, None
+    except LookaheadError as error:
+        return None, report, error

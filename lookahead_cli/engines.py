@@ -1,0 +1,119 @@
+"""Who answers a job: an engine in this process, or workers on this machine or in a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from lookahead.decode.memory import peak_memory
+from lookahead.decode.model import read_config
+from lookahead.job.journal import Ended
+from lookahead.job.ray_crew import RayCrew
+from lookahead.job.rows import Request
+from lookahead.job.runner import JobOptions, run_job
+from lookahead.job.setup import EngineSettings, LoadedEngine
+from lookahead.job.workers import LocalCrew, Team
+from lookahead.trie.build import TokenizerIdentity
+from lookahead_cli import render
+
+
+class Answering(Protocol):
+    """Answers requests. whose: of the model's token ids. speedup: over plain decoding, of late."""
+
+    @property
+    def whose(self) -> TokenizerIdentity: ...
+
+    @property
+    def speedup(self) -> float | None: ...
+
+    def run(
+        self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
+    ) -> None:
+        """See `runner.run_job`."""
+        ...
+
+    def used(self) -> dict[str, Any]:
+        """What it took, for a summary."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class OneEngine:
+    """The engine of this process."""
+
+    loaded: LoadedEngine
+
+    @property
+    def whose(self) -> TokenizerIdentity:
+        return self.loaded.whose
+
+    @property
+    def speedup(self) -> float | None:
+        return self.loaded.engine.budget.speedup
+
+    def run(
+        self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
+    ) -> None:
+        run_job(self.loaded.engine, self.loaded.tokenizer, requests, job, write, stopped)
+
+    def used(self) -> dict[str, Any]:
+        engine = self.loaded.engine
+        return {"batch_size": engine.batch_size, "peak_memory_bytes": peak_memory(engine.target.device)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """Engines of other processes."""
+
+    team: Team
+
+    @property
+    def whose(self) -> TokenizerIdentity:
+        whose = self.team.reports[0].whose
+        assert whose is not None
+        return whose
+
+    @property
+    def speedup(self) -> float | None:
+        return self.team.speedup
+
+    def run(
+        self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
+    ) -> None:
+        self.team.run(requests, job.in_order, write, stopped)
+
+    def used(self) -> dict[str, Any]:
+        """Of each worker the most."""
+        reports = self.team.reports
+        batch_size, memory = max(r.batch_size for r in reports), max(r.peak_memory for r in reports)
+        return {"workers": len(reports), "batch_size": batch_size, "peak_memory_bytes": memory}
+
+
+def load_here(settings: EngineSettings) -> LoadedEngine:
+    """An engine in this process. Raises LookaheadError if model or tries cannot be used."""
+    loaded = settings.load(lambda compile_kernels: render.patiently(compile_kernels, render.COMPILING))
+    target = loaded.engine.target
+    if target.mode != "packed":
+        render.notice(f"{settings.model} verifies by {target.mode}: {target.reason}")
+    return loaded
+
+
+@contextlib.contextmanager
+def workers(settings: EngineSettings, job: JobOptions, ray: str | None, size: int | None) -> Iterator[Workers]:
+    """Workers of which one is ready, as long as the block runs. ray: address of a cluster; None: this machine.
+
+    Raises UsageError if there cannot be so many, LookaheadError if they cannot load what they need.
+    """
+    read_config(settings.model)
+    settings = dataclasses.replace(
+        settings,
+        model=str(Path(settings.model).absolute()) if Path(settings.model).is_dir() else settings.model,
+        tries=tuple(str(Path(trie).absolute()) for trie in settings.tries),
+    )
+    crew = RayCrew(ray, settings, job, size or 0) if ray else LocalCrew(settings, job, size or 1)
+    with Team(crew, learn=settings.drafts.session_tokens > 0) as team:
+        render.patiently(team.wait_until_ready, f"Starting {crew.size} workers ...")
+        yield Workers(team)
