@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from lookahead.decode.memory import peak_memory
 from lookahead.decode.model import read_config
+from lookahead.decode.parallel import Peers
+from lookahead.errors import UsageError
 from lookahead.job.journal import Ended
 from lookahead.job.ray_crew import RayCrew
 from lookahead.job.rows import Request
@@ -18,6 +20,7 @@ from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.job.workers import LocalCrew, Team
 from lookahead.trie.build import TokenizerIdentity
 from lookahead_cli import render
+from lookahead_cli.explain import Explainer
 
 
 class Answering(Protocol):
@@ -65,6 +68,25 @@ class OneEngine:
 
 
 @dataclasses.dataclass(frozen=True)
+class SharedModel(OneEngine):
+    """The engine of this process and of others that hold the rest of the model; this one leads."""
+
+    peers: Peers
+
+    def run(
+        self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
+    ) -> None:
+        super().run(self.peers.each(requests), job, write, lambda: self.peers.told(stopped()))
+
+
+def follow(peers: Peers, settings: EngineSettings, job: JobOptions) -> None:
+    """Take the steps that the leader takes."""
+    if peers.begin():
+        loaded = settings.load()
+        run_job(loaded.engine, loaded.tokenizer, peers.each(), job, lambda row: None, peers.told)
+
+
+@dataclasses.dataclass(frozen=True)
 class Workers:
     """Engines of other processes."""
 
@@ -99,6 +121,22 @@ def load_here(settings: EngineSettings) -> LoadedEngine:
     if target.mode != "packed":
         render.notice(f"{settings.model} verifies by {target.mode}: {target.reason}")
     return loaded
+
+
+def here(
+    settings: EngineSettings, job: JobOptions, peers: Peers | None, explained: int | None, on_stdout: bool
+) -> tuple[OneEngine, JobOptions]:
+    """An engine in this process, and the job. peers: who shares its model. explained: rows whose steps are shown."""
+    if peers:
+        peers.begin()
+    loaded = load_here(settings)
+    if explained:
+        target = loaded.engine.target
+        if target.mode == "plain":
+            raise UsageError(f"--explain: nothing is drafted for {settings.model}: {target.reason}")
+        explainer = Explainer(render.out if on_stdout else render.err, loaded.tokenizer, rows=explained)
+        job = dataclasses.replace(job, observer_of=explainer.observer_of)
+    return SharedModel(loaded, peers) if peers else OneEngine(loaded), job
 
 
 @contextlib.contextmanager

@@ -43,6 +43,8 @@ from lookahead_cli.options import (
 
 if TYPE_CHECKING:
     from lookahead.job.journal import Journal
+    from lookahead.job.runner import JobOptions
+    from lookahead.job.setup import EngineSettings
     from lookahead.job.stream import Stream
     from lookahead_cli.engines import Answering
     from lookahead_cli.progress import JobProgress
@@ -88,6 +90,20 @@ def command(
         ),
     ] = None,
     ray: Ray = None,
+    device_map: Annotated[
+        str | None,
+        typer.Option(
+            "--device-map", metavar="MAP", help="Spread one model over this machine's GPUs, as transformers does: auto."
+        ),
+    ] = None,
+    tp_plan: Annotated[
+        str | None,
+        typer.Option(
+            "--tp-plan",
+            metavar="PLAN",
+            help="Tensor parallel, as transformers does: auto. Start it by torchrun --no-python --nproc-per-node N lookahead.",
+        ),
+    ] = None,
     trie: Tries = None,
     trie_weight: TrieWeights = None,
     max_new_tokens: MaxNewTokens = 256,
@@ -171,7 +187,6 @@ def command(
     """
     given = dict(locals())
     import contextlib
-    import dataclasses
     from pathlib import Path
 
     from lookahead.corpus import named_files
@@ -198,6 +213,10 @@ def command(
         raise UsageError("--explain: --strategy off drafts nothing.")
     if explain and (ray or (workers or 1) > 1):
         raise UsageError("--explain shows the steps of one engine: leave --workers and --ray out.")
+    if tp_plan and (ray or (workers or 1) > 1):
+        raise UsageError("--tp-plan takes all processes for one model: leave --workers and --ray out.")
+    if (tp_plan or device_map) and device != "auto":
+        raise UsageError("--device-map and --tp-plan choose the devices: leave --device out.")
     if order not in ("input", "completion"):
         raise UsageError(f"--order {order}: choose input or completion.")
     if not learn and session_tokens != SESSION_TOKENS:
@@ -207,54 +226,63 @@ def command(
     rows_at_once = 1 if explain else batch_size_of(batch_size)  # what is explained comes row by row
     for path in (out, save_trie, metrics):
         check_folder(path)
-    files = files_of(out, resume, retry_errors, overwrite)
-    known = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
     opened = open_tries(trie)
-    weights = trie_weights(trie_weight, [opened])[0]
-    names = named_files(input)
-    done = manifest = None
-    if files is not None:
-        manifest = describe(given, opened, names)
-        if resume and files.hold_rows():
-            manifest = go_on(read_manifest(files.manifest), manifest, files.out)
-            done = what_is_done(files, names, part, retry_errors)
-    # A missing or empty input is known before the model is loaded.
-    requests = left_to_do(without_duplicates(read_requests(*names)), part, done.requests if done else {})
-    first = next(requests, None)
-    if done and done.whole:
-        if first is not None:
-            raise UsageError(f"{out}: is complete, no rows can be added. Choose another -o, or start anew with --overwrite.")
-        report(JobProgress(done.totals, None, lambda: None), {}, model, out, json, quiet)
-        return
+    weights = tuple(trie_weights(trie_weight, [opened])[0])
 
-    from lookahead.decode.sampling import Sampling
-    from lookahead.job.journal import Journal
-    from lookahead.job.resume import open_journal
-    from lookahead.job.runner import JobOptions
-    from lookahead.job.setup import EngineSettings
-    from lookahead.trie.build import check_same_tokenizer
-    from lookahead_cli import engines, render
-    from lookahead_cli.explain import Explainer
-    from lookahead_cli.stopping import on_signals
+    def prepared() -> tuple[EngineSettings, JobOptions]:
+        """Importing what this needs takes seconds: it waits until the files are known to be right."""
+        from lookahead.decode.sampling import Sampling
+        from lookahead.job.runner import JobOptions
+        from lookahead.job.setup import EngineSettings
 
-    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty=repetition_penalty, stop=tuple(stop or ()))
-    job = JobOptions(max_new_tokens, sampling, samples, seed, chat, system, token_ids, order == "input")
-    settings = EngineSettings(
-        model, tuple(trie or ()), tuple(weights), drafts, dtype, device, attn, rows_at_once, prefill_chunk
-    )
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty=repetition_penalty, stop=tuple(stop or ()))
+        job = JobOptions(max_new_tokens, sampling, samples, seed, chat, system, token_ids, order == "input")
+        placed = dtype, device, attn, device_map, tp_plan
+        return EngineSettings(model, tuple(trie or ()), weights, drafts, *placed, rows_at_once, prefill_chunk), job
+
     with contextlib.ExitStack() as stack:
-        answering: engines.Answering | None = None
+        peers = None
+        if tp_plan:
+            from lookahead.decode.parallel import joined
+            from lookahead_cli.engines import follow
+
+            peers = stack.enter_context(joined())
+            if not peers.leads:
+                follow(peers, *prepared())
+                return
+        files = files_of(out, resume, retry_errors, overwrite)
+        known = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
+        names = named_files(input)
+        done = manifest = None
+        if files is not None:
+            manifest = describe(given, opened, names)
+            if resume and files.hold_rows():
+                manifest = go_on(read_manifest(files.manifest), manifest, files.out)
+                done = what_is_done(files, names, part, retry_errors)
+        # A missing or empty input is known before the model is loaded.
+        requests = left_to_do(without_duplicates(read_requests(*names)), part, done.requests if done else {})
+        first = next(requests, None)
+        if done and done.whole:
+            if first is not None:
+                raise UsageError(
+                    f"{out}: is complete, no rows can be added. Choose another -o, or start anew with --overwrite."
+                )
+            report(JobProgress(done.totals, None, lambda: None), {}, model, out, json, quiet)
+            return
+
+        from lookahead.job.journal import Journal
+        from lookahead.job.resume import open_journal
+        from lookahead.trie.build import check_same_tokenizer
+        from lookahead_cli import engines, render
+        from lookahead_cli.stopping import on_signals
+
+        settings, job = prepared()
+        answering: Answering | None = None
         if first is not None or (save_trie and files and files.learned.exists()):
             if ray or (workers or 1) > 1:
                 answering = stack.enter_context(engines.workers(settings, job, ray, workers))
             else:
-                loaded = engines.load_here(settings)
-                answering = engines.OneEngine(loaded)
-                if explain:
-                    if loaded.engine.target.mode == "plain":
-                        raise UsageError(f"--explain: nothing is drafted for {model}: {loaded.engine.target.reason}")
-                    explainer = Explainer(render.out if out and not json else render.err, loaded.tokenizer, rows=explain)
-                    job = dataclasses.replace(job, observer_of=explainer.observer_of)
+                answering, job = engines.here(settings, job, peers, explain, on_stdout=bool(out) and not json)
             for learned_before in known:
                 check_same_tokenizer(learned_before, answering.whose, model)
         output: Journal | Stream

@@ -88,15 +88,15 @@ class SequenceCache(KeysAndValuesOnly):
         if capacity <= self.capacity:
             return
         self.capacity = max(capacity, 2 * self.capacity)
-        by_shape: dict[tuple[int, ...], list[tuple[BufferLayer, str]]] = {}
+        by_shape: dict[tuple[Any, ...], list[tuple[BufferLayer, str]]] = {}
         for layer in self.layers:
             assert isinstance(layer, BufferLayer)
             if layer.is_initialized:  # layers that share another one's keys hold nothing
                 for name in ("keys", "values"):
                     held: torch.Tensor = getattr(layer, name)
-                    by_shape.setdefault((held.shape[1], held.shape[3]), []).append((layer, name))
+                    by_shape.setdefault((held.shape[1], held.shape[3], held.device), []).append((layer, name))
         self._buffers = []
-        for (heads, head_dim), places in by_shape.items():
+        for (heads, head_dim, _), places in by_shape.items():
             first: torch.Tensor = getattr(*places[0])
             buffer = first.new_zeros(len(places), heads, self.capacity, head_dim)
             for number, (layer, name) in enumerate(places):
@@ -109,9 +109,9 @@ class SequenceCache(KeysAndValuesOnly):
         """Keep the first `past` places and, of those behind them, `nodes` in this order; drop the rest."""
         end = past + len(nodes)
         if nodes and nodes[-1] != len(nodes) - 1:
-            places = torch.tensor([past + node for node in nodes], device=self._buffers[0].device)
+            places = torch.tensor([past + node for node in nodes])
             for buffer in self._buffers:
-                buffer[:, :, past:end] = buffer.index_select(2, places)
+                buffer[:, :, past:end] = buffer.index_select(2, places.to(buffer.device))
         for layer in self.layers:
             if layer.is_initialized:
                 layer.length = end

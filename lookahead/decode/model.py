@@ -30,6 +30,7 @@ from lookahead.budget.estimate import ModelSizes, estimate
 from lookahead.budget.profile import CostProfile, Setting, cached_profile
 from lookahead.decode.attention import PackedAttention
 from lookahead.decode.batch import MaskPlan
+from lookahead.decode.parallel import agreed
 from lookahead.decode.slots import PackedSlots, SeparateSlots, Slots
 from lookahead.errors import ModelError, UsageError
 from lookahead.tokenizer import first_line, looks_like_path, quiet_hub
@@ -45,6 +46,7 @@ class TargetModel:
     mode: see the module's docstring. reason: why it is not "packed".
     place_bytes: memory that keys and values of one token take, where it is packed (0: not known).
     bucketed: packed steps take one of a few shapes (default: on a GPU). now: the clock that steps are timed by.
+    agreed: what processes that share the model take a measured value for (parallel.py).
     """
 
     model: Any
@@ -54,6 +56,7 @@ class TargetModel:
     place_bytes: int = 0
     bucketed: bool = False
     now: Callable[[], float] = time.perf_counter  # seconds
+    agreed: Callable[[float], float] = float
 
     @functools.cached_property  # transformers walks the parameters at each call
     def device(self) -> torch.device:
@@ -206,10 +209,18 @@ def longest_text(text_config: Any) -> int:
     return 1 << 30
 
 
-def load_model(name: str, dtype: str = "auto", device: str = "auto", attention: str | None = None) -> TargetModel:
+def load_model(
+    name: str,
+    dtype: str = "auto",
+    device: str = "auto",
+    attention: str | None = None,
+    device_map: str | None = None,
+    tp_plan: str | None = None,
+) -> TargetModel:
     """Load a causal LM from a folder or hub name and probe how it verifies.
 
     dtype: auto (float32 on a CPU, the checkpoint's own elsewhere), float32, bfloat16, float16. device: auto, cpu, cuda...
+    device_map, tp_plan: as of transformers, which then choose the devices; the latter in processes that torchrun has started.
     Raises ModelError if it is no causal LM or cannot be loaded, UsageError for an unknown dtype or missing device.
     """
     from transformers import AutoModelForCausalLM
@@ -223,14 +234,28 @@ def load_model(name: str, dtype: str = "auto", device: str = "auto", attention: 
         raise ModelError(f"{name}: no weights in this folder (looked for *.safetensors and *.bin).")
     if chosen is None:
         chosen = torch.float32 if target_device.type == "cpu" else "auto"
+    wishes: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+    if device_map:
+        wishes["device_map"] = device_map
+    if tp_plan:
+        wishes.update(_tensor_parallel(tp_plan))
     try:
         with _quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=chosen, **({"attn_implementation": attention} if attention else {})
-            )
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=chosen, **wishes)
     except Exception as error:
         raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
-    return probed(model.to(target_device).eval(), name)
+    target = probed((model if device_map or tp_plan else model.to(target_device)).eval(), name)
+    return dataclasses.replace(target, now=lambda: agreed(time.perf_counter()), agreed=agreed) if tp_plan else target
+
+
+def _tensor_parallel(plan: str) -> dict[str, Any]:
+    """How this version of transformers is told a plan."""
+    try:
+        from transformers.distributed import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(tp_plan=plan)}
+    except (ImportError, TypeError):
+        return {"tp_plan": plan}
 
 
 def random_model(name: str, dtype: str = "auto", device: str = "auto", attention: str | None = None) -> TargetModel:

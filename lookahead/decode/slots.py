@@ -160,6 +160,8 @@ class PackedSlots:
         if slots <= cache.slots and needed <= cache.capacity and cache.merged:
             return
         free = free_memory(self.target.device)
+        if free is not None:
+            free = int(self.target.agreed(free))
         for wished in (self._longest, needed):
             capacity = -(-max(needed, cache.capacity, wished) // KEYS) * KEYS
             size = self.target.place_bytes * max(slots, cache.slots) * capacity

@@ -18,7 +18,8 @@ from lookahead.trie.file import Trie
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """model, dtype, device, attention: see `decode.model.load_model`. tries, weights: see `draft.drafter.Drafter`.
+    """model, dtype, device, attention, device_map, tp_plan: see `decode.model.load_model`. tries, weights: see
+    `draft.drafter.Drafter`.
 
     batch_size: rows at once; None: what suits the device. prefill_chunk: see `LookaheadEngine`.
     """
@@ -30,6 +31,8 @@ class EngineSettings:
     dtype: str = "auto"
     device: str = "auto"
     attention: str | None = None
+    device_map: str | None = None
+    tp_plan: str | None = None
     batch_size: int | None = None
     prefill_chunk: int = 512
 
@@ -39,7 +42,7 @@ class EngineSettings:
         compiling: calls what it is given, which can take seconds. Raises LookaheadError if model or tries cannot be used.
         """
         tries = [Trie(path) for path in self.tries]  # first, as that is quick and often what is wrong
-        target = load_model(self.model, self.dtype, self.device, self.attention)
+        target = load_model(self.model, self.dtype, self.device, self.attention, self.device_map, self.tp_plan)
         tokenizer, whose = None, TokenizerIdentity(target.vocab_size, "", self.model)
         if not Path(self.model).is_dir() or any((Path(self.model) / name).exists() for name in TOKENIZER_FILES):
             tokenizer = load_tokenizer(self.model)

@@ -1,0 +1,68 @@
+"""One model over several processes or devices: the tokens of one process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli import Cli, write_jsonl
+from tests.jobs import MODEL, questions, rows_of, steady
+
+pytest.importorskip("accelerate")
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+def two_processes(*options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    script = Path(__file__).with_name("run_cli.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, str(script), *map(str, options)], capture_output=True, text=True, env=environment, timeout=120
+    )
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_processes_that_share_a_model_write_the_rows_of_one(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [*questions(12), {"id": "s", "prompt": "A", "params": {"temperature": 0.9}}])
+    job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 24, "--token-ids")
+    assert cli(*job, "-o", tmp_path / "one.jsonl").code == 0
+    out = tmp_path / "two.jsonl"
+    result = two_processes(*job, "-o", out, "--tp-plan", "auto", "--batch-size", 4)
+    assert result.returncode == 0, result.stderr
+    assert steady(out) == steady(tmp_path / "one.jsonl")
+    assert sum(row["accepted_tokens"] for row in rows_of(out)) > 0
+    # Nothing is left to do: the leader does not call the others, and they end too.
+    result = two_processes(*job, "-o", out, "--tp-plan", "auto", "--resume")
+    assert result.returncode == 0, result.stderr
+
+
+def test_model_may_be_spread_by_a_device_map(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", questions(6))
+    job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 16, "--token-ids")
+    assert cli(*job, "-o", tmp_path / "one.jsonl").code == 0
+    assert cli(*job, "-o", tmp_path / "two.jsonl", "--device-map", "auto").code == 0
+    assert steady(tmp_path / "two.jsonl") == steady(tmp_path / "one.jsonl")
+
+
+def test_shared_models_are_refused_where_they_make_no_sense(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", questions(2))
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl")
+    cli.fails(2, *job, "--tp-plan", "auto", saying=["--tp-plan", "torchrun"])
+    cli.fails(2, *job, "--tp-plan", "auto", "--workers", 2, saying=["--tp-plan", "--workers"])
+    cli.fails(2, *job, "--device-map", "auto", "--device", "cpu", saying=["--device-map", "leave --device out"])
+    assert not (tmp_path / "out.jsonl").exists()
