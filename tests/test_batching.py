@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lookahead.budget.goodput import TRIALS
 from lookahead.decode.batch import MaskPlan, bucket, pack, runs_of
 from lookahead.decode.engine import LookaheadEngine
 from lookahead.decode.probe import probed
@@ -322,3 +323,15 @@ def test_draft_of_which_nothing_is_kept_leaves_its_slot_as_it_was(tiny_model, ar
             slots.keep([[]])
     assert torch.allclose(scores[0], scores[2], atol=1e-5)
     assert not torch.allclose(scores[0][1], scores[1][1], atol=1e-3)
+
+
+def test_every_trial_is_timed_so_that_costs_are_known_soon(target) -> None:
+    """A plain step among them, too, though later only some plain steps are."""
+    options = DraftOptions(adaptive=True)
+    engine = LookaheadEngine(dataclasses.replace(target), Drafter((), options), 2)
+    assert engine.budget.tries
+    trials = 0
+    for _ in engine._steps(iter([engine.request([5, 6, 7, 5, 6], 40), engine.request([9, 8, 9], 40)])):
+        trials += engine.budget.tries
+    assert not engine.budget.tries
+    assert trials <= len(TRIALS) + 1  # and the prompts' step

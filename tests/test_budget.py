@@ -41,7 +41,7 @@ def play(
             wrong = np.flatnonzero(random.random(tree.draft_tokens) >= p)
             said += int(wrong[0]) if len(wrong) else tree.draft_tokens
         seconds = cost(tokens) * (5.0 if random.random() < noise else 1.0)
-        budget.observe(tokens, seconds, seconds + 1e-4, len(probabilities), 0, said)
+        budget.observe(tokens, seconds, seconds + 1e-4, len(probabilities), said=said)
     return budget
 
 
@@ -138,7 +138,7 @@ def test_budgets_of_a_long_noisy_job_stay_near_the_quiet_ones() -> None:
             (tree,) = budget.cut([chain_of(chance, 31)])
             seconds = cost(len(tree)) * (5.0 if slow[step] else 1.0)
             said = 1 + chance * (1 - chance**tree.draft_tokens) / (1 - chance)
-            budget.observe(len(tree), seconds, seconds + 1e-4, 1, 0, said)
+            budget.observe(len(tree), seconds, seconds + 1e-4, said=said)
             drafted[step] = tree.draft_tokens
         chosen.append(drafted[1000:].reshape(-1, 1000).mean(axis=1))
     quiet, noisy = chosen
@@ -226,3 +226,23 @@ def test_profile_that_does_not_hold_is_learned_anew() -> None:
     budget = play(linear(0.4), [0.8], steps=2000, profile=profile_of(linear(0.01)))
     (chosen,) = sizes(budget, [0.8])
     assert chosen <= 4
+
+
+def test_rows_that_bring_more_than_others_make_attention_dearer() -> None:
+    """Attention pads rows to the widest, up to a point beyond which they are split."""
+    profile = profile_of(linear(0.01), per_query_key=1e-6)
+    even, uneven, split = (CostCurve(profile).seconds(32, 8, 1000, width) for width in (4, 6, 30))
+    assert uneven - even == pytest.approx(2 * 1000 * 1e-6)
+    assert split - even == pytest.approx((1.5 * 4 + 16 / 8 - 4) * 1000 * 1e-6)
+    assert profile.forward_seconds(32, 8, 1000, width=6) == pytest.approx(uneven)
+
+
+def test_trials_take_sizes_that_forwards_have_and_know_plain_steps_too() -> None:
+    for rows in (1, 3, 8, 32):
+        budget, seen = GoodputBudget(CostCurve()), []
+        while budget.tries:
+            seen.append(sum(map(len, budget.cut([chain_of(0.9)] * rows))))
+            budget.observe(seen[-1], 0.01, 0.011, rows)
+        assert set(seen) <= set(SIZES.tolist()) | {rows}
+        assert rows in seen
+        assert len(set(seen)) == 4

@@ -136,6 +136,24 @@ def test_calibrating_keeps_its_time_and_its_profile_costs_what_it_measured(tiny_
     assert 0.7 < np.median(off) < 1.4
 
 
+def test_what_accepting_costs_is_measured_behind_packed_forwards() -> None:
+    """A model that pretends to cost this gives it back."""
+    truth = dataclasses.replace(PROFILE, per_said=0.002, per_move=0.03, per_moved_row=0.004)
+    profile, _ = calibrate(pretend_model(truth), 3.0)
+    assert profile.per_said == pytest.approx(0.002, rel=0.1)
+    assert profile.per_move == pytest.approx(0.03, rel=0.1)
+    assert profile.per_moved_row == pytest.approx(0.004, rel=0.1)
+
+
+def test_prediction_pays_for_accepting() -> None:
+    profile = dataclasses.replace(PROFILE, kind="estimate", seconds=(1.0, 1.0, 1.0), per_row=0, per_key=0, per_query_key=0)
+    pairs = [([1, 2, 3], [4, 5, 6, 7, 8, 9] * 5)] * 2
+    options = [DraftOptions("hierarchical", 8)]
+    free, dear = (predict(dataclasses.replace(profile, per_said=said), pairs, [], options).runs for said in (0.0, 1.0))
+    assert dear[0].seconds == pytest.approx(free[0].seconds, rel=0.02)  # a plain step asks once
+    assert dear[1].seconds == pytest.approx(free[1].seconds + free[1].tokens - 2 - free[1].steps, rel=0.02)
+
+
 def test_estimates_read_weights_once_and_experts_as_they_are_chosen(tmp_path: Path) -> None:
     from transformers import LlamaConfig, MixtralConfig
 

@@ -11,6 +11,7 @@ import dataclasses
 import platform
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ import lookahead
 from lookahead.budget.cost import FASTER
 from lookahead.budget.profile import CostProfile
 from lookahead.decode.model import TargetModel
-from lookahead.decode.slots import Slots, Wanted
+from lookahead.decode.slots import PackedSlots, Slots, Wanted
 from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError
 
@@ -27,6 +28,7 @@ SHORT, LONG = 128, 1024  # tokens in the cache of each row
 CHUNK = 512  # tokens of a prompt that are taken in at once
 MOST_WIDTH = 128
 IN_A_ROW = 2  # forwards of a cell that count
+ACCEPTING_SHARE, ACCEPTING_TIMES, ACCEPTING_WIDTH = 0.1, 12, 8
 SHARE_OF_FIRST = 0.5  # of the time for the first round: what is not reached by then is left out
 
 
@@ -91,8 +93,13 @@ def calibrate(
             if spent() > 1:
                 break
         rounds += 1
-    measured = [(cell, float(np.sort(times)[int(FASTER * (len(times) - 1))])) for cell, times in taken.items()]
-    return fitted(target, measured, rounds), measured
+    measured = [(cell, _faster(times)) for cell, times in taken.items()]
+    return dataclasses.replace(fitted(target, measured, rounds), **texts.accepting(ACCEPTING_SHARE * seconds)), measured
+
+
+def _faster(times: Sequence[float]) -> float:
+    """What it takes where nothing else disturbs it."""
+    return float(np.sort(times)[int(FASTER * (len(times) - 1))])
 
 
 def _cells_for(longest: int) -> list[Cell]:
@@ -130,6 +137,43 @@ class _Texts:
             torch.cuda.synchronize(self.target.device)
         slots.keep([[]] * cell.rows)
         return self.target.now() - began
+
+    @torch.inference_mode()
+    def accepting(self, seconds: float) -> dict[str, Any]:
+        """What comes behind a packed forward, in caches as that leaves them: per_said, per_move, per_moved_row.
+
+        seconds: that it may take. Measured on the texts that are there.
+        """
+        asking: list[float] = []
+        moving: dict[int, list[float]] = {}
+        now = self.target.now
+        began = now()
+        for rows, context in sorted(self._slots) * ACCEPTING_TIMES:
+            slots = self._slots[rows, context]
+            if not isinstance(slots, PackedSlots) or now() - began > seconds:
+                break
+            scores = slots.forward([chain(self._tokens(ACCEPTING_WIDTH)) for _ in range(rows)], ["all"] * rows)
+            scores.wait()
+            scores.best(0, 0)
+            ready = now()
+            scores.best(0, 1)
+            asked = now()
+            slots.cache.move(
+                [slot for slot in range(rows) for _ in range(2)],
+                [context + 2, context + 5] * rows,
+                [context + 1, context + 2] * rows,
+            )
+            if self.target.device.type == "cuda":
+                torch.cuda.synchronize(self.target.device)
+            asking.append(asked - ready)
+            moving.setdefault(rows, []).append(now() - asked)
+            slots.keep([[]] * rows)
+        if not moving:
+            return {}
+        least, most = min(moving), max(moving)
+        per_row = max(0.0, _faster(moving[most]) - _faster(moving[least])) / max(1, most - least)
+        per_move = max(0.0, _faster(moving[least]) - least * per_row)
+        return {"per_said": _faster(asking), "per_move": per_move, "per_moved_row": per_row}
 
     def _tokens(self, count: int) -> list[int]:
         tokens: list[int] = self._random.integers(0, self.target.vocab_size, count).tolist()

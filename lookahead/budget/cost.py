@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.budget.profile import CostProfile
+from lookahead.budget.profile import CostProfile, padded_width
 from lookahead.trie.suffixes import inlined, kernel
 
 # Forwards with drafts take one of these sizes: kernels are compiled for each size anew, and few sizes are soon known.
@@ -31,7 +31,8 @@ PER_ROW, PER_KEY, PER_QUERY_KEY, SEPARATE = range(4)
 class CostCurve:
     """Seconds of a forward over `tokens` tokens of `rows` rows with `keys` keys in the cache, all together.
 
-    known: there is a profile. bucketed: forwards take one of a few shapes, see `bucket`.
+    width: tokens of the row with the most, to which attention pads the others; 0: all have as many. known: there is a profile.
+    bucketed: forwards take one of a few shapes, see `bucket`.
     """
 
     def __init__(self, profile: CostProfile | None = None, bucketed: bool = False) -> None:
@@ -46,13 +47,13 @@ class CostCurve:
             self.terms[:] = profile.per_row, profile.per_key, profile.per_query_key, profile.separate
         self.latest = np.zeros((len(SIZES), LATEST))
 
-    def observe(self, tokens: int, seconds: float, rows: int = 1, keys: int = 0) -> None:
+    def observe(self, tokens: int, seconds: float, rows: int = 1, keys: int = 0, width: int = 0) -> None:
         """A forward took `seconds`."""
-        observe(tokens, rows, keys, seconds, self.table, self.terms, self.latest)
+        observe(tokens, rows, keys, width, seconds, self.table, self.terms, self.latest)
 
-    def seconds(self, tokens: int, rows: int = 1, keys: int = 0) -> float:
+    def seconds(self, tokens: int, rows: int = 1, keys: int = 0, width: int = 0) -> float:
         """Of a forward of this size. Needs a profile or an observed step."""
-        return float(seconds_of(tokens, rows, keys, self.table, self.terms, 0))
+        return float(seconds_of(tokens, rows, keys, width, self.table, self.terms, 0))
 
 
 @kernel
@@ -79,34 +80,34 @@ def faster_of(latest, filled):
 
 
 @kernel
-def seconds_of(tokens, rows, keys, table, terms, place):
+def seconds_of(tokens, rows, keys, width, table, terms, place):
     """See `CostCurve.seconds`. place: where to begin looking for the size's columns."""
-    return _seconds(tokens, rows, keys, table, terms, place, True)
+    return _seconds(tokens, rows, keys, width, table, terms, place, True)
 
 
 @inlined
-def _seconds(tokens, rows, keys, table, terms, place, now):
+def _seconds(tokens, rows, keys, width, table, terms, place, now):
     """Seconds of a forward: now, or as expected without what steps have taught."""
     times = 1.0
     if terms[SEPARATE] > 0:
-        tokens, keys, times, rows, place = tokens / rows, keys / rows, rows, 1, 0
+        tokens, keys, width, times, rows, place = tokens / rows, keys / rows, 0, rows, 1, 0
     place = place_of(tokens, table, place)
     share = (tokens - table[SIZE, place]) / (table[SIZE, place + 1] - table[SIZE, place])
     base = table[BASE, place] + share * (table[BASE, place + 1] - table[BASE, place])
     ratio = 1.0
     if now:
         ratio = table[RATIO, place] + min(1.0, share) * (table[RATIO, place + 1] - table[RATIO, place])
-    in_cache = terms[PER_ROW] * rows + keys * (terms[PER_KEY] + terms[PER_QUERY_KEY] * tokens / rows)
+    in_cache = terms[PER_ROW] * rows + keys * (terms[PER_KEY] + terms[PER_QUERY_KEY] * padded_width(width, tokens, rows))
     return times * ratio * (base + in_cache)
 
 
 @kernel
-def observe(tokens, rows, keys, seconds, table, terms, latest):
+def observe(tokens, rows, keys, width, seconds, table, terms, latest):
     """See `CostCurve.observe`. latest: float64 [sizes, LATEST], ratios of real to expected seconds. Fills the
     ratios of sizes that nobody has seen from those next to them.
     """
     columns = table.shape[1]
-    ratio = seconds / _seconds(tokens, rows, keys, table, terms, 0, False)
+    ratio = seconds / _seconds(tokens, rows, keys, width, table, terms, 0, False)
     size = tokens / rows if terms[SEPARATE] > 0 else float(tokens)
     column = 0
     while column < columns - 1 and table[SIZE, column] < size:

@@ -19,12 +19,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lookahead.budget.cost import LATEST, SIZE, CostCurve, bucket, faster_of, observe, place_of, seconds_of
+from lookahead.budget.cost import LATEST, SIZE, SIZES, CostCurve, bucket, faster_of, observe, place_of, seconds_of
 from lookahead.draft.tree import DraftTree, root_only
 from lookahead.trie.suffixes import inlined, kernel
 
-TRIALS = (16, 4, 1, 8) * 3  # tokens of the first steps
-TRIAL_ROWS = 8  # more rows than these make the trials larger
+TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with several, times the root of their number
 LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of draft tokens, in turn
 LOOK_SHARE = 0.004  # of the time goes into looking
 LOOK_APART = 20  # steps between two looks at least
@@ -61,6 +60,11 @@ class GoodputBudget:
     def speedup(self) -> float | None:
         return float(self._sums[PLAIN] / self._sums[SPENT]) if self._sums[SPENT] else None
 
+    @property
+    def tries(self) -> bool:
+        """The next step is to be of a set size, as costs are unknown."""
+        return not self.curve.known and self._steps < len(TRIALS)
+
     def cut(self, trees: Sequence[DraftTree], fed: int = 0, keys: int = 0) -> list[DraftTree]:
         """The most probable nodes of all trees, as many as pay.
 
@@ -79,17 +83,18 @@ class GoodputBudget:
         step_seconds: float,
         rows: int = 1,
         keys: int = 0,
+        width: int = 0,
         said: int = 1,
         stands_for: int = 1,
     ) -> None:
         """A step without prompts: its forward over `tokens` tokens and the whole of it took so long; `said` tokens came out.
 
-        stands_for: steps like it that are not told.
+        rows, keys, width: see `CostCurve`. stands_for: steps like it that are not told.
         """
         curve, sums = self.curve, self._sums
         self._steps += 1
         learn(
-            shape_of(tokens, curve.bucketed), rows, keys, forward_seconds, step_seconds, said, stands_for, self._steps,
+            shape_of(tokens, curve.bucketed), rows, keys, width, forward_seconds, step_seconds, said, stands_for, self._steps,
             curve.table, curve.terms, curve.latest, self._others, sums,
         )  # fmt: skip
 
@@ -98,16 +103,21 @@ class GoodputBudget:
         curve, told, rows = self.curve, self._told, len(sizes)
         known = probabilities, sizes, fed, keys, self._sums[OTHER], max(1.0, self.speedup or 1.0), curve.bucketed
         arrays = curve.table, curve.terms, kept, told
-        if not curve.known and self._steps < len(TRIALS):
-            choose(*known, max(0, round(TRIALS[self._steps] * max(1.0, rows / TRIAL_ROWS)) - rows), *arrays)
+        if self.tries:
+            choose(*known, nodes_near(TRIALS[self._steps] * rows**0.5, rows + fed), *arrays)
             return
         best = choose(*known, AS_MANY_AS_PAY, *arrays)
         self.price = CAUTION * told[PRICE]
         if self._steps - self._looked >= LOOK_APART and self._sums[SPARE] > 0:
             saved = told[SAVED]
-            choose(*known, round(max(best, 3) * next(self._looks)), *arrays)
+            choose(*known, nodes_near(max(best, 3) * next(self._looks), rows + fed), *arrays)
             self._sums[SPARE] -= saved - told[SAVED]
             self._looked = self._steps
+
+
+def nodes_near(nodes: float, others: int) -> int:
+    """About so many draft tokens, which make a forward with `others` other tokens one of SIZES."""
+    return max(0, int(SIZES[np.abs(SIZES - others - nodes).argmin()]) - others)
 
 
 def warm_up() -> None:
@@ -119,13 +129,15 @@ def warm_up() -> None:
 
 
 @kernel
-def learn(tokens, rows, keys, forward_seconds, step_seconds, said, stands_for, steps, table, terms, latest, others, sums):
+def learn(
+    tokens, rows, keys, width, forward_seconds, step_seconds, said, stands_for, steps, table, terms, latest, others, sums
+):
     """See `GoodputBudget.observe`. steps: so far, this one included. others: float64 [LATEST], seconds outside of forwards."""
-    observe(tokens, rows, keys, forward_seconds, table, terms, latest)
+    observe(tokens, rows, keys, width, forward_seconds, table, terms, latest)
     others[(steps - 1) % LATEST] = step_seconds - forward_seconds
     sums[OTHER] = faster_of(others, min(steps, LATEST))
-    spent = seconds_of(tokens, rows, keys, table, terms, 0) + sums[OTHER]
-    plain = seconds_of(rows, rows, keys, table, terms, 0) + sums[OTHER]
+    spent = seconds_of(tokens, rows, keys, width, table, terms, 0) + sums[OTHER]
+    plain = seconds_of(rows, rows, keys, 0, table, terms, 0) + sums[OTHER]
     sums[SPENT] = MEMORY * sums[SPENT] + stands_for * spent
     sums[PLAIN] = MEMORY * sums[PLAIN] + stands_for * plain * said / rows
     sums[SPARE] += LOOK_SHARE * stands_for * spent
@@ -162,9 +174,10 @@ def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, tabl
     reach = np.ones(rows)  # least probability of its nodes so far
     owners = np.empty(len(probabilities), np.int64)
     place = place_of(rows, table, 0)
-    worth = (seconds_of(rows, rows, keys, table, terms, place) + other) / (rows * speed)  # seconds, of one token
+    worth = (seconds_of(rows, rows, keys, 0, table, terms, place) + other) / (rows * speed)  # seconds, of one token
     said = float(rows)
-    most, best, taken = said * worth - seconds_of(shape_of(rows + fed, bucketed), rows, keys, table, terms, place), 0, 0
+    most, best, taken = said * worth - seconds_of(shape_of(rows + fed, bucketed), rows, keys, 0, table, terms, place), 0, 0
+    width = widest = 1
     while taken < len(probabilities) - rows and (wanted < 0 or taken < wanted):
         owner, highest = -1, -1.0
         for row in range(rows):
@@ -173,6 +186,7 @@ def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, tabl
                 if probability > highest:
                     owner, highest = row, probability
         heads[owner] += 1
+        width = max(width, heads[owner])
         reach[owner] = highest
         owners[taken] = owner
         taken += 1
@@ -181,17 +195,18 @@ def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, tabl
         place = place_of(tokens, table, place)
         if tokens != table[SIZE, place] and taken != wanted and taken < len(probabilities) - rows:
             continue
-        saved = said * worth - seconds_of(tokens, rows, keys, table, terms, place)
+        saved = said * worth - seconds_of(tokens, rows, keys, width, table, terms, place)
         if saved > most or taken == wanted:
-            most, best = saved, taken
+            most, best, widest = saved, taken, width
     best = best if wanted < 0 else taken
     kept[:] = 1
     for node in range(best):
         kept[owners[node]] += 1
     tokens = shape_of(rows + fed + best, bucketed)
-    now, price = seconds_of(tokens, rows, keys, table, terms, 0), np.inf
+    now, price = seconds_of(tokens, rows, keys, widest, table, terms, 0), np.inf
     for more in SECANTS:
-        price = min(price, (seconds_of(shape_of(rows + fed + best + more, bucketed), rows, keys, table, terms, 0) - now) / more)
+        larger = shape_of(rows + fed + best + more, bucketed)
+        price = min(price, (seconds_of(larger, rows, keys, widest, table, terms, 0) - now) / more)
     told[SAVED], told[PRICE] = most, max(0.0, price) / worth
     return best
 

@@ -2,11 +2,15 @@
 
 A forward over `tokens` tokens of `rows` rows, whose keys in the cache are `keys` in all, takes
 
-    f(tokens) + per_row rows + per_key keys + per_query_key keys tokens / rows        seconds
+    f(tokens) + per_row rows + per_key keys + per_query_key keys width                seconds
 
-where f, the part that does not depend on what lies in the cache, is given at some sizes and interpolated between them; beyond
-the largest it goes on as between the last two. Tokens whose scores nobody wants (all but the last of a prompt) take per_score
-less. Models that take one row at a time pay for each row as for a forward of its own.
+where width is the tokens of a row, of the one with the most where they differ, as attention pads the others. f, the part that
+does not depend on what lies in the cache, is given at some sizes and interpolated between them; beyond the largest it goes on
+as between the last two. Tokens whose scores nobody wants (all but the last of a prompt) take per_score less. Models that take
+one row at a time pay for each row as for a forward of its own.
+
+Behind the forward, asking what the model says after a node takes per_said (the first time is part of the forward). Where nodes
+that are accepted do not stand side by side, moving their keys and values takes per_move, and per_moved_row for each row.
 
 `lookahead calibrate` measures profiles (bench/calibrate.py); those of devices that one does not have are estimated from their
 data sheets (estimate.py). Some of each kind ship with the package.
@@ -27,12 +31,15 @@ import numpy as np
 
 from lookahead.atomic import replacing
 from lookahead.errors import LookaheadError
+from lookahead.trie.suffixes import kernel
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "profiles"
+# Rows share a call of attention up to so many padded queries for each real one, and so many beside.
+WASTE, SPARE = 1.5, 16
 CDL_FACTOR = 1.2  # a critical decoding length's forward costs at most so many times that of one token
 MOST_KNOTS = 1000
-PER = ("per_row", "per_key", "per_query_key", "per_score")
+PER = ("per_row", "per_key", "per_query_key", "per_score", "per_said", "per_move", "per_moved_row")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,20 +83,24 @@ class CostProfile:
     per_key: float = 0.0
     per_query_key: float = 0.0
     per_score: float = 0.0
+    per_said: float = 0.0
+    per_move: float = 0.0
+    per_moved_row: float = 0.0
     bucketed: bool = False
     separate: bool = False
     vocab_size: int = 1 << 31
     longest_text: int = 1 << 30
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def forward_seconds(self, tokens: int, rows: int = 1, keys: int = 0, unscored: int = 0) -> float:
-        """Of a forward of this size. unscored: tokens among them whose scores are not wanted."""
+    def forward_seconds(self, tokens: int, rows: int = 1, keys: int = 0, unscored: int = 0, width: int = 0) -> float:
+        """Of a forward of this size. unscored: tokens among them whose scores are not wanted. width: 0 if all have as many."""
         if self.separate:
-            return rows * self._seconds(tokens / rows, 1, keys / rows) - self.per_score * unscored
-        return self._seconds(tokens, rows, keys) - self.per_score * unscored
+            return rows * self._seconds(tokens / rows, 1, keys / rows, 0) - self.per_score * unscored
+        return self._seconds(tokens, rows, keys, width) - self.per_score * unscored
 
-    def _seconds(self, tokens: float, rows: int, keys: float) -> float:
-        return self.at(tokens) + self.per_row * rows + keys * (self.per_key + self.per_query_key * tokens / rows)
+    def _seconds(self, tokens: float, rows: int, keys: float, width: int) -> float:
+        in_cache = keys * (self.per_key + self.per_query_key * padded_width(width, tokens, rows))
+        return self.at(tokens) + self.per_row * rows + in_cache
 
     def at(self, tokens: float) -> float:
         """f: seconds that do not depend on rows and keys."""
@@ -116,6 +127,12 @@ class CostProfile:
         """Write the file; it appears whole. Raises LookaheadError if it cannot be written."""
         with replacing(path, "w") as file:
             file.write(json.dumps(self.as_json(), indent=1) + "\n")
+
+
+@kernel
+def padded_width(width, tokens, rows):
+    """Queries of each row in attention: those of the widest, unless rows that differ much are split (see batch.runs_of)."""
+    return max(tokens / rows, min(float(width), (WASTE * tokens + SPARE) / rows))
 
 
 def read_profile(name: str) -> CostProfile:
@@ -169,6 +186,7 @@ def _parsed(value: dict[str, Any]) -> CostProfile:
     """Raises ValueError, TypeError or KeyError for what is no profile."""
     if value["format"] != FORMAT:
         raise ValueError(f"format {value['format']}, this version reads {FORMAT}")
+    value = {**dict.fromkeys(PER, 0.0), **value}  # files of earlier versions have fewer terms
     fields = {field.name: value[field.name] for field in dataclasses.fields(CostProfile)}
     setting = Setting(**fields.pop("setting"))
     tokens, seconds = fields["tokens"], fields["seconds"]

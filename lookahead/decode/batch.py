@@ -16,12 +16,11 @@ import numpy as np
 import torch
 
 from lookahead.budget.cost import bucket
+from lookahead.budget.profile import SPARE, WASTE
 from lookahead.draft.tree import DraftTree
 from lookahead.trie.suffixes import kernel
 
 NO_LIMIT = 1 << 60
-WASTE = 1.5  # padded queries for each real one that a shared call of attention may cost, beside
-SPARE = 16  # so many
 SMALL = 64  # tokens that each slot of a step of few shapes brings at most
 KEYS = 256  # keys of such a step come in multiples of so many
 
@@ -185,6 +184,8 @@ def _group(
     length = max(past + size for past, size in zip(pasts, sizes, strict=True))
     if bucketed:
         width, length = bucket(width), -(-length // KEYS) * KEYS
+    elif width == 3 and len(sizes) > 1:
+        width = 4  # on CPUs, attention over three queries takes longer
     spread = gather = None
     if bucketed or len(parents) < width * len(sizes):
         spread, gather = (upload(a, device) for a in _spread(np.array(sizes), width, own.stop - own.start))

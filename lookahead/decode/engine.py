@@ -390,16 +390,17 @@ class LookaheadEngine:
     def _learn_cost(
         self, rows: list[RunningRow], pieces: list[Piece], accepted: list[Accepted], forward: float, step: float
     ) -> None:
-        """What the step took. Steps that took in prompts say nothing about those that do not; of plain ones some are enough."""
+        """What the step took. Steps that took in prompts say nothing about those that do not; later, of plain ones some do."""
         if self.drafter.options.strategy == "off" or not all(piece.wanted == "all" for piece in pieces):
             return
         stands_for = 1
-        if all(piece.tree is not None and len(piece.tree) == 1 for piece in pieces):
+        if not self.budget.tries and all(piece.tree is not None and len(piece.tree) == 1 for piece in pieces):
             self._plain_steps, stands_for = self._plain_steps + 1, PLAIN_APART
             if self._plain_steps % PLAIN_APART:
                 return
-        tokens, said = sum(len(piece.tree or ()) for piece in pieces), sum(len(each.token_ids) for each in accepted)
-        self.budget.observe(tokens, forward, step, len(rows), sum(row.length for row in rows), said, stands_for)
+        sizes, said = [len(piece.tree or ()) for piece in pieces], sum(len(each.token_ids) for each in accepted)
+        keys = sum(row.length for row in rows)
+        self.budget.observe(sum(sizes), forward, step, len(rows), keys, max(sizes), said, stands_for)
 
     def _started(self, generation: Generation) -> list[RunningRow]:
         """A request that is about to take a slot; nothing if it needs none, as it has been decoded plainly or has failed."""

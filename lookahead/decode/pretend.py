@@ -89,7 +89,7 @@ class PretendSlots(PackedSlots):
 
     def __init__(self, target: PretendModel):
         super().__init__(target)
-        self.cache = NothingHeld()
+        self.cache = NothingHeld(target)
         self._profile, self._clock = target.profile, target.now
 
     def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
@@ -99,10 +99,12 @@ class PretendSlots(PackedSlots):
         scored = sum(size if want == "all" else want == "last" for size, want in zip(sizes, wanted, strict=True))
         if rows:
             tokens = shape_of(sum(sizes), self._profile.bucketed)
-            seconds = self._profile.forward_seconds(tokens, rows, keys, sum(sizes) - scored)
+            seconds = self._profile.forward_seconds(
+                tokens, rows, keys, sum(sizes) - scored, max(sizes) if scored == sum(sizes) else 0
+            )
             self._clock.pass_by(seconds, self._profile.setting.threads > 0)
         self._took(trees, wanted)
-        return NoScores()
+        return NoScores(self._profile, self._clock)
 
     def _make_room(self, needed: int) -> None:
         pass
@@ -111,18 +113,28 @@ class PretendSlots(PackedSlots):
 class NothingHeld(SlotCache):
     """Buffers of no size."""
 
+    def __init__(self, target: PretendModel):
+        super().__init__()
+        self._profile, self._clock = target.profile, target.now
+
     def move(self, slots: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
-        pass
+        if slots:
+            self._clock.pretended += self._profile.per_move + len(set(slots)) * self._profile.per_moved_row
 
 
 class NoScores(Scores):
-    """Of answers that are given."""
+    """Of answers that are given; asking takes its time."""
 
-    def __init__(self) -> None:
+    def __init__(self, profile: CostProfile, clock: Clock) -> None:
         super().__init__(torch.empty(0, 0), ())
+        self._profile, self._clock = profile, clock
+        self._asked = False
 
     def of(self, slot: int) -> torch.Tensor:
         return self.logits
 
     def best(self, slot: int, node: int) -> int:
+        if self._asked:
+            self._clock.pretended += self._profile.per_said
+        self._asked = True
         return 0
