@@ -110,7 +110,8 @@ class Workers:
     def used(self) -> dict[str, Any]:
         """Of each worker the most."""
         reports = self.team.reports
-        batch_size, memory = max(r.batch_size for r in reports), max(r.peak_memory for r in reports)
+        batch_size = max((report.batch_size for report in reports), default=0)
+        memory = max((report.peak_memory for report in reports), default=0)
         return {"workers": len(reports), "batch_size": batch_size, "peak_memory_bytes": memory}
 
 
@@ -152,6 +153,7 @@ def workers(settings: EngineSettings, job: JobOptions, ray: str | None, size: in
         tries=tuple(str(Path(trie).absolute()) for trie in settings.tries),
     )
     crew = RayCrew(ray, settings, job, size or 0) if ray else LocalCrew(settings, job, size or 1)
-    with Team(crew, learn=settings.drafts.session_tokens > 0) as team:
+    drafts = settings.drafts
+    with Team(crew, learn=drafts.strategy != "off" and drafts.session_tokens > 0) as team:
         render.patiently(team.wait_until_ready, f"Starting {crew.size} workers ...")
         yield Workers(team)

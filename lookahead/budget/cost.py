@@ -4,8 +4,9 @@ The profile says what a forward of any size should take (profile.py); how much l
 really take is learned from the latest steps of that size. Without a profile a rough shape stands in, so that all is learned.
 
 Steps are only ever slowed down by what else the machine does. So of the latest steps of a size, one of the faster ones counts
-(their 30th percentile), and it takes three of them to be believed. Costs need not rise with size: float32 products of two or
-three rows take longer than those of eight on some CPUs.
+(their 30th percentile), and it takes three of them to be believed. Where the whole machine becomes slower or faster, steps of
+any size tell of all sizes (`PACE`): else one that was last seen in a slow hour would be shunned for ever. Costs need not rise
+with size: float32 products of two or three rows take longer than those of eight on some CPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ FLAT = 64.0  # tokens that double the cost of a forward of which nothing is know
 # Rows of the curve's table, a column for each of SIZES.
 SIZE, BASE, RATIO, SEEN = range(4)
 # And the terms that depend on what lies in the cache.
-PER_ROW, PER_KEY, PER_QUERY_KEY, SEPARATE = range(4)
+PER_ROW, PER_KEY, PER_QUERY_KEY, SEPARATE, PACE = range(5)
+# PACE, how slow the machine is now, is to be above as many steps as FASTER says: it goes up or down at each.
+UP, DOWN = 1 + 0.04 * FASTER, 1 - 0.04 * (1 - FASTER)
 
 
 class CostCurve:
@@ -42,9 +45,9 @@ class CostCurve:
         self.table[SIZE] = SIZES
         self.table[BASE] = 1 + SIZES / FLAT if profile is None else [profile.at(int(size)) for size in SIZES]
         self.table[RATIO] = 1.0
-        self.terms = np.zeros(4)
+        self.terms = np.array([0.0, 0.0, 0.0, 0.0, 1.0])
         if profile is not None:
-            self.terms[:] = profile.per_row, profile.per_key, profile.per_query_key, profile.separate
+            self.terms[:PACE] = profile.per_row, profile.per_key, profile.per_query_key, profile.separate
         self.latest = np.zeros((len(SIZES), LATEST))
 
     def observe(self, tokens: int, seconds: float, rows: int = 1, keys: int = 0, width: int = 0) -> None:
@@ -96,22 +99,24 @@ def _seconds(tokens, rows, keys, width, table, terms, place, now):
     base = table[BASE, place] + share * (table[BASE, place + 1] - table[BASE, place])
     ratio = 1.0
     if now:
-        ratio = table[RATIO, place] + min(1.0, share) * (table[RATIO, place + 1] - table[RATIO, place])
+        ratio = terms[PACE] * (table[RATIO, place] + min(1.0, share) * (table[RATIO, place + 1] - table[RATIO, place]))
     in_cache = terms[PER_ROW] * rows + keys * (terms[PER_KEY] + terms[PER_QUERY_KEY] * padded_width(width, tokens, rows))
     return times * ratio * (base + in_cache)
 
 
 @kernel
 def observe(tokens, rows, keys, width, seconds, table, terms, latest):
-    """See `CostCurve.observe`. latest: float64 [sizes, LATEST], ratios of real to expected seconds. Fills the
-    ratios of sizes that nobody has seen from those next to them.
+    """See `CostCurve.observe`. latest: float64 [sizes, LATEST], ratios of real to expected seconds, by the pace of then. Fills
+    the ratios of sizes that nobody has seen from those next to them.
     """
     columns = table.shape[1]
-    ratio = seconds / _seconds(tokens, rows, keys, width, table, terms, 0, False)
+    ratio = seconds / _seconds(tokens, rows, keys, width, table, terms, 0, False) / terms[PACE]
     size = tokens / rows if terms[SEPARATE] > 0 else float(tokens)
     column = 0
     while column < columns - 1 and table[SIZE, column] < size:
         column += 1
+    if table[SEEN, column] >= BELIEVED:
+        terms[PACE] *= UP if ratio > table[RATIO, column] else DOWN
     latest[column, int(table[SEEN, column]) % LATEST] = ratio
     table[SEEN, column] += 1
     filled = min(int(table[SEEN, column]), LATEST)

@@ -7,6 +7,8 @@ every node must be able to open; a trie is mapped into memory, which the workers
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import platform
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -27,27 +29,38 @@ class RayCrew:
 
         Raises UsageError if there are fewer GPUs than that, LookaheadError if there is no cluster.
         """
-        self._connection = contextlib.ExitStack()
-        self._ray = self._connection.enter_context(connected(address))
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        gpus = int(sum(node.get("GPU", 0) for node in nodes)) if settings.device != "cpu" else 0
-        if gpus and size > gpus:
-            raise UsageError(f"--workers {size}: the cluster has {gpus} GPUs.")
+        with contextlib.ExitStack() as connection:
+            self._ray = connection.enter_context(connected(address))
+            nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+            gpus = int(sum(node.get("GPU", 0) for node in nodes)) if settings.device != "cpu" else 0
+            if gpus and size > gpus:
+                raise UsageError(f"--workers {size}: the cluster has {gpus} GPUs.")
+            self._connection = connection.pop_all()
         self.size = size or gpus or len(nodes)
         self._gpus = 1 if gpus else 0
         self._cores = 1 if gpus else cores_each([int(node.get("CPU", 0)) for node in nodes], self.size)
         self._arguments = settings, options, 0 if gpus else self._cores
 
     def start(self, number: int) -> Member:
-        actor = self._ray.remote(Worker).options(num_cpus=self._cores, num_gpus=self._gpus, scheduling_strategy="SPREAD")
+        actor = self._ray.remote(WorkerOnNode).options(num_cpus=self._cores, num_gpus=self._gpus, scheduling_strategy="SPREAD")
         return _RayMember(self._ray, actor.remote(*self._arguments))
 
     def close(self) -> None:
         self._connection.close()
 
 
+class WorkerOnNode(Worker):
+    """A worker that says where it cannot work."""
+
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Said]) -> Report:
+        report = super().exchange(requests, heard)
+        if report.error is None:
+            return report
+        return dataclasses.replace(report, error=type(report.error)(f"on node {platform.node()}: {report.error}"))
+
+
 class _RayMember:
-    """An actor that is a `Worker`."""
+    """An actor that is a `WorkerOnNode`."""
 
     def __init__(self, ray: Any, actor: Any):
         self._ray, self._actor = ray, actor
