@@ -8,11 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead.budget.cost import SIZES, CostCurve, bucket
-from lookahead.budget.goodput import AS_MANY_AS_PAY, TRIALS, GoodputBudget, choose, shape_of
+from lookahead.budget.goodput import AS_MANY_AS_PAY, PROMISES, TRIALS, GoodputBudget, choose, shape_of
 from lookahead.budget.profile import CostProfile, Setting
 from lookahead.draft.tree import DraftTree, chain
 
 SETTING = Setting("model", "shape", "CPU", "float32", "sdpa", "packed", 2)
+
+
+NO_RECORD = np.zeros((2, len(PROMISES) + 1))
 
 
 def profile_of(cost, **fields) -> CostProfile:
@@ -51,7 +54,8 @@ def sizes(budget: GoodputBudget, probabilities) -> list[int]:
     kept = np.empty(len(trees), np.int64)
     both = np.concatenate([tree.probabilities for tree in trees]), np.array([len(tree) for tree in trees])
     speed = max(1.0, budget.speedup or 1.0)
-    choose(*both, 0, 0, 1e-4, speed, False, AS_MANY_AS_PAY, budget.curve.table, budget.curve.terms, kept, np.zeros(2))
+    curve, bets = budget.curve, np.zeros((len(trees), 2))
+    choose(*both, 0, 0, 1e-4, speed, False, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, kept, bets, np.zeros(2))
     return (kept - 1).tolist()
 
 
@@ -194,9 +198,8 @@ def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], s
     cost, trees = linear(0.07), [np.minimum.accumulate([1.0, *below]).astype(np.float32) for below in rows]
     curve, kept = CostCurve(profile_of(cost)), np.empty(len(rows), np.int64)
     lengths = np.array([len(tree) for tree in trees])
-    chosen = choose(
-        np.concatenate(trees), lengths, 0, 0, 1e-3, speed, False, AS_MANY_AS_PAY, curve.table, curve.terms, kept, np.zeros(2)
-    )
+    known, bets = (np.concatenate(trees), lengths, 0, 0, 1e-3, speed, False), np.zeros((len(rows), 2))
+    chosen = choose(*known, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, kept, bets, np.zeros(2))
     queue = np.sort(np.concatenate([tree[1:] for tree in trees]))[::-1]
     worth = (cost(len(rows)) + 1e-3) / (len(rows) * speed)
     saved = [worth * queue[:count].sum() - cost(len(rows) + count) for count in range(len(queue) + 1)]
@@ -205,6 +208,22 @@ def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], s
     assert kept.sum() == len(rows) + chosen
     taken = [tree[1:count] for tree, count in zip(trees, kept, strict=True)]
     assert sorted(np.concatenate(taken).tolist(), reverse=True) == pytest.approx(queue[:chosen].tolist())
+    assert bets[:, 1] == pytest.approx([part.sum() for part in taken], abs=1e-5)
+
+
+def test_trees_count_for_what_trees_of_their_promise_have_kept() -> None:
+    """Those that promise much keep half of it, those that promise little twice as much; others are believed."""
+    budget, much, little = GoodputBudget(CostCurve(profile_of(linear(0.1)))), chain_of(0.9), chain_of(0.3)
+    before = [budget.cut([tree])[0].draft_tokens for tree in (much, little, chain_of(0.6))]
+    for _ in range(300):
+        for tree, keeps in ((much, 0.5), (little, 2.0)):
+            budget.cut([tree])
+            column, promised = budget.bets[0]
+            budget.settle((column, max(0.4, promised)), keeps * max(0.4, promised))
+    after = [budget.cut([tree])[0].draft_tokens for tree in (much, little, chain_of(0.6))]
+    assert after[0] < before[0]
+    assert after[1] > before[1]
+    assert after[2] == before[2]
 
 
 def test_row_that_turns_predictable_gets_drafts_at_once() -> None:

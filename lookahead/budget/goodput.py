@@ -10,6 +10,9 @@ faster than plain decoding the job has been of late, so that this holds for any 
 over the whole job rather than in each step by itself, and none is the right number where drafts do not pay. Costs are those of
 cost.py. Without a profile the first steps try several sizes; later ones look left and right, as often as that costs a set share
 of the time.
+
+Probabilities are right on average, but not for each kind of tree: at first those that promise most keep least. So what trees of
+about the same promise (the sum over their first nodes) have kept is remembered, and their nodes count accordingly.
 """
 
 from __future__ import annotations
@@ -29,6 +32,12 @@ LOOK_SHARE = 0.004  # of the time goes into looking
 LOOK_APART = 20  # steps between two looks at least
 MEMORY = 0.998  # weight of the past at each step: about 500 steps count
 CAUTION = 0.5  # a node is drafted if its probability is worth this part of what it costs now
+
+PROMISED, KEPT = 0, 1  # rows of the record: draft tokens that trees of about one promise should have kept, and that they did
+PROMISES = np.array([0.25, 0.4, 0.6, 0.85, 1.15, 1.5, 2.0, 2.7, 3.6, 5.0])  # of the first FIRST draft tokens
+FIRST = 15
+DOUBT = 10.0  # tokens kept as promised, before any were
+FADING = 0.998  # weight of the past in the record at each draft
 
 EMPTY = 8  # drafts in a row without a token that pays, after which a row rests
 LONGEST_REST = 8  # steps
@@ -55,6 +64,8 @@ class GoodputBudget:
         self._others = np.zeros(LATEST)
         self._sums = np.zeros(4)
         self._told = np.zeros(2)
+        self._record = np.zeros((2, len(PROMISES) + 1))
+        self.bets: list[tuple[float, float]] = []  # of each tree of the latest cut: its promise's column, tokens it should keep
 
     @property
     def speedup(self) -> float | None:
@@ -72,9 +83,14 @@ class GoodputBudget:
         """
         sizes = np.array([len(tree) for tree in trees])
         probabilities = trees[0].probabilities if len(trees) == 1 else np.concatenate([tree.probabilities for tree in trees])
-        kept = np.empty(len(trees), np.int64)
-        self._choose(probabilities, sizes, fed, keys, kept)
+        kept, bets = np.empty(len(trees), np.int64), np.empty((len(trees), 2))
+        self._choose(probabilities, sizes, fed, keys, kept, bets)
+        self.bets = [(column, should_keep) for column, should_keep in bets.tolist()]
         return [tree if count == len(tree) else tree.first(count) for tree, count in zip(trees, kept.tolist(), strict=True)]
+
+    def settle(self, bet: tuple[float, float], accepted: int) -> None:
+        """Of the draft that this bet was on, so many tokens were accepted."""
+        settle(self._record, *bet, accepted)
 
     def observe(
         self,
@@ -98,11 +114,13 @@ class GoodputBudget:
             curve.table, curve.terms, curve.latest, self._others, sums,
         )  # fmt: skip
 
-    def _choose(self, probabilities: np.ndarray, sizes: np.ndarray, fed: int, keys: int, kept: np.ndarray) -> None:
-        """Fill `kept` with the nodes of each tree that the next forward takes, roots included."""
+    def _choose(
+        self, probabilities: np.ndarray, sizes: np.ndarray, fed: int, keys: int, kept: np.ndarray, bets: np.ndarray
+    ) -> None:
+        """Fill `kept` with the nodes of each tree that the next forward takes, roots included, and `bets`."""
         curve, told, rows = self.curve, self._told, len(sizes)
         known = probabilities, sizes, fed, keys, self._sums[OTHER], max(1.0, self.speedup or 1.0), curve.bucketed
-        arrays = curve.table, curve.terms, kept, told
+        arrays = curve.table, curve.terms, self._record, kept, bets, told
         if self.tries:
             choose(*known, nodes_near(TRIALS[self._steps] * rows**0.5, rows + fed), *arrays)
             return
@@ -125,6 +143,7 @@ def warm_up() -> None:
     budget = GoodputBudget(CostCurve())
     for step in range(len(TRIALS) + 1):
         budget.cut([root_only(0), root_only(0)] if step % 2 else [root_only(0)])
+        budget.settle(budget.bets[0], 0)
         budget.observe(1, 1e-3, 1e-3)
 
 
@@ -162,10 +181,11 @@ class Rest:
 
 
 @kernel
-def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, table, terms, kept, told):
+def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, table, terms, record, kept, bets, told):
     """Take draft nodes, the most probable first; returns how many and fills kept (int64 [rows], roots included).
 
     probabilities: of the nodes of all trees, parents before children. wanted: take so many; or AS_MANY_AS_PAY.
+    record: see PROMISED. bets: float64 [rows, 2], takes of each tree the record's column and the tokens that it should keep.
     told: float64 [2], takes the seconds that the step saves, and the probability at which one more node would pay.
     """
     rows = len(sizes)
@@ -178,19 +198,24 @@ def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, tabl
     said = float(rows)
     most, best, taken = said * worth - seconds_of(shape_of(rows + fed, bucketed), rows, keys, 0, table, terms, place), 0, 0
     width = widest = 1
+    counts_as = np.empty(rows)
+    for row in range(rows):
+        column = np.searchsorted(PROMISES, promised(probabilities, starts[row], min(sizes[row], 1 + FIRST)))
+        counts_as[row] = (record[KEPT, column] + DOUBT) / (record[PROMISED, column] + DOUBT)
+        bets[row, 0] = column
     while taken < len(probabilities) - rows and (wanted < 0 or taken < wanted):
         owner, highest = -1, -1.0
         for row in range(rows):
             if heads[row] < sizes[row]:
-                probability = min(reach[row], probabilities[starts[row] + heads[row]])
+                probability = counts_as[row] * min(reach[row], probabilities[starts[row] + heads[row]])
                 if probability > highest:
                     owner, highest = row, probability
+        reach[owner] = min(reach[owner], probabilities[starts[owner] + heads[owner]])
         heads[owner] += 1
         width = max(width, heads[owner])
-        reach[owner] = highest
         owners[taken] = owner
         taken += 1
-        said += highest
+        said += min(1.0, highest)
         tokens = shape_of(rows + fed + taken, bucketed)
         place = place_of(tokens, table, place)
         if tokens != table[SIZE, place] and taken != wanted and taken < len(probabilities) - rows:
@@ -202,6 +227,8 @@ def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, tabl
     kept[:] = 1
     for node in range(best):
         kept[owners[node]] += 1
+    for row in range(rows):
+        bets[row, 1] = promised(probabilities, starts[row], kept[row])
     tokens = shape_of(rows + fed + best, bucketed)
     now, price = seconds_of(tokens, rows, keys, widest, table, terms, 0), np.inf
     for more in SECANTS:
@@ -209,6 +236,25 @@ def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, tabl
         price = min(price, (seconds_of(larger, rows, keys, widest, table, terms, 0) - now) / more)
     told[SAVED], told[PRICE] = most, max(0.0, price) / worth
     return best
+
+
+@inlined
+def promised(probabilities, start, count):
+    """Draft tokens that a tree's first `count` nodes should keep, its root not counted."""
+    total, least = 0.0, 1.0
+    for node in range(start + 1, start + count):
+        least = min(least, probabilities[node])
+        total += least
+    return total
+
+
+@kernel
+def settle(record, column, should_keep, accepted):
+    """See `GoodputBudget.settle`."""
+    if should_keep > 0:
+        record *= FADING
+        record[PROMISED, int(column)] += should_keep
+        record[KEPT, int(column)] += accepted
 
 
 @inlined

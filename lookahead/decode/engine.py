@@ -128,6 +128,7 @@ class RunningRow:
         self.taken_in: int | None = None  # tokens of `text` that the slot holds; None: it has not begun
         self.told = len(generation.token_ids)  # tokens of the answer that the drafter knows
         self.rest = Rest()
+        self.bet: tuple[float, float] | None = None  # of the budget on the draft at hand
 
     def enter(self, slots: Slots, most_drafted: int) -> None:
         """Take the next slot, anew if it had one before: what was said by then but for the last token is taken in too."""
@@ -368,7 +369,8 @@ class LookaheadEngine:
         trees = [next(drafted) if now else root_only(row.generation.token_ids[-1]) for row, now in zip(rows, due, strict=True)]
         if options.adaptive and awake:
             trees = budget.cut(trees, fed, sum(row.length for row in rows))
-            for row, tree, now in zip(rows, trees, due, strict=True):
+            for row, tree, bet, now in zip(rows, trees, budget.bets, due, strict=True):
+                row.bet = bet
                 if now:
                     row.rest.drafted(tree.draft_tokens)
         return trees
@@ -382,6 +384,9 @@ class LookaheadEngine:
         if piece.wanted == "all":
             assert piece.tree is not None
             generation.count(piece.tree, accepted.nodes, names)
+            if row.bet:
+                self.budget.settle(row.bet, len(accepted.nodes) - 1)
+                row.bet = None
             if generation.observer:
                 prompt, said = generation.prompt_ids, accepted.token_ids
                 step = Step.of(generation.steps, prompt, generation.token_ids, piece.tree, accepted.nodes, said, names)
