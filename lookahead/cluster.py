@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.tokenizer import first_line
+
+PATIENCE = 10.0  # seconds
 
 
 @contextlib.contextmanager
@@ -25,6 +28,15 @@ def connected(address: str) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    host, _, port = address.rpartition(":")
+    if port.isdecimal() and "/" not in host:  # Ray itself would wait a minute and more
+        try:
+            socket.create_connection((host, int(port)), timeout=PATIENCE).close()
+        except OSError as error:
+            reason = error.strerror or error
+            raise LookaheadError(
+                f"--ray {address}: no cluster answers there ({reason}). Start one: ray start --head."
+            ) from error
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         try:

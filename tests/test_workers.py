@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -282,6 +283,17 @@ def test_workers_are_refused_where_they_make_no_sense(cli: Cli, tmp_path: Path, 
     cli.fails(2, *job, "--ray", saying=["pip install 'lookahead[ray]'"])
     cli.fails(2, "build-trie", source, "-o", tmp_path / "t.trie", "--vocab-size", 9, "--ray", saying=["'lookahead[ray]'"])
     cli.fails(2, "build-trie", source, "--append", tmp_path / "t.trie", "--ray", saying=["--ray does not go with --append"])
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.ray
+def test_address_where_no_cluster_is_fails_at_once(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", questions(2))
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl")
+    cli.fails(1, *job, "--ray", address, saying=[address, "no cluster answers there", "ray start --head"])
     assert not (tmp_path / "out.jsonl").exists()
 
 
