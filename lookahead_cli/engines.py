@@ -118,9 +118,8 @@ class Workers:
 def load_here(settings: EngineSettings) -> LoadedEngine:
     """An engine in this process. Raises LookaheadError if model or tries cannot be used."""
     loaded = settings.load(lambda compile_kernels: render.patiently(compile_kernels, render.COMPILING))
-    target = loaded.engine.target
-    if target.mode != "packed":
-        render.notice(f"{settings.model} verifies by {target.mode}: {target.reason}")
+    if loaded.notice:
+        render.notice(loaded.notice)
     return loaded
 
 

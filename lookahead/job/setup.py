@@ -69,6 +69,12 @@ class LoadedEngine:
     tokenizer: Any | None
     whose: TokenizerIdentity
 
+    @property
+    def notice(self) -> str:
+        """Why drafts are verified in a slower way than they could be; "" if they are not."""
+        target = self.engine.target
+        return "" if target.mode == "packed" else f"{self.whose.name} verifies by {target.mode}: {target.reason}"
+
 
 def usual_batch_size(device: str) -> int:
     """Rows that a device of this kind decodes at once where nobody says."""

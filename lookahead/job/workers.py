@@ -119,9 +119,7 @@ class Worker:
             )
             return False
 
-        mode = engine.target.mode
-        notice = "" if mode == "packed" else f"{self._settings.model} verifies by {mode}: {engine.target.reason}"
-        self._report = Report(batch_size=engine.batch_size, whose=loaded.whose, notice=notice)
+        self._report = Report(batch_size=engine.batch_size, whose=loaded.whose, notice=loaded.notice)
         self._ended.put(None)
         try:
             while True:
