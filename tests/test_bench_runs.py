@@ -56,7 +56,7 @@ def turn(tokens: int, seconds: float) -> Turn:
 
 
 def run_of(*turns: Turn) -> Run:
-    run = Run("", None, lambda rows: turn(1, 1), lambda: None)
+    run = Run("", None, lambda rows: iter([turn(1, 1)]), lambda: None)
     for number, each in enumerate(turns):
         run.add(number, each)
     return run
@@ -83,11 +83,31 @@ def test_repeated_turn_counts_as_its_repeat_of_median_time() -> None:
     repeats = [turn(10, seconds) for seconds in (9.0, 1.0, 2.0)]
     assert median_turn(repeats) is repeats[2]
     assert median_turn(repeats[:2]) is repeats[1]
-    run = Run("", None, lambda rows: repeats[0], lambda: None)
+    run = Run("", None, lambda rows: iter(repeats[:1]), lambda: None)
     for each in repeats:
         run.add(0, each)
     run.settle(run)
     assert (run.tokens, run.seconds) == (10, 2.0)
+
+
+def test_spread_is_over_repeats_too() -> None:
+    plain, run = run_of(turn(10, 1)), run_of(turn(10, 0.5))
+    plain.add(0, turn(10, 4))
+    run.add(0, turn(10, 1))
+    plain.settle(plain)
+    run.settle(plain)
+    assert run.speedup_spread == (2.5, 3.5)  # of 2 and 4
+
+
+def test_few_prompts_refill_slots_all_the_same(tiny_model: Callable[..., Any]) -> None:
+    """Two slots and answers of 1, 19, 19 and 1 tokens: 38 decode steps of 2 rows at 18 forwards, were it not for the start."""
+    prompts, lengths = prompts_of(4), [20, 2, 2, 20]
+    answers = [[5] * length for length in lengths]
+    target = probed(tiny_model("llama"))
+    plain, generate = compare(target, prompts, [], [], batch_size=2, answers=answers, warm_up=0).runs
+    assert generate.forwards == 40
+    assert plain.forwards <= 26
+    assert [len(output) for output in plain.outputs] == lengths == [len(output) for output in generate.outputs]
 
 
 # steps

@@ -1,8 +1,9 @@
 """Every strategy and peer on a real model. In: prompts and contenders. Out: tokens/s, EDL, and whether outputs are the same.
 
 All contenders answer the same prompts in the same run, in turn, so that a machine that slows down slows all of them. A turn is
-one prompt; where B are decoded at once it is up to 4 B, so that slots are filled again. Each contender keeps its own memory of
-the job. The first prompts are run once beforehand and not counted.
+one prompt; where B are decoded at once it is 4 B, so that slots are filled again as in a long job, and contenders take turns
+within it too: each goes on until a request has ended. Each keeps its own memory of the job. The first prompts are run once
+beforehand and not counted.
 
 Where answers are given, they are taken as the model's choices (forced): what is drafted, accepted and computed is real.
 """
@@ -13,7 +14,7 @@ import dataclasses
 import functools
 import platform
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from lookahead.errors import LookaheadError
 from lookahead.trie.file import Trie
 
 PLAIN = "plain"
-REFILLS = 4  # prompts of a turn for each slot at most, where there are several
+REFILLS = 4  # prompts of a turn for each slot, where there are several
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,21 +126,15 @@ def compare(
     if peers:
         runs += peers_of(target, prompts, max_new_tokens, batch_size, answers)
     rows = range(len(prompts))
-    for run in runs:
-        if warm_up:
-            run.answer(rows[: max(warm_up, batch_size)])
-    refills = max(1, min(REFILLS, len(rows) // (batch_size * len(runs))))  # few rows are dealt out to as many turns as runs
-    of_a_turn = batch_size * refills if batch_size > 1 else 1
+    if warm_up:
+        list(_in_turn(runs, rows[: max(warm_up, batch_size)], target.device))
+    of_a_turn = batch_size * REFILLS if batch_size > 1 else 1
     for repeat in range(repeats):
         for run in runs:
             run.forget()  # what was answered before, to warm up too, must not draft itself
         for number, start in enumerate(rows[::of_a_turn]):
             chunk, turn = rows[start : start + of_a_turn], (number + repeat) % len(runs)
-            for run in (*runs[turn:], *runs[:turn]):
-                if target.device.type == "cuda":
-                    torch.cuda.reset_peak_memory_stats(target.device)
-                done = run.answer(chunk)
-                done.peak_memory_bytes = peak_memory(target.device)
+            for run, done in _in_turn((*runs[turn:], *runs[:turn]), chunk, target.device):
                 run.add(number, done)
             progress(repeat * len(rows) + chunk[-1] + 1)
     for run in runs:
@@ -161,6 +156,25 @@ def compare(
         lossless_rows=checked,
         environment=environment(target.device),
     )
+
+
+def _in_turn(runs: Sequence[Run], rows: Sequence[int], device: torch.device) -> Iterator[tuple[Run, Turn]]:
+    """All runs over the same rows, each a slice at a time; yields each as it ends."""
+    going = [(run, run.answer(rows)) for run in runs]
+    peaks = dict.fromkeys(runs, 0)
+    while going:
+        still = []
+        for run, slices in going:
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            done = next(slices, None)
+            peaks[run] = max(peaks[run], peak_memory(device))
+            if done is None:
+                still.append((run, slices))
+            else:
+                done.peak_memory_bytes = peaks[run]
+                yield run, done
+        going = still
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -213,8 +227,9 @@ def _check_forcible(target: TargetModel, prompts: Sequence[Sequence[int]], answe
 
 
 def _ours(name: str, engine: LookaheadEngine, request: Request) -> Run:
-    def answer(rows: Sequence[int]) -> Turn:
-        began = engine.target.now()
+    def answer(rows: Sequence[int]) -> Iterator[Turn | None]:
+        now, seconds = engine.target.now, 0.0
+        began = now()
         engine.clock = log = StepLog()
         generations = [request(engine, row) for row in rows]
         for generation in generations:
@@ -222,9 +237,12 @@ def _ours(name: str, engine: LookaheadEngine, request: Request) -> Run:
         for generation in engine.run(generations):
             if generation.error:
                 raise generation.error
-        seconds = engine.target.now() - began
+            seconds += now() - began
+            yield None
+            began = now()
+        seconds += now() - began
         offered, accepted = log.by_depth()
-        return Turn(
+        yield Turn(
             [generation.token_ids for generation in generations],
             seconds,
             steps=sum(generation.steps for generation in generations),

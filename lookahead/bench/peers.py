@@ -9,7 +9,7 @@ from drafting anything wrong.)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -108,7 +108,7 @@ def _peer(
     def room(row: int) -> int:
         return min(max_new_tokens, target.longest_text - len(prompts[row]))
 
-    def answer(rows: Sequence[int]) -> Turn:
+    def answer(rows: Sequence[int]) -> Iterator[Turn | None]:
         parts: list[Turn] = []
         for start in range(0, len(rows), batch_size):
             batch = rows[start : start + batch_size]
@@ -117,7 +117,8 @@ def _peer(
             else:
                 for most, alike in itertools.groupby(batch, room):  # one limit holds for all rows of a batch
                     parts.append(generate(list(alike), most))
-        return _joined(parts)
+            yield None
+        yield _joined(parts)
 
     return Run(name, None, answer, _nothing)
 

@@ -6,9 +6,10 @@ A turn that was repeated counts as its repeat of median time did, so that second
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,14 +91,15 @@ class TimeSplit:
 class Run:
     """One contender over all prompts.
 
-    options: how it drafts, None for a peer. answer: a turn over some rows of the prompts. forget: drop what earlier answers
-    left in memory. turns: in the order of the prompts, there once `settle` has been called. speedup: tokens/s over those of
-    plain decoding; speedup_spread: the quartiles of that over the turns.
+    options: how it drafts, None for a peer. answer: a turn over some rows of the prompts; yields None where others may have
+    the machine meanwhile, and the turn when it is over. forget: drop what earlier answers left in memory. turns: in the order
+    of the prompts, there once `settle` has been called. speedup: tokens/s over those of plain decoding; speedup_spread: the
+    quartiles of that over all turns and repeats.
     """
 
     name: str
     options: DraftOptions | None
-    answer: Callable[[Sequence[int]], Turn] = dataclasses.field(repr=False)
+    answer: Callable[[Sequence[int]], Iterator[Turn | None]] = dataclasses.field(repr=False)
     forget: Callable[[], None] = dataclasses.field(repr=False)
     turns: list[Turn] = dataclasses.field(default_factory=list, repr=False)
     speedup: float = 1.0
@@ -114,7 +116,8 @@ class Run:
         """All turns are over. plain: what this run is compared with, settled before (or this run itself)."""
         self.turns = [median_turn(repeats) for repeats in self._repeats]
         self.speedup = self.tokens_per_second / plain.tokens_per_second
-        ratios = [turn.tokens_per_second / other.tokens_per_second for turn, other in zip(self.turns, plain.turns, strict=True)]
+        pairs = zip(itertools.chain(*self._repeats), itertools.chain(*plain._repeats), strict=True)
+        ratios = [turn.tokens_per_second / other.tokens_per_second for turn, other in pairs]
         low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
         self.speedup_spread = low, high
 
