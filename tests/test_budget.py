@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead.budget.cost import SIZES, CostCurve, bucket
-from lookahead.budget.goodput import AS_MANY_AS_PAY, PROMISES, TRIALS, GoodputBudget, choose, shape_of
+from lookahead.budget.goodput import AS_MANY_AS_PAY, DOUBT, PROMISES, TRIALS, GoodputBudget, choose, shape_of
 from lookahead.budget.profile import CostProfile, Setting
 from lookahead.draft.tree import DraftTree, chain
 
@@ -55,7 +55,7 @@ def sizes(budget: GoodputBudget, probabilities) -> list[int]:
     both = np.concatenate([tree.probabilities for tree in trees]), np.array([len(tree) for tree in trees])
     speed = max(1.0, budget.speedup or 1.0)
     curve, bets = budget.curve, np.zeros((len(trees), 2))
-    choose(*both, 0, 0, 1e-4, speed, False, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, kept, bets, np.zeros(2))
+    choose(*both, 0, 0, 1e-4, speed, False, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, DOUBT, kept, bets, np.zeros(2))
     return (kept - 1).tolist()
 
 
@@ -199,7 +199,7 @@ def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], s
     curve, kept = CostCurve(profile_of(cost)), np.empty(len(rows), np.int64)
     lengths = np.array([len(tree) for tree in trees])
     known, bets = (np.concatenate(trees), lengths, 0, 0, 1e-3, speed, False), np.zeros((len(rows), 2))
-    chosen = choose(*known, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, kept, bets, np.zeros(2))
+    chosen = choose(*known, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, DOUBT, kept, bets, np.zeros(2))
     queue = np.sort(np.concatenate([tree[1:] for tree in trees]))[::-1]
     worth = (cost(len(rows)) + 1e-3) / (len(rows) * speed)
     saved = [worth * queue[:count].sum() - cost(len(rows) + count) for count in range(len(queue) + 1)]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead.draft.arrays import BINS
-from lookahead.draft.calibration import EDGES, LEAST, MEMORY, WIDTH, Calibration, bin_of, calibrated, count_nodes
+from lookahead.draft.calibration import EDGES, LEAST, MEMORY, WIDTH, Calibration, bin_of, calibrated, computed, count_nodes
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.priors import formula
 
@@ -79,14 +79,15 @@ def test_curve_never_falls_and_stays_a_probability(counts, ratio):
 @settings(max_examples=200, deadline=None)
 def test_computed_probability_of_a_price_is_worth_the_price(counts, price):
     calibration = calibration_of(counts)
-    curve, computed = calibration.curve, np.float32(calibration.computed(price))
-    worth = calibrated(computed, EDGES, curve)
+    curve = calibration.curve
+    found = np.float32(computed(price, EDGES, curve))
+    worth = calibrated(found, EDGES, curve)
     if price >= curve[-1]:
-        assert computed == 1
+        assert found == 1
     elif price >= curve[0]:
         assert worth == pytest.approx(price, rel=1e-4)
     else:
-        assert computed == LEAST
+        assert found == LEAST
 
 
 @given(counts, probability)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.draft.calibration import EDGES, Calibration
+from lookahead.draft.calibration import EDGES, Calibration, computed
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.tree import DraftTree, as_parallel, chain, root_only
 from lookahead.errors import UsageError
@@ -353,7 +353,7 @@ def test_calibration_learns_that_half_of_what_was_predicted_happens():
     assert calibration.curve[125] == pytest.approx(EDGES[125] / 2, rel=0.05)
     assert (np.diff(calibration.curve) >= 0).all()
     for probability in (float(EDGES[125]) / 2, 0.3, 1.0):
-        worth = np.interp(calibration.computed(probability), EDGES, calibration.curve)
+        worth = np.interp(computed(probability, EDGES, calibration.curve), EDGES, calibration.curve)
         assert worth == pytest.approx(min(probability, float(calibration.curve[-1])), rel=1e-3)
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead.draft.arrays import CHAINS, LEADERS, MOST_PLACES, RECENT, SLOTS, STEPS
+from lookahead.draft.calibration import EDGES, computed
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.mixture import AT, CELLS, FACTORS, MEMORY
 from lookahead.draft.own_text import OwnText, own_places
@@ -201,6 +202,8 @@ def steps_of(drafter, steps, made, number):
     found = []
     for step in steps[number, : made[number, 0]]:
         places = text.suffixes[step[LOW] : step[HIGH]].astype(int) + step[PREFIX]
+        if found and min(found[-1][1], int(step[ORDER])) >= RECENT:
+            found.pop()  # a search looks no farther back, and finds all places that agree so far at once
         found.append((sorted(places.tolist()), min(int(step[ORDER]), RECENT)))
     return found
 
@@ -360,7 +363,7 @@ def test_cells_remember_a_bounded_number_of_observations(situation, observations
 def test_tree_grows_by_the_most_probable_path_that_is_left(situation, strategy):
     for drafter, row, slow, slow_row, (budget, branch_length, price) in moments(situation, strategy=strategy):
         row.draft(budget, branch_length, price)
-        least = drafter.calibration.computed(price) if price else 0.0
+        least = float(computed(price, EDGES, drafter.calibration.curve)) if price else 0.0
         slow.check_growth(slow_row, tree_of(drafter, row), budget, branch_length, least, strategy == "single")
 
 

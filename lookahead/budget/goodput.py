@@ -65,6 +65,7 @@ class GoodputBudget:
         self._sums = np.zeros(4)
         self._told = np.zeros(2)
         self._record = np.zeros((2, len(PROMISES) + 1))
+        self._doubt = DOUBT  # in units of the record
         self.bets: list[tuple[float, float]] = []  # of each tree of the latest cut: its promise's column, tokens it should keep
 
     @property
@@ -90,7 +91,15 @@ class GoodputBudget:
 
     def settle(self, bet: tuple[float, float], accepted: int) -> None:
         """Of the draft that this bet was on, so many tokens were accepted."""
-        settle(self._record, *bet, accepted)
+        column, should_keep = bet
+        if should_keep > 0:
+            self._doubt /= FADING  # all that was recorded weighs so much less
+            weight = self._doubt / DOUBT
+            self._record[PROMISED, int(column)] += weight * should_keep
+            self._record[KEPT, int(column)] += weight * accepted
+            if weight > 1e9:
+                self._record /= weight
+                self._doubt = DOUBT
 
     def observe(
         self,
@@ -120,7 +129,7 @@ class GoodputBudget:
         """Fill `kept` with the nodes of each tree that the next forward takes, roots included, and `bets`."""
         curve, told, rows = self.curve, self._told, len(sizes)
         known = probabilities, sizes, fed, keys, self._sums[OTHER], max(1.0, self.speedup or 1.0), curve.bucketed
-        arrays = curve.table, curve.terms, self._record, kept, bets, told
+        arrays = curve.table, curve.terms, self._record, self._doubt, kept, bets, told
         if self.tries:
             choose(*known, nodes_near(TRIALS[self._steps] * rows**0.5, rows + fed), *arrays)
             return
@@ -143,7 +152,6 @@ def warm_up() -> None:
     budget = GoodputBudget(CostCurve())
     for step in range(len(TRIALS) + 1):
         budget.cut([root_only(0), root_only(0)] if step % 2 else [root_only(0)])
-        budget.settle(budget.bets[0], 0)
         budget.observe(1, 1e-3, 1e-3)
 
 
@@ -181,11 +189,12 @@ class Rest:
 
 
 @kernel
-def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, table, terms, record, kept, bets, told):
+def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, table, terms, record, doubt, kept, bets, told):
     """Take draft nodes, the most probable first; returns how many and fills kept (int64 [rows], roots included).
 
     probabilities: of the nodes of all trees, parents before children. wanted: take so many; or AS_MANY_AS_PAY.
-    record: see PROMISED. bets: float64 [rows, 2], takes of each tree the record's column and the tokens that it should keep.
+    record: see PROMISED. doubt: in its units. bets: float64 [rows, 2], takes of each tree the record's column and the tokens
+    that it should keep.
     told: float64 [2], takes the seconds that the step saves, and the probability at which one more node would pay.
     """
     rows = len(sizes)
@@ -201,7 +210,7 @@ def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, tabl
     counts_as = np.empty(rows)
     for row in range(rows):
         column = np.searchsorted(PROMISES, promised(probabilities, starts[row], min(sizes[row], 1 + FIRST)))
-        counts_as[row] = (record[KEPT, column] + DOUBT) / (record[PROMISED, column] + DOUBT)
+        counts_as[row] = (record[KEPT, column] + doubt) / (record[PROMISED, column] + doubt)
         bets[row, 0] = column
     while taken < len(probabilities) - rows and (wanted < 0 or taken < wanted):
         owner, highest = -1, -1.0
@@ -246,15 +255,6 @@ def promised(probabilities, start, count):
         least = min(least, probabilities[node])
         total += least
     return total
-
-
-@kernel
-def settle(record, column, should_keep, accepted):
-    """See `GoodputBudget.settle`."""
-    if should_keep > 0:
-        record *= FADING
-        record[PROMISED, int(column)] += should_keep
-        record[KEPT, int(column)] += accepted
 
 
 @inlined

@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from lookahead.decode.batch import Pack, upload
 from lookahead.errors import ModelError
+from lookahead.trie.suffixes import kernel
 
 
 class KeysAndValuesOnly(Cache):
@@ -210,10 +211,15 @@ class SlotCache(KeysAndValuesOnly):
         self.merged = True
 
     def move(self, slots: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
-        """In slots[k], what stands at place sources[k] goes to place targets[k]. All are read before one is written."""
+        """In slots[k], what stands at place sources[k] goes to place targets[k] before it. Places of a slot ascend."""
         if not slots:
             return
-        slot, source, target = upload(np.array([slots, sources, targets]), self._buffers[0].device)
+        moves = np.array([slots, sources, targets])
+        if self._buffers[0].device.type == "cpu":
+            for buffer in self._buffers:
+                _move(buffer.view(torch.int16).numpy(), *moves)
+            return
+        slot, source, target = upload(moves, self._buffers[0].device)
         for buffer in self._buffers:
             buffer[:, slot, :, target] = buffer[:, slot, :, source]
 
@@ -229,3 +235,12 @@ class SlotCache(KeysAndValuesOnly):
     @staticmethod
     def _shape(buffer: torch.Tensor) -> tuple[int, int]:
         return buffer.shape[-3], buffer.shape[-1]
+
+
+@kernel
+def _move(buffer, slots, sources, targets):
+    """See `SlotCache.move`. buffer: int16 [buffers, slots, heads, capacity, values], whatever it holds."""
+    for number in range(buffer.shape[0]):
+        for k in range(len(slots)):
+            for head in range(buffer.shape[2]):
+                buffer[number, slots[k], head, targets[k]] = buffer[number, slots[k], head, sources[k]]

@@ -58,10 +58,6 @@ class Calibration:
         predicted, accepted = (np.convolve(counts, near, "same") for counts in self.counted)
         return (accepted + STRENGTH * self.prior) / (predicted + STRENGTH)
 
-    def computed(self, probability: float) -> float:
-        """The computed probability that is worth `probability`."""
-        return float(np.interp(probability, self.curve, EDGES)) if probability < self.curve[-1] else 1.0
-
 
 @inlined
 def count_nodes(tree, reach, nodes, said, counted):
@@ -92,3 +88,14 @@ def calibrated(reach, edges, curve):
         return curve[b]
     part = (reach - edges[b]) / (edges[b + 1] - edges[b])
     return curve[b] + min(np.float32(1.0), max(np.float32(0.0), part)) * (curve[b + 1] - curve[b])
+
+
+@inlined
+def computed(probability, edges, curve):
+    """The computed probability that is worth `probability`; 1 if none is worth more."""
+    if probability >= curve[-1]:
+        return np.float32(1.0)
+    b = np.searchsorted(curve, probability)
+    if b == 0:
+        return edges[0]
+    return edges[b - 1] + (probability - curve[b - 1]) / (curve[b] - curve[b - 1]) * (edges[b] - edges[b - 1])

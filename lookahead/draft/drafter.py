@@ -183,7 +183,6 @@ class Drafter:
             return [root_only(row.root) for row in rows]
         most, longest = options.decoding_length - 1, options.branch_length
         price = options.price if price is None else price
-        least = self.calibration.computed(price) if price > 0 else 0.0
         limits = self._limits[: len(rows)]
         for k, row in enumerate(rows):
             budget, depth = budgets[k], branch_lengths[k]
@@ -196,9 +195,9 @@ class Drafter:
                 self._scratch.append(scratch_block(options.decoding_length, len(self.shared.texts)))
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(THREADS)
-            list(self._pool.map(lambda n: self._grow(n, limits[n::threads].copy(), least), range(threads)))
+            list(self._pool.map(lambda n: self._grow(n, limits[n::threads].copy(), price), range(threads)))
         else:
-            self._grow(0, limits, least)
+            self._grow(0, limits, price)
         trees = [self._tree_of(row.number) for row in rows]
         if options.strategy == "parallel":
             return [as_parallel(tree, int(limit)) for tree, limit in zip(trees, limits[:, 1], strict=True)]
@@ -243,10 +242,10 @@ class Drafter:
         if self.options.strategy != "off":
             self.options = dataclasses.replace(self.options, strategy="single")
 
-    def _grow(self, thread: int, limits: np.ndarray, least: float) -> None:
+    def _grow(self, thread: int, limits: np.ndarray, price: float) -> None:
         """Fill the trees of rows. limits: int64 [rows, 3], number of the row, budget, branch length."""
         single = self.options.strategy == "single"
-        planner.grow_rows(limits, least, single, self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses)
+        planner.grow_rows(limits, price, single, self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses)
 
     def _tree_of(self, number: int) -> DraftTree:
         """A copy of the tree that was grown for a row."""

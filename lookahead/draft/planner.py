@@ -22,7 +22,7 @@ from lookahead.draft.arrays import (
     scratch_arrays,
     shared_arrays,
 )
-from lookahead.draft.calibration import LEAST, bin_of, calibrated, count_nodes, edge_of
+from lookahead.draft.calibration import LEAST, bin_of, calibrated, computed, count_nodes, edge_of
 from lookahead.draft.mixture import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P, learn, mix, move_aligned, rescore
 from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
@@ -37,15 +37,17 @@ CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_
 
 
 @kernel
-def grow_rows(limits, least, single, shared_addresses, rows_addresses, scratch_addresses):
+def grow_rows(limits, price, single, shared_addresses, rows_addresses, scratch_addresses):
     """Grow the tree of each row of `limits`; rows.nodes gets how many nodes it has, root included.
 
-    limits: int64 [rows, 3], the row's number, nodes below the root at most, depth at most. least: path probability that a node
-    must have. single: only the best child of a node may grow. The addresses are those of the blocks in arrays.py.
+    limits: int64 [rows, 3], the row's number, nodes below the root at most, depth at most. price: calibrated path
+    probability that a node must have. single: only the best child of a node may grow. The addresses are those of the blocks in
+    arrays.py.
     """
     shared, rows, scratch = shared_arrays(shared_addresses), rows_arrays(rows_addresses), scratch_arrays(scratch_addresses)
+    least = np.float32(computed(price, shared.edges, shared.curve)) if price > 0 else LEAST
     for k in range(len(limits)):
-        _grow(shared, rows, scratch, limits[k, 0], limits[k, 1], limits[k, 2], max(np.float32(least), LEAST), single)
+        _grow(shared, rows, scratch, limits[k, 0], limits[k, 1], limits[k, 2], max(least, LEAST), single)
 
 
 @inlined
