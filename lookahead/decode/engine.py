@@ -19,7 +19,16 @@ from transformers import StoppingCriteriaList
 from lookahead.budget.goodput import GoodputBudget, Rest
 from lookahead.decode.memory import ran_out
 from lookahead.decode.model import TargetModel
-from lookahead.decode.sampling import GREEDY, Sampler, Sampling, generation_config, own_processors, stop_texts
+from lookahead.decode.sampling import (
+    GREEDY,
+    Chooser,
+    Given,
+    Sampler,
+    Sampling,
+    generation_config,
+    own_processors,
+    stop_texts,
+)
 from lookahead.decode.slots import Scores, Slots, Wanted
 from lookahead.decode.verify import Accepted, verify_and_accept
 from lookahead.draft.drafter import Drafter, Row
@@ -44,6 +53,7 @@ class Generation:
     accepted_by_source: the latter by who guessed. seconds: from its first step to its last.
     observer: is told what each decode step drafted and accepted.
     forced: the answer that is taken as the model's choices, whatever its scores, which are computed all the same.
+    chooser: chooses tokens in place of `sampling` and `seed`; not where the model's own `generate` decodes.
     """
 
     prompt_ids: list[int]
@@ -53,6 +63,7 @@ class Generation:
     seed: int = 0
     observer: Observer | None = None
     forced: Sequence[int] | None = None
+    chooser: Chooser | None = None
     token_ids: list[int] = dataclasses.field(default_factory=list)
     finish_reason: FinishReason = ""
     error: Exception | None = None
@@ -119,10 +130,10 @@ class Piece:
 class RunningRow:
     """A request in a slot."""
 
-    def __init__(self, generation: Generation, drafts: Row, sampler: Sampler | None, began: float):
+    def __init__(self, generation: Generation, drafts: Row, chooser: Chooser, began: float):
         self.generation = generation
         self.drafts = drafts
-        self.sampler = sampler  # None: its tokens are given
+        self.chooser = chooser
         self.began = began
         self.text: list[int] = []  # to be taken in before it decodes
         self.taken_in: int | None = None  # tokens of `text` that the slot holds; None: it has not begun
@@ -171,14 +182,12 @@ class RunningRow:
         """What the model says after the row's piece, and which of its nodes stay."""
         if piece.tree is None or piece.wanted == "none":
             return Accepted([], list(range(len(piece.tree or ()))))
-        sampler, forced = self.sampler, self.generation.forced
 
         def say(node: int) -> int:
-            best = scores.best(slot, node) if sampler is None or sampler.is_greedy else sampler.say(scores.of(slot)[node])
-            return best if forced is None else forced[len(self.generation.token_ids)]
+            return self.chooser.say(scores, slot, node)
 
         def goes_on(token: int) -> bool:
-            self.generation.add(token, sampler is not None and sampler.told(token))
+            self.generation.add(token, self.chooser.told(token))
             return not self.generation.finish_reason
 
         try:
@@ -413,13 +422,18 @@ class LookaheadEngine:
             self._decode_plainly(generation)
             return []
         try:
-            prompt, room, sampler = generation.prompt_ids, generation.room, None
-            if generation.forced is None:
-                sampler = Sampler(self.target, generation.sampling, prompt, room, generation.seed, self.tokenizer)
+            chooser = generation.chooser or self._chooser(generation)
         except Exception as error:  # transformers refuses some wishes
             generation.fail(error)
             return []
-        return [RunningRow(generation, self.drafter.start(prompt), sampler, self.target.now())]
+        return [RunningRow(generation, self.drafter.start(generation.prompt_ids), chooser, self.target.now())]
+
+    def _chooser(self, generation: Generation) -> Chooser:
+        """As the request wishes."""
+        if generation.forced is not None:
+            return Given(generation.forced)
+        prompt, room = generation.prompt_ids, generation.room
+        return Sampler(self.target, generation.sampling, prompt, room, generation.seed, self.tokenizer)
 
     def _after(self, error: Exception, rows: list[RunningRow]) -> list[RunningRow]:
         """A step failed. If memory ran out, the batch is halved and its rows, returned, begin anew; else they fail too."""

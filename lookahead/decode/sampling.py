@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StopStringCriteria
@@ -20,6 +20,7 @@ from lookahead.errors import UsageError
 
 if TYPE_CHECKING:
     from lookahead.decode.model import TargetModel
+    from lookahead.decode.slots import Scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +85,32 @@ class CountPenalty(LogitsProcessor):
         return scores - self.frequency * counts - self.presence * (counts > 0)
 
 
+class Chooser(Protocol):
+    """How a row chooses its tokens. It is asked once for each, in the order in which they are said."""
+
+    def say(self, scores: Scores, slot: int, node: int) -> int:
+        """The next token, by the scores behind this node of the slot."""
+
+    def told(self, token: int) -> bool:
+        """`token` was said; True ends the answer, as a stop text is complete with it."""
+
+
+class Given:
+    """Says a given answer, whatever the scores, which are waited for all the same."""
+
+    def __init__(self, token_ids: Sequence[int]):
+        self._next = iter(token_ids)
+
+    def say(self, scores: Scores, slot: int, node: int) -> int:
+        scores.best(slot, node)
+        return next(self._next)
+
+    def told(self, token: int) -> bool:
+        return False
+
+
 class Sampler:
-    """One row's choices. seed: of its random stream. room: tokens that it may say at most."""
+    """One row's choices, as `model.generate` makes them. seed: of its random stream. room: tokens that it may say at most."""
 
     def __init__(
         self, target: TargetModel, sampling: Sampling, prompt_ids: Sequence[int], room: int, seed: int, tokenizer: Any = None
@@ -106,17 +131,17 @@ class Sampler:
         """The token with the highest score is always the one."""
         return not self.processors and not self.draws
 
-    def say(self, scores: torch.Tensor) -> int:
-        """The next token, by the model's scores [vocab] behind what was said so far."""
-        scores = scores[None].float()
+    def say(self, scores: Scores, slot: int, node: int) -> int:
+        if self.is_greedy:
+            return scores.best(slot, node)
+        here = scores.of(slot)[node][None].float()
         if self.processors:
-            scores = self.processors(self._text[:, : self.prompt_length + self._said], scores.clone())
+            here = self.processors(self._text[:, : self.prompt_length + self._said], here.clone())
         if self.draws:
-            return int(torch.multinomial(scores.softmax(-1), 1, generator=self._stream))
-        return int(scores.argmax(-1))
+            return int(torch.multinomial(here.softmax(-1), 1, generator=self._stream))
+        return int(here.argmax(-1))
 
     def told(self, token: int) -> bool:
-        """`token` was said; True if a stop text is complete with it."""
         if self.is_greedy and not self._stops:
             return False
         self._text[0, self.prompt_length + self._said] = token
