@@ -1,8 +1,8 @@
 """lookahead: faster offline LLM generation from tries of seen text, without a draft model and without changing a token.
 
-    from lookahead import Drafter, DraftOptions, LookaheadEngine, Trie, load_model
+    from lookahead import DecodingEngine, Drafter, DraftOptions, Trie, load_model
 
-    engine = LookaheadEngine(load_model("org/model"), Drafter([Trie("answers.trie")], DraftOptions(adaptive=True)))
+    engine = DecodingEngine(load_model("org/model"), Drafter([Trie("answers.trie")], DraftOptions(adaptive=True)))
     generation = engine.generate(prompt_ids, max_new_tokens=256)   # generation.token_ids, .edl, ...
 
     build_trie([TokenDocument(ids, "faq") for ids in corpus], "faq.trie", TokenizerIdentity(vocab_size))
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lookahead.decode.engine import Generation, LookaheadEngine
+    from lookahead.decode.engine import DecodingEngine, Generation
     from lookahead.decode.model import load_model
     from lookahead.draft.drafter import Drafter, DraftOptions
     from lookahead.errors import LookaheadError
@@ -37,17 +37,17 @@ _HOMES = {
     "Trie": "lookahead.trie.file",
     "Drafter": "lookahead.draft.drafter",
     "DraftOptions": "lookahead.draft.drafter",
-    "LookaheadEngine": "lookahead.decode.engine",
+    "DecodingEngine": "lookahead.decode.engine",
     "Generation": "lookahead.decode.engine",
     "load_model": "lookahead.decode.model",
     "LookaheadError": "lookahead.errors",
 }
 
 __all__ = [
+    "DecodingEngine",
     "DraftOptions",
     "Drafter",
     "Generation",
-    "LookaheadEngine",
     "LookaheadError",
     "TokenDocument",
     "TokenizerIdentity",

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lookahead.decode.engine import Generation, LookaheadEngine
+from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.model import TargetModel
 from lookahead.decode.probe import probed
 from lookahead.trie.build import TokenDocument, TokenizerIdentity, build_trie
@@ -197,7 +197,7 @@ def plainly(model: Any, prompt: Sequence[int], new_tokens: int = NEW_TOKENS) -> 
     return ids
 
 
-def decoded(engine: LookaheadEngine, prompts: Sequence[Sequence[int]], new_tokens: int = NEW_TOKENS) -> list[Generation]:
+def decoded(engine: DecodingEngine, prompts: Sequence[Sequence[int]], new_tokens: int = NEW_TOKENS) -> list[Generation]:
     """Decode all prompts at once, as many as the engine has slots."""
     generations = [engine.request(prompt, new_tokens) for prompt in prompts]
     assert Counter(map(id, engine.run(generations))) == Counter(map(id, generations))
@@ -246,7 +246,7 @@ def checked(name: str) -> Checked:
         whole = [TokenDocument([*prompt, *answer], "answers") for prompt, answer in answers]
         build_trie(whole, path, TokenizerIdentity(VOCAB_SIZE, "0123456789abcdef", "tiny"))
         for draft, (batch_size, prefill_chunk) in itertools.product(DRAFTS, SETTINGS):
-            engine = LookaheadEngine(target, drafter_of(draft, answers, Trie(path)), batch_size, prefill_chunk)
+            engine = DecodingEngine(target, drafter_of(draft, answers, Trie(path)), batch_size, prefill_chunk)
             for generation, (_, answer) in zip(decoded(engine, prompts), answers, strict=True):
                 result.rows += 1
                 if generation.token_ids != answer:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lookahead.budget.goodput import TRIALS
 from lookahead.decode.batch import MaskPlan, bucket, pack, runs_of
-from lookahead.decode.engine import LookaheadEngine
+from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.probe import probed
 from lookahead.decode.sampling import Sampling
 from lookahead.decode.slots import PackedSlots
@@ -59,7 +59,7 @@ def test_any_schedule_yields_what_each_row_says_alone(
     target, alone, rows, batch_size, prefill_chunk, decoding_length, bucketed
 ):
     target = dataclasses.replace(target, bucketed=bucketed)
-    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=decoding_length)), batch_size, prefill_chunk)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=decoding_length)), batch_size, prefill_chunk)
     requests = [engine.request(prompt, new_tokens) for prompt, new_tokens in rows]
     most_at_once = begun = ended = 0
 
@@ -79,7 +79,7 @@ def test_any_schedule_yields_what_each_row_says_alone(
 
 
 def test_rows_end_as_they_end_and_the_next_takes_the_free_slot_at_once(target):
-    engine = LookaheadEngine(target, Drafter([], DraftOptions("off")), 2)
+    engine = DecodingEngine(target, Drafter([], DraftOptions("off")), 2)
     lengths = [12, 1, 1, 1, 12]
     requests = [engine.request([5 + n, 9], length) for n, length in enumerate(lengths)]
     target_free = [request for request in requests if 2 in plainly(target.model, request.prompt_ids, 12)]
@@ -93,7 +93,7 @@ def test_rows_end_as_they_end_and_the_next_takes_the_free_slot_at_once(target):
 def test_beginning_that_prompts_share_goes_through_the_model_once(target, alone):
     beginning = tuple(int(t) for t in np.random.default_rng(1).integers(3, VOCAB_SIZE, 150))
     ends = [tuple(int(t) for t in np.random.default_rng(n).integers(3, VOCAB_SIZE, 5)) for n in range(32)]
-    engine = LookaheadEngine(target, Drafter([], DraftOptions("off")), 8, prefill_chunk=32)
+    engine = DecodingEngine(target, Drafter([], DraftOptions("off")), 8, prefill_chunk=32)
     made, slots_of = [], target.slots
     target.__dict__["slots"] = lambda: made.append(slots_of()) or made[-1]
     try:
@@ -140,7 +140,7 @@ class Crowded:
 def test_batch_gets_smaller_when_memory_runs_out_and_nothing_is_lost(target, alone, monkeypatch, caplog, most):
     slots_of = target.slots
     monkeypatch.setitem(target.__dict__, "slots", lambda: Crowded(slots_of(), most))
-    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=16)), 8)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 8)
     prompts = [tuple(range(3 + n, 9 + 2 * n)) for n in range(12)]
     requests = [engine.request(prompt, 12) for prompt in prompts]
     assert len(list(engine.run(requests))) == 12
@@ -162,7 +162,7 @@ def test_memory_that_runs_out_after_verification_costs_no_token(target, alone, m
 
     slots_of = target.slots
     monkeypatch.setitem(target.__dict__, "slots", lambda: Late(slots_of(), 2))
-    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=16)), 6)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 6)
     prompts = [tuple(range(3 + n, 9 + 2 * n)) for n in range(8)]
     requests = [engine.request(prompt, 1 + 4 * (n % 2)) for n, prompt in enumerate(prompts)]
     assert len(list(engine.run(requests))) == 8
@@ -170,7 +170,7 @@ def test_memory_that_runs_out_after_verification_costs_no_token(target, alone, m
 
 
 def test_request_that_cannot_begin_fails_alone(target, alone):
-    engine = LookaheadEngine(target, Drafter(), 2)  # without a tokenizer
+    engine = DecodingEngine(target, Drafter(), 2)  # without a tokenizer
     requests = [engine.request([5, 6 + n], 4, Sampling(stop=("a",)) if n == 1 else Sampling()) for n in range(4)]
     assert len(list(engine.run(requests))) == 4
     assert [bool(request.error) for request in requests] == [False, True, False, False]
@@ -181,7 +181,7 @@ def test_request_that_cannot_begin_fails_alone(target, alone):
 def test_row_that_does_not_fit_alone_fails_and_the_others_go_on(target, monkeypatch):
     slots_of = target.slots
     monkeypatch.setitem(target.__dict__, "slots", lambda: Crowded(slots_of(), 0))
-    engine = LookaheadEngine(target, Drafter(), 4)
+    engine = DecodingEngine(target, Drafter(), 4)
     requests = [engine.request([5, 6], 4) for _ in range(3)]
     assert len(list(engine.run(requests))) == 3
     assert {type(request.error) for request in requests} == {MemoryError}
@@ -189,7 +189,7 @@ def test_row_that_does_not_fit_alone_fails_and_the_others_go_on(target, monkeypa
 
 def test_room_that_is_not_there_is_not_taken(target, monkeypatch):
     monkeypatch.setattr("lookahead.decode.slots.free_memory", lambda device: 200_000)
-    engine = LookaheadEngine(target, Drafter([], DraftOptions("off")), 8)
+    engine = DecodingEngine(target, Drafter([], DraftOptions("off")), 8)
     requests = [engine.request([*range(3, 90)], 4) for _ in range(8)]
     assert len(list(engine.run(requests))) == 8
     assert not any(request.error for request in requests)
@@ -269,7 +269,7 @@ def test_steps_of_a_job_take_few_shapes_where_that_is_asked_for(target):
         masks.add((group.slots.stop, group.width, group.length))
 
     target = dataclasses.replace(target, bucketed=True)
-    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=16)), 4)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 4)
     requests = [engine.request([*range(3, 9 + n)], 30) for n in range(30)]
     handle = target.model.register_forward_pre_hook(note, with_kwargs=True)
     try:
@@ -283,7 +283,7 @@ def test_steps_of_a_job_take_few_shapes_where_that_is_asked_for(target):
 
 
 def test_next_run_shares_what_the_last_one_took_in_until_it_is_forgotten(target, alone):
-    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=16)), 2)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 2)
     prompt = tuple(range(3, 60))
     taken_in = []
     for _ in range(2):
@@ -296,7 +296,7 @@ def test_next_run_shares_what_the_last_one_took_in_until_it_is_forgotten(target,
 
 
 def test_streams_that_run_side_by_side_or_are_left_early_do_not_disturb_each_other(target, alone):
-    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=4)), 2)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=4)), 2)
     prompts = [tuple(range(3 + n, 20 + n)) for n in range(3)]
     requests = [engine.request(prompt, 12) for prompt in prompts]
     streams = [engine.stream(request) for request in requests]
@@ -328,7 +328,7 @@ def test_draft_of_which_nothing_is_kept_leaves_its_slot_as_it_was(tiny_model, ar
 def test_every_trial_is_timed_so_that_costs_are_known_soon(target) -> None:
     """A plain step among them, too, though later only some plain steps are."""
     options = DraftOptions(adaptive=True)
-    engine = LookaheadEngine(dataclasses.replace(target), Drafter((), options), 2)
+    engine = DecodingEngine(dataclasses.replace(target), Drafter((), options), 2)
     assert engine.budget.tries
     trials = 0
     for _ in engine._steps(iter([engine.request([5, 6, 7, 5, 6], 40), engine.request([9, 8, 9], 40)])):

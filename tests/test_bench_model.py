@@ -14,7 +14,7 @@ import torch
 
 from lookahead.bench.compare import Comparison, compare
 from lookahead.bench.lossless import SHOWN, lossless
-from lookahead.decode.engine import LookaheadEngine
+from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.kv_cache import SlotCache
 from lookahead.decode.model import TargetModel, random_model
 from lookahead.decode.probe import probed
@@ -213,7 +213,7 @@ def test_near_ties_are_listed_below_the_table_and_in_the_json(cli: Cli) -> None:
 
 
 def answers(target: TargetModel, prompts: list[list[int]], options: DraftOptions, batch_size: int) -> list[list[int]]:
-    engine = LookaheadEngine(target, Drafter((), options), batch_size)
+    engine = DecodingEngine(target, Drafter((), options), batch_size)
     generations = [engine.request(prompt, 40) for prompt in prompts]
     for generation in engine.run(generations):
         assert generation.error is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lookahead.bench.replay import replay
-from lookahead.decode.engine import LookaheadEngine
+from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.probe import probed
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.explain import CONTEXT, OWN, Evidence, Step, evidence, outline
@@ -190,10 +190,10 @@ def accepted_by_source(steps):
 def test_engine_tells_every_step_and_says_the_same_tokens_as_unwatched(tiny_model, make_trie, options):
     target = probed(tiny_model("llama"), "tiny")
     prompt = [5, 9, 23, 5, 9]
-    alone = LookaheadEngine(target, Drafter((), options)).generate(prompt, 40)
+    alone = DecodingEngine(target, Drafter((), options)).generate(prompt, 40)
     answers = make_trie([alone.token_ids[:15], alone.token_ids[20:]], vocab_size=97)
     steps = []
-    watched = LookaheadEngine(target, Drafter([answers], options)).generate(prompt, 40, steps.append)
+    watched = DecodingEngine(target, Drafter([answers], options)).generate(prompt, 40, steps.append)
     assert watched.token_ids == alone.token_ids
     assert len(steps) == watched.steps
     told_adds_up(steps, prompt, watched.token_ids)

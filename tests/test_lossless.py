@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, MistralForCausalLM
 
-from lookahead.decode.engine import LookaheadEngine
+from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.kv_cache import SequenceCache
 from lookahead.decode.probe import _difference, _scores_alone, probed
 from lookahead.decode.sequence import BufferState
@@ -90,7 +90,7 @@ def test_any_draft_at_any_batch_size_yields_the_plain_greedy_tokens(tiny_model, 
     trie = make_trie([[*prompt, *answer] for prompt, answer in answers], VOCAB_SIZE)
     for draft, batch_size in itertools.product(DRAFTS, (1, 3, 8)):
         drafter = drafter_of(draft, answers, trie)
-        done = decoded(LookaheadEngine(target, drafter, batch_size, prefill_chunk=6 if batch_size == 3 else 512), prompts)
+        done = decoded(DecodingEngine(target, drafter, batch_size, prefill_chunk=6 if batch_size == 3 else 512), prompts)
         for generation, (_, answer) in zip(done, answers, strict=True):
             assert generation.token_ids == answer, (draft, batch_size)
             assert generation.finish_reason == ("stop" if answer[-1] == 2 else "length")
@@ -115,7 +115,7 @@ def test_any_draft_at_any_batch_size_yields_the_plain_greedy_tokens(tiny_model, 
 @pytest.mark.parametrize("decoding_length", [2, 7, 64])
 def test_every_strategy_and_length_yields_the_plain_greedy_tokens(target_of, answers_of, strategy, decoding_length):
     target, answers = target_of("mistral"), answers_of("mistral")
-    engine = LookaheadEngine(target, Drafter([], DraftOptions(strategy, decoding_length)))
+    engine = DecodingEngine(target, Drafter([], DraftOptions(strategy, decoding_length)))
     for _ in range(2):  # the second time all answers are known
         for prompt, answer in answers:
             generation = engine.generate(prompt, NEW_TOKENS)
@@ -127,13 +127,13 @@ def test_trees_of_thirty_seeds_yield_the_plain_greedy_tokens(target_of, answers_
     target, answers = target_of("gemma3"), answers_of("gemma3")
     for seed in range(30):
         prompt, answer = answers[seed % len(answers)]
-        engine = LookaheadEngine(target, KnownAnswer(answers, random_trees(seed)))
+        engine = DecodingEngine(target, KnownAnswer(answers, random_trees(seed)))
         assert engine.generate(prompt, NEW_TOKENS).token_ids == answer
 
 
 def test_steps_come_one_by_one_and_add_up_to_the_answer(target_of, answers_of):
     prompt, answer = answers_of("llama")[1]
-    engine = LookaheadEngine(target_of("llama"), KnownAnswer(answers_of("llama"), perfect))
+    engine = DecodingEngine(target_of("llama"), KnownAnswer(answers_of("llama"), perfect))
     generation = engine.request(prompt, NEW_TOKENS)
     pieces = list(engine.stream(generation))
     assert [len(piece) for piece in pieces[:3]] == [1, 8, 8]  # the prefill gives one token
@@ -145,7 +145,7 @@ def test_steps_come_one_by_one_and_add_up_to_the_answer(target_of, answers_of):
 def test_stream_left_early_frees_its_row_for_the_next_request(target_of, answers_of):
     (first, _), (second, answer) = answers_of("llama")[:2]
     drafter = Drafter()
-    engine = LookaheadEngine(target_of("llama"), drafter)
+    engine = DecodingEngine(target_of("llama"), drafter)
     stream = engine.stream(engine.request(first, NEW_TOKENS))
     next(stream)
     stream.close()
@@ -164,7 +164,7 @@ def test_answer_stops_at_an_end_of_sequence_inside_an_accepted_branch(target_of,
     model = target_of("mistral").model
     monkeypatch.setattr(model.generation_config, "eos_token_id", [answer[place], 96])
     target = dataclasses.replace(target_of("mistral"))  # a fresh one: ids of the end are read once
-    generation = LookaheadEngine(target, KnownAnswer([(prompt, answer)], perfect)).generate(prompt, NEW_TOKENS)
+    generation = DecodingEngine(target, KnownAnswer([(prompt, answer)], perfect)).generate(prompt, NEW_TOKENS)
     assert generation.token_ids == answer[: answer.index(answer[place]) + 1] == plainly(model, prompt)
     assert generation.finish_reason == "stop"
     assert generation.accepted_tokens <= len(generation.token_ids) - 1
@@ -178,7 +178,7 @@ def test_answer_is_cut_at_the_limit_though_more_was_drafted(target_of, answers_o
 
     prompt, answer = answers_of("llama")[1]
     for kind in (KnownAnswer, Overeager):
-        engine = LookaheadEngine(target_of("llama"), kind([(prompt, answer)], perfect))
+        engine = DecodingEngine(target_of("llama"), kind([(prompt, answer)], perfect))
         generation = engine.generate(prompt, new_tokens)
         assert generation.token_ids == answer[:new_tokens]
         assert generation.finish_reason == "length"
@@ -192,7 +192,7 @@ def test_answer_ends_where_the_model_has_no_more_positions(target_of, propose):
     prompt = PROMPTS[2]
     answer = plainly(target.model, prompt, 32 - len(prompt))
     assert len(answer) == 32 - len(prompt)
-    generation = LookaheadEngine(target, KnownAnswer([(prompt, answer)], propose)).generate(prompt, 100)
+    generation = DecodingEngine(target, KnownAnswer([(prompt, answer)], propose)).generate(prompt, 100)
     assert generation.token_ids == answer
     assert generation.finish_reason == "length"
 
@@ -208,7 +208,7 @@ def test_answer_ends_where_the_model_has_no_more_positions(target_of, propose):
 )
 def test_prompt_that_cannot_be_decoded_is_refused(target_of, prompt, message):
     with pytest.raises(LookaheadError, match=message):
-        LookaheadEngine(target_of("gpt2_short"), Drafter()).generate(prompt, 10)
+        DecodingEngine(target_of("gpt2_short"), Drafter()).generate(prompt, 10)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_what_the_generation_config_asks_of_greedy_decoding_is_done(target_of, a
     wished = [(prompt, plainly(target.model, prompt)) for prompt in PROMPTS]
     assert wished != unwished
     for propose in (perfect, always_wrong, random_trees(2)):
-        engine = LookaheadEngine(target, KnownAnswer(wished, propose))
+        engine = DecodingEngine(target, KnownAnswer(wished, propose))
         for prompt, answer in wished:
             assert engine.generate(prompt, NEW_TOKENS).token_ids == answer
 

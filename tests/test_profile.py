@@ -16,7 +16,7 @@ from lookahead.bench.planner import predict
 from lookahead.budget.cost import SIZES
 from lookahead.budget.estimate import GPUS
 from lookahead.budget.profile import CostProfile, Setting, cached_profile, read_profile, save_to_cache, shipped_names
-from lookahead.decode.engine import Generation, LookaheadEngine
+from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.model import estimated_profile
 from lookahead.decode.pretend import pretend_model
 from lookahead.decode.probe import probed
@@ -181,7 +181,7 @@ def test_pretended_forwards_take_what_the_profile_says() -> None:
     """3 prompts of 10 tokens, 5 tokens said, 2 rows at once, no drafts: each forward's load is known."""
     profile = CostProfile(SETTING, "measured", (1, 100), (100.0, 1090.0), per_key=0.5, per_query_key=0.25, per_score=1.0)
     target = pretend_model(profile)
-    engine = LookaheadEngine(target, Drafter((), DraftOptions("off")), 2)
+    engine = DecodingEngine(target, Drafter((), DraftOptions("off")), 2)
     assert all(g.token_ids == g.forced for g in engine.run(requests(3, 10, 5)))
 
     def cost(tokens: int, rows: int, keys: int, unscored: int = 0) -> float:

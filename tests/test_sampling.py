@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessor
 
-from lookahead.decode.engine import LookaheadEngine
+from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.probe import probed
 from lookahead.decode.sampling import Sampling, seed_of
 from lookahead.draft.drafter import Drafter, DraftOptions
@@ -93,9 +93,9 @@ def run(engine, sampling, prompts=PROMPTS, new_tokens=NEW_TOKENS):
 def test_row_says_what_generate_says_with_its_seed_whatever_is_drafted_and_beside_whom(target, name):
     sampling = SETTINGS[name]
     expected = [by_generate(target, prompt, sampling, seed_of(0, n)) for n, prompt in enumerate(PROMPTS)]
-    assert run(LookaheadEngine(target, Drafter([], DraftOptions("off"))), sampling) == expected
+    assert run(DecodingEngine(target, Drafter([], DraftOptions("off"))), sampling) == expected
     for batch_size in (1, 3, 8):
-        engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=16)), batch_size, prefill_chunk=7)
+        engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), batch_size, prefill_chunk=7)
         for _ in range(2):  # the second time with the first answers as drafts
             assert run(engine, sampling) == expected
         assert batch_size > 1 or engine.clock.steps < 2 * sum(map(len, expected))  # drafts were accepted
@@ -103,7 +103,7 @@ def test_row_says_what_generate_says_with_its_seed_whatever_is_drafted_and_besid
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name not in ("temperature", "hot")])
 def test_each_setting_changes_what_is_said(target, name):
-    engine = LookaheadEngine(target, Drafter([], DraftOptions("off")), 8)
+    engine = DecodingEngine(target, Drafter([], DraftOptions("off")), 8)
     assert run(engine, SETTINGS[name]) != run(engine, Sampling(SETTINGS[name].temperature))
 
 
@@ -118,14 +118,14 @@ def test_tokens_of_the_answer_are_penalised_by_their_count_or_presence(target, s
         said.append(int(scores.argmax()))
         if said[-1] == 2:
             break
-    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=16)), 3)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 3)
     for _ in range(2):
         assert run(engine, sampling)[1] == said
     assert run(engine, Sampling())[1] != said
 
 
 def test_rows_may_ask_for_different_things_in_one_batch(target):
-    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=16)), 4)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 4)
     asked = [*SETTINGS.values()]
     requests = [engine.request(PROMPTS[n % 5], NEW_TOKENS, sampling, n) for n, sampling in enumerate(asked)]
     for _ in engine.run(requests):
@@ -140,7 +140,7 @@ def test_20_000_draws_follow_the_models_own_distribution(target, drafted):
     rows, length, sampling = 2_500, 8, Sampling(temperature=2.0)
     target = dataclasses.replace(target)
     target.__dict__["eos_token_ids"] = frozenset()  # all answers are as long
-    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=8) if drafted else DraftOptions("off")), 64)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8) if drafted else DraftOptions("off")), 64)
     requests = [engine.request(PROMPTS[1], length, sampling, seed_of(1, n)) for n in range(rows)]
     assert len(list(engine.run(iter(requests)))) == rows
     assert drafted == (sum(request.accepted_tokens for request in requests) > rows / 10)
@@ -167,7 +167,7 @@ def test_processor_that_fails_fails_its_own_row_only(target):
                 raise ValueError("too long for me")
             return scores
 
-    engine = LookaheadEngine(target, Drafter([], DraftOptions(decoding_length=16)), 3)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 3)
     requests = [engine.request(prompt, NEW_TOKENS) for prompt in PROMPTS]
     requests[1] = engine.request(PROMPTS[1], NEW_TOKENS, Sampling(processors=(Failing(),)))
     assert len(list(engine.run(requests))) == 5

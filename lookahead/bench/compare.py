@@ -23,7 +23,7 @@ import lookahead
 from lookahead.bench.lossless import Lossless, lossless
 from lookahead.bench.peers import peers_of
 from lookahead.bench.run import Run, StepLog, Turn
-from lookahead.decode.engine import Clock, Generation, LookaheadEngine
+from lookahead.decode.engine import Clock, DecodingEngine, Generation
 from lookahead.decode.memory import peak_memory
 from lookahead.decode.model import TargetModel, processor_name
 from lookahead.draft.drafter import Drafter, DraftOptions
@@ -116,10 +116,10 @@ def compare(
         request, check_lossless = functools.partial(_to_be_forced, prompts, answers), False
         _check_forcible(target, prompts, answers)
     off = DraftOptions(strategy="off")
-    runs = [_ours(PLAIN, LookaheadEngine(target, Drafter((), off), batch_size), request)]
+    runs = [_ours(PLAIN, DecodingEngine(target, Drafter((), off), batch_size), request)]
     names = names_of_runs(options)
     runs += [
-        _ours(name, LookaheadEngine(target, Drafter(tries, option, weights), batch_size), request)
+        _ours(name, DecodingEngine(target, Drafter(tries, option, weights), batch_size), request)
         for name, option in zip(names, options, strict=True)
     ]
     ours = runs[1:]
@@ -205,15 +205,15 @@ def names_of_runs(options: Sequence[DraftOptions]) -> list[str]:
     return names
 
 
-Request = Callable[[LookaheadEngine, int], Generation]  # for one row of the prompts
+Request = Callable[[DecodingEngine, int], Generation]  # for one row of the prompts
 
 
-def _to_be_answered(prompts: Sequence[Sequence[int]], max_new_tokens: int, engine: LookaheadEngine, row: int) -> Generation:
+def _to_be_answered(prompts: Sequence[Sequence[int]], max_new_tokens: int, engine: DecodingEngine, row: int) -> Generation:
     return engine.request(prompts[row], max_new_tokens)
 
 
 def _to_be_forced(
-    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], engine: LookaheadEngine, row: int
+    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], engine: DecodingEngine, row: int
 ) -> Generation:
     return Generation(list(prompts[row]), len(answers[row]), frozenset(), forced=answers[row])
 
@@ -226,7 +226,7 @@ def _check_forcible(target: TargetModel, prompts: Sequence[Sequence[int]], answe
         raise LookaheadError(f"{target.name}: answers of texts of {longest} tokens cannot be replayed on it, as {why}.")
 
 
-def _ours(name: str, engine: LookaheadEngine, request: Request) -> Run:
+def _ours(name: str, engine: DecodingEngine, request: Request) -> Run:
     def answer(rows: Sequence[int]) -> Iterator[Turn | None]:
         now, seconds = engine.target.now, 0.0
         began = now()

@@ -1,7 +1,7 @@
 """The loop of lookahead decoding (arXiv 2312.12728). In: requests. Out: the tokens plain decoding gives, step by step.
 
 A step drafts for every row, verifies all drafts in one forward, keeps what the model itself says and tells the drafter
-(`LookaheadEngine._step`). Rows that are still taking in their prompts share the forward with those that decode; one that ends
+(`DecodingEngine._step`). Rows that are still taking in their prompts share the forward with those that decode; one that ends
 leaves its slot to the next request at once. Limits and counting stand in `Generation`, choosing tokens in sampling.py.
 """
 
@@ -200,7 +200,7 @@ class RunningRow:
             return Accepted([], [])
 
 
-class LookaheadEngine:
+class DecodingEngine:
     """Decodes requests, `batch_size` at a time; what they say is remembered by the drafter.
 
     prefill_chunk: tokens of prompts that a step takes in at most. tokenizer: for requests with stop texts.

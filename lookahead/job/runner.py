@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from lookahead.decode.engine import Generation, LookaheadEngine
+from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.sampling import GREEDY, Sampling, seed_of
 from lookahead.draft.explain import Observer, ObserverOf, nobody
 from lookahead.errors import LookaheadError
@@ -49,7 +49,7 @@ class _Answer:
 
 
 def run_job(
-    engine: LookaheadEngine,
+    engine: DecodingEngine,
     tokenizer: Any | None,
     requests: Iterable[Request],
     options: JobOptions,
@@ -107,7 +107,7 @@ class Turns:
 
 
 def answer(
-    engine: LookaheadEngine,
+    engine: DecodingEngine,
     tokenizer: Any | None,
     requests: Iterable[Request | None],
     options: JobOptions,
@@ -145,7 +145,7 @@ def answer(
 
 
 def _start(
-    engine: LookaheadEngine, tokenizer: Any | None, request: Request, options: JobOptions, observer: Observer | None
+    engine: DecodingEngine, tokenizer: Any | None, request: Request, options: JobOptions, observer: Observer | None
 ) -> _Answer:
     """A row's generations. Raises LookaheadError where the row cannot be answered."""
     if request.problem:

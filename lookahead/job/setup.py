@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lookahead.budget import goodput
-from lookahead.decode.engine import LookaheadEngine
+from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.model import load_model
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
@@ -21,7 +21,7 @@ class EngineSettings:
     """model, dtype, device, attention, device_map, tp_plan: see `decode.model.load_model`. tries, weights: see
     `draft.drafter.Drafter`.
 
-    batch_size: rows at once; None: what suits the device. prefill_chunk: see `LookaheadEngine`.
+    batch_size: rows at once; None: what suits the device. prefill_chunk: see `DecodingEngine`.
     """
 
     model: str
@@ -57,7 +57,7 @@ class EngineSettings:
 
         compiling(compile_kernels)
         batch_size = self.batch_size or usual_batch_size(target.device.type)
-        engine = LookaheadEngine(target, drafter, batch_size, self.prefill_chunk, tokenizer)
+        engine = DecodingEngine(target, drafter, batch_size, self.prefill_chunk, tokenizer)
         return LoadedEngine(engine, tokenizer, whose)
 
 
@@ -65,7 +65,7 @@ class EngineSettings:
 class LoadedEngine:
     """tokenizer: None if the model has none. whose: what its token ids are."""
 
-    engine: LookaheadEngine
+    engine: DecodingEngine
     tokenizer: Any | None
     whose: TokenizerIdentity
 

@@ -23,7 +23,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from lookahead.decode.engine import LookaheadEngine
+from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.memory import peak_memory
 from lookahead.errors import LookaheadError
 from lookahead.job.journal import Ended
@@ -138,7 +138,7 @@ class Worker:
             except queue.Empty:
                 yield None
 
-    def _hear(self, engine: LookaheadEngine) -> None:
+    def _hear(self, engine: DecodingEngine) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 engine.drafter.remember(self._heard.get_nowait())
