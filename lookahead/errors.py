@@ -29,3 +29,7 @@ class CorpusError(LookaheadError):
 
 class ModelError(LookaheadError):
     """A model folder or name that cannot be loaded or decoded with."""
+
+
+class ConstraintError(LookaheadError):
+    """A JSON schema, regular expression or grammar that cannot be read, or that no answer can keep to."""

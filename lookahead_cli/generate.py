@@ -14,16 +14,20 @@ from lookahead_cli.options import (
     Attention,
     BatchSize,
     BranchLength,
+    Choice,
     Config,
     DecodingLength,
     Device,
     Dtype,
+    GrammarFile,
+    JsonSchema,
     MaxNewTokens,
     MinP,
     Model,
     PrefillChunk,
     Price,
     Ray,
+    Regex,
     RepetitionPenalty,
     Samples,
     Seed,
@@ -36,6 +40,7 @@ from lookahead_cli.options import (
     TrieWeights,
     batch_size_of,
     check_folder,
+    constraint_of,
     draft_options,
     open_tries,
     trie_weights,
@@ -115,6 +120,10 @@ def command(
     min_p: MinP = 0.0,
     repetition_penalty: RepetitionPenalty = None,
     stop: Stop = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    choice: Choice = None,
+    grammar: GrammarFile = None,
     samples: Samples = 1,
     seed: Seed = 0,
     strategy: Annotated[
@@ -226,6 +235,7 @@ def command(
     rows_at_once = 1 if explain else batch_size_of(batch_size)  # what is explained comes row by row
     for path in (out, save_trie, metrics):
         check_folder(path)
+    constraint = constraint_of(json_schema, regex, choice, grammar)
     opened = open_tries(trie)
     weights = tuple(trie_weights(trie_weight, [opened])[0])
 
@@ -235,7 +245,15 @@ def command(
         from lookahead.job.runner import JobOptions
         from lookahead.job.setup import EngineSettings
 
-        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty=repetition_penalty, stop=tuple(stop or ()))
+        sampling = Sampling(
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty=repetition_penalty,
+            stop=tuple(stop or ()),
+            constraint=constraint,
+        )
         job = JobOptions(max_new_tokens, sampling, samples, seed, chat, system, token_ids, order == "input")
         placed = dtype, device, attn, device_map, tp_plan
         return EngineSettings(model, tuple(trie or ()), weights, drafts, *placed, rows_at_once, prefill_chunk), job

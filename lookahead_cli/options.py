@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead.errors import LookaheadError, UsageError
+from lookahead.errors import ConstraintError, LookaheadError, UsageError
 
 if TYPE_CHECKING:
+    from lookahead.decode.constraint import Constraint
     from lookahead.draft.drafter import DraftOptions
     from lookahead.trie.build import Effort, Progress
     from lookahead.trie.file import Trie
@@ -149,6 +150,56 @@ Seed = Annotated[
     int, typer.Option("--seed", metavar="N", help="With a row's id it makes the row's random stream: the same in any order.")
 ]
 Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End an answer with it; repeat for several.")]
+JsonSchema = Annotated[
+    str | None,
+    typer.Option("--json-schema", metavar="FILE", help="Answers are JSON that validates against the schema in FILE."),
+]
+Regex = Annotated[
+    str | None, typer.Option("--regex", metavar="REGEX", help="Answers match this regular expression, as a whole.")
+]
+Choice = Annotated[
+    list[str] | None, typer.Option("--choice", metavar="TEXT", help="Answers are one of these texts; repeat for each.")
+]
+GrammarFile = Annotated[
+    str | None,
+    typer.Option(
+        "--grammar", metavar="FILE", help="Answers keep to the grammar in FILE: Lark (start: ...) or EBNF (root ::= ...)."
+    ),
+]
+
+
+def constraint_of(
+    json_schema: str | None, regex: str | None, choice: Sequence[str] | None, grammar: str | None
+) -> Constraint | None:
+    """What answers must look like; None: anything.
+
+    Raises UsageError for several options at once and for what was typed wrongly, ConstraintError for files that cannot be used.
+    """
+    from lookahead.decode.constraint import Constraint
+
+    given = {"json_schema": json_schema, "regex": regex, "choice": list(choice or ()) or None, "grammar": grammar}
+    kinds = [kind for kind, value in given.items() if value is not None]
+    if len(kinds) > 1:
+        raise UsageError(f"{' and '.join('--' + kind.replace('_', '-') for kind in kinds)}: give one of them.")
+    if not kinds:
+        return None
+    kind, value, where = kinds[0], given[kinds[0]], f"--{kinds[0].replace('_', '-')}"
+    typed = kind in ("regex", "choice")
+    if not typed:
+        where = str(value)
+        try:
+            value = Path(where).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            raise ConstraintError(f"{where}: cannot be read ({why}).") from None
+    constraint = Constraint.of(kind, value)
+    try:
+        constraint.check()
+    except ConstraintError as error:
+        raise (UsageError if typed else ConstraintError)(f"{where}: {error}") from None
+    return constraint
+
+
 Samples = Annotated[int, typer.Option("--samples", "-n", min=1, metavar="N", help="Answers to each prompt.")]
 
 Ray = Annotated[

@@ -8,6 +8,7 @@ leaves its slot to the next request at once. Limits and counting stand in `Gener
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,15 +18,18 @@ import torch
 from transformers import StoppingCriteriaList
 
 from lookahead.budget.goodput import GoodputBudget, Rest
+from lookahead.decode.constraint import Grammars
 from lookahead.decode.memory import ran_out
 from lookahead.decode.model import TargetModel
 from lookahead.decode.sampling import (
     GREEDY,
+    Allowed,
     Chooser,
     Given,
     Sampler,
     Sampling,
     generation_config,
+    guide_of,
     own_processors,
     stop_texts,
 )
@@ -33,7 +37,7 @@ from lookahead.decode.slots import Scores, Slots, Wanted
 from lookahead.decode.verify import Accepted, verify_and_accept
 from lookahead.draft.drafter import Drafter, Row
 from lookahead.draft.explain import Observer, Step
-from lookahead.draft.tree import DraftTree, chain, root_only
+from lookahead.draft.tree import DraftTree, chain, name_of, root_only
 from lookahead.errors import LookaheadError
 
 log = logging.getLogger(__name__)
@@ -99,8 +103,7 @@ class Generation:
         self.draft_tokens += tree.draft_tokens
         self.accepted_tokens += len(nodes) - 1
         for node in nodes[1:]:
-            source = tree.sources[node]
-            self.accepted_by_source[source_names[source] if source >= 0 else "given"] += 1
+            self.accepted_by_source[name_of(tree.sources[node], source_names)] += 1
 
 
 @dataclasses.dataclass
@@ -367,14 +370,15 @@ class DecodingEngine:
     def _draft(self, rows: list[RunningRow], fed: int) -> list[DraftTree]:
         """A tree for each row; of one that rests, its root. fed: tokens of prompts that the forward takes in beside."""
         options, budget = self.drafter.options, self.budget
-        due = [not options.adaptive or row.rest.is_over() for row in rows]
+        due = [not options.adaptive or row.rest.is_over() or row.chooser.guide is not None for row in rows]
         awake = [row for row, now in zip(rows, due, strict=True) if now]
         for row in awake:
             row.tell()
         rooms = [row.generation.room - len(row.generation.token_ids) - 1 for row in awake]
         price = max(options.price, budget.price) if options.adaptive else options.price
         drafts = [row.drafts for row in awake]
-        drafted = iter(self.drafter.draft_rows(drafts, [None] * len(awake), rooms, price) if awake else ())
+        guides = [row.chooser.guide for row in awake]
+        drafted = iter(self.drafter.draft_rows(drafts, [None] * len(awake), rooms, price, guides) if awake else ())
         trees = [next(drafted) if now else root_only(row.generation.token_ids[-1]) for row, now in zip(rows, due, strict=True)]
         if options.adaptive and awake:
             trees = budget.cut(trees, fed, sum(row.length for row in rows))
@@ -428,12 +432,18 @@ class DecodingEngine:
             return []
         return [RunningRow(generation, self.drafter.start(generation.prompt_ids), chooser, self.target.now())]
 
+    @functools.cached_property
+    def _grammars(self) -> Grammars | None:
+        if self.tokenizer is None:
+            return None
+        return Grammars(self.tokenizer, self.target.vocab_size, self.target.eos_token_ids)
+
     def _chooser(self, generation: Generation) -> Chooser:
         """As the request wishes."""
         if generation.forced is not None:
             return Given(generation.forced)
         prompt, room = generation.prompt_ids, generation.room
-        return Sampler(self.target, generation.sampling, prompt, room, generation.seed, self.tokenizer)
+        return Sampler(self.target, generation.sampling, prompt, room, generation.seed, self.tokenizer, self._grammars)
 
     def _after(self, error: Exception, rows: list[RunningRow]) -> list[RunningRow]:
         """A step failed. If memory ran out, the batch is halved and its rows, returned, begin anew; else they fail too."""
@@ -466,14 +476,17 @@ class DecodingEngine:
         sampling, length = generation.sampling, len(generation.prompt_ids)
         text = torch.tensor([generation.prompt_ids], device=self.target.device)
         try:
-            stops = stop_texts(sampling, self.tokenizer)
+            stops, guide = stop_texts(sampling, self.tokenizer), guide_of(sampling, self._grammars)
+            processors = own_processors(sampling, length)
+            if guide:
+                processors.append(Allowed(guide, said_from=length))
             with torch.random.fork_rng(devices=[self.target.device] if self.target.device.type == "cuda" else []):
                 torch.manual_seed(generation.seed)
                 output = self.target.model.generate(
                     text,
                     attention_mask=torch.ones_like(text),
                     generation_config=generation_config(self.target, sampling, length, generation.room),
-                    logits_processor=own_processors(sampling, length),
+                    logits_processor=processors,
                     stopping_criteria=StoppingCriteriaList([stops] if stops else []),
                 )
             said = output[0, length:].tolist()

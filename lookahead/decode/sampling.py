@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StopStringCriteria
 
+from lookahead.decode.batch import upload
+from lookahead.decode.constraint import Constraint, Grammars, Guide
 from lookahead.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ class Sampling:
     transformers' TypicalLogitsWarper.
     frequency_penalty, presence_penalty: taken off the score of a token for each time, or once, it was said in the answer.
     logit_bias: token id -> added to its score. bad_words_ids: sequences never said. stop: texts after which an answer ends, as
-    do stop_token_ids. processors: transformers LogitsProcessors of your own, applied before sampling.
+    do stop_token_ids. processors: transformers LogitsProcessors of your own, applied before sampling. constraint: what the
+    answer must look like; other tokens are ruled out before top_k and its like choose among the rest.
     """
 
     temperature: float = 0.0
@@ -50,6 +53,7 @@ class Sampling:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     processors: Sequence[LogitsProcessor] = ()
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         limits = {
@@ -85,8 +89,28 @@ class CountPenalty(LogitsProcessor):
         return scores - self.frequency * counts - self.presence * (counts > 0)
 
 
+class Allowed(LogitsProcessor):
+    """Rules out what a constraint does not allow. said_from: the guide is to be told what stands there from then on."""
+
+    def __init__(self, guide: Guide, said_from: int | None = None):
+        self._guide, self._said_from = guide, said_from
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if self._said_from is not None:
+            for token in input_ids[0, self._said_from :].tolist():
+                self._guide.told(token)
+            self._said_from = input_ids.shape[1]
+        mask = upload(self._guide.allowed(), scores.device)
+        return scores.masked_fill(~mask[: scores.shape[1]], -torch.inf)
+
+
 class Chooser(Protocol):
-    """How a row chooses its tokens. It is asked once for each, in the order in which they are said."""
+    """How a row chooses its tokens. It is asked once for each, in the order in which they are said.
+
+    guide: what drafts may hold; None: anything.
+    """
+
+    guide: Guide | None
 
     def say(self, scores: Scores, slot: int, node: int) -> int:
         """The next token, by the scores behind this node of the slot."""
@@ -97,6 +121,8 @@ class Chooser(Protocol):
 
 class Given:
     """Says a given answer, whatever the scores, which are waited for all the same."""
+
+    guide: Guide | None = None
 
     def __init__(self, token_ids: Sequence[int]):
         self._next = iter(token_ids)
@@ -113,14 +139,25 @@ class Sampler:
     """One row's choices, as `model.generate` makes them. seed: of its random stream. room: tokens that it may say at most."""
 
     def __init__(
-        self, target: TargetModel, sampling: Sampling, prompt_ids: Sequence[int], room: int, seed: int, tokenizer: Any = None
+        self,
+        target: TargetModel,
+        sampling: Sampling,
+        prompt_ids: Sequence[int],
+        room: int,
+        seed: int,
+        tokenizer: Any = None,
+        grammars: Grammars | None = None,
     ):
         self.prompt_length = len(prompt_ids)
         self.draws = sampling.temperature > 0
+        self.guide = guide_of(sampling, grammars)
         self.processors = _processors(target, sampling, self.prompt_length, room)
+        if self.guide and (self.processors or self.draws):
+            self.processors = _processors(target, sampling, self.prompt_length, room, Allowed(self.guide))
         self._stops = stop_texts(sampling, tokenizer)
         if self.draws:
             self._stream = torch.Generator(target.device).manual_seed(seed)
+        self._text = torch.empty(1, 0, dtype=torch.int64)
         if not self.is_greedy or self._stops:
             self._text = torch.zeros(1, self.prompt_length + room, dtype=torch.int64, device=target.device)
             self._text[0, : self.prompt_length] = torch.tensor(prompt_ids)
@@ -128,12 +165,15 @@ class Sampler:
 
     @property
     def is_greedy(self) -> bool:
-        """The token with the highest score is always the one."""
+        """The token with the highest score of those allowed is always the one."""
         return not self.processors and not self.draws
 
     def say(self, scores: Scores, slot: int, node: int) -> int:
         if self.is_greedy:
-            return scores.best(slot, node)
+            best = scores.best(slot, node)
+            if self.guide is None or self.guide.allows(best):
+                return best
+            return int(Allowed(self.guide)(self._text, scores.of(slot)[node][None].float()).argmax(-1))
         here = scores.of(slot)[node][None].float()
         if self.processors:
             here = self.processors(self._text[:, : self.prompt_length + self._said], here.clone())
@@ -142,11 +182,12 @@ class Sampler:
         return int(here.argmax(-1))
 
     def told(self, token: int) -> bool:
+        ended = self.guide is not None and self.guide.told(token)
         if self.is_greedy and not self._stops:
-            return False
+            return ended
         self._text[0, self.prompt_length + self._said] = token
         self._said += 1
-        return bool(self._stops and self._stops(self._text[:, : self.prompt_length + self._said], None))
+        return ended or bool(self._stops and self._stops(self._text[:, : self.prompt_length + self._said], None))
 
 
 def seed_of(seed: int, row_id: Any, sample: int = 0) -> int:
@@ -185,6 +226,15 @@ def own_processors(sampling: Sampling, prompt_length: int) -> LogitsProcessorLis
     return own
 
 
+def guide_of(sampling: Sampling, grammars: Grammars | None) -> Guide | None:
+    """What follows an answer that must be something. Raises ConstraintError if nothing can be that."""
+    if sampling.constraint is None:
+        return None
+    if grammars is None:
+        raise UsageError("constraints need the model's tokenizer, and there is none.")
+    return grammars.guide(sampling.constraint)
+
+
 def stop_texts(sampling: Sampling, tokenizer: Any) -> StopStringCriteria | None:
     """What sees that a stop text is complete."""
     if not sampling.stop:
@@ -194,14 +244,16 @@ def stop_texts(sampling: Sampling, tokenizer: Any) -> StopStringCriteria | None:
     return StopStringCriteria(tokenizer, list(sampling.stop))
 
 
-def _processors(target: TargetModel, sampling: Sampling, prompt_length: int, room: int) -> LogitsProcessorList | None:
-    """All that `generate` would apply to scores; None: nothing."""
+def _processors(
+    target: TargetModel, sampling: Sampling, prompt_length: int, room: int, *more: LogitsProcessor
+) -> LogitsProcessorList | None:
+    """All that `generate` would apply to scores, given `more`; None: nothing."""
     config = generation_config(target, sampling, prompt_length, room)
     target.model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=target.device)
     processors = target.model._get_logits_processor(
         config,
         input_ids_seq_length=prompt_length,
         device=target.device,
-        logits_processor=own_processors(sampling, prompt_length),
+        logits_processor=LogitsProcessorList([*own_processors(sampling, prompt_length), *more]),
     )
     return processors or None

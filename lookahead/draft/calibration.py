@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.draft.arrays import BINS, TREE_PARENTS, TREE_TOKENS
+from lookahead.draft.arrays import BINS, TREE_PARENTS, TREE_SOURCES, TREE_TOKENS
+from lookahead.draft.tree import GRAMMAR
 from lookahead.trie.suffixes import inlined
 
 WIDTH = 6  # bins on either side that share their counts, less the farther they are
@@ -65,10 +66,11 @@ def count_nodes(tree, reach, nodes, said, counted):
 
     tree: int32 [4, nodes]; reach: float32 [nodes], computed probabilities.
 
-    counted[0] gets its probability, counted[1] 1 if it lies on the path that was said.
+    counted[0] gets its probability, counted[1] 1 if it lies on the path that was said. Forced ones are no guesses.
     """
     for node in range(1, nodes):
-        counted[0, bin_of(reach[node])] += reach[node]
+        if tree[TREE_SOURCES, node] != GRAMMAR:
+            counted[0, bin_of(reach[node])] += reach[node]
     node = 0
     for token in said:
         child = node + 1
@@ -76,7 +78,8 @@ def count_nodes(tree, reach, nodes, said, counted):
             child += 1
         if child >= nodes:
             break
-        counted[1, bin_of(reach[child])] += 1
+        if tree[TREE_SOURCES, child] != GRAMMAR:
+            counted[1, bin_of(reach[child])] += 1
         node = child
 
 

@@ -10,12 +10,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 
 from lookahead.draft import planner
-from lookahead.draft.arrays import RECENT, STEPS, Block, rows_block, scratch_block, shared_block
+from lookahead.draft.arrays import (
+    RECENT,
+    STEPS,
+    TREE_PARENTS,
+    TREE_TOKENS,
+    Block,
+    rows_block,
+    scratch_block,
+    shared_block,
+)
 from lookahead.draft.calibration import EDGES, Calibration
 from lookahead.draft.mixture import AT, CELLS, FACTORS, FIRST_GRADIENTS, OUTPUT
 from lookahead.draft.own_text import OwnText, lead_common
@@ -25,6 +34,8 @@ from lookahead.draft.tree import DraftTree, as_parallel, root_only
 from lookahead.errors import UsageError
 from lookahead.trie.file import Trie, names_of
 from lookahead.trie.session import SessionMemory
+
+NOTHING = np.empty(0, np.int64)
 
 Strategy = Literal["hierarchical", "parallel", "single", "off"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
@@ -62,6 +73,16 @@ class DraftOptions:
             raise UsageError("the price of a draft token must lie between 0 and 1.")
         if self.session_tokens < 0:
             raise UsageError("session tokens must be 0 or more.")
+
+
+class Guide(Protocol):
+    """What a row may say, where that is not anything (decode/constraint.py)."""
+
+    def forced(self) -> list[int]:
+        """Tokens that come next, as nothing else may."""
+
+    def possible(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bool]:
+        """Which nodes of a tree could be accepted; parents come before children, node 0 is what was said last."""
 
 
 class Row:
@@ -176,28 +197,40 @@ class Drafter:
         budgets: Sequence[int | None],
         branch_lengths: Sequence[int | None],
         price: float | None = None,
+        guides: Sequence[Guide | None] = (),
     ) -> list[DraftTree]:
-        """`Row.draft` for each row of a batch. Several threads share a large one; the GIL is free meanwhile."""
+        """`Row.draft` for each row of a batch. Several threads share a large one; the GIL is free meanwhile.
+
+        guides: what each row may say; none: anything. Trees hold nothing else, and begin with what must come.
+        """
         options = self.options
         if options.strategy == "off":
             return [root_only(row.root) for row in rows]
         most, longest = options.decoding_length - 1, options.branch_length
         price = options.price if price is None else price
         limits = self._limits[: len(rows)]
+        forced: list[int] = []
         for k, row in enumerate(rows):
             budget, depth = budgets[k], branch_lengths[k]
             limits[k, 0] = row.number
             limits[k, 1] = most if budget is None or budget > most else budget
             limits[k, 2] = longest if depth is None or depth > longest else depth
+            limits[k, 3] = len(forced)
+            if guides and (guide := guides[k]):
+                forced += guide.forced()
+            limits[k, 4] = len(forced)
         threads = min(THREADS, len(rows) // ROWS_PER_THREAD)
         if threads > 1:
             while len(self._scratch) < threads:
                 self._scratch.append(scratch_block(options.decoding_length, len(self.shared.texts)))
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(THREADS)
-            list(self._pool.map(lambda n: self._grow(n, limits[n::threads].copy(), price), range(threads)))
+            list(self._pool.map(lambda n: self._grow(n, limits[n::threads].copy(), forced, price), range(threads)))
         else:
-            self._grow(0, limits, price)
+            self._grow(0, limits, forced, price)
+        for row, guide in zip(rows, guides, strict=False):
+            if guide:
+                self._prune(row.number, guide)
         trees = [self._tree_of(row.number) for row in rows]
         if options.strategy == "parallel":
             return [as_parallel(tree, int(limit)) for tree, limit in zip(trees, limits[:, 1], strict=True)]
@@ -242,10 +275,24 @@ class Drafter:
         if self.options.strategy != "off":
             self.options = dataclasses.replace(self.options, strategy="single")
 
-    def _grow(self, thread: int, limits: np.ndarray, price: float) -> None:
-        """Fill the trees of rows. limits: int64 [rows, 3], number of the row, budget, branch length."""
-        single = self.options.strategy == "single"
-        planner.grow_rows(limits, price, single, self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses)
+    def _grow(self, thread: int, limits: np.ndarray, forced: list[int], price: float) -> None:
+        """Fill the trees of rows. See `planner.grow_rows`."""
+        single, must = self.options.strategy == "single", np.array(forced, np.int64) if forced else NOTHING
+        planner.grow_rows(
+            limits, must, price, single, self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses
+        )
+
+    def _prune(self, number: int, guide: Guide) -> None:
+        """Take out of a row's tree what can never be accepted."""
+        nodes = self.rows.nodes[number]
+        tree, reach = self.rows.trees[number, :, :nodes], self.rows.reach[number, :, :nodes]
+        kept = np.flatnonzero(guide.possible(tree[TREE_TOKENS].tolist(), tree[TREE_PARENTS].tolist()))
+        if len(kept) < nodes:
+            place_of = np.zeros(nodes + 1, np.int32)  # of each old node among those kept; the last: of the root's parent
+            place_of[kept], place_of[-1] = np.arange(len(kept)), -1
+            tree[:, : len(kept)], reach[:, : len(kept)] = tree[:, kept], reach[:, kept]
+            tree[TREE_PARENTS, : len(kept)] = place_of[tree[TREE_PARENTS, : len(kept)]]
+            self.rows.nodes[number] = len(kept)
 
     def _tree_of(self, number: int) -> DraftTree:
         """A copy of the tree that was grown for a row."""
@@ -263,7 +310,7 @@ class Drafter:
         self.rows = block
         added = [Row(self, number) for number in range(len(self._rows), count)]
         self._rows += added
-        self._limits = np.zeros((count, 3), np.int64)  # of one draft_rows: row, budget, branch length
+        self._limits = np.zeros((count, 5), np.int64)  # of one draft_rows, see planner.py
         self._free += added[::-1]
 
     def _refresh_texts(self) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from lookahead.draft.tree import DraftTree
+from lookahead.draft.tree import DraftTree, name_of
 from lookahead.trie.file import Trie
 
 CONTEXT = 48  # tokens of the text so far that a step tells
@@ -138,7 +138,7 @@ def outline(
         if node == OWN:
             return "own", ""
         source = tree.sources[node]
-        return "accepted" if node in path else "drafted", source_names[source] if source >= 0 else "given"
+        return "accepted" if node in path else "drafted", name_of(source, source_names)
 
     lines: list[Line] = []
     waiting: list[tuple[int, int, tuple[bool, ...], bool]] = []  # (node, its parent, forks, begins), the next to draw last

@@ -26,6 +26,7 @@ from lookahead.draft.calibration import LEAST, bin_of, calibrated, computed, cou
 from lookahead.draft.mixture import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P, learn, mix, move_aligned, rescore
 from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
+from lookahead.draft.tree import GRAMMAR
 from lookahead.trie.suffixes import inlined, kernel
 
 # Experts are asked while the rest of the stick is worth so many times the cutoff.
@@ -37,21 +38,23 @@ CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_
 
 
 @kernel
-def grow_rows(limits, price, single, shared_addresses, rows_addresses, scratch_addresses):
+def grow_rows(limits, forced, price, single, shared_addresses, rows_addresses, scratch_addresses):
     """Grow the tree of each row of `limits`; rows.nodes gets how many nodes it has, root included.
 
-    limits: int64 [rows, 3], the row's number, nodes below the root at most, depth at most. price: calibrated path
-    probability that a node must have. single: only the best child of a node may grow. The addresses are those of the blocks in
+    limits: int64 [rows, 5], the row's number, nodes below the root at most, depth at most, and where in `forced` (int64) the
+    tokens begin and end with which every branch begins, as nothing else may come. price: calibrated path probability that a
+    node must have. single: only the best child of a node may grow. The addresses are those of the blocks in
     arrays.py.
     """
     shared, rows, scratch = shared_arrays(shared_addresses), rows_arrays(rows_addresses), scratch_arrays(scratch_addresses)
     least = np.float32(computed(price, shared.edges, shared.curve)) if price > 0 else LEAST
     for k in range(len(limits)):
-        _grow(shared, rows, scratch, limits[k, 0], limits[k, 1], limits[k, 2], max(least, LEAST), single)
+        must = forced[limits[k, 3] : limits[k, 4]]
+        _grow(shared, rows, scratch, limits[k, 0], limits[k, 1], limits[k, 2], must, max(least, LEAST), single)
 
 
 @inlined
-def _grow(shared, rows, scratch, row, budget, branch_length, least, single):
+def _grow(shared, rows, scratch, row, budget, branch_length, forced, least, single):
     own = own_arrays(rows.own, row)
     keys, values, slots = scratch.keys, scratch.values, scratch.slots
     candidates, reach, heap, offered = scratch.candidates, scratch.reach, scratch.heap, scratch.offered
@@ -78,6 +81,9 @@ def _grow(shared, rows, scratch, row, budget, branch_length, least, single):
                 )  # fmt: skip
             asked = mix(shared, scratch, own, node, have, worth, np.int64(-1))
             rescore(shared, scratch, own, asked, cutoff / probability, False)
+            if node < len(forced):
+                slots[0, SLOT_TOKEN], values[0, P], scratch.counters[1] = forced[node], 1.0, 1
+                slots[0, SLOT_SOURCE], slots[0, SLOT_MATCH] = GRAMMAR, 0
             favourite = 0
             if single:
                 for slot in range(1, scratch.counters[1]):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+
+GIVEN, GRAMMAR = -1, -2  # sources that no drafter owns: roots and what a caller brings, tokens that a grammar forces
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -15,7 +17,7 @@ class DraftTree:
     token_ids      int32 [nodes]
     parents        int32 [nodes], -1 for the root
     probabilities  float32 [nodes], that the path from the root to this node is what the model says (root: 1)
-    sources        int32 [nodes], index into the drafter's source names (root: -1)
+    sources        int32 [nodes], index into the drafter's source names, or GIVEN (the root) or GRAMMAR
     matches        int32 [nodes], tokens of the context that the best place for this node agrees with (root: 0)
     """
 
@@ -75,6 +77,11 @@ class DraftTree:
         return said, path[::-1]
 
 
+def name_of(source: int, source_names: Sequence[str]) -> str:
+    """What a tree's source is called."""
+    return source_names[source] if source >= 0 else "given" if source == GIVEN else "grammar"
+
+
 def root_only(token_id: int) -> DraftTree:
     """The tree of a plain step: nothing guessed."""
     return DraftTree(np.array([token_id], np.int32), *ROOT)
@@ -90,11 +97,11 @@ def _unchanging(values: list[float], dtype: type) -> np.ndarray:
 ROOT = _unchanging([-1], np.int32), _unchanging([1], np.float32), _unchanging([-1], np.int32), _unchanging([0], np.int32)
 
 
-def chain(token_ids: list[int] | np.ndarray, source: int = -1) -> DraftTree:
+def chain(token_ids: list[int] | np.ndarray, source: int = GIVEN) -> DraftTree:
     """One branch: token_ids[0] is the root."""
     n = len(token_ids)
     sources = np.full(n, source, np.int32)
-    sources[0] = -1
+    sources[0] = GIVEN
     parents = np.arange(-1, n - 1, dtype=np.int32)
     return DraftTree(np.asarray(token_ids, np.int32), parents, np.ones(n, np.float32), sources, np.zeros(n, np.int32))
 

@@ -31,6 +31,10 @@ ANSWERING = (  # options that change what is answered, or how rows are written
     "min_p",
     "repetition_penalty",
     "stop",
+    "json_schema",
+    "regex",
+    "choice",
+    "grammar",
     "samples",
     "seed",
     "dtype",
@@ -80,6 +84,9 @@ def describe(options: Mapping[str, Any], tries: Sequence[Trie], inputs: Sequence
     """The manifest of a job that begins. options: all of the line. tries, inputs: as they are now."""
     answering = {name: options[name] for name in ANSWERING}
     answering["device"] = _kind_of_device(options["device"])  # which of several of a kind does not matter
+    for name in ("json_schema", "grammar"):
+        if options[name]:
+            answering[name] = f"of content {_sampled(Path(options[name]))}"
     run = {
         "began": round(time.time(), 3),
         "options": dict(options),

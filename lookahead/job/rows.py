@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lookahead.corpus import json_rows
-from lookahead.errors import CorpusError, LookaheadError
+from lookahead.decode.constraint import KINDS, Constraint
+from lookahead.errors import CorpusError, LookaheadError, UsageError
 from lookahead.job.inputs import Shard, fingerprint, input_rows
 
 LIMIT_NAMES = ("max_new_tokens", "max_completion_tokens", "max_tokens")
@@ -204,10 +205,36 @@ def _read_params(params: dict[str, Any], strict: bool) -> dict[str, Any]:
             if not isinstance(value, dict) or not all(str(t).isdecimal() and type(b) in (int, float) for t, b in value.items()):
                 raise ValueError('"logit_bias" does not give each token id a number')
             known["logit_bias"] = {int(t): float(b) for t, b in value.items()}
+        elif name in KINDS or (name == "response_format" and not strict):
+            found = _format(value) if name == "response_format" else (name, value)
+            if found and "constraint" in known:
+                raise ValueError(f'"{name}" and another constraint: an answer can have one')
+            if found:
+                known["constraint"] = _constraint(*found)
         elif strict:
             raise ValueError(f'"params" has unknown option "{name}"')
     fields: dict[str, Any] = {name: known.pop(name) for name in ("max_new_tokens", "n", "seed") if name in known}
     return {**fields, "sampling": known}
+
+
+def _constraint(kind: str, value: Any) -> Constraint:
+    try:
+        return Constraint.of(kind, value)
+    except UsageError as error:
+        raise ValueError(str(error).rstrip(".")) from None
+
+
+def _format(wish: Any) -> tuple[str, Any] | None:
+    """Kind and value of the constraint in OpenAI's response_format; None: there is none."""
+    kind = wish.get("type") if isinstance(wish, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return "json_schema", {"type": "object"}
+    schema = wish.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(schema, dict) or "schema" not in schema:
+        raise ValueError('"response_format" is not {"type": "text" or "json_object"} or {"type": "json_schema", "json_schema"}')
+    return "json_schema", schema["schema"]
 
 
 def _list_of(name: str, value: Any, kind: type) -> tuple[Any, ...]:

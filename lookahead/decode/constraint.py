@@ -1,0 +1,202 @@
+"""What an answer must look like. In: a JSON schema, a regular expression, choices or a grammar. Out: tokens that may follow.
+
+The grammars are llguidance's (https://github.com/guidance-ai/llguidance), compiled in a millisecond or so against the
+model's vocabulary. A `Guide` follows one answer: it says which tokens may come next, which nodes of a draft tree could ever be
+accepted, and what must come, so that it need not be guessed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from lookahead.errors import ConstraintError, UsageError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Kind = Literal["json_schema", "regex", "choice", "grammar"]
+KINDS: tuple[str, ...] = get_args(Kind)
+SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as json.dumps writes
+KEPT = 256  # compiled grammars
+MOST_FORCED = 64  # tokens that are looked ahead
+
+
+@dataclasses.dataclass(frozen=True)
+class Constraint:
+    """One thing that an answer, from its first token to its end, must be.
+
+    kind         text
+    json_schema  of a JSON schema. JSON is written as json.dumps writes it; a schema's "x-guidance" may say otherwise
+    regex        a regular expression (of Rust's regex crate: no look-around, no back-references), matched as a whole
+    choice       a JSON list of texts, one of which it is
+    grammar      a context-free grammar, as Lark writes it (`start: ...`) or in EBNF as llama.cpp does (`root ::= ...`)
+    """
+
+    kind: Kind
+    text: str
+
+    @classmethod
+    def of(cls, kind: str, value: Any) -> Constraint:
+        """From what users write: a schema as an object or its text, choices as a list.
+
+        Raises UsageError if it is not of the right type.
+        """
+        if kind not in KINDS:
+            raise UsageError(f'constraint "{kind}": choose one of {", ".join(KINDS)}.')
+        if kind == "choice":
+            if not isinstance(value, list | tuple) or not value or not all(isinstance(text, str) and text for text in value):
+                raise UsageError("choice is not a list of texts.")
+            return cls("choice", json.dumps(list(value)))
+        if kind == "json_schema" and isinstance(value, dict | bool):
+            return cls("json_schema", json.dumps(value))
+        if not isinstance(value, str):
+            raise UsageError(
+                f"{kind} is of type {type(value).__name__}, not {'an object' if kind == 'json_schema' else 'text'}."
+            )
+        return cls(kind, value)  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        """Raises ConstraintError if it cannot be read, holds what cannot be expressed, or nothing can be like that."""
+        from llguidance import LLMatcher
+
+        failed, messages = LLMatcher.validate_grammar_with_warnings(self.compiled())
+        if failed:
+            raise ConstraintError(f"{self.kind}: {_first_line(messages[0])}.")
+
+    def compiled(self) -> str:
+        """For llguidance. Raises ConstraintError if it cannot be read."""
+        from llguidance import LLMatcher, grammar_from
+
+        if self.kind == "json_schema":
+            try:
+                return LLMatcher.grammar_from_json_schema(self.text, defaults=SEPARATORS)  # type: ignore[arg-type]
+            except ValueError as error:
+                raise ConstraintError(f"the JSON schema is no JSON ({_first_line(error)}).") from None
+        if self.kind == "choice":
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in json.loads(self.text)))
+        try:
+            return grammar_from("ebnf" if self.kind == "grammar" else "regex", self.text)
+        except ValueError as error:
+            raise ConstraintError(f"the grammar cannot be read: {_first_line(error)}.") from None
+
+
+class Grammars:
+    """Constraints over one vocabulary.
+
+    tokenizer: the model's, a fast one of Hugging Face. vocab_size: scores that the model gives. eos_token_ids: end an answer.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]):
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+
+    def guide(self, constraint: Constraint) -> Guide:
+        """To follow a new answer. Raises ConstraintError if the constraint cannot be kept, whatever is said."""
+        matcher = self._compiled.get(constraint)
+        if matcher is None:
+            from llguidance import LLMatcher
+
+            matcher = LLMatcher(self._vocabulary, constraint.compiled(), log_level=0)
+            if matcher.is_error():
+                raise ConstraintError(f"{constraint.kind}: {_first_line(matcher.get_error())}.")
+            self._compiled[constraint] = matcher
+            if len(self._compiled) > KEPT:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(constraint)
+        return Guide(matcher.deep_copy(), self.eos_token_ids, self._vocab_size, constraint.kind)
+
+    @functools.cached_property
+    def _vocabulary(self) -> Any:
+        """The tokens' bytes, which take a second to read for large vocabularies."""
+        from llguidance import LLTokenizer
+        from llguidance.hf import from_tokenizer
+
+        if not getattr(self._tokenizer, "is_fast", False):
+            raise ConstraintError("constraints need the model's fast tokenizer (a tokenizer.json), and it has none.")
+        size = max(self._vocab_size, len(self._tokenizer))
+        ends = sorted(self.eos_token_ids) or None
+        return from_tokenizer(self._tokenizer, size, ends, LLTokenizer.json_slices())
+
+
+class Guide:
+    """Follows one answer. Made by `Grammars.guide`."""
+
+    def __init__(self, matcher: LLMatcher, eos_token_ids: frozenset[int], vocab_size: int, kind: str):
+        self._matcher, self._eos, self._vocab_size, self._kind = matcher, eos_token_ids, vocab_size, kind
+        self._bits = np.zeros(-(-vocab_size // 32), np.uint32)
+
+    def allows(self, token: int) -> bool:
+        """The token may come next."""
+        if token in self._eos:
+            return self._matcher.is_accepting()
+        return self._matcher.validate_tokens([token]) == 1
+
+    def allowed(self) -> np.ndarray:
+        """bool [vocab_size]: the tokens that may come next. Raises ConstraintError if there are none."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        mask = np.unpackbits(bits, count=min(len(bits) * 8, self._vocab_size), bitorder="little").view(bool)
+        if self._matcher.is_error() or not mask.any():
+            raise self._error()
+        return mask
+
+    def told(self, token: int) -> bool:
+        """`token`, one of those allowed, was said. True: nothing can follow, and the model has no token to end with."""
+        self._matcher.consume_token(token)
+        if self._matcher.is_error():
+            raise self._error()
+        return not self._eos and self._matcher.is_stopped()
+
+    def forced(self) -> list[int]:
+        """What must come next, token by token, as far as that is certain. (Their bytes are; a model may cut them otherwise.)"""
+        tokens = self._matcher.compute_ff_tokens()[:MOST_FORCED]
+        if len(self._eos) == 1 and len(tokens) < MOST_FORCED:
+            told = self._matcher.try_consume_tokens(tokens)
+            if told == len(tokens) and self._matcher.is_stopped():
+                tokens = [*tokens, *self._eos]
+            self._matcher.rollback(told)
+        return tokens
+
+    def possible(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bool]:
+        """Which nodes of a draft tree the answer could take; parents come before children, node 0 is what was said last."""
+        possible: list[bool | None] = [True, *[None] * (len(parents) - 1)]
+        for leaf in range(len(parents) - 1, 0, -1):
+            if possible[leaf] is not None:
+                continue
+            path = [leaf]
+            while parents[path[-1]] > 0:
+                path.append(parents[path[-1]])
+            path.reverse()
+            end = next((k for k, node in enumerate(path) if token_ids[node] in self._eos), len(path))
+            good = self._matcher.validate_tokens([token_ids[node] for node in path[:end]]) if end else 0
+            if good == end < len(path) and self._ends_after([token_ids[node] for node in path[:end]]):
+                good += 1
+            for k, node in enumerate(path):
+                possible[node] = k < good
+        return [bool(node) for node in possible]
+
+    def _error(self) -> ConstraintError:
+        why = _first_line(self._matcher.get_error())
+        stuck = not why or why.startswith("NoExtension")
+        return ConstraintError(f"{self._kind}: {'no token of the vocabulary can go on from here' if stuck else why}.")
+
+    def _ends_after(self, token_ids: list[int]) -> bool:
+        told = self._matcher.try_consume_tokens(token_ids)
+        ends = told == len(token_ids) and self._matcher.is_accepting()
+        self._matcher.rollback(told)
+        return ends
+
+
+def _first_line(error: object) -> str:
+    """What an error of llguidance says, on one line and without a full stop: of a regular expression's, what is wrong there."""
+    text = str(error)
+    if "regex parse error" in text and "error: " in text:
+        text = "regex parse error: " + text.rsplit("error: ", 1)[1].split("\n")[0]
+    return " ".join(text.split("<state>")[0].split()).rstrip(". ")[:200]
