@@ -2,17 +2,19 @@
 
 The grammars are llguidance's (https://github.com/guidance-ai/llguidance), compiled in a millisecond or so against the
 model's vocabulary. A `Guide` follows one answer: it says which tokens may come next, which nodes of a draft tree could ever be
-accepted, and what must come, so that it need not be guessed.
+accepted, and what must come, so that it need not be guessed. It also sees to it that the answer ends in time: a token after
+which the tokens that are left could not complete it gives way to the first of a short completion.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -26,6 +28,10 @@ KINDS: tuple[str, ...] = get_args(Kind)
 SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as json.dumps writes
 KEPT = 256  # compiled grammars
 MOST_FORCED = 64  # tokens that are looked ahead
+LONGEST_END = 256  # tokens
+LATE, APART = 32, 8  # the end is thought of at each token once so many and twice the end are left, before at one in so many
+# Characters that complete an answer, the first that may come next: where letters may (in a text), and where they may not.
+LETTERS, IN_TEXTS, OUTSIDE = "a~", '"@.a', '}]"0, '
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +60,7 @@ class Constraint:
             if not isinstance(value, list | tuple) or not value or not all(isinstance(text, str) and text for text in value):
                 raise UsageError("choice is not a list of texts.")
             return cls("choice", json.dumps(list(value)))
-        if kind == "json_schema" and isinstance(value, dict | bool):
+        if kind == "json_schema" and isinstance(value, dict):
             return cls("json_schema", json.dumps(value))
         if not isinstance(value, str):
             raise UsageError(
@@ -78,7 +84,7 @@ class Constraint:
             try:
                 return LLMatcher.grammar_from_json_schema(self.text, defaults=SEPARATORS)  # type: ignore[arg-type]
             except ValueError as error:
-                raise ConstraintError(f"the JSON schema is no JSON ({_first_line(error)}).") from None
+                raise ConstraintError(f"the JSON schema is no JSON object ({_first_line(error)}).") from None
         if self.kind == "choice":
             return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in json.loads(self.text)))
         try:
@@ -96,22 +102,35 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]):
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Constraint, Guide] = OrderedDict()
 
-    def guide(self, constraint: Constraint) -> Guide:
-        """To follow a new answer. Raises ConstraintError if the constraint cannot be kept, whatever is said."""
-        matcher = self._compiled.get(constraint)
-        if matcher is None:
+    def guide(self, constraint: Constraint, room: int) -> Guide:
+        """To follow a new answer of at most `room` tokens.
+
+        Raises ConstraintError if the constraint cannot be kept, whatever is said.
+        """
+        first = self._compiled.get(constraint)
+        if first is None:
             from llguidance import LLMatcher
 
             matcher = LLMatcher(self._vocabulary, constraint.compiled(), log_level=0)
             if matcher.is_error():
                 raise ConstraintError(f"{constraint.kind}: {_first_line(matcher.get_error())}.")
-            self._compiled[constraint] = matcher
+            first = Guide(matcher, constraint.kind, self.eos_token_ids, self._vocab_size, self._closing)
+            self._compiled[constraint] = first
             if len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(constraint)
-        return Guide(matcher.deep_copy(), self.eos_token_ids, self._vocab_size, constraint.kind)
+        return first.begin(room)
+
+    @functools.cached_property
+    def _closing(self) -> Closing:
+        """The tokens of single characters."""
+
+        def tokens_of(characters: str) -> list[int]:
+            return [ids[0] for c in characters if len(ids := self._vocabulary.greedy_tokenize(c)) == 1]
+
+        return Closing(tokens_of(LETTERS), tokens_of(IN_TEXTS), tokens_of(OUTSIDE))
 
     @functools.cached_property
     def _vocabulary(self) -> Any:
@@ -126,12 +145,33 @@ class Grammars:
         return from_tokenizer(self._tokenizer, size, ends, LLTokenizer.json_slices())
 
 
+class Closing(NamedTuple):
+    """Tokens to complete an answer with, see LETTERS."""
+
+    letters: list[int]
+    in_texts: list[int]
+    outside: list[int]
+
+
 class Guide:
     """Follows one answer. Made by `Grammars.guide`."""
 
-    def __init__(self, matcher: LLMatcher, eos_token_ids: frozenset[int], vocab_size: int, kind: str):
-        self._matcher, self._eos, self._vocab_size, self._kind = matcher, eos_token_ids, vocab_size, kind
-        self._bits = np.zeros(-(-vocab_size // 32), np.uint32)
+    def __init__(self, matcher: LLMatcher, kind: str, eos_token_ids: frozenset[int], vocab_size: int, closing: Closing):
+        self._matcher, self._kind, self._eos, self._vocab_size = matcher, kind, eos_token_ids, vocab_size
+        self._closing = closing
+        self._left = 0  # tokens that may still be said
+        self._end = self._completion()  # one that was found: of the answer so far, or of an earlier part of it
+        self._longest_end = len(self._end or ())  # so far
+        self._ends = False  # it is being said
+
+    def begin(self, room: int) -> Guide:
+        """A guide to a new answer of `room` tokens at most."""
+        guide = copy.copy(self)
+        guide._matcher = self._matcher.deep_copy()
+        guide._left = room
+        if self._longest_end > room:
+            guide._end = None  # it cannot be seen to
+        return guide
 
     def allows(self, token: int) -> bool:
         """The token may come next."""
@@ -147,8 +187,33 @@ class Guide:
             raise self._error()
         return mask
 
+    def in_time(self, token: int) -> int:
+        """The token itself, or what must be said in its place for the answer to be complete when there is no room left."""
+        if self._end is None or token in self._eos:
+            return token
+        if self._left > LATE + 2 * self._longest_end and self._left % APART:
+            return token
+        self._matcher.consume_token(token)
+        after = self._end_from(self._end[1:] if self._end[:1] == [token] else self._end)
+        self._matcher.rollback(1)
+        if after is not None and len(after) < self._left:
+            self._end, self._longest_end = [token, *after], max(self._longest_end, len(after))
+            return token
+        end = self._end_from(self._end)
+        if end is None or len(end) > self._left:
+            return token
+        self._end, self._ends = end, True
+        return end[0] if end else next(iter(self._eos), token)
+
+    def _end_from(self, known: list[int]) -> list[int] | None:
+        """What completes the answer: a known end if that still does, else what is found."""
+        return known if self._is_complete_with(known) else self._completion()
+
     def told(self, token: int) -> bool:
         """`token`, one of those allowed, was said. True: nothing can follow, and the model has no token to end with."""
+        self._left -= 1
+        if self._end and self._end[0] == token:
+            self._end = self._end[1:]
         self._matcher.consume_token(token)
         if self._matcher.is_error():
             raise self._error()
@@ -156,6 +221,8 @@ class Guide:
 
     def forced(self) -> list[int]:
         """What must come next, token by token, as far as that is certain. (Their bytes are; a model may cut them otherwise.)"""
+        if self._ends and self._end:
+            return self._end
         tokens = self._matcher.compute_ff_tokens()[:MOST_FORCED]
         if len(self._eos) == 1 and len(tokens) < MOST_FORCED:
             told = self._matcher.try_consume_tokens(tokens)
@@ -176,22 +243,46 @@ class Guide:
             path.reverse()
             end = next((k for k, node in enumerate(path) if token_ids[node] in self._eos), len(path))
             good = self._matcher.validate_tokens([token_ids[node] for node in path[:end]]) if end else 0
-            if good == end < len(path) and self._ends_after([token_ids[node] for node in path[:end]]):
+            if good == end < len(path) and self._is_complete_with([token_ids[node] for node in path[:end]]):
                 good += 1
             for k, node in enumerate(path):
                 possible[node] = k < good
         return [bool(node) for node in possible]
 
+    def _completion(self) -> list[int] | None:
+        """Tokens, not many, that complete the answer; None if none are found."""
+        matcher, tokens = self._matcher.deep_copy(), list[int]()
+        while not matcher.is_accepting():
+            following = matcher.compute_ff_tokens() or self._closing_token(matcher)
+            tokens += following
+            if not following or len(tokens) > LONGEST_END or not matcher.consume_tokens(following):
+                return None
+        return tokens
+
+    def _closing_token(self, matcher: LLMatcher) -> list[int]:
+        """The one that seems to come nearest to the end; [] if there is none."""
+
+        def goes(token: int) -> bool:
+            return matcher.validate_tokens([token]) == 1
+
+        in_text = any(map(goes, self._closing.letters))
+        token = next(filter(goes, self._closing.in_texts if in_text else self._closing.outside), None)
+        if token is None:
+            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+            token = next(iter(np.flatnonzero(bits[: self._vocab_size])[:1].tolist()), None)
+        return [] if token is None else [token]
+
+    def _is_complete_with(self, token_ids: list[int]) -> bool:
+        """The answer is what it must be once these are said, too."""
+        told = self._matcher.try_consume_tokens(token_ids)
+        complete = told == len(token_ids) and self._matcher.is_accepting()
+        self._matcher.rollback(told)
+        return complete
+
     def _error(self) -> ConstraintError:
         why = _first_line(self._matcher.get_error())
         stuck = not why or why.startswith("NoExtension")
         return ConstraintError(f"{self._kind}: {'no token of the vocabulary can go on from here' if stuck else why}.")
-
-    def _ends_after(self, token_ids: list[int]) -> bool:
-        told = self._matcher.try_consume_tokens(token_ids)
-        ends = told == len(token_ids) and self._matcher.is_accepting()
-        self._matcher.rollback(told)
-        return ends
 
 
 def _first_line(error: object) -> str:

@@ -476,7 +476,7 @@ class DecodingEngine:
         sampling, length = generation.sampling, len(generation.prompt_ids)
         text = torch.tensor([generation.prompt_ids], device=self.target.device)
         try:
-            stops, guide = stop_texts(sampling, self.tokenizer), guide_of(sampling, self._grammars)
+            stops, guide = stop_texts(sampling, self.tokenizer), guide_of(sampling, self._grammars, generation.room)
             processors = own_processors(sampling, length)
             if guide:
                 processors.append(Allowed(guide, said_from=length))

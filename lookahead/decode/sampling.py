@@ -90,7 +90,10 @@ class CountPenalty(LogitsProcessor):
 
 
 class Allowed(LogitsProcessor):
-    """Rules out what a constraint does not allow. said_from: the guide is to be told what stands there from then on."""
+    """Rules out what a constraint does not allow.
+
+    said_from: the guide is to be told what stands there from then on, as nobody else does; and the best token to be in time.
+    """
 
     def __init__(self, guide: Guide, said_from: int | None = None):
         self._guide, self._said_from = guide, said_from
@@ -101,7 +104,11 @@ class Allowed(LogitsProcessor):
                 self._guide.told(token)
             self._said_from = input_ids.shape[1]
         mask = upload(self._guide.allowed(), scores.device)
-        return scores.masked_fill(~mask[: scores.shape[1]], -torch.inf)
+        scores = scores.masked_fill(~mask[: scores.shape[1]], -torch.inf)
+        if self._said_from is not None and (token := self._guide.in_time(best := int(scores.argmax(-1)))) != best:
+            scores[:, :] = -torch.inf
+            scores[:, token] = 0.0
+        return scores
 
 
 class Chooser(Protocol):
@@ -150,7 +157,7 @@ class Sampler:
     ):
         self.prompt_length = len(prompt_ids)
         self.draws = sampling.temperature > 0
-        self.guide = guide_of(sampling, grammars)
+        self.guide = guide_of(sampling, grammars, room)
         self.processors = _processors(target, sampling, self.prompt_length, room)
         if self.guide and (self.processors or self.draws):
             self.processors = _processors(target, sampling, self.prompt_length, room, Allowed(self.guide))
@@ -169,6 +176,10 @@ class Sampler:
         return not self.processors and not self.draws
 
     def say(self, scores: Scores, slot: int, node: int) -> int:
+        token = self._chosen(scores, slot, node)
+        return self.guide.in_time(token) if self.guide else token
+
+    def _chosen(self, scores: Scores, slot: int, node: int) -> int:
         if self.is_greedy:
             best = scores.best(slot, node)
             if self.guide is None or self.guide.allows(best):
@@ -226,13 +237,13 @@ def own_processors(sampling: Sampling, prompt_length: int) -> LogitsProcessorLis
     return own
 
 
-def guide_of(sampling: Sampling, grammars: Grammars | None) -> Guide | None:
+def guide_of(sampling: Sampling, grammars: Grammars | None, room: int) -> Guide | None:
     """What follows an answer that must be something. Raises ConstraintError if nothing can be that."""
     if sampling.constraint is None:
         return None
     if grammars is None:
         raise UsageError("constraints need the model's tokenizer, and there is none.")
-    return grammars.guide(sampling.constraint)
+    return grammars.guide(sampling.constraint, room)
 
 
 def stop_texts(sampling: Sampling, tokenizer: Any) -> StopStringCriteria | None:
