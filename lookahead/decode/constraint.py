@@ -31,7 +31,7 @@ MOST_FORCED = 64  # tokens that are looked ahead
 LONGEST_END = 256  # tokens
 LATE, APART = 32, 8  # the end is thought of at each token once so many and twice the end are left, before at one in so many
 # Characters that complete an answer, the first that may come next: where letters may (in a text), and where they may not.
-LETTERS, IN_TEXTS, OUTSIDE = "a~", '"@.a', '}]"0, '
+LETTERS, QUOTE, IN_TEXTS, OUTSIDE = "a~", '"', "@.a0-", '}]"0, '
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Grammars:
         def tokens_of(characters: str) -> list[int]:
             return [ids[0] for c in characters if len(ids := self._vocabulary.greedy_tokenize(c)) == 1]
 
-        return Closing(tokens_of(LETTERS), tokens_of(IN_TEXTS), tokens_of(OUTSIDE))
+        return Closing(*map(tokens_of, (LETTERS, QUOTE, IN_TEXTS, OUTSIDE)))
 
     @functools.cached_property
     def _vocabulary(self) -> Any:
@@ -149,6 +149,7 @@ class Closing(NamedTuple):
     """Tokens to complete an answer with, see LETTERS."""
 
     letters: list[int]
+    quote: list[int]
     in_texts: list[int]
     outside: list[int]
 
@@ -177,6 +178,8 @@ class Guide:
         """The token may come next."""
         if token in self._eos:
             return self._matcher.is_accepting()
+        if must := self._matcher.compute_ff_tokens():
+            return token == must[0]
         return self._matcher.validate_tokens([token]) == 1
 
     def allowed(self) -> np.ndarray:
@@ -220,7 +223,7 @@ class Guide:
         return not self._eos and self._matcher.is_stopped()
 
     def forced(self) -> list[int]:
-        """What must come next, token by token, as far as that is certain. (Their bytes are; a model may cut them otherwise.)"""
+        """What must come next, token by token, as far as that is certain."""
         if self._ends and self._end:
             return self._end
         tokens = self._matcher.compute_ff_tokens()[:MOST_FORCED]
@@ -232,7 +235,10 @@ class Guide:
         return tokens
 
     def possible(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """Which nodes of a draft tree the answer could take; parents come before children, node 0 is what was said last."""
+        """Which nodes of a draft tree the answer could take; parents come before children, node 0 is what was said last.
+
+        Of text that must come, other cuts into tokens than the one that is allowed may be among them, except at the beginning.
+        """
         possible: list[bool | None] = [True, *[None] * (len(parents) - 1)]
         for leaf in range(len(parents) - 1, 0, -1):
             if possible[leaf] is not None:
@@ -251,22 +257,31 @@ class Guide:
 
     def _completion(self) -> list[int] | None:
         """Tokens, not many, that complete the answer; None if none are found."""
+        return next((tokens for turning in (False, True) if (tokens := self._found_end(turning)) is not None), None)
+
+    def _found_end(self, turning: bool) -> list[int] | None:
+        """turning: within texts try one character after the other, not the same again and again."""
         matcher, tokens = self._matcher.deep_copy(), list[int]()
         while not matcher.is_accepting():
-            following = matcher.compute_ff_tokens() or self._closing_token(matcher)
+            following = matcher.compute_ff_tokens() or self._closing_token(matcher, len(tokens) if turning else 0)
             tokens += following
             if not following or len(tokens) > LONGEST_END or not matcher.consume_tokens(following):
                 return None
         return tokens
 
-    def _closing_token(self, matcher: LLMatcher) -> list[int]:
+    def _closing_token(self, matcher: LLMatcher, turn: int) -> list[int]:
         """The one that seems to come nearest to the end; [] if there is none."""
 
         def goes(token: int) -> bool:
             return matcher.validate_tokens([token]) == 1
 
-        in_text = any(map(goes, self._closing.letters))
-        token = next(filter(goes, self._closing.in_texts if in_text else self._closing.outside), None)
+        closing = self._closing
+        if any(map(goes, closing.letters)):
+            turn %= max(1, len(closing.in_texts))
+            tried = [*closing.quote, *closing.in_texts[turn:], *closing.in_texts[:turn]]
+        else:
+            tried = closing.outside
+        token = next(filter(goes, tried), None)
         if token is None:
             bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
             token = next(iter(np.flatnonzero(bits[: self._vocab_size])[:1].tolist()), None)
