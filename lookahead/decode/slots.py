@@ -113,7 +113,7 @@ class PackedSlots:
             self._begun.append(False)
         self._texts[slot] = np.array(text, np.int32)
         self._begun[slot] = False
-        self._longest = max(self._longest, len(text) + room)
+        self._longest = max(self._longest, min(len(text) + room, self.target.longest_text))
         return slot
 
     def begin(self, slot: int) -> int | None:
