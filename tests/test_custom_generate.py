@@ -27,6 +27,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from lookahead import hf
+from lookahead.decode import kv_cache
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.hf import lookahead_generate
@@ -375,6 +376,24 @@ def test_text_beyond_the_models_positions(tiny_model, device):
                 model.generate(**padded([prompt], device), max_new_tokens=30, eos_token_id=[], pad_token_id=0, **own)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gptj"])
+def test_memory_is_taken_for_no_more_than_the_models_positions(tiny_model, device, monkeypatch, architecture):
+    model, capacities = tiny_model(architecture, device), []
+    for cache in (kv_cache.SlotCache, kv_cache.SequenceCache):
+        monkeypatch.setattr(
+            cache, "reserve", lambda self, *sizes, own=cache.reserve: capacities.append(sizes[-1]) or own(self, *sizes)
+        )
+    wishes = {"max_new_tokens": 1_000_000, "eos_token_id": ends(model)}
+    assert_equal(*both(model, PROMPTS[:2], guessing(model, PROMPTS), **wishes))
+    assert 0 < max(capacities) <= 256
+
+
+def test_text_beyond_its_positions_goes_on_where_the_model_does(llama):
+    """Positions of llama are computed, so that `generate` only warns beyond the 256 of its config."""
+    wishes = {"max_new_tokens": 270, "eos_token_id": [], "no_repeat_ngram_size": 3}
+    assert_equal(*both(llama, PROMPTS[:2], Drafter([], DraftOptions(decoding_length=8)), **wishes))
+
+
 # ---- streamers
 
 
@@ -563,7 +582,11 @@ def test_processor_that_fails_fails_the_call_and_the_next_one_works(llama):
     drafter = guessing(llama, PROMPTS)
     with pytest.raises(ValueError, match="too long for me"):
         llama.generate(
-            **padded(PROMPTS, llama.device), logits_processor=[Failing()], custom_generate=lookahead_generate, drafter=drafter
+            **padded(PROMPTS, llama.device),
+            logits_processor=[Failing()],
+            max_new_tokens=9,
+            custom_generate=lookahead_generate,
+            drafter=drafter,
         )
     assert drafter.running == 0
     assert_equal(*both(llama, PROMPTS, drafter))
