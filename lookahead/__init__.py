@@ -5,6 +5,8 @@
     engine = DecodingEngine(load_model("org/model"), Drafter([Trie("answers.trie")], DraftOptions(adaptive=True)))
     generation = engine.generate(prompt_ids, max_new_tokens=256)   # generation.token_ids, .edl, ...
 
+    model.generate(**inputs, custom_generate=lookahead_generate)   # a model of transformers, see lookahead/hf.py
+
     build_trie([TokenDocument(ids, "faq") for ids in corpus], "faq.trie", TokenizerIdentity(vocab_size))
     append_trie(more_documents, "faq.trie", TokenizerIdentity(vocab_size))
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from lookahead.decode.model import load_model
     from lookahead.draft.drafter import Drafter, DraftOptions
     from lookahead.errors import LookaheadError
+    from lookahead.hf import lookahead_generate
     from lookahead.trie.build import TokenDocument, TokenizerIdentity, append_trie, build_trie
     from lookahead.trie.edit import merge_tries, prune_trie
     from lookahead.trie.file import Trie
@@ -41,6 +44,7 @@ _HOMES = {
     "Generation": "lookahead.decode.engine",
     "load_model": "lookahead.decode.model",
     "LookaheadError": "lookahead.errors",
+    "lookahead_generate": "lookahead.hf",
 }
 
 __all__ = [
@@ -55,6 +59,7 @@ __all__ = [
     "append_trie",
     "build_trie",
     "load_model",
+    "lookahead_generate",
     "merge_tries",
     "prune_trie",
 ]

@@ -331,9 +331,13 @@ class DecodingEngine:
         self._slots = self.target.slots()
         return self._slots
 
+    def let_go(self) -> None:
+        """Drop keys and values of earlier requests, which free slots hold. No request may be running."""
+        self._slots = None
+
     def forget(self) -> None:
         """Be as new: nothing remembered of earlier requests, nothing learned. No request may be running."""
-        self._slots = None
+        self.let_go()
         self.drafter.forget()
 
     def _step(self, rows: list[RunningRow], slots: Slots) -> None:
@@ -374,7 +378,8 @@ class DecodingEngine:
         awake = [row for row, now in zip(rows, due, strict=True) if now]
         for row in awake:
             row.tell()
-        rooms = [row.generation.room - len(row.generation.token_ids) - 1 for row in awake]
+        most = self.target.longest_text
+        rooms = [min(row.generation.room - len(row.generation.token_ids) - 1, max(0, most - row.length)) for row in awake]
         price = max(options.price, budget.price) if options.adaptive else options.price
         drafts = [row.drafts for row in awake]
         guides = [row.chooser.guide for row in awake]

@@ -138,6 +138,10 @@ class TargetModel:
         """A text that grows to `length` tokens must be left to the model's own `generate`."""
         return self.mode == "plain" or length > min(self.rope_changes_at, self.chooses_keys_from)
 
+    def in_step(self) -> TargetModel:
+        """The same for one of several processes that share the model: they take what they measure from each other."""
+        return dataclasses.replace(self, now=lambda: agreed(time.perf_counter()), agreed=agreed)
+
     def slots(self) -> Slots:
         """Where sequences live while they are decoded. Not for models of mode "plain"."""
         return PackedSlots(self) if self.mode == "packed" else SeparateSlots(self)
@@ -245,7 +249,7 @@ def load_model(
     except Exception as error:
         raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
     target = probed((model if device_map or tp_plan else model.to(target_device)).eval(), name)
-    return dataclasses.replace(target, now=lambda: agreed(time.perf_counter()), agreed=agreed) if tp_plan else target
+    return target.in_step() if tp_plan else target
 
 
 def _tensor_parallel(plan: str) -> dict[str, Any]:

@@ -70,7 +70,10 @@ class Slots(Protocol):
     prefilled: int  # tokens of prompts that went through the model
 
     def add(self, text: Sequence[int], room: int = 0) -> int:
-        """Open a slot for a text that may grow by `room` tokens, drafts included; returns its number."""
+        """Open a slot for a text that may grow by `room` tokens, drafts included; returns its number.
+
+        Room is made for no more than the model has positions for, until the text grows beyond them.
+        """
 
     def begin(self, slot: int) -> int | None:
         """How many tokens at the beginning of the slot's text are held already; all but the last at most.
@@ -113,7 +116,7 @@ class PackedSlots:
             self._begun.append(False)
         self._texts[slot] = np.array(text, np.int32)
         self._begun[slot] = False
-        self._longest = max(self._longest, len(text) + room)
+        self._longest = max(self._longest, min(len(text) + room, self.target.longest_text))
         return slot
 
     def begin(self, slot: int) -> int | None:
@@ -226,7 +229,7 @@ class SeparateSlots:
         self._trees: Sequence[DraftTree | None] = ()
 
     def add(self, text: Sequence[int], room: int = 0) -> int:
-        self._states.append(sequence_state(self.target, len(text) + room))
+        self._states.append(sequence_state(self.target, min(len(text) + room, self.target.longest_text)))
         self.open += 1
         return self.open - 1
 

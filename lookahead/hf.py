@@ -1,0 +1,473 @@
+"""`model.generate(..., custom_generate=lookahead_generate)`: drafts inside the `generate` of transformers.
+
+In: what `generate` has prepared: ids, processors, stopping criteria, config. Out: what `model._sample` returns for it, scores
+included. Each row is a `Generation` whose tokens a `GenerateRow` chooses; the loop is the engine's. What `generate` does to its
+arguments before is not known here, but for those that it does not hand on (`_kept_back`).
+
+Rows run ahead of each other, so processors and criteria see one row at a time, as [1, width + said] with its padding.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from transformers import (
+    EosTokenCriteria,
+    GenerationMixin,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+from transformers.generation import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    GenerateDecoderOnlyOutput,
+)
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
+
+from lookahead.decode.engine import DecodingEngine, Generation
+from lookahead.decode.model import TargetModel
+from lookahead.decode.probe import probed
+from lookahead.decode.slots import Scores
+from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.errors import UsageError
+
+KEPT = "_lookahead"  # name of what is kept on a model
+ENGINES = 4  # that are kept, each with its drafter
+# Beside the text, what `generate` hands on to `_sample` and has no part in what is said: how the forwards are to run.
+HARMLESS = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", "output_attentions", "output_hidden_states")
+CACHES = ("past_key_values", "cache_params")
+OTHER_CACHES = ("quantized", "offloaded", "offloaded_static")  # that a user wants for more than speed
+
+
+def lookahead_generate(
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: Any,
+    streamer: Any = None,
+    drafter: Drafter | None = None,
+    stop_strings: str | Sequence[str] | None = None,
+    tokenizer: Any = None,
+    synced_gpus: bool | None = None,
+    **model_kwargs: Any,
+) -> Any:
+    """What `model._sample` returns for these arguments, in fewer forwards. For `generate` to call.
+
+    input_ids: [rows, width], padded on the left where model_kwargs["attention_mask"] is 0.
+    drafter: who drafts, and keeps what it learns; None: one that the model keeps from call to call.
+    stop_strings: see `generate`; asked for here so that it reaches us together with the tokenizer.
+    Raises UsageError for what cannot be done in this way, and what processors, criteria and forwards raise.
+    """
+    given = _kept_back()
+    streamer = given.get("streamer") if streamer is None else streamer
+    if stop_strings:
+        tokenizer = given.get("tokenizer") if tokenizer is None else tokenizer
+        stopping_criteria = StoppingCriteriaList([*stopping_criteria, _stop_strings(stop_strings, tokenizer)])
+    _refuse_what_cannot_be(model, generation_config, {**given, "synced_gpus": synced_gpus or given.get("synced_gpus")})
+    prompts = _prompts(input_ids, model_kwargs)
+    longest = max(input_ids.shape[1] + 1, stopping_criteria.max_length or input_ids.shape[1] + 1)
+    kept = _kept_of(model)
+    with kept.lock:
+        target = kept.target_of(model)
+        if target.decodes_plainly(longest):
+            arguments = (logits_processor, stopping_criteria, generation_config)
+            return model._sample(input_ids, *arguments, streamer=streamer, **model_kwargs)
+        _refuse_strangers(target, prompts, drafter)
+        call = Call.of(input_ids, generation_config, logits_processor, stopping_criteria)
+        batch = Batch(call, input_ids, prompts, streamer)
+        batch.decode(kept.engine_of(drafter, rows=len(prompts)), longest - input_ids.shape[1])
+    if streamer is not None:
+        streamer.end()
+    return batch.output(input_ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What all rows of a call share. pads: rows that have ended are filled with `pad`; else they go on until all have."""
+
+    rows: int
+    width: int  # of the prompts
+    device: torch.device  # of the ids, where `generate` chooses tokens
+    processors: LogitsProcessorList
+    asked: StoppingCriteriaList  # criteria, but for those of the next two
+    stop_ids: frozenset[int]
+    max_length: int
+    pads: bool
+    pad: int
+    draws: Draws | None
+    keeps_scores: bool
+    keeps_logits: bool
+    in_dict: bool
+
+    @staticmethod
+    def of(input_ids: torch.Tensor, config: Any, processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> Call:
+        """Raises UsageError where there is no token to fill ended rows with."""
+        rows, width = input_ids.shape
+        pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        pad = config._pad_token_tensor
+        if pads and pad is None:
+            raise UsageError("there is an EosTokenCriteria and no pad token for rows that have ended: set pad_token_id.")
+        in_dict = bool(config.return_dict_in_generate)
+        return Call(
+            rows,
+            width,
+            input_ids.device,
+            processors,
+            StoppingCriteriaList(c for c in criteria if type(c) not in (EosTokenCriteria, MaxLengthCriteria)),
+            frozenset(t for c in criteria if type(c) is EosTokenCriteria for t in c.eos_token_id.flatten().tolist()),
+            min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=1 << 62),
+            pads,
+            int(pad) if pads else 0,
+            Draws(rows, input_ids.device) if config.do_sample else None,
+            in_dict and bool(config.output_scores),
+            in_dict and bool(config.output_logits),
+            in_dict,
+        )
+
+
+class Draws:
+    """The random draws of `generate`: at each step one for all rows at once, from the global stream of the device.
+
+    Rows come to a step one by one, so the stream is remembered as it was before each. What the draw for all rows gives a row
+    hangs on the stream and on the row's own probabilities, not on those of other rows.
+    """
+
+    def __init__(self, rows: int, device: torch.device):
+        self.rows, self.device = rows, device
+        self._before: list[torch.Tensor] = []  # states of the stream, one for each step
+        self._again = torch.Generator(device)
+
+    def draw(self, row: int, step: int, probabilities: torch.Tensor) -> int:
+        """The token of a row at a step. probabilities: [1, vocab]."""
+        if self.rows == 1:
+            return int(torch.multinomial(probabilities, 1))
+        alike = probabilities.repeat(self.rows, 1)
+        if step == len(self._before):
+            self._before.append(self._state())
+            return int(torch.multinomial(alike, 1)[row])
+        self._again.set_state(self._before[step])
+        return int(torch.multinomial(alike, 1, generator=self._again)[row])
+
+    def _state(self) -> torch.Tensor:
+        state: torch.Tensor = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.get_rng_state()
+        return state
+
+
+class GenerateRow:
+    """One row's tokens, chosen as `generate` chooses them (a `Chooser` of the engine).
+
+    scores, logits: [1, vocab] of each step, where asked for. ended: a criterion has said so.
+    """
+
+    def __init__(self, call: Call, number: int, ids: torch.Tensor):
+        self.call, self.number = call, number
+        self.said: list[int] = []
+        self.scores: list[torch.Tensor] = []
+        self.logits: list[torch.Tensor] = []
+        self.ended = False
+        self._ids = ids  # [1, width + said]
+        self._processors = LogitsProcessorList(of_row(p, number, call.rows) for p in call.processors)
+        self._asked = StoppingCriteriaList(of_row(c, number, call.rows) for c in call.asked)
+        self._best_says = not (call.processors or call.draws or call.keeps_scores or call.keeps_logits)
+
+    def say(self, scores: Scores, slot: int, node: int) -> int:
+        if self._best_says:
+            return scores.best(slot, node)
+        with torch.inference_mode(False), torch.no_grad():  # as in `generate`: what is kept is good for training too
+            processed = self.score(scores.of(slot)[node])
+            if self.call.draws:
+                return self.call.draws.draw(self.number, len(self.said), processed.softmax(-1))
+            return int(processed.argmax(-1))
+
+    def score(self, logits: torch.Tensor) -> torch.Tensor:
+        """[1, vocab] float32: the scores of the next token, kept where asked for. logits: [vocab]."""
+        raw = logits[None].to(copy=True, dtype=torch.float32, device=self.call.device)
+        processed: torch.Tensor = self._processors(self._ids, raw)
+        if self.call.keeps_scores:
+            self.scores.append(processed)
+        if self.call.keeps_logits:
+            self.logits.append(raw)
+        return processed
+
+    def told(self, token: int) -> bool:
+        self.take(token)
+        if self.ended:  # and goes on beside rows that have not
+            return False
+        self.ended = token in self.call.stop_ids or self.call.width + len(self.said) >= self.call.max_length
+        if self._asked:
+            with torch.inference_mode(False), torch.no_grad():
+                scores = tuple(self.scores) if self.call.keeps_scores else None
+                self.ended |= bool(self._asked(self._ids, scores).all())
+        return self.ended
+
+    def take(self, token: int) -> None:
+        """`token` is the next of the text."""
+        self.said.append(token)
+        if self._processors or self._asked:  # a new tensor each time, as in `generate`: some keep what they are shown
+            with torch.inference_mode(False):
+                self._ids = torch.cat([self._ids, self._ids.new_tensor([[token]])], dim=-1)
+
+
+def of_row(thing: Any, row: int, rows: int) -> Any:
+    """A processor or criterion for one row of several: a shallow copy, so that what it notes about a text is the row's own.
+
+    Those of transformers that know all rows are left with this one.
+    """
+    if rows == 1:
+        return thing
+    own = copy.copy(thing)
+    if isinstance(own, PrefixConstrainedLogitsProcessor):
+        own._prefix_allowed_tokens_fn = lambda _, ids: thing._prefix_allowed_tokens_fn(row, ids)
+    elif isinstance(own, RepetitionPenaltyLogitsProcessor) and isinstance(own.prompt_ignore_length, torch.Tensor):
+        own.prompt_ignore_length = own.prompt_ignore_length[row : row + 1]
+    elif isinstance(own, EncoderRepetitionPenaltyLogitsProcessor):
+        own.encoder_input_ids = _of_prompt(own.encoder_input_ids, row, rows)
+    elif isinstance(own, EncoderNoRepeatNGramLogitsProcessor):
+        own.generated_ngrams, own.batch_size = _of_prompt(own.generated_ngrams, row, rows), 1
+    elif isinstance(own, UnbatchedClassifierFreeGuidanceLogitsProcessor):
+        own.unconditional_context = {
+            name: _of_prompt(value, row, rows) if isinstance(value, torch.Tensor) else value
+            for name, value in own.unconditional_context.items()
+        }
+    return own
+
+
+def _of_prompt(values: Any, row: int, rows: int) -> Any:
+    """Of one value for each prompt, that of the row's; of a prompt come as many rows as num_return_sequences says."""
+    prompt = row * len(values) // rows
+    return values[prompt : prompt + 1]
+
+
+class Batch:
+    """The rows of a call, from their prompts to what `generate` returns."""
+
+    def __init__(self, call: Call, input_ids: torch.Tensor, prompts: list[list[int]], streamer: Any):
+        self.call, self.prompts, self.streamer = call, prompts, streamer
+        self.rows = [GenerateRow(call, number, input_ids[number : number + 1]) for number in range(call.rows)]
+        self._streamed = 0  # steps
+
+    def decode(self, engine: DecodingEngine, room: int) -> None:
+        """Decode all rows to the length of the longest. room: tokens that a row may say."""
+        try:
+            self._run(engine, [room] * len(self.rows))
+            steps = max(len(row.said) for row in self.rows)
+            missing = [steps - len(row.said) for row in self.rows]
+            if self.call.pads:
+                for row, prompt, count in zip(self.rows, self.prompts, missing, strict=True):
+                    if count:
+                        self._pad(engine.target, row, prompt, count)
+            else:
+                self._run(engine, missing)
+            self._stream()
+        finally:
+            engine.let_go()  # weights may change before the next call
+
+    def _run(self, engine: DecodingEngine, rooms: Sequence[int]) -> None:
+        """Let rows say up to so many tokens more."""
+        generations = [
+            Generation([*prompt, *row.said], room, frozenset(), chooser=row)
+            for row, prompt, room in zip(self.rows, self.prompts, rooms, strict=True)
+            if room
+        ]
+        for generation in engine.run(generations, stopped=self._stream):
+            if generation.error:
+                raise generation.error
+
+    def _pad(self, target: TargetModel, row: GenerateRow, prompt: Sequence[int], count: int) -> None:
+        """Fill a row that has ended. `generate` scores the padding as any text, so its scores are computed where asked for."""
+        if self.call.keeps_scores or self.call.keeps_logits:
+            text = torch.tensor([[*prompt, *row.said, *[self.call.pad] * (count - 1)]], device=target.device)
+            chosen = {"logits_to_keep": count} if "logits_to_keep" in target.arguments else {}
+            with torch.no_grad():
+                for logits in target.model(input_ids=text, use_cache=False, **chosen).logits[0, -count:]:
+                    row.score(logits)
+                    row.take(self.call.pad)
+        else:
+            row.said += [self.call.pad] * count
+
+    def _stream(self) -> bool:
+        """Hand the streamer the steps that are known of all rows. Never ends a run."""
+        while self.streamer is not None and (tokens := self._tokens_of(self._streamed)) is not None:
+            self.streamer.put(torch.tensor(tokens))
+            self._streamed += 1
+        return False
+
+    def _tokens_of(self, step: int) -> list[int] | None:
+        """What all rows say at a step; None if that is not known, or none says anything."""
+        if not any(step < len(row.said) for row in self.rows):
+            return None
+        if not all(step < len(row.said) or (row.ended and self.call.pads) for row in self.rows):
+            return None
+        return [row.said[step] if step < len(row.said) else self.call.pad for row in self.rows]
+
+    def output(self, input_ids: torch.Tensor) -> Any:
+        """[rows, width + steps], or with it all that was kept."""
+        said = torch.tensor([row.said for row in self.rows], dtype=input_ids.dtype, device=input_ids.device)
+        sequences = torch.cat([input_ids, said], dim=-1)
+        if not self.call.in_dict:
+            return sequences
+        scores = tuple(map(torch.cat, zip(*(row.scores for row in self.rows), strict=True)))
+        logits = tuple(map(torch.cat, zip(*(row.logits for row in self.rows), strict=True)))
+        return GenerateDecoderOnlyOutput(
+            sequences=sequences,
+            scores=scores if self.call.keeps_scores else None,
+            logits=logits if self.call.keeps_logits else None,
+        )
+
+
+# ---- what is kept of a model between calls
+
+
+class Kept:
+    """How a model verifies, and engines for its latest drafters.
+
+    It is an attribute of the model, so that both go together (a weak mapping would hold its keys by way of the engines). A copy
+    of the model, in memory or on file, has none.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # one call at a time; a processor may call `generate` itself
+        self._target: TargetModel | None = None
+        self._setting: tuple[Any, ...] = ()
+        self._engines: list[DecodingEngine] = []  # the latest first
+        self._drafter: Drafter | None = None
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        return Kept, ()
+
+    def target_of(self, model: Any) -> TargetModel:
+        """The model as it verifies now; probed anew if something that decides on this has changed."""
+        layers = tuple(type(module) for module in model.modules())  # adapters and quantization put in others
+        attention = model.config.get_text_config(decoder=True)._attn_implementation
+        setting = (model.device, model.dtype, model.training, attention, layers)
+        if self._target is None or self._target.model is not model or setting != self._setting:
+            devices = [model.device] if model.device.type == "cuda" else []
+            with torch.random.fork_rng(devices):  # dropout of a model in training draws
+                target = probed(model, _name_of(model))
+            self._target = target.in_step() if (getattr(model, "tp_size", None) or 1) > 1 else target
+            self._setting, self._engines = setting, []
+        return self._target
+
+    def engine_of(self, drafter: Drafter | None, rows: int) -> DecodingEngine:
+        """An engine for `rows` rows; that of earlier calls with this drafter, if there is one, as it knows costs."""
+        assert self._target is not None
+        if drafter is None:
+            drafter = self._drafter = self._drafter or Drafter(options=DraftOptions(adaptive=True))
+        known = [engine for engine in self._engines if engine.drafter is drafter]
+        engine = known[0] if known else DecodingEngine(self._target, drafter)
+        self._engines = [engine, *(e for e in self._engines if e is not engine)][:ENGINES]
+        engine.batch_size = rows
+        return engine
+
+
+def _kept_of(model: Any) -> Kept:
+    kept: Kept = vars(model).setdefault(KEPT, Kept())
+    return kept
+
+
+def _name_of(model: Any) -> str:
+    return getattr(model.config, "name_or_path", "") or type(model).__name__
+
+
+# ---- what `generate` was asked for
+
+
+def _kept_back() -> dict[str, Any]:
+    """Arguments of the call of `generate` we are in that transformers (5.23) does not hand on to a function, or not as given.
+
+    `GenerationMixin._extract_generation_mode_kwargs` drops the streamer, whose reader would wait for ever, and the tokenizer.
+    """
+    code = inspect.unwrap(GenerationMixin.generate).__code__
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    if frame is None or frame.f_back is None:
+        return {}
+    given = {name: frame.f_locals.get(name) for name in ("streamer", "assistant_model", "synced_gpus")}
+    caller = frame.f_back.f_locals.get("kwargs")  # of the decorator: `generate` has taken some out of its own
+    return {**given, **{name: caller.get(name) for name in ("tokenizer", *CACHES)}} if isinstance(caller, dict) else given
+
+
+def _stop_strings(texts: str | Sequence[str], tokenizer: Any) -> StopStringCriteria:
+    if tokenizer is None:
+        raise UsageError(
+            "stop_strings needs the model's tokenizer, which did not arrive: "
+            "give stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)]."
+        )
+    return StopStringCriteria(tokenizer, texts)
+
+
+def _refuse_what_cannot_be(model: Any, config: Any, given: dict[str, Any]) -> None:
+    """Raise UsageError if this is no decoding row by row that drafts could speed up."""
+    if model.config.is_encoder_decoder:
+        raise UsageError("lookahead_generate takes decoder-only models: leave custom_generate out.")
+    mode = config.get_generation_mode(given.get("assistant_model")).value
+    if mode not in ("greedy_search", "sample"):
+        raise UsageError(f"lookahead_generate does greedy decoding and sampling, not {mode}: leave one of the two out.")
+    if given.get("synced_gpus") or _is_sharded(model):
+        raise UsageError(
+            "lookahead_generate takes no synced_gpus, as processes would need unequal numbers of forwards: "
+            "load the model with tp_plan or device_map."
+        )
+    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
+        raise UsageError(
+            "lookahead_generate returns no attentions and hidden states, as one forward serves several tokens: "
+            "run the model once over the output."
+        )
+    for name in CACHES:  # `generate` makes one of its own where none was given
+        if given.get(name) is not None:
+            raise UsageError(f"lookahead_generate keeps its own cache: leave out {name} and give the whole text.")
+    if config.cache_implementation in OTHER_CACHES:
+        raise UsageError(
+            f"lookahead_generate keeps its own cache: leave out cache_implementation='{config.cache_implementation}'."
+        )
+
+
+def _is_sharded(model: Any) -> bool:
+    """Processes must run each forward together (FSDP, ZeRO 3), so that `generate` syncs them unasked."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
+        return False
+    return is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
+
+
+def _prompts(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[list[int]]:
+    """Each row's prompt without its padding. Raises UsageError for inputs that are more than this text."""
+    for name, value in model_kwargs.items():
+        if name not in (*HARMLESS, *CACHES) and value is not None:
+            raise UsageError(f"lookahead_generate decodes text given as input_ids: leave out {name}, or custom_generate.")
+    mask = model_kwargs.get("attention_mask")
+    lengths = [input_ids.shape[1]] * len(input_ids) if mask is None else (mask != 0).sum(-1).tolist()
+    positions = model_kwargs.get("position_ids")
+    for row, length in enumerate(lengths):
+        if not length or (mask is not None and not bool((mask[row, -length:] != 0).all())):
+            raise UsageError(f"row {row} of attention_mask is not 0 ... 0 1 ... 1: pad on the left (padding_side='left').")
+        if positions is not None:
+            own = positions[..., min(row, positions.shape[-2] - 1), -length:]
+            if not bool((own == torch.arange(length, device=own.device)).all()):
+                raise UsageError(f"row {row} of position_ids does not count from 0: leave position_ids out.")
+    return [ids[-length:].tolist() for ids, length in zip(input_ids, lengths, strict=True)]
+
+
+def _refuse_strangers(target: TargetModel, prompts: list[list[int]], drafter: Any) -> None:
+    """Raise LookaheadError for ids that the model does not know."""
+    unknown = [t for prompt in prompts for t in prompt if not 0 <= t < target.vocab_size]
+    if unknown:
+        raise UsageError(f"input_ids has {unknown[0]}, which is outside the model's vocabulary of {target.vocab_size}.")
+    if drafter is not None and not hasattr(drafter, "draft_rows"):
+        raise UsageError(f"drafter is a {type(drafter).__name__}: give a lookahead.Drafter, such as Drafter([Trie('a.trie')]).")
+    for trie in getattr(drafter, "tries", ()):
+        trie.check_tokenizer("", target.vocab_size, target.name)
