@@ -37,6 +37,7 @@ from transformers.generation import (
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
+from lookahead.decode.constraint import Guide
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.model import TargetModel
 from lookahead.decode.probe import probed
@@ -172,6 +173,8 @@ class GenerateRow:
 
     scores, logits: [1, vocab] of each step, where asked for. ended: a criterion has said so.
     """
+
+    guide: Guide | None = None
 
     def __init__(self, call: Call, number: int, ids: torch.Tensor):
         self.call, self.number = call, number
