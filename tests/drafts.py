@@ -42,7 +42,7 @@ class KnownAnswer:
         self.running += 1
         return KnownRow(self, prompt_ids)
 
-    def draft_rows(self, rows, budgets, branch_lengths, price=None):
+    def draft_rows(self, rows, budgets, branch_lengths, price=None, guides=()):
         return [row.draft(branch_length) for row, branch_length in zip(rows, branch_lengths, strict=True)]
 
 
