@@ -9,6 +9,7 @@ from typing import Any
 
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.sampling import GREEDY, Sampling, seed_of
+from lookahead.decode.text import text_of
 from lookahead.draft.explain import Observer, ObserverOf, nobody
 from lookahead.errors import LookaheadError
 from lookahead.job.journal import INVALID, Ended
@@ -171,7 +172,7 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions) -> Ended
         counts.add(generation)
     texts: list[str | None] = [None] * len(answer.samples)
     if tokenizer is not None:
-        texts = [tokenizer.decode(generation.token_ids, skip_special_tokens=True) for generation in answer.samples]
+        texts = [text_of(tokenizer, generation.token_ids) for generation in answer.samples]
     if answer.request.openai:
         row = _openai_row(answer, texts)
     else:
