@@ -1,12 +1,12 @@
 """lookahead: faster offline LLM generation from tries of seen text, without a draft model and without changing a token.
 
-    from lookahead import DecodingEngine, Drafter, DraftOptions, Trie, load_model
+    from lookahead import GenerationParams, LookaheadEngine
 
-    engine = DecodingEngine(load_model("org/model"), Drafter([Trie("answers.trie")], DraftOptions(adaptive=True)))
-    generation = engine.generate(prompt_ids, max_new_tokens=256)   # generation.token_ids, .edl, ...
-
-    build_trie([TokenDocument(ids, "faq") for ids in corpus], "faq.trie", TokenizerIdentity(vocab_size))
-    append_trie(more_documents, "faq.trie", TokenizerIdentity(vocab_size))
+    engine = LookaheadEngine("samples/demo-model")  # or a Hugging Face model and its tokenizer; tries=["answers.trie"], ...
+    results = engine.generate(["Question: How many legs do 3 cats have?\\nAnswer:"], GenerationParams(max_new_tokens=40))
+    print(results[0].text, results[0].edl)
+    for text in engine.stream("Question: How many legs do 5 cats have?\\nAnswer:"):
+        print(text, end="", flush=True)
 
 Names are imported when they are first used: `import lookahead` alone loads neither numpy nor torch.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from lookahead.api import GenerationParams, GenerationResult, LookaheadEngine
     from lookahead.decode.engine import DecodingEngine, Generation
     from lookahead.decode.model import load_model
     from lookahead.draft.drafter import Drafter, DraftOptions
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from lookahead.trie.file import Trie
 
 _HOMES = {
+    "LookaheadEngine": "lookahead.api",
+    "GenerationParams": "lookahead.api",
+    "GenerationResult": "lookahead.api",
     "build_trie": "lookahead.trie.build",
     "append_trie": "lookahead.trie.build",
     "TokenDocument": "lookahead.trie.build",
@@ -48,6 +52,9 @@ __all__ = [
     "DraftOptions",
     "Drafter",
     "Generation",
+    "GenerationParams",
+    "GenerationResult",
+    "LookaheadEngine",
     "LookaheadError",
     "TokenDocument",
     "TokenizerIdentity",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -261,7 +261,7 @@ class DecodingEngine:
             pass
         return generation
 
-    def stream(self, generation: Generation) -> Iterator[list[int]]:
+    def stream(self, generation: Generation) -> Generator[list[int]]:
         """Decode one request; yields the new tokens of each step."""
         given = 0
         for _ in self._steps(iter([generation])):
@@ -273,7 +273,7 @@ class DecodingEngine:
 
     def run(
         self, generations: Iterable[Generation | None], stopped: Callable[[], bool] = lambda: False
-    ) -> Iterator[Generation]:
+    ) -> Generator[Generation]:
         """Decode requests, the next one as soon as a slot is free; yields each as it ends. One that failed has its `error`.
 
         generations: None where there is none at the moment; it is asked again after each step as long as one is running.
