@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from lookahead.api import GenerationParams, GenerationResult, LookaheadEngine
     from lookahead.decode.engine import DecodingEngine, Generation
+    from lookahead.decode.logprobs import TokenLogprobs
     from lookahead.decode.model import load_model
     from lookahead.draft.drafter import Drafter, DraftOptions
     from lookahead.errors import LookaheadError
@@ -43,6 +44,7 @@ _HOMES = {
     "DraftOptions": "lookahead.draft.drafter",
     "DecodingEngine": "lookahead.decode.engine",
     "Generation": "lookahead.decode.engine",
+    "TokenLogprobs": "lookahead.decode.logprobs",
     "load_model": "lookahead.decode.model",
     "LookaheadError": "lookahead.errors",
 }
@@ -57,6 +59,7 @@ __all__ = [
     "LookaheadEngine",
     "LookaheadError",
     "TokenDocument",
+    "TokenLogprobs",
     "TokenizerIdentity",
     "Trie",
     "append_trie",

@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from lookahead.decode.engine import FinishReason, Generation
+from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.model import TargetModel, load_model
 from lookahead.decode.probe import probed
 from lookahead.decode.sampling import Sampling, seed_of
@@ -39,15 +40,19 @@ class GenerationParams(Sampling):
     """What is asked of an answer: everything that `Sampling` holds, and
 
     max_new_tokens: at most. seed: with the prompt's place in the list it makes the random stream of its answer.
+    logprobs: with each token come its log-probability and those of so many of the most probable; None: without.
     """
 
     max_new_tokens: int = 256
     seed: int = 0
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {self.max_new_tokens}: it must be a whole number above 0.")
+        if self.logprobs is not None and (type(self.logprobs) is not int or self.logprobs < 0):
+            raise UsageError(f"logprobs is {self.logprobs}: it must be a whole number, 0 (of the said tokens only) or more.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +64,7 @@ class GenerationResult:
     finish_reason: "stop", "length" (max_new_tokens, or the model's positions), or "error"; then `error` says what happened, and
     text and token_ids hold what was said until then.
     steps: forwards after the prefill. draft_tokens, accepted_tokens: guessed, and right, in all steps; accepted_by_source: the
-    latter by who guessed them. edl: tokens per step.
+    latter by who guessed them. edl: tokens per step. logprobs: one for each token, if they were asked for (decode/logprobs.py).
     """
 
     text: str | None
@@ -71,6 +76,7 @@ class GenerationResult:
     accepted_tokens: int = 0
     accepted_by_source: dict[str, int] = dataclasses.field(default_factory=dict)
     edl: float = 0.0
+    logprobs: list[TokenLogprobs] | None = None
     error: LookaheadError | None = None
 
 
@@ -212,7 +218,8 @@ class LookaheadEngine:
             raise LookaheadError(f"prompt {number}: the tokenizer has no chat template: give text.")
         try:
             prompt_ids = prompt_ids_of(request, self.tokenizer)
-            return self._engine.request(prompt_ids, params.max_new_tokens, params, seed_of(params.seed, number))
+            wishes = params.max_new_tokens, params, seed_of(params.seed, number), params.logprobs
+            return self._engine.request(prompt_ids, *wishes)
         except LookaheadError as error:
             raise LookaheadError(f"prompt {number}: {error}") from error
 
@@ -227,6 +234,7 @@ class LookaheadEngine:
             generation.accepted_tokens,
             dict(generation.accepted_by_source),
             generation.edl,
+            None if generation.logprobs is None else generation.token_logprobs,
             _of_family(generation.error) if generation.error else None,
         )
 
