@@ -18,6 +18,7 @@ from lookahead_cli.options import (
     DecodingLength,
     Device,
     Dtype,
+    Logprobs,
     MaxNewTokens,
     MinP,
     Model,
@@ -137,6 +138,7 @@ def command(
     ] = False,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message of chat prompts.")] = None,
     token_ids: Annotated[bool, typer.Option("--token-ids", help="Write token_ids beside the text.")] = False,
+    logprobs: Logprobs = None,
     order: Annotated[
         str,
         typer.Option(
@@ -236,7 +238,7 @@ def command(
         from lookahead.job.setup import EngineSettings
 
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty=repetition_penalty, stop=tuple(stop or ()))
-        job = JobOptions(max_new_tokens, sampling, samples, seed, chat, system, token_ids, order == "input")
+        job = JobOptions(max_new_tokens, sampling, samples, seed, chat, system, token_ids, order == "input", logprobs=logprobs)
         placed = dtype, device, attn, device_map, tp_plan
         return EngineSettings(model, tuple(trie or ()), weights, drafts, *placed, rows_at_once, prefill_chunk), job
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from lookahead.decode.text import LONGEST_TAIL, TextStream, text_of
+from lookahead.decode.text import LONGEST_TAIL, TextStream, TokenTexts, text_of
 
 TEXTS = [
     "the cat 🐈‍⬛ sat, didn't it? naïve café, e\u0301, 👩‍👩‍👧 日本語",
@@ -201,3 +201,20 @@ def test_time_grows_with_the_length_of_the_answer_not_with_its_square(name, toke
     monkeypatch.setattr(type(tokenizer), "decode", counted)
     assert "".join(streamed(tokenizer, ids)) == whole
     assert sum(decoded) < len(ids) * (2 * LONGEST_TAIL + 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("byte-level", {"Ġ": " ", "a": "a", LETTERS[0x80]: "\ufffd", "<eos>": "<eos>"}),
+        ("metaspace", {"▁the": " the", "▁": " ", "日": "日", "<pad>": "<pad>"}),
+        ("byte-fallback", {"▁the": " the", "<0x0A>": "\n", "<0xE2>": "\ufffd"}),
+        ("word-piece", {"the": " the", "##s": "s"}),
+        ("word-piece-cleaned", {".": " ."}),
+    ],
+)
+def test_text_of_a_token_is_what_it_adds(name, tokens):
+    texts, tokenizer = TokenTexts(TOKENIZERS[name]), TOKENIZERS[name]
+    for _ in range(2):
+        assert {token: texts(tokenizer.convert_tokens_to_ids(token)) for token in tokens} == tokens
+    assert texts(len(tokenizer) + 5) == ""

@@ -11,6 +11,7 @@ find their characters again after three at the latest. So an answer of any lengt
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Sequence
@@ -30,6 +31,21 @@ Kind = Literal["nothing", "byte", "text"]
 def text_of(tokenizer: Any, token_ids: Sequence[int]) -> str:
     """The text of an answer."""
     return str(tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+class TokenTexts:
+    """What single tokens add to a text, blanks and special tokens included. Bytes of a part of a character are replaced."""
+
+    def __init__(self, tokenizer: Any):
+        self._decode = functools.partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        self._front = tokenizer("a", add_special_tokens=False)["input_ids"]
+        self._known: dict[int, str] = {}
+
+    def __call__(self, token: int) -> str:
+        if token not in self._known:
+            front, whole = str(self._decode(self._front)), str(self._decode([*self._front, token]))
+            self._known[token] = whole[len(front) :] if whole.startswith(front) else str(self._decode([token]))
+        return self._known[token]
 
 
 class TextStream:

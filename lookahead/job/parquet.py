@@ -35,17 +35,20 @@ def write_parquet(rows: Path, out: Path) -> None:
                 for name in ("id", "custom_id"):
                     if name in row and not numbers:
                         row[name] = str(row[name])
-                if row.get("accepted_by_source") is not None:
-                    row["accepted_by_source"] = list(row["accepted_by_source"].items())
+                _maps_as_pairs(row)
             writer.write_table(pyarrow.Table.from_pylist(batch, schema))
 
 
 def _fields(arrow: Any, id_kind: Any) -> dict[str, Any]:
     """Type of each column that rows may have, in the order of the JSON."""
     text, count, ids = arrow.string(), arrow.int64(), arrow.list_(arrow.int64())
-    said = {"text": text, "token_ids": ids, "finish_reason": text}
+    scored = {"id": count, "token": text, "logprob": arrow.float64()}
+    each = arrow.struct({**scored, "top": arrow.list_(arrow.struct(scored))})
+    said = {"text": text, "token_ids": ids, "finish_reason": text, "logprobs": arrow.list_(each)}
     message = arrow.struct({"role": text, "content": text})
-    choice = arrow.struct({"index": count, "message": message, "text": text, "finish_reason": text})
+    choice = arrow.struct(
+        {"index": count, "message": message, "text": text, "finish_reason": text, "logprobs": _openai_logprobs(arrow)}
+    )
     usage = arrow.struct({"prompt_tokens": count, "completion_tokens": count, "total_tokens": count})
     body = arrow.struct({"object": text, "choices": arrow.list_(choice), "usage": usage})
     return {
@@ -60,6 +63,27 @@ def _fields(arrow: Any, id_kind: Any) -> dict[str, Any]:
         "response": arrow.struct({"status_code": count, "body": body}),
         "error": arrow.struct({"type": text, "code": text, "message": text, "line": count, "file": text}),
     }
+
+
+def _openai_logprobs(arrow: Any) -> Any:
+    """Of a chat "content", of a completion the rest."""
+    text, number = arrow.string(), arrow.float64()
+    scored = {"token": text, "logprob": number, "bytes": arrow.list_(arrow.int64())}
+    each = arrow.struct({**scored, "top_logprobs": arrow.list_(arrow.struct(scored))})
+    fields = {"content": arrow.list_(each), "tokens": arrow.list_(text), "token_logprobs": arrow.list_(number)}
+    return arrow.struct(
+        {**fields, "top_logprobs": arrow.list_(arrow.map_(text, number)), "text_offset": arrow.list_(arrow.int64())}
+    )
+
+
+def _maps_as_pairs(row: dict[str, Any]) -> None:
+    """As arrow takes them."""
+    if row.get("accepted_by_source") is not None:
+        row["accepted_by_source"] = list(row["accepted_by_source"].items())
+    for choice in row["response"]["body"]["choices"] if row.get("response") else ():
+        logprobs = choice.get("logprobs") or {}
+        if logprobs.get("top_logprobs") is not None:
+            logprobs["top_logprobs"] = [list(top.items()) for top in logprobs["top_logprobs"]]
 
 
 def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
