@@ -185,6 +185,8 @@ class LookaheadEngine:
                 for said in steps:
                     if piece := text.push(said):
                         yield piece
+            except LookaheadError:
+                raise
             except Exception as error:
                 raise _of_family(error) from error
             if piece := text.finish():
@@ -218,8 +220,8 @@ class LookaheadEngine:
             raise LookaheadError(f"prompt {number}: the tokenizer has no chat template: give text.")
         try:
             prompt_ids = prompt_ids_of(request, self.tokenizer)
-            wishes = params.max_new_tokens, params, seed_of(params.seed, number), params.logprobs
-            return self._engine.request(prompt_ids, *wishes)
+            seed = seed_of(params.seed, number)
+            return self._engine.request(prompt_ids, params.max_new_tokens, params, seed, logprobs=params.logprobs)
         except LookaheadError as error:
             raise LookaheadError(f"prompt {number}: {error}") from error
 
