@@ -1,14 +1,14 @@
 """lookahead: faster offline LLM generation from tries of seen text, without a draft model and without changing a token.
 
-    from lookahead import DecodingEngine, Drafter, DraftOptions, Trie, load_model
+    from lookahead import GenerationParams, LookaheadEngine
 
-    engine = DecodingEngine(load_model("org/model"), Drafter([Trie("answers.trie")], DraftOptions(adaptive=True)))
-    generation = engine.generate(prompt_ids, max_new_tokens=256)   # generation.token_ids, .edl, ...
+    engine = LookaheadEngine("samples/demo-model")  # or a Hugging Face model and its tokenizer; tries=["answers.trie"], ...
+    results = engine.generate(["Question: How many legs do 3 cats have?\\nAnswer:"], GenerationParams(max_new_tokens=40))
+    print(results[0].text, results[0].edl)
+    for text in engine.stream("Question: How many legs do 5 cats have?\\nAnswer:"):
+        print(text, end="", flush=True)
 
     model.generate(**inputs, custom_generate=lookahead_generate)   # a model of transformers, see lookahead/hf.py
-
-    build_trie([TokenDocument(ids, "faq") for ids in corpus], "faq.trie", TokenizerIdentity(vocab_size))
-    append_trie(more_documents, "faq.trie", TokenizerIdentity(vocab_size))
 
 Names are imported when they are first used: `import lookahead` alone loads neither numpy nor torch.
 """
@@ -21,7 +21,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from lookahead.api import GenerationParams, GenerationResult, LookaheadEngine
+    from lookahead.decode.constraint import Constraint
     from lookahead.decode.engine import DecodingEngine, Generation
+    from lookahead.decode.logprobs import TokenLogprobs
     from lookahead.decode.model import load_model
     from lookahead.draft.drafter import Drafter, DraftOptions
     from lookahead.errors import LookaheadError
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from lookahead.trie.file import Trie
 
 _HOMES = {
+    "LookaheadEngine": "lookahead.api",
+    "GenerationParams": "lookahead.api",
+    "GenerationResult": "lookahead.api",
     "build_trie": "lookahead.trie.build",
     "append_trie": "lookahead.trie.build",
     "TokenDocument": "lookahead.trie.build",
@@ -40,20 +46,27 @@ _HOMES = {
     "Trie": "lookahead.trie.file",
     "Drafter": "lookahead.draft.drafter",
     "DraftOptions": "lookahead.draft.drafter",
+    "Constraint": "lookahead.decode.constraint",
     "DecodingEngine": "lookahead.decode.engine",
     "Generation": "lookahead.decode.engine",
+    "TokenLogprobs": "lookahead.decode.logprobs",
     "load_model": "lookahead.decode.model",
     "LookaheadError": "lookahead.errors",
     "lookahead_generate": "lookahead.hf",
 }
 
 __all__ = [
+    "Constraint",
     "DecodingEngine",
     "DraftOptions",
     "Drafter",
     "Generation",
+    "GenerationParams",
+    "GenerationResult",
+    "LookaheadEngine",
     "LookaheadError",
     "TokenDocument",
+    "TokenLogprobs",
     "TokenizerIdentity",
     "Trie",
     "append_trie",

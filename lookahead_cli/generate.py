@@ -21,6 +21,7 @@ from lookahead_cli.options import (
     Dtype,
     GrammarFile,
     JsonSchema,
+    Logprobs,
     MaxNewTokens,
     MinP,
     Model,
@@ -146,6 +147,7 @@ def command(
     ] = False,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message of chat prompts.")] = None,
     token_ids: Annotated[bool, typer.Option("--token-ids", help="Write token_ids beside the text.")] = False,
+    logprobs: Logprobs = None,
     order: Annotated[
         str,
         typer.Option(
@@ -254,7 +256,7 @@ def command(
             stop=tuple(stop or ()),
             constraint=constraint,
         )
-        job = JobOptions(max_new_tokens, sampling, samples, seed, chat, system, token_ids, order == "input")
+        job = JobOptions(max_new_tokens, sampling, samples, seed, chat, system, token_ids, order == "input", logprobs=logprobs)
         placed = dtype, device, attn, device_map, tp_plan
         return EngineSettings(model, tuple(trie or ()), weights, drafts, *placed, rows_at_once, prefill_chunk), job
 

@@ -149,6 +149,15 @@ RepetitionPenalty = Annotated[
 Seed = Annotated[
     int, typer.Option("--seed", metavar="N", help="With a row's id it makes the row's random stream: the same in any order.")
 ]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        "--logprobs",
+        min=0,
+        metavar="K",
+        help="Write the log-probability that the model gives each token, and the K most probable in its place with theirs.",
+    ),
+]
 Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End an answer with it; repeat for several.")]
 JsonSchema = Annotated[
     str | None,

@@ -211,6 +211,9 @@ BAD_ROWS: list[tuple[Any, str]] = [
     ({"prompt": "a", "params": {"logit_bias": {"x": 1}}}, '"logit_bias" does not give each token id a number'),
     ({"prompt": "a", "params": {"max_new_tokens": 0}}, "not a positive number"),
     ({"prompt": "a", "params": {"colour": 1}}, "unknown option"),
+    ({"prompt": "a", "params": {"logprobs": -1}}, '"logprobs" is -1, not a whole number'),
+    ({"prompt": "a", "params": {"logprobs": True}}, '"logprobs" is True, not a whole number'),
+    ({"prompt": "a", "params": {"top_logprobs": 2}}, 'unknown option "top_logprobs"'),
     ({"prompt_ids": [5] * 2000}, "no room for an answer"),
     ([1, 2], "not an object"),
 ]
@@ -442,6 +445,8 @@ def test_rows_come_in_the_order_of_their_prompts_or_as_they_end(cli: Cli, tmp_pa
         (("--order", "size"), "--order size: choose input or completion"),
         (("--top-p", "0"), "top_p is 0.0: it must be above 0 and at most 1"),
         (("--temperature", "-1"), "--temperature"),
+        (("--logprobs", "-1"), "--logprobs"),
+        (("--logprobs", "many"), "--logprobs"),
     ],
 )
 def test_option_that_makes_no_sense_is_a_usage_error(cli: Cli, tmp_path: Path, options: tuple[str, ...], message: str) -> None:

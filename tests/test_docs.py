@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,8 @@ from lookahead_cli.app import app
 from tests.cli import Cli
 
 COMMANDS = [command.name for command in app.registered_commands]
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -59,3 +63,28 @@ def test_python_names_of_the_docstring_exist_and_import_alone_is_light() -> None
         "assert all(callable(getattr(lookahead, name)) for name in lookahead.__all__)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def python_of_the_readme() -> str:
+    return "\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+
+
+def python_of_the_docstring() -> str:
+    import lookahead
+
+    blocks = [block for block in (lookahead.__doc__ or "").split("\n\n") if block.startswith("    ")]
+    return textwrap.dedent("\n".join(blocks))
+
+
+@pytest.mark.parametrize("examples", [python_of_the_readme(), python_of_the_docstring()], ids=["readme", "docstring"])
+def test_python_examples_run(
+    examples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert examples.count("engine.stream(") in (1, 2)
+    (tmp_path / "samples").symlink_to(ROOT / "samples")
+    monkeypatch.chdir(tmp_path)
+    held: dict[str, Any] = {}
+    exec(examples, held)
+    assert "engine" in held
+    assert all(result.error is None for result in held["results"])
+    assert len(capsys.readouterr().out) > 100

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,7 @@ from transformers import StoppingCriteriaList
 
 from lookahead.budget.goodput import GoodputBudget, Rest
 from lookahead.decode.constraint import Grammars
+from lookahead.decode.logprobs import TokenLogprobs, logprobs_of
 from lookahead.decode.memory import ran_out
 from lookahead.decode.model import TargetModel
 from lookahead.decode.sampling import (
@@ -58,6 +60,7 @@ class Generation:
     observer: is told what each decode step drafted and accepted.
     forced: the answer that is taken as the model's choices, whatever its scores, which are computed all the same.
     chooser: chooses tokens in place of `sampling` and `seed`; not where the model's own `generate` decodes.
+    logprobs: so many of the most probable tokens are noted with each token that is said, in token_logprobs; None: nothing is.
     """
 
     prompt_ids: list[int]
@@ -68,6 +71,8 @@ class Generation:
     observer: Observer | None = None
     forced: Sequence[int] | None = None
     chooser: Chooser | None = None
+    logprobs: int | None = None
+    token_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
     token_ids: list[int] = dataclasses.field(default_factory=list)
     finish_reason: FinishReason = ""
     error: Exception | None = None
@@ -143,6 +148,9 @@ class RunningRow:
         self.told = len(generation.token_ids)  # tokens of the answer that the drafter knows
         self.rest = Rest()
         self.bet: tuple[float, float] | None = None  # of the budget on the draft at hand
+        self.unscored: list[
+            int
+        ] = []  # nodes behind which the step's tokens were said, where their log-probabilities are wanted
 
     def enter(self, slots: Slots, most_drafted: int) -> None:
         """Take the next slot, anew if it had one before: what was said by then but for the last token is taken in too."""
@@ -186,11 +194,17 @@ class RunningRow:
         if piece.tree is None or piece.wanted == "none":
             return Accepted([], list(range(len(piece.tree or ()))))
 
+        asked = 0
+
         def say(node: int) -> int:
+            nonlocal asked
+            asked = node
             return self.chooser.say(scores, slot, node)
 
         def goes_on(token: int) -> bool:
             self.generation.add(token, self.chooser.told(token))
+            if self.generation.logprobs is not None:
+                self.unscored.append(asked)
             return not self.generation.finish_reason
 
         try:
@@ -225,7 +239,12 @@ class DecodingEngine:
             drafter.restrict_to_chains()
 
     def request(
-        self, prompt_ids: Sequence[int], max_new_tokens: int = 256, sampling: Sampling = GREEDY, seed: int = 0
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+        seed: int = 0,
+        logprobs: int | None = None,
     ) -> Generation:
         """A request that has not begun.
 
@@ -244,7 +263,7 @@ class DecodingEngine:
                 "no room for an answer."
             )
         stop_ids = target.eos_token_ids.union(sampling.stop_token_ids)
-        return Generation(list(prompt_ids), room, stop_ids, sampling, seed)
+        return Generation(list(prompt_ids), room, stop_ids, sampling, seed, logprobs=logprobs)
 
     def generate(
         self,
@@ -264,7 +283,7 @@ class DecodingEngine:
             pass
         return generation
 
-    def stream(self, generation: Generation) -> Iterator[list[int]]:
+    def stream(self, generation: Generation) -> Generator[list[int]]:
         """Decode one request; yields the new tokens of each step."""
         given = 0
         for _ in self._steps(iter([generation])):
@@ -276,7 +295,7 @@ class DecodingEngine:
 
     def run(
         self, generations: Iterable[Generation | None], stopped: Callable[[], bool] = lambda: False
-    ) -> Iterator[Generation]:
+    ) -> Generator[Generation]:
         """Decode requests, the next one as soon as a slot is free; yields each as it ends. One that failed has its `error`.
 
         generations: None where there is none at the moment; it is asked again after each step as long as one is running.
@@ -350,6 +369,7 @@ class DecodingEngine:
         scores.wait()
         computed = now()
         accepted = [row.verify(piece, scores, slot) for slot, (row, piece) in enumerate(zip(rows, pieces, strict=True))]
+        _note_logprobs(rows, scores)
         slots.keep([each.nodes for each in accepted])
         verified = now()
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
@@ -489,16 +509,40 @@ class DecodingEngine:
                 torch.manual_seed(generation.seed)
                 output = self.target.model.generate(
                     text,
+                    return_dict_in_generate=True,
+                    output_logits=generation.logprobs is not None,
                     attention_mask=torch.ones_like(text),
                     generation_config=generation_config(self.target, sampling, length, generation.room),
                     logits_processor=processors,
                     stopping_criteria=StoppingCriteriaList([stops] if stops else []),
                 )
-            said = output[0, length:].tolist()
+            said = output.sequences[0, length:].tolist()
             for place, token in enumerate(said, 1):
                 generation.add(token, bool(stops) and place == len(said) < generation.room)
+            if generation.logprobs is not None:
+                scores = torch.cat(output.logits)
+                generation.token_logprobs = logprobs_of(scores, range(len(said)), said, generation.logprobs)
         except Exception as error:
             generation.fail(error)
         generation.steps = max(0, len(generation.token_ids) - 1)
         generation.seconds = self.target.now() - began
         self.clock.add(0.0, generation.seconds, 0.0)
+
+
+def _note_logprobs(rows: list[RunningRow], scores: Scores) -> None:
+    """Of the tokens that the step has said, for the rows that want it. rows[k] sits in slot k; what goes wrong fails them."""
+    wanting = [(slot, row) for slot, row in enumerate(rows) if row.unscored]
+    if not wanting:
+        return
+    places = [scores.place(slot, node) for slot, row in wanting for node in row.unscored]
+    said = [token for _, row in wanting for token in row.generation.token_ids[-len(row.unscored) :]]
+    try:
+        found = iter(logprobs_of(scores.logits, places, said, max(row.generation.logprobs or 0 for _, row in wanting)))
+        for _, row in wanting:
+            most = row.generation.logprobs
+            noted = [dataclasses.replace(each, top=each.top[:most]) for each in itertools.islice(found, len(row.unscored))]
+            row.generation.token_logprobs += noted
+            row.unscored.clear()
+    except Exception as error:  # such as no memory: the tokens are said and would stay without
+        for _, row in wanting:
+            row.generation.fail(error)

@@ -40,9 +40,13 @@ class Scores:
         """[nodes, vocab] of one slot."""
         return self.logits[self._starts[slot] : self._starts[slot + 1]]
 
+    def place(self, slot: int, node: int) -> int:
+        """The row of `logits` behind a node of a slot."""
+        return self._starts[slot] + node
+
     def best(self, slot: int, node: int) -> int:
         """The token with the highest score after a node, the first if there are several."""
-        place = self._starts[slot] + node
+        place = self.place(slot, node)
         if self.logits.is_cuda:
             return self._best[place]
         return int(self._array[place].argmax() if self._array is not None else self.logits[place].float().numpy().argmax())

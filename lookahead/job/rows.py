@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lookahead.corpus import json_rows
 from lookahead.decode.constraint import KINDS, Constraint
@@ -41,6 +41,7 @@ class Request:
     max_new_tokens: int | None = None
     n: int | None = None  # samples
     seed: int | None = None
+    logprobs: int | Literal[False] | None = None  # False: none, whatever the job says
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the fields of sampling.Sampling
     openai: bool = False
     number: int = 0
@@ -180,6 +181,7 @@ def parse_row(row: dict[str, Any], line: int, default_id: str | int | None = Non
 def _read_params(params: dict[str, Any], strict: bool) -> dict[str, Any]:
     """Fields of a Request from a row's own options. strict: no others may stand among them. Raises ValueError."""
     known: dict[str, Any] = {}
+    chat = not strict and "messages" in params
     for name, value in params.items():
         if value is None:
             continue
@@ -195,6 +197,8 @@ def _read_params(params: dict[str, Any], strict: bool) -> dict[str, Any]:
             if type(value) is not int or value < (name == "n"):
                 raise ValueError(f'"{name}" is {value!r}, not a whole number{" above 0" if name == "n" else ""}')
             known[name] = value
+        elif name == "logprobs" or (name == "top_logprobs" and chat):
+            known["logprobs"] = _chat_logprobs(params) if chat else _asked_logprobs(value)
         elif name == "stop":
             known["stop"] = (value,) if isinstance(value, str) else _list_of(name, value, str)
         elif name == "stop_token_ids":
@@ -213,7 +217,7 @@ def _read_params(params: dict[str, Any], strict: bool) -> dict[str, Any]:
                 known["constraint"] = _constraint(*found)
         elif strict:
             raise ValueError(f'"params" has unknown option "{name}"')
-    fields: dict[str, Any] = {name: known.pop(name) for name in ("max_new_tokens", "n", "seed") if name in known}
+    fields: dict[str, Any] = {name: known.pop(name) for name in ("max_new_tokens", "n", "seed", "logprobs") if name in known}
     return {**fields, "sampling": known}
 
 
@@ -235,6 +239,25 @@ def _format(wish: Any) -> tuple[str, Any] | None:
     if not isinstance(schema, dict) or "schema" not in schema:
         raise ValueError('"response_format" is not {"type": "text" or "json_object"} or {"type": "json_schema", "json_schema"}')
     return "json_schema", schema["schema"]
+
+
+def _asked_logprobs(value: Any) -> int | Literal[False]:
+    """How many of the most probable; False: no log-probabilities at all. Raises ValueError for what is neither."""
+    if value is False or (type(value) is int and value >= 0):
+        return value
+    raise ValueError(f'"logprobs" is {value!r}, not a whole number')
+
+
+def _chat_logprobs(body: dict[str, Any]) -> int | Literal[False]:
+    """The same of an OpenAI chat: {"logprobs": true, "top_logprobs": K}."""
+    asked, most = body.get("logprobs"), body.get("top_logprobs")
+    if asked is not None and type(asked) is not bool:
+        raise ValueError(f'"logprobs" is {asked!r}, not true or false')
+    if most is not None and (type(most) is not int or most < 0):
+        raise ValueError(f'"top_logprobs" is {most!r}, not a whole number')
+    if most is not None and not asked:
+        raise ValueError('"top_logprobs" goes with "logprobs": true')
+    return (most or 0) if asked else False
 
 
 def _list_of(name: str, value: Any, kind: type) -> tuple[Any, ...]:

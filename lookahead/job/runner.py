@@ -9,9 +9,11 @@ from typing import Any
 
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.sampling import GREEDY, Sampling, seed_of
+from lookahead.decode.text import text_of
 from lookahead.draft.explain import Observer, ObserverOf, nobody
 from lookahead.errors import LookaheadError
 from lookahead.job.journal import INVALID, Ended
+from lookahead.job.logprobs import LogprobsOf
 from lookahead.job.rows import Request, prompt_ids_of
 from lookahead.job.totals import JobTotals
 from lookahead.trie.build import LEFT_CONTEXT
@@ -25,7 +27,7 @@ class JobOptions:
 
     n: samples of each answer. seed: with a row's id and the sample's number it makes the seed of its random stream.
     chat, system: see `rows.prompt_ids_of`. in_order: rows come as their prompts did, else as they end.
-    observer_of: who is told the steps of a row.
+    observer_of: who is told the steps of a row. logprobs: see `Generation`.
     """
 
     max_new_tokens: int = 256
@@ -37,6 +39,7 @@ class JobOptions:
     token_ids: bool = False  # write token_ids beside the text
     in_order: bool = True
     observer_of: ObserverOf = nobody
+    logprobs: int | None = None
 
 
 @dataclasses.dataclass
@@ -153,11 +156,12 @@ def _start(
     prompt_ids = prompt_ids_of(request, tokenizer, options.chat, options.system)
     sampling = dataclasses.replace(options.sampling, **request.sampling)
     count = request.n or options.n
+    logprobs = options.logprobs if request.logprobs is None else None if request.logprobs is False else request.logprobs
     samples = []
     for sample in range(count):
         seed = seed_of(options.seed if request.seed is None else request.seed, request.id, sample)
         samples.append(engine.request(prompt_ids, request.max_new_tokens or options.max_new_tokens, sampling, seed))
-        samples[-1].observer = observer
+        samples[-1].observer, samples[-1].logprobs = observer, logprobs
     return _Answer(request, samples, count)
 
 
@@ -171,18 +175,21 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions) -> Ended
         counts.add(generation)
     texts: list[str | None] = [None] * len(answer.samples)
     if tokenizer is not None:
-        texts = [tokenizer.decode(generation.token_ids, skip_special_tokens=True) for generation in answer.samples]
+        texts = [text_of(tokenizer, generation.token_ids) for generation in answer.samples]
+    logprobs = LogprobsOf(tokenizer)
     if answer.request.openai:
-        row = _openai_row(answer, texts)
+        row = _openai_row(answer, texts, logprobs)
     else:
-        row = _output_row(answer, texts, counts, options)
+        row = _output_row(answer, texts, counts, options, logprobs)
     said = [(generation.prompt_ids[-LEFT_CONTEXT:], generation.token_ids) for generation in answer.samples]
     return Ended(answer.request.number, answer.request.fingerprint, row, counts, said=said)
 
 
-def _output_row(answer: _Answer, texts: Sequence[str | None], counts: JobTotals, options: JobOptions) -> dict[str, Any]:
+def _output_row(
+    answer: _Answer, texts: Sequence[str | None], counts: JobTotals, options: JobOptions, logprobs: LogprobsOf
+) -> dict[str, Any]:
     """Counts are those of all samples together; "samples" stands where there are several."""
-    said = [_said(generation, text, options) for generation, text in zip(answer.samples, texts, strict=True)]
+    said = [_said(generation, text, options, logprobs) for generation, text in zip(answer.samples, texts, strict=True)]
     return {
         "id": answer.request.id,
         **said[0],
@@ -198,21 +205,24 @@ def _output_row(answer: _Answer, texts: Sequence[str | None], counts: JobTotals,
     }
 
 
-def _said(generation: Generation, text: str | None, options: JobOptions) -> dict[str, Any]:
+def _said(generation: Generation, text: str | None, options: JobOptions, logprobs: LogprobsOf) -> dict[str, Any]:
     """What one sample says."""
     row: dict[str, Any] = {} if text is None else {"text": text}
     if options.token_ids or text is None:
         row["token_ids"] = generation.token_ids
-    return {**row, "finish_reason": generation.finish_reason}
+    row["finish_reason"] = generation.finish_reason
+    return row if generation.logprobs is None else {**row, "logprobs": logprobs.in_row(generation)}
 
 
-def _openai_row(answer: _Answer, texts: Sequence[str | None]) -> dict[str, Any]:
+def _openai_row(answer: _Answer, texts: Sequence[str | None], logprobs: LogprobsOf) -> dict[str, Any]:
     """One line of an OpenAI batch output file."""
     chat = answer.request.messages is not None
     choices = []
     for index, (generation, text) in enumerate(zip(answer.samples, texts, strict=True)):
         said = {"message": {"role": "assistant", "content": text or ""}} if chat else {"text": text or ""}
         choices.append({"index": index, **said, "finish_reason": generation.finish_reason})
+        if generation.logprobs is not None:
+            choices[-1]["logprobs"] = logprobs.of_chat(generation) if chat else logprobs.of_completion(generation)
     prompt_tokens = answer.samples[0].prompt_tokens
     completion_tokens = sum(len(generation.token_ids) for generation in answer.samples)
     body = {

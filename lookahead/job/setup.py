@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lookahead.budget import goodput
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.model import load_model
+from lookahead.decode.model import TargetModel, load_model
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
 from lookahead.trie.build import TokenizerIdentity
@@ -43,22 +43,8 @@ class EngineSettings:
         """
         tries = [Trie(path) for path in self.tries]  # first, as that is quick and often what is wrong
         target = load_model(self.model, self.dtype, self.device, self.attention, self.device_map, self.tp_plan)
-        tokenizer, whose = None, TokenizerIdentity(target.vocab_size, "", self.model)
-        if not Path(self.model).is_dir() or any((Path(self.model) / name).exists() for name in TOKENIZER_FILES):
-            tokenizer = load_tokenizer(self.model)
-            whose = identity(tokenizer, self.model)
-        for trie in tries:
-            trie.check_tokenizer(whose.fingerprint, max(target.vocab_size, whose.vocab_size), self.model)
-        drafter = Drafter(tries, self.drafts, self.weights or None)
-
-        def compile_kernels() -> None:
-            drafter.warm_up()
-            goodput.warm_up()
-
-        compiling(compile_kernels)
-        batch_size = self.batch_size or usual_batch_size(target.device.type)
-        engine = DecodingEngine(target, drafter, batch_size, self.prefill_chunk, tokenizer)
-        return LoadedEngine(engine, tokenizer, whose)
+        drafting = tries, self.weights or None, self.drafts
+        return assemble(target, own_tokenizer(self.model), *drafting, self.batch_size, self.prefill_chunk, compiling)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +60,41 @@ class LoadedEngine:
         """Why drafts are verified in a slower way than they could be; "" if they are not."""
         target = self.engine.target
         return "" if target.mode == "packed" else f"{self.whose.name} verifies by {target.mode}: {target.reason}"
+
+
+def own_tokenizer(model: str) -> Any | None:
+    """The tokenizer of a model's folder or hub name; None for a folder without one. Raises ModelError if it is broken."""
+    if Path(model).is_dir() and not any((Path(model) / name).exists() for name in TOKENIZER_FILES):
+        return None
+    return load_tokenizer(model)
+
+
+def assemble(
+    target: TargetModel,
+    tokenizer: Any | None,
+    tries: Sequence[Trie],
+    weights: Sequence[float] | None,
+    drafts: DraftOptions,
+    batch_size: int | None = None,
+    prefill_chunk: int = 512,
+    compiling: Callable[[Callable[[], None]], None] = lambda compile: compile(),
+) -> LoadedEngine:
+    """An engine of its parts, with compiled kernels. Arguments as of `EngineSettings` and its `load`.
+
+    Raises TokenizerMismatchError for a trie of another tokenizer.
+    """
+    whose = identity(tokenizer, target.name) if tokenizer is not None else TokenizerIdentity(target.vocab_size, "", target.name)
+    for trie in tries:
+        trie.check_tokenizer(whose.fingerprint, max(target.vocab_size, whose.vocab_size), target.name)
+    drafter = Drafter(tries, drafts, weights)
+
+    def compile_kernels() -> None:
+        drafter.warm_up()
+        goodput.warm_up()
+
+    compiling(compile_kernels)
+    size = batch_size or usual_batch_size(target.device.type)
+    return LoadedEngine(DecodingEngine(target, drafter, size, prefill_chunk, tokenizer), tokenizer, whose)
 
 
 def usual_batch_size(device: str) -> int:

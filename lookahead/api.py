@@ -1,0 +1,282 @@
+"""The engine from Python. In: prompts as text, chat messages or token ids. Out: results, or one answer's text as it comes.
+
+A thin face over `decode.engine.DecodingEngine`, which jobs use; it knows nothing of files of prompts. Whatever goes wrong is a
+`LookaheadError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from lookahead.decode.engine import FinishReason, Generation
+from lookahead.decode.logprobs import TokenLogprobs
+from lookahead.decode.model import TargetModel, load_model
+from lookahead.decode.probe import probed
+from lookahead.decode.sampling import Sampling, seed_of
+from lookahead.decode.text import TextStream, text_of
+from lookahead.draft.drafter import DraftOptions
+from lookahead.errors import LookaheadError, UsageError
+from lookahead.job.rows import parse_row, prompt_ids_of
+from lookahead.job.setup import assemble, own_tokenizer
+from lookahead.trie.file import Trie
+
+log = logging.getLogger(__name__)
+
+Message = dict[str, str]  # {"role": ..., "content": ...}
+Prompt = str | Sequence[Message] | Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerationParams(Sampling):
+    """What is asked of an answer: everything that `Sampling` holds, and
+
+    max_new_tokens: at most. seed: with the prompt's place in the list it makes the random stream of its answer.
+    logprobs: with each token come its log-probability and those of so many of the most probable; None: without.
+    """
+
+    max_new_tokens: int = 256
+    seed: int = 0
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens is {self.max_new_tokens}: it must be a whole number above 0.")
+        if self.logprobs is not None and (type(self.logprobs) is not int or self.logprobs < 0):
+            raise UsageError(f"logprobs is {self.logprobs}: it must be a whole number, 0 (of the said tokens only) or more.")
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationResult:
+    """An answer, or why there is none.
+
+    text: without special tokens; a stop text that ended the answer is part of it. None if there is no tokenizer.
+    token_ids: all, the token that ended the answer included.
+    finish_reason: "stop", "length" (max_new_tokens, or the model's positions), or "error"; then `error` says what happened, and
+    text and token_ids hold what was said until then.
+    steps: forwards after the prefill. draft_tokens, accepted_tokens: guessed, and right, in all steps; accepted_by_source: the
+    latter by who guessed them. edl: tokens per step. logprobs: one for each token, if they were asked for (decode/logprobs.py).
+    """
+
+    text: str | None
+    token_ids: list[int]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    steps: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_source: dict[str, int] = dataclasses.field(default_factory=dict)
+    edl: float = 0.0
+    logprobs: list[TokenLogprobs] | None = None
+    error: LookaheadError | None = None
+
+
+class LookaheadEngine:
+    """Answers prompts with a model, drafting from tries, the prompts and what it has said before, in all calls so far.
+
+    It does one thing at a time: while a stream is open, or another thread generates, a call raises LookaheadError.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any | None = None,
+        tries: Sequence[str | Path | Trie] = (),
+        *,
+        weights: Sequence[float] | None = None,
+        batch_size: int | None = None,
+        drafts: DraftOptions | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        prefill_chunk: int = 512,
+    ):
+        """model: a stock Hugging Face causal LM, which is put into eval mode; a folder or hub name; or a `TargetModel`.
+
+        tokenizer: a Hugging Face tokenizer. None: the model's own if the model is given by name, else none: prompts are then
+        token ids, and answers have no text. tries: to draft from, of this tokenizer; weights: how much a place in each counts
+        (default 1). batch_size: prompts that are answered at once (default: 8 on a CPU, 32 on a GPU). drafts: default:
+        DraftOptions(adaptive=True). dtype, device: of a model that is given by name, as of `load_model`. prefill_chunk: tokens
+        of prompts that a step takes in at most.
+        Raises LookaheadError if model, tokenizer or tries cannot be used, or not together.
+        """
+        for name, size in (("batch_size", batch_size), ("prefill_chunk", prefill_chunk)):
+            if size is not None and (type(size) is not int or size < 1):
+                raise UsageError(f"{name} is {size!r}: it must be a whole number above 0.")
+        if weights is not None and (len(weights) != len(tries) or not all(0 < weight < math.inf for weight in weights)):
+            raise UsageError(f"weights {list(weights)}: give a number above 0 for each of {len(tries)} tries.")
+        opened = [trie if isinstance(trie, Trie) else Trie(trie) for trie in tries]
+        if isinstance(model, str | Path):
+            target = load_model(str(model), dtype, device)
+            tokenizer = own_tokenizer(str(model)) if tokenizer is None else tokenizer
+        elif (dtype, device) != ("auto", "auto"):
+            raise UsageError("dtype and device are for a model that is given by name: this one has its own.")
+        elif isinstance(model, TargetModel):
+            target = model
+        elif isinstance(model, nn.Module) and hasattr(model, "generate"):
+            target = probed(model.eval(), getattr(model, "name_or_path", "") or type(model).__name__)
+        else:
+            raise UsageError(f"model is a {type(model).__name__}: give a Hugging Face causal LM, its folder or its hub name.")
+        drafts = drafts or DraftOptions(adaptive=True)
+        loaded = assemble(target, tokenizer, opened, weights, drafts, batch_size, prefill_chunk)
+        if loaded.notice:
+            log.warning(loaded.notice)
+        self.tokenizer = tokenizer
+        self._engine = loaded.engine
+        self._in_use = threading.Lock()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: GenerationParams | Sequence[GenerationParams] | None = None
+    ) -> list[GenerationResult]:
+        """Answer prompts, `batch_size` at a time. Returns a list in their order, for a single prompt a list of one.
+
+        prompts: one, or a sequence: each is text, chat messages [{"role", "content"}, ...] or token ids (a list, or a row of an
+        array). params: for all of them, or a sequence with one for each. A prompt that cannot be answered has a result with
+        `finish_reason` "error" and does not disturb the others. The same call gives the same tokens at any batch size.
+        Raises UsageError if there is not one `params` for each prompt, LookaheadError if the engine is in use.
+        """
+        listed: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
+        several = [*map(_checked, params)] if isinstance(params, Sequence) else [_checked(params)] * len(listed)
+        if len(several) != len(listed):
+            raise UsageError(f"{len(several)} params for {len(listed)} prompts: give one for all, or one for each.")
+        results: dict[int, GenerationResult] = {}  # by place
+        places: dict[int, int] = {}  # by id of each generation
+
+        def generations() -> Iterator[Generation]:
+            for place, (prompt, wishes) in enumerate(zip(listed, several, strict=True)):
+                try:
+                    generation = self._request(prompt, wishes, place)
+                except Exception as error:
+                    results[place] = GenerationResult(self._text([]), [], "error", 0, error=_of_family(error))
+                    continue
+                places[id(generation)] = place
+                yield generation
+
+        with self._alone(), contextlib.closing(self._engine.run(generations())) as running:
+            for generation in running:
+                results[places.pop(id(generation))] = self._result(generation)
+        return [results[place] for place in range(len(listed))]
+
+    def stream(self, prompt: Prompt, params: GenerationParams | None = None) -> Generator[str, None, GenerationResult]:
+        """Answer one prompt; yields its text as it is accepted. All pieces together are the text that `generate` gives.
+
+        A character comes when all its bytes are there, text that a later token may change (see decode/text.py) when it is
+        certain. The first tokens come with the prefill, the rest step by step; all at once where the model's own `generate`
+        decodes (models that take no drafts). What the generator returns is the result. To stop early, close() it.
+        Raises LookaheadError: at once if the prompt cannot be used, at the first piece if the engine is in use, and later if
+        decoding fails.
+        """
+        if self.tokenizer is None:
+            raise LookaheadError("there is no tokenizer, so no text to stream: give LookaheadEngine one.")
+        return self._pieces(self._request(prompt, _checked(params), 0))
+
+    def _pieces(self, generation: Generation) -> Generator[str, None, GenerationResult]:
+        text = TextStream(self.tokenizer)
+        with self._alone(), contextlib.closing(self._engine.stream(generation)) as steps:
+            try:
+                for said in steps:
+                    if piece := text.push(said):
+                        yield piece
+            except LookaheadError:
+                raise
+            except Exception as error:
+                raise _of_family(error) from error
+            if piece := text.finish():
+                yield piece
+        return self._result(generation)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nothing else runs meanwhile. Raises LookaheadError if something does."""
+        if not self._in_use.acquire(blocking=False):
+            raise LookaheadError(
+                "this engine is in use: read its open stream to the end or close() it, or wait until generate has returned."
+            )
+        try:
+            yield
+        finally:
+            self._in_use.release()
+
+    def _request(self, prompt: Prompt, params: GenerationParams, place: int) -> Generation:
+        """A request that has not begun. Its seed is that of a row of a job, whose id is its line.
+
+        Raises LookaheadError for a prompt that cannot be used.
+        """
+        number = place + 1
+        request = parse_row(_as_row(prompt), number)
+        if request.problem:
+            raise LookaheadError(f"prompt {number}: {request.problem}.")
+        if self.tokenizer is None and request.prompt_ids is None:
+            raise LookaheadError(f"prompt {number}: there is no tokenizer: give token ids, or LookaheadEngine a tokenizer.")
+        if request.messages and not getattr(self.tokenizer, "chat_template", None):
+            raise LookaheadError(f"prompt {number}: the tokenizer has no chat template: give text.")
+        try:
+            prompt_ids = prompt_ids_of(request, self.tokenizer)
+            seed = seed_of(params.seed, number)
+            return self._engine.request(prompt_ids, params.max_new_tokens, params, seed, logprobs=params.logprobs)
+        except LookaheadError as error:
+            raise LookaheadError(f"prompt {number}: {error}") from error
+
+    def _result(self, generation: Generation) -> GenerationResult:
+        return GenerationResult(
+            self._text(generation.token_ids),
+            generation.token_ids,
+            generation.finish_reason,
+            generation.prompt_tokens,
+            generation.steps,
+            generation.draft_tokens,
+            generation.accepted_tokens,
+            dict(generation.accepted_by_source),
+            generation.edl,
+            None if generation.logprobs is None else generation.token_logprobs,
+            _of_family(generation.error) if generation.error else None,
+        )
+
+    def _text(self, token_ids: list[int]) -> str | None:
+        return None if self.tokenizer is None else text_of(self.tokenizer, token_ids)
+
+
+def _checked(params: Any) -> GenerationParams:
+    """None: greedy, 256 tokens. Raises UsageError for what are none."""
+    if params is not None and not isinstance(params, GenerationParams):
+        raise UsageError(f"params is a {type(params).__name__}: give GenerationParams.")
+    return params or GenerationParams()
+
+
+def _is_one(prompts: Any) -> bool:
+    """A prompt, not several."""
+    if isinstance(prompts, str):
+        return True
+    if hasattr(prompts, "ndim"):  # an array
+        return bool(prompts.ndim == 1)
+    if not isinstance(prompts, Sequence):
+        raise UsageError(f"prompts is a {type(prompts).__name__}: give text, chat messages or token ids, or a list of such.")
+    return len(prompts) > 0 and not isinstance(prompts[0], Sequence) and not getattr(prompts[0], "ndim", 0)
+
+
+def _as_row(prompt: Any) -> dict[str, Any]:
+    """A prompt as it would stand in a row of a job."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if not isinstance(prompt, Sequence) and not hasattr(prompt, "tolist"):
+        raise LookaheadError(f"a prompt is a {type(prompt).__name__}: give text, chat messages or token ids.")
+    parts = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+    if any(isinstance(part, dict) for part in parts):
+        return {"messages": parts}
+    return {"prompt_ids": [part.item() if hasattr(part, "item") else part for part in parts]}
+
+
+def _of_family(error: Exception) -> LookaheadError:
+    if isinstance(error, LookaheadError):
+        return error
+    raised = LookaheadError(f"{type(error).__name__}: {error}")
+    raised.__cause__ = error
+    return raised

@@ -1,0 +1,220 @@
+"""Text handed out piece by piece is the text of the whole, whatever the tokenizer and whatever the tokens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from lookahead.decode.text import LONGEST_TAIL, TextStream, TokenTexts, text_of
+
+TEXTS = [
+    "the cat 🐈‍⬛ sat, didn't it? naïve café, e\u0301, 👩‍👩‍👧 日本語",
+    " two  blanks",
+    "it 's . what ' s ! 've",
+    "\u200d🏽\n\t x",
+]
+SPECIAL = [AddedToken("<eos>", special=True), AddedToken("<pad>", special=True)]
+
+
+def fast(backend, **options):
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>", **options)
+    tokenizer.add_tokens([AddedToken("<note>", special=False)])
+    return tokenizer
+
+
+def byte_level():
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, show_progress=False))
+    backend.add_special_tokens(SPECIAL)
+    return fast(backend)
+
+
+def pieces(*more):
+    """Words and characters as sentencepiece has them."""
+    return ["<unk>", *more, "▁", "▁the", "▁cat", "s", "▁▁", "日", "本", "é", "\u0301", "\u200d", "🐈", "\ufffd", ",", "x"]
+
+
+def metaspace():
+    backend = Tokenizer(models.Unigram([(piece, -float(n)) for n, piece in enumerate(pieces())], 0))
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens(SPECIAL)
+    return fast(backend)
+
+
+def byte_fallback():
+    """As Llama 2 decodes."""
+    every = pieces(*(f"<0x{byte:02X}>" for byte in range(256)))
+    backend = Tokenizer(models.BPE({piece: n for n, piece in enumerate(every)}, [], byte_fallback=True, unk_token="<unk>"))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(parts)
+    backend.add_special_tokens(SPECIAL)
+    return fast(backend)
+
+
+def word_piece(cleans):
+    words = ["[UNK]", "the", "cat", "##s", ".", ",", "?", "'", "s", "n't", "'ve", "do", "not", "日", "##本", "!", "is", "é"]
+    backend = Tokenizer(models.WordPiece({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece(cleanup=not cleans)
+    backend.add_special_tokens(SPECIAL)
+    return fast(backend, clean_up_tokenization_spaces=cleans)
+
+
+def word_ends():
+    """As older BPE tokenizers decode: the end of a word is marked, and becomes a blank unless it is the last."""
+    words = ["the</w>", "c", "at</w>", "s</w>", "日", "!</w>"]
+    backend = Tokenizer(models.BPE({word: n for n, word in enumerate(words)}, []))
+    backend.decoder = decoders.BPEDecoder()
+    backend.add_special_tokens(SPECIAL)
+    return fast(backend)
+
+
+TOKENIZERS = {
+    "byte-level": byte_level(),
+    "metaspace": metaspace(),
+    "byte-fallback": byte_fallback(),
+    "word-piece": word_piece(cleans=False),
+    "word-piece-cleaned": word_piece(cleans=True),
+    "word-ends": word_ends(),
+}
+
+
+def streamed(tokenizer, ids, sizes=(1,)):
+    """All pieces of the text, `sizes` tokens at a time in turn; and that each is final at once."""
+    stream, texts, begin, turn = TextStream(tokenizer), [], 0, 0
+    while begin < len(ids):
+        size = sizes[turn % len(sizes)]
+        texts.append(stream.push(ids[begin : begin + size]))
+        begin, turn = begin + size, turn + 1
+    return [*texts, stream.finish()]
+
+
+def random_ids(tokenizer):
+    """Ids of all kinds, the ones behind the vocabulary included; bytes of characters often beside each other."""
+    vocabulary = len(tokenizer)
+    any_id = st.integers(0, vocabulary + 2)
+    runs = [tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in text.encode()]) for text in ("é€🐈", "日本")]
+    runs += [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (*TEXTS, "\ufffd", "🐈")]
+    cut = st.sampled_from([run for run in runs if run and None not in run]).flatmap(
+        lambda run: st.tuples(st.integers(0, len(run)), st.integers(0, len(run))).map(lambda ends: run[min(ends) : max(ends)])
+    )
+    part = st.one_of(st.lists(any_id, max_size=12), cut, st.tuples(any_id, st.integers(1, 70)).map(lambda p: [p[0]] * p[1]))
+    return st.lists(part, max_size=8).map(lambda parts: [token for part in parts for token in part])
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+@settings(max_examples=250, deadline=None)
+def test_pieces_together_are_the_text_of_the_whole(name, data):
+    tokenizer = TOKENIZERS[name]
+    ids = data.draw(random_ids(tokenizer))
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
+    texts = streamed(tokenizer, ids, sizes)
+    assert "".join(texts) == text_of(tokenizer, ids)
+
+
+PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes whose letter is their own
+LETTERS = {byte: chr(byte) for byte in PRINTED}
+LETTERS |= {byte: chr(256 + n) for n, byte in enumerate(byte for byte in range(256) if byte not in PRINTED)}
+
+
+@given(st.lists(st.one_of(st.integers(0, 255), st.sampled_from([0x80, 0x9F, 0xE2, 0xED, 0xF0, 0xF4])), max_size=90))
+@example([0xF0, 0x9F, 0x90] * 30)
+@example([0x80] * 90)
+@example([0xE2, 0x82] * 40 + [0xAC])
+@settings(max_examples=300, deadline=None)
+def test_bytes_that_are_no_text_become_the_replacement_characters_of_the_whole(values):
+    tokenizer = TOKENIZERS["byte-level"]
+    ids = tokenizer.convert_tokens_to_ids([LETTERS[value] for value in values])
+    assert text_of(tokenizer, ids) == bytes(values).decode(errors="replace")
+    assert "".join(streamed(tokenizer, ids)) == text_of(tokenizer, ids)
+
+
+@given(st.text(max_size=80))
+@settings(max_examples=100, deadline=None)
+def test_no_piece_of_text_ends_in_half_a_character(text):
+    tokenizer = TOKENIZERS["byte-level"]
+    text = text.replace("\ufffd", "")
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    texts = streamed(tokenizer, ids)
+    assert "".join(texts) == text
+    assert not any("\ufffd" in piece for piece in texts)
+
+
+@pytest.mark.parametrize("text", ["👩‍👩‍👧", "e\u0301", "🏽", "日本"])
+def test_character_comes_with_its_last_token(text):
+    tokenizer = TOKENIZERS["byte-level"]
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    stream = TextStream(tokenizer)
+    for place in range(len(ids)):
+        stream.push(ids[place : place + 1])
+        whole = text_of(tokenizer, ids[: place + 1])
+        assert "".join(stream._pieces) == whole.removesuffix("\ufffd")
+    assert stream.finish() == ""
+
+
+@pytest.mark.parametrize("name", [name for name in TOKENIZERS if name != "word-piece-cleaned"])
+def test_token_that_is_whole_comes_at_once(name):
+    tokenizer = TOKENIZERS[name]
+    for token in ("the", "▁the", "the</w>", "c"):
+        if token in tokenizer.get_vocab():
+            ids = tokenizer.convert_tokens_to_ids([token])
+            assert TextStream(tokenizer).push(ids) == text_of(tokenizer, ids) != ""
+
+
+def test_bytes_of_their_own_wait_until_their_run_has_ended():
+    """One byte more could make them all replacement characters."""
+    tokenizer = TOKENIZERS["byte-fallback"]
+    euro, bad, x = ["<0xE2>", "<0x82>", "<0xAC>"], ["<0xFF>"], ["x"]
+    for tokens, text in ((euro + x, "€x"), (euro + bad + x, "\ufffd" * 4 + "x")):
+        ids = tokenizer.convert_tokens_to_ids(tokens)
+        assert streamed(tokenizer, ids) == [""] * (len(ids) - 1) + [text, ""]
+    assert streamed(tokenizer, tokenizer.convert_tokens_to_ids(euro)) == ["", "", "", "€"]
+
+
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [
+        *((name, None) for name in TOKENIZERS),
+        ("byte-level", LETTERS[0x80]),
+        ("byte-level", "<eos>"),
+        ("byte-fallback", "<0x80>"),
+    ],
+)
+def test_time_grows_with_the_length_of_the_answer_not_with_its_square(name, token, monkeypatch):
+    """Tokens decoded, all calls together. token: said again and again; None: all in turn."""
+    tokenizer = TOKENIZERS[name]
+    ids = [*range(len(tokenizer))] if token is None else [tokenizer.convert_tokens_to_ids(token)]
+    ids, decoded = (ids * 4000)[:4000], []
+    whole = text_of(tokenizer, ids)
+    decode = type(tokenizer).decode
+
+    def counted(self, token_ids, **options):
+        decoded.append(len(token_ids))
+        return decode(self, token_ids, **options)
+
+    monkeypatch.setattr(type(tokenizer), "decode", counted)
+    assert "".join(streamed(tokenizer, ids)) == whole
+    assert sum(decoded) < len(ids) * (2 * LONGEST_TAIL + 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("byte-level", {"Ġ": " ", "a": "a", LETTERS[0x80]: "\ufffd", "<eos>": "<eos>"}),
+        ("metaspace", {"▁the": " the", "▁": " ", "日": "日", "<pad>": "<pad>"}),
+        ("byte-fallback", {"▁the": " the", "<0x0A>": "\n", "<0xE2>": "\ufffd"}),
+        ("word-piece", {"the": " the", "##s": "s"}),
+        ("word-piece-cleaned", {".": " ."}),
+    ],
+)
+def test_text_of_a_token_is_what_it_adds(name, tokens):
+    texts, tokenizer = TokenTexts(TOKENIZERS[name]), TOKENIZERS[name]
+    for _ in range(2):
+        assert {token: texts(tokenizer.convert_tokens_to_ids(token)) for token in tokens} == tokens
+    assert texts(len(tokenizer) + 5) == ""
