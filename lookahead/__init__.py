@@ -8,7 +8,7 @@
     for text in engine.stream("Question: How many legs do 5 cats have?\\nAnswer:"):
         print(text, end="", flush=True)
 
-    model.generate(**inputs, custom_generate=lookahead_generate)   # a model of transformers, see lookahead/hf.py
+Inside transformers: model.generate(**inputs, custom_generate=lookahead_generate), see lookahead/hf.py.
 
 Names are imported when they are first used: `import lookahead` alone loads neither numpy nor torch.
 """
