@@ -55,7 +55,23 @@ def sizes(budget: GoodputBudget, probabilities) -> list[int]:
     both = np.concatenate([tree.probabilities for tree in trees]), np.array([len(tree) for tree in trees])
     speed = max(1.0, budget.speedup or 1.0)
     curve, bets = budget.curve, np.zeros((len(trees), 2))
-    choose(*both, 0, 0, 1e-4, speed, False, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, DOUBT, kept, bets, np.zeros(2))
+    choose(
+        *both,
+        0,
+        0,
+        1e-4,
+        speed,
+        False,
+        False,
+        AS_MANY_AS_PAY,
+        curve.table,
+        curve.terms,
+        NO_RECORD,
+        DOUBT,
+        kept,
+        bets,
+        np.zeros(3),
+    )
     return (kept - 1).tolist()
 
 
@@ -198,8 +214,8 @@ def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], s
     cost, trees = linear(0.07), [np.minimum.accumulate([1.0, *below]).astype(np.float32) for below in rows]
     curve, kept = CostCurve(profile_of(cost)), np.empty(len(rows), np.int64)
     lengths = np.array([len(tree) for tree in trees])
-    known, bets = (np.concatenate(trees), lengths, 0, 0, 1e-3, speed, False), np.zeros((len(rows), 2))
-    chosen = choose(*known, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, DOUBT, kept, bets, np.zeros(2))
+    known, bets = (np.concatenate(trees), lengths, 0, 0, 1e-3, speed, False, False), np.zeros((len(rows), 2))
+    chosen = choose(*known, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, DOUBT, kept, bets, np.zeros(3))
     queue = np.sort(np.concatenate([tree[1:] for tree in trees]))[::-1]
     worth = (cost(len(rows)) + 1e-3) / (len(rows) * speed)
     saved = [worth * queue[:count].sum() - cost(len(rows) + count) for count in range(len(queue) + 1)]
@@ -224,6 +240,26 @@ def test_trees_count_for_what_trees_of_their_promise_have_kept() -> None:
     assert after[0] < before[0]
     assert after[1] > before[1]
     assert after[2] == before[2]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_forwards_that_take_all_nodes_are_filled_up_to_a_common_size(rows: int) -> None:
+    """Others are slow on some CPUs. What fills is no guess, and there is none in plain forwards, chains and beside prompts."""
+    random, filled = np.random.default_rng(rows), 0
+    budget = GoodputBudget(CostCurve(profile_of(linear(0.01))))
+    for _ in range(40):
+        trees = [chain_of(random.uniform(0.5, 0.99)).first(int(random.integers(1, 12))) for _ in range(rows)]
+        total, chosen = sum(map(len, trees)), budget.cut(trees)
+        taken = sum(map(len, chosen))
+        assert taken in SIZES or taken == rows
+        if taken > total:
+            filled += 1
+            [more] = [after for before, after in zip(trees, chosen, strict=True) if len(after) > len(before)]
+            assert not more.probabilities[len(more) - (taken - total) :].any()
+            assert (more.parents[len(more) - (taken - total) :] == 0).all()
+        for kept in (budget.cut(trees, chains=True), budget.cut(trees, fed=5)):
+            assert all(len(after) <= len(before) for before, after in zip(trees, kept, strict=True))
+    assert filled
 
 
 def test_row_that_turns_predictable_gets_drafts_at_once() -> None:

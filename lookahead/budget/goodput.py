@@ -43,7 +43,7 @@ EMPTY = 8  # drafts in a row without a token that pays, after which a row rests
 LONGEST_REST = 8  # steps
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
-SAVED, PRICE = 0, 1  # what choosing tells
+SAVED, PRICE, PADDING = 0, 1, 2  # what choosing tells
 # Sums over steps, the past fading: seconds that plain decoding would have taken, and that were taken. Then seconds of a step
 # outside of its forward, and seconds that may go into looks.
 PLAIN, SPENT, OTHER, SPARE = range(4)
@@ -63,7 +63,7 @@ class GoodputBudget:
         self._steps = self._looked = 0  # observed; number of the latest that looked
         self._others = np.zeros(LATEST)
         self._sums = np.zeros(4)
-        self._told = np.zeros(2)
+        self._told = np.zeros(3)
         self._record = np.zeros((2, len(PROMISES) + 1))
         self._doubt = DOUBT  # in units of the record
         self.bets: list[tuple[float, float]] = []  # of each tree of the latest cut: its promise's column, tokens it should keep
@@ -77,17 +77,23 @@ class GoodputBudget:
         """The next step is to be of a set size, as costs are unknown."""
         return not self.curve.known and self._steps < len(TRIALS)
 
-    def cut(self, trees: Sequence[DraftTree], fed: int = 0, keys: int = 0) -> list[DraftTree]:
+    def cut(self, trees: Sequence[DraftTree], fed: int = 0, keys: int = 0, chains: bool = False) -> list[DraftTree]:
         """The most probable nodes of all trees, as many as pay.
 
-        fed: tokens of prompts that the forward takes in beside. keys: tokens in the cache of all these rows.
+        fed: tokens of prompts that the forward takes in beside. keys: tokens in the cache of all these rows. Where there are
+        fewer nodes than a forward of one of SIZES takes, one tree is filled up, as forwards of other sizes are slow on some
+        CPUs; not if it must be a chain.
         """
         sizes = np.array([len(tree) for tree in trees])
         probabilities = trees[0].probabilities if len(trees) == 1 else np.concatenate([tree.probabilities for tree in trees])
         kept, bets = np.empty(len(trees), np.int64), np.empty((len(trees), 2))
-        self._choose(probabilities, sizes, fed, keys, kept, bets)
+        self._choose(probabilities, sizes, fed, keys, not (chains or fed or self.curve.bucketed), kept, bets)
         self.bets = [(column, should_keep) for column, should_keep in bets.tolist()]
-        return [tree if count == len(tree) else tree.first(count) for tree, count in zip(trees, kept.tolist(), strict=True)]
+        chosen = [tree if count == len(tree) else tree.first(count) for tree, count in zip(trees, kept.tolist(), strict=True)]
+        if padding := int(self._told[PADDING]):
+            filled = int(np.where(kept > 1, kept, len(probabilities)).argmin())  # the smallest that has drafts
+            chosen[filled] = chosen[filled].filled_up(padding)
+        return chosen
 
     def settle(self, bet: tuple[float, float], accepted: int) -> None:
         """Of the draft that this bet was on, so many tokens were accepted."""
@@ -124,11 +130,18 @@ class GoodputBudget:
         )  # fmt: skip
 
     def _choose(
-        self, probabilities: np.ndarray, sizes: np.ndarray, fed: int, keys: int, kept: np.ndarray, bets: np.ndarray
+        self,
+        probabilities: np.ndarray,
+        sizes: np.ndarray,
+        fed: int,
+        keys: int,
+        fills: bool,
+        kept: np.ndarray,
+        bets: np.ndarray,
     ) -> None:
         """Fill `kept` with the nodes of each tree that the next forward takes, roots included, and `bets`."""
         curve, told, rows = self.curve, self._told, len(sizes)
-        known = probabilities, sizes, fed, keys, self._sums[OTHER], max(1.0, self.speedup or 1.0), curve.bucketed
+        known = probabilities, sizes, fed, keys, self._sums[OTHER], max(1.0, self.speedup or 1.0), curve.bucketed, fills
         arrays = curve.table, curve.terms, self._record, self._doubt, kept, bets, told
         if self.tries:
             choose(*known, nodes_near(TRIALS[self._steps] * rows**0.5, rows + fed), *arrays)
@@ -189,13 +202,17 @@ class Rest:
 
 
 @kernel
-def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, table, terms, record, doubt, kept, bets, told):
+def choose(
+    probabilities, sizes, fed, keys, other, speed, bucketed, fills, wanted, table, terms, record, doubt, kept, bets, told
+):
     """Take draft nodes, the most probable first; returns how many and fills kept (int64 [rows], roots included).
 
     probabilities: of the nodes of all trees, parents before children. wanted: take so many; or AS_MANY_AS_PAY.
     record: see PROMISED. doubt: in its units. bets: float64 [rows, 2], takes of each tree the record's column and the tokens
     that it should keep.
-    told: float64 [2], takes the seconds that the step saves, and the probability at which one more node would pay.
+    fills: a forward that takes all nodes is filled up to one of SIZES.
+    told: float64 [3], takes the seconds that the step saves, the probability at which one more node would pay, and the tokens
+    that fill the forward up.
     """
     rows = len(sizes)
     heads = np.ones(rows, np.int64)  # next node of each tree
@@ -207,6 +224,7 @@ def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, tabl
     said = float(rows)
     most, best, taken = said * worth - seconds_of(shape_of(rows + fed, bucketed), rows, keys, 0, table, terms, place), 0, 0
     width = widest = 1
+    padding = 0
     counts_as = np.empty(rows)
     for row in range(rows):
         column = np.searchsorted(PROMISES, promised(probabilities, starts[row], min(sizes[row], 1 + FIRST)))
@@ -225,25 +243,28 @@ def choose(probabilities, sizes, fed, keys, other, speed, bucketed, wanted, tabl
         owners[taken] = owner
         taken += 1
         said += min(1.0, highest)
-        tokens = shape_of(rows + fed + taken, bucketed)
+        tokens, filling = shape_of(rows + fed + taken, bucketed), 0
         place = place_of(tokens, table, place)
-        if tokens != table[SIZE, place] and taken != wanted and taken < len(probabilities) - rows:
-            continue
-        saved = said * worth - seconds_of(tokens, rows, keys, width, table, terms, place)
-        if saved > most or taken == wanted:
-            most, best, widest = saved, taken, width
+        if tokens != table[SIZE, place]:
+            if taken != wanted and taken < len(probabilities) - rows:
+                continue
+            if fills and tokens < table[SIZE, place + 1]:
+                filling = int(table[SIZE, place + 1]) - tokens
+        saved = said * worth - seconds_of(tokens + filling, rows, keys, width, table, terms, place)
+        if saved > most or wanted >= 0:
+            most, best, widest, padding = saved, taken, width, filling
     best = best if wanted < 0 else taken
     kept[:] = 1
     for node in range(best):
         kept[owners[node]] += 1
     for row in range(rows):
         bets[row, 1] = promised(probabilities, starts[row], kept[row])
-    tokens = shape_of(rows + fed + best, bucketed)
+    tokens = shape_of(rows + fed + best, bucketed) + padding
     now, price = seconds_of(tokens, rows, keys, widest, table, terms, 0), np.inf
     for more in SECANTS:
-        larger = shape_of(rows + fed + best + more, bucketed)
+        larger = shape_of(rows + fed + best + padding + more, bucketed)
         price = min(price, (seconds_of(larger, rows, keys, widest, table, terms, 0) - now) / more)
-    told[SAVED], told[PRICE] = most, max(0.0, price) / worth
+    told[SAVED], told[PRICE], told[PADDING] = most, max(0.0, price) / worth, padding
     return best
 
 

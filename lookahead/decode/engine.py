@@ -406,7 +406,7 @@ class DecodingEngine:
         drafted = iter(self.drafter.draft_rows(drafts, [None] * len(awake), rooms, price, guides) if awake else ())
         trees = [next(drafted) if now else root_only(row.generation.token_ids[-1]) for row, now in zip(rows, due, strict=True)]
         if options.adaptive and awake:
-            trees = budget.cut(trees, fed, sum(row.length for row in rows))
+            trees = budget.cut(trees, fed, sum(row.length for row in rows), options.strategy == "single")
             for row, tree, bet, now in zip(rows, trees, budget.bets, due, strict=True):
                 row.bet = bet
                 if now:

@@ -41,6 +41,16 @@ class DraftTree:
             self.token_ids[:nodes], self.parents[:nodes], self.probabilities[:nodes], self.sources[:nodes], self.matches[:nodes]
         )
 
+    def filled_up(self, more: int) -> DraftTree:
+        """With so many nodes more below the root, which are no guesses."""
+        return DraftTree(
+            np.append(self.token_ids, np.full(more, self.token_ids[0], np.int32)),
+            np.append(self.parents, np.zeros(more, np.int32)),
+            np.append(self.probabilities, np.zeros(more, np.float32)),
+            np.append(self.sources, np.full(more, GIVEN, np.int32)),
+            np.append(self.matches, np.zeros(more, np.int32)),
+        )
+
     def depths(self) -> np.ndarray:
         """int64 [nodes]: tokens between the root and each node (root: 0)."""
         depths = np.zeros(len(self), np.int64)
