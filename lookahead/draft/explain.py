@@ -122,8 +122,9 @@ def outline(
     behind it the branches (3,) and (4,), and behind 3 the model's own token.
     """
     parents, path = tree.parents.tolist(), set(accepted)
-    best = np.argsort(-tree.probabilities[1:], kind="stable")[:most] + 1
-    shown = path.union(best.tolist())
+    ranked = np.argsort(-tree.probabilities[1:], kind="stable") + 1
+    guesses = ranked[tree.probabilities[ranked] > 0].tolist()  # other nodes only fill a forward up
+    shown = path.union(guesses[:most])
     for node in range(len(tree) - 1, 0, -1):
         if node in shown:
             shown.add(parents[node])
@@ -165,7 +166,7 @@ def outline(
         first, last = (float(tree.probabilities[n]) for n in (node, nodes[-1]))
         lines.append(Line(kind, tuple(nodes), token_ids, before, first, last, source, int(tree.matches[node]), forks, begins))
         follow(nodes[-1], forks)
-    return Outline(lines, len(tree) - len(shown | {0}))
+    return Outline(lines, len(set(guesses) - shown))
 
 
 @dataclasses.dataclass(frozen=True)
