@@ -176,11 +176,15 @@ class Guide:
 
     def allows(self, token: int) -> bool:
         """The token may come next."""
-        if token in self._eos:
-            return self._matcher.is_accepting()
+        return self.settled(token) == token
+
+    def settled(self, best: int) -> int | None:
+        """The next token, as far as the best one tells: itself if it is allowed, the one that must come; else None."""
+        if best in self._eos and self._matcher.is_accepting():
+            return best
         if must := self._matcher.compute_ff_tokens():
-            return token == must[0]
-        return self._matcher.validate_tokens([token]) == 1
+            return must[0]
+        return best if best not in self._eos and self._matcher.validate_tokens([best]) == 1 else None
 
     def allowed(self) -> np.ndarray:
         """bool [vocab_size]: the tokens that may come next. Raises ConstraintError if there are none."""

@@ -182,8 +182,10 @@ class Sampler:
     def _chosen(self, scores: Scores, slot: int, node: int) -> int:
         if self.is_greedy:
             best = scores.best(slot, node)
-            if self.guide is None or self.guide.allows(best):
-                return best
+            token = self.guide.settled(best) if self.guide else best
+            if token is not None:
+                return token
+            assert self.guide
             return int(Allowed(self.guide)(self._text, scores.of(slot)[node][None].float()).argmax(-1))
         here = scores.of(slot)[node][None].float()
         if self.processors:
