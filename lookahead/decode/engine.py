@@ -148,9 +148,7 @@ class RunningRow:
         self.told = len(generation.token_ids)  # tokens of the answer that the drafter knows
         self.rest = Rest()
         self.bet: tuple[float, float] | None = None  # of the budget on the draft at hand
-        self.unscored: list[
-            int
-        ] = []  # nodes behind which the step's tokens were said, where their log-probabilities are wanted
+        self.unscored: list[int] = []  # nodes behind which tokens were said whose log-probabilities are still to be noted
 
     def enter(self, slots: Slots, most_drafted: int) -> None:
         """Take the next slot, anew if it had one before: what was said by then but for the last token is taken in too."""
