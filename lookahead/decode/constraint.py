@@ -174,10 +174,6 @@ class Guide:
             guide._end = None  # it cannot be seen to
         return guide
 
-    def allows(self, token: int) -> bool:
-        """The token may come next."""
-        return self.settled(token) == token
-
     def settled(self, best: int) -> int | None:
         """The next token, as far as the best one tells: itself if it is allowed, the one that must come; else None."""
         if best in self._eos and self._matcher.is_accepting():

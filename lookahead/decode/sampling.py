@@ -158,9 +158,10 @@ class Sampler:
         self.prompt_length = len(prompt_ids)
         self.draws = sampling.temperature > 0
         self.guide = guide_of(sampling, grammars, room)
-        self.processors = _processors(target, sampling, self.prompt_length, room)
-        if self.guide and (self.processors or self.draws):
-            self.processors = _processors(target, sampling, self.prompt_length, room, Allowed(self.guide))
+        rules_out = [Allowed(self.guide)] if self.guide else []
+        self.processors = _processors(target, sampling, self.prompt_length, room, *rules_out)
+        if self.guide and not self.draws and len(self.processors or ()) == 1:  # the best token mostly needs no mask
+            self.processors = None
         self._stops = stop_texts(sampling, tokenizer)
         if self.draws:
             self._stream = torch.Generator(target.device).manual_seed(seed)

@@ -43,8 +43,7 @@ def grow_rows(limits, forced, price, single, shared_addresses, rows_addresses, s
 
     limits: int64 [rows, 5], the row's number, nodes below the root at most, depth at most, and where in `forced` (int64) the
     tokens begin and end with which every branch begins, as nothing else may come. price: calibrated path probability that a
-    node must have. single: only the best child of a node may grow. The addresses are those of the blocks in
-    arrays.py.
+    node must have. single: only the best child of a node may grow. The addresses are those of the blocks in arrays.py.
     """
     shared, rows, scratch = shared_arrays(shared_addresses), rows_arrays(rows_addresses), scratch_arrays(scratch_addresses)
     least = np.float32(computed(price, shared.edges, shared.curve)) if price > 0 else LEAST
