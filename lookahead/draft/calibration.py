@@ -101,4 +101,5 @@ def computed(probability, edges, curve):
     b = np.searchsorted(curve, probability)
     if b == 0:
         return edges[0]
-    return edges[b - 1] + (probability - curve[b - 1]) / (curve[b] - curve[b - 1]) * (edges[b] - edges[b - 1])
+    between = edges[b - 1] + (probability - curve[b - 1]) / (curve[b] - curve[b - 1]) * (edges[b] - edges[b - 1])
+    return min(np.float32(1.0), np.float32(between))
