@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import torch
 
+from lookahead.decode.best import best_tokens
 from lookahead.decode.batch import KEYS, Pack, pack, upload
 from lookahead.decode.kv_cache import SlotCache
 from lookahead.decode.memory import free_memory
@@ -50,6 +51,13 @@ class Scores:
         if self.logits.is_cuda:
             return self._best[place]
         return int(self._array[place].argmax() if self._array is not None else self.logits[place].float().numpy().argmax())
+
+    def most_probable(self, places: Sequence[int], count: int) -> tuple[np.ndarray, np.ndarray]:
+        """(int32 [places, count] token ids, float32 scores) of these rows of `logits`, best first."""
+        if self.logits.is_cuda:
+            best = self.logits[torch.tensor(places, device=self.logits.device)].float().topk(count)
+            return best.indices.int().cpu().numpy(), best.values.cpu().numpy()
+        return best_tokens(self.logits, np.array(places), count)
 
     def wait(self) -> None:
         """Until the device has them."""

@@ -121,6 +121,10 @@ SHARED: Layout = {
     "curve": (np.float32, (BINS,)),
     "counted": (np.float64, (2, BINS)),
     "used": (np.int64, (1,)),  # texts that hold anything; they come first
+    "recycled_tags": (np.int32, ("places",)),  # see recycled.py
+    "recycled_seen": (np.int32, ("places",)),
+    "recycled_tokens": (np.int32, ("places", "best")),
+    "recycled_weights": (np.float32, ("places", "best")),
 }
 Shared = namedtuple("Shared", tuple(SHARED))  # type: ignore[misc]
 
@@ -142,8 +146,8 @@ def scratch_block(nodes: int, texts: int) -> Block:
     return Block(SCRATCH, **sizes)
 
 
-def shared_block(texts: int, cells: int, factors: int) -> Block:
-    return Block(SHARED, texts=texts, cells=cells, factors=factors)
+def shared_block(texts: int, cells: int, factors: int, places: int, best: int) -> Block:
+    return Block(SHARED, texts=texts, cells=cells, factors=factors, places=places, best=best)
 
 
 def rows_block(rows: int, texts: int, nodes: int) -> Block:
@@ -186,8 +190,8 @@ def scratch_arrays(addresses):
 @inlined
 def shared_arrays(addresses):
     """The Shared of a block's addresses."""
-    texts, cells, factors = addresses[0], addresses[1], addresses[2]
-    a = addresses[3:]
+    texts, cells, factors, places, best = addresses[0], addresses[1], addresses[2], addresses[3], addresses[4]
+    a = addresses[5:]
     return Shared(  # type: ignore[call-arg]
         carray(int64_at(a[0]), (texts, COLUMNS)),
         carray(float32_at(a[1]), (texts,)),
@@ -203,6 +207,10 @@ def shared_arrays(addresses):
         carray(float32_at(a[11]), (BINS,)),
         carray(float64_at(a[12]), (2, BINS)),
         carray(int64_at(a[13]), (1,)),
+        carray(int32_at(a[14]), (places,)),
+        carray(int32_at(a[15]), (places,)),
+        carray(int32_at(a[16]), (places, best)),
+        carray(float32_at(a[17]), (places, best)),
     )
 
 

@@ -26,10 +26,11 @@ from lookahead.draft.arrays import (
     shared_block,
 )
 from lookahead.draft.calibration import EDGES, Calibration
-from lookahead.draft.mixture import AT, CELLS, FACTORS, FIRST_GRADIENTS, OUTPUT
+from lookahead.draft.mixture import AT, CELLS, FACTORS, FIRST_GRADIENTS, RECYCLED, SESSION
 from lookahead.draft.own_text import OwnText, lead_common
 from lookahead.draft.places import SIZE, VOCABULARY, SortedText, narrow_all, table_of
 from lookahead.draft.priors import Priors, load_priors
+from lookahead.draft.recycled import BEST, NO_TOKEN, PLACES, recycle
 from lookahead.draft.tree import DraftTree, as_parallel, root_only
 from lookahead.errors import UsageError
 from lookahead.trie.file import Trie, names_of
@@ -39,7 +40,6 @@ NOTHING = np.empty(0, np.int64)
 
 Strategy = Literal["hierarchical", "parallel", "single", "off"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
-SESSION = OUTPUT + 1  # number of this source; tries follow
 THREADS = 2  # that grow the trees of a batch
 ROWS_PER_THREAD = 4  # fewer are not worth waking a thread
 
@@ -54,6 +54,7 @@ class DraftOptions:
     session_tokens   output tokens of the job that are remembered
     adaptive         decoding_length is the limit; each step verifies what pays at measured costs (budget/goodput.py)
     learn            learn from what is accepted; else every job drafts by the shipped priors
+    recycle          draft from what the model almost said (recycled.py)
     """
 
     strategy: Strategy = "hierarchical"
@@ -63,6 +64,7 @@ class DraftOptions:
     session_tokens: int = 4_000_000
     adaptive: bool = False
     learn: bool = True
+    recycle: bool = True
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
@@ -129,21 +131,21 @@ class Drafter:
         self.options = options or DraftOptions()
         self.tries = tuple(tries)
         names = names_of([trie.path for trie in self.tries])
-        self.source_names = ("prompt", "output", "session", *(f"trie:{name}" for name in names))
+        self.source_names = ("prompt", "output", "session", "recycled", *(f"trie:{name}" for name in names))
         self.session = SessionMemory(self.options.session_tokens)
         self._priors = priors or load_priors()
         trie_weights = [1.0] * len(self.tries) if weights is None else list(weights)
         self._trie_texts, text_weights = [], []
         for number, (trie, weight) in enumerate(zip(self.tries, trie_weights, strict=True)):
             for part in trie.segments:
-                text = SortedText(part.tokens, part.suffixes, part.first, SESSION + 1 + number, trie.header.depth)
+                text = SortedText(part.tokens, part.suffixes, part.first, RECYCLED + 1 + number, trie.header.depth)
                 if trie.weighted:
                     weighing = (part.document_ends, part.document_sources, trie.source_weights)
                     text = dataclasses.replace(text, weighing=weighing)
                 self._trie_texts.append(text)
                 text_weights.append(weight)
         text_weights += [1.0] * len(self.session.runs)
-        self.shared = shared_block(len(text_weights), CELLS, FACTORS)
+        self.shared = shared_block(len(text_weights), CELLS, FACTORS, PLACES if self.options.recycle else 0, BEST)
         self.shared.given[:] = text_weights
         self.shared.edges = EDGES
         self._learn_from(self._priors)
@@ -154,6 +156,7 @@ class Drafter:
         self._scratch = [scratch_block(self.options.decoding_length, len(text_weights))]
         self._pool: ThreadPoolExecutor | None = None
         self._version = -1
+        self._unseen: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None = None
         self._refresh_texts()
         self._find_common()
 
@@ -206,6 +209,7 @@ class Drafter:
         options = self.options
         if options.strategy == "off":
             return [root_only(row.root) for row in rows]
+        self._take_in()
         most, longest = options.decoding_length - 1, options.branch_length
         price = options.price if price is None else price
         limits = self._limits[: len(rows)]
@@ -235,6 +239,30 @@ class Drafter:
         if options.strategy == "parallel":
             return [as_parallel(tree, int(limit)) for tree, limit in zip(trees, limits[:, 1], strict=True)]
         return trees
+
+    def recycle(self, rows: Sequence[Row], trees: Sequence[DraftTree], ids: np.ndarray, scores: np.ndarray) -> None:
+        """Behind the nodes of these trees, each at the end of its row's text, the model's best are `ids` with `scores`.
+
+        ids: int32 [nodes, best], best first; scores: float32 likewise. It serves from the next draft on; by then all of these
+        rows have been told what the model said, so that nothing that it said seems to have been foreseen.
+        """
+        token_ids = np.concatenate([tree.token_ids for tree in trees])
+        previous, start = np.empty_like(token_ids), 0
+        for row, tree in zip(rows, trees, strict=True):
+            previous[start : start + len(tree)] = tree.token_ids[tree.parents]
+            previous[start] = row.own.tokens[-2] if len(row.own) > 1 else NO_TOKEN
+            start += len(tree)
+        self._unseen = token_ids, previous, ids, scores
+
+    def _take_in(self) -> None:
+        """What is to be recycled comes into the table."""
+        if self._unseen is not None:
+            shared = self.shared
+            recycle(
+                *self._unseen,
+                shared.recycled_tags, shared.recycled_seen, shared.recycled_tokens, shared.recycled_weights,
+            )  # fmt: skip
+            self._unseen = None
 
     def _finish(self, row: Row) -> None:
         text = row.own.tokens

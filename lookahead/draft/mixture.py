@@ -23,6 +23,7 @@ import numpy as np
 
 from lookahead.draft.arrays import EXPERTS, HASHES, LEADERS, MOST_SAMPLED, SLOTS
 from lookahead.draft.own_text import TOKEN, own_places
+from lookahead.draft.recycled import NO_TOKEN, place_of_key
 from lookahead.draft.places import (
     END,
     HIGH,
@@ -41,17 +42,20 @@ from lookahead.trie.suffixes import inlined
 OWN, OTHER = 0, 1  # groups
 ORDERS, COUNTS, SHARES, RANKS = 8, 7, 4, 4  # values of each feature of a cell
 ALIGNED = ORDERS * 2 * COUNTS * SHARES * RANKS  # first cell of the aligned experts
-HITS, MISSES = 4, 4
-CELLS = ALIGNED + HITS * 2 * ORDERS * MISSES
+HITS, MISSES, SEENS = 4, 4, 5
+RECYCLED_CELLS = ALIGNED + HITS * 2 * ORDERS * MISSES  # first cell of the experts that speak from what the model almost said
+CELLS = RECYCLED_CELLS + 2 * SEENS * SHARES * RANKS
 MEMORY = 250.0  # observations that a cell remembers
 FEWEST = 6  # places, up to MOST_SAMPLED, represent a wider range, evenly: as many as shares that matter can be told apart
 RESOLUTION = np.float32(4.0)
 LEAST_WEIGHT = np.float32(1e-30)  # of all places of an expert; they may weigh nothing
-PROMPT, OUTPUT = 0, 1  # sources
+PROMPT, OUTPUT, SESSION, RECYCLED = range(4)  # sources; tries follow
 
 # Columns of a slot: one token that some expert proposes.
 SLOT_TOKEN, SLOT_SOURCE, SLOT_MATCH, SLOT_OWN, SLOT_OTHER, SLOT_PLACE, SLOT_COUNT, SLOT_OFFERED = range(8)
 P, BEST, COUNT, MOST = range(4)  # MOST: what one text alone counts
+import os
+RECYCLED_LATER = tuple(int(x) for x in os.environ.get("RL","0,0,0").split(","))
 NEVER = ORDERS  # order bucket of a group that does not propose the token
 
 # Rescoring factors: by orders at which own and other propose a token and the longest order there is; by recency; by last token.
@@ -113,6 +117,13 @@ def aligned_cell(aligned, node, text, group):
     """Cell of an aligned expert."""
     hits, misses = min(aligned[node, text, HIT], HITS - 1), min(aligned[node, text, MISSED], MISSES - 1)
     return ALIGNED + ((hits * 2 + group) * ORDERS + order_bucket(aligned[node, text, BEFORE])) * MISSES + misses
+
+
+@inlined
+def recycled_cell(order, seen, share, rank):
+    """Cell of what stands behind the last `order` tokens, 1 or 2."""
+    seen = (seen >= 2) + np.int64(seen >= 4) + (seen >= 10) + (seen >= 30)
+    return RECYCLED_CELLS + (((order - 1) * SEENS + seen) * SHARES + _share_bucket(share)) * RANKS + min(rank, RANKS - 1)
 
 
 @inlined
@@ -201,13 +212,37 @@ def mix(shared, scratch, own, node, have, floor, actual):
     own_used, own_total = 0, 0
     for text in range(number_of_texts):
         current[text] = -1  # the step that counts
+    recycled = np.int64(2 if len(shared.recycled_tags) > 0 else 0)  # order of the next recycled expert
     while rest >= floor and rank < EXPERTS - 2:
         other_order = np.int64(0)  # of the next other expert
         for text in range(number_of_texts):
             if has_step(texts, steps, scratch.made, scratch.keys, node, text, current[text] + 1):
                 other_order = max(other_order, steps[node, text, current[text] + 1, ORDER])
         share = np.float32(0.0)
-        if own_order > 0 and own_order >= order_bucket(other_order):
+        if recycled > 0 and max(own_order, order_bucket(other_order)) <= recycled + RECYCLED_LATER[recycled]:
+            order = recycled
+            recycled -= 1
+            if order > have:
+                continue
+            previous = scratch.recent[1] if order == 2 else np.int64(NO_TOKEN)
+            place = place_of_key(shared.recycled_tags, scratch.recent[0], previous)
+            if place < 0:
+                continue
+            tokens, weights = shared.recycled_tokens, shared.recycled_weights
+            total, top = np.float32(0.0), np.float32(0.0)
+            for k in range(tokens.shape[1]):
+                total += weights[place, k]
+                top = max(top, weights[place, k])
+            each = np.float32(1.0) / total
+            cell = recycled_cell(order, shared.recycled_seen[place], top * each, rank)
+            gain = rest * lambdas[cell] * each
+            for k in range(tokens.shape[1]):
+                if weights[place, k] > 0:
+                    slot = slot_of(scratch, stamp, np.int64(tokens[place, k]))
+                    _credit(scratch, slot, gain * weights[place, k], RECYCLED, order)
+                    if tokens[place, k] == actual:
+                        share = weights[place, k] * each
+        elif own_order > 0 and own_order >= order_bucket(other_order):
             order, before = own_order, own_total
             own_order = np.int64(0)
             for k in range(places):

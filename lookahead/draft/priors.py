@@ -14,7 +14,7 @@ import msgpack
 import numpy as np
 
 from lookahead.draft.arrays import BINS
-from lookahead.draft.mixture import ALIGNED, CELLS, COUNTS, ORDERS, OWN, RANKS, SHARES
+from lookahead.draft.mixture import ALIGNED, CELLS, COUNTS, ORDERS, OWN, RANKS, RECYCLED_CELLS, SHARES
 
 TYPICAL_ORDER = (0, 1, 2, 3, 4.5, 7, 12, 24)  # of each order bucket
 STRENGTH = 16.0  # observations that a trained belief stands for
@@ -49,8 +49,8 @@ def formula() -> Priors:
     lambdas[cells[0] == 0] = 0.95
     few = (cells[0] == 0) & (cells[1] == OWN)  # how common tokens are in a short text says little
     lambdas[few] = 0.1 + 0.1 * cells[2][few]
-    aligned = np.full(CELLS - ALIGNED, 0.3)
-    return Priors(np.concatenate([lambdas, aligned]).astype(np.float32), None, FORMULA_STRENGTH)
+    aligned = np.full(RECYCLED_CELLS - ALIGNED, 0.3)
+    return Priors(np.concatenate([lambdas, aligned, np.full(CELLS - RECYCLED_CELLS, 0.3)]).astype(np.float32), None, FORMULA_STRENGTH)
 
 
 @functools.cache
@@ -61,4 +61,5 @@ def load_priors() -> Priors:
         return formula()
     arrays = {name: np.frombuffer(data, "<f4") for name, data in msgpack.unpackb(file.read_bytes()).items()}
     lambdas, calibration = arrays["lambdas"], arrays["calibration"]
+    lambdas = np.concatenate([lambdas, formula().lambdas[len(lambdas) :]])
     return Priors(lambdas, calibration) if (len(lambdas), len(calibration)) == (CELLS, BINS) else formula()

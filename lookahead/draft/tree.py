@@ -35,6 +35,12 @@ class DraftTree:
         """Nodes below the root."""
         return len(self.token_ids) - 1
 
+    @property
+    def guesses(self) -> DraftTree:
+        """The tree without what only fills it up."""
+        fillers = int((self.sources[1:] == GIVEN).sum())
+        return self.first(len(self) - fillers) if fillers else self
+
     def first(self, nodes: int) -> DraftTree:
         """The tree of its first nodes, the root included."""
         return DraftTree(

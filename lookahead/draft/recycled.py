@@ -1,0 +1,100 @@
+"""What the model almost said. In: its best few tokens behind each verified node. Out: what may follow a token, or two.
+
+A forward scores every token behind every node, also behind those that are not accepted; plain decoding keeps one and throws the
+rest away. Token Recycling (arXiv 2408.08696) keeps the best of them in a table by the token they stand behind. Here they are
+kept behind the last token and behind the last two, and summed up: each time the same key is seen, what it held counts KEPT as
+much and the shares of its candidates (softmax over the best few) are added.
+
+The table is a bounded hash table. Of the WAYS places that a key may take it takes the least seen.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lookahead.trie.suffixes import inlined, kernel
+
+BEST = 8  # candidates of a key
+PLACES = 1 << 17
+WAYS = 4
+KEPT = np.float32(0.5)  # weight of what is known when a key is seen again
+NO_TOKEN = -1  # before the first
+
+
+@inlined
+def _hash(token, previous):
+    """64 bits of a key; previous NO_TOKEN: of the last token alone."""
+    mixed = (np.uint64(token + 1) ^ (np.uint64(previous + 1) * np.uint64(0x9E3779B97F4A7C15))) * np.uint64(0xD6E8FEB86659FD93)
+    return mixed ^ (mixed >> np.uint64(32))
+
+
+@inlined
+def place_of_key(tags, token, previous):
+    """Where a key is kept, or -1. tags: int32 [PLACES]."""
+    mixed = _hash(token, previous)
+    tag = np.int32(mixed >> np.uint64(33)) | np.int32(1)
+    first = np.int64(mixed & np.uint64(len(tags) - WAYS))
+    for place in range(first, first + WAYS):
+        if tags[place] == tag:
+            return place
+    return np.int64(-1)
+
+
+@inlined
+def _taken_place(tags, seen, weights, token, previous):
+    """Where a key is kept; if it is not yet, it takes a place."""
+    place = place_of_key(tags, token, previous)
+    if place >= 0:
+        return place
+    mixed = _hash(token, previous)
+    first = np.int64(mixed & np.uint64(len(tags) - WAYS))
+    place = first
+    for other in range(first, first + WAYS):
+        if seen[other] < seen[place]:
+            place = other
+    for other in range(first, first + WAYS):
+        seen[other] -= seen[other] >> 2  # what is never seen again gives way in time
+    tags[place], seen[place] = np.int32(mixed >> np.uint64(33)) | np.int32(1), 0
+    weights[place] = 0
+    return place
+
+
+@inlined
+def _add(tokens, weights, ids, shares):
+    """Candidates with their shares come to one key's. Each array: [BEST]."""
+    for k in range(len(weights)):
+        weights[k] *= KEPT
+    for k in range(len(ids)):
+        least = 0
+        for have in range(len(weights)):
+            if weights[have] > 0 and tokens[have] == ids[k]:
+                weights[have] += shares[k]
+                break
+            if weights[have] < weights[least]:
+                least = have
+        else:
+            if shares[k] > weights[least]:
+                tokens[least], weights[least] = ids[k], shares[k]
+
+
+@kernel
+def recycle(token_ids, previous, ids, scores, tags, seen, tokens, weights):
+    """Behind node n, which says token_ids[n] after previous[n], the best are ids[n] with scores[n], best first.
+
+    token_ids, previous: int64 [nodes]. ids: int32 [nodes, best]; scores: float32 likewise. The table: tags, seen: int32
+    [PLACES]; tokens: int32 [PLACES, BEST]; weights: float32 likewise, 0 where there is none.
+    """
+    shares = np.empty(ids.shape[1], np.float32)
+    for node in range(len(token_ids)):
+        total = np.float32(0.0)
+        for k in range(len(shares)):
+            shares[k] = np.exp(scores[node, k] - scores[node, 0])
+            total += shares[k]
+        if not total > 0:  # scores that are no numbers
+            continue
+        for k in range(len(shares)):
+            shares[k] /= total
+        for before in (np.int64(NO_TOKEN), np.int64(previous[node])):
+            place = _taken_place(tags, seen, weights, np.int64(token_ids[node]), before)
+            seen[place] += 1
+            _add(tokens[place], weights[place], ids[node], shares)
