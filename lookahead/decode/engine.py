@@ -391,7 +391,7 @@ class DecodingEngine:
             trees.append(tree)
             places += range(scores.place(slot, 0), scores.place(slot, len(tree)))
         if known:
-            self.drafter.recycle(known, trees, *scores.most_probable(places, BEST))
+            self.drafter.recycle(known, trees, *scores.most_probable(places, int(__import__('os').environ.get('K','8'))))
 
     def _pieces(self, rows: list[RunningRow], slots: Slots) -> list[Piece]:
         """Of prompts to be taken in `prefill_chunk` tokens, first come, first served; draft trees of rows that decode."""

@@ -87,7 +87,7 @@ SCRATCH: Layout = {
     "reach": (np.float32, ("candidates",)),
     "heap": (np.int32, ("candidates",)),
     "offered": (np.int64, (BINS,)),
-    "slots": (np.int32, (SLOTS + 1, 8)),
+    "slots": (np.int32, (SLOTS + 1, 9)),
     "values": (np.float32, (SLOTS + 1, 4)),
     "hashes": (np.int64, (HASHES,)),
     "numbers": (np.int32, (HASHES,)),
@@ -98,7 +98,7 @@ SCRATCH: Layout = {
     "current": (np.int64, ("texts",)),
     "touched": (np.int64, ("texts", MOST_SAMPLED)),  # slots that an expert credits, as often as texts offer them
     "own_slots": (np.int64, (SLOTS, 2)),  # and the match length of the first place found
-    "used_factors": (np.int32, (SLOTS, 3)),
+    "used_factors": (np.int32, (SLOTS, 4)),
     "chains": (np.int64, (CHAINS,)),  # slots in the own text's hash tables
     "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
 }
@@ -125,6 +125,7 @@ SHARED: Layout = {
     "recycled_seen": (np.int32, ("places",)),
     "recycled_tokens": (np.int32, ("places", "best")),
     "recycled_weights": (np.float32, ("places", "best")),
+    "tuning": (np.float32, (8,)),
 }
 Shared = namedtuple("Shared", tuple(SHARED))  # type: ignore[misc]
 
@@ -170,7 +171,7 @@ def scratch_arrays(addresses):
         carray(float32_at(a[6]), (most,)),
         carray(int32_at(a[7]), (most,)),
         carray(int64_at(a[8]), (BINS,)),
-        carray(int32_at(a[9]), (SLOTS + 1, 8)),
+        carray(int32_at(a[9]), (SLOTS + 1, 9)),
         carray(float32_at(a[10]), (SLOTS + 1, 4)),
         carray(int64_at(a[11]), (HASHES,)),
         carray(int32_at(a[12]), (HASHES,)),
@@ -181,7 +182,7 @@ def scratch_arrays(addresses):
         carray(int64_at(a[17]), (texts,)),
         carray(int64_at(a[18]), (texts * MOST_SAMPLED,)),
         carray(int64_at(a[19]), (SLOTS, 2)),
-        carray(int32_at(a[20]), (SLOTS, 3)),
+        carray(int32_at(a[20]), (SLOTS, 4)),
         carray(int64_at(a[21]), (CHAINS,)),
         carray(int64_at(a[22]), (RECENT,)),
     )
@@ -211,6 +212,7 @@ def shared_arrays(addresses):
         carray(int32_at(a[15]), (places,)),
         carray(int32_at(a[16]), (places, best)),
         carray(float32_at(a[17]), (places, best)),
+        carray(float32_at(a[18]), (8,)),
     )
 
 

@@ -145,9 +145,11 @@ class Drafter:
                 self._trie_texts.append(text)
                 text_weights.append(weight)
         text_weights += [1.0] * len(self.session.runs)
-        self.shared = shared_block(len(text_weights), CELLS, FACTORS, PLACES if self.options.recycle else 0, BEST)
+        self.shared = shared_block(len(text_weights), CELLS, FACTORS, PLACES if self.options.recycle else 0, int(__import__('os').environ.get('K','8')))
         self.shared.given[:] = text_weights
         self.shared.edges = EDGES
+        import os
+        self.shared.tuning[:] = [float(x) for x in os.environ.get('TUNE','0,0,0,.5,.5,1,0,0').split(',')]
         self._learn_from(self._priors)
         self.rows: Block
         self._rows: list[Row] = []
@@ -260,7 +262,7 @@ class Drafter:
             shared = self.shared
             recycle(
                 *self._unseen,
-                shared.recycled_tags, shared.recycled_seen, shared.recycled_tokens, shared.recycled_weights,
+                shared.recycled_tags, shared.recycled_seen, shared.recycled_tokens, shared.recycled_weights, shared.tuning,
             )  # fmt: skip
             self._unseen = None
 

@@ -52,10 +52,8 @@ LEAST_WEIGHT = np.float32(1e-30)  # of all places of an expert; they may weigh n
 PROMPT, OUTPUT, SESSION, RECYCLED = range(4)  # sources; tries follow
 
 # Columns of a slot: one token that some expert proposes.
-SLOT_TOKEN, SLOT_SOURCE, SLOT_MATCH, SLOT_OWN, SLOT_OTHER, SLOT_PLACE, SLOT_COUNT, SLOT_OFFERED = range(8)
+SLOT_TOKEN, SLOT_SOURCE, SLOT_MATCH, SLOT_OWN, SLOT_OTHER, SLOT_PLACE, SLOT_COUNT, SLOT_OFFERED, SLOT_RECYCLED = range(9)
 P, BEST, COUNT, MOST = range(4)  # MOST: what one text alone counts
-import os
-RECYCLED_LATER = tuple(int(x) for x in os.environ.get("RL","0,0,0").split(","))
 NEVER = ORDERS  # order bucket of a group that does not propose the token
 
 # Rescoring factors: by orders at which own and other propose a token and the longest order there is; by recency; by last token.
@@ -64,7 +62,8 @@ BY_RECENCY = BY_ORDERS + (NEVER + 1) * (NEVER + 1) * ORDERS
 RECENCIES = 24
 BY_LAST = BY_RECENCY + (NEVER + 1) * RECENCIES
 LAST_TOKENS = 1024
-FACTORS = BY_LAST + 4 * LAST_TOKENS
+BY_RECYCLED = BY_LAST + 4 * LAST_TOKENS
+FACTORS = BY_RECYCLED + 100
 RATE, FIRST_GRADIENTS, MOST_GRADIENTS = 0.1, 0.1, 3.0  # of AdaGrad: step size, sum of squares at the beginning and at most
 HOPE = np.float32(8.0)  # times as probable as the experts say: no token gets there by its factors
 
@@ -142,7 +141,7 @@ def slot_of(scratch, stamp, token):
                 scratch.hashes[h], scratch.numbers[h] = key, slot
             slots, values = scratch.slots, scratch.values
             slots[slot, SLOT_TOKEN], slots[slot, SLOT_PLACE], slots[slot, SLOT_COUNT] = token, -1, 0
-            slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER] = NEVER, NEVER
+            slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER], slots[slot, SLOT_RECYCLED] = NEVER, NEVER, 24
             values[slot, P], values[slot, BEST], values[slot, COUNT] = 0, 0, 0
             return slot
         h = (h + np.uint64(1)) & np.uint64(HASHES - 1)
@@ -219,10 +218,10 @@ def mix(shared, scratch, own, node, have, floor, actual):
             if has_step(texts, steps, scratch.made, scratch.keys, node, text, current[text] + 1):
                 other_order = max(other_order, steps[node, text, current[text] + 1, ORDER])
         share = np.float32(0.0)
-        if recycled > 0 and max(own_order, order_bucket(other_order)) <= recycled + RECYCLED_LATER[recycled]:
+        if recycled > 0 and max(own_order, order_bucket(other_order)) <= recycled + shared.tuning[recycled]:
             order = recycled
             recycled -= 1
-            if order > have:
+            if order > have or shared.tuning[7] == order:
                 continue
             previous = scratch.recent[1] if order == 2 else np.int64(NO_TOKEN)
             place = place_of_key(shared.recycled_tags, scratch.recent[0], previous)
@@ -240,6 +239,11 @@ def mix(shared, scratch, own, node, have, floor, actual):
                 if weights[place, k] > 0:
                     slot = slot_of(scratch, stamp, np.int64(tokens[place, k]))
                     _credit(scratch, slot, gain * weights[place, k], RECYCLED, order)
+                    r = np.int64(0)
+                    for kk in range(tokens.shape[1]):
+                        r += weights[place, kk] > weights[place, k]
+                    r = min(r, 3) - 4
+                    slots[slot, SLOT_RECYCLED] += 5 * r if order == 2 else r
                     if tokens[place, k] == actual:
                         share = weights[place, k] * each
         elif own_order > 0 and own_order >= order_bucket(other_order):
@@ -401,9 +405,12 @@ def rescore(shared, scratch, own, asked, least, learning):
             by_orders = BY_ORDERS + (own_order * (NEVER + 1) + other_order) * ORDERS + longest
             by_recency = BY_RECENCY + own_order * RECENCIES + recency
             by_last = last_row + (own_order < NEVER) + 2 * (other_order < NEVER)
+            by_rec = BY_RECYCLED + slots[slot, SLOT_RECYCLED] + 25 * (own_order < NEVER) + 50 * (other_order < NEVER)
             if learning:
-                used[slot, 0], used[slot, 1], used[slot, 2] = by_orders, by_recency, by_last
+                used[slot, 0], used[slot, 1], used[slot, 2], used[slot, 3] = by_orders, by_recency, by_last, by_rec
             probability *= factors[by_orders] * factors[by_recency] * factors[by_last]
+            if shared.tuning[0] > 0:
+                probability *= factors[by_rec]
             values[slot, P] = probability
         after += probability
     scale = np.float32(1.0) / (after + max(np.float32(1e-6), np.float32(1.0) - total))
@@ -473,7 +480,7 @@ def _learn_factors(shared, scratch, actual):
             gradient += np.float32(1.0)
         elif gradient > -1e-3:
             continue
-        for k in range(3):
+        for k in range(4 if shared.tuning[0] > 0 else 3):
             f = scratch.used_factors[slot, k]
             learned[f, 1] = min(learned[f, 1] + gradient * gradient, np.float32(MOST_GRADIENTS))
             learned[f, 0] += np.float32(RATE) * gradient / np.sqrt(learned[f, 1])

@@ -60,10 +60,10 @@ def _taken_place(tags, seen, weights, token, previous):
 
 
 @inlined
-def _add(tokens, weights, ids, shares):
+def _add(tokens, weights, ids, shares, kept):
     """Candidates with their shares come to one key's. Each array: [BEST]."""
     for k in range(len(weights)):
-        weights[k] *= KEPT
+        weights[k] *= kept
     for k in range(len(ids)):
         least = 0
         for have in range(len(weights)):
@@ -78,7 +78,7 @@ def _add(tokens, weights, ids, shares):
 
 
 @kernel
-def recycle(token_ids, previous, ids, scores, tags, seen, tokens, weights):
+def recycle(token_ids, previous, ids, scores, tags, seen, tokens, weights, tuning):
     """Behind node n, which says token_ids[n] after previous[n], the best are ids[n] with scores[n], best first.
 
     token_ids, previous: int64 [nodes]. ids: int32 [nodes, best]; scores: float32 likewise. The table: tags, seen: int32
@@ -86,9 +86,10 @@ def recycle(token_ids, previous, ids, scores, tags, seen, tokens, weights):
     """
     shares = np.empty(ids.shape[1], np.float32)
     for node in range(len(token_ids)):
+        if node > 0 and tuning[6] > 0: continue
         total = np.float32(0.0)
         for k in range(len(shares)):
-            shares[k] = np.exp(scores[node, k] - scores[node, 0])
+            shares[k] = np.exp((scores[node, k] - scores[node, 0]) * tuning[5])
             total += shares[k]
         if not total > 0:  # scores that are no numbers
             continue
@@ -97,4 +98,4 @@ def recycle(token_ids, previous, ids, scores, tags, seen, tokens, weights):
         for before in (np.int64(NO_TOKEN), np.int64(previous[node])):
             place = _taken_place(tags, seen, weights, np.int64(token_ids[node]), before)
             seen[place] += 1
-            _add(tokens[place], weights[place], ids[node], shares)
+            _add(tokens[place], weights[place], ids[node], shares, tuning[3 if before < 0 else 4])
