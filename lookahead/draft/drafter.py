@@ -250,11 +250,15 @@ class Drafter:
         """
         token_ids = np.concatenate([tree.token_ids for tree in trees])
         previous, start = np.empty_like(token_ids), 0
+        grand = np.empty_like(token_ids)
         for row, tree in zip(rows, trees, strict=True):
             previous[start : start + len(tree)] = tree.token_ids[tree.parents]
             previous[start] = row.own.tokens[-2] if len(row.own) > 1 else NO_TOKEN
+            mine = previous[start : start + len(tree)]
+            grand[start : start + len(tree)] = mine[tree.parents]
+            grand[start] = row.own.tokens[-3] if len(row.own) > 2 else NO_TOKEN
             start += len(tree)
-        self._unseen = token_ids, previous, ids, scores
+        self._unseen = token_ids, previous, grand, ids, scores
 
     def _take_in(self) -> None:
         """What is to be recycled comes into the table."""

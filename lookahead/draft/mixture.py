@@ -44,7 +44,7 @@ ORDERS, COUNTS, SHARES, RANKS = 8, 7, 4, 4  # values of each feature of a cell
 ALIGNED = ORDERS * 2 * COUNTS * SHARES * RANKS  # first cell of the aligned experts
 HITS, MISSES, SEENS = 4, 4, 5
 RECYCLED_CELLS = ALIGNED + HITS * 2 * ORDERS * MISSES  # first cell of the experts that speak from what the model almost said
-CELLS = RECYCLED_CELLS + 2 * SEENS * SHARES * RANKS
+CELLS = RECYCLED_CELLS + 4 * SEENS * SHARES * RANKS
 MEMORY = 250.0  # observations that a cell remembers
 FEWEST = 6  # places, up to MOST_SAMPLED, represent a wider range, evenly: as many as shares that matter can be told apart
 RESOLUTION = np.float32(4.0)
@@ -211,20 +211,22 @@ def mix(shared, scratch, own, node, have, floor, actual):
     own_used, own_total = 0, 0
     for text in range(number_of_texts):
         current[text] = -1  # the step that counts
-    recycled = np.int64(2 if len(shared.recycled_tags) > 0 else 0)  # order of the next recycled expert
+    recycled = np.int64(3 if len(shared.recycled_tags) > 0 else -1)  # order of the next recycled expert
     while rest >= floor and rank < EXPERTS - 2:
         other_order = np.int64(0)  # of the next other expert
         for text in range(number_of_texts):
             if has_step(texts, steps, scratch.made, scratch.keys, node, text, current[text] + 1):
                 other_order = max(other_order, steps[node, text, current[text] + 1, ORDER])
         share = np.float32(0.0)
-        if recycled > 0 and max(own_order, order_bucket(other_order)) <= recycled + shared.tuning[recycled]:
+        if recycled >= 0 and max(own_order, order_bucket(other_order)) <= recycled + (shared.tuning[1] if recycled == 0 else 0):
             order = recycled
             recycled -= 1
-            if order > have or shared.tuning[7] == order:
+            kind = order if order > 0 else np.int64(4)
+            if order > have or not (np.int64(shared.tuning[7]) >> (kind - 1)) & 1:
                 continue
-            previous = scratch.recent[1] if order == 2 else np.int64(NO_TOKEN)
-            place = place_of_key(shared.recycled_tags, scratch.recent[0], previous)
+            t2 = scratch.recent[1] if have > 1 else np.int64(-1)
+            t3 = scratch.recent[2] if have > 2 else np.int64(-1)
+            place = place_of_key(shared.recycled_tags, kind, scratch.recent[0], t2, t3)
             if place < 0:
                 continue
             tokens, weights = shared.recycled_tokens, shared.recycled_weights
@@ -233,7 +235,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
                 total += weights[place, k]
                 top = max(top, weights[place, k])
             each = np.float32(1.0) / total
-            cell = recycled_cell(order, shared.recycled_seen[place], top * each, rank)
+            cell = recycled_cell(kind, shared.recycled_seen[place], top * each, rank)
             gain = rest * lambdas[cell] * each
             for k in range(tokens.shape[1]):
                 if weights[place, k] > 0:
@@ -243,7 +245,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
                     for kk in range(tokens.shape[1]):
                         r += weights[place, kk] > weights[place, k]
                     r = min(r, 3) - 4
-                    slots[slot, SLOT_RECYCLED] += 5 * r if order == 2 else r
+                    slots[slot, SLOT_RECYCLED] += 5 * r if order == 2 else r if order == 1 else 0
                     if tokens[place, k] == actual:
                         share = weights[place, k] * each
         elif own_order > 0 and own_order >= order_bucket(other_order):
@@ -409,7 +411,7 @@ def rescore(shared, scratch, own, asked, least, learning):
             if learning:
                 used[slot, 0], used[slot, 1], used[slot, 2], used[slot, 3] = by_orders, by_recency, by_last, by_rec
             probability *= factors[by_orders] * factors[by_recency] * factors[by_last]
-            if shared.tuning[0] > 0:
+            if shared.tuning[2] > 0:
                 probability *= factors[by_rec]
             values[slot, P] = probability
         after += probability
@@ -480,7 +482,7 @@ def _learn_factors(shared, scratch, actual):
             gradient += np.float32(1.0)
         elif gradient > -1e-3:
             continue
-        for k in range(4 if shared.tuning[0] > 0 else 3):
+        for k in range(4 if shared.tuning[2] > 0 else 3):
             f = scratch.used_factors[slot, k]
             learned[f, 1] = min(learned[f, 1] + gradient * gradient, np.float32(MOST_GRADIENTS))
             learned[f, 0] += np.float32(RATE) * gradient / np.sqrt(learned[f, 1])

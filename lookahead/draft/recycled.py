@@ -22,16 +22,20 @@ NO_TOKEN = -1  # before the first
 
 
 @inlined
-def _hash(token, previous):
-    """64 bits of a key; previous NO_TOKEN: of the last token alone."""
-    mixed = (np.uint64(token + 1) ^ (np.uint64(previous + 1) * np.uint64(0x9E3779B97F4A7C15))) * np.uint64(0xD6E8FEB86659FD93)
+def _hash(kind, t1, t2, t3):
+    mixed = np.uint64(kind)
+    if kind != 4: mixed = (mixed ^ np.uint64(t1 + 1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    if kind > 1: mixed = (mixed ^ np.uint64(t2 + 1)) * np.uint64(0xD6E8FEB86659FD93)
+    mixed ^= mixed >> np.uint64(31)
+    if kind > 2: mixed = (mixed ^ np.uint64(t3 + 1)) * np.uint64(0x9E3779B97F4A7C15)
     return mixed ^ (mixed >> np.uint64(32))
 
 
 @inlined
-def place_of_key(tags, token, previous):
+def place_of_key(tags, kind, t1, t2, t3):
     """Where a key is kept, or -1. tags: int32 [PLACES]."""
-    mixed = _hash(token, previous)
+    mixed = _hash(kind, t1, t2, t3)
     tag = np.int32(mixed >> np.uint64(33)) | np.int32(1)
     first = np.int64(mixed & np.uint64(len(tags) - WAYS))
     for place in range(first, first + WAYS):
@@ -41,12 +45,12 @@ def place_of_key(tags, token, previous):
 
 
 @inlined
-def _taken_place(tags, seen, weights, token, previous):
+def _taken_place(tags, seen, weights, kind, t1, t2, t3):
     """Where a key is kept; if it is not yet, it takes a place."""
-    place = place_of_key(tags, token, previous)
+    place = place_of_key(tags, kind, t1, t2, t3)
     if place >= 0:
         return place
-    mixed = _hash(token, previous)
+    mixed = _hash(kind, t1, t2, t3)
     first = np.int64(mixed & np.uint64(len(tags) - WAYS))
     place = first
     for other in range(first, first + WAYS):
@@ -78,7 +82,7 @@ def _add(tokens, weights, ids, shares, kept):
 
 
 @kernel
-def recycle(token_ids, previous, ids, scores, tags, seen, tokens, weights, tuning):
+def recycle(token_ids, previous, grand, ids, scores, tags, seen, tokens, weights, tuning):
     """Behind node n, which says token_ids[n] after previous[n], the best are ids[n] with scores[n], best first.
 
     token_ids, previous: int64 [nodes]. ids: int32 [nodes, best]; scores: float32 likewise. The table: tags, seen: int32
@@ -86,7 +90,6 @@ def recycle(token_ids, previous, ids, scores, tags, seen, tokens, weights, tunin
     """
     shares = np.empty(ids.shape[1], np.float32)
     for node in range(len(token_ids)):
-        if node > 0 and tuning[6] > 0: continue
         total = np.float32(0.0)
         for k in range(len(shares)):
             shares[k] = np.exp((scores[node, k] - scores[node, 0]) * tuning[5])
@@ -95,7 +98,8 @@ def recycle(token_ids, previous, ids, scores, tags, seen, tokens, weights, tunin
             continue
         for k in range(len(shares)):
             shares[k] /= total
-        for before in (np.int64(NO_TOKEN), np.int64(previous[node])):
-            place = _taken_place(tags, seen, weights, np.int64(token_ids[node]), before)
+        for kind in range(1, 5):
+            if not (np.int64(tuning[7]) >> (kind - 1)) & 1: continue
+            place = _taken_place(tags, seen, weights, kind, np.int64(token_ids[node]), np.int64(previous[node]), np.int64(grand[node]))
             seen[place] += 1
-            _add(tokens[place], weights[place], ids[node], shares, tuning[3 if before < 0 else 4])
+            _add(tokens[place], weights[place], ids[node], shares, tuning[3] if kind == 1 else tuning[4] if kind == 2 else tuning[0] if kind == 3 else tuning[6])
