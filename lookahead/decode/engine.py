@@ -371,27 +371,28 @@ class DecodingEngine:
         accepted = [row.verify(piece, scores, slot) for slot, (row, piece) in enumerate(zip(rows, pieces, strict=True))]
         _note_logprobs(rows, scores)
         slots.keep([each.nodes for each in accepted])
-        self._recycle(rows, pieces, scores)
+        self._recycle(rows, pieces, scores, accepted)
         verified = now()
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._count(row, piece, each, verified)
         self.clock.add(drafted - began, computed - drafted, verified - computed)
         self._learn_cost(rows, pieces, accepted, verified - drafted, now() - began)
 
-    def _recycle(self, rows: list[RunningRow], pieces: list[Piece], scores: Scores) -> None:
+    def _recycle(self, rows: list[RunningRow], pieces: list[Piece], scores: Scores, accepted) -> None:
         """Hand what the model almost said to the drafter. Not of rows that are not drafted for at present."""
         if not self.drafter.options.recycle or self.drafter.options.strategy == "off":
             return
-        known, trees, places = [], [], []
+        known, trees, places, good = [], [], [], []
         for slot, (row, piece) in enumerate(zip(rows, pieces, strict=True)):
             if piece.tree is None or not row.drafted_for or piece.wanted == "none":
                 continue
             tree = piece.tree.guesses if piece.wanted == "all" else root_only(row.text[-1])
             known.append(row.drafts)
             trees.append(tree)
+            good += [n in accepted[slot].nodes or len(tree)==1 for n in range(len(tree))]
             places += range(scores.place(slot, 0), scores.place(slot, len(tree)))
         if known:
-            self.drafter.recycle(known, trees, *scores.most_probable(places, int(__import__('os').environ.get('K','8'))))
+            self.drafter.recycle(known, trees, *scores.most_probable(places, int(__import__('os').environ.get('K','8'))), good)
 
     def _pieces(self, rows: list[RunningRow], slots: Slots) -> list[Piece]:
         """Of prompts to be taken in `prefill_chunk` tokens, first come, first served; draft trees of rows that decode."""

@@ -242,7 +242,8 @@ class Drafter:
             return [as_parallel(tree, int(limit)) for tree, limit in zip(trees, limits[:, 1], strict=True)]
         return trees
 
-    def recycle(self, rows: Sequence[Row], trees: Sequence[DraftTree], ids: np.ndarray, scores: np.ndarray) -> None:
+    def recycle(self, rows: Sequence[Row], trees: Sequence[DraftTree], ids: np.ndarray, scores: np.ndarray, good=None) -> None:
+        self._good = np.array(good)
         """Behind the nodes of these trees, each at the end of its row's text, the model's best are `ids` with `scores`.
 
         ids: int32 [nodes, best], best first; scores: float32 likewise. It serves from the next draft on; by then all of these
@@ -258,7 +259,9 @@ class Drafter:
             grand[start : start + len(tree)] = mine[tree.parents]
             grand[start] = row.own.tokens[-3] if len(row.own) > 2 else NO_TOKEN
             start += len(tree)
-        self._unseen = token_ids, previous, grand, ids, scores
+        o = slice(None, None, -1 if __import__("os").environ.get("REV") else 1)
+        self._good = self._good[o].copy()
+        self._unseen = token_ids[o].copy(), previous[o].copy(), grand[o].copy(), ids[o].copy(), scores[o].copy()
 
     def _take_in(self) -> None:
         """What is to be recycled comes into the table."""
@@ -266,7 +269,7 @@ class Drafter:
             shared = self.shared
             recycle(
                 *self._unseen,
-                shared.recycled_tags, shared.recycled_seen, shared.recycled_tokens, shared.recycled_weights, shared.tuning,
+                shared.recycled_tags, shared.recycled_seen, shared.recycled_tokens, shared.recycled_weights, shared.tuning, self._good,
             )  # fmt: skip
             self._unseen = None
 

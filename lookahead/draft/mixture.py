@@ -44,7 +44,7 @@ ORDERS, COUNTS, SHARES, RANKS = 8, 7, 4, 4  # values of each feature of a cell
 ALIGNED = ORDERS * 2 * COUNTS * SHARES * RANKS  # first cell of the aligned experts
 HITS, MISSES, SEENS = 4, 4, 5
 RECYCLED_CELLS = ALIGNED + HITS * 2 * ORDERS * MISSES  # first cell of the experts that speak from what the model almost said
-CELLS = RECYCLED_CELLS + 4 * SEENS * SHARES * RANKS
+CELLS = RECYCLED_CELLS + 5 * SEENS * SHARES * RANKS
 MEMORY = 250.0  # observations that a cell remembers
 FEWEST = 6  # places, up to MOST_SAMPLED, represent a wider range, evenly: as many as shares that matter can be told apart
 RESOLUTION = np.float32(4.0)
@@ -211,18 +211,20 @@ def mix(shared, scratch, own, node, have, floor, actual):
     own_used, own_total = 0, 0
     for text in range(number_of_texts):
         current[text] = -1  # the step that counts
-    recycled = np.int64(3 if len(shared.recycled_tags) > 0 else -1)  # order of the next recycled expert
+    recycled = np.int64(0 if len(shared.recycled_tags) > 0 else 9)
     while rest >= floor and rank < EXPERTS - 2:
         other_order = np.int64(0)  # of the next other expert
         for text in range(number_of_texts):
             if has_step(texts, steps, scratch.made, scratch.keys, node, text, current[text] + 1):
                 other_order = max(other_order, steps[node, text, current[text] + 1, ORDER])
         share = np.float32(0.0)
-        if recycled >= 0 and max(own_order, order_bucket(other_order)) <= recycled + (shared.tuning[1] if recycled == 0 else 0):
-            order = recycled
-            recycled -= 1
-            kind = order if order > 0 else np.int64(4)
-            if order > have or not (np.int64(shared.tuning[7]) >> (kind - 1)) & 1:
+        seq = (3, 2, 5, 1, 4)
+        at = (3, 2, 2, 1, 2)
+        if recycled < 5 and max(own_order, order_bucket(other_order)) <= at[recycled]:
+            kind = np.int64(seq[recycled])
+            order = kind
+            recycled += 1
+            if not (np.int64(shared.tuning[7]) >> (kind - 1)) & 1:
                 continue
             t2 = scratch.recent[1] if have > 1 else np.int64(-1)
             t3 = scratch.recent[2] if have > 2 else np.int64(-1)
@@ -240,7 +242,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
             for k in range(tokens.shape[1]):
                 if weights[place, k] > 0:
                     slot = slot_of(scratch, stamp, np.int64(tokens[place, k]))
-                    _credit(scratch, slot, gain * weights[place, k], RECYCLED, order)
+                    _credit(scratch, slot, gain * weights[place, k], RECYCLED, min(3, order))
                     r = np.int64(0)
                     for kk in range(tokens.shape[1]):
                         r += weights[place, kk] > weights[place, k]
@@ -411,8 +413,7 @@ def rescore(shared, scratch, own, asked, least, learning):
             if learning:
                 used[slot, 0], used[slot, 1], used[slot, 2], used[slot, 3] = by_orders, by_recency, by_last, by_rec
             probability *= factors[by_orders] * factors[by_recency] * factors[by_last]
-            if shared.tuning[2] > 0:
-                probability *= factors[by_rec]
+            probability *= factors[by_rec]
             values[slot, P] = probability
         after += probability
     scale = np.float32(1.0) / (after + max(np.float32(1e-6), np.float32(1.0) - total))
@@ -482,7 +483,7 @@ def _learn_factors(shared, scratch, actual):
             gradient += np.float32(1.0)
         elif gradient > -1e-3:
             continue
-        for k in range(4 if shared.tuning[2] > 0 else 3):
+        for k in range(4):
             f = scratch.used_factors[slot, k]
             learned[f, 1] = min(learned[f, 1] + gradient * gradient, np.float32(MOST_GRADIENTS))
             learned[f, 0] += np.float32(RATE) * gradient / np.sqrt(learned[f, 1])

@@ -26,9 +26,9 @@ def _hash(kind, t1, t2, t3):
     mixed = np.uint64(kind)
     if kind != 4: mixed = (mixed ^ np.uint64(t1 + 1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
-    if kind > 1: mixed = (mixed ^ np.uint64(t2 + 1)) * np.uint64(0xD6E8FEB86659FD93)
+    if 1 < kind < 5: mixed = (mixed ^ np.uint64(t2 + 1)) * np.uint64(0xD6E8FEB86659FD93)
     mixed ^= mixed >> np.uint64(31)
-    if kind > 2: mixed = (mixed ^ np.uint64(t3 + 1)) * np.uint64(0x9E3779B97F4A7C15)
+    if 2 < kind: mixed = (mixed ^ np.uint64(t3 + 1)) * np.uint64(0x9E3779B97F4A7C15)
     return mixed ^ (mixed >> np.uint64(32))
 
 
@@ -82,7 +82,7 @@ def _add(tokens, weights, ids, shares, kept):
 
 
 @kernel
-def recycle(token_ids, previous, grand, ids, scores, tags, seen, tokens, weights, tuning):
+def recycle(token_ids, previous, grand, ids, scores, tags, seen, tokens, weights, tuning, good):
     """Behind node n, which says token_ids[n] after previous[n], the best are ids[n] with scores[n], best first.
 
     token_ids, previous: int64 [nodes]. ids: int32 [nodes, best]; scores: float32 likewise. The table: tags, seen: int32
@@ -92,14 +92,17 @@ def recycle(token_ids, previous, grand, ids, scores, tags, seen, tokens, weights
     for node in range(len(token_ids)):
         total = np.float32(0.0)
         for k in range(len(shares)):
-            shares[k] = np.exp((scores[node, k] - scores[node, 0]) * tuning[5])
+            shares[k] = np.exp(scores[node, k] - scores[node, 0])
             total += shares[k]
         if not total > 0:  # scores that are no numbers
             continue
         for k in range(len(shares)):
             shares[k] /= total
-        for kind in range(1, 5):
+        for kind in range(1, 6):
             if not (np.int64(tuning[7]) >> (kind - 1)) & 1: continue
             place = _taken_place(tags, seen, weights, kind, np.int64(token_ids[node]), np.int64(previous[node]), np.int64(grand[node]))
             seen[place] += 1
-            _add(tokens[place], weights[place], ids[node], shares, tuning[3] if kind == 1 else tuning[4] if kind == 2 else tuning[0] if kind == 3 else tuning[6])
+            kept = tuning[3] if kind == 1 else tuning[4] if kind == 2 else tuning[0] if kind == 3 else tuning[6] if kind == 4 else tuning[5]
+            st = np.float32(1) if good[node] else tuning[2]
+            kept = np.float32(1) - (np.float32(1) - kept) * st
+            _add(tokens[place], weights[place], ids[node], shares * st, kept)
