@@ -20,7 +20,9 @@ def best_tokens(logits: torch.Tensor, places: np.ndarray, most: int) -> tuple[np
     most = min(most, logits.shape[1])
     bits = logits.contiguous().view(torch.int32 if logits.element_size() == 4 else torch.int16).numpy()
     ids, scores = np.empty((len(places), most), np.int32), np.empty((len(places), most), bits.dtype)
-    _find(bits, places, np.empty(-(-bits.shape[1] // BLOCK), bits.dtype), bits.dtype.type(np.iinfo(bits.dtype).max), ids, scores)
+    _find(
+        bits, places, np.empty(-(-bits.shape[1] // BLOCK), bits.dtype), bits.dtype.type(np.iinfo(bits.dtype).max), ids, scores
+    )
     return ids, torch.from_numpy(scores).view(logits.dtype).float().numpy()
 
 

@@ -38,8 +38,8 @@ from lookahead.decode.sampling import (
 from lookahead.decode.slots import Scores, Slots, Wanted
 from lookahead.decode.verify import Accepted, verify_and_accept
 from lookahead.draft.drafter import Drafter, Row
-from lookahead.draft.recycled import BEST
 from lookahead.draft.explain import Observer, Step
+from lookahead.draft.recycled import BEST
 from lookahead.draft.tree import DraftTree, chain, name_of, root_only
 from lookahead.errors import LookaheadError
 
@@ -148,7 +148,7 @@ class RunningRow:
         self.taken_in: int | None = None  # tokens of `text` that the slot holds; None: it has not begun
         self.told = len(generation.token_ids)  # tokens of the answer that the drafter knows
         self.rest = Rest()
-        self.drafted_for = True  # at this step
+        self.is_drafted_for = True  # at this step
         self.bet: tuple[float, float] | None = None  # of the budget on the draft at hand
         self.unscored: list[int] = []  # nodes behind which tokens were said whose log-probabilities are still to be noted
 
@@ -371,28 +371,26 @@ class DecodingEngine:
         accepted = [row.verify(piece, scores, slot) for slot, (row, piece) in enumerate(zip(rows, pieces, strict=True))]
         _note_logprobs(rows, scores)
         slots.keep([each.nodes for each in accepted])
-        self._recycle(rows, pieces, scores, accepted)
+        self._recycle(rows, pieces, scores)
         verified = now()
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._count(row, piece, each, verified)
         self.clock.add(drafted - began, computed - drafted, verified - computed)
         self._learn_cost(rows, pieces, accepted, verified - drafted, now() - began)
 
-    def _recycle(self, rows: list[RunningRow], pieces: list[Piece], scores: Scores, accepted) -> None:
-        """Hand what the model almost said to the drafter. Not of rows that are not drafted for at present."""
-        if not self.drafter.options.recycle or self.drafter.options.strategy == "off":
+    def _recycle(self, rows: list[RunningRow], pieces: list[Piece], scores: Scores) -> None:
+        """Hand what the model almost said to the drafter, of the rows that are drafted for at present."""
+        options = self.drafter.options
+        if not options.recycle or options.strategy == "off":
             return
-        known, trees, places, good = [], [], [], []
+        drafts, trees, places = [], [], []
         for slot, (row, piece) in enumerate(zip(rows, pieces, strict=True)):
-            if piece.tree is None or not row.drafted_for or piece.wanted == "none":
-                continue
-            tree = piece.tree.guesses if piece.wanted == "all" else root_only(row.text[-1])
-            known.append(row.drafts)
-            trees.append(tree)
-            good += [n in accepted[slot].nodes or len(tree)==1 for n in range(len(tree))]
-            places += range(scores.place(slot, 0), scores.place(slot, len(tree)))
-        if known:
-            self.drafter.recycle(known, trees, *scores.most_probable(places, int(__import__('os').environ.get('K','8'))), good)
+            if piece.tree is not None and piece.wanted != "none" and row.is_drafted_for:
+                drafts.append(row.drafts)
+                trees.append(piece.tree.guesses if piece.wanted == "all" else root_only(row.text[-1]))
+                places += range(scores.place(slot, 0), scores.place(slot, len(trees[-1])))
+        if drafts:
+            self.drafter.recycle(drafts, trees, scores.best_few(places, BEST))
 
     def _pieces(self, rows: list[RunningRow], slots: Slots) -> list[Piece]:
         """Of prompts to be taken in `prefill_chunk` tokens, first come, first served; draft trees of rows that decode."""
@@ -414,9 +412,9 @@ class DecodingEngine:
         due = [not options.adaptive or row.rest.is_over() or row.chooser.guide is not None for row in rows]
         awake = [row for row, now in zip(rows, due, strict=True) if now]
         for row, now in zip(rows, due, strict=True):
-            if now or row.drafted_for:
+            if now or row.is_drafted_for:  # of the latter some scores are still to be recycled
                 row.tell()
-            row.drafted_for = now
+            row.is_drafted_for = now
         most = self.target.longest_text
         rooms = [min(row.generation.room - len(row.generation.token_ids) - 1, max(0, most - row.length)) for row in awake]
         price = max(options.price, budget.price) if options.adaptive else options.price

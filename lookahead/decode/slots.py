@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
 
-from lookahead.decode.best import best_tokens
 from lookahead.decode.batch import KEYS, Pack, pack, upload
+from lookahead.decode.best import best_tokens
 from lookahead.decode.kv_cache import SlotCache
 from lookahead.decode.memory import free_memory
 from lookahead.decode.sequence import SequenceState, sequence_state
@@ -52,12 +52,24 @@ class Scores:
             return self._best[place]
         return int(self._array[place].argmax() if self._array is not None else self.logits[place].float().numpy().argmax())
 
-    def most_probable(self, places: Sequence[int], count: int) -> tuple[np.ndarray, np.ndarray]:
-        """(int32 [places, count] token ids, float32 scores) of these rows of `logits`, best first."""
-        if self.logits.is_cuda:
-            best = self.logits[torch.tensor(places, device=self.logits.device)].float().topk(count)
-            return best.indices.int().cpu().numpy(), best.values.cpu().numpy()
-        return best_tokens(self.logits, np.array(places), count)
+    def best_few(self, places: Sequence[int], most: int) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
+        """What tells (int32 [places, most] token ids, float32 scores) of these rows of `logits`, best first.
+
+        A device finds them while others go on; only what tells them waits for it.
+        """
+        if not self.logits.is_cuda:
+            found = best_tokens(self.logits, np.array(places), most)
+            return lambda: found
+        best = self.logits[upload(np.array(places), self.logits.device)].float().topk(min(most, self.logits.shape[1]))
+        scores, ids = (each.to("cpu", non_blocking=True) for each in best)
+        done = torch.cuda.Event()
+        done.record()
+
+        def tell() -> tuple[np.ndarray, np.ndarray]:
+            done.synchronize()
+            return ids.int().numpy(), scores.numpy()
+
+        return tell
 
     def wait(self) -> None:
         """Until the device has them."""

@@ -121,11 +121,10 @@ SHARED: Layout = {
     "curve": (np.float32, (BINS,)),
     "counted": (np.float64, (2, BINS)),
     "used": (np.int64, (1,)),  # texts that hold anything; they come first
-    "recycled_tags": (np.int32, ("places",)),  # see recycled.py
+    "recycled_keys": (np.int32, ("places", 3)),  # see recycled.py
     "recycled_seen": (np.int32, ("places",)),
     "recycled_tokens": (np.int32, ("places", "best")),
     "recycled_weights": (np.float32, ("places", "best")),
-    "tuning": (np.float32, (8,)),
 }
 Shared = namedtuple("Shared", tuple(SHARED))  # type: ignore[misc]
 
@@ -208,11 +207,10 @@ def shared_arrays(addresses):
         carray(float32_at(a[11]), (BINS,)),
         carray(float64_at(a[12]), (2, BINS)),
         carray(int64_at(a[13]), (1,)),
-        carray(int32_at(a[14]), (places,)),
+        carray(int32_at(a[14]), (places, 3)),
         carray(int32_at(a[15]), (places,)),
         carray(int32_at(a[16]), (places, best)),
         carray(float32_at(a[17]), (places, best)),
-        carray(float32_at(a[18]), (8,)),
     )
 
 

@@ -8,7 +8,7 @@ and is gone when the request ends.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, Protocol, get_args
 
@@ -30,13 +30,14 @@ from lookahead.draft.mixture import AT, CELLS, FACTORS, FIRST_GRADIENTS, RECYCLE
 from lookahead.draft.own_text import OwnText, lead_common
 from lookahead.draft.places import SIZE, VOCABULARY, SortedText, narrow_all, table_of
 from lookahead.draft.priors import Priors, load_priors
-from lookahead.draft.recycled import BEST, NO_TOKEN, PLACES, recycle
+from lookahead.draft.recycled import ANY, BEST, PLACES, Recycled
 from lookahead.draft.tree import DraftTree, as_parallel, root_only
 from lookahead.errors import UsageError
 from lookahead.trie.file import Trie, names_of
 from lookahead.trie.session import SessionMemory
 
 NOTHING = np.empty(0, np.int64)
+AlmostSaid = tuple[Sequence[DraftTree], np.ndarray, Callable[[], tuple[np.ndarray, np.ndarray]]]
 
 Strategy = Literal["hierarchical", "parallel", "single", "off"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
@@ -54,7 +55,7 @@ class DraftOptions:
     session_tokens   output tokens of the job that are remembered
     adaptive         decoding_length is the limit; each step verifies what pays at measured costs (budget/goodput.py)
     learn            learn from what is accepted; else every job drafts by the shipped priors
-    recycle          draft from what the model almost said (recycled.py)
+    recycle          draft from what the model almost said, too (recycled.py)
     """
 
     strategy: Strategy = "hierarchical"
@@ -145,11 +146,13 @@ class Drafter:
                 self._trie_texts.append(text)
                 text_weights.append(weight)
         text_weights += [1.0] * len(self.session.runs)
-        self.shared = shared_block(len(text_weights), CELLS, FACTORS, PLACES if self.options.recycle else 0, int(__import__('os').environ.get('K','8')))
+        self.recycled = Recycled.empty(PLACES if self.options.recycle else 0)
+        self._almost_said: AlmostSaid | None = None
+        self.shared = shared_block(len(text_weights), CELLS, FACTORS, len(self.recycled.seen), BEST)
+        self.shared.recycled_keys, self.shared.recycled_seen = self.recycled.keys, self.recycled.seen
+        self.shared.recycled_tokens, self.shared.recycled_weights = self.recycled.tokens, self.recycled.weights
         self.shared.given[:] = text_weights
         self.shared.edges = EDGES
-        import os
-        self.shared.tuning[:] = [float(x) for x in os.environ.get('TUNE','0,0,0,.5,.5,1,0,0').split(',')]
         self._learn_from(self._priors)
         self.rows: Block
         self._rows: list[Row] = []
@@ -158,7 +161,6 @@ class Drafter:
         self._scratch = [scratch_block(self.options.decoding_length, len(text_weights))]
         self._pool: ThreadPoolExecutor | None = None
         self._version = -1
-        self._unseen: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None = None
         self._refresh_texts()
         self._find_common()
 
@@ -242,36 +244,28 @@ class Drafter:
             return [as_parallel(tree, int(limit)) for tree, limit in zip(trees, limits[:, 1], strict=True)]
         return trees
 
-    def recycle(self, rows: Sequence[Row], trees: Sequence[DraftTree], ids: np.ndarray, scores: np.ndarray, good=None) -> None:
-        self._good = np.array(good)
-        """Behind the nodes of these trees, each at the end of its row's text, the model's best are `ids` with `scores`.
+    def recycle(
+        self, rows: Sequence[Row], trees: Sequence[DraftTree], best: Callable[[], tuple[np.ndarray, np.ndarray]]
+    ) -> None:
+        """The model was asked behind all nodes of these trees, each of which stands at the end of its row's text.
 
-        ids: int32 [nodes, best], best first; scores: float32 likewise. It serves from the next draft on; by then all of these
-        rows have been told what the model said, so that nothing that it said seems to have been foreseen.
+        best: (int32 [nodes, BEST] token ids, float32 scores) of the best tokens there, best first; asked at the next draft. By
+        then the rows have been told what the model said, so that none of it seems to have been foreseen.
         """
-        token_ids = np.concatenate([tree.token_ids for tree in trees])
-        previous, start = np.empty_like(token_ids), 0
-        grand = np.empty_like(token_ids)
-        for row, tree in zip(rows, trees, strict=True):
-            previous[start : start + len(tree)] = tree.token_ids[tree.parents]
-            previous[start] = row.own.tokens[-2] if len(row.own) > 1 else NO_TOKEN
-            mine = previous[start : start + len(tree)]
-            grand[start : start + len(tree)] = mine[tree.parents]
-            grand[start] = row.own.tokens[-3] if len(row.own) > 2 else NO_TOKEN
-            start += len(tree)
-        o = slice(None, None, -1 if __import__("os").environ.get("REV") else 1)
-        self._good = self._good[o].copy()
-        self._unseen = token_ids[o].copy(), previous[o].copy(), grand[o].copy(), ids[o].copy(), scores[o].copy()
+        before = np.full((len(rows), 2), ANY, np.int32)
+        for k, row in enumerate(rows):
+            earlier = row.own.tokens[-3:-1][::-1]
+            before[k, : len(earlier)] = earlier
+        self._almost_said = trees, before, best
 
     def _take_in(self) -> None:
-        """What is to be recycled comes into the table."""
-        if self._unseen is not None:
-            shared = self.shared
-            recycle(
-                *self._unseen,
-                shared.recycled_tags, shared.recycled_seen, shared.recycled_tokens, shared.recycled_weights, shared.tuning, self._good,
-            )  # fmt: skip
-            self._unseen = None
+        """What the model almost said in the last step comes into the table."""
+        if self._almost_said is None:
+            return
+        trees, before, best = self._almost_said
+        self._almost_said = None
+        token_ids, parents = (np.concatenate([getattr(tree, name) for tree in trees]) for name in ("token_ids", "parents"))
+        self.recycled.add(token_ids, parents, np.array([len(tree) for tree in trees]), before, *best())
 
     def _finish(self, row: Row) -> None:
         text = row.own.tokens
@@ -295,6 +289,8 @@ class Drafter:
     def forget(self) -> None:
         """Be as new: nothing remembered, nothing learned. No row may be running."""
         self.session.clear()
+        self.recycled.clear()
+        self._almost_said = None
         self._learn_from(self._priors)
         self._refresh_texts()
         self._find_common()

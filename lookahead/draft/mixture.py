@@ -10,8 +10,9 @@ leaves the rest to those behind it (stick-breaking):
 
 lambda is the mean of what the expert's *cell* has earned so far: cells tell experts apart by order, group, number of places,
 share of the commonest successor, and rank. After the longest match there has broken off, *aligned* experts stand first: they go
-on where the broken match would be now, as text that was copied with one word changed does. Last, order 0 offers the commonest
-tokens. A second learned factor rescores each token by who proposes it (`rescore`).
+on where the broken match would be now, as text that was copied with one word changed does. Before the matches of two tokens and
+of one, *recycled* experts tell what the model almost said there (recycled.py). Last, order 0 offers the commonest tokens. A
+second learned factor rescores each token by who proposes it (`rescore`).
 
 Worked example: own text "a b a b", context "... b": one own expert of order 2 (one place, "a" follows), lambda .6, and one of
 order 1 with the same place, skipped; then P(a) = .6 and .4 is left for order 0.
@@ -23,7 +24,6 @@ import numpy as np
 
 from lookahead.draft.arrays import EXPERTS, HASHES, LEADERS, MOST_SAMPLED, SLOTS
 from lookahead.draft.own_text import TOKEN, own_places
-from lookahead.draft.recycled import NO_TOKEN, place_of_key
 from lookahead.draft.places import (
     END,
     HIGH,
@@ -37,14 +37,15 @@ from lookahead.draft.places import (
     token_at,
     weight_at,
 )
+from lookahead.draft.recycled import ANY, ASKED, KINDS, place_of
 from lookahead.trie.suffixes import inlined
 
 OWN, OTHER = 0, 1  # groups
 ORDERS, COUNTS, SHARES, RANKS = 8, 7, 4, 4  # values of each feature of a cell
 ALIGNED = ORDERS * 2 * COUNTS * SHARES * RANKS  # first cell of the aligned experts
 HITS, MISSES, SEENS = 4, 4, 5
-RECYCLED_CELLS = ALIGNED + HITS * 2 * ORDERS * MISSES  # first cell of the experts that speak from what the model almost said
-CELLS = RECYCLED_CELLS + 5 * SEENS * SHARES * RANKS
+RECYCLED_CELLS = ALIGNED + HITS * 2 * ORDERS * MISSES  # first cell of the recycled experts
+CELLS = RECYCLED_CELLS + len(KINDS) * SEENS * SHARES * RANKS
 MEMORY = 250.0  # observations that a cell remembers
 FEWEST = 6  # places, up to MOST_SAMPLED, represent a wider range, evenly: as many as shares that matter can be told apart
 RESOLUTION = np.float32(4.0)
@@ -56,14 +57,16 @@ SLOT_TOKEN, SLOT_SOURCE, SLOT_MATCH, SLOT_OWN, SLOT_OTHER, SLOT_PLACE, SLOT_COUN
 P, BEST, COUNT, MOST = range(4)  # MOST: what one text alone counts
 NEVER = ORDERS  # order bucket of a group that does not propose the token
 
-# Rescoring factors: by orders at which own and other propose a token and the longest order there is; by recency; by last token.
+# Rescoring factors: by orders at which own and other propose a token and the longest order there is; by recency; by last token;
+# by its ranks among what was recycled behind the last two tokens and the last one.
 BY_ORDERS = 0
 BY_RECENCY = BY_ORDERS + (NEVER + 1) * (NEVER + 1) * ORDERS
 RECENCIES = 24
 BY_LAST = BY_RECENCY + (NEVER + 1) * RECENCIES
 LAST_TOKENS = 1024
 BY_RECYCLED = BY_LAST + 4 * LAST_TOKENS
-FACTORS = BY_RECYCLED + 100
+PLACED = 4  # ranks told apart; the next one: not among them
+FACTORS = BY_RECYCLED + 4 * (PLACED + 1) ** 2
 RATE, FIRST_GRADIENTS, MOST_GRADIENTS = 0.1, 0.1, 3.0  # of AdaGrad: step size, sum of squares at the beginning and at most
 HOPE = np.float32(8.0)  # times as probable as the experts say: no token gets there by its factors
 
@@ -119,10 +122,10 @@ def aligned_cell(aligned, node, text, group):
 
 
 @inlined
-def recycled_cell(order, seen, share, rank):
-    """Cell of what stands behind the last `order` tokens, 1 or 2."""
+def recycled_cell(kind, seen, share, rank):
+    """Cell of what was recycled behind a key that came up so often. share: of the first candidate."""
     seen = (seen >= 2) + np.int64(seen >= 4) + (seen >= 10) + (seen >= 30)
-    return RECYCLED_CELLS + (((order - 1) * SEENS + seen) * SHARES + _share_bucket(share)) * RANKS + min(rank, RANKS - 1)
+    return RECYCLED_CELLS + ((kind * SEENS + seen) * SHARES + _share_bucket(share)) * RANKS + min(rank, RANKS - 1)
 
 
 @inlined
@@ -141,7 +144,8 @@ def slot_of(scratch, stamp, token):
                 scratch.hashes[h], scratch.numbers[h] = key, slot
             slots, values = scratch.slots, scratch.values
             slots[slot, SLOT_TOKEN], slots[slot, SLOT_PLACE], slots[slot, SLOT_COUNT] = token, -1, 0
-            slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER], slots[slot, SLOT_RECYCLED] = NEVER, NEVER, 24
+            slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER] = NEVER, NEVER
+            slots[slot, SLOT_RECYCLED] = (PLACED + 1) ** 2 - 1
             values[slot, P], values[slot, BEST], values[slot, COUNT] = 0, 0, 0
             return slot
         h = (h + np.uint64(1)) & np.uint64(HASHES - 1)
@@ -211,45 +215,35 @@ def mix(shared, scratch, own, node, have, floor, actual):
     own_used, own_total = 0, 0
     for text in range(number_of_texts):
         current[text] = -1  # the step that counts
-    recycled = np.int64(0 if len(shared.recycled_tags) > 0 else 9)
+    kind = np.int64(0 if len(shared.recycled_keys) > 0 else len(KINDS))  # of the next recycled expert
+    before = scratch.recent[1] if have > 1 else np.int64(ANY)
+    before_that = scratch.recent[2] if have > 2 else np.int64(ANY)
     while rest >= floor and rank < EXPERTS - 2:
         other_order = np.int64(0)  # of the next other expert
         for text in range(number_of_texts):
             if has_step(texts, steps, scratch.made, scratch.keys, node, text, current[text] + 1):
                 other_order = max(other_order, steps[node, text, current[text] + 1, ORDER])
         share = np.float32(0.0)
-        seq = (3, 2, 5, 1, 4)
-        at = (3, 2, 2, 1, 2)
-        if recycled < 5 and max(own_order, order_bucket(other_order)) <= at[recycled]:
-            kind = np.int64(seq[recycled])
-            order = kind
-            recycled += 1
-            if not (np.int64(shared.tuning[7]) >> (kind - 1)) & 1:
-                continue
-            t2 = scratch.recent[1] if have > 1 else np.int64(-1)
-            t3 = scratch.recent[2] if have > 2 else np.int64(-1)
-            place = place_of_key(shared.recycled_tags, kind, scratch.recent[0], t2, t3)
+        if kind < len(KINDS) and max(own_order, order_bucket(other_order)) <= ASKED[kind]:
+            place, _ = place_of(shared.recycled_keys, kind, scratch.recent[0], before, before_that)
+            kind += 1
             if place < 0:
                 continue
-            tokens, weights = shared.recycled_tokens, shared.recycled_weights
-            total, top = np.float32(0.0), np.float32(0.0)
-            for k in range(tokens.shape[1]):
-                total += weights[place, k]
-                top = max(top, weights[place, k])
-            each = np.float32(1.0) / total
-            cell = recycled_cell(kind, shared.recycled_seen[place], top * each, rank)
+            tokens, weights = shared.recycled_tokens[place], shared.recycled_weights[place]
+            total = np.float32(0.0)
+            for k in range(len(weights)):
+                total += weights[k]
+            each = np.float32(1.0) / max(total, LEAST_WEIGHT)
+            cell = recycled_cell(kind - 1, shared.recycled_seen[place], weights[0] * each, rank)
             gain = rest * lambdas[cell] * each
-            for k in range(tokens.shape[1]):
-                if weights[place, k] > 0:
-                    slot = slot_of(scratch, stamp, np.int64(tokens[place, k]))
-                    _credit(scratch, slot, gain * weights[place, k], RECYCLED, min(3, order))
-                    r = np.int64(0)
-                    for kk in range(tokens.shape[1]):
-                        r += weights[place, kk] > weights[place, k]
-                    r = min(r, 3) - 4
-                    slots[slot, SLOT_RECYCLED] += 5 * r if order == 2 else r if order == 1 else 0
-                    if tokens[place, k] == actual:
-                        share = weights[place, k] * each
+            for k in range(len(weights)):
+                if weights[k] > 0:
+                    slot = slot_of(scratch, stamp, np.int64(tokens[k]))
+                    _credit(scratch, slot, gain * weights[k], RECYCLED, 0)
+                    if kind <= 2:
+                        slots[slot, SLOT_RECYCLED] -= (PLACED - min(k, PLACED - 1)) * (PLACED + 1 if kind == 1 else 1)
+                    if tokens[k] == actual:
+                        share = weights[k] * each
         elif own_order > 0 and own_order >= order_bucket(other_order):
             order, before = own_order, own_total
             own_order = np.int64(0)
@@ -409,11 +403,10 @@ def rescore(shared, scratch, own, asked, least, learning):
             by_orders = BY_ORDERS + (own_order * (NEVER + 1) + other_order) * ORDERS + longest
             by_recency = BY_RECENCY + own_order * RECENCIES + recency
             by_last = last_row + (own_order < NEVER) + 2 * (other_order < NEVER)
-            by_rec = BY_RECYCLED + slots[slot, SLOT_RECYCLED] + 25 * (own_order < NEVER) + 50 * (other_order < NEVER)
+            by_recycled = BY_RECYCLED + slots[slot, SLOT_RECYCLED] * 4 + (own_order < NEVER) + 2 * (other_order < NEVER)
             if learning:
-                used[slot, 0], used[slot, 1], used[slot, 2], used[slot, 3] = by_orders, by_recency, by_last, by_rec
-            probability *= factors[by_orders] * factors[by_recency] * factors[by_last]
-            probability *= factors[by_rec]
+                used[slot, 0], used[slot, 1], used[slot, 2], used[slot, 3] = by_orders, by_recency, by_last, by_recycled
+            probability *= factors[by_orders] * factors[by_recency] * factors[by_last] * factors[by_recycled]
             values[slot, P] = probability
         after += probability
     scale = np.float32(1.0) / (after + max(np.float32(1e-6), np.float32(1.0) - total))

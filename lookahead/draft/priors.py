@@ -49,8 +49,8 @@ def formula() -> Priors:
     lambdas[cells[0] == 0] = 0.95
     few = (cells[0] == 0) & (cells[1] == OWN)  # how common tokens are in a short text says little
     lambdas[few] = 0.1 + 0.1 * cells[2][few]
-    aligned = np.full(RECYCLED_CELLS - ALIGNED, 0.3)
-    return Priors(np.concatenate([lambdas, aligned, np.full(CELLS - RECYCLED_CELLS, 0.3)]).astype(np.float32), None, FORMULA_STRENGTH)
+    others = np.full(CELLS - ALIGNED, 0.3)
+    return Priors(np.concatenate([lambdas, others]).astype(np.float32), None, FORMULA_STRENGTH)
 
 
 @functools.cache
@@ -61,5 +61,6 @@ def load_priors() -> Priors:
         return formula()
     arrays = {name: np.frombuffer(data, "<f4") for name, data in msgpack.unpackb(file.read_bytes()).items()}
     lambdas, calibration = arrays["lambdas"], arrays["calibration"]
-    lambdas = np.concatenate([lambdas, formula().lambdas[len(lambdas) :]])
+    if len(lambdas) == RECYCLED_CELLS:  # logged text, which it was trained on, has nothing to recycle
+        lambdas = np.concatenate([lambdas, formula().lambdas[RECYCLED_CELLS:]])
     return Priors(lambdas, calibration) if (len(lambdas), len(calibration)) == (CELLS, BINS) else formula()

@@ -1,14 +1,18 @@
-"""What the model almost said. In: its best few tokens behind each verified node. Out: what may follow a token, or two.
+"""What the model almost said. In: its best few tokens behind each verified node. Out: what is likely behind the last tokens.
 
-A forward scores every token behind every node, also behind those that are not accepted; plain decoding keeps one and throws the
-rest away. Token Recycling (arXiv 2408.08696) keeps the best of them in a table by the token they stand behind. Here they are
-kept behind the last token and behind the last two, and summed up: each time the same key is seen, what it held counts KEPT as
-much and the shares of its candidates (softmax over the best few) are added.
+A forward scores every token behind every node, those that are not accepted included; plain decoding keeps one and throws the
+rest away. Token Recycling (arXiv 2408.08696) keeps the best few in a table by the token that they stood behind. Here there are
+three kinds of keys: the last two tokens, the last one, and the two before the last. The third speaks for what was not drafted:
+in the last step the model was asked what follows other tokens at the very place where it then said this one, and what follows
+is often the same ("12 apples", "15 apples").
 
-The table is a bounded hash table. Of the WAYS places that a key may take it takes the least seen.
+What a key holds is summed up: the shares of its candidates (softmax over the best few) are added, and what was there before
+counts KEPT as much. The table is a hash table of fixed size; of the WAYS places that a key may take it takes the least seen.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 
@@ -17,92 +21,174 @@ from lookahead.trie.suffixes import inlined, kernel
 BEST = 8  # candidates of a key
 PLACES = 1 << 17
 WAYS = 4
-KEPT = np.float32(0.5)  # weight of what is known when a key is seen again
-NO_TOKEN = -1  # before the first
+ANY = -1  # in a key: whatever token stands there; in the table: no key
+
+# Kinds of keys: which of the last tokens they are made of, newest first; in the order in which they are asked.
+KINDS = np.array([(1, 1, 0), (1, 0, 0), (0, 1, 1)])
+ASKED = np.array([2, 1, 2])  # bucket of the longest match up to which each kind is asked before it
+KEPT = np.array([0.3, 0.5, 0.5], np.float32)  # weight of what is known when a key is seen again
+
+
+@dataclasses.dataclass(frozen=True)
+class Recycled:
+    """Keys and what they hold, of a whole table or of those of its places that are taken.
+
+    keys     int32 [places, 3]: token ids, newest first, ANY where a kind has none
+    seen     int32 [places]: how often the key came up; less where others wanted its place
+    tokens   int32 [places, BEST]: candidates, most probable first
+    weights  float32 [places, BEST]: their sums of shares, 0 where there is no candidate
+    """
+
+    keys: np.ndarray
+    seen: np.ndarray
+    tokens: np.ndarray
+    weights: np.ndarray
+
+    @staticmethod
+    def empty(places: int = PLACES) -> Recycled:
+        """A table. places: a power of two, or 0 for one that holds nothing."""
+        table = Recycled(
+            np.empty((places, 3), np.int32),
+            np.zeros(places, np.int32),
+            np.zeros((places, BEST), np.int32),
+            np.zeros((places, BEST), np.float32),
+        )
+        table.clear()
+        return table
+
+    def __len__(self) -> int:
+        """Keys."""
+        return int((self.keys != ANY).any(1).sum())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in (self.keys, self.seen, self.tokens, self.weights))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.keys.fill(ANY)
+        self.seen.fill(0)
+        self.weights.fill(0)
+
+    def taken(self) -> Recycled:
+        """A copy of the places that hold a key."""
+        found = np.flatnonzero((self.keys != ANY).any(1))
+        return Recycled(self.keys[found], self.seen[found], self.tokens[found], self.weights[found])
+
+    def take_over(self, other: Recycled) -> None:
+        """Add what another one holds; where both hold a key, the other's is kept."""
+        if len(self.seen):
+            _take_over(self.keys, self.seen, self.tokens, self.weights, other.keys, other.seen, other.tokens, other.weights)
+
+    def add(
+        self,
+        token_ids: np.ndarray,
+        parents: np.ndarray,
+        sizes: np.ndarray,
+        before: np.ndarray,
+        ids: np.ndarray,
+        scores: np.ndarray,
+    ) -> None:
+        """The best tokens behind each node of some trees.
+
+        token_ids, parents: integers [nodes], tree after tree, as in `DraftTree`. sizes: int64 [trees]. before: int32 [trees,
+        2], the tokens before each root, newest first, ANY where the text begins. ids: int32 [nodes, best], best first; scores:
+        float32 likewise.
+        """
+        _add(token_ids, parents, sizes, before, ids, scores, self.keys, self.seen, self.tokens, self.weights)
 
 
 @inlined
-def _hash(kind, t1, t2, t3):
-    mixed = np.uint64(kind)
-    if kind != 4: mixed = (mixed ^ np.uint64(t1 + 1)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed ^= mixed >> np.uint64(29)
-    if 1 < kind < 5: mixed = (mixed ^ np.uint64(t2 + 1)) * np.uint64(0xD6E8FEB86659FD93)
-    mixed ^= mixed >> np.uint64(31)
-    if 2 < kind: mixed = (mixed ^ np.uint64(t3 + 1)) * np.uint64(0x9E3779B97F4A7C15)
-    return mixed ^ (mixed >> np.uint64(32))
+def place_of(keys, kind, t1, t2, t3):
+    """(place of the key of this kind behind the tokens t1, t2, t3, newest first, or -1; the first that it may take).
 
-
-@inlined
-def place_of_key(tags, kind, t1, t2, t3):
-    """Where a key is kept, or -1. tags: int32 [PLACES]."""
-    mixed = _hash(kind, t1, t2, t3)
-    tag = np.int32(mixed >> np.uint64(33)) | np.int32(1)
-    first = np.int64(mixed & np.uint64(len(tags) - WAYS))
+    Tokens are ANY where the text begins; there a kind that needs them has no key.
+    """
+    a = t1 if KINDS[kind, 0] else np.int64(ANY)
+    b = t2 if KINDS[kind, 1] else np.int64(ANY)
+    c = t3 if KINDS[kind, 2] else np.int64(ANY)
+    mixed = np.uint64(a + 1) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = ((mixed ^ (mixed >> np.uint64(29))) + np.uint64(b + 1)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = ((mixed ^ (mixed >> np.uint64(32))) + np.uint64(c + 1)) * np.uint64(0x94D049BB133111EB)
+    first = np.int64((mixed >> np.uint64(31)) & np.uint64(len(keys) - WAYS))
+    if (KINDS[kind, 0] and a == ANY) or (KINDS[kind, 1] and b == ANY) or (KINDS[kind, 2] and c == ANY):
+        return np.int64(-1), np.int64(-1)
     for place in range(first, first + WAYS):
-        if tags[place] == tag:
-            return place
-    return np.int64(-1)
+        if keys[place, 0] == a and keys[place, 1] == b and keys[place, 2] == c:
+            return place, first
+    return np.int64(-1), first
 
 
 @inlined
-def _taken_place(tags, seen, weights, kind, t1, t2, t3):
-    """Where a key is kept; if it is not yet, it takes a place."""
-    place = place_of_key(tags, kind, t1, t2, t3)
-    if place >= 0:
+def _taken(keys, seen, weights, kind, t1, t2, t3):
+    """The place of a key, which it takes if it has none yet; -1 if there is no such key."""
+    place, first = place_of(keys, kind, t1, t2, t3)
+    if place >= 0 or first < 0:
         return place
-    mixed = _hash(kind, t1, t2, t3)
-    first = np.int64(mixed & np.uint64(len(tags) - WAYS))
     place = first
     for other in range(first, first + WAYS):
         if seen[other] < seen[place]:
             place = other
     for other in range(first, first + WAYS):
-        seen[other] -= seen[other] >> 2  # what is never seen again gives way in time
-    tags[place], seen[place] = np.int32(mixed >> np.uint64(33)) | np.int32(1), 0
+        seen[other] -= seen[other] >> 2  # what does not come up any more gives way in time
+    keys[place, 0] = t1 if KINDS[kind, 0] else np.int64(ANY)
+    keys[place, 1] = t2 if KINDS[kind, 1] else np.int64(ANY)
+    keys[place, 2] = t3 if KINDS[kind, 2] else np.int64(ANY)
+    seen[place] = 0
     weights[place] = 0
     return place
 
 
-@inlined
-def _add(tokens, weights, ids, shares, kept):
-    """Candidates with their shares come to one key's. Each array: [BEST]."""
-    for k in range(len(weights)):
-        weights[k] *= kept
-    for k in range(len(ids)):
-        least = 0
-        for have in range(len(weights)):
-            if weights[have] > 0 and tokens[have] == ids[k]:
-                weights[have] += shares[k]
-                break
-            if weights[have] < weights[least]:
-                least = have
-        else:
-            if shares[k] > weights[least]:
-                tokens[least], weights[least] = ids[k], shares[k]
+@kernel
+def _add(token_ids, parents, sizes, before, ids, scores, keys, seen, tokens, weights):
+    """See `Recycled.add`."""
+    most, best = ids.shape[1], tokens.shape[1]
+    shares = np.empty(most, np.float32)
+    start = 0
+    for tree in range(len(sizes)):
+        for node in range(start, start + sizes[tree]):
+            total = np.float32(0.0)
+            for k in range(most):
+                shares[k] = np.exp(scores[node, k] - scores[node, 0])
+                total += shares[k]
+            if not total > 0:  # scores that are no numbers
+                continue
+            t1, parent = np.int64(token_ids[node]), parents[node]
+            t2, t3 = np.int64(before[tree, 0]), np.int64(before[tree, 1])
+            if parent >= 0:
+                grandparent = parents[start + parent]
+                t3 = t2 if grandparent < 0 else np.int64(token_ids[start + grandparent])
+                t2 = np.int64(token_ids[start + parent])
+            for kind in range(len(KINDS)):
+                place = _taken(keys, seen, weights, kind, t1, t2, t3)
+                if place < 0:
+                    continue
+                seen[place] += 1
+                for k in range(best):
+                    weights[place, k] *= KEPT[kind]
+                for k in range(most):
+                    token, weight, at = ids[node, k], shares[k] / total, best - 1
+                    for have in range(best):
+                        if weights[place, have] > 0 and tokens[place, have] == token:
+                            weight += weights[place, have]
+                            at = have
+                            break
+                    if weight <= weights[place, at]:
+                        continue
+                    while at > 0 and weights[place, at - 1] < weight:
+                        tokens[place, at], weights[place, at] = tokens[place, at - 1], weights[place, at - 1]
+                        at -= 1
+                    tokens[place, at], weights[place, at] = token, weight
+        start += sizes[tree]
 
 
 @kernel
-def recycle(token_ids, previous, grand, ids, scores, tags, seen, tokens, weights, tuning, good):
-    """Behind node n, which says token_ids[n] after previous[n], the best are ids[n] with scores[n], best first.
-
-    token_ids, previous: int64 [nodes]. ids: int32 [nodes, best]; scores: float32 likewise. The table: tags, seen: int32
-    [PLACES]; tokens: int32 [PLACES, BEST]; weights: float32 likewise, 0 where there is none.
-    """
-    shares = np.empty(ids.shape[1], np.float32)
-    for node in range(len(token_ids)):
-        total = np.float32(0.0)
-        for k in range(len(shares)):
-            shares[k] = np.exp(scores[node, k] - scores[node, 0])
-            total += shares[k]
-        if not total > 0:  # scores that are no numbers
-            continue
-        for k in range(len(shares)):
-            shares[k] /= total
-        for kind in range(1, 6):
-            if not (np.int64(tuning[7]) >> (kind - 1)) & 1: continue
-            place = _taken_place(tags, seen, weights, kind, np.int64(token_ids[node]), np.int64(previous[node]), np.int64(grand[node]))
-            seen[place] += 1
-            kept = tuning[3] if kind == 1 else tuning[4] if kind == 2 else tuning[0] if kind == 3 else tuning[6] if kind == 4 else tuning[5]
-            st = np.float32(1) if good[node] else tuning[2]
-            kept = np.float32(1) - (np.float32(1) - kept) * st
-            _add(tokens[place], weights[place], ids[node], shares * st, kept)
+def _take_over(keys, seen, tokens, weights, other_keys, other_seen, other_tokens, other_weights):
+    """See `Recycled.take_over`."""
+    for other in range(len(other_seen)):
+        t1, t2, t3 = np.int64(other_keys[other, 0]), np.int64(other_keys[other, 1]), np.int64(other_keys[other, 2])
+        for kind in range(len(KINDS)):
+            if (t1 != ANY) == KINDS[kind, 0] and (t2 != ANY) == KINDS[kind, 1] and (t3 != ANY) == KINDS[kind, 2]:
+                place = _taken(keys, seen, weights, kind, t1, t2, t3)
+                seen[place] = other_seen[other]
+                tokens[place], weights[place] = other_tokens[other], other_weights[other]

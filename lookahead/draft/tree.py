@@ -38,8 +38,7 @@ class DraftTree:
     @property
     def guesses(self) -> DraftTree:
         """The tree without what only fills it up."""
-        fillers = int((self.sources[1:] == GIVEN).sum())
-        return self.first(len(self) - fillers) if fillers else self
+        return self if self.probabilities[-1] > 0 else self.first(int(np.count_nonzero(self.probabilities)))
 
     def first(self, nodes: int) -> DraftTree:
         """The tree of its first nodes, the root included."""
