@@ -11,56 +11,52 @@ import torch
 
 from lookahead.trie.suffixes import inlined, kernel
 
-BLOCK = 128  # scores whose maximum is taken at once
-NOTHING = np.iinfo(np.int64).min
+BLOCK, FEW = 128, 16  # scores whose maximum is taken at once; of those that hold one of the best, so many
 
 
 def best_tokens(logits: torch.Tensor, places: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """(int32 [places, most] token ids, float32 [places, most] scores) of these rows of `logits`, [any, vocab], best first."""
     most = min(most, logits.shape[1])
     bits = logits.contiguous().view(torch.int32 if logits.element_size() == 4 else torch.int16).numpy()
-    ids, scores = np.empty((len(places), most), np.int32), np.empty((len(places), most), bits.dtype)
-    _find(
-        bits, places, np.empty(-(-bits.shape[1] // BLOCK), bits.dtype), bits.dtype.type(np.iinfo(bits.dtype).max), ids, scores
-    )
-    return ids, torch.from_numpy(scores).view(logits.dtype).float().numpy()
+    ids, found = np.empty((len(places), most), np.int32), np.empty((len(places), most), bits.dtype)
+    _find(bits, places, bits.dtype.type(np.iinfo(bits.dtype).max), ids, found)
+    return ids, torch.from_numpy(found).view(logits.dtype).float().numpy()
 
 
 @kernel
-def _find(bits, places, highest, magnitude, ids, scores):
-    """Fill ids and scores. bits: integers [any, vocab]. highest: room for one of each block. magnitude: all bits but the sign."""
+def _find(bits, places, magnitude, ids, found):
+    """Fill ids and found, the bits of their scores. bits: integers [any, vocab]. magnitude: all bits but the sign."""
     most, vocabulary, whole = ids.shape[1], bits.shape[1], bits.shape[1] // BLOCK
     kept = np.empty(most, np.int64)
     for row in range(len(places)):
         values = bits[places[row]]
-        for block in range(whole):  # the number of turns is known, so the compiler compares many at a time
+        kept[:] = -np.int64(magnitude) - 2
+        for block in range(whole):
             top = values[block * BLOCK]
-            for place in range(block * BLOCK, block * BLOCK + BLOCK):
+            for place in range(block * BLOCK, block * BLOCK + BLOCK):  # so many that the compiler compares several at a time
                 top = max(top, values[place])
-            highest[block] = top
-        if whole < len(highest):
-            highest[whole] = values[whole * BLOCK :].max()
-        kept[:] = NOTHING
-        for block in range(len(highest)):
-            if highest[block] < 0:  # all are negative: of those, the least is the largest
-                least = values[block * BLOCK : (block + 1) * BLOCK].min()
-                highest[block] = least ^ magnitude
-            if highest[block] > kept[most - 1]:
-                _insert(kept, np.int64(highest[block]))
-        enough = kept[most - 1]  # so many scores are as large as this one, or there are not as many blocks
-        kept[:] = NOTHING
-        for block in range(len(highest)):
-            if highest[block] < enough or highest[block] <= kept[most - 1]:
-                continue
-            for place in range(block * BLOCK, min(vocabulary, (block + 1) * BLOCK)):
-                value = np.int64(values[place])
-                if value < 0:
-                    value ^= np.int64(magnitude)
-                if value > kept[most - 1]:
-                    rank = _insert(kept, value)
-                    for k in range(most - 1, rank, -1):
-                        ids[row, k], scores[row, k] = ids[row, k - 1], scores[row, k - 1]
-                    ids[row, rank], scores[row, rank] = place, values[place]
+            if top > kept[most - 1] or top < 0:
+                for begin in range(block * BLOCK, block * BLOCK + BLOCK, FEW):
+                    top = values[begin]
+                    for place in range(begin, begin + FEW):
+                        top = max(top, values[place])
+                    if top > kept[most - 1] or top < 0:
+                        _look_into(values, begin, begin + FEW, magnitude, kept, ids[row], found[row])
+        _look_into(values, whole * BLOCK, vocabulary, magnitude, kept, ids[row], found[row])
+
+
+@inlined
+def _look_into(values, begin, end, magnitude, kept, ids, found):
+    """Take the best of the scores `begin` to `end` among those kept."""
+    for place in range(begin, end):
+        value = np.int64(values[place])
+        if value < 0:
+            value ^= np.int64(magnitude)
+        if value > kept[len(kept) - 1]:
+            rank = _insert(kept, value)
+            for k in range(len(kept) - 1, rank, -1):
+                ids[k], found[k] = ids[k - 1], found[k - 1]
+            ids[rank], found[rank] = place, values[place]
 
 
 @inlined

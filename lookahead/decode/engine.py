@@ -383,7 +383,9 @@ class DecodingEngine:
         options = self.drafter.options
         if not options.recycle or options.strategy == "off":
             return
-        drafts, trees, places = [], [], []
+        drafts: list[Row] = []
+        trees: list[DraftTree] = []
+        places: list[int] = []
         for slot, (row, piece) in enumerate(zip(rows, pieces, strict=True)):
             if piece.tree is not None and piece.wanted != "none" and row.is_drafted_for:
                 drafts.append(row.drafts)

@@ -58,7 +58,7 @@ P, BEST, COUNT, MOST = range(4)  # MOST: what one text alone counts
 NEVER = ORDERS  # order bucket of a group that does not propose the token
 
 # Rescoring factors: by orders at which own and other propose a token and the longest order there is; by recency; by last token;
-# by its ranks among what was recycled behind the last two tokens and the last one.
+# by its ranks among what was recycled behind the last two tokens, the last one, and the two before it.
 BY_ORDERS = 0
 BY_RECENCY = BY_ORDERS + (NEVER + 1) * (NEVER + 1) * ORDERS
 RECENCIES = 24
@@ -66,7 +66,9 @@ BY_LAST = BY_RECENCY + (NEVER + 1) * RECENCIES
 LAST_TOKENS = 1024
 BY_RECYCLED = BY_LAST + 4 * LAST_TOKENS
 PLACED = 4  # ranks told apart; the next one: not among them
-FACTORS = BY_RECYCLED + 4 * (PLACED + 1) ** 2
+RANKED = np.array([0, PLACED + 1, 0, 1, (PLACED + 1) ** 2])  # of each kind of key: what a rank counts in a factor's number
+UNPLACED = (PLACED + 1) ** 3 - 1
+FACTORS = BY_RECYCLED + 4 * (UNPLACED + 1)
 RATE, FIRST_GRADIENTS, MOST_GRADIENTS = 0.1, 0.1, 3.0  # of AdaGrad: step size, sum of squares at the beginning and at most
 HOPE = np.float32(8.0)  # times as probable as the experts say: no token gets there by its factors
 
@@ -145,7 +147,7 @@ def slot_of(scratch, stamp, token):
             slots, values = scratch.slots, scratch.values
             slots[slot, SLOT_TOKEN], slots[slot, SLOT_PLACE], slots[slot, SLOT_COUNT] = token, -1, 0
             slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER] = NEVER, NEVER
-            slots[slot, SLOT_RECYCLED] = (PLACED + 1) ** 2 - 1
+            slots[slot, SLOT_RECYCLED] = UNPLACED
             values[slot, P], values[slot, BEST], values[slot, COUNT] = 0, 0, 0
             return slot
         h = (h + np.uint64(1)) & np.uint64(HASHES - 1)
@@ -240,8 +242,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
                 if weights[k] > 0:
                     slot = slot_of(scratch, stamp, np.int64(tokens[k]))
                     _credit(scratch, slot, gain * weights[k], RECYCLED, 0)
-                    if kind <= 2:
-                        slots[slot, SLOT_RECYCLED] -= (PLACED - min(k, PLACED - 1)) * (PLACED + 1 if kind == 1 else 1)
+                    slots[slot, SLOT_RECYCLED] -= (PLACED - min(k, PLACED - 1)) * RANKED[kind - 1]
                     if tokens[k] == actual:
                         share = weights[k] * each
         elif own_order > 0 and own_order >= order_bucket(other_order):

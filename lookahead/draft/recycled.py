@@ -1,10 +1,9 @@
 """What the model almost said. In: its best few tokens behind each verified node. Out: what is likely behind the last tokens.
 
 A forward scores every token behind every node, those that are not accepted included; plain decoding keeps one and throws the
-rest away. Token Recycling (arXiv 2408.08696) keeps the best few in a table by the token that they stood behind. Here there are
-three kinds of keys: the last two tokens, the last one, and the two before the last. The third speaks for what was not drafted:
-in the last step the model was asked what follows other tokens at the very place where it then said this one, and what follows
-is often the same ("12 apples", "15 apples").
+rest away. Token Recycling (arXiv 2408.08696) keeps the best few in a table by the token that they stood behind. Here keys are
+made of up to three of the last tokens, and some leave one out: in the last step the model was asked what follows other tokens
+at the very place where it then said this one, and what follows is often the same ("12 apples", "15 apples").
 
 What a key holds is summed up: the shares of its candidates (softmax over the best few) are added, and what was there before
 counts KEPT as much. The table is a hash table of fixed size; of the WAYS places that a key may take it takes the least seen.
@@ -24,9 +23,9 @@ WAYS = 4
 ANY = -1  # in a key: whatever token stands there; in the table: no key
 
 # Kinds of keys: which of the last tokens they are made of, newest first; in the order in which they are asked.
-KINDS = np.array([(1, 1, 0), (1, 0, 0), (0, 1, 1)])
-ASKED = np.array([2, 1, 2])  # bucket of the longest match up to which each kind is asked before it
-KEPT = np.array([0.3, 0.5, 0.5], np.float32)  # weight of what is known when a key is seen again
+KINDS = np.array([(1, 1, 1), (1, 1, 0), (1, 0, 1), (1, 0, 0), (0, 1, 1)])
+ASKED = np.array([3, 2, 2, 1, 2])  # bucket of the longest match up to which each kind is asked before it
+KEPT = np.array([0.3, 0.3, 0.5, 0.5, 0.5], np.float32)  # weight of what is known when a key is seen again
 
 
 @dataclasses.dataclass(frozen=True)
