@@ -139,6 +139,13 @@ def command(
             "EDL against both.",
         ),
     ] = False,
+    recycling: Annotated[
+        bool,
+        typer.Option(
+            "--recycling",
+            help="On a model: each strategy also without what the model almost said, and with --trie both also cold.",
+        ),
+    ] = False,
     baselines: Annotated[
         bool,
         typer.Option(
@@ -202,6 +209,8 @@ def command(
             "give either --model with --input, or --replay PAIRS (with --model only for --random-weights). "
             "To try without either: lookahead demo"
         )
+    if recycling and (sweep or not model):
+        raise UsageError("--recycling compares runs on a model (--model), and not in a --sweep.")
     if cost_profile and (random_weights or not replay):
         raise UsageError("--cost-profile stands in for a model in --replay: leave out --model and --random-weights.")
     timed = model is not None or cost_profile is not None
@@ -255,7 +264,7 @@ def command(
 
             comparisons = replay_on(
                 str(model), replay[0], trie or [], trie_weight, options, tokenizer, rows, dtype, device, attn, batch_sizes,
-                peers, repeat, shown=not json,
+                peers, repeat, shown=not json, recycling=recycling,
             )  # fmt: skip
         else:
             if input is None or tokenizer or baselines:
@@ -265,7 +274,7 @@ def command(
             comparisons, failed = compare_on(
                 str(model), input, trie, options, rows, max_new_tokens, dtype, device, attn, peers, check_lossless is not False,
                 shown=not json, weights=trie_weight, batch_sizes=batch_sizes, repeats=repeat,
-                lossless_rows=None if check_lossless else CHECKED_ROWS,
+                lossless_rows=None if check_lossless else CHECKED_ROWS, recycling=recycling,
             )  # fmt: skip
         from lookahead.bench import compare
 
@@ -314,6 +323,7 @@ def compare_on(
     batch_sizes: Sequence[int] = (1,),
     repeats: int = 1,
     lossless_rows: int | None = None,
+    recycling: bool = False,
 ) -> tuple[list[Comparison], list[str]]:
     """(a comparison for each batch size, what is wrong with rows that were left out)."""
     from itertools import islice
@@ -360,6 +370,7 @@ def compare_on(
                     batch_size=size,
                     repeats=repeats,
                     lossless_rows=lossless_rows,
+                    recycling=recycling,
                 )
             )
     return comparisons, failed

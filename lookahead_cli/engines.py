@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from lookahead.decode.memory import peak_memory
 from lookahead.decode.model import read_config
@@ -42,6 +44,10 @@ class Answering(Protocol):
         """What it took, for a summary."""
         ...
 
+    def recycled(self) -> Sequence[np.ndarray]:
+        """What the model almost said, for a trie file; nothing where several processes each have a part of it."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class OneEngine:
@@ -65,6 +71,9 @@ class OneEngine:
     def used(self) -> dict[str, Any]:
         engine = self.loaded.engine
         return {"batch_size": engine.batch_size, "peak_memory_bytes": peak_memory(engine.target.device)}
+
+    def recycled(self) -> Sequence[np.ndarray]:
+        return self.loaded.engine.drafter.recycled.taken().arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +122,9 @@ class Workers:
         batch_size = max((report.batch_size for report in reports), default=0)
         memory = max((report.peak_memory for report in reports), default=0)
         return {"workers": len(reports), "batch_size": batch_size, "peak_memory_bytes": memory}
+
+    def recycled(self) -> Sequence[np.ndarray]:
+        return ()
 
 
 def load_here(settings: EngineSettings) -> LoadedEngine:

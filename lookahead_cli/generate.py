@@ -28,6 +28,7 @@ from lookahead_cli.options import (
     PrefillChunk,
     Price,
     Ray,
+    Recycle,
     Regex,
     RepetitionPenalty,
     Samples,
@@ -163,6 +164,7 @@ def command(
         ),
     ] = None,
     learn: Annotated[bool, typer.Option("--learn/--no-learn", help="Draft from earlier answers of this job.")] = True,
+    recycle: Recycle = True,
     metrics: Annotated[
         str | None,
         typer.Option("--metrics", metavar="FILE", help="Keep counts and speed in this file, in the Prometheus text format."),
@@ -232,7 +234,7 @@ def command(
         raise UsageError(f"--order {order}: choose input or completion.")
     if not learn and session_tokens != SESSION_TOKENS:
         raise UsageError("--no-learn remembers no answers: leave --session-tokens out.")
-    drafts = draft_options(strategy, decoding_length, branch_length, session_tokens if learn else 0, price)
+    drafts = draft_options(strategy, decoding_length, branch_length, session_tokens if learn else 0, price, recycle)
     part = Shard.parse(shard)
     rows_at_once = 1 if explain else batch_size_of(batch_size)  # what is explained comes row by row
     for path in (out, save_trie, metrics):
@@ -349,9 +351,10 @@ def keep_learned(output: Journal | Stream, trie: str | None, answering: Answerin
         return
     assert answering is not None  # what is kept was answered
     if Path(trie).exists():
-        append_trie(chain([first], documents), trie, answering.whose)
+        append_trie(chain([first], documents), trie, answering.whose, recycled=answering.recycled())
     else:
-        build_trie(chain([first], documents), trie, answering.whose, options={"learned_from": model})
+        options = {"learned_from": model}
+        build_trie(chain([first], documents), trie, answering.whose, options=options, recycled=answering.recycled())
     output.forget_learned()
 
 

@@ -101,6 +101,7 @@ def command(
         context = asked
         drafted = render.patiently(lambda: draft_after(opened, context, decoding_length), render.COMPILING)
 
+    recycled = stats.recycled(opened, top)
     if json:
         value: dict[str, Any] = {
             "trie": trie,
@@ -121,6 +122,7 @@ def command(
             ],
             "depths": [vars(row) for row in seen.depths],
             "top": [{"token_ids": ids, "count": count, "text": _text(loaded, ids)} for ids, count in seen.top],
+            "recycled": {"keys": header.recycled_keys, "top": recycled},
         }
         if replayed is not None:
             value["coverage"] = {"file": coverage, "tokens": replayed.tokens, **replayed.as_json()}
@@ -154,6 +156,7 @@ def command(
                 f"(vocab {header.vocab_size:,}, {header.tokenizer_fingerprint or '-'})",
             ),
             ("built", f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(header.created))} by lookahead {header.tool_version}"),
+            *([("recycled", f"{header.recycled_keys:,} keys: what a job's model almost said behind them")] if recycled else []),
             *([("integrity", "every checksum and invariant holds")] if verify else []),
         ]
     )
@@ -168,7 +171,15 @@ def command(
     if seen.top:
         render.table(
             "Commonest branches of 4 tokens", ["text" if loaded is not None else "token ids", "count"],
-            [(repr(_text(loaded, ids)) if loaded is not None else str(ids), count) for ids, count in seen.top],
+            [(_shown(loaded, ids), count) for ids, count in seen.top],
+        )  # fmt: skip
+    if recycled:
+        render.table(
+            "What the model almost said, behind the commonest tokens", ["behind", "candidates", "seen"],
+            [
+                (_shown(loaded, [r["token_id"]]), " ".join(_shown(loaded, [c]) for c in r["candidates"]), r["seen"])
+                for r in recycled
+            ],
         )  # fmt: skip
     if drafted is not None:
         _print_query(opened, drafted, loaded)
@@ -216,6 +227,11 @@ def tokenizer_of(trie: Trie, name: str | None, needed: bool) -> Any | None:
 
 def _text(tokenizer: Any | None, token_ids: list[int]) -> str | None:
     return str(tokenizer.decode(token_ids)) if tokenizer is not None else None
+
+
+def _shown(tokenizer: Any | None, token_ids: list[int]) -> str:
+    """For a table: the text, or the ids where there is no tokenizer."""
+    return repr(_text(tokenizer, token_ids)) if tokenizer is not None else str(token_ids)
 
 
 def ids_of(query: str, trie: Trie, tokenizer: Any | None) -> np.ndarray:

@@ -231,6 +231,10 @@ def with_address(typed: Sequence[str]) -> list[str]:
     return line
 
 
+Recycle = Annotated[
+    bool,
+    typer.Option("--recycle/--no-recycle", help="Draft from what the model almost said: its best few tokens at each node."),
+]
 Price = Annotated[
     float,
     typer.Option(
@@ -244,7 +248,12 @@ Price = Annotated[
 
 
 def draft_options(
-    strategy: str, decoding_length: str, branch_length: int, session_tokens: int = SESSION_TOKENS, price: float = 0.0
+    strategy: str,
+    decoding_length: str,
+    branch_length: int,
+    session_tokens: int = SESSION_TOKENS,
+    price: float = 0.0,
+    recycle: bool = True,
 ) -> DraftOptions:
     """Options of the core from those of the line. Strategy auto is hierarchical, sized by what pays up to the length given.
 
@@ -258,7 +267,7 @@ def draft_options(
     kind: Any = "hierarchical" if strategy == "auto" else strategy
     adaptive = strategy != "off" and (strategy == "auto" or not fixed)
     length = int(decoding_length) if fixed else 64
-    return DraftOptions(kind, length, branch_length, price, session_tokens, adaptive)
+    return DraftOptions(kind, length, branch_length, price, session_tokens, adaptive, recycle=recycle)
 
 
 def batch_size_of(text: str) -> int | None:

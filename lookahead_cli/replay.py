@@ -179,6 +179,7 @@ def replay_on(
     peers: bool,
     repeats: int,
     shown: bool,
+    recycling: bool = False,
 ) -> list[Comparison]:
     """Replay logged answers on a model of random weights; one comparison for each batch size."""
     from lookahead.bench.compare import compare
@@ -208,6 +209,7 @@ def replay_on(
                     batch_size=size,
                     answers=answers,
                     repeats=repeats,
+                    recycling=recycling,
                 )
             )
     return comparisons

@@ -331,8 +331,9 @@ def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(
     tiny_model: Callable[..., Any], architecture: str
 ) -> None:
     target, prompts = probed(tiny_model(architecture)), [ids * 2 for ids in prompts_of(8)]
-    free = compare(target, prompts, [], OPTIONS, max_new_tokens=24, check_lossless=False)
-    again = compare(target, prompts, [], OPTIONS, answers=free.runs[0].outputs)
+    options = [dataclasses.replace(option, recycle=False) for option in OPTIONS]  # of given answers nothing is recycled
+    free = compare(target, prompts, [], options, max_new_tokens=24, check_lossless=False)
+    again = compare(target, prompts, [], options, answers=free.runs[0].outputs)
     for run, forced_run in zip(free.runs, again.runs, strict=True):
         assert forced_run.outputs == run.outputs
         assert (forced_run.steps, forced_run.draft_tokens_wasted) == (run.steps, run.draft_tokens_wasted)

@@ -102,13 +102,15 @@ def compare(
     answers: Sequence[Sequence[int]] | None = None,
     repeats: int = 1,
     lossless_rows: int | None = None,
+    recycling: bool = False,
 ) -> Comparison:
     """Answer every prompt with every contender: plain decoding, each of `options`, and with `peers` Hugging Face's own.
 
     weights: of the tries, see `Drafter`. batch_size: prompts that are decoded at once; Hugging Face prompt lookup, which takes
     no batches, runs at 1 only. answers: of each prompt, taken as the model's choices; nothing could differ then.
     repeats: how often all is answered, memories forgotten in between; a turn counts as its repeat of median time did.
-    lossless_rows: the first rows, whose outputs are checked (None: all). Raises LookaheadError if answers cannot be taken as
+    lossless_rows: the first rows, whose outputs are checked (None: all). recycling: each of `options` that recycles also runs
+    with nothing recycled, and where there are tries both also run without. Raises LookaheadError if answers cannot be taken as
     the model's choices: it decodes plainly.
     """
     request: Request = functools.partial(_to_be_answered, prompts, max_new_tokens)
@@ -117,11 +119,17 @@ def compare(
         _check_forcible(target, prompts, answers)
     off = DraftOptions(strategy="off")
     runs = [_ours(PLAIN, DecodingEngine(target, Drafter((), off), batch_size), request)]
-    names = names_of_runs(options)
-    runs += [
-        _ours(name, DecodingEngine(target, Drafter(tries, option, weights), batch_size), request)
-        for name, option in zip(names, options, strict=True)
-    ]
+    for name, option in zip(names_of_runs(options), options, strict=True):
+        runs.append(_ours(name, DecodingEngine(target, Drafter(tries, option, weights), batch_size), request))
+        if recycling and option.recycle and option.strategy != "off":
+            nothing = dataclasses.replace(option, recycle=False)
+            runs.append(
+                _ours(f"{name} unrecycled", DecodingEngine(target, Drafter(tries, nothing, weights), batch_size), request)
+            )
+            if tries:
+                runs.append(_ours(f"{name} cold", DecodingEngine(target, Drafter((), option), batch_size), request))
+                without_both = DecodingEngine(target, Drafter((), nothing), batch_size)
+                runs.append(_ours(f"{name} cold unrecycled", without_both, request))
     ours = runs[1:]
     if peers:
         runs += peers_of(target, prompts, max_new_tokens, batch_size, answers)

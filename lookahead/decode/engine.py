@@ -379,7 +379,10 @@ class DecodingEngine:
         self._learn_cost(rows, pieces, accepted, verified - drafted, now() - began)
 
     def _recycle(self, rows: list[RunningRow], pieces: list[Piece], scores: Scores) -> None:
-        """Hand what the model almost said to the drafter, of the rows that are drafted for at present."""
+        """Hand what the model almost said to the drafter, of the rows that are drafted for at present.
+
+        Not of those whose answers are given: the scores say nothing of them.
+        """
         options = self.drafter.options
         if not options.recycle or options.strategy == "off":
             return
@@ -387,7 +390,9 @@ class DecodingEngine:
         trees: list[DraftTree] = []
         places: list[int] = []
         for slot, (row, piece) in enumerate(zip(rows, pieces, strict=True)):
-            if piece.tree is not None and piece.wanted != "none" and row.is_drafted_for:
+            if piece.tree is None or piece.wanted == "none":
+                continue
+            if row.is_drafted_for and row.generation.forced is None:
                 drafts.append(row.drafts)
                 trees.append(piece.tree.guesses if piece.wanted == "all" else root_only(row.text[-1]))
                 places += range(scores.place(slot, 0), scores.place(slot, len(trees[-1])))

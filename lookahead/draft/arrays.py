@@ -120,7 +120,7 @@ SHARED: Layout = {
     "edges": (np.float32, (BINS,)),
     "curve": (np.float32, (BINS,)),
     "counted": (np.float64, (2, BINS)),
-    "used": (np.int64, (1,)),  # texts that hold anything; they come first
+    "used": (np.int64, (2,)),  # texts that hold anything, which come first; 1 if something was recycled
     "recycled_keys": (np.int32, ("places", 3)),  # see recycled.py
     "recycled_seen": (np.int32, ("places",)),
     "recycled_tokens": (np.int32, ("places", "best")),
@@ -206,7 +206,7 @@ def shared_arrays(addresses):
         carray(float32_at(a[10]), (BINS,)),
         carray(float32_at(a[11]), (BINS,)),
         carray(float64_at(a[12]), (2, BINS)),
-        carray(int64_at(a[13]), (1,)),
+        carray(int64_at(a[13]), (2,)),
         carray(int32_at(a[14]), (places, 3)),
         carray(int32_at(a[15]), (places,)),
         carray(int32_at(a[16]), (places, best)),

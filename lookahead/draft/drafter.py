@@ -147,10 +147,11 @@ class Drafter:
                 text_weights.append(weight)
         text_weights += [1.0] * len(self.session.runs)
         self.recycled = Recycled.empty(PLACES if self.options.recycle else 0)
-        self._almost_said: AlmostSaid | None = None
+        self._almost_said: AlmostSaid | None
         self.shared = shared_block(len(text_weights), CELLS, FACTORS, len(self.recycled.seen), BEST)
         self.shared.recycled_keys, self.shared.recycled_seen = self.recycled.keys, self.recycled.seen
         self.shared.recycled_tokens, self.shared.recycled_weights = self.recycled.tokens, self.recycled.weights
+        self._forget_what_was_almost_said()
         self.shared.given[:] = text_weights
         self.shared.edges = EDGES
         self._learn_from(self._priors)
@@ -258,6 +259,15 @@ class Drafter:
             before[k, : len(earlier)] = earlier
         self._almost_said = trees, before, best
 
+    def _forget_what_was_almost_said(self) -> None:
+        """But for what the tries keep of earlier jobs."""
+        self._almost_said = None
+        self.recycled.clear()
+        for trie in self.tries:
+            if trie.recycled:
+                self.recycled.take_over(Recycled(*trie.recycled), trie.header.vocab_size)
+        self.shared.used[1] = len(self.recycled) > 0
+
     def _take_in(self) -> None:
         """What the model almost said in the last step comes into the table."""
         if self._almost_said is None:
@@ -266,6 +276,7 @@ class Drafter:
         self._almost_said = None
         token_ids, parents = (np.concatenate([getattr(tree, name) for tree in trees]) for name in ("token_ids", "parents"))
         self.recycled.add(token_ids, parents, np.array([len(tree) for tree in trees]), before, *best())
+        self.shared.used[1] = 1
 
     def _finish(self, row: Row) -> None:
         text = row.own.tokens
@@ -289,8 +300,7 @@ class Drafter:
     def forget(self) -> None:
         """Be as new: nothing remembered, nothing learned. No row may be running."""
         self.session.clear()
-        self.recycled.clear()
-        self._almost_said = None
+        self._forget_what_was_almost_said()
         self._learn_from(self._priors)
         self._refresh_texts()
         self._find_common()
@@ -299,6 +309,8 @@ class Drafter:
         """Compile the kernels (once per machine), so that the first draft is no slower."""
         probe = Drafter(self.tries, dataclasses.replace(self.options, session_tokens=16))
         row = probe.start([0, 1, 0, 1])
+        best = np.zeros((1, BEST), np.int32), np.zeros((1, BEST), np.float32)
+        probe.recycle([row], [root_only(0)], lambda: best)
         row.draft()
         row.accept([0])
         row.finish()

@@ -217,7 +217,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
     own_used, own_total = 0, 0
     for text in range(number_of_texts):
         current[text] = -1  # the step that counts
-    kind = np.int64(0 if len(shared.recycled_keys) > 0 else len(KINDS))  # of the next recycled expert
+    kind = np.int64(0 if shared.used[1] > 0 else len(KINDS))  # of the next recycled expert
     before = scratch.recent[1] if have > 1 else np.int64(ANY)
     before_that = scratch.recent[2] if have > 2 else np.int64(ANY)
     while rest >= floor and rank < EXPERTS - 2:

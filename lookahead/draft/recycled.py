@@ -60,8 +60,9 @@ class Recycled:
         return int((self.keys != ANY).any(1).sum())
 
     @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in (self.keys, self.seen, self.tokens, self.weights))
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """In the order of a trie file (trie/format.py)."""
+        return self.keys, self.seen, self.tokens, self.weights
 
     def clear(self) -> None:
         """Forget everything."""
@@ -72,12 +73,17 @@ class Recycled:
     def taken(self) -> Recycled:
         """A copy of the places that hold a key."""
         found = np.flatnonzero((self.keys != ANY).any(1))
-        return Recycled(self.keys[found], self.seen[found], self.tokens[found], self.weights[found])
+        return Recycled(*(array[found] for array in self.arrays))
 
-    def take_over(self, other: Recycled) -> None:
-        """Add what another one holds; where both hold a key, the other's is kept."""
-        if len(self.seen):
-            _take_over(self.keys, self.seen, self.tokens, self.weights, other.keys, other.seen, other.tokens, other.weights)
+    def take_over(self, other: Recycled, vocab_size: int) -> None:
+        """Add what another one holds; where both hold a key, the other's is kept. What can be no entry is left out."""
+        if not len(self.seen):
+            return
+        bound = (other.keys >= ANY).all(1) & (other.keys < vocab_size).all(1) & (other.seen > 0)
+        bound &= ((other.tokens >= 0) & (other.tokens < vocab_size)).all(1)
+        bound &= (np.isfinite(other.weights) & (other.weights >= 0)).all(1) & (other.weights[:, 0] > 0)
+        found = np.flatnonzero(bound)
+        _take_over(*self.arrays, *(array[found] for array in other.arrays))
 
     def add(
         self,
@@ -94,7 +100,7 @@ class Recycled:
         2], the tokens before each root, newest first, ANY where the text begins. ids: int32 [nodes, best], best first; scores:
         float32 likewise.
         """
-        _add(token_ids, parents, sizes, before, ids, scores, self.keys, self.seen, self.tokens, self.weights)
+        _add(token_ids, parents, sizes, before, ids, scores, *self.arrays)
 
 
 @inlined

@@ -7,10 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from lookahead.budget import goodput
+from lookahead.decode.best import best_tokens
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.model import TargetModel, load_model
 from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.recycled import BEST
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
 from lookahead.trie.build import TokenizerIdentity
 from lookahead.trie.file import Trie
@@ -91,6 +96,7 @@ def assemble(
     def compile_kernels() -> None:
         drafter.warm_up()
         goodput.warm_up()
+        best_tokens(torch.zeros(1, BEST, dtype=target.dtype), np.zeros(1, np.int64), BEST)
 
     compiling(compile_kernels)
     size = batch_size or usual_batch_size(target.device.type)

@@ -81,10 +81,11 @@ def build_trie(
     min_count: int = 1,
     options: dict[str, Any] | None = None,
     effort: Effort | None = None,
+    recycled: Sequence[np.ndarray] = (),
 ) -> format.TrieHeader:
     """Sort the suffixes of `documents` and write them to `out`, atomically. Returns the header written.
 
-    min_count: branches seen fewer times are left out (see `edit.prune_trie`).
+    min_count: branches seen fewer times are left out (see `edit.prune_trie`). recycled: the arrays of `format.RECYCLED`.
     Raises CorpusError if there is no document with tokens, or an id outside the vocabulary; LookaheadError if the disk is full.
     """
     effort = effort or Effort()
@@ -92,6 +93,7 @@ def build_trie(
     with scratch_sibling(out) if min_count > 1 else replacing(out) as file:
         writer, sources = format.TrieWriter(file), SourceTable()
         write_segment(writer, [], documents, sources, tokenizer.vocab_size, Path(out).parent, effort)
+        writer.write_recycled(recycled)
         header = format.TrieHeader(
             tokenizer.vocab_size,
             tokenizer.fingerprint,
@@ -110,12 +112,16 @@ def build_trie(
 
 
 def append_trie(
-    documents: Iterable[TokenDocument], path: str | Path, tokenizer: TokenizerIdentity, effort: Effort | None = None
+    documents: Iterable[TokenDocument],
+    path: str | Path,
+    tokenizer: TokenizerIdentity,
+    effort: Effort | None = None,
+    recycled: Sequence[np.ndarray] = (),
 ) -> format.TrieHeader:
     """Add `documents` to the trie at `path` as a further segment, atomically. Returns the header written.
 
     What is there is copied, not sorted again; only when there are MAX_SEGMENTS already, the smaller ones are joined with the
-    new one. Readers that have the old file open keep it.
+    new one. Readers that have the old file open keep it. recycled: as of `build_trie`; where empty, what the file holds stays.
     Raises TokenizerMismatchError for documents of another tokenizer, TrieFormatError for a damaged trie or one that another
     process replaced meanwhile, and what build_trie raises.
     """
@@ -139,6 +145,7 @@ def append_trie(
             ends, numbers = checked_documents(part, effort.pages())
             sources.count(numbers, np.diff(ends, prepend=-1) - 1, -1)
         write_segment(writer, parts, documents, sources, tokenizer.vocab_size, Path(path).parent, effort)
+        writer.write_recycled(recycled or old.recycled)
         return writer.finish(dataclasses.replace(old.header, sources=sources.sources(), tool_version=lookahead.__version__))
 
 

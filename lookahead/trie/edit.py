@@ -91,6 +91,8 @@ def _merge(
         raise UsageError(f"--weight {min(unused)}: no such trie or source (sources: {known}).")
     writer = format.TrieWriter(file)
     write_segment(writer, parts, (), sources, head.vocab_size, folder, effort)
+    if recycled := [trie.recycled for trie in tries if trie.recycled]:
+        writer.write_recycled([np.concatenate(arrays) for arrays in zip(*recycled, strict=True)])
     return writer.finish(_like(head, sources.sources(), options))
 
 
@@ -133,6 +135,7 @@ def prune_trie(
         file = stack.enter_context(replacing(out))
         writer = format.TrieWriter(file)
         sources = pruning.write(writer)
+        writer.write_recycled(trie.recycled)
         return writer.finish(_like(trie.header, sources, described))
 
 

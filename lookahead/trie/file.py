@@ -74,6 +74,7 @@ class Trie:
         except OSError as error:
             raise TrieFormatError(f"{self.path}: cannot be read ({error.strerror}).") from error
         self.segments = tuple(Segment(segment, self.mapped) for segment in self.header.segments)
+        self.recycled = self._recycled()
         self.source_weights = np.array([s.weight for s in self.header.sources], np.float32)
         self.weighted = bool((self.source_weights != 1).any())
 
@@ -81,6 +82,11 @@ class Trie:
     def name(self) -> str:
         """Short name that reports use."""
         return self.path.stem
+
+    def _recycled(self) -> tuple[np.ndarray, ...]:
+        """What a job's model almost said: the arrays of format.RECYCLED; none if the file holds nothing of it."""
+        shapes = {name: (-1, width) if width > 1 else (-1,) for name, (_, width) in format.RECYCLED.items()}
+        return tuple(format.section_array(self.mapped, s).reshape(shapes[s.name]) for s in self.header.recycled)
 
     def check_tokenizer(self, fingerprint: str, vocab_size: int, name: str) -> None:
         """Raise TokenizerMismatchError unless token ids mean the same here and for the tokenizer or model `name`."""

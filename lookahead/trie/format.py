@@ -20,6 +20,13 @@
     document_ends     uint32 | uint64  documents      position of each document's separator
     document_sources  uint16           documents      index into the header's sources
 
+Behind the last segment there may be one more set of four, what a job's model almost said (draft/recycled.py):
+
+    recycled_keys     int32            keys*3         token ids, newest first, -1 where any token may stand
+    recycled_seen     int32            keys           how often the key came up
+    recycled_tokens   int32            keys*8         candidates of each key
+    recycled_weights  float32          keys*8         and their weights, descending
+
 The header stands last because sections are streamed: their sizes are known when they are written. It names dtype, offset,
 entries and CRC-32 of every section. `tokens` is uint16 where the separator fits, positions are uint32 where their largest
 entry fits. Opening checks magic, version, both lengths, the header's checksum and that each section lies inside the file;
@@ -64,6 +71,14 @@ SECTION_DTYPES = {
     "samples": ("<u8",),
     "document_ends": ("<u4", "<u8"),
     "document_sources": ("<u2",),
+}
+
+
+RECYCLED = {
+    "recycled_keys": ("<i4", 3),
+    "recycled_seen": ("<i4", 1),
+    "recycled_tokens": ("<i4", 8),
+    "recycled_weights": ("<f4", 8),
 }
 
 
@@ -115,6 +130,7 @@ class TrieHeader:
     segments: tuple[SegmentHeader, ...] = ()
     content_hash: str = ""  # over everything but `created`
     created: float = 0.0  # seconds since 1970; of the environment's SOURCE_DATE_EPOCH if that is set
+    recycled: tuple[Section, ...] = ()  # see RECYCLED; none, or all
 
     @property
     def separator(self) -> int:
@@ -130,9 +146,19 @@ class TrieHeader:
         return sum(segment.documents for segment in self.segments)
 
     @property
+    def sections(self) -> list[Section]:
+        """All, in the order of the file."""
+        return [*(section for segment in self.segments for section in segment.sections), *self.recycled]
+
+    @property
+    def recycled_keys(self) -> int:
+        """Keys behind which the file tells what a model almost said."""
+        return self.recycled[1].entries if self.recycled else 0
+
+    @property
     def branches(self) -> int:
         """Suffixes that can be looked up."""
-        return sum(section.entries for segment in self.segments for section in segment.sections if section.name == "suffixes")
+        return sum(section.entries for section in self.sections if section.name == "suffixes")
 
 
 def smallest_dtype(name: str, largest: int) -> np.dtype:
@@ -147,6 +173,7 @@ class TrieWriter:
     """Streams the sections of one trie file after the other into `file`, which is seekable, readable and empty.
 
     begin("tokens") -> append(array) ... -> begin("suffixes") -> ... -> end_segment(tokens, documents) -> finish(header)
+    with write_recycled(arrays) before `finish`, where there is something
     Until `finish` has written the first bytes, the file is no trie to any reader.
     """
 
@@ -154,6 +181,7 @@ class TrieWriter:
         self.file = file
         self.segments: list[SegmentHeader] = []
         self._sections: list[Section] = []
+        self._recycled: tuple[Section, ...] = ()
         self._open: Section | None = None
         self._offset = file.write(bytes(PREAMBLE.size))
         self._created = _creation_time()
@@ -200,9 +228,19 @@ class TrieWriter:
         self.segments.append(SegmentHeader(tokens, documents, tuple(self._sections)))
         self._sections = []
 
+    def write_recycled(self, arrays: Sequence[np.ndarray]) -> None:
+        """What is recycled, in the order of RECYCLED; nothing where there are no keys."""
+        if not arrays or not len(arrays[1]):
+            return
+        for (name, (dtype, _)), array in zip(RECYCLED.items(), arrays, strict=True):
+            self.begin(name, np.dtype(dtype))
+            self.append(array.reshape(-1))
+        self._end_section()
+        self._recycled, self._sections = tuple(self._sections), []
+
     def finish(self, header: TrieHeader) -> TrieHeader:
-        """Write the header, then the first bytes. Returns the header as written, with segments, hash and time."""
-        header = dataclasses.replace(header, segments=tuple(self.segments), created=self._created)
+        """Write the header, then the first bytes. Returns the header as written, with sections, hash and time."""
+        header = dataclasses.replace(header, segments=tuple(self.segments), recycled=self._recycled, created=self._created)
         header = dataclasses.replace(header, content_hash=content_hash(header))
         packed = _pack(header)
         if len(packed) > MAX_HEADER_BYTES:
@@ -275,7 +313,7 @@ def read_header(path: Path, file: IO[bytes]) -> TrieHeader:
 
 def map_file(path: Path, file: IO[bytes], header: TrieHeader) -> mmap.mmap:
     """The file's sections mapped read-only; pages are shared between processes and read when touched."""
-    end = header.segments[-1].sections[-1].end
+    end = header.sections[-1].end
     try:
         if os.fstat(file.fileno()).st_size < end:
             raise TrieFormatError(f"{path}: the file shrank while it was opened. Try again.")
@@ -295,7 +333,7 @@ def check_sections(path: Path, mapped: mmap.mmap, header: TrieHeader) -> None:
     Raises TrieFormatError naming the first damaged one.
     """
     end = PREAMBLE.size
-    for section in (s for segment in header.segments for s in segment.sections):
+    for section in header.sections:
         if any(mapped[end : section.offset]):
             raise TrieFormatError(f"{path}: bytes before section {section.name} are not zero. Rebuild.")
         crc, end = 0, section.end
@@ -313,13 +351,15 @@ def check_crc(path: Path, section: Section, crc: int) -> None:
 
 def _check_bounds(path: Path, header: TrieHeader, end_of_sections: int) -> None:
     """Every section known, in order, aligned, inside the file, and of dtype and length that the others imply."""
+    dtypes = {**SECTION_DTYPES, **{name: (dtype,) for name, (dtype, _) in RECYCLED.items()}}
+    sets = [(segment.sections, [*SECTION_DTYPES]) for segment in header.segments]
+    sets += [(header.recycled, [*RECYCLED])] if header.recycled else []
     end = PREAMBLE.size
-    for segment in header.segments:
-        names = [s.name for s in segment.sections]
-        if names != list(SECTION_DTYPES):
-            raise TrieFormatError(f"{path}: sections {names}, expected {list(SECTION_DTYPES)}. Rebuild.")
-        for section in segment.sections:
-            if section.dtype not in SECTION_DTYPES[section.name]:
+    for sections, names in sets:
+        if [s.name for s in sections] != names:
+            raise TrieFormatError(f"{path}: sections {[s.name for s in sections]}, expected {names}. Rebuild.")
+        for section in sections:
+            if section.dtype not in dtypes[section.name]:
                 raise TrieFormatError(f"{path}: section {section.name} has dtype {section.dtype!r}. Rebuild.")
             if not end <= section.offset < end + ALIGNMENT or section.offset % ALIGNMENT or section.end > end_of_sections:
                 raise TrieFormatError(
@@ -327,6 +367,11 @@ def _check_bounds(path: Path, header: TrieHeader, end_of_sections: int) -> None:
                     f"of {end_of_sections} bytes. Rebuild."
                 )
             end = section.end
+    for section in header.recycled:
+        entries = header.recycled_keys * RECYCLED[section.name][1]
+        if section.entries != entries:
+            raise TrieFormatError(f"{path}: section {section.name} has {section.entries} entries, not {entries}. Rebuild.")
+    for segment in header.segments:
         by_name = {s.name: s for s in segment.sections}
         expected = {
             "tokens": segment.tokens + segment.documents,
@@ -350,7 +395,10 @@ def _check_bounds(path: Path, header: TrieHeader, end_of_sections: int) -> None:
 
 
 def _pack(header: TrieHeader) -> bytes:
-    return bytes(msgpack.packb(dataclasses.asdict(header)))
+    fields = dataclasses.asdict(header)
+    if not header.recycled:  # a file without any is the same as before there were such
+        del fields["recycled"]
+    return bytes(msgpack.packb(fields))
 
 
 def _made(kind: type[Made], fields: Mapping[str, Any]) -> Made:
@@ -367,8 +415,9 @@ def _unpack(packed: bytes) -> TrieHeader:
         _made(SegmentHeader, {**s, "sections": tuple(_made(Section, section) for section in s["sections"])})
         for s in fields["segments"]
     )
+    fields["recycled"] = tuple(_made(Section, section) for section in fields.get("recycled", ()))
     header = _made(TrieHeader, fields)
-    sections = [section for segment in header.segments for section in segment.sections]
+    sections = header.sections
     integers = [header.vocab_size, header.depth]
     integers += [v for s in sections for v in (s.offset, s.entries, s.crc)]
     integers += [v for s in header.sources for v in (s.documents, s.tokens)]

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -170,3 +171,15 @@ def add_nodes(tokens, block, last, separator, counts, open_nodes, branches, leng
                 open_nodes[depth] += 1
         last = here
     return found
+
+
+def recycled(trie: Trie, most: int) -> list[dict[str, Any]]:
+    """What a job's model almost said behind the tokens that came up most often: token_id, candidates (best first), seen."""
+    if not trie.recycled:
+        return []
+    keys, seen, tokens, weights = trie.recycled
+    single = np.flatnonzero((keys[:, 0] >= 0) & (keys[:, 1:] < 0).all(1))
+    found = single[np.argsort(-seen[single], kind="stable")][:most]
+    return [
+        {"token_id": int(keys[k, 0]), "candidates": tokens[k][weights[k] > 0].tolist(), "seen": int(seen[k])} for k in found
+    ]
