@@ -20,9 +20,26 @@ import numpy as np
 
 from lookahead.draft import mixture
 from lookahead.draft.arrays import EXPERTS, LEADERS, STEPS
-from lookahead.draft.drafter import SESSION, Drafter
-from lookahead.draft.mixture import ALIGNED, COUNTS, HITS, MISSES, NEVER, ORDERS, RANKS, RECENCIES, SHARES
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.mixture import (
+    ALIGNED,
+    COUNTS,
+    HITS,
+    MISSES,
+    NEVER,
+    ORDERS,
+    RANKED,
+    RANKS,
+    RECENCIES,
+    RECYCLED,
+    RECYCLED_CELLS,
+    SEENS,
+    SESSION,
+    SHARES,
+    UNPLACED,
+)
 from lookahead.draft.planner import EXACT, SLACK, UNHEARD
+from lookahead.draft.recycled import ANY, ASKED, KINDS
 from lookahead.trie.suffixes import DEPTH
 
 F = np.float32
@@ -152,11 +169,12 @@ class Expert:
 
     cell: int  # as the first one that is asked
     order: int  # bucket
-    group: int | None  # None: an aligned one
+    group: int | None  # None: an aligned or a recycled one
     each: Any
     counts: dict[int, Any]
     offers: dict[int, tuple[int, int]]
     places: dict[int, int] = dataclasses.field(default_factory=dict)  # newest one in the own text
+    ranked: dict[int, int] = dataclasses.field(default_factory=dict)  # what a recycled one takes from a factor's number
 
 
 @dataclasses.dataclass
@@ -168,7 +186,8 @@ class Guess:
     offer: tuple[int, int] = (-1, 0)  # of this expert
     orders: list[int] = dataclasses.field(default_factory=lambda: [NEVER, NEVER])  # at which own and other say it first
     place: int = -1
-    factors: tuple[int, int, int] = (0, 0, 0)
+    recycled: int = UNPLACED
+    factors: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 def order_bucket(order: int) -> int:
@@ -177,8 +196,11 @@ def order_bucket(order: int) -> int:
 
 def cell_of(order: int, group: int, count: Any, share: Any) -> int:
     count_bucket = bisect.bisect_right([1.5, 2.5, 4.5, 9.5, 29.5, 149.5], count)
-    share_bucket = [share > 0.999, share > 0.7, share > 0.35, True].index(True)
-    return int(np.ravel_multi_index((order, group, count_bucket, share_bucket, 0), (ORDERS, 2, COUNTS, SHARES, RANKS)))
+    return int(np.ravel_multi_index((order, group, count_bucket, share_bucket(share), 0), (ORDERS, 2, COUNTS, SHARES, RANKS)))
+
+
+def share_bucket(share: Any) -> int:
+    return [share > 0.999, share > 0.7, share > 0.35, True].index(True)
 
 
 def aligned_cell(aligned: Aligned, group: int) -> int:
@@ -230,7 +252,7 @@ class SlowDrafter:
     def __init__(self, drafter: Drafter, tries: Sequence[tuple[list[list[list[int]]], list[list[float]]]]):
         self.drafter = drafter
         self.tries = [
-            Text.of(documents, SESSION + 1 + number, weights)
+            Text.of(documents, RECYCLED + 1 + number, weights)
             for number, (segments, of_each) in enumerate(tries)
             for documents, weights in zip(segments, of_each, strict=True)
         ]
@@ -345,11 +367,39 @@ class SlowDrafter:
         node.own = own_places(row.tokens, node.context)
         own_orders = sorted({order_bucket(match) for match, _, _ in node.own})
         other_orders = sorted({step.order for steps in node.steps for step in steps})
-        while own_orders or other_orders:
-            if own_orders and (not other_orders or own_orders[-1] >= order_bucket(other_orders[-1])):
+        kinds = [*range(len(KINDS))]
+        while own_orders or other_orders or kinds:
+            longest = max([*own_orders, *map(order_bucket, other_orders)], default=0)
+            if kinds and longest <= ASKED[kinds[0]]:
+                yield from self._recycled_expert(node, kinds.pop(0))
+            elif own_orders and (not other_orders or own_orders[-1] >= order_bucket(other_orders[-1])):
                 yield self._own_expert(row, node, own_orders.pop())
             else:
                 yield self._other_expert(node, other_orders.pop(), sample())
+
+    def _recycled_expert(self, node: Node, kind: int) -> Iterator[Expert]:
+        """What stands in the drafter's table behind the context's last tokens, if anything."""
+        latest = [*reversed(node.context[-3:]), ANY, ANY, ANY][:3]
+        key = [token if counts else ANY for token, counts in zip(latest, KINDS[kind], strict=True)]
+        table = self.drafter.recycled
+        found = np.flatnonzero((table.keys == key).all(1))
+        if not len(found) or any(token == ANY for token, counts in zip(latest, KINDS[kind], strict=True) if counts):
+            return
+        (place,) = found
+        weights = table.weights[place]
+        held = [(token, weight) for token, weight in zip(table.tokens[place].tolist(), weights, strict=True) if weight > 0]
+        each = ONE / summed(weights)
+        seen = bisect.bisect_right([2, 4, 10, 30], table.seen[place])
+        features = kind, seen, share_bucket(weights[0] * each), 0
+        yield Expert(
+            RECYCLED_CELLS + int(np.ravel_multi_index(features, (len(KINDS), SEENS, SHARES, RANKS))),
+            0,
+            None,
+            each,
+            dict(held),
+            {token: (RECYCLED, 0) for token, _ in held},
+            ranked={token: int(RANKED[kind]) * (4 - min(rank, 3)) for rank, (token, _) in enumerate(held)},
+        )
 
     def _own_expert(self, row: SlowRow, node: Node, order: int) -> Expert:
         agree = [(token, match, place) for match, token, place in node.own if order_bucket(match) >= order]
@@ -418,12 +468,13 @@ class SlowDrafter:
 
         experts = self.experts(row, node, sample)
         while rest >= floor and (expert := next(experts, None)):
-            cell = expert.cell + (min(len(asked), RANKS - 1) if expert.cell < ALIGNED else 0)
+            cell = expert.cell + (0 if ALIGNED <= expert.cell < RECYCLED_CELLS else min(len(asked), RANKS - 1))
             believed = self.lambdas[cell]
             for token, count in expert.counts.items():
                 guess = guesses.setdefault(token, Guess())
                 gain = rest * believed * expert.each * count
                 guess.p = F(guess.p + gain)
+                guess.recycled -= expert.ranked.get(token, 0)
                 if gain > guess.most:
                     guess.most, guess.offer = F(gain), expert.offers[token]
                 if expert.group == OWN and (expert.order or guess.orders[OWN] == NEVER):
@@ -451,9 +502,10 @@ class SlowDrafter:
                     mixture.BY_ORDERS + int(np.ravel_multi_index((own, other, longest), (NEVER + 1, NEVER + 1, ORDERS))),
                     mixture.BY_RECENCY + int(np.ravel_multi_index((own, recency), (NEVER + 1, RECENCIES))),
                     mixture.BY_LAST + 4 * last + (own < NEVER) + 2 * (other < NEVER),
+                    mixture.BY_RECYCLED + 4 * guess.recycled + (own < NEVER) + 2 * (other < NEVER),
                 )
-                one, two, three = self.factors[list(guess.factors)]
-                guess.p = guess.p * (one * two * three)
+                one, two, three, four = self.factors[list(guess.factors)]
+                guess.p = guess.p * (one * two * three * four)
             after += guess.p
         none_of_these = max(F(1e-6), ONE - total)
         for guess in guesses.values():

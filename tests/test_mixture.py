@@ -19,6 +19,7 @@ from lookahead.draft.own_text import OwnText, own_places
 from lookahead.draft.places import HIGH, LOW, ORDER, PREFIX
 from lookahead.draft.planner import EXACT
 from lookahead.draft.priors import Priors
+from lookahead.draft.tree import root_only
 from lookahead.trie import session
 from lookahead.trie.suffixes import DEPTH
 from tests import slow_mixture
@@ -76,6 +77,7 @@ def trie_of(segments, weights, number, vocabulary=VOCABULARY):
         path=Path(f"{number}.trie"),
         segments=[segment_of(documents, vocabulary) for documents in segments],
         header=SimpleNamespace(depth=DEPTH),
+        recycled=(),
         weighted=any(weight != 1 for weight in weights),
         source_weights=np.array(weights, np.float32),
     )
@@ -98,13 +100,21 @@ def drafters_of(situation, **options):
     return drafter, SlowDrafter(drafter, weighed)
 
 
+def almost_say(drafter, row, random):
+    """The model was asked behind the nodes of the row's latest tree, and would have said anything."""
+    tree = drafter._tree_of(row.number) if drafter.rows.nodes[row.number] else root_only(row.root)
+    ids = np.array([random.sample(range(VOCABULARY), 4) for _ in range(len(tree))], np.int32)
+    scores = np.array([sorted((random.gauss(0, 2) for _ in range(4)), reverse=True) for _ in range(len(tree))], np.float32)
+    drafter.recycle([row], [tree], lambda: (ids, scores))
+
+
 def moments(situation, after_saying=lambda drafter, slow, row, slow_row: None, **options):
     """(drafter, row, slow drafter, slow row, limits) before each piece is said, while the job runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "RECENT", situation.merging[0])
         patch.setattr(session, "SHARE", situation.merging[1])
         drafter, slow = drafters_of(situation, **options)
-        running = []
+        running, random = [], Random(situation.seed)
         for piece in situation.job:
             if not running or (piece.deed == "start" and len(running) < 3):
                 running.append((drafter.start(piece.text), slow.start(piece.text)))
@@ -116,6 +126,8 @@ def moments(situation, after_saying=lambda drafter, slow, row, slow_row: None, *
                 slow.finish(slow_row)
                 continue
             yield drafter, row, slow, slow_row, piece.limits
+            if random.random() < 0.7:
+                almost_say(drafter, row, random)
             row.accept(piece.text)
             slow.accept(slow_row, piece.text, drafter.options.learn)
             after_saying(drafter, slow, row, slow_row)

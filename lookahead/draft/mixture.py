@@ -218,8 +218,8 @@ def mix(shared, scratch, own, node, have, floor, actual):
     for text in range(number_of_texts):
         current[text] = -1  # the step that counts
     kind = np.int64(0 if shared.used[1] > 0 else len(KINDS))  # of the next recycled expert
-    before = scratch.recent[1] if have > 1 else np.int64(ANY)
-    before_that = scratch.recent[2] if have > 2 else np.int64(ANY)
+    second = scratch.recent[1] if have > 1 else np.int64(ANY)
+    third = scratch.recent[2] if have > 2 else np.int64(ANY)
     while rest >= floor and rank < EXPERTS - 2:
         other_order = np.int64(0)  # of the next other expert
         for text in range(number_of_texts):
@@ -227,7 +227,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
                 other_order = max(other_order, steps[node, text, current[text] + 1, ORDER])
         share = np.float32(0.0)
         if kind < len(KINDS) and max(own_order, order_bucket(other_order)) <= ASKED[kind]:
-            place, _ = place_of(shared.recycled_keys, kind, scratch.recent[0], before, before_that)
+            place, _ = place_of(shared.recycled_keys, kind, scratch.recent[0], second, third)
             kind += 1
             if place < 0:
                 continue
