@@ -29,7 +29,7 @@ class KnownAnswer:
     source_names = ("known",)
 
     def __init__(self, answers, propose):
-        self.options = DraftOptions(decoding_length=16)
+        self.options = DraftOptions(decoding_length=16, recycle=False)
         self.answers = {tuple(prompt): answer for prompt, answer in answers}
         self.propose = propose
         self.chains_only = False

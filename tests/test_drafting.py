@@ -181,7 +181,7 @@ def test_branches_of_a_trie_are_attributed_to_its_file(make_trie):
     one = make_trie([[1, 2, 3]], name="one.trie")
     two = make_trie([[4, 5, 6]], name="two.trie")
     drafter = Drafter([one, two])
-    assert drafter.source_names == ("prompt", "output", "session", "trie:one", "trie:two")
+    assert drafter.source_names == ("prompt", "output", "session", "recycled", "trie:one", "trie:two")
     for start, expected in ((1, "trie:one"), (4, "trie:two")):
         row = drafter.start([start])
         names = sources_of(drafter, row.draft())

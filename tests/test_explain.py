@@ -17,6 +17,7 @@ from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.probe import probed
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.explain import CONTEXT, OWN, Evidence, Step, evidence, outline
+from lookahead.draft.mixture import RECYCLED
 from lookahead.draft.tree import DraftTree, root_only
 from lookahead_cli.explain import LONGEST_SOURCE, Explainer, draw, end_of, percent, shown
 from tests.tries import append_ids, build_ids, counts_of
@@ -251,7 +252,7 @@ def test_evidence_counts_how_often_the_match_goes_on_like_this(tmp_path, segment
     counts, _ = counts_of(documents)
     context = documents[0][10:16]
     tree = Drafter([trie], DraftOptions(decoding_length=32)).start(context).draft()
-    found = evidence(trie, 3, context, tree)
+    found = evidence(trie, RECYCLED + 1, context, tree)
     assert len(found) == len(tree)
     paths, exact = [tuple(context)], 0
     for node in range(1, len(tree)):
@@ -263,7 +264,7 @@ def test_evidence_counts_how_often_the_match_goes_on_like_this(tmp_path, segment
         assert found[node] == Evidence(counts[paths[node][-match - 1 :]], counts[above[-match:]] if match else 240)
         exact += match > 2
     assert exact > 5
-    assert all(found[node] is None for node in range(len(tree)) if tree.sources[node] != 3)
+    assert all(found[node] is None for node in range(len(tree)) if tree.sources[node] != RECYCLED + 1)
 
 
 # ---- drawn
