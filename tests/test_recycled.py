@@ -214,6 +214,12 @@ def test_what_is_recycled_serves_from_the_next_draft_on_and_under_its_name():
 
 def test_without_recycling_nothing_is_kept():
     drafter = Drafter([], DraftOptions(recycle=False))
+    drafter.warm_up()
+    row = drafter.start([1, 2, 3])
+    drafter.recycle([row], [root_only(3)], lambda: (np.ones((1, 1), np.int32), np.zeros((1, 1), np.float32)))
+    row.accept([4])
+    row.draft()
+    told(drafter.recycled, 1, 2)
     assert sum(array.nbytes for array in drafter.recycled.arrays) == 0
 
 

@@ -253,6 +253,8 @@ class Drafter:
         best: (int32 [nodes, BEST] token ids, float32 scores) of the best tokens there, best first; asked at the next draft. By
         then the rows have been told what the model said, so that none of it seems to have been foreseen.
         """
+        if not self.options.recycle:
+            return
         before = np.full((len(rows), 2), ANY, np.int32)
         for k, row in enumerate(rows):
             earlier = row.own.tokens[-3:-1][::-1]

@@ -100,7 +100,8 @@ class Recycled:
         2], the tokens before each root, newest first, ANY where the text begins. ids: int32 [nodes, best], best first; scores:
         float32 likewise.
         """
-        _add(token_ids, parents, sizes, before, ids, scores, *self.arrays)
+        if len(self.seen):
+            _add(token_ids, parents, sizes, before, ids, scores, *self.arrays)
 
 
 @inlined
