@@ -25,7 +25,7 @@ from lookahead.trie.file import Trie
 from tests.cli import Cli
 from tests.jobs import MODEL
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 # ---- the best few scores
 

@@ -17,6 +17,8 @@ BLOCK, FEW = 128, 16  # scores whose maximum is taken at once; of those that hol
 def best_tokens(logits: torch.Tensor, places: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """(int32 [places, most] token ids, float32 [places, most] scores) of these rows of `logits`, [any, vocab], best first."""
     most = min(most, logits.shape[1])
+    if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        logits = logits.float()
     bits = logits.contiguous().view(torch.int32 if logits.element_size() == 4 else torch.int16).numpy()
     ids, found = np.empty((len(places), most), np.int32), np.empty((len(places), most), bits.dtype)
     _find(bits, places, bits.dtype.type(np.iinfo(bits.dtype).max), ids, found)

@@ -60,14 +60,18 @@ class Scores:
         if not self.logits.is_cuda:
             found = best_tokens(self.logits, np.array(places), most)
             return lambda: found
-        best = self.logits[upload(np.array(places), self.logits.device)].float().topk(min(most, self.logits.shape[1]))
-        scores, ids = (each.to("cpu", non_blocking=True) for each in best)
+        every = len(places) == len(self.logits)
+        rows = self.logits if every else self.logits[upload(np.array(places), self.logits.device)]
+        best = rows.topk(min(most, rows.shape[1]))
+        scores, ids = (
+            torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True) for each in best
+        )
         done = torch.cuda.Event()
         done.record()
 
         def tell() -> tuple[np.ndarray, np.ndarray]:
             done.synchronize()
-            return ids.int().numpy(), scores.numpy()
+            return ids.int().numpy(), scores.float().numpy()
 
         return tell
 
