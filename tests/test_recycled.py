@@ -53,8 +53,11 @@ def test_best_scores_are_those_of_a_sort(seed, dtype, vocabulary, mean, infinite
 
 
 def test_of_equal_scores_the_first_come_first():
-    ids, _ = best_tokens(torch.zeros(1, 3 * BLOCK), np.array([0]), BEST)
-    assert ids[0].tolist() == list(range(BEST))
+    zeros = torch.zeros(1, 12 * BLOCK)
+    zeros[:, ::3] = -0.0  # equal to 0 for argmax, too
+    for scores in (zeros, zeros - 7, zeros.bfloat16(), zeros[:, : 3 * BLOCK]):
+        ids, _ = best_tokens(scores, np.array([0]), BEST)
+        assert ids[0].tolist() == list(range(BEST))
 
 
 # ---- the table

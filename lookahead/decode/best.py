@@ -1,7 +1,8 @@
 """The best few tokens behind each node. In: scores on the CPU, of any float type. Out: token ids and their scores, best first.
 
 Floats of one sign are ordered as their bits are, so numbers are compared as integers, which a processor does many at a time
-in any type. Blocks whose largest score cannot be among the best are not looked into.
+in any type. Blocks whose largest score cannot be among the best are not looked into. Of scores that are equal (0 and -0 are)
+the first comes first, so the best of all is what argmax says.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 
 from lookahead.trie.suffixes import inlined, kernel
 
-BLOCK, FEW = 128, 16  # scores whose maximum is taken at once; of those that hold one of the best, so many
+BLOCK = 128  # scores whose maximum is taken at once
 
 
 def best_tokens(logits: torch.Tensor, places: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -19,41 +20,53 @@ def best_tokens(logits: torch.Tensor, places: np.ndarray, most: int) -> tuple[np
     most = min(most, logits.shape[1])
     if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         logits = logits.float()
-    bits = logits.contiguous().view(torch.int32 if logits.element_size() == 4 else torch.int16).numpy()
+    wide = logits.dtype == torch.float32
+    bits = logits.contiguous().view(torch.int32 if wide else torch.int16).numpy()
     ids, found = np.empty((len(places), most), np.int32), np.empty((len(places), most), bits.dtype)
-    _find(bits, places, bits.dtype.type(np.iinfo(bits.dtype).max), ids, found)
-    return ids, torch.from_numpy(found).view(logits.dtype).float().numpy()
+    _find(bits, places, np.int32(0x7FFFFFFF) if wide else np.int16(0x7FFF), ids, found)
+    if logits.dtype == torch.bfloat16:  # the upper half of a float32
+        return ids, (found.astype(np.int32) << 16).view(np.float32)
+    return ids, found.view(np.float32) if wide else found.view(np.float16).astype(np.float32)
 
 
 @kernel
 def _find(bits, places, magnitude, ids, found):
     """Fill ids and found, the bits of their scores. bits: integers [any, vocab]. magnitude: all bits but the sign."""
     most, vocabulary, whole = ids.shape[1], bits.shape[1], bits.shape[1] // BLOCK
-    kept = np.empty(most, np.int64)
+    kept, tops, line = np.empty(most, np.int64), np.empty(whole, bits.dtype), np.empty(BLOCK, bits.dtype)
     for row in range(len(places)):
         values = bits[places[row]]
-        kept[:] = -np.int64(magnitude) - 2
+        least = -np.int64(magnitude)
+        kept[:] = least - 1
         for block in range(whole):
-            top = values[block * BLOCK]
-            for place in range(block * BLOCK, block * BLOCK + BLOCK):  # so many that the compiler compares several at a time
-                top = max(top, values[place])
-            if top > kept[most - 1] or top < 0:
-                for begin in range(block * BLOCK, block * BLOCK + BLOCK, FEW):
-                    top = values[begin]
-                    for place in range(begin, begin + FEW):
-                        top = max(top, values[place])
-                    if top > kept[most - 1] or top < 0:
-                        _look_into(values, begin, begin + FEW, magnitude, kept, ids[row], found[row])
+            for place in range(BLOCK):  # plain loops, of which the compiler does several turns at a time
+                line[place] = _ordered(values[block * BLOCK + place], magnitude)
+            top = line[0]
+            for place in range(BLOCK):
+                top = max(top, line[place])
+            tops[block] = top
+            if top > kept[most - 1]:
+                _insert(kept, np.int64(top))
+        if whole >= most:
+            least = kept[most - 1]  # at least so many scores are no less
+        kept[:] = least - 1
+        for block in range(whole):
+            if tops[block] >= least:
+                _look_into(values, block * BLOCK, block * BLOCK + BLOCK, magnitude, kept, ids[row], found[row])
         _look_into(values, whole * BLOCK, vocabulary, magnitude, kept, ids[row], found[row])
+
+
+@inlined
+def _ordered(bits, magnitude):
+    """An integer that is larger where the float is; the same for 0 and -0."""
+    return -(bits & magnitude) if bits < 0 else bits
 
 
 @inlined
 def _look_into(values, begin, end, magnitude, kept, ids, found):
     """Take the best of the scores `begin` to `end` among those kept."""
     for place in range(begin, end):
-        value = np.int64(values[place])
-        if value < 0:
-            value ^= np.int64(magnitude)
+        value = np.int64(_ordered(values[place], magnitude))
         if value > kept[len(kept) - 1]:
             rank = _insert(kept, value)
             for k in range(len(kept) - 1, rank, -1):

@@ -19,6 +19,7 @@ import torch
 from transformers import StoppingCriteriaList
 
 from lookahead.budget.goodput import GoodputBudget, Rest
+from lookahead.budget.worth import Worth
 from lookahead.decode.constraint import Grammars
 from lookahead.decode.logprobs import TokenLogprobs, logprobs_of
 from lookahead.decode.memory import ran_out
@@ -234,6 +235,7 @@ class DecodingEngine:
         self.clock = Clock()
         self._slots: Slots | None = None  # of the latest run
         self.budget = GoodputBudget(target.costs)
+        self._recycling = Worth()  # what the model almost said, where lengths are chosen by what pays
         self._plain_steps = 0
         if target.mode in ("chain", "replay"):
             drafter.restrict_to_chains()
@@ -357,6 +359,7 @@ class DecodingEngine:
     def forget(self) -> None:
         """Be as new: nothing remembered of earlier requests, nothing learned. No request may be running."""
         self.let_go()
+        self._recycling = Worth()
         self.drafter.forget()
 
     def _step(self, rows: list[RunningRow], slots: Slots) -> None:
@@ -368,15 +371,20 @@ class DecodingEngine:
         scores = slots.forward([piece.tree for piece in pieces], [piece.wanted for piece in pieces])
         scores.wait()
         computed = now()
+        self._recycle(rows, pieces, scores)
+        recycled = now()
         accepted = [row.verify(piece, scores, slot) for slot, (row, piece) in enumerate(zip(rows, pieces, strict=True))]
         _note_logprobs(rows, scores)
         slots.keep([each.nodes for each in accepted])
-        self._recycle(rows, pieces, scores)
         verified = now()
+        before = _accepted_from_recycled(rows)
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._count(row, piece, each, verified)
         self.clock.add(drafted - began, computed - drafted, verified - computed)
-        self._learn_cost(rows, pieces, accepted, verified - drafted, now() - began)
+        given, said = _accepted_from_recycled(rows) - before, sum(len(each.token_ids) for each in accepted)
+        step = now() - began
+        self._learn_cost(rows, pieces, verified - drafted, step, said)
+        self._learn_worth(pieces, recycled - computed, step, given, said)
 
     def _recycle(self, rows: list[RunningRow], pieces: list[Piece], scores: Scores) -> None:
         """Hand what the model almost said to the drafter, of the rows that are drafted for at present.
@@ -384,7 +392,7 @@ class DecodingEngine:
         Not of those whose answers are given: the scores say nothing of them.
         """
         options = self.drafter.options
-        if not options.recycle or options.strategy == "off":
+        if not options.recycle or options.strategy == "off" or not self._recycling.pays:
             return
         drafts: list[Row] = []
         trees: list[DraftTree] = []
@@ -454,9 +462,7 @@ class DecodingEngine:
                 step = Step.of(generation.steps, prompt, generation.token_ids, piece.tree, accepted.nodes, said, names)
                 generation.observer(step)
 
-    def _learn_cost(
-        self, rows: list[RunningRow], pieces: list[Piece], accepted: list[Accepted], forward: float, step: float
-    ) -> None:
+    def _learn_cost(self, rows: list[RunningRow], pieces: list[Piece], forward: float, step: float, said: int) -> None:
         """What the step took. Steps that took in prompts say nothing about those that do not; later, of plain ones some do."""
         if self.drafter.options.strategy == "off" or not all(piece.wanted == "all" for piece in pieces):
             return
@@ -465,9 +471,17 @@ class DecodingEngine:
             self._plain_steps, stands_for = self._plain_steps + 1, PLAIN_APART
             if self._plain_steps % PLAIN_APART:
                 return
-        sizes, said = [len(piece.tree or ()) for piece in pieces], sum(len(each.token_ids) for each in accepted)
+        sizes = [len(piece.tree or ()) for piece in pieces]
         keys = sum(row.length for row in rows)
         self.budget.observe(sum(sizes), forward, step, len(rows), keys, max(sizes), said, stands_for)
+
+    def _learn_worth(self, pieces: list[Piece], recycling: float, step: float, given: int, said: int) -> None:
+        """Whether recycling pays, which gave so many of the tokens said. Where lengths are set, it is always done."""
+        options = self.drafter.options
+        if not (options.recycle and options.adaptive) or not all(piece.wanted == "all" for piece in pieces):
+            return
+        self._recycling.observe(recycling + self.drafter.taken_in_seconds, given, step, said)
+        self.drafter.use_recycled(self._recycling.pays)
 
     def _started(self, generation: Generation) -> list[RunningRow]:
         """A request that is about to take a slot; nothing if it needs none, as it has been decoded plainly or has failed."""
@@ -551,6 +565,11 @@ class DecodingEngine:
         generation.steps = max(0, len(generation.token_ids) - 1)
         generation.seconds = self.target.now() - began
         self.clock.add(0.0, generation.seconds, 0.0)
+
+
+def _accepted_from_recycled(rows: list[RunningRow]) -> int:
+    """Tokens of their answers so far."""
+    return sum(row.generation.accepted_by_source["recycled"] for row in rows)
 
 
 def _note_logprobs(rows: list[RunningRow], scores: Scores) -> None:

@@ -36,6 +36,7 @@ class Scores:
     def __init__(self, logits: torch.Tensor, counts: Sequence[int]):
         self.logits = logits
         self._starts = [*itertools.accumulate(counts, initial=0)]
+        self._first: dict[int, int] = {}  # row of `logits` -> its best token, where it is known already
 
     def of(self, slot: int) -> torch.Tensor:
         """[nodes, vocab] of one slot."""
@@ -50,17 +51,20 @@ class Scores:
         place = self.place(slot, node)
         if self.logits.is_cuda:
             return self._best[place]
+        if (known := self._first.get(place)) is not None:
+            return known
         return int(self._array[place].argmax() if self._array is not None else self.logits[place].float().numpy().argmax())
 
     def best_few(self, places: Sequence[int], most: int) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
         """What tells (int32 [places, most] token ids, float32 scores) of these rows of `logits`, best first.
 
-        A device finds them while others go on; only what tells them waits for it.
+        A device finds them while others go on; only what tells them waits for it. On the CPU `best` need not look any more.
         """
-        if not self.logits.is_cuda:
-            found = best_tokens(self.logits, np.array(places), most)
-            return lambda: found
         every = len(places) == len(self.logits)
+        if not self.logits.is_cuda:
+            found = best_tokens(self.logits, np.arange(len(places)) if every else np.array(places), most)
+            self._first = dict(zip(places, found[0][:, 0].tolist(), strict=True))
+            return lambda: found
         rows = self.logits if every else self.logits[upload(np.array(places), self.logits.device)]
         best = rows.topk(min(most, rows.shape[1]))
         scores, ids = (

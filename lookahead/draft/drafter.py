@@ -8,6 +8,7 @@ and is gone when the request ends.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, Protocol, get_args
@@ -148,6 +149,8 @@ class Drafter:
         text_weights += [1.0] * len(self.session.runs)
         self.recycled = Recycled.empty(PLACES if self.options.recycle else 0)
         self._almost_said: AlmostSaid | None
+        self._uses_recycled = self._has_recycled = False
+        self.taken_in_seconds = 0.0  # at the latest draft, for what the model almost said
         self.shared = shared_block(len(text_weights), CELLS, FACTORS, len(self.recycled.seen), BEST)
         self.shared.recycled_keys, self.shared.recycled_seen = self.recycled.keys, self.recycled.seen
         self.shared.recycled_tokens, self.shared.recycled_weights = self.recycled.tokens, self.recycled.weights
@@ -255,11 +258,16 @@ class Drafter:
         """
         if not self.options.recycle:
             return
-        before = np.full((len(rows), 2), ANY, np.int32)
-        for k, row in enumerate(rows):
-            earlier = row.own.tokens[-3:-1][::-1]
-            before[k, : len(earlier)] = earlier
-        self._almost_said = trees, before, best
+        before = []
+        for row in rows:
+            earlier = [ANY, ANY, *row.own.tokens[-3:-1].tolist()]
+            before.append((earlier[-1], earlier[-2]))
+        self._almost_said = trees, np.array(before, np.int32), best
+
+    def use_recycled(self, use: bool) -> None:
+        """From now on draft from what the model almost said, or do not."""
+        self._uses_recycled = use
+        self.shared.used[1] = use and self._has_recycled
 
     def _forget_what_was_almost_said(self) -> None:
         """But for what the tries keep of earlier jobs."""
@@ -268,17 +276,25 @@ class Drafter:
         for trie in self.tries:
             if trie.recycled:
                 self.recycled.take_over(Recycled(*trie.recycled), trie.header.vocab_size)
-        self.shared.used[1] = len(self.recycled) > 0
+        self._has_recycled = len(self.recycled) > 0
+        self.use_recycled(True)
 
     def _take_in(self) -> None:
         """What the model almost said in the last step comes into the table."""
+        self.taken_in_seconds = 0.0
         if self._almost_said is None:
             return
+        began = time.perf_counter()
         trees, before, best = self._almost_said
         self._almost_said = None
-        token_ids, parents = (np.concatenate([getattr(tree, name) for tree in trees]) for name in ("token_ids", "parents"))
+        token_ids, parents = trees[0].token_ids, trees[0].parents
+        if len(trees) > 1:
+            token_ids = np.concatenate([tree.token_ids for tree in trees])
+            parents = np.concatenate([tree.parents for tree in trees])
         self.recycled.add(token_ids, parents, np.array([len(tree) for tree in trees]), before, *best())
-        self.shared.used[1] = 1
+        self._has_recycled = True
+        self.use_recycled(self._uses_recycled)
+        self.taken_in_seconds = time.perf_counter() - began
 
     def _finish(self, row: Row) -> None:
         text = row.own.tokens

@@ -6,7 +6,8 @@ made of up to three of the last tokens, and some leave one out: in the last step
 at the very place where it then said this one, and what follows is often the same ("12 apples", "15 apples").
 
 What a key holds is summed up: the shares of its candidates (softmax over the best few) are added, and what was there before
-counts KEPT as much. The table is a hash table of fixed size; of the WAYS places that a key may take it takes the least seen.
+counts KEPT as much. The table is a hash table of fixed size; of the WAYS places that a key may take it takes the least seen. It
+is small, as what was said long ago is told by the text itself: four times the places gave 0.2 % at most.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import numpy as np
 from lookahead.trie.suffixes import inlined, kernel
 
 BEST = 8  # candidates of a key
-PLACES = 1 << 17
+PLACES = 1 << 15
 WAYS = 4
 ANY = -1  # in a key: whatever token stands there; in the table: no key
 
 # Kinds of keys: which of the last tokens they are made of, newest first; in the order in which they are asked.
 KINDS = np.array([(1, 1, 1), (1, 1, 0), (1, 0, 1), (1, 0, 0), (0, 1, 1)])
-ASKED = np.array([3, 2, 2, 1, 2])  # bucket of the longest match up to which each kind is asked before it
+ASKED = np.array([5, 4, 4, 2, 4])  # bucket of the longest match up to which each kind is asked before it
 KEPT = np.array([0.3, 0.3, 0.5, 0.5, 0.5], np.float32)  # weight of what is known when a key is seen again
 
 

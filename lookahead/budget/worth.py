@@ -1,0 +1,33 @@
+"""Whether a source of drafts that takes time of its own pays. In: what it took and gave at each step. Out: use it, or not now.
+
+It pays while the tokens that it alone gives save more time than it takes. Where it does not it rests, longer each time, and is
+tried again after that: the text may have become another.
+"""
+
+from __future__ import annotations
+
+TRIAL = 64  # steps before it is judged
+MEMORY = 0.98  # weight of the past at each step
+REST, LONGEST_REST = 256, 4096  # steps
+ITS_OWN = 0.4  # of the tokens accepted from it, those that no other source would have drafted in its place
+
+
+class Worth:
+    """pays: use the source at the next step."""
+
+    def __init__(self) -> None:
+        self.pays = True
+        self._left = TRIAL  # steps until it is judged, or tried again
+        self._rest = REST
+        self._saved = 0.0  # seconds, the past fading
+
+    def observe(self, seconds: float, tokens: int, step_seconds: float, said: int) -> None:
+        """A step in which the source took `seconds` and `tokens` were accepted from it; all in all, `said` tokens came out."""
+        self._left -= 1
+        if self.pays:
+            self._saved = MEMORY * self._saved + ITS_OWN * tokens * step_seconds / max(1, said) - seconds
+            if self._left <= 0 and self._saved < 0:
+                self.pays, self._left = False, self._rest
+                self._rest = min(2 * self._rest, LONGEST_REST)
+        elif self._left <= 0:
+            self.pays, self._left, self._saved = True, TRIAL, 0.0

@@ -1,0 +1,61 @@
+"""Whether a source of drafts pays."""
+
+from __future__ import annotations
+
+import pytest
+
+from lookahead.budget.worth import ITS_OWN, LONGEST_REST, REST, TRIAL, Worth
+from lookahead.decode.engine import DecodingEngine
+from lookahead.draft.drafter import Drafter, DraftOptions
+
+STEP, SAID = 10e-3, 4
+
+
+def uses(worth: Worth, steps: int, seconds: float, tokens: int) -> list[bool]:
+    """Whether each step used the source, which takes `seconds` and gives `tokens` where it is used."""
+    used = []
+    for _ in range(steps):
+        used.append(worth.pays)
+        worth.observe(seconds if worth.pays else 0.0, tokens if worth.pays else 0, STEP, SAID)
+    return used
+
+
+def test_source_that_saves_more_time_than_it_takes_is_always_used():
+    assert all(uses(Worth(), 5_000, 0.9 * ITS_OWN * STEP / SAID, 1))
+
+
+def test_source_that_takes_more_than_it_saves_is_hardly_used():
+    used = uses(Worth(), 100_000, 1.1 * ITS_OWN * STEP / SAID, 1)
+    assert used[: TRIAL + REST] == [True] * TRIAL + [False] * REST
+    assert used[TRIAL + REST]  # tried again
+    assert sum(used[50_000:]) / 50_000 < 1.5 * TRIAL / LONGEST_REST
+
+
+def test_source_that_begins_to_pay_is_noticed():
+    worth = Worth()
+    uses(worth, 2_000, 1e-3, 0)
+    assert all(uses(worth, 10_000, 1e-4, 1)[LONGEST_REST:])
+
+
+def test_what_takes_nothing_and_gives_nothing_is_left_on():
+    assert all(uses(Worth(), 1_000, 0.0, 0))
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_recycling_that_does_not_pay_is_left_off_where_lengths_are_chosen(tiny_model, monkeypatch, adaptive):
+    from lookahead.decode.probe import probed
+
+    monkeypatch.setattr("lookahead.budget.worth.ITS_OWN", 0.0)
+    engine = DecodingEngine(probed(tiny_model("llama")), Drafter([], DraftOptions(decoding_length=16, adaptive=adaptive)), 2)
+    recycled = []
+    recycle = engine.drafter.recycle
+    monkeypatch.setattr(engine.drafter, "recycle", lambda *arguments: (recycled.append(1), recycle(*arguments)))
+    answers = [engine.request([5, 6, 7 + k % 40], 48) for k in range(60)]
+    for _ in engine.run(answers):
+        pass
+    steps = engine.clock.steps
+    assert steps > 2 * TRIAL
+    assert (len(recycled) < steps / 2) == adaptive
+    assert all(answer.error is None for answer in answers)
+    engine.forget()
+    assert engine._recycling.pays
