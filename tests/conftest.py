@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from lookahead.trie.file import Trie
 from tests import architectures
 
 torch.set_num_threads(1)
+if "PYTEST_XDIST_WORKER" in os.environ:  # tests run beside each other, and so do the commands that they start
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True, scope="session")
