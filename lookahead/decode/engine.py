@@ -381,10 +381,12 @@ class DecodingEngine:
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._count(row, piece, each, verified)
         self.clock.add(drafted - began, computed - drafted, verified - computed)
-        given, said = _accepted_from_recycled(rows) - before, sum(len(each.token_ids) for each in accepted)
-        step = now() - began
-        self._learn_cost(rows, pieces, verified - drafted, step, said)
-        self._learn_worth(pieces, recycled - computed, step, given, said)
+        # Steps that took in prompts say nothing about those that do not.
+        if self.drafter.options.strategy != "off" and all(piece.wanted == "all" for piece in pieces):
+            given, said = _accepted_from_recycled(rows) - before, sum(len(each.token_ids) for each in accepted)
+            step = now() - began
+            self._learn_cost(rows, pieces, verified - drafted, step, said)
+            self._learn_worth(recycled - computed, step, given, said)
 
     def _recycle(self, rows: list[RunningRow], pieces: list[Piece], scores: Scores) -> None:
         """Hand what the model almost said to the drafter, of the rows that are drafted for at present.
@@ -463,9 +465,7 @@ class DecodingEngine:
                 generation.observer(step)
 
     def _learn_cost(self, rows: list[RunningRow], pieces: list[Piece], forward: float, step: float, said: int) -> None:
-        """What the step took. Steps that took in prompts say nothing about those that do not; later, of plain ones some do."""
-        if self.drafter.options.strategy == "off" or not all(piece.wanted == "all" for piece in pieces):
-            return
+        """What the step took. Of plain steps, once costs are known, only some tell."""
         stands_for = 1
         if not self.budget.tries and all(piece.tree is not None and len(piece.tree) == 1 for piece in pieces):
             self._plain_steps, stands_for = self._plain_steps + 1, PLAIN_APART
@@ -475,13 +475,12 @@ class DecodingEngine:
         keys = sum(row.length for row in rows)
         self.budget.observe(sum(sizes), forward, step, len(rows), keys, max(sizes), said, stands_for)
 
-    def _learn_worth(self, pieces: list[Piece], recycling: float, step: float, given: int, said: int) -> None:
+    def _learn_worth(self, recycling: float, step: float, given: int, said: int) -> None:
         """Whether recycling pays, which gave so many of the tokens said. Where lengths are set, it is always done."""
         options = self.drafter.options
-        if not (options.recycle and options.adaptive) or not all(piece.wanted == "all" for piece in pieces):
-            return
-        self._recycling.observe(recycling + self.drafter.taken_in_seconds, given, step, said)
-        self.drafter.use_recycled(self._recycling.pays)
+        if options.recycle and options.adaptive:
+            self._recycling.observe(recycling + self.drafter.taken_in_seconds, given, step, said)
+            self.drafter.use_recycled(self._recycling.pays)
 
     def _started(self, generation: Generation) -> list[RunningRow]:
         """A request that is about to take a slot; nothing if it needs none, as it has been decoded plainly or has failed."""

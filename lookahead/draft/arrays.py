@@ -120,7 +120,7 @@ SHARED: Layout = {
     "edges": (np.float32, (BINS,)),
     "curve": (np.float32, (BINS,)),
     "counted": (np.float64, (2, BINS)),
-    "used": (np.int64, (2,)),  # texts that hold anything, which come first; 1 if something was recycled
+    "used": (np.int64, (2,)),  # texts that hold anything, which come first; 1 if what was recycled is asked
     "recycled_keys": (np.int32, ("places", 3)),  # see recycled.py
     "recycled_seen": (np.int32, ("places",)),
     "recycled_tokens": (np.int32, ("places", "best")),

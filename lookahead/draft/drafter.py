@@ -287,10 +287,8 @@ class Drafter:
         began = time.perf_counter()
         trees, before, best = self._almost_said
         self._almost_said = None
-        token_ids, parents = trees[0].token_ids, trees[0].parents
-        if len(trees) > 1:
-            token_ids = np.concatenate([tree.token_ids for tree in trees])
-            parents = np.concatenate([tree.parents for tree in trees])
+        token_ids = np.concatenate([tree.token_ids for tree in trees])
+        parents = np.concatenate([tree.parents for tree in trees])
         self.recycled.add(token_ids, parents, np.array([len(tree) for tree in trees]), before, *best())
         self._has_recycled = True
         self.use_recycled(self._uses_recycled)

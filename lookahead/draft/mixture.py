@@ -10,8 +10,8 @@ leaves the rest to those behind it (stick-breaking):
 
 lambda is the mean of what the expert's *cell* has earned so far: cells tell experts apart by order, group, number of places,
 share of the commonest successor, and rank. After the longest match there has broken off, *aligned* experts stand first: they go
-on where the broken match would be now, as text that was copied with one word changed does. Before the matches of two tokens and
-of one, *recycled* experts tell what the model almost said there (recycled.py). Last, order 0 offers the commonest tokens. A
+on where the broken match would be now, as text that was copied with one word changed does. Before the shorter matches
+(ASKED), *recycled* experts tell what the model almost said there (recycled.py). Last, order 0 offers the commonest tokens. A
 second learned factor rescores each token by who proposes it (`rescore`).
 
 Worked example: own text "a b a b", context "... b": one own expert of order 2 (one place, "a" follows), lambda .6, and one of
