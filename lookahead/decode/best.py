@@ -33,20 +33,15 @@ def best_tokens(logits: torch.Tensor, places: np.ndarray, most: int) -> tuple[np
 def _find(bits, places, magnitude, ids, found):
     """Fill ids and found, the bits of their scores. bits: integers [any, vocab]. magnitude: all bits but the sign."""
     most, vocabulary, whole = ids.shape[1], bits.shape[1], bits.shape[1] // BLOCK
-    kept, tops, line = np.empty(most, np.int64), np.empty(whole, bits.dtype), np.empty(BLOCK, bits.dtype)
+    kept, tops = np.empty(most, np.int64), np.empty(whole, np.int64)
     for row in range(len(places)):
         values = bits[places[row]]
         least = -np.int64(magnitude)
         kept[:] = least - 1
         for block in range(whole):
-            for place in range(BLOCK):  # plain loops, of which the compiler does several turns at a time
-                line[place] = _ordered(values[block * BLOCK + place], magnitude)
-            top = line[0]
-            for place in range(BLOCK):
-                top = max(top, line[place])
-            tops[block] = top
-            if top > kept[most - 1]:
-                _insert(kept, np.int64(top))
+            tops[block] = _largest(values[block * BLOCK : block * BLOCK + BLOCK], magnitude)
+            if tops[block] > kept[most - 1]:
+                _insert(kept, tops[block])
         if whole >= most:
             least = kept[most - 1]  # at least so many scores are no less
         kept[:] = least - 1
@@ -60,6 +55,16 @@ def _find(bits, places, magnitude, ids, found):
 def _ordered(bits, magnitude):
     """An integer that is larger where the float is; the same for 0 and -0."""
     return -(bits & magnitude) if bits < 0 else bits
+
+
+@inlined
+def _largest(values, magnitude):
+    """The largest of a block's scores, ordered. If all are negative, it is the one whose bits are the least integer."""
+    highest = lowest = values[0]
+    for place in range(BLOCK):  # a plain loop, of which the compiler does several turns at a time
+        value = values[np.uint64(place)]
+        highest, lowest = max(highest, value), min(lowest, value)
+    return np.int64(highest if highest >= 0 else _ordered(lowest, magnitude))
 
 
 @inlined
