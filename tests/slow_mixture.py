@@ -468,7 +468,8 @@ class SlowDrafter:
 
         experts = self.experts(row, node, sample)
         while rest >= floor and (expert := next(experts, None)):
-            cell = expert.cell + (0 if ALIGNED <= expert.cell < RECYCLED_CELLS else min(len(asked), RANKS - 1))
+            rank = sum(cell < RECYCLED_CELLS for cell, _ in asked)
+            cell = expert.cell + (0 if ALIGNED <= expert.cell < RECYCLED_CELLS else min(rank, RANKS - 1))
             believed = self.lambdas[cell]
             for token, count in expert.counts.items():
                 guess = guesses.setdefault(token, Guess())

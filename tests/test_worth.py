@@ -11,12 +11,12 @@ from lookahead.draft.drafter import Drafter, DraftOptions
 STEP, SAID = 10e-3, 4
 
 
-def uses(worth: Worth, steps: int, seconds: float, tokens: int) -> list[bool]:
+def uses(worth: Worth, steps: int, seconds: float, tokens: int, rows: int = 1) -> list[bool]:
     """Whether each step used the source, which takes `seconds` and gives `tokens` where it is used."""
     used = []
     for _ in range(steps):
         used.append(worth.pays)
-        worth.observe(seconds if worth.pays else 0.0, tokens if worth.pays else 0, STEP, SAID)
+        worth.observe(seconds if worth.pays else 0.0, tokens if worth.pays else 0, STEP, SAID, rows)
     return used
 
 
@@ -29,6 +29,12 @@ def test_source_that_takes_more_than_it_saves_is_hardly_used():
     assert used[: TRIAL + REST] == [True] * TRIAL + [False] * REST
     assert used[TRIAL + REST]  # tried again
     assert sum(used[50_000:]) / 50_000 < 1.5 * TRIAL / LONGEST_REST
+
+
+@pytest.mark.parametrize(("rows", "trial"), [(2, TRIAL // 2), (8, TRIAL // 4), (32, TRIAL // 4)])
+def test_batch_is_judged_sooner(rows, trial):
+    used = uses(Worth(), TRIAL + REST, 1e-3, 0, rows)
+    assert used[: trial + REST] == [True] * trial + [False] * REST
 
 
 def test_source_that_begins_to_pay_is_noticed():

@@ -386,7 +386,7 @@ class DecodingEngine:
             given, said = _accepted_from_recycled(rows) - before, sum(len(each.token_ids) for each in accepted)
             step = now() - began
             self._learn_cost(rows, pieces, verified - drafted, step, said)
-            self._learn_worth(recycled - computed, step, given, said)
+            self._learn_worth(recycled - computed, step, given, said, len(rows))
 
     def _recycle(self, rows: list[RunningRow], pieces: list[Piece], scores: Scores) -> None:
         """Hand what the model almost said to the drafter, of the rows that are drafted for at present.
@@ -475,11 +475,11 @@ class DecodingEngine:
         keys = sum(row.length for row in rows)
         self.budget.observe(sum(sizes), forward, step, len(rows), keys, max(sizes), said, stands_for)
 
-    def _learn_worth(self, recycling: float, step: float, given: int, said: int) -> None:
+    def _learn_worth(self, recycling: float, step: float, given: int, said: int, rows: int) -> None:
         """Whether recycling pays, which gave so many of the tokens said. Where lengths are set, it is always done."""
         options = self.drafter.options
         if options.recycle and options.adaptive:
-            self._recycling.observe(recycling + self.drafter.taken_in_seconds, given, step, said)
+            self._recycling.observe(recycling + self.drafter.taken_in_seconds, given, step, said, rows)
             self.drafter.use_recycled(self._recycling.pays)
 
     def _started(self, generation: Generation) -> list[RunningRow]:

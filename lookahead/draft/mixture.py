@@ -9,10 +9,10 @@ leaves the rest to those behind it (stick-breaking):
     P(t) = sum over e of [product over earlier j of (1 - lambda_j)] * lambda_e * P_e(t)
 
 lambda is the mean of what the expert's *cell* has earned so far: cells tell experts apart by order, group, number of places,
-share of the commonest successor, and rank. After the longest match there has broken off, *aligned* experts stand first: they go
-on where the broken match would be now, as text that was copied with one word changed does. Before the shorter matches
-(ASKED), *recycled* experts tell what the model almost said there (recycled.py). Last, order 0 offers the commonest tokens. A
-second learned factor rescores each token by who proposes it (`rescore`).
+share of the commonest successor, and rank: how many were asked before, recycled ones not counted. After the longest match there
+has broken off, *aligned* experts stand first: they go on where the broken match would be now, as text that was copied with one
+word changed does. Before the shorter matches (ASKED), *recycled* experts tell what the model almost said there (recycled.py).
+Last, order 0 offers the commonest tokens. A second learned factor rescores each token by who proposes it (`rescore`).
 
 Worked example: own text "a b a b", context "... b": one own expert of order 2 (one place, "a" follows), lambda .6, and one of
 order 1 with the same place, skipped; then P(a) = .6 and .4 is left for order 0.
@@ -182,7 +182,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
     stamp = scratch.counters[0] + 1
     scratch.counters[0], scratch.counters[1] = stamp, 0
     scratch.best[node, 0], scratch.best[node, 1] = 0, -1
-    rest, rank = np.float32(1.0), 0
+    rest, rank, recycled = np.float32(1.0), 0, 0  # experts asked, and those of them that are recycled
     for text in range(number_of_texts):
         shared.trust[text, LATEST] = -1.0
 
@@ -236,7 +236,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
             for k in range(len(weights)):
                 total += weights[k]
             each = np.float32(1.0) / max(total, LEAST_WEIGHT)
-            cell = recycled_cell(kind - 1, shared.recycled_seen[place], weights[0] * each, rank)
+            cell = recycled_cell(kind - 1, shared.recycled_seen[place], weights[0] * each, rank - recycled)
             gain = rest * lambdas[cell] * each
             for k in range(len(weights)):
                 if weights[k] > 0:
@@ -245,6 +245,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
                     slots[slot, SLOT_RECYCLED] -= (PLACED - min(k, PLACED - 1)) * RANKED[kind - 1]
                     if tokens[k] == actual:
                         share = weights[k] * each
+            recycled += 1
         elif own_order > 0 and own_order >= order_bucket(other_order):
             order, before = own_order, own_total
             own_order = np.int64(0)
@@ -267,7 +268,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
             for k in range(own_used):
                 top = max(top, slots[np.uint64(scratch.own_slots[k, 0]), SLOT_COUNT])
             each = np.float32(1.0) / np.float32(own_total)
-            cell = cell_of(order, OWN, np.float32(own_total), top * each, rank)
+            cell = cell_of(order, OWN, np.float32(own_total), top * each, rank - recycled)
             gain = rest * lambdas[cell] * each
             for k in range(own_used):
                 slot, match = np.uint64(scratch.own_slots[k, 0]), scratch.own_slots[k, 1]
@@ -324,7 +325,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
             for k in range(distinct):
                 top_count = max(top_count, values[np.uint64(touched[k]), COUNT])
             each = np.float32(1.0) / max(total, LEAST_WEIGHT)
-            cell = cell_of(order, OTHER, total, top_count * each, rank)
+            cell = cell_of(order, OTHER, total, top_count * each, rank - recycled)
             gain = rest * lambdas[cell] * each
             for k in range(distinct):
                 slot = np.uint64(touched[k])
@@ -344,7 +345,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
         for k in range(LEADERS):
             total += own.leaders[k, 1]
         each = np.float32(1.0) / total
-        cell = cell_of(0, OWN, total, own.leaders[0, 1] * each, rank)
+        cell = cell_of(0, OWN, total, own.leaders[0, 1] * each, rank - recycled)
         believed = lambdas[cell]
         for k in range(LEADERS):
             token, count, place = own.leaders[k, 0], own.leaders[k, 1], own.leaders[k, 2]
@@ -361,7 +362,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
         rest *= np.float32(1.0) - believed
         rank += 1
     if rest >= floor and shared.common_shares[0] > 0:
-        cell = cell_of(0, OTHER, np.float32(1e6), shared.common_shares[0], rank)
+        cell = cell_of(0, OTHER, np.float32(1e6), shared.common_shares[0], rank - recycled)
         believed, share = lambdas[cell], np.float32(0.0)
         for k in range(LEADERS):
             token = shared.common[k, 0]

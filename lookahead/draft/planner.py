@@ -30,7 +30,7 @@ from lookahead.draft.tree import GRAMMAR
 from lookahead.trie.suffixes import inlined, kernel
 
 # Experts are asked while the rest of the stick is worth so many times the cutoff.
-SLACK = 2.5
+SLACK = 1.2
 EXACT = 0.5  # what is left could still lift two tokens
 UNHEARD = np.float32(0.01)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
 # Columns of a candidate.
