@@ -24,8 +24,8 @@ Behind the last segment there may be one more set of four, what a job's model al
 
     recycled_keys     int32            keys*3         token ids, newest first, -1 where any token may stand
     recycled_seen     int32            keys           how often the key came up
-    recycled_tokens   int32            keys*8         candidates of each key
-    recycled_weights  float32          keys*8         and their weights, descending
+    recycled_tokens   int32            keys*4         candidates of each key
+    recycled_weights  float32          keys*4         and their weights, descending
 
 The header stands last because sections are streamed: their sizes are known when they are written. It names dtype, offset,
 entries and CRC-32 of every section. `tokens` is uint16 where the separator fits, positions are uint32 where their largest
@@ -77,8 +77,8 @@ SECTION_DTYPES = {
 RECYCLED = {
     "recycled_keys": ("<i4", 3),
     "recycled_seen": ("<i4", 1),
-    "recycled_tokens": ("<i4", 8),
-    "recycled_weights": ("<f4", 8),
+    "recycled_tokens": ("<i4", 4),
+    "recycled_weights": ("<f4", 4),
 }
 
 
