@@ -38,6 +38,7 @@ from lookahead.draft.places import (
     weight_at,
 )
 from lookahead.draft.recycled import ANY, ASKED, KINDS, place_of
+from lookahead.draft.recycled import BEST as PLACED
 from lookahead.trie.suffixes import inlined
 
 OWN, OTHER = 0, 1  # groups
@@ -65,8 +66,8 @@ RECENCIES = 24
 BY_LAST = BY_RECENCY + (NEVER + 1) * RECENCIES
 LAST_TOKENS = 1024
 BY_RECYCLED = BY_LAST + 4 * LAST_TOKENS
-PLACED = 4  # ranks told apart; the next one: not among them
-RANKED = np.array([0, PLACED + 1, 0, 1, (PLACED + 1) ** 2])  # of each kind of key: what a rank counts in a factor's number
+# Of each kind of key, what a rank counts in a factor's number. There are PLACED ranks; one more: not among them.
+RANKED = np.array([0, PLACED + 1, 0, 1, (PLACED + 1) ** 2])
 UNPLACED = (PLACED + 1) ** 3 - 1
 FACTORS = BY_RECYCLED + 4 * (UNPLACED + 1)
 RATE, FIRST_GRADIENTS, MOST_GRADIENTS = 0.1, 0.1, 3.0  # of AdaGrad: step size, sum of squares at the beginning and at most
@@ -242,7 +243,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
                 if weights[k] > 0:
                     slot = slot_of(scratch, stamp, np.int64(tokens[k]))
                     _credit(scratch, slot, gain * weights[k], RECYCLED, 0)
-                    slots[slot, SLOT_RECYCLED] -= (PLACED - min(k, PLACED - 1)) * RANKED[kind - 1]
+                    slots[slot, SLOT_RECYCLED] -= (PLACED - k) * RANKED[kind - 1]
                     if tokens[k] == actual:
                         share = weights[k] * each
             recycled += 1
