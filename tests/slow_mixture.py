@@ -38,7 +38,7 @@ from lookahead.draft.mixture import (
     SHARES,
     UNPLACED,
 )
-from lookahead.draft.planner import EXACT, SLACK, UNHEARD
+from lookahead.draft.planner import SLACK, UNHEARD
 from lookahead.draft.recycled import ANY, ASKED, KINDS
 from lookahead.trie.suffixes import DEPTH
 
@@ -604,8 +604,7 @@ class SlowDrafter:
         nodes, depths = [row.root], [0]
         while True:
             node, number, whole = nodes[-1], len(nodes) - 1, F(tree[len(nodes) - 1][2])
-            # While the budget is not filled, all that may come under the price matters; then it will not stay the cutoff.
-            floor = F(SLACK if cutoff > least else EXACT) * cutoff / whole
+            floor = F(SLACK) * cutoff / whole
             if number < budget and depths[-1] < branch_length and (floor <= 1 or cutoff == least):
                 guesses, _ = self.mix(row, node, floor, cutoff / whole)
                 paths = {token: whole * guess.p for token, guess in guesses.items()}

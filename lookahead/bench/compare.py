@@ -1,9 +1,9 @@
 """Every strategy and peer on a real model. In: prompts and contenders. Out: tokens/s, EDL, and whether outputs are the same.
 
 All contenders answer the same prompts in the same run, in turn, so that a machine that slows down slows all of them. A turn is
-one prompt; where B are decoded at once it is 4 B, so that slots are filled again as in a long job, and contenders take turns
-within it too: each goes on until a request has ended. Each keeps its own memory of the job. The first prompts are run once
-beforehand and not counted.
+one prompt; where B are decoded at once it is 4 B, so that slots are filled again as in a long job. Within a turn each of ours
+says some tokens of each row, then the next one does: less than a second passes until all have said the same. Peers cannot be
+interrupted within a batch. Each keeps its own memory of the job. The first prompts are run once beforehand and not counted.
 
 Where answers are given, they are taken as the model's choices (forced): what is drafted, accepted and computed is real.
 """
@@ -32,6 +32,7 @@ from lookahead.trie.file import Trie
 
 PLAIN = "plain"
 REFILLS = 4  # prompts of a turn for each slot, where there are several
+AT_A_TIME = 24  # tokens of each slot that a contender says before the next one goes on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,12 +243,16 @@ def _ours(name: str, engine: DecodingEngine, request: Request) -> Run:
         generations = [request(engine, row) for row in rows]
         for generation in generations:
             generation.observer = log.see
-        for generation in engine.run(generations):
-            if generation.error:
-                raise generation.error
-            seconds += now() - began
-            yield None
-            began = now()
+        until = a_slice = AT_A_TIME * engine.batch_size
+        for ended in engine.steps(iter(generations)):
+            for generation in ended:
+                if generation.error:
+                    raise generation.error
+            if sum(len(generation.token_ids) for generation in generations) >= until:
+                until += a_slice
+                seconds += now() - began
+                yield None
+                began = now()
         seconds += now() - began
         offered, accepted = log.by_depth()
         yield Turn(

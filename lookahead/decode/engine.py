@@ -288,7 +288,7 @@ class DecodingEngine:
     def stream(self, generation: Generation) -> Generator[list[int]]:
         """Decode one request; yields the new tokens of each step."""
         given = 0
-        for _ in self._steps(iter([generation])):
+        for _ in self.steps(iter([generation])):
             if len(generation.token_ids) > given:
                 yield generation.token_ids[given:]
             given = len(generation.token_ids)
@@ -303,14 +303,14 @@ class DecodingEngine:
         generations: None where there is none at the moment; it is asked again after each step as long as one is running.
         stopped: asked after each step; True ends the run, and requests that are being answered are given up.
         """
-        for ended in self._steps(iter(generations)):
+        for ended in self.steps(iter(generations)):
             yield from ended
             if stopped():
                 return
 
     @torch.inference_mode()
-    def _steps(self, waiting: Iterator[Generation | None]) -> Iterator[list[Generation]]:
-        """Fill free slots, take a step, free the slots of what has ended. Yields that after each step."""
+    def steps(self, waiting: Iterator[Generation | None]) -> Iterator[list[Generation]]:
+        """`run`, step by step: fill free slots, take a step, free the slots of what has ended. Yields that after each step."""
         slots = self._free_slots()
         rows: list[RunningRow] = []
         again: list[RunningRow] = []  # without a slot: new, or turned out when memory ran out

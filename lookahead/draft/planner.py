@@ -31,7 +31,6 @@ from lookahead.trie.suffixes import inlined, kernel
 
 # Experts are asked while the rest of the stick is worth so many times the cutoff.
 SLACK = 1.2
-EXACT = 0.5  # what is left could still lift two tokens
 UNHEARD = np.float32(0.01)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
 # Columns of a candidate.
 CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_MATCH = range(5)
@@ -67,8 +66,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, least, sing
     nodes, filled, waiting = 1, 0, 0
     node, depth, probability = 0, np.int64(0), np.float32(1.0)
     while nodes <= budget:
-        # A cutoff by the budget will still rise, one by the price is final.
-        worth = np.float32(SLACK if cutoff > least else EXACT) * cutoff / probability
+        worth = np.float32(SLACK) * cutoff / probability
         if depth < branch_length and (worth <= 1 or cutoff == least):
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
