@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -177,7 +180,7 @@ def test_budgets_of_a_long_noisy_job_stay_near_the_quiet_ones() -> None:
 
 
 def test_rows_share_one_queue_and_the_predictable_one_gets_more() -> None:
-    budget = play(linear(0.05), [0.9, 0.5, 0.01])
+    budget = play(linear(0.05), [0.9, 0.5, 0.01], profile=profile_of(linear(0.05)))
     first, second, third = sizes(budget, [0.9, 0.5, 0.01])
     assert first > second > third == 0
     worst_taken, best_left = min(0.9**first, 0.5**second), max(0.9 ** (first + 1), 0.5 ** (second + 1), 0.01)
@@ -301,6 +304,43 @@ def test_rows_that_bring_more_than_others_make_attention_dearer() -> None:
     assert uneven - even == pytest.approx(2 * 1000 * 1e-6)
     assert split - even == pytest.approx((1.5 * 4 + 16 / 8 - 4) * 1000 * 1e-6)
     assert profile.forward_seconds(32, 8, 1000, width=6) == pytest.approx(uneven)
+    padded = dataclasses.replace(profile, per_padding=1e-4)
+    for seconds in (CostCurve(padded).seconds, lambda *size: padded.forward_seconds(*size[:3], width=size[3])):
+        assert seconds(32, 8, 1000, 4) == pytest.approx(even)
+        assert seconds(32, 8, 1000, 6) == pytest.approx(uneven + (8 * 6 - 32) * 1e-4)
+
+
+@pytest.mark.parametrize("per_padding", [0.0, 1e-4, 1e-3, 1e-2])
+def test_wide_trees_are_cut_where_that_saves_more(per_padding: float) -> None:
+    """What the budget takes saves most of what the best of all prefixes of all queues of limited widths does."""
+    ratios = [0.95, 0.9, 0.6, 0.3]
+    profile = profile_of(linear(0.02), per_padding=per_padding)
+    budget = GoodputBudget(CostCurve(profile))
+    chosen = [tree.draft_tokens for tree in budget.cut([chain_of(ratio) for ratio in ratios])]
+    taken = sizes_of_best_prefix(profile, ratios)
+    assert saved_by(profile, ratios, chosen) >= 0.85 * saved_by(profile, ratios, taken) > 0
+    assert per_padding < 1e-3 or max(chosen) < max(sizes_of_best_prefix(profile_of(linear(0.02)), ratios))
+
+
+def saved_by(profile: CostProfile, ratios: Sequence[float], drafted: Sequence[int]) -> float:
+    """Seconds that a first step saves over a plain one. drafted: draft tokens of each row, a chain each."""
+    rows, tokens = len(ratios), len(ratios) + sum(drafted)
+    said = rows + sum(ratio**depth for ratio, count in zip(ratios, drafted, strict=True) for depth in range(1, count + 1))
+    worth = profile.forward_seconds(rows, rows) / rows
+    return said * worth - profile.forward_seconds(tokens, rows, width=1 + max(drafted))
+
+
+def sizes_of_best_prefix(profile: CostProfile, ratios: Sequence[float]) -> list[int]:
+    """By trying them all, where the forward has one of SIZES."""
+    best = [0] * len(ratios)
+    for limit in range(1, 64):
+        queue = sorted(((-(ratio**depth), row) for row, ratio in enumerate(ratios) for depth in range(1, limit + 1)))
+        drafted = [0] * len(ratios)
+        for _, row in queue:
+            drafted[row] += 1
+            if len(ratios) + sum(drafted) in SIZES and saved_by(profile, ratios, drafted) > saved_by(profile, ratios, best):
+                best = list(drafted)
+    return best
 
 
 def test_trials_take_sizes_that_forwards_have_and_know_plain_steps_too() -> None:

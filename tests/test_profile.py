@@ -26,7 +26,15 @@ from tests.cli import Cli
 
 SETTING = Setting("model", "0123", "Some CPU @ 2 GHz", "float32", "sdpa", "packed", 2)
 PROFILE = CostProfile(
-    SETTING, "measured", (1, 8, 64), (0.010, 0.012, 0.040), per_row=1e-4, per_key=1e-6, per_query_key=1e-7, per_score=1e-5
+    SETTING,
+    "measured",
+    (1, 8, 64),
+    (0.010, 0.012, 0.040),
+    per_row=1e-4,
+    per_key=1e-6,
+    per_query_key=1e-7,
+    per_padding=1e-5,
+    per_score=1e-5,
 )
 DEMO = str(Path(__file__).parent.parent / "samples" / "demo-model")
 
@@ -102,13 +110,18 @@ def test_terms_are_found_in_what_was_measured(tiny_model) -> None:
     """Cells that cost what a profile says give that profile back."""
     target, truth = probed(tiny_model("llama")), dataclasses.replace(PROFILE, tokens=tuple(SIZES.tolist()))
     truth = dataclasses.replace(truth, seconds=tuple(0.01 + 5e-4 * t for t in truth.tokens))
-    cells = [(c, truth.forward_seconds(c.tokens, c.rows, c.keys, c.tokens * (c.wanted == "none"))) for c in calibrating.CELLS]
+
+    def costs(profile: CostProfile, c: Cell) -> float:
+        return profile.forward_seconds(c.tokens, c.rows, c.keys, c.tokens * (c.wanted == "none"), max(c.sizes))
+
+    cells = [(cell, costs(truth, cell)) for cell in calibrating.CELLS]
     found = fitted(target, cells, 3)
     for cell, seconds in cells:
-        unscored = cell.tokens * (cell.wanted == "none")
-        assert found.forward_seconds(cell.tokens, cell.rows, cell.keys, unscored) == pytest.approx(seconds, rel=1e-6)
+        assert sum(cell.sizes) == cell.tokens
+        assert costs(found, cell) == pytest.approx(seconds, rel=1e-6)
     assert found.about["largest_error"] < 1e-6
-    assert [found.per_row, found.per_key, found.per_query_key] == pytest.approx([1e-4, 1e-6, 1e-7], rel=1e-4)
+    terms = [found.per_row, found.per_key, found.per_query_key, found.per_padding]
+    assert terms == pytest.approx([1e-4, 1e-6, 1e-7, 1e-5], rel=1e-4)
 
 
 def test_few_cells_give_a_profile_without_the_terms_that_they_do_not_tell(tiny_model) -> None:

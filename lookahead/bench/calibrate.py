@@ -18,7 +18,7 @@ import torch
 
 import lookahead
 from lookahead.budget.cost import FASTER
-from lookahead.budget.profile import CostProfile
+from lookahead.budget.profile import CostProfile, padded_width
 from lookahead.decode.model import TargetModel
 from lookahead.decode.slots import PackedSlots, Slots, Wanted
 from lookahead.draft.tree import chain
@@ -34,12 +34,16 @@ SHARE_OF_FIRST = 0.5  # of the time for the first round: what is not reached by 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A forward: `width` tokens in each of `rows` rows with `context` tokens in the cache; scores wanted or not."""
+    """A forward: `width` tokens in each of `rows` rows with `context` tokens in the cache; scores wanted or not.
+
+    uneven: on average; rows have from one token to twice as many.
+    """
 
     rows: int
     context: int
     width: int
     wanted: Wanted = "all"
+    uneven: bool = False
 
     @property
     def tokens(self) -> int:
@@ -49,16 +53,30 @@ class Cell:
     def keys(self) -> int:
         return self.rows * self.context
 
+    @property
+    def sizes(self) -> list[int]:
+        """Tokens of each row."""
+        if not self.uneven:
+            return [self.width] * self.rows
+        return [1 + round(row * (2 * self.width - 2) / (self.rows - 1)) for row in range(self.rows)]
+
+    @property
+    def queries(self) -> float:
+        """Of each row in attention, padding included."""
+        return float(padded_width(max(self.sizes), self.tokens, self.rows))
+
 
 CELLS = (
     *(Cell(1, SHORT, width) for width in (1, 16, 4, 64, 8, 32, 2, 3, 6, 12, 24, 48)),
     *(Cell(8, SHORT, width) for width in (1, 4, 2, 16, 8)),
+    Cell(8, SHORT, 4, uneven=True),
     Cell(1, SHORT, 128, "none"),
     *(Cell(1, LONG, width) for width in (1, 16, 64)),
     *(Cell(1, SHORT, width) for width in (128, 96)),
     *(Cell(8, SHORT, width) for width in (32, 3, 64)),
     *(Cell(4, SHORT, width) for width in (1, 4, 16)),
     *(Cell(8, LONG, width) for width in (1, 8)),
+    *(Cell(8, context, 8, uneven=True) for context in (SHORT, LONG)),
     *(Cell(32, SHORT, width) for width in (1, 2, 4, 8)),
 )  # fmt: skip
 
@@ -127,7 +145,7 @@ class _Texts:
 
     def _forward(self, cell: Cell, slots: Slots) -> float:
         """Timed as the engine's steps are; nothing of it is kept."""
-        trees = [chain(self._tokens(cell.width)) for _ in range(cell.rows)]
+        trees = [chain(self._tokens(size)) for size in cell.sizes]
         began = self.target.now()
         scores = slots.forward(trees, [cell.wanted] * cell.rows)
         scores.wait()
@@ -201,7 +219,10 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
     if separate:  # a row is a forward of its own
         scored = [(cell, seconds) for cell, seconds in scored if cell.rows == 1]
     sizes = sorted({cell.tokens for cell, _ in scored})
-    per = np.array([[cell.rows - 1, cell.keys, cell.keys * cell.width] for cell, _ in scored], float)
+    per = np.array(
+        [[c.rows - 1, c.keys, c.keys * c.queries, c.rows * c.queries - c.tokens] for c, _ in scored],
+        float,
+    )
     known = np.array([[float(cell.tokens == size) for size in sizes] for cell, _ in scored])
     seconds = np.array([each for _, each in scored])
     used = [column for column in range(per.shape[1]) if _tells(known, per[:, column])]
@@ -213,7 +234,7 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
         del used[int((found[len(sizes) :] * per[:, used].max(axis=0)).argmin())]
     terms = dict(zip(used, found[len(sizes) :], strict=True))
     errors = np.abs(columns @ found - 1)
-    per_row, per_key, per_query_key = (float(terms.get(column, 0.0)) for column in range(3))
+    per_row, per_key, per_query_key, per_padding = (float(terms.get(column, 0.0)) for column in range(4))
     profile = CostProfile(
         target.setting,
         "measured",
@@ -222,6 +243,7 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
         per_row,
         per_key,
         per_query_key,
+        per_padding,
         bucketed=target.bucketed,
         separate=separate,
         vocab_size=target.vocab_size,

@@ -24,7 +24,7 @@ from lookahead.bench.lossless import Lossless, lossless
 from lookahead.bench.peers import peers_of
 from lookahead.bench.run import Run, StepLog, Turn
 from lookahead.decode.engine import Clock, DecodingEngine, Generation
-from lookahead.decode.memory import peak_memory
+from lookahead.decode.memory import peak_memory, untidied
 from lookahead.decode.model import TargetModel, processor_name
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import LookaheadError
@@ -135,17 +135,11 @@ def compare(
     if peers:
         runs += peers_of(target, prompts, max_new_tokens, batch_size, answers)
     rows = range(len(prompts))
-    if warm_up:
-        list(_in_turn(runs, rows[: max(warm_up, batch_size)], target.device))
-    of_a_turn = batch_size * REFILLS if batch_size > 1 else 1
-    for repeat in range(repeats):
-        for run in runs:
-            run.forget()  # what was answered before, to warm up too, must not draft itself
-        for number, start in enumerate(rows[::of_a_turn]):
-            chunk, turn = rows[start : start + of_a_turn], (number + repeat) % len(runs)
-            for run, done in _in_turn((*runs[turn:], *runs[:turn]), chunk, target.device):
-                run.add(number, done)
-            progress(repeat * len(rows) + chunk[-1] + 1)
+    with untidied():
+        if warm_up:
+            list(_in_turn(runs, rows[: max(warm_up, batch_size)], target.device))
+        for repeat in range(repeats):
+            _answer_all(runs, rows, batch_size * REFILLS if batch_size > 1 else 1, repeat, target.device, progress)
     for run in runs:
         run.settle(runs[0])
         assert answers is None or run.outputs == [list(answer) for answer in answers], f"{run.name} said what was not logged"
@@ -165,6 +159,24 @@ def compare(
         lossless_rows=checked,
         environment=environment(target.device),
     )
+
+
+def _answer_all(
+    runs: Sequence[Run],
+    rows: Sequence[int],
+    of_a_turn: int,
+    repeat: int,
+    device: torch.device,
+    progress: Callable[[int], None],
+) -> None:
+    """The repeat of this number: all runs over all rows, so many in a turn."""
+    for run in runs:
+        run.forget()  # what was answered before, to warm up too, must not draft itself
+    for number, start in enumerate(rows[::of_a_turn]):
+        chunk, first = rows[start : start + of_a_turn], (number + repeat) % len(runs)
+        for run, done in _in_turn((*runs[first:], *runs[:first]), chunk, device):
+            run.add(number, done)
+        progress(repeat * len(rows) + chunk[-1] + 1)
 
 
 def _in_turn(runs: Sequence[Run], rows: Sequence[int], device: torch.device) -> Iterator[tuple[Run, Turn]]:

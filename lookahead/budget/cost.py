@@ -22,11 +22,12 @@ LATEST = 64  # steps that a size remembers
 FASTER = 0.3  # quantile of them that counts
 BELIEVED = 3  # steps of a size before it is, as the first ones of a size are slow
 FLAT = 64.0  # tokens that double the cost of a forward of which nothing is known
+PADDING = 0.2  # of what a token costs, what one costs that attention pads; where nothing is known
 
 # Rows of the curve's table, a column for each of SIZES.
 SIZE, BASE, RATIO, SEEN = range(4)
 # And the terms that depend on what lies in the cache.
-PER_ROW, PER_KEY, PER_QUERY_KEY, SEPARATE, PACE = range(5)
+PER_ROW, PER_KEY, PER_QUERY_KEY, PER_PADDING, SEPARATE, PACE = range(6)
 # PACE, how slow the machine is now, is to be above as many steps as FASTER says: it goes up or down at each.
 UP, DOWN = 1 + 0.04 * FASTER, 1 - 0.04 * (1 - FASTER)
 
@@ -45,9 +46,10 @@ class CostCurve:
         self.table[SIZE] = SIZES
         self.table[BASE] = 1 + SIZES / FLAT if profile is None else [profile.at(int(size)) for size in SIZES]
         self.table[RATIO] = 1.0
-        self.terms = np.array([0.0, 0.0, 0.0, 0.0, 1.0])
+        self.terms = np.array([0.0, 0.0, 0.0, 0.0 if bucketed else PADDING / FLAT, 0.0, 1.0])
         if profile is not None:
-            self.terms[:PACE] = profile.per_row, profile.per_key, profile.per_query_key, profile.separate
+            per = profile.per_row, profile.per_key, profile.per_query_key, profile.per_padding
+            self.terms[:PACE] = *per, profile.separate
         self.latest = np.zeros((len(SIZES), LATEST))
 
     def observe(self, tokens: int, seconds: float, rows: int = 1, keys: int = 0, width: int = 0) -> None:
@@ -100,8 +102,9 @@ def _seconds(tokens, rows, keys, width, table, terms, place, now):
     ratio = 1.0
     if now:
         ratio = terms[PACE] * (table[RATIO, place] + min(1.0, share) * (table[RATIO, place + 1] - table[RATIO, place]))
-    in_cache = terms[PER_ROW] * rows + keys * (terms[PER_KEY] + terms[PER_QUERY_KEY] * padded_width(width, tokens, rows))
-    return times * ratio * (base + in_cache)
+    padded = padded_width(width, tokens, rows)
+    in_cache = terms[PER_ROW] * rows + keys * (terms[PER_KEY] + terms[PER_QUERY_KEY] * padded)
+    return times * ratio * (base + in_cache + terms[PER_PADDING] * (rows * padded - tokens))
 
 
 @kernel

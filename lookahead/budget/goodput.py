@@ -41,6 +41,7 @@ FADING = 0.998  # weight of the past in the record at each draft
 
 EMPTY = 8  # drafts in a row without a token that pays, after which a row rests
 LONGEST_REST = 8  # steps
+NARROWER = 4  # of the widths of trees that are tried, the next is narrower by one in so many
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
 SAVED, PRICE, PADDING = 0, 1, 2  # what choosing tells
@@ -213,27 +214,66 @@ def choose(
     fills: a forward that takes all nodes is filled up to one of SIZES.
     told: float64 [3], takes the seconds that the step saves, the probability at which one more node would pay, and the tokens
     that fill the forward up.
+
+    Attention pads all trees to the widest, so other widths than that of the most probable nodes are tried, down to 2.
     """
     rows = len(sizes)
-    heads = np.ones(rows, np.int64)  # next node of each tree
     starts = np.cumsum(sizes) - sizes
-    reach = np.ones(rows)  # least probability of its nodes so far
     owners = np.empty(len(probabilities), np.int64)
-    place = place_of(rows, table, 0)
-    worth = (seconds_of(rows, rows, keys, 0, table, terms, place) + other) / (rows * speed)  # seconds, of one token
-    said = float(rows)
-    most, best, taken = said * worth - seconds_of(shape_of(rows + fed, bucketed), rows, keys, 0, table, terms, place), 0, 0
-    width = widest = 1
-    padding = 0
+    worth = (seconds_of(rows, rows, keys, 0, table, terms, 0) + other) / (rows * speed)  # seconds, of one token
     counts_as = np.empty(rows)
     for row in range(rows):
         column = np.searchsorted(PROMISES, promised(probabilities, starts[row], min(sizes[row], 1 + FIRST)))
         counts_as[row] = (record[KEPT, column] + doubt) / (record[PROMISED, column] + doubt)
         bets[row, 0] = column
-    while taken < len(probabilities) - rows and (wanted < 0 or taken < wanted):
+    most = rows * worth - seconds_of(shape_of(rows + fed, bucketed), rows, keys, 0, table, terms, 0)
+    best, widest, padding = 0, 1, 0
+    kept[:] = 1
+    limit = len(probabilities)
+    while limit > 1:
+        saved, taken, width, filling = _take(
+            probabilities, sizes, starts, counts_as, limit, fed, keys, worth, bucketed, fills, wanted, table, terms, owners
+        )
+        if saved > most or wanted >= 0:
+            most, best, widest, padding = saved, taken, width, filling
+            kept[:] = 1
+            for node in range(taken):
+                kept[owners[node]] += 1
+        if wanted >= 0 or rows == 1:
+            break
+        limit = min(limit, width)
+        limit -= max(1, limit // NARROWER)
+    for row in range(rows):
+        bets[row, 1] = promised(probabilities, starts[row], kept[row])
+    tokens = shape_of(rows + fed + best, bucketed) + padding
+    now, price = seconds_of(tokens, rows, keys, widest, table, terms, 0), np.inf
+    for more in SECANTS:
+        larger = shape_of(rows + fed + best + padding + more, bucketed)
+        price = min(price, (seconds_of(larger, rows, keys, widest, table, terms, 0) - now) / more)
+    told[SAVED], told[PRICE], told[PADDING] = most, max(0.0, price) / worth, padding
+    return best
+
+
+@inlined
+def _take(probabilities, sizes, starts, counts_as, limit, fed, keys, worth, bucketed, fills, wanted, table, terms, owners):
+    """Of trees of at most `limit` nodes: (seconds saved, draft nodes, width of the widest tree, tokens that fill up) at best.
+
+    owners: int64 [nodes], takes the row of each node in the order in which they are taken.
+    """
+    rows = len(sizes)
+    nodes = np.minimum(sizes, limit).sum() - rows
+    heads = np.ones(rows, np.int64)  # next node of each tree
+    reach = np.ones(rows)  # least probability of its nodes so far
+    exactly = wanted >= 0
+    wanted = min(wanted, nodes) if exactly else nodes
+    said = float(rows)
+    most, best, taken = -np.inf, 0, 0
+    width = widest = 1
+    padding = place = 0
+    while taken < wanted:
         owner, highest = -1, -1.0
         for row in range(rows):
-            if heads[row] < sizes[row]:
+            if heads[row] < min(limit, sizes[row]):
                 probability = counts_as[row] * min(reach[row], probabilities[starts[row] + heads[row]])
                 if probability > highest:
                     owner, highest = row, probability
@@ -246,26 +286,14 @@ def choose(
         tokens, filling = shape_of(rows + fed + taken, bucketed), 0
         place = place_of(tokens, table, place)
         if tokens != table[SIZE, place]:
-            if taken != wanted and taken < len(probabilities) - rows:
+            if taken < (wanted if exactly else len(probabilities) - rows):
                 continue
             if fills and tokens < table[SIZE, place + 1]:
                 filling = int(table[SIZE, place + 1]) - tokens
         saved = said * worth - seconds_of(tokens + filling, rows, keys, width, table, terms, place)
-        if saved > most or wanted >= 0:
+        if saved > most or exactly:
             most, best, widest, padding = saved, taken, width, filling
-    best = best if wanted < 0 else taken
-    kept[:] = 1
-    for node in range(best):
-        kept[owners[node]] += 1
-    for row in range(rows):
-        bets[row, 1] = promised(probabilities, starts[row], kept[row])
-    tokens = shape_of(rows + fed + best, bucketed) + padding
-    now, price = seconds_of(tokens, rows, keys, widest, table, terms, 0), np.inf
-    for more in SECANTS:
-        larger = shape_of(rows + fed + best + padding + more, bucketed)
-        price = min(price, (seconds_of(larger, rows, keys, widest, table, terms, 0) - now) / more)
-    told[SAVED], told[PRICE], told[PADDING] = most, max(0.0, price) / worth, padding
-    return best
+    return most, best, widest, padding
 
 
 @inlined

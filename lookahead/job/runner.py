@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from lookahead.decode.engine import DecodingEngine, Generation
+from lookahead.decode.memory import untidied
 from lookahead.decode.sampling import GREEDY, Sampling, seed_of
 from lookahead.decode.text import text_of
 from lookahead.draft.explain import Observer, ObserverOf, nobody
@@ -65,7 +66,8 @@ def run_job(
     Raises LookaheadError when one row after the other fails by no fault of its own.
     """
     turns = Turns(write, options.in_order, FAULTY_BATCHES * engine.batch_size)
-    answer(engine, tokenizer, requests, options, turns.put, stopped)
+    with untidied():
+        answer(engine, tokenizer, requests, options, turns.put, stopped)
     turns.finish()
 
 

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.memory import peak_memory
+from lookahead.decode.memory import peak_memory, untidied
 from lookahead.errors import LookaheadError
 from lookahead.job.journal import Ended
 from lookahead.job.rows import Request
@@ -122,10 +122,13 @@ class Worker:
         self._report = Report(batch_size=engine.batch_size, whose=loaded.whose, notice=loaded.notice)
         self._ended.put(None)
         try:
-            while True:
-                requests = self._requests(self._inbox.get())
-                self._hear(engine)
-                answer(engine, loaded.tokenizer, requests, self._options, lambda _, row: self._ended.put(row), between_steps)
+            with untidied():
+                while True:
+                    requests = self._requests(self._inbox.get())
+                    self._hear(engine)
+                    answer(
+                        engine, loaded.tokenizer, requests, self._options, lambda _, row: self._ended.put(row), between_steps
+                    )
         except Exception as error:
             self._ended.put(error)
 
