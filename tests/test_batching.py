@@ -331,7 +331,7 @@ def test_every_trial_is_timed_so_that_costs_are_known_soon(target) -> None:
     engine = DecodingEngine(dataclasses.replace(target), Drafter((), options), 2)
     assert engine.budget.tries
     trials = 0
-    for _ in engine._steps(iter([engine.request([5, 6, 7, 5, 6], 40), engine.request([9, 8, 9], 40)])):
+    for _ in engine.steps(iter([engine.request([5, 6, 7, 5, 6], 40), engine.request([9, 8, 9], 40)])):
         trials += engine.budget.tries
     assert not engine.budget.tries
     assert trials <= len(TRIALS) + 1  # and the prompts' step
