@@ -592,20 +592,26 @@ class SlowDrafter:
         branch_length: int,
         price: float = 0.0,
         single: bool = False,
+        free: int = 0,
     ) -> None:
         """Each node of `tree` (token, parent, probability of the path, source, match) is the most probable one that was not
         yet taken; the tree ends at the budget or where nothing is left.
 
-        price: least computed probability. Of probabilities that differ by less than a hundred-thousandth either may be first.
+        price: least computed probability, of the first `free` nodes a tenth of it. Of probabilities that differ by less than
+        a hundred-thousandth either may be first.
         """
-        least = max(F(price), NOTHING)
+        priced = max(F(price), NOTHING)
+        least = max(F(0.1) * priced, NOTHING)
         cutoff, offered = least, list[float]()
         waiting: dict[tuple[int, int], tuple[float, tuple[int, int]]] = {}
         nodes, depths = [row.root], [0]
         while True:
             node, number, whole = nodes[-1], len(nodes) - 1, F(tree[len(nodes) - 1][2])
-            floor = F(SLACK) * cutoff / whole
-            if number < budget and depths[-1] < branch_length and (floor <= 1 or cutoff == least):
+            if number >= free:
+                least = priced
+                cutoff = max(cutoff, least)
+            floor = F(SLACK) * max(cutoff, priced) / whole
+            if number < budget and depths[-1] < branch_length and floor <= 1:
                 guesses, _ = self.mix(row, node, floor, cutoff / whole)
                 paths = {token: whole * guess.p for token, guess in guesses.items()}
                 if single:
@@ -635,7 +641,7 @@ class SlowDrafter:
                 )
             )
             depths.append(depths[parent] + 1)
-        assert len(tree) == budget + 1 or not waiting
+        assert len(tree) == budget + 1 or max((p for p, _ in waiting.values()), default=0.0) < least
 
 
 def bin_floor(probability: float) -> Any:

@@ -19,6 +19,7 @@ SETTING = Setting("model", "shape", "CPU", "float32", "sdpa", "packed", 2)
 
 
 NO_RECORD = np.zeros((2, len(PROMISES) + 1))
+NO_DOUBT = np.array([DOUBT])
 
 
 def profile_of(cost, **fields) -> CostProfile:
@@ -70,7 +71,7 @@ def sizes(budget: GoodputBudget, probabilities) -> list[int]:
         curve.table,
         curve.terms,
         NO_RECORD,
-        DOUBT,
+        NO_DOUBT,
         kept,
         bets,
         np.zeros(3),
@@ -218,7 +219,7 @@ def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], s
     curve, kept = CostCurve(profile_of(cost)), np.empty(len(rows), np.int64)
     lengths = np.array([len(tree) for tree in trees])
     known, bets = (np.concatenate(trees), lengths, 0, 0, 1e-3, speed, False, False), np.zeros((len(rows), 2))
-    chosen = choose(*known, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, DOUBT, kept, bets, np.zeros(3))
+    chosen = choose(*known, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, NO_DOUBT, kept, bets, np.zeros(3))
     queue = np.sort(np.concatenate([tree[1:] for tree in trees]))[::-1]
     worth = (cost(len(rows)) + 1e-3) / (len(rows) * speed)
     saved = [worth * queue[:count].sum() - cost(len(rows) + count) for count in range(len(queue) + 1)]
@@ -235,10 +236,15 @@ def test_trees_count_for_what_trees_of_their_promise_have_kept() -> None:
     budget, much, little = GoodputBudget(CostCurve(profile_of(linear(0.1)))), chain_of(0.9), chain_of(0.3)
     before = [budget.cut([tree])[0].draft_tokens for tree in (much, little, chain_of(0.6))]
     for _ in range(300):
-        for tree, keeps in ((much, 0.5), (little, 2.0)):
+        for tree in (much, little):
+            (drafted,) = budget.cut([tree])
+            promised = sum(0.9**depth for depth in range(1, len(drafted))) if tree is much else 0.4
+            budget.settle([round(0.5 * promised) if tree is much else 2])
+            budget.settle([60])  # without a cut
             budget.cut([tree])
-            column, promised = budget.bets[0]
-            budget.settle((column, max(0.4, promised)), keeps * max(0.4, promised))
+            budget.settle([])
+            budget.cut([tree])
+            budget.settle([-1])
     after = [budget.cut([tree])[0].draft_tokens for tree in (much, little, chain_of(0.6))]
     assert after[0] < before[0]
     assert after[1] > before[1]

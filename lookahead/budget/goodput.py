@@ -31,7 +31,7 @@ LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of dra
 LOOK_SHARE = 0.004  # of the time goes into looking
 LOOK_APART = 20  # steps between two looks at least
 MEMORY = 0.998  # weight of the past at each step: about 500 steps count
-CAUTION = 0.6  # a node is drafted if its probability is worth this part of what it costs now
+CAUTION = 0.8  # a node is drafted if its probability is worth this part of what it costs now
 
 PROMISED, KEPT = 0, 1  # rows of the record: draft tokens that trees of about one promise should have kept, and that they did
 PROMISES = np.array([0.25, 0.4, 0.6, 0.85, 1.15, 1.5, 2.0, 2.7, 3.6, 5.0])  # of the first FIRST draft tokens
@@ -65,9 +65,10 @@ class GoodputBudget:
         self._others = np.zeros(LATEST)
         self._sums = np.zeros(4)
         self._told = np.zeros(3)
+        self._drafted = 0  # draft tokens of the latest forward that had any
         self._record = np.zeros((2, len(PROMISES) + 1))
-        self._doubt = DOUBT  # in units of the record
-        self.bets: list[tuple[float, float]] = []  # of each tree of the latest cut: its promise's column, tokens it should keep
+        self._doubt = np.array([DOUBT])  # in units of the record
+        self._bets: np.ndarray | None = None  # of each tree of the latest cut: its promise's column, tokens it should keep
 
     @property
     def speedup(self) -> float | None:
@@ -78,6 +79,10 @@ class GoodputBudget:
         """The next step is to be of a set size, as costs are unknown."""
         return not self.curve.known and self._steps < len(TRIALS)
 
+    def free(self, rows: int) -> int:
+        """Draft tokens of a row that come at no cost: if it decodes alone, those that its forward will have room for."""
+        return self._drafted if rows == 1 else 0
+
     def cut(self, trees: Sequence[DraftTree], fed: int = 0, keys: int = 0, chains: bool = False) -> list[DraftTree]:
         """The most probable nodes of all trees, as many as pay.
 
@@ -87,26 +92,24 @@ class GoodputBudget:
         """
         sizes = np.array([len(tree) for tree in trees])
         probabilities = trees[0].probabilities if len(trees) == 1 else np.concatenate([tree.probabilities for tree in trees])
-        kept, bets = np.empty(len(trees), np.int64), np.empty((len(trees), 2))
-        self._choose(probabilities, sizes, fed, keys, not (chains or fed or self.curve.bucketed), kept, bets)
-        self.bets = [(column, should_keep) for column, should_keep in bets.tolist()]
+        kept, self._bets = np.empty(len(trees), np.int64), np.empty((len(trees), 2))
+        drafted = self._choose(probabilities, sizes, fed, keys, not (chains or fed or self.curve.bucketed), kept, self._bets)
+        padding = int(self._told[PADDING])
+        self._drafted = drafted + padding or self._drafted
         chosen = [tree if count == len(tree) else tree.first(count) for tree, count in zip(trees, kept.tolist(), strict=True)]
-        if padding := int(self._told[PADDING]):
+        if padding:
             filled = int(np.where(kept > 1, kept, len(probabilities)).argmin())  # the smallest that has drafts
             chosen[filled] = chosen[filled].filled_up(padding)
         return chosen
 
-    def settle(self, bet: tuple[float, float], accepted: int) -> None:
-        """Of the draft that this bet was on, so many tokens were accepted."""
-        column, should_keep = bet
-        if should_keep > 0:
-            self._doubt /= FADING  # all that was recorded weighs so much less
-            weight = self._doubt / DOUBT
-            self._record[PROMISED, int(column)] += weight * should_keep
-            self._record[KEPT, int(column)] += weight * accepted
-            if weight > 1e9:
-                self._record /= weight
-                self._doubt = DOUBT
+    def settle(self, accepted: Sequence[int]) -> None:
+        """Of each tree of the latest cut so many draft tokens were accepted; -1, or where the list ends: nobody knows.
+
+        Once for each cut, or never; without one nothing happens.
+        """
+        if self._bets is not None:
+            settle(self._bets, np.array(accepted, np.int64), self._record, self._doubt)
+            self._bets = None
 
     def observe(
         self,
@@ -139,21 +142,24 @@ class GoodputBudget:
         fills: bool,
         kept: np.ndarray,
         bets: np.ndarray,
-    ) -> None:
-        """Fill `kept` with the nodes of each tree that the next forward takes, roots included, and `bets`."""
+    ) -> int:
+        """Fill `kept` with the nodes of each tree that the next forward takes, roots included, and `bets`.
+
+        Returns the draft tokens among them.
+        """
         curve, told, rows = self.curve, self._told, len(sizes)
         known = probabilities, sizes, fed, keys, self._sums[OTHER], max(1.0, self.speedup or 1.0), curve.bucketed, fills
         arrays = curve.table, curve.terms, self._record, self._doubt, kept, bets, told
         if self.tries:
-            choose(*known, nodes_near(TRIALS[self._steps] * rows**0.5, rows + fed), *arrays)
-            return
+            return choose(*known, nodes_near(TRIALS[self._steps] * rows**0.5, rows + fed), *arrays)
         best = choose(*known, AS_MANY_AS_PAY, *arrays)
         self.price = CAUTION * told[PRICE]
         if self._steps - self._looked >= LOOK_APART and self._sums[SPARE] > 0:
             saved = told[SAVED]
-            choose(*known, nodes_near(max(best, 3) * next(self._looks), rows + fed), *arrays)
+            best = choose(*known, nodes_near(max(best, 3) * next(self._looks), rows + fed), *arrays)
             self._sums[SPARE] -= saved - told[SAVED]
             self._looked = self._steps
+        return int(best)
 
 
 def nodes_near(nodes: float, others: int) -> int:
@@ -166,6 +172,7 @@ def warm_up() -> None:
     budget = GoodputBudget(CostCurve())
     for step in range(len(TRIALS) + 1):
         budget.cut([root_only(0), root_only(0)] if step % 2 else [root_only(0)])
+        budget.settle([0, 0] if step % 2 else [0])
         budget.observe(1, 1e-3, 1e-3)
 
 
@@ -209,8 +216,8 @@ def choose(
     """Take draft nodes, the most probable first; returns how many and fills kept (int64 [rows], roots included).
 
     probabilities: of the nodes of all trees, parents before children. wanted: take so many; or AS_MANY_AS_PAY.
-    record: see PROMISED. doubt: in its units. bets: float64 [rows, 2], takes of each tree the record's column and the tokens
-    that it should keep.
+    record: see PROMISED. doubt: float64 [1], in its units. bets: float64 [rows, 2], takes of each tree the record's column and
+    the tokens that it should keep.
     fills: a forward that takes all nodes is filled up to one of SIZES.
     told: float64 [3], takes the seconds that the step saves, the probability at which one more node would pay, and the tokens
     that fill the forward up.
@@ -224,7 +231,7 @@ def choose(
     counts_as = np.empty(rows)
     for row in range(rows):
         column = np.searchsorted(PROMISES, promised(probabilities, starts[row], min(sizes[row], 1 + FIRST)))
-        counts_as[row] = (record[KEPT, column] + doubt) / (record[PROMISED, column] + doubt)
+        counts_as[row] = (record[KEPT, column] + doubt[0]) / (record[PROMISED, column] + doubt[0])
         bets[row, 0] = column
     most = rows * worth - seconds_of(shape_of(rows + fed, bucketed), rows, keys, 0, table, terms, 0)
     best, widest, padding = 0, 1, 0
@@ -252,6 +259,21 @@ def choose(
         price = min(price, (seconds_of(larger, rows, keys, widest, table, terms, 0) - now) / more)
     told[SAVED], told[PRICE], told[PADDING] = most, max(0.0, price) / worth, padding
     return best
+
+
+@kernel
+def settle(bets, accepted, record, doubt):
+    """See `GoodputBudget.settle`. bets: as `choose` gives them."""
+    for row in range(len(accepted)):
+        column, should_keep = int(bets[row, 0]), bets[row, 1]
+        if should_keep > 0 and accepted[row] >= 0:
+            doubt[0] /= FADING  # all that was recorded weighs so much less
+            weight = doubt[0] / DOUBT
+            record[PROMISED, column] += weight * should_keep
+            record[KEPT, column] += weight * accepted[row]
+            if weight > 1e9:
+                record[:] /= weight
+                doubt[0] = DOUBT
 
 
 @inlined

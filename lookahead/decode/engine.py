@@ -150,7 +150,6 @@ class RunningRow:
         self.told = len(generation.token_ids)  # tokens of the answer that the drafter knows
         self.rest = Rest()
         self.is_drafted_for = True  # at this step
-        self.bet: tuple[float, float] | None = None  # of the budget on the draft at hand
         self.unscored: list[int] = []  # nodes behind which tokens were said whose log-probabilities are still to be noted
 
     def enter(self, slots: Slots, most_drafted: int) -> None:
@@ -381,6 +380,8 @@ class DecodingEngine:
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._count(row, piece, each, verified)
         self.clock.add(drafted - began, computed - drafted, verified - computed)
+        drafts = [each for piece, each in zip(pieces, accepted, strict=True) if piece.wanted == "all"]
+        self.budget.settle([len(each.nodes) - 1 if each.token_ids else -1 for each in drafts])
         # Steps that took in prompts say nothing about those that do not.
         if self.drafter.options.strategy != "off" and all(piece.wanted == "all" for piece in pieces):
             given, said = _accepted_from_recycled(rows) - before, sum(len(each.token_ids) for each in accepted)
@@ -437,12 +438,12 @@ class DecodingEngine:
         price = max(options.price, budget.price) if options.adaptive else options.price
         drafts = [row.drafts for row in awake]
         guides = [row.chooser.guide for row in awake]
-        drafted = iter(self.drafter.draft_rows(drafts, [None] * len(awake), rooms, price, guides) if awake else ())
+        free = budget.free(len(rows)) if options.adaptive else 0
+        drafted = iter(self.drafter.draft_rows(drafts, [None] * len(awake), rooms, price, guides, free) if awake else ())
         trees = [next(drafted) if now else root_only(row.generation.token_ids[-1]) for row, now in zip(rows, due, strict=True)]
         if options.adaptive and awake:
             trees = budget.cut(trees, fed, sum(row.length for row in rows), options.strategy == "single")
-            for row, tree, bet, now in zip(rows, trees, budget.bets, due, strict=True):
-                row.bet = bet
+            for row, tree, now in zip(rows, trees, due, strict=True):
                 if now:
                     row.rest.drafted(tree.draft_tokens)
         return trees
@@ -456,9 +457,6 @@ class DecodingEngine:
         if piece.wanted == "all":
             assert piece.tree is not None
             generation.count(piece.tree, accepted.nodes, names)
-            if row.bet:
-                self.budget.settle(row.bet, len(accepted.nodes) - 1)
-                row.bet = None
             if generation.observer:
                 prompt, said = generation.prompt_ids, accepted.token_ids
                 step = Step.of(generation.steps, prompt, generation.token_ids, piece.tree, accepted.nodes, said, names)
@@ -509,6 +507,7 @@ class DecodingEngine:
 
     def _after(self, error: Exception, rows: list[RunningRow]) -> list[RunningRow]:
         """A step failed. If memory ran out, the batch is halved and its rows, returned, begin anew; else they fail too."""
+        self.budget.settle([])
         going_on = [row for row in rows if not row.generation.finish_reason]
         if ran_out(error) and len(rows) > 1:
             self.batch_size = len(rows) // 2

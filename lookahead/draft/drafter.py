@@ -209,10 +209,12 @@ class Drafter:
         branch_lengths: Sequence[int | None],
         price: float | None = None,
         guides: Sequence[Guide | None] = (),
+        free: int = 0,
     ) -> list[DraftTree]:
         """`Row.draft` for each row of a batch. Several threads share a large one; the GIL is free meanwhile.
 
         guides: what each row may say; none: anything. Trees hold nothing else, and begin with what must come.
+        free: draft tokens of each row that come at no cost, so that they need to be worth a tenth of the price only.
         """
         options = self.options
         if options.strategy == "off":
@@ -237,9 +239,9 @@ class Drafter:
                 self._scratch.append(scratch_block(options.decoding_length, len(self.shared.texts)))
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(THREADS)
-            list(self._pool.map(lambda n: self._grow(n, limits[n::threads].copy(), forced, price), range(threads)))
+            list(self._pool.map(lambda n: self._grow(n, limits[n::threads].copy(), forced, price, free), range(threads)))
         else:
-            self._grow(0, limits, forced, price)
+            self._grow(0, limits, forced, price, free)
         for row, guide in zip(rows, guides, strict=False):
             if guide:
                 self._prune(row.number, guide)
@@ -336,11 +338,11 @@ class Drafter:
         if self.options.strategy != "off":
             self.options = dataclasses.replace(self.options, strategy="single")
 
-    def _grow(self, thread: int, limits: np.ndarray, forced: list[int], price: float) -> None:
+    def _grow(self, thread: int, limits: np.ndarray, forced: list[int], price: float, free: int) -> None:
         """Fill the trees of rows. See `planner.grow_rows`."""
         single, must = self.options.strategy == "single", np.array(forced, np.int64) if forced else NOTHING
         planner.grow_rows(
-            limits, must, price, single, self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses
+            limits, must, price, free, single, self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses
         )
 
     def _prune(self, number: int, guide: Guide) -> None:

@@ -31,28 +31,30 @@ from lookahead.trie.suffixes import inlined, kernel
 
 # Experts are asked while the rest of the stick is worth so many times the cutoff.
 SLACK = 1.2
+AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
 UNHEARD = np.float32(0.01)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
 # Columns of a candidate.
 CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_MATCH = range(5)
 
 
 @kernel
-def grow_rows(limits, forced, price, single, shared_addresses, rows_addresses, scratch_addresses):
+def grow_rows(limits, forced, price, free, single, shared_addresses, rows_addresses, scratch_addresses):
     """Grow the tree of each row of `limits`; rows.nodes gets how many nodes it has, root included.
 
     limits: int64 [rows, 5], the row's number, nodes below the root at most, depth at most, and where in `forced` (int64) the
     tokens begin and end with which every branch begins, as nothing else may come. price: calibrated path probability that a
-    node must have. single: only the best child of a node may grow. The addresses are those of the blocks in arrays.py.
+    node must have. free: nodes below the root that come at no cost. single: only the best child of a node may grow. The
+    addresses are those of the blocks in arrays.py.
     """
     shared, rows, scratch = shared_arrays(shared_addresses), rows_arrays(rows_addresses), scratch_arrays(scratch_addresses)
     least = np.float32(computed(price, shared.edges, shared.curve)) if price > 0 else LEAST
     for k in range(len(limits)):
         must = forced[limits[k, 3] : limits[k, 4]]
-        _grow(shared, rows, scratch, limits[k, 0], limits[k, 1], limits[k, 2], must, max(least, LEAST), single)
+        _grow(shared, rows, scratch, limits[k, 0], limits[k, 1], limits[k, 2], must, max(least, LEAST), free, single)
 
 
 @inlined
-def _grow(shared, rows, scratch, row, budget, branch_length, forced, least, single):
+def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, free, single):
     own = own_arrays(rows.own, row)
     keys, values, slots = scratch.keys, scratch.values, scratch.slots
     candidates, reach, heap, offered = scratch.candidates, scratch.reach, scratch.heap, scratch.offered
@@ -62,12 +64,16 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, least, sing
     tree[TREE_TOKENS, 0], tree[TREE_PARENTS, 0], tree[TREE_SOURCES, 0], tree[TREE_MATCHES, 0] = keys[0, 0], -1, -1, 0
     reached[0, 0], reached[1, 0] = 1.0, 1.0
     offered[:] = 0
+    least = max(LEAST, AT_NO_COST * priced)
     cutoff, above, edge = least, np.int64(0), np.int64(0)
     nodes, filled, waiting = 1, 0, 0
     node, depth, probability = 0, np.int64(0), np.float32(1.0)
     while nodes <= budget:
-        worth = np.float32(SLACK) * cutoff / probability
-        if depth < branch_length and (worth <= 1 or cutoff == least):
+        if nodes > free:
+            least = priced
+            cutoff = max(cutoff, least)
+        worth = np.float32(SLACK) * max(cutoff, priced) / probability
+        if depth < branch_length and worth <= 1:
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
                 parent = keys[node, 1]
@@ -105,7 +111,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, least, sing
                     above -= offered[edge]
                     edge += 1
             cutoff = max(least, edge_of(edge))
-        if waiting == 0:
+        if waiting == 0 or reach[heap[0]] < least:
             break
         taken = _pop(heap, waiting, reach)
         waiting -= 1
