@@ -38,7 +38,7 @@ from lookahead.draft.mixture import (
     SHARES,
     UNPLACED,
 )
-from lookahead.draft.planner import SLACK, UNHEARD
+from lookahead.draft.planner import EXACT, SLACK, UNHEARD
 from lookahead.draft.recycled import ANY, ASKED, KINDS
 from lookahead.trie.suffixes import DEPTH
 
@@ -610,7 +610,7 @@ class SlowDrafter:
             if number >= free:
                 least = priced
                 cutoff = max(cutoff, least)
-            floor = F(SLACK) * max(cutoff, priced) / whole
+            floor = F(SLACK if cutoff > priced else EXACT) * max(cutoff, priced) / whole
             if number < budget and depths[-1] < branch_length and floor <= 1:
                 guesses, _ = self.mix(row, node, floor, cutoff / whole)
                 paths = {token: whole * guess.p for token, guess in guesses.items()}

@@ -18,7 +18,7 @@ from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.mixture import AT, CELLS, FACTORS, MEMORY
 from lookahead.draft.own_text import OwnText, own_places
 from lookahead.draft.places import HIGH, LOW, ORDER, PREFIX
-from lookahead.draft.planner import SLACK
+from lookahead.draft.planner import EXACT
 from lookahead.draft.priors import Priors
 from lookahead.draft.tree import root_only
 from lookahead.trie import session
@@ -320,7 +320,7 @@ def test_no_more_tokens_are_proposed_than_there_is_room_for(decoding_length, wei
 def test_probability_of_each_next_token_is_that_of_the_mixture(situation):
     for drafter, row, slow, slow_row, _ in moments(situation):
         row.draft(63, 1)
-        guesses, _ = slow.mix(slow_row, slow_row.root, F(SLACK) * NOTHING, NOTHING)
+        guesses, _ = slow.mix(slow_row, slow_row.root, F(EXACT) * NOTHING, NOTHING)
         expected = {t: guess for t, guess in guesses.items() if guess.p >= NOTHING}
         (_, _, whole, *_), *below = tree_of(drafter, row)
         assert whole == 1.0

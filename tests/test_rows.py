@@ -119,6 +119,17 @@ def test_drafts_are_the_same_in_every_run(make_trie):
 # ---- whose text is drafted
 
 
+def test_what_is_not_learned_from_is_drafted_from_all_the_same():
+    drafter = drafter_of()
+    row = drafter.start([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3])
+    before = drafter.shared.earned.copy()
+    row.accept([4, 5, 6], learn=False)
+    assert np.array_equal(drafter.shared.earned, before)
+    assert row.draft(branch_length=1).token_ids.tolist()[:2] == [6, 7]
+    row.accept([7])
+    assert not np.array_equal(drafter.shared.earned, before)
+
+
 def test_first_token_of_the_output_is_none_of_the_prompt():
     paths, names = drafted(drafter_of(), [1, 2], [3, 1, 2], branch_length=1)
     assert (paths[0], names[0]) == ((3,), "output")

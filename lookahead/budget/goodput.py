@@ -102,6 +102,11 @@ class GoodputBudget:
             chosen[filled] = chosen[filled].filled_up(padding)
         return chosen
 
+    @property
+    def waits(self) -> bool:
+        """The latest cut is to be settled."""
+        return self._bets is not None
+
     def settle(self, accepted: Sequence[int]) -> None:
         """Of each tree of the latest cut so many draft tokens were accepted; -1, or where the list ends: nobody knows.
 

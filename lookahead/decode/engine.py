@@ -179,9 +179,9 @@ class RunningRow:
         return Piece(chain(ids), "last" if self.decodes and not self.generation.token_ids else "none")
 
     def tell(self) -> None:
-        """Let the drafter know what the model said."""
+        """Let the drafter know what the model said. What it said while nothing was drafted teaches little."""
         if said := self.generation.token_ids[self.told :]:
-            self.drafts.accept(said)
+            self.drafts.accept(said, self.is_drafted_for)
             self.told += len(said)
 
     def finish(self) -> None:
@@ -376,15 +376,16 @@ class DecodingEngine:
         _note_logprobs(rows, scores)
         slots.keep([each.nodes for each in accepted])
         verified = now()
-        before = _accepted_from_recycled(rows)
+        before = self._accepted_from_recycled(rows)
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._count(row, piece, each, verified)
         self.clock.add(drafted - began, computed - drafted, verified - computed)
-        drafts = [each for piece, each in zip(pieces, accepted, strict=True) if piece.wanted == "all"]
-        self.budget.settle([len(each.nodes) - 1 if each.token_ids else -1 for each in drafts])
+        if self.budget.waits:
+            drafts = [each for piece, each in zip(pieces, accepted, strict=True) if piece.wanted == "all"]
+            self.budget.settle([len(each.nodes) - 1 if each.token_ids else -1 for each in drafts])
         # Steps that took in prompts say nothing about those that do not.
         if self.drafter.options.strategy != "off" and all(piece.wanted == "all" for piece in pieces):
-            given, said = _accepted_from_recycled(rows) - before, sum(len(each.token_ids) for each in accepted)
+            given, said = self._accepted_from_recycled(rows) - before, sum(len(each.token_ids) for each in accepted)
             step = now() - began
             self._learn_cost(rows, pieces, verified - drafted, step, said)
             self._learn_worth(recycled - computed, step, given, said, len(rows))
@@ -472,6 +473,13 @@ class DecodingEngine:
         sizes = [len(piece.tree or ()) for piece in pieces]
         keys = sum(row.length for row in rows)
         self.budget.observe(sum(sizes), forward, step, len(rows), keys, max(sizes), said, stands_for)
+
+    def _accepted_from_recycled(self, rows: list[RunningRow]) -> int:
+        """Tokens of their answers so far, if it is to be known."""
+        options = self.drafter.options
+        if not (options.recycle and options.adaptive and self._recycling.pays):
+            return 0
+        return sum(row.generation.accepted_by_source["recycled"] for row in rows)
 
     def _learn_worth(self, recycling: float, step: float, given: int, said: int, rows: int) -> None:
         """Whether recycling pays, which gave so many of the tokens said. Where lengths are set, it is always done."""
@@ -563,11 +571,6 @@ class DecodingEngine:
         generation.steps = max(0, len(generation.token_ids) - 1)
         generation.seconds = self.target.now() - began
         self.clock.add(0.0, generation.seconds, 0.0)
-
-
-def _accepted_from_recycled(rows: list[RunningRow]) -> int:
-    """Tokens of their answers so far."""
-    return sum(row.generation.accepted_by_source["recycled"] for row in rows)
 
 
 def _note_logprobs(rows: list[RunningRow], scores: Scores) -> None:

@@ -108,9 +108,9 @@ class Row:
         """
         return self.drafter.draft_rows([self], [budget], [branch_length], price)[0]
 
-    def accept(self, token_ids: Sequence[int] | np.ndarray) -> None:
-        """The model said these tokens next."""
-        self.drafter._accept(self, token_ids)
+    def accept(self, token_ids: Sequence[int] | np.ndarray, learn: bool = True) -> None:
+        """The model said these tokens next. learn: from each of them; it takes most of the time."""
+        self.drafter._accept(self, token_ids, learn)
 
     def finish(self) -> None:
         """End the request: its output joins the job's memory, its prompt is forgotten."""
@@ -188,7 +188,7 @@ class Drafter:
             row.root = int(prompt_ids[-1])
         return row
 
-    def _accept(self, row: Row, token_ids: Sequence[int] | np.ndarray) -> None:
+    def _accept(self, row: Row, token_ids: Sequence[int] | np.ndarray, learn: bool) -> None:
         if not len(token_ids):
             return
         row.root = int(token_ids[-1])
@@ -198,9 +198,8 @@ class Drafter:
         if row.own.reserve(len(said)):
             row.own.describe(self.rows.own[row.number], row.prompt_length)
         row.own.length += len(said)
-        planner.accept(
-            row.number, said, self.options.learn, self.shared.addresses, self.rows.addresses, self._scratch[0].addresses
-        )
+        learns = learn and self.options.learn
+        planner.accept(row.number, said, learns, self.shared.addresses, self.rows.addresses, self._scratch[0].addresses)
 
     def draft_rows(
         self,

@@ -31,6 +31,7 @@ from lookahead.trie.suffixes import inlined, kernel
 
 # Experts are asked while the rest of the stick is worth so many times the cutoff.
 SLACK = 1.2
+EXACT = 0.5  # of the price, which does not rise as the cutoff does: what is left could still lift two tokens
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
 UNHEARD = np.float32(0.01)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
 # Columns of a candidate.
@@ -72,7 +73,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
         if nodes > free:
             least = priced
             cutoff = max(cutoff, least)
-        worth = np.float32(SLACK) * max(cutoff, priced) / probability
+        worth = np.float32(SLACK if cutoff > priced else EXACT) * max(cutoff, priced) / probability
         if depth < branch_length and worth <= 1:
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
