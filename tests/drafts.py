@@ -42,7 +42,7 @@ class KnownAnswer:
         self.running += 1
         return KnownRow(self, prompt_ids)
 
-    def draft_rows(self, rows, budgets, branch_lengths, price=None, guides=()):
+    def draft_rows(self, rows, budgets, branch_lengths, price=None, guides=(), free=0):
         return [row.draft(branch_length) for row, branch_length in zip(rows, branch_lengths, strict=True)]
 
 
@@ -54,7 +54,7 @@ class KnownRow:
         self.rest = drafter.answers[tuple(prompt_ids)]
         self.last = prompt_ids[-1]
 
-    def accept(self, token_ids):
+    def accept(self, token_ids, learn=True):
         known = token_ids == self.rest[: len(token_ids)]
         self.rest = self.rest[len(token_ids) :] if known else []
         self.last = token_ids[-1] if token_ids else self.last

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import itertools
 import json
 import re
 from collections import Counter
@@ -14,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lookahead.bench.compare import Comparison, compare, names_of_runs
+from lookahead.bench.compare import AT_A_TIME, Comparison, compare, names_of_runs
 from lookahead.bench.report import report_page
 from lookahead.bench.run import Run, StepLog, Turn, median_turn
 from lookahead.bench.sweep import grid
+from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.probe import probed
 from lookahead.draft.drafter import DraftOptions
 from lookahead.draft.explain import Step
@@ -108,6 +111,22 @@ def test_few_prompts_refill_slots_all_the_same(tiny_model: Callable[..., Any]) -
     assert generate.forwards == 40
     assert plain.forwards <= 26
     assert [len(output) for output in plain.outputs] == lengths == [len(output) for output in generate.outputs]
+
+
+def test_contenders_take_turns_within_an_answer(tiny_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And meanwhile the garbage collector leaves alone what was there before."""
+    said: list[str] = []
+    step = DecodingEngine._step
+
+    def noted(engine: DecodingEngine, *arguments: Any) -> None:
+        said.append(engine.drafter.options.strategy)
+        assert gc.get_freeze_count() > 0
+        step(engine, *arguments)
+
+    monkeypatch.setattr(DecodingEngine, "_step", noted)
+    compare(probed(tiny_model("llama")), prompts_of(1), [], [FIXED], max_new_tokens=3 * AT_A_TIME, peers=False, warm_up=0)
+    assert len(list(itertools.groupby(said))) >= 5
+    assert gc.get_freeze_count() == 0
 
 
 # steps

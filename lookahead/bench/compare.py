@@ -2,8 +2,8 @@
 
 All contenders answer the same prompts in the same run, in turn, so that a machine that slows down slows all of them. A turn is
 one prompt; where B are decoded at once it is 4 B, so that slots are filled again as in a long job. Within a turn each of ours
-says some tokens of each row, then the next one does: less than a second passes until all have said the same. Peers cannot be
-interrupted within a batch. Each keeps its own memory of the job. The first prompts are run once beforehand and not counted.
+says some tokens of each slot, then the next one does. Peers cannot be interrupted within a batch. Each keeps its own memory of
+the job. The first prompts are run once beforehand and not counted.
 
 Where answers are given, they are taken as the model's choices (forced): what is drafted, accepted and computed is real.
 """
