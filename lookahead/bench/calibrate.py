@@ -219,10 +219,8 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
     if separate:  # a row is a forward of its own
         scored = [(cell, seconds) for cell, seconds in scored if cell.rows == 1]
     sizes = sorted({cell.tokens for cell, _ in scored})
-    per = np.array(
-        [[c.rows - 1, c.keys, c.keys * c.queries, c.rows * c.queries - c.tokens] for c, _ in scored],
-        float,
-    )
+    cells = [cell for cell, _ in scored]
+    per = np.array([[c.rows - 1, c.keys, c.keys * c.queries, c.rows * c.queries - c.tokens] for c in cells], float)
     known = np.array([[float(cell.tokens == size) for size in sizes] for cell, _ in scored])
     seconds = np.array([each for _, each in scored])
     used = [column for column in range(per.shape[1]) if _tells(known, per[:, column])]

@@ -5,11 +5,11 @@ worth the time in which the job would otherwise say as much, so the forward take
 
     seconds that a token is worth x (rows + probabilities of the nodes) - seconds of the forward
 
-is largest: time saved by what is said less time spent. A token is worth its share of a plain step, divided by how many times
-faster than plain decoding the job has been of late, so that this holds for any number of rows. It is goodput (arXiv 2406.14066)
-over the whole job rather than in each step by itself, and none is the right number where drafts do not pay. Costs are those of
-cost.py. Without a profile the first steps try several sizes; later ones look left and right, as often as that costs a set share
-of the time.
+is largest: time saved by what is said less time spent. Attention pads trees to the widest, so queues of narrower ones are tried
+too. A token is worth its share of a plain step, divided by how many times faster than plain decoding the job has been of late,
+so that this holds for any number of rows. It is goodput (arXiv 2406.14066) over the whole job rather than in each step by
+itself, and none is the right number where drafts do not pay. Costs are those of cost.py. Without a profile the first steps try
+several sizes; later ones look left and right, as often as that costs a set share of the time.
 
 Probabilities are right on average, but not for each kind of tree: at first those that promise most keep least. So what trees of
 about the same promise (the sum over their first nodes) have kept is remembered, and their nodes count accordingly.
@@ -290,7 +290,13 @@ def _take(probabilities, sizes, starts, counts_as, limit, fed, keys, worth, buck
     rows = len(sizes)
     nodes = np.minimum(sizes, limit).sum() - rows
     heads = np.ones(rows, np.int64)  # next node of each tree
-    reach = np.ones(rows)  # least probability of its nodes so far
+    reach = np.ones(rows)  # least probability of its nodes, that one included
+    ahead = np.empty(rows)  # what that one counts; -1: there is none
+    for row in range(rows):
+        ahead[row] = -1.0
+        if sizes[row] > 1 and limit > 1:
+            reach[row] = min(1.0, probabilities[starts[row] + 1])
+            ahead[row] = counts_as[row] * reach[row]
     exactly = wanted >= 0
     wanted = min(wanted, nodes) if exactly else nodes
     said = float(rows)
@@ -298,18 +304,19 @@ def _take(probabilities, sizes, starts, counts_as, limit, fed, keys, worth, buck
     width = widest = 1
     padding = place = 0
     while taken < wanted:
-        owner, highest = -1, -1.0
-        for row in range(rows):
-            if heads[row] < min(limit, sizes[row]):
-                probability = counts_as[row] * min(reach[row], probabilities[starts[row] + heads[row]])
-                if probability > highest:
-                    owner, highest = row, probability
-        reach[owner] = min(reach[owner], probabilities[starts[owner] + heads[owner]])
-        heads[owner] += 1
-        width = max(width, heads[owner])
+        owner = 0
+        for row in range(1, rows):
+            if ahead[row] > ahead[owner]:
+                owner = row
+        said += min(1.0, ahead[owner])
         owners[taken] = owner
         taken += 1
-        said += min(1.0, highest)
+        heads[owner] += 1
+        width = max(width, heads[owner])
+        ahead[owner] = -1.0
+        if heads[owner] < min(limit, sizes[owner]):
+            reach[owner] = min(reach[owner], probabilities[starts[owner] + heads[owner]])
+            ahead[owner] = counts_as[owner] * reach[owner]
         tokens, filling = shape_of(rows + fed + taken, bucketed), 0
         place = place_of(tokens, table, place)
         if tokens != table[SIZE, place]:
