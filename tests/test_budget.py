@@ -297,6 +297,17 @@ def test_looking_takes_a_small_share_of_the_time() -> None:
     assert plain < spent <= 1.01 * plain
 
 
+@pytest.mark.parametrize("said", [1, 20])
+def test_first_forward_that_takes_very_long_does_not_decide_what_tokens_are_worth(said: int) -> None:
+    """It compiles kernels and wakes threads; whether its draft was right says no more than another's."""
+    budget = GoodputBudget(CostCurve(profile_of(linear(0.02))))
+    slow = 300 * linear(0.02)(24)
+    budget.observe(24, slow, slow, said=said)
+    play(linear(0.02), [0.8], steps=50, budget=budget)
+    quiet = play(linear(0.02), [0.8], steps=50, profile=profile_of(linear(0.02)))
+    assert budget.speedup == pytest.approx(quiet.speedup, rel=0.25)
+
+
 def test_profile_that_does_not_hold_is_learned_anew() -> None:
     budget = play(linear(0.4), [0.8], steps=2000, profile=profile_of(linear(0.01)))
     (chosen,) = sizes(budget, [0.8])

@@ -240,8 +240,8 @@ def test_calibrate_keeps_a_profile_that_jobs_find(cli: Cli, tmp_path: Path, monk
     assert "CDL at 1.2x" in result.out
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     target = load_model(DEMO)
-    assert target.costs.known
-    assert target.costs.seconds(1) == pytest.approx(read_profile(str(tmp_path / "p.json")).forward_seconds(1))
+    assert target.costs().known
+    assert target.costs().seconds(1) == pytest.approx(read_profile(str(tmp_path / "p.json")).forward_seconds(1))
 
 
 def test_calibrate_estimates_and_says_what_is_wrong(cli: Cli, tmp_path: Path) -> None:

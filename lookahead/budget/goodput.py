@@ -30,7 +30,7 @@ TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with
 LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of draft tokens, in turn
 LOOK_SHARE = 0.004  # of the time goes into looking
 LOOK_APART = 20  # steps between two looks at least
-MEMORY = 0.998  # weight of the past at each step: about 500 steps count
+MEMORY = 0.99  # weight of the past at each step: about 100 steps count
 CAUTION = 0.8  # a node is drafted if its probability is worth this part of what it costs now
 
 PROMISED, KEPT = 0, 1  # rows of the record: draft tokens that trees of about one promise should have kept, and that they did
@@ -45,8 +45,9 @@ NARROWER = 4  # of the widths of trees that are tried, the next is narrower by o
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
 SAVED, PRICE, PADDING = 0, 1, 2  # what choosing tells
-# Sums over steps, the past fading: seconds that plain decoding would have taken, and that were taken. Then seconds of a step
-# outside of its forward, and seconds that may go into looks.
+# Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent, in such steps as well
+# (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a step outside of
+# its forward, and seconds that may go into looks.
 PLAIN, SPENT, OTHER, SPARE = range(4)
 
 
@@ -191,8 +192,8 @@ def learn(
     sums[OTHER] = faster_of(others, min(steps, LATEST))
     spent = seconds_of(tokens, rows, keys, width, table, terms, 0) + sums[OTHER]
     plain = seconds_of(rows, rows, keys, 0, table, terms, 0) + sums[OTHER]
-    sums[SPENT] = MEMORY * sums[SPENT] + stands_for * spent
-    sums[PLAIN] = MEMORY * sums[PLAIN] + stands_for * plain * said / rows
+    sums[SPENT] = MEMORY * sums[SPENT] + stands_for * spent / plain
+    sums[PLAIN] = MEMORY * sums[PLAIN] + stands_for * said / rows
     sums[SPARE] += LOOK_SHARE * stands_for * spent
 
 

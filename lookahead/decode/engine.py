@@ -233,7 +233,7 @@ class DecodingEngine:
         self.tokenizer = tokenizer
         self.clock = Clock()
         self._slots: Slots | None = None  # of the latest run
-        self.budget = GoodputBudget(target.costs)
+        self.budget = GoodputBudget(target.costs())
         self._recycling = Worth()  # what the model almost said, where lengths are chosen by what pays
         self._plain_steps = 0
         if target.mode in ("chain", "replay"):

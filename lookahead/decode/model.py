@@ -125,9 +125,8 @@ class TargetModel:
         attention = str(self.text_config._attn_implementation)
         return setting_of(self.model.config, self.name, processor_name(self.device), self.dtype, attention, self.mode, threads)
 
-    @functools.cached_property
     def costs(self) -> CostCurve:
-        """What its forwards cost, as measured for this setting beforehand, if it was, and learned by all that run it."""
+        """What its forwards cost, as measured for this setting beforehand, if it was; each engine learns on its own."""
         return CostCurve(cached_profile(self.setting), self.bucketed)
 
     @functools.cached_property

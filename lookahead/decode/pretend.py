@@ -68,7 +68,6 @@ class PretendModel(TargetModel):
     def setting(self) -> Setting:
         return self.profile.setting
 
-    @property
     def costs(self) -> CostCurve:
         return CostCurve(self.profile)
 
