@@ -42,7 +42,11 @@ class KnownAnswer:
         self.running += 1
         return KnownRow(self, prompt_ids)
 
-    def draft_rows(self, rows, budgets, branch_lengths, price=None, guides=(), free=0):
+    def accept_rows(self, rows, said, learn):
+        for row, token_ids in zip(rows, said, strict=True):
+            row.accept(token_ids)
+
+    def draft_rows(self, rows, budgets, branch_lengths, price=None, guides=()):
         return [row.draft(branch_length) for row, branch_length in zip(rows, branch_lengths, strict=True)]
 
 

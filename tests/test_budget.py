@@ -11,7 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead.budget.cost import SIZES, CostCurve, bucket
-from lookahead.budget.goodput import AS_MANY_AS_PAY, DOUBT, PROMISES, TRIALS, GoodputBudget, choose, shape_of
+from lookahead.budget.goodput import (
+    AS_MANY_AS_PAY,
+    DOUBT,
+    DOUBTED,
+    FILLED,
+    OTHER,
+    PLAIN,
+    PROMISES,
+    SPENT,
+    TRIALS,
+    GoodputBudget,
+    choose,
+    shape_of,
+)
 from lookahead.budget.profile import CostProfile, Setting
 from lookahead.draft.tree import DraftTree, chain
 
@@ -19,7 +32,6 @@ SETTING = Setting("model", "shape", "CPU", "float32", "sdpa", "packed", 2)
 
 
 NO_RECORD = np.zeros((2, len(PROMISES) + 1))
-NO_DOUBT = np.array([DOUBT])
 
 
 def profile_of(cost, **fields) -> CostProfile:
@@ -41,7 +53,7 @@ def play(
     random = np.random.default_rng(0)
     budget = budget or GoodputBudget(CostCurve(profile))
     for _ in range(steps):
-        trees = budget.cut([chain_of(p) for p in probabilities])
+        trees = cut(budget, [chain_of(p) for p in probabilities])
         tokens = sum(map(len, trees))
         said = len(trees)
         for tree, p in zip(trees, probabilities, strict=True):
@@ -52,30 +64,34 @@ def play(
     return budget
 
 
+def laid_out(trees: Sequence[DraftTree]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What budgets take: probabilities, starts, sizes."""
+    lengths = np.array([len(tree) for tree in trees])
+    return np.concatenate([tree.probabilities for tree in trees]), np.cumsum(lengths) - lengths, lengths
+
+
+def cut(budget: GoodputBudget, trees: Sequence[DraftTree], **beside) -> list[DraftTree]:
+    """What a budget leaves of these trees."""
+    nodes, padding, filled = budget.choose(*laid_out(trees), **beside)
+    cut = [tree.first(count) for tree, count in zip(trees, nodes, strict=True)]
+    if padding:
+        cut[filled] = cut[filled].filled_up(padding)
+    return cut
+
+
+def state_of(plain_over_spent: float, outside: float = 1e-4) -> np.ndarray:
+    """What a budget knows that has been so many times faster than plain decoding; a step takes `outside` s beside forwards."""
+    state = np.zeros(FILLED + 1)
+    state[PLAIN], state[SPENT], state[OTHER], state[DOUBTED] = plain_over_spent, 1.0, outside, DOUBT
+    return state
+
+
 def sizes(budget: GoodputBudget, probabilities) -> list[int]:
     """Draft tokens of each row that pay now."""
     trees = [chain_of(p) for p in probabilities]
-    kept = np.empty(len(trees), np.int64)
-    both = np.concatenate([tree.probabilities for tree in trees]), np.array([len(tree) for tree in trees])
-    speed = max(1.0, budget.speedup or 1.0)
-    curve, bets = budget.curve, np.zeros((len(trees), 2))
-    choose(
-        *both,
-        0,
-        0,
-        1e-4,
-        speed,
-        False,
-        False,
-        AS_MANY_AS_PAY,
-        curve.table,
-        curve.terms,
-        NO_RECORD,
-        NO_DOUBT,
-        kept,
-        bets,
-        np.zeros(3),
-    )
+    kept, bets, state = np.empty(len(trees), np.int64), np.zeros((len(trees), 2)), state_of(budget.speedup or 1.0)
+    arrays = budget.curve.table, budget.curve.terms, NO_RECORD, state, kept, bets
+    choose(*laid_out(trees), 0, 0, 0, False, False, AS_MANY_AS_PAY, *arrays)
     return (kept - 1).tolist()
 
 
@@ -170,7 +186,7 @@ def test_budgets_of_a_long_noisy_job_stay_near_the_quiet_ones() -> None:
         budget, slow = GoodputBudget(CostCurve()), np.random.default_rng(2).random(100_000) < noise
         drafted = np.empty(100_000)
         for step, chance in enumerate(chances):
-            (tree,) = budget.cut([chain_of(chance, 31)])
+            (tree,) = cut(budget, [chain_of(chance, 31)])
             seconds = cost(len(tree)) * (5.0 if slow[step] else 1.0)
             said = 1 + chance * (1 - chance**tree.draft_tokens) / (1 - chance)
             budget.observe(len(tree), seconds, seconds + 1e-4, said=said)
@@ -191,14 +207,14 @@ def test_rows_share_one_queue_and_the_predictable_one_gets_more() -> None:
 def test_prompts_that_a_forward_takes_in_are_priced_with_it() -> None:
     """Where the 17th token makes a forward dear, a step with 16 tokens of a prompt has no room for drafts."""
     budget = GoodputBudget(CostCurve(profile_of(lambda tokens: 0.01 if tokens <= 16 else 1.0)))
-    assert budget.cut([chain_of(0.9, 15)])[0].draft_tokens == 15
-    assert budget.cut([chain_of(0.9, 15)], fed=15)[0].draft_tokens == 0
+    assert cut(budget, [chain_of(0.9, 15)])[0].draft_tokens == 15
+    assert cut(budget, [chain_of(0.9, 15)], fed=15)[0].draft_tokens == 0
 
 
 def test_buckets_cost_what_their_shape_costs() -> None:
     """Drafts up to the end of a bucket are free, and the next bucket is not begun for one token."""
     budget = GoodputBudget(CostCurve(profile_of(linear(0.5), bucketed=True)))
-    (tree,) = budget.cut([chain_of(0.7)])
+    (tree,) = cut(budget, [chain_of(0.7)])
     assert len(tree) == bucket(len(tree)) > 1
     assert [shape_of(tokens, True) for tokens in range(1, 600)] == [bucket(tokens) for tokens in range(1, 600)]
 
@@ -206,7 +222,7 @@ def test_buckets_cost_what_their_shape_costs() -> None:
 def test_what_is_kept_of_a_tree_is_a_tree_of_its_first_nodes() -> None:
     budget = play(linear(0.1), [0.8, 0.8])
     trees = [chain_of(0.8), chain_of(0.6)]
-    for whole, part in zip(trees, budget.cut(trees), strict=True):
+    for whole, part in zip(trees, cut(budget, trees), strict=True):
         assert part.token_ids.tolist() == whole.token_ids[: len(part)].tolist()
         assert part.parents.tolist() == whole.parents[: len(part)].tolist()
 
@@ -216,10 +232,10 @@ def test_what_is_kept_of_a_tree_is_a_tree_of_its_first_nodes() -> None:
 def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], speed: float) -> None:
     """Against every number of nodes, each priced in plain Python."""
     cost, trees = linear(0.07), [np.minimum.accumulate([1.0, *below]).astype(np.float32) for below in rows]
-    curve, kept = CostCurve(profile_of(cost)), np.empty(len(rows), np.int64)
+    curve, kept, bets = CostCurve(profile_of(cost)), np.empty(len(rows), np.int64), np.zeros((len(rows), 2))
     lengths = np.array([len(tree) for tree in trees])
-    known, bets = (np.concatenate(trees), lengths, 0, 0, 1e-3, speed, False, False), np.zeros((len(rows), 2))
-    chosen = choose(*known, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, NO_DOUBT, kept, bets, np.zeros(3))
+    known = np.concatenate(trees), np.cumsum(lengths) - lengths, lengths, 0, 0, 0, False, False
+    chosen = choose(*known, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, state_of(speed, 1e-3), kept, bets)
     queue = np.sort(np.concatenate([tree[1:] for tree in trees]))[::-1]
     worth = (cost(len(rows)) + 1e-3) / (len(rows) * speed)
     saved = [worth * queue[:count].sum() - cost(len(rows) + count) for count in range(len(queue) + 1)]
@@ -234,18 +250,18 @@ def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], s
 def test_trees_count_for_what_trees_of_their_promise_have_kept() -> None:
     """Those that promise much keep half of it, those that promise little twice as much; others are believed."""
     budget, much, little = GoodputBudget(CostCurve(profile_of(linear(0.1)))), chain_of(0.9), chain_of(0.3)
-    before = [budget.cut([tree])[0].draft_tokens for tree in (much, little, chain_of(0.6))]
+    before = [cut(budget, [tree])[0].draft_tokens for tree in (much, little, chain_of(0.6))]
     for _ in range(300):
         for tree in (much, little):
-            (drafted,) = budget.cut([tree])
+            (drafted,) = cut(budget, [tree])
             promised = sum(0.9**depth for depth in range(1, len(drafted))) if tree is much else 0.4
             budget.settle([round(0.5 * promised) if tree is much else 2])
             budget.settle([60])  # without a cut
-            budget.cut([tree])
+            cut(budget, [tree])
             budget.settle([])
-            budget.cut([tree])
+            cut(budget, [tree])
             budget.settle([-1])
-    after = [budget.cut([tree])[0].draft_tokens for tree in (much, little, chain_of(0.6))]
+    after = [cut(budget, [tree])[0].draft_tokens for tree in (much, little, chain_of(0.6))]
     assert after[0] < before[0]
     assert after[1] > before[1]
     assert after[2] == before[2]
@@ -258,7 +274,7 @@ def test_forwards_that_take_all_nodes_are_filled_up_to_a_common_size(rows: int) 
     budget = GoodputBudget(CostCurve(profile_of(linear(0.01))))
     for _ in range(40):
         trees = [chain_of(random.uniform(0.5, 0.99)).first(int(random.integers(1, 12))) for _ in range(rows)]
-        total, chosen = sum(map(len, trees)), budget.cut(trees)
+        total, chosen = sum(map(len, trees)), cut(budget, trees)
         taken = sum(map(len, chosen))
         assert taken in SIZES or taken == rows
         if taken > total:
@@ -266,7 +282,8 @@ def test_forwards_that_take_all_nodes_are_filled_up_to_a_common_size(rows: int) 
             [more] = [after for before, after in zip(trees, chosen, strict=True) if len(after) > len(before)]
             assert not more.probabilities[len(more) - (taken - total) :].any()
             assert (more.parents[len(more) - (taken - total) :] == 0).all()
-        for kept in (budget.cut(trees, chains=True), budget.cut(trees, fed=5)):
+            assert len(more) > 1 + taken - total
+        for kept in (cut(budget, trees, chains=True), cut(budget, trees, fed=5)):
             assert all(len(after) <= len(before) for before, after in zip(trees, kept, strict=True))
     assert filled
 
@@ -289,7 +306,7 @@ def test_looking_takes_a_small_share_of_the_time() -> None:
     """Where nothing pays, steps that draft all the same cost next to nothing; the first ones, which measure, aside."""
     budget, spent, plain = GoodputBudget(CostCurve()), 0.0, 0.0
     for step in range(5000):
-        (tree,) = budget.cut([chain_of(0.02)])
+        (tree,) = cut(budget, [chain_of(0.02)])
         seconds = linear(0.2)(len(tree))
         budget.observe(len(tree), seconds, seconds + 1e-4)
         if step >= len(TRIALS):
@@ -333,7 +350,7 @@ def test_wide_trees_are_cut_where_that_saves_more(per_padding: float) -> None:
     ratios = [0.95, 0.9, 0.6, 0.3]
     profile = profile_of(linear(0.02), per_padding=per_padding)
     budget = GoodputBudget(CostCurve(profile))
-    chosen = [tree.draft_tokens for tree in budget.cut([chain_of(ratio) for ratio in ratios])]
+    chosen = [tree.draft_tokens for tree in cut(budget, [chain_of(ratio) for ratio in ratios])]
     taken = sizes_of_best_prefix(profile, ratios)
     assert saved_by(profile, ratios, chosen) >= 0.85 * saved_by(profile, ratios, taken) > 0
     assert per_padding < 1e-3 or max(chosen) < max(sizes_of_best_prefix(profile_of(linear(0.02)), ratios))
@@ -364,7 +381,7 @@ def test_trials_take_sizes_that_forwards_have_and_know_plain_steps_too() -> None
     for rows in (1, 3, 8, 32):
         budget, seen = GoodputBudget(CostCurve()), []
         while budget.tries:
-            seen.append(sum(map(len, budget.cut([chain_of(0.9)] * rows))))
+            seen.append(sum(map(len, cut(budget, [chain_of(0.9)] * rows))))
             budget.observe(seen[-1], 0.01, 0.011, rows)
         assert set(seen) <= set(SIZES.tolist()) | {rows}
         assert rows in seen

@@ -103,7 +103,8 @@ def drafters_of(situation, **options):
 
 def almost_say(drafter, row, random):
     """The model was asked behind the nodes of the row's latest tree, and would have said anything."""
-    tree = drafter._tree_of(row.number) if drafter.rows.nodes[row.number] else root_only(row.root)
+    nodes = drafter.rows.nodes[row.number]
+    tree = drafter._tree_of(row.number, nodes) if nodes else root_only(row.root)
     ids = np.array([random.sample(range(VOCABULARY), 4) for _ in range(len(tree))], np.int32)
     scores = np.array([sorted((random.gauss(0, 2) for _ in range(4)), reverse=True) for _ in range(len(tree))], np.float32)
     drafter.recycle([row], [tree], lambda: (ids, scores))

@@ -261,8 +261,10 @@ def test_rows_drafted_together_get_what_each_gets_alone(make_trie):
     rows = start_rows(drafter, 12)
     budgets = [None, 0, 5, 63] * 3
     branch_lengths = [None, 7, 2, 0, 9, 64] * 2
+    drafter.draft_rows(rows, budgets, branch_lengths, 0.001)
+    assert drafter._pool is None
     together = drafter.draft_rows(rows, budgets, branch_lengths, 0.001)
-    assert drafter._pool is not None  # by several threads
+    assert drafter._pool is not None  # by several threads, as there was much to be done the last time
     alone = [row.draft(b, length, 0.001) for row, b, length in zip(rows, budgets, branch_lengths, strict=True)]
     assert all(same(one, other) for one, other in zip(together, alone, strict=True))
     assert len({tree.token_ids.tobytes() for tree in together}) > 6

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from lookahead.budget.cost import LATEST, SIZE, SIZES, CostCurve, bucket, faster_of, observe, place_of, seconds_of
-from lookahead.draft.tree import DraftTree, root_only
 from lookahead.trie.suffixes import inlined, kernel
 
 TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with several, times the root of their number
@@ -44,11 +44,22 @@ LONGEST_REST = 8  # steps
 NARROWER = 4  # of the widths of trees that are tried, the next is narrower by one in so many
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
-SAVED, PRICE, PADDING = 0, 1, 2  # what choosing tells
-# Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent, in such steps as well
-# (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a step outside of
-# its forward, and seconds that may go into looks.
-PLAIN, SPENT, OTHER, SPARE = range(4)
+# What a budget knows. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in
+# such steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a
+# step outside of its forward, seconds that may go into looks, and how many of the record's units DOUBT is. The latest choice:
+# seconds that it saves, the probability at which one more node would pay, tokens that fill the forward up, and whose they are.
+PLAIN, SPENT, OTHER, SPARE, DOUBTED, SAVED, PRICE, PADDING, FILLED = range(9)
+
+
+class Chosen(NamedTuple):
+    """What the next forward takes.
+
+    nodes: of each tree the first so many, root included. padding: tokens more, which are no guesses, of tree number `filled`.
+    """
+
+    nodes: list[int]
+    padding: int
+    filled: int
 
 
 class GoodputBudget:
@@ -64,16 +75,18 @@ class GoodputBudget:
         self._looks = itertools.cycle(LOOKS)
         self._steps = self._looked = 0  # observed; number of the latest that looked
         self._others = np.zeros(LATEST)
-        self._sums = np.zeros(4)
-        self._told = np.zeros(3)
+        self._state = np.zeros(FILLED + 1)
+        self._state[DOUBTED] = DOUBT
         self._drafted = 0  # draft tokens of the latest forward that had any
         self._record = np.zeros((2, len(PROMISES) + 1))
-        self._doubt = np.array([DOUBT])  # in units of the record
-        self._bets: np.ndarray | None = None  # of each tree of the latest cut: its promise's column, tokens it should keep
+        # Of each tree of the latest choice: nodes taken; its promise's column of the record, and tokens that it should keep.
+        self._kept, self._bets = np.empty(0, np.int64), np.empty((0, 2))
+        self.waits = False  # the latest choice is to be settled
 
     @property
     def speedup(self) -> float | None:
-        return float(self._sums[PLAIN] / self._sums[SPENT]) if self._sums[SPENT] else None
+        plain, spent = self._state[PLAIN], self._state[SPENT]
+        return float(plain / spent) if spent else None
 
     @property
     def tries(self) -> bool:
@@ -84,38 +97,52 @@ class GoodputBudget:
         """Draft tokens of a row that come at no cost: if it decodes alone, those that its forward will have room for."""
         return self._drafted if rows == 1 else 0
 
-    def cut(self, trees: Sequence[DraftTree], fed: int = 0, keys: int = 0, chains: bool = False) -> list[DraftTree]:
+    def choose(
+        self,
+        probabilities: np.ndarray,
+        starts: np.ndarray,
+        sizes: np.ndarray,
+        others: int = 0,
+        fed: int = 0,
+        keys: int = 0,
+        chains: bool = False,
+    ) -> Chosen:
         """The most probable nodes of all trees, as many as pay.
 
-        fed: tokens of prompts that the forward takes in beside. keys: tokens in the cache of all these rows. Where there are
-        fewer nodes than a forward of one of SIZES takes, one tree is filled up, as forwards of other sizes are slow on some
-        CPUs; not if it must be a chain.
+        probabilities: float32, of paths; those of a tree begin at one of `starts` and are so many as one of `sizes` (int64),
+        root included, parents before children. others: rows that decode without a tree. fed: tokens of prompts that the forward
+        takes in beside. keys: tokens in the cache of all these rows. Where there are fewer nodes than a forward of one of SIZES
+        takes, one tree is filled up, as forwards of other sizes are slow on some CPUs; not if it must be a chain.
         """
-        sizes = np.array([len(tree) for tree in trees])
-        probabilities = trees[0].probabilities if len(trees) == 1 else np.concatenate([tree.probabilities for tree in trees])
-        kept, self._bets = np.empty(len(trees), np.int64), np.empty((len(trees), 2))
-        drafted = self._choose(probabilities, sizes, fed, keys, not (chains or fed or self.curve.bucketed), kept, self._bets)
-        padding = int(self._told[PADDING])
+        curve, state, trees = self.curve, self._state, len(sizes)
+        if trees > len(self._kept):
+            self._kept, self._bets = np.empty(trees, np.int64), np.empty((trees, 2))
+        known = probabilities, starts, sizes, others, fed, keys, curve.bucketed, not (chains or fed or curve.bucketed)
+        arrays = curve.table, curve.terms, self._record, state, self._kept, self._bets
+        if self.tries:
+            beside = trees + others + fed
+            drafted = choose(*known, nodes_near(TRIALS[self._steps] * (trees + others) ** 0.5, beside), *arrays)
+        else:
+            drafted = choose(*known, AS_MANY_AS_PAY, *arrays)
+            self.price = CAUTION * float(state[PRICE])
+            if self._steps - self._looked >= LOOK_APART and state[SPARE] > 0:
+                saved = state[SAVED]
+                look = nodes_near(max(drafted, 3) * next(self._looks), trees + others + fed)
+                drafted = choose(*known, look, *arrays)
+                state[SPARE] -= saved - state[SAVED]
+                self._looked = self._steps
+        self.waits, padding = True, int(state[PADDING])
         self._drafted = drafted + padding or self._drafted
-        chosen = [tree if count == len(tree) else tree.first(count) for tree, count in zip(trees, kept.tolist(), strict=True)]
-        if padding:
-            filled = int(np.where(kept > 1, kept, len(probabilities)).argmin())  # the smallest that has drafts
-            chosen[filled] = chosen[filled].filled_up(padding)
-        return chosen
-
-    @property
-    def waits(self) -> bool:
-        """The latest cut is to be settled."""
-        return self._bets is not None
+        return Chosen(self._kept[:trees].tolist(), padding, int(state[FILLED]))
 
     def settle(self, accepted: Sequence[int]) -> None:
-        """Of each tree of the latest cut so many draft tokens were accepted; -1, or where the list ends: nobody knows.
+        """Of each tree of the latest choice so many draft tokens were accepted; -1, or where the list ends: nobody knows.
 
-        Once for each cut, or never; without one nothing happens.
+        Once for each choice, or never; without one nothing happens.
         """
-        if self._bets is not None:
-            settle(self._bets, np.array(accepted, np.int64), self._record, self._doubt)
-            self._bets = None
+        if self.waits:
+            settle(np.array(accepted, np.int64), self._bets, self._record, self._state)
+            self.waits = False
 
     def observe(
         self,
@@ -127,45 +154,20 @@ class GoodputBudget:
         width: int = 0,
         said: int = 1,
         stands_for: int = 1,
+        accepted: Sequence[int] = (),
     ) -> None:
         """A step without prompts: its forward over `tokens` tokens and the whole of it took so long; `said` tokens came out.
 
-        rows, keys, width: see `CostCurve`. stands_for: steps like it that are not told.
+        rows, keys, width: see `CostCurve`. stands_for: steps like it that are not told. accepted: see `settle`.
         """
-        curve, sums = self.curve, self._sums
+        curve = self.curve
         self._steps += 1
         learn(
-            shape_of(tokens, curve.bucketed), rows, keys, width, forward_seconds, step_seconds, said, stands_for, self._steps,
-            curve.table, curve.terms, curve.latest, self._others, sums,
+            shape_of(tokens, True) if curve.bucketed else tokens, rows, keys, width, forward_seconds, step_seconds, said,
+            stands_for, self._steps, curve.table, curve.terms, curve.latest, self._others,
+            np.array(accepted if self.waits else (), np.int64), self._bets, self._record, self._state,
         )  # fmt: skip
-
-    def _choose(
-        self,
-        probabilities: np.ndarray,
-        sizes: np.ndarray,
-        fed: int,
-        keys: int,
-        fills: bool,
-        kept: np.ndarray,
-        bets: np.ndarray,
-    ) -> int:
-        """Fill `kept` with the nodes of each tree that the next forward takes, roots included, and `bets`.
-
-        Returns the draft tokens among them.
-        """
-        curve, told, rows = self.curve, self._told, len(sizes)
-        known = probabilities, sizes, fed, keys, self._sums[OTHER], max(1.0, self.speedup or 1.0), curve.bucketed, fills
-        arrays = curve.table, curve.terms, self._record, self._doubt, kept, bets, told
-        if self.tries:
-            return choose(*known, nodes_near(TRIALS[self._steps] * rows**0.5, rows + fed), *arrays)
-        best = choose(*known, AS_MANY_AS_PAY, *arrays)
-        self.price = CAUTION * told[PRICE]
-        if self._steps - self._looked >= LOOK_APART and self._sums[SPARE] > 0:
-            saved = told[SAVED]
-            best = choose(*known, nodes_near(max(best, 3) * next(self._looks), rows + fed), *arrays)
-            self._sums[SPARE] -= saved - told[SAVED]
-            self._looked = self._steps
-        return int(best)
+        self.waits = False
 
 
 def nodes_near(nodes: float, others: int) -> int:
@@ -175,26 +177,28 @@ def nodes_near(nodes: float, others: int) -> int:
 
 def warm_up() -> None:
     """Compile the kernels (once per machine), so that no step waits for it."""
-    budget = GoodputBudget(CostCurve())
-    for step in range(len(TRIALS) + 1):
-        budget.cut([root_only(0), root_only(0)] if step % 2 else [root_only(0)])
-        budget.settle([0, 0] if step % 2 else [0])
-        budget.observe(1, 1e-3, 1e-3)
+    budget, one = GoodputBudget(CostCurve()), np.ones(1, np.int64)
+    budget.choose(np.ones(1, np.float32), 0 * one, one)
+    budget.settle([0])
+    budget.observe(1, 1e-3, 1e-3)
+    shape_of(1, True)
 
 
 @kernel
 def learn(
-    tokens, rows, keys, width, forward_seconds, step_seconds, said, stands_for, steps, table, terms, latest, others, sums
-):
+    tokens, rows, keys, width, forward_seconds, step_seconds, said, stands_for, steps,
+    table, terms, latest, others, accepted, bets, record, state,
+):  # fmt: skip
     """See `GoodputBudget.observe`. steps: so far, this one included. others: float64 [LATEST], seconds outside of forwards."""
+    settle(accepted, bets, record, state)
     observe(tokens, rows, keys, width, forward_seconds, table, terms, latest)
     others[(steps - 1) % LATEST] = step_seconds - forward_seconds
-    sums[OTHER] = faster_of(others, min(steps, LATEST))
-    spent = seconds_of(tokens, rows, keys, width, table, terms, 0) + sums[OTHER]
-    plain = seconds_of(rows, rows, keys, 0, table, terms, 0) + sums[OTHER]
-    sums[SPENT] = MEMORY * sums[SPENT] + stands_for * spent / plain
-    sums[PLAIN] = MEMORY * sums[PLAIN] + stands_for * said / rows
-    sums[SPARE] += LOOK_SHARE * stands_for * spent
+    state[OTHER] = faster_of(others, min(steps, LATEST))
+    spent = seconds_of(tokens, rows, keys, width, table, terms, 0) + state[OTHER]
+    plain = seconds_of(rows, rows, keys, 0, table, terms, 0) + state[OTHER]
+    state[SPENT] = MEMORY * state[SPENT] + stands_for * spent / plain
+    state[PLAIN] = MEMORY * state[PLAIN] + stands_for * said / rows
+    state[SPARE] += LOOK_SHARE * stands_for * spent
 
 
 class Rest:
@@ -216,88 +220,92 @@ class Rest:
 
 
 @kernel
-def choose(
-    probabilities, sizes, fed, keys, other, speed, bucketed, fills, wanted, table, terms, record, doubt, kept, bets, told
-):
-    """Take draft nodes, the most probable first; returns how many and fills kept (int64 [rows], roots included).
+def choose(probabilities, starts, sizes, others, fed, keys, bucketed, fills, wanted, table, terms, record, state, kept, bets):
+    """Take draft nodes, the most probable first; returns how many, and fills kept (int64 [trees], roots included) and `state`.
 
-    probabilities: of the nodes of all trees, parents before children. wanted: take so many; or AS_MANY_AS_PAY.
-    record: see PROMISED. doubt: float64 [1], in its units. bets: float64 [rows, 2], takes of each tree the record's column and
-    the tokens that it should keep.
-    fills: a forward that takes all nodes is filled up to one of SIZES.
-    told: float64 [3], takes the seconds that the step saves, the probability at which one more node would pay, and the tokens
-    that fill the forward up.
+    See `GoodputBudget.choose`. wanted: take so many; or AS_MANY_AS_PAY. record: see PROMISED. bets: float64 [trees, 2], takes
+    of each tree the record's column and the tokens that it should keep. fills: a forward that takes all nodes is filled up to
+    one of SIZES.
 
     Attention pads all trees to the widest, so other widths than that of the most probable nodes are tried, down to 2.
     """
-    rows = len(sizes)
-    starts = np.cumsum(sizes) - sizes
-    owners = np.empty(len(probabilities), np.int64)
-    worth = (seconds_of(rows, rows, keys, 0, table, terms, 0) + other) / (rows * speed)  # seconds, of one token
-    counts_as = np.empty(rows)
-    for row in range(rows):
-        column = np.searchsorted(PROMISES, promised(probabilities, starts[row], min(sizes[row], 1 + FIRST)))
-        counts_as[row] = (record[KEPT, column] + doubt[0]) / (record[PROMISED, column] + doubt[0])
-        bets[row, 0] = column
+    trees = len(sizes)
+    rows = trees + others
+    speed = max(1.0, state[PLAIN] / state[SPENT]) if state[SPENT] > 0 else 1.0
+    worth = (seconds_of(rows, rows, keys, 0, table, terms, 0) + state[OTHER]) / (rows * speed)  # seconds, of one token
+    counts_as, total, limit = np.empty(trees), 0, 0
+    for tree in range(trees):
+        promise = promised(probabilities, starts[tree], min(sizes[tree], 1 + FIRST))
+        column = np.searchsorted(PROMISES, promise)
+        counts_as[tree] = (record[KEPT, column] + state[DOUBTED]) / (record[PROMISED, column] + state[DOUBTED])
+        bets[tree, 0] = column
+        total += sizes[tree] - 1
+        limit = max(limit, sizes[tree])
+    owners = np.empty(total, np.int64)
     most = rows * worth - seconds_of(shape_of(rows + fed, bucketed), rows, keys, 0, table, terms, 0)
     best, widest, padding = 0, 1, 0
-    kept[:] = 1
-    limit = len(probabilities)
+    kept[:trees] = 1
     while limit > 1:
         saved, taken, width, filling = _take(
-            probabilities, sizes, starts, counts_as, limit, fed, keys, worth, bucketed, fills, wanted, table, terms, owners
-        )
+            probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, worth, bucketed, fills, wanted,
+            table, terms, owners,
+        )  # fmt: skip
         if saved > most or wanted >= 0:
             most, best, widest, padding = saved, taken, width, filling
-            kept[:] = 1
+            kept[:trees] = 1
             for node in range(taken):
                 kept[owners[node]] += 1
         if wanted >= 0 or rows == 1:
             break
         limit = min(limit, width)
         limit -= max(1, limit // NARROWER)
-    for row in range(rows):
-        bets[row, 1] = promised(probabilities, starts[row], kept[row])
+    filled = -1  # the smallest that has drafts
+    for tree in range(trees):
+        bets[tree, 1] = promised(probabilities, starts[tree], kept[tree])
+        if kept[tree] > 1 and (filled < 0 or kept[tree] < kept[filled]):
+            filled = tree
     tokens = shape_of(rows + fed + best, bucketed) + padding
     now, price = seconds_of(tokens, rows, keys, widest, table, terms, 0), np.inf
     for more in SECANTS:
         larger = shape_of(rows + fed + best + padding + more, bucketed)
         price = min(price, (seconds_of(larger, rows, keys, widest, table, terms, 0) - now) / more)
-    told[SAVED], told[PRICE], told[PADDING] = most, max(0.0, price) / worth, padding
+    state[SAVED], state[PRICE], state[PADDING], state[FILLED] = most, max(0.0, price) / worth, padding, filled
     return best
 
 
 @kernel
-def settle(bets, accepted, record, doubt):
+def settle(accepted, bets, record, state):
     """See `GoodputBudget.settle`. bets: as `choose` gives them."""
-    for row in range(len(accepted)):
-        column, should_keep = int(bets[row, 0]), bets[row, 1]
-        if should_keep > 0 and accepted[row] >= 0:
-            doubt[0] /= FADING  # all that was recorded weighs so much less
-            weight = doubt[0] / DOUBT
+    for tree in range(len(accepted)):
+        column, should_keep = int(bets[tree, 0]), bets[tree, 1]
+        if should_keep > 0 and accepted[tree] >= 0:
+            state[DOUBTED] /= FADING  # all that was recorded weighs so much less
+            weight = state[DOUBTED] / DOUBT
             record[PROMISED, column] += weight * should_keep
-            record[KEPT, column] += weight * accepted[row]
+            record[KEPT, column] += weight * accepted[tree]
             if weight > 1e9:
                 record[:] /= weight
-                doubt[0] = DOUBT
+                state[DOUBTED] = DOUBT
 
 
 @inlined
-def _take(probabilities, sizes, starts, counts_as, limit, fed, keys, worth, bucketed, fills, wanted, table, terms, owners):
+def _take(
+    probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, worth, bucketed, fills, wanted, table, terms, owners
+):  # fmt: skip
     """Of trees of at most `limit` nodes: (seconds saved, draft nodes, width of the widest tree, tokens that fill up) at best.
 
-    owners: int64 [nodes], takes the row of each node in the order in which they are taken.
+    total: draft nodes of all trees. owners: int64 [total], takes the tree of each node in the order in which they are taken.
     """
-    rows = len(sizes)
-    nodes = np.minimum(sizes, limit).sum() - rows
-    heads = np.ones(rows, np.int64)  # next node of each tree
-    reach = np.ones(rows)  # least probability of its nodes, that one included
-    ahead = np.empty(rows)  # what that one counts; -1: there is none
-    for row in range(rows):
-        ahead[row] = -1.0
-        if sizes[row] > 1 and limit > 1:
-            reach[row] = min(1.0, probabilities[starts[row] + 1])
-            ahead[row] = counts_as[row] * reach[row]
+    trees, nodes = len(sizes), 0
+    heads = np.ones(trees, np.int64)  # next node of each tree
+    reach = np.ones(trees)  # least probability of its nodes, that one included
+    ahead = np.empty(trees)  # what that one counts; -1: there is none
+    for tree in range(trees):
+        nodes += min(sizes[tree], limit) - 1
+        ahead[tree] = -1.0
+        if sizes[tree] > 1 and limit > 1:
+            reach[tree] = min(1.0, probabilities[starts[tree] + 1])
+            ahead[tree] = counts_as[tree] * reach[tree]
     exactly = wanted >= 0
     wanted = min(wanted, nodes) if exactly else nodes
     said = float(rows)
@@ -306,9 +314,9 @@ def _take(probabilities, sizes, starts, counts_as, limit, fed, keys, worth, buck
     padding = place = 0
     while taken < wanted:
         owner = 0
-        for row in range(1, rows):
-            if ahead[row] > ahead[owner]:
-                owner = row
+        for tree in range(1, trees):
+            if ahead[tree] > ahead[owner]:
+                owner = tree
         said += min(1.0, ahead[owner])
         owners[taken] = owner
         taken += 1
@@ -321,7 +329,7 @@ def _take(probabilities, sizes, starts, counts_as, limit, fed, keys, worth, buck
         tokens, filling = shape_of(rows + fed + taken, bucketed), 0
         place = place_of(tokens, table, place)
         if tokens != table[SIZE, place]:
-            if taken < (wanted if exactly else len(probabilities) - rows):
+            if taken < (wanted if exactly else total):
                 continue
             if fills and tokens < table[SIZE, place + 1]:
                 filling = int(table[SIZE, place + 1]) - tokens

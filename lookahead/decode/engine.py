@@ -178,11 +178,15 @@ class RunningRow:
         self.taken_in += len(ids)
         return Piece(chain(ids), "last" if self.decodes and not self.generation.token_ids else "none")
 
+    def untold(self) -> list[int]:
+        """What the drafter is now to be told that the model said. What it said while nothing was drafted teaches little."""
+        said = self.generation.token_ids[self.told :]
+        self.told += len(said)
+        return said
+
     def tell(self) -> None:
-        """Let the drafter know what the model said. What it said while nothing was drafted teaches little."""
-        if said := self.generation.token_ids[self.told :]:
-            self.drafts.accept(said, self.is_drafted_for)
-            self.told += len(said)
+        """Let the drafter know what the model said."""
+        self.drafts.accept(self.untold(), self.is_drafted_for)
 
     def finish(self) -> None:
         """The request is over: what it said stays with the drafter."""
@@ -380,15 +384,14 @@ class DecodingEngine:
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._count(row, piece, each, verified)
         self.clock.add(drafted - began, computed - drafted, verified - computed)
-        if self.budget.waits:
-            drafts = [each for piece, each in zip(pieces, accepted, strict=True) if piece.wanted == "all"]
-            self.budget.settle([len(each.nodes) - 1 if each.token_ids else -1 for each in drafts])
-        # Steps that took in prompts say nothing about those that do not.
+        # Steps that took in prompts say nothing about the cost of those that do not.
         if self.drafter.options.strategy != "off" and all(piece.wanted == "all" for piece in pieces):
             given, said = self._accepted_from_recycled(rows) - before, sum(len(each.token_ids) for each in accepted)
             step = now() - began
-            self._learn_cost(rows, pieces, verified - drafted, step, said)
+            self._learn_cost(rows, pieces, verified - drafted, step, accepted)
             self._learn_worth(recycled - computed, step, given, said, len(rows))
+        elif self.budget.waits:
+            self.budget.settle(_accepted_of(rows, pieces, accepted))
 
     def _recycle(self, rows: list[RunningRow], pieces: list[Piece], scores: Scores) -> None:
         """Hand what the model almost said to the drafter, of the rows that are drafted for at present.
@@ -430,24 +433,30 @@ class DecodingEngine:
         options, budget = self.drafter.options, self.budget
         due = [not options.adaptive or row.rest.is_over() or row.chooser.guide is not None for row in rows]
         awake = [row for row, now in zip(rows, due, strict=True) if now]
+        # Of those that were drafted for at the last step some scores are still to be recycled.
+        telling = [row for row, now in zip(rows, due, strict=True) if now or row.is_drafted_for]
+        said = [row.untold() for row in telling]
+        self.drafter.accept_rows([row.drafts for row in telling], said, [row.is_drafted_for for row in telling])
         for row, now in zip(rows, due, strict=True):
-            if now or row.is_drafted_for:  # of the latter some scores are still to be recycled
-                row.tell()
             row.is_drafted_for = now
+        if not awake:
+            return [root_only(row.generation.token_ids[-1]) for row in rows]
         most = self.target.longest_text
         rooms = [min(row.generation.room - len(row.generation.token_ids) - 1, max(0, most - row.length)) for row in awake]
-        price = max(options.price, budget.price) if options.adaptive else options.price
         drafts = [row.drafts for row in awake]
         guides = [row.chooser.guide for row in awake]
-        free = budget.free(len(rows)) if options.adaptive else 0
-        drafted = iter(self.drafter.draft_rows(drafts, [None] * len(awake), rooms, price, guides, free) if awake else ())
-        trees = [next(drafted) if now else root_only(row.generation.token_ids[-1]) for row, now in zip(rows, due, strict=True)]
-        if options.adaptive and awake:
-            trees = budget.cut(trees, fed, sum(row.length for row in rows), options.strategy == "single")
-            for row, tree, now in zip(rows, trees, due, strict=True):
-                if now:
-                    row.rest.drafted(tree.draft_tokens)
-        return trees
+        limits = drafts, [None] * len(awake), rooms
+        if not options.adaptive:
+            return self.drafter.draft_rows(*limits, options.price, guides)
+        keys, chains = sum(row.length for row in rows), options.strategy == "single"
+        choose = functools.partial(budget.choose, others=len(rows) - len(awake), fed=fed, keys=keys, chains=chains)
+        drafted = self.drafter.draft_rows(*limits, max(options.price, budget.price), guides, budget.free(len(rows)), choose)
+        for row, tree in zip(awake, drafted, strict=True):
+            row.rest.drafted(tree.draft_tokens)
+        if len(awake) == len(rows):
+            return drafted
+        trees = iter(drafted)
+        return [next(trees) if now else root_only(row.generation.token_ids[-1]) for row, now in zip(rows, due, strict=True)]
 
     def _count(self, row: RunningRow, piece: Piece, accepted: Accepted, now: float) -> None:
         """Count the step, and let the observer know what the model said."""
@@ -463,16 +472,19 @@ class DecodingEngine:
                 step = Step.of(generation.steps, prompt, generation.token_ids, piece.tree, accepted.nodes, said, names)
                 generation.observer(step)
 
-    def _learn_cost(self, rows: list[RunningRow], pieces: list[Piece], forward: float, step: float, said: int) -> None:
-        """What the step took. Of plain steps, once costs are known, only some tell."""
+    def _learn_cost(
+        self, rows: list[RunningRow], pieces: list[Piece], forward: float, step: float, accepted: list[Accepted]
+    ) -> None:
+        """What the step took and gave. Of plain steps, once costs are known, only some tell."""
         stands_for = 1
         if not self.budget.tries and all(piece.tree is not None and len(piece.tree) == 1 for piece in pieces):
             self._plain_steps, stands_for = self._plain_steps + 1, PLAIN_APART
             if self._plain_steps % PLAIN_APART:
                 return
         sizes = [len(piece.tree or ()) for piece in pieces]
-        keys = sum(row.length for row in rows)
-        self.budget.observe(sum(sizes), forward, step, len(rows), keys, max(sizes), said, stands_for)
+        keys, said = sum(row.length for row in rows), sum(len(each.token_ids) for each in accepted)
+        settled = _accepted_of(rows, pieces, accepted) if self.budget.waits else ()
+        self.budget.observe(sum(sizes), forward, step, len(rows), keys, max(sizes), said, stands_for, settled)
 
     def _accepted_from_recycled(self, rows: list[RunningRow]) -> int:
         """Tokens of their answers so far, if it is to be known."""
@@ -571,6 +583,13 @@ class DecodingEngine:
         generation.steps = max(0, len(generation.token_ids) - 1)
         generation.seconds = self.target.now() - began
         self.clock.add(0.0, generation.seconds, 0.0)
+
+
+def _accepted_of(rows: list[RunningRow], pieces: list[Piece], accepted: list[Accepted]) -> list[int]:
+    """Draft tokens that were accepted of each row that was drafted for; -1 where nobody knows."""
+    each_row = zip(rows, pieces, accepted, strict=True)
+    drafted = [each for row, piece, each in each_row if piece.wanted == "all" and row.is_drafted_for]
+    return [len(each.nodes) - 1 if each.token_ids else -1 for each in drafted]
 
 
 def _note_logprobs(rows: list[RunningRow], scores: Scores) -> None:

@@ -8,6 +8,7 @@ and is gone when the request ends.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,12 +39,16 @@ from lookahead.trie.file import Trie, names_of
 from lookahead.trie.session import SessionMemory
 
 NOTHING = np.empty(0, np.int64)
+# Of trees whose nodes' calibrated path probabilities stand in one array (float32), tree after tree from `starts` on, so many as
+# `sizes` says (both int64): how many nodes each keeps, how many are to fill one up that are no guesses, and which.
+Choose = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[list[int], int, int]]
 AlmostSaid = tuple[Sequence[DraftTree], np.ndarray, Callable[[], tuple[np.ndarray, np.ndarray]]]
 
 Strategy = Literal["hierarchical", "parallel", "single", "off"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 THREADS = 2  # that grow the trees of a batch
-ROWS_PER_THREAD = 4  # fewer are not worth waking a thread
+ROWS_PER_THREAD = 4  # fewer are not worth waking a thread, nor are
+NODES_PER_THREAD = 64  # fewer nodes, by the latest drafts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +113,9 @@ class Row:
         """
         return self.drafter.draft_rows([self], [budget], [branch_length], price)[0]
 
-    def accept(self, token_ids: Sequence[int] | np.ndarray, learn: bool = True) -> None:
+    def accept(self, token_ids: Sequence[int], learn: bool = True) -> None:
         """The model said these tokens next. learn: from each of them; it takes most of the time."""
-        self.drafter._accept(self, token_ids, learn)
+        self.drafter.accept_rows([self], [token_ids], [learn])
 
     def finish(self) -> None:
         """End the request: its output joins the job's memory, its prompt is forgotten."""
@@ -164,6 +169,7 @@ class Drafter:
         self._make_rows(1)
         self._scratch = [scratch_block(self.options.decoding_length, len(text_weights))]
         self._pool: ThreadPoolExecutor | None = None
+        self._grew = 0  # nodes at the latest drafts
         self._version = -1
         self._refresh_texts()
         self._find_common()
@@ -188,18 +194,21 @@ class Drafter:
             row.root = int(prompt_ids[-1])
         return row
 
-    def _accept(self, row: Row, token_ids: Sequence[int] | np.ndarray, learn: bool) -> None:
-        if not len(token_ids):
-            return
-        row.root = int(token_ids[-1])
+    def accept_rows(self, rows: Sequence[Row], said: Sequence[Sequence[int]], learn: Sequence[bool]) -> None:
+        """`Row.accept` for each row of a batch, in turn."""
+        for row, token_ids in zip(rows, said, strict=True):
+            if len(token_ids):
+                row.root = int(token_ids[-1])
         if self.options.strategy == "off":
             return
-        said = np.asarray(token_ids, np.int32)
-        if row.own.reserve(len(said)):
-            row.own.describe(self.rows.own[row.number], row.prompt_length)
-        row.own.length += len(said)
-        learns = learn and self.options.learn
-        planner.accept(row.number, said, learns, self.shared.addresses, self.rows.addresses, self._scratch[0].addresses)
+        told = []
+        for row, token_ids, learns in zip(rows, said, learn, strict=True):
+            if row.own.reserve(len(token_ids)):
+                row.own.describe(self.rows.own[row.number], row.prompt_length)
+            row.own.length += len(token_ids)
+            told += [row.number, len(token_ids), learns and self.options.learn]
+        blocks = self.shared.addresses, self.rows.addresses, self._scratch[0].addresses
+        planner.accept_rows(np.array(told, np.int64), np.array([*itertools.chain(*said)], np.int32), *blocks)
 
     def draft_rows(
         self,
@@ -209,11 +218,13 @@ class Drafter:
         price: float | None = None,
         guides: Sequence[Guide | None] = (),
         free: int = 0,
+        choose: Choose | None = None,
     ) -> list[DraftTree]:
         """`Row.draft` for each row of a batch. Several threads share a large one; the GIL is free meanwhile.
 
         guides: what each row may say; none: anything. Trees hold nothing else, and begin with what must come.
         free: draft tokens of each row that come at no cost, so that they need to be worth a tenth of the price only.
+        choose: what trees keep of all that was grown; None: everything.
         """
         options = self.options
         if options.strategy == "off":
@@ -221,7 +232,7 @@ class Drafter:
         self._take_in()
         most, longest = options.decoding_length - 1, options.branch_length
         price = options.price if price is None else price
-        limits = self._limits[: len(rows)]
+        limits, starts, sizes = self._limits[: len(rows)], self._starts[: len(rows)], self._sizes[: len(rows)]
         forced: list[int] = []
         for k, row in enumerate(rows):
             budget, depth = budgets[k], branch_lengths[k]
@@ -232,21 +243,34 @@ class Drafter:
             if guides and (guide := guides[k]):
                 forced += guide.forced()
             limits[k, 4] = len(forced)
-        threads = min(THREADS, len(rows) // ROWS_PER_THREAD)
+            starts[k] = (2 * row.number + 1) * (most + 1)
+        threads = min(THREADS, len(rows) // ROWS_PER_THREAD, self._grew // NODES_PER_THREAD)
+        must = np.array(forced, np.int64) if forced else NOTHING
         if threads > 1:
             while len(self._scratch) < threads:
                 self._scratch.append(scratch_block(options.decoding_length, len(self.shared.texts)))
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(THREADS)
-            list(self._pool.map(lambda n: self._grow(n, limits[n::threads].copy(), forced, price, free), range(threads)))
+            parts = [slice(n * len(rows) // threads, (n + 1) * len(rows) // threads) for n in range(threads)]
+            grown = self._pool.map(
+                lambda n: self._grow(n, limits[parts[n]], must, price, free, sizes[parts[n]]), range(threads)
+            )
+            self._grew = sum(grown)
         else:
-            self._grow(0, limits, forced, price, free)
-        for row, guide in zip(rows, guides, strict=False):
+            self._grew = self._grow(0, limits, must, price, free, sizes)
+        for k, (row, guide) in enumerate(zip(rows, guides, strict=False)):
             if guide:
-                self._prune(row.number, guide)
-        trees = [self._tree_of(row.number) for row in rows]
+                sizes[k] = self._prune(row.number, guide)
+        if choose is None:
+            kept, padding, filled = sizes.tolist(), 0, 0
+        else:
+            kept, padding, filled = choose(self._reach, starts, sizes)
+        trees = [self._tree_of(row.number, nodes) for row, nodes in zip(rows, kept, strict=True)]
         if options.strategy == "parallel":
-            return [as_parallel(tree, int(limit)) for tree, limit in zip(trees, limits[:, 1], strict=True)]
+            nodes_below = limits[:, 1].tolist() if choose is None else [nodes - 1 for nodes in kept]
+            trees = [as_parallel(tree, below) for tree, below in zip(trees, nodes_below, strict=True)]
+        if padding:
+            trees[filled] = trees[filled].filled_up(padding)
         return trees
 
     def recycle(
@@ -337,15 +361,14 @@ class Drafter:
         if self.options.strategy != "off":
             self.options = dataclasses.replace(self.options, strategy="single")
 
-    def _grow(self, thread: int, limits: np.ndarray, forced: list[int], price: float, free: int) -> None:
-        """Fill the trees of rows. See `planner.grow_rows`."""
-        single, must = self.options.strategy == "single", np.array(forced, np.int64) if forced else NOTHING
-        planner.grow_rows(
-            limits, must, price, free, single, self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses
-        )
+    def _grow(self, thread: int, limits: np.ndarray, must: np.ndarray, price: float, free: int, sizes: np.ndarray) -> int:
+        """Fill the trees of rows; returns their nodes. See `planner.grow_rows`."""
+        blocks = self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses
+        grown: int = planner.grow_rows(limits, must, price, free, self.options.strategy == "single", sizes, *blocks)
+        return grown
 
-    def _prune(self, number: int, guide: Guide) -> None:
-        """Take out of a row's tree what can never be accepted."""
+    def _prune(self, number: int, guide: Guide) -> int:
+        """Take out of a row's tree what can never be accepted; returns how many nodes are left."""
         nodes = self.rows.nodes[number]
         tree, reach = self.rows.trees[number, :, :nodes], self.rows.reach[number, :, :nodes]
         kept = np.flatnonzero(guide.possible(tree[TREE_TOKENS].tolist(), tree[TREE_PARENTS].tolist()))
@@ -355,10 +378,10 @@ class Drafter:
             tree[:, : len(kept)], reach[:, : len(kept)] = tree[:, kept], reach[:, kept]
             tree[TREE_PARENTS, : len(kept)] = place_of[tree[TREE_PARENTS, : len(kept)]]
             self.rows.nodes[number] = len(kept)
+        return len(kept)
 
-    def _tree_of(self, number: int) -> DraftTree:
-        """A copy of the tree that was grown for a row."""
-        nodes = self.rows.nodes[number]
+    def _tree_of(self, number: int, nodes: int) -> DraftTree:
+        """A copy of the first nodes of the tree that was grown for a row."""
         token_ids, parents, sources, matches = self.rows.trees[number, :, :nodes].copy()
         return DraftTree(token_ids, parents, self.rows.reach[number, 1, :nodes].copy(), sources, matches)
 
@@ -372,7 +395,13 @@ class Drafter:
         self.rows = block
         added = [Row(self, number) for number in range(len(self._rows), count)]
         self._rows += added
-        self._limits = np.zeros((count, 5), np.int64)  # of one draft_rows, see planner.py
+        # Of one draft_rows: see planner.py, and `Choose`.
+        self._limits, self._starts, self._sizes = (
+            np.zeros((count, 5), np.int64),
+            np.zeros(count, np.int64),
+            np.zeros(count, np.int64),
+        )
+        self._reach = block.reach.reshape(-1)
         self._free += added[::-1]
 
     def _refresh_texts(self) -> None:

@@ -39,8 +39,8 @@ CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_
 
 
 @kernel
-def grow_rows(limits, forced, price, free, single, shared_addresses, rows_addresses, scratch_addresses):
-    """Grow the tree of each row of `limits`; rows.nodes gets how many nodes it has, root included.
+def grow_rows(limits, forced, price, free, single, sizes, shared_addresses, rows_addresses, scratch_addresses):
+    """Grow the tree of each row of `limits`; rows.nodes and sizes[k] get how many nodes it has, root included. Returns the sum.
 
     limits: int64 [rows, 5], the row's number, nodes below the root at most, depth at most, and where in `forced` (int64) the
     tokens begin and end with which every branch begins, as nothing else may come. price: calibrated path probability that a
@@ -49,9 +49,13 @@ def grow_rows(limits, forced, price, free, single, shared_addresses, rows_addres
     """
     shared, rows, scratch = shared_arrays(shared_addresses), rows_arrays(rows_addresses), scratch_arrays(scratch_addresses)
     least = np.float32(computed(price, shared.edges, shared.curve)) if price > 0 else LEAST
+    grown = 0
     for k in range(len(limits)):
         must = forced[limits[k, 3] : limits[k, 4]]
         _grow(shared, rows, scratch, limits[k, 0], limits[k, 1], limits[k, 2], must, max(least, LEAST), free, single)
+        sizes[k] = rows.nodes[limits[k, 0]]
+        grown += sizes[k]
+    return grown
 
 
 @inlined
@@ -171,14 +175,26 @@ def _pop(heap, size, reach):
 
 
 @kernel
-def accept(row, added, learning, shared_addresses, rows_addresses, scratch_addresses):
-    """The text of a row goes on with `added`: learn what each token proves, append it, and narrow what the context matches."""
+def accept_rows(told, said, shared_addresses, rows_addresses, scratch_addresses):
+    """The texts of rows go on: learn what each token proves, append it, and narrow what the context matches.
+
+    told: int64 [3 rows], of each the row's number, how many of `said` (int32, one row after the other) are its own, and whether
+    to learn from them.
+    """
     shared, rows, scratch = shared_arrays(shared_addresses), rows_arrays(rows_addresses), scratch_arrays(scratch_addresses)
-    if rows.nodes[row] > 0:
-        count_nodes(rows.trees[row], rows.reach[row, 0], rows.nodes[row], added, shared.counted)
+    end = 0
+    for k in range(0, len(told), 3):
+        start, end = end, end + told[k + 1]
+        _accept(shared, rows, scratch, told[k], said[start:end], told[k + 2] != 0)
+
+
+@inlined
+def _accept(shared, rows, scratch, row, said, learning):
+    if len(said) and rows.nodes[row] > 0:
+        count_nodes(rows.trees[row], rows.reach[row, 0], rows.nodes[row], said, shared.counted)
         rows.nodes[row] = 0
-    for j in range(len(added)):
-        own, token = own_arrays(rows.own, row), np.int64(added[j])
+    for j in range(len(said)):
+        own, token = own_arrays(rows.own, row), np.int64(said[j])
         if learning and own.length > 0:
             scratch.steps[0], scratch.made[0], scratch.aligned[0] = rows.steps[row], rows.made[row], rows.aligned[row]
             have = _look_back(scratch.keys, 0, own, scratch.recent)
@@ -191,5 +207,5 @@ def accept(row, added, learning, shared_addresses, rows_addresses, scratch_addre
             )  # fmt: skip
         narrow_all(shared.texts, shared.used[0], rows.steps, rows.made, row, token, scratch.steps)
         rows.own[row, LENGTH] = append_tokens(
-            own.log, own.heads, own.leaders, own.length, added[j : j + 1], scratch.recent, scratch.chains
+            own.log, own.heads, own.leaders, own.length, said[j : j + 1], scratch.recent, scratch.chains
         )
