@@ -31,9 +31,13 @@ def test_bins_are_eight_to_an_octave():
     assert bin_of(np.float32(1e-30)) == 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2), probability), max_size=25), st.lists(st.integers(0, 2)))
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2), probability), max_size=25),
+    st.lists(st.integers(0, 2)),
+    st.integers(1, 26),
+)
 @settings(max_examples=150, deadline=None)
-def test_each_node_counts_as_predicted_and_those_on_the_path_that_was_said_as_accepted(nodes, said):
+def test_nodes_behind_verified_ones_count_as_predicted_and_those_of_them_that_were_said_as_accepted(nodes, said, verified):
     paths, reach = [()], [1.0]
     parents, token_ids = [-1], [9]
     for parent, token, p in nodes:
@@ -45,9 +49,11 @@ def test_each_node_counts_as_predicted_and_those_on_the_path_that_was_said_as_ac
             token_ids.append(token)
     tree = np.array([token_ids, parents, [0] * len(paths), [0] * len(paths)], np.int32)
     counted = np.zeros((2, BINS))
-    count_nodes(tree, np.array(reach, np.float32), len(paths), np.array(said, np.int32), counted)
+    count_nodes(tree, np.array(reach, np.float32), len(paths), verified, np.array(said, np.int32), counted)
     expected = np.zeros((2, BINS))
-    for path, p in zip(paths[1:], reach[1:], strict=True):
+    for path, p, parent in zip(paths[1:], reach[1:], parents[1:], strict=True):
+        if parent >= verified:
+            continue
         expected[0, bin_of(np.float32(p))] += p
         expected[1, bin_of(np.float32(p))] += path == tuple(said[: len(path)])
     np.testing.assert_allclose(counted, expected, rtol=1e-6)

@@ -41,7 +41,7 @@ FADING = 0.998  # weight of the past in the record at each draft
 
 EMPTY = 8  # drafts in a row without a token that pays, after which a row rests
 LONGEST_REST = 8  # steps
-NARROWER = 4  # of the widths of trees that are tried, the next is narrower by one in so many
+NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in so many
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
 # What a budget knows. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in
@@ -257,8 +257,9 @@ def choose(probabilities, starts, sizes, others, fed, keys, bucketed, fills, wan
                 kept[owners[node]] += 1
         if wanted >= 0 or rows == 1:
             break
-        limit = min(limit, width)
-        limit -= max(1, limit // NARROWER)
+        width += width % 2  # an odd one takes as long
+        limit = width if width < limit else limit - max(2, limit // NARROWER)
+        limit += limit % 2
     filled = -1  # the smallest that has drafts
     for tree in range(trees):
         bets[tree, 1] = promised(probabilities, starts[tree], kept[tree])
@@ -329,9 +330,9 @@ def _take(
         tokens, filling = shape_of(rows + fed + taken, bucketed), 0
         place = place_of(tokens, table, place)
         if tokens != table[SIZE, place]:
-            if taken < (wanted if exactly else total):
+            if taken < (wanted if exactly else total if rows == 1 else nodes):  # a row alone is not made narrower
                 continue
-            if fills and tokens < table[SIZE, place + 1]:
+            if fills and taken == total and tokens < table[SIZE, place + 1]:
                 filling = int(table[SIZE, place + 1]) - tokens
         saved = said * worth - seconds_of(tokens + filling, rows, keys, width, table, terms, place)
         if saved > most or exactly:

@@ -134,14 +134,8 @@ class CostProfile:
 @kernel
 def padded_width(width, tokens, rows):
     """Queries of each row in attention: those of the widest, unless rows that differ much are split (see batch.runs_of)."""
-    queries = min(float(quick_width(width, rows)), (WASTE * tokens + SPARE) / rows)
-    return max(tokens / rows, queries)
-
-
-@kernel
-def quick_width(width, rows):
-    """Queries that several rows are padded to: on CPUs attention over 3, 7, 11, ... takes longer than over one more."""
-    return width + 1 if width % 4 == 3 and rows > 1 else width
+    pairs = width + width % 2 if width > 1 and rows > 1 else width  # on CPUs an odd one takes as long as one query more
+    return max(tokens / rows, min(float(pairs), (WASTE * tokens + SPARE) / rows))
 
 
 def read_profile(name: str) -> CostProfile:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from lookahead.budget.cost import bucket
-from lookahead.budget.profile import SPARE, WASTE, quick_width
+from lookahead.budget.profile import SPARE, WASTE
 from lookahead.draft.tree import DraftTree
 from lookahead.trie.suffixes import kernel
 
@@ -184,8 +184,6 @@ def _group(
     length = max(past + size for past, size in zip(pasts, sizes, strict=True))
     if bucketed:
         width, length = bucket(width), -(-length // KEYS) * KEYS
-    else:
-        width = quick_width(width, len(sizes))
     spread = gather = None
     if bucketed or len(parents) < width * len(sizes):
         spread, gather = (upload(a, device) for a in _spread(np.array(sizes), width, own.stop - own.start))

@@ -137,6 +137,7 @@ ROWS: Layout = {
     "trees": (np.int32, ("rows", 4, "nodes")),  # TREE_TOKENS, ...
     "reach": (np.float32, ("rows", 2, "nodes")),  # computed and calibrated probability of the path
     "nodes": (np.int64, ("rows",)),  # root included; 0: no tree was grown for this step
+    "kept": (np.int64, ("rows",)),  # of them, to be verified
 }
 Rows = namedtuple("Rows", tuple(ROWS))  # type: ignore[misc]
 
@@ -227,4 +228,5 @@ def rows_arrays(addresses):
         carray(int32_at(a[4]), (rows, 4, nodes)),
         carray(float32_at(a[5]), (rows, 2, nodes)),
         carray(int64_at(a[6]), (rows,)),
+        carray(int64_at(a[7]), (rows,)),
     )

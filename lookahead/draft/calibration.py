@@ -61,22 +61,23 @@ class Calibration:
 
 
 @inlined
-def count_nodes(tree, reach, nodes, said, counted):
-    """The model said `said` where this tree was drafted: count each node below the root.
+def count_nodes(tree, reach, nodes, verified, said, counted):
+    """The model said `said` where this tree was drafted: count each node below the root whose fate is known in any case.
 
-    tree: int32 [4, nodes]; reach: float32 [nodes], computed probabilities.
+    tree: int32 [4, nodes]; reach: float32 [nodes], computed probabilities. verified: so many nodes, the first ones, were.
 
-    counted[0] gets its probability, counted[1] 1 if it lies on the path that was said. Forced ones are no guesses.
+    counted[0] gets its probability, counted[1] 1 if it lies on the path that was said. Forced ones are no guesses. Of nodes
+    behind one that was not verified only failures would come to be known.
     """
     for node in range(1, nodes):
-        if tree[TREE_SOURCES, node] != GRAMMAR:
+        if tree[TREE_SOURCES, node] != GRAMMAR and tree[TREE_PARENTS, node] < verified:
             counted[0, bin_of(reach[node])] += reach[node]
     node = 0
     for token in said:
         child = node + 1
         while child < nodes and (tree[TREE_PARENTS, child] != node or tree[TREE_TOKENS, child] != token):
             child += 1
-        if child >= nodes:
+        if child >= nodes or node >= verified:
             break
         if tree[TREE_SOURCES, child] != GRAMMAR:
             counted[1, bin_of(reach[child])] += 1

@@ -265,6 +265,7 @@ class Drafter:
             kept, padding, filled = sizes.tolist(), 0, 0
         else:
             kept, padding, filled = choose(self._reach, starts, sizes)
+        self.rows.kept[limits[:, 0]] = kept
         trees = [self._tree_of(row.number, nodes) for row, nodes in zip(rows, kept, strict=True)]
         if options.strategy == "parallel":
             nodes_below = limits[:, 1].tolist() if choose is None else [nodes - 1 for nodes in kept]

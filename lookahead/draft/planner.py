@@ -191,7 +191,7 @@ def accept_rows(told, said, shared_addresses, rows_addresses, scratch_addresses)
 @inlined
 def _accept(shared, rows, scratch, row, said, learning):
     if len(said) and rows.nodes[row] > 0:
-        count_nodes(rows.trees[row], rows.reach[row, 0], rows.nodes[row], said, shared.counted)
+        count_nodes(rows.trees[row], rows.reach[row, 0], rows.nodes[row], rows.kept[row], said, shared.counted)
         rows.nodes[row] = 0
     for j in range(len(said)):
         own, token = own_arrays(rows.own, row), np.int64(said[j])
