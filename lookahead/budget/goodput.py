@@ -31,7 +31,7 @@ LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of dra
 LOOK_SHARE = 0.004  # of the time goes into looking
 LOOK_APART = 20  # steps between two looks at least
 MEMORY = 0.99  # weight of the past at each step: about 100 steps count
-CAUTION = 0.8  # a node is drafted if its probability is worth this part of what it costs now
+CAUTION = 1.2  # a node is drafted if its probability is worth so many times what it costs now: drafting takes time, too
 
 PROMISED, KEPT = 0, 1  # rows of the record: draft tokens that trees of about one promise should have kept, and that they did
 PROMISES = np.array([0.25, 0.4, 0.6, 0.85, 1.15, 1.5, 2.0, 2.7, 3.6, 5.0])  # of the first FIRST draft tokens
