@@ -94,8 +94,8 @@ class GoodputBudget:
         return not self.curve.known and self._steps < len(TRIALS)
 
     def free(self, rows: int) -> int:
-        """Draft tokens of a row that come at no cost: if it decodes alone, those that its forward will have room for."""
-        return self._drafted if rows == 1 else 0
+        """Draft tokens of each row that come at next to no cost: those that make a forward of the latest size an even one."""
+        return self._drafted if rows == 1 else self._drafted // rows | 1
 
     def choose(
         self,
