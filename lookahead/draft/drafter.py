@@ -251,10 +251,10 @@ class Drafter:
                 self._scratch.append(scratch_block(options.decoding_length, len(self.shared.texts)))
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(THREADS)
-            parts = [slice(n * len(rows) // threads, (n + 1) * len(rows) // threads) for n in range(threads)]
-            grown = self._pool.map(
-                lambda n: self._grow(n, limits[parts[n]], must, price, free, sizes[parts[n]]), range(threads)
-            )
+            ends = [n * len(rows) // threads for n in range(threads + 1)]
+            parts = [slice(*pair) for pair in itertools.pairwise(ends)]
+            told = [(n, limits[part], must, price, free, sizes[part]) for n, part in enumerate(parts)]
+            grown = self._pool.map(lambda each: self._grow(*each), told)
             self._grew = sum(grown)
         else:
             self._grew = self._grow(0, limits, must, price, free, sizes)
