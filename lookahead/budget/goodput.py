@@ -250,7 +250,7 @@ def choose(probabilities, starts, sizes, others, fed, keys, bucketed, fills, wan
             probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, worth, bucketed, fills, wanted,
             table, terms, owners,
         )  # fmt: skip
-        if saved > most or wanted >= 0:
+        if saved > most or (wanted >= 0 and taken > 0):
             most, best, widest, padding = saved, taken, width, filling
             kept[:trees] = 1
             for node in range(taken):
