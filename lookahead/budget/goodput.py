@@ -163,7 +163,7 @@ class GoodputBudget:
         curve = self.curve
         self._steps += 1
         learn(
-            shape_of(tokens, True) if curve.bucketed else tokens, rows, keys, width, forward_seconds, step_seconds, said,
+            bucket(tokens) if curve.bucketed else tokens, rows, keys, width, forward_seconds, step_seconds, said,
             stands_for, self._steps, curve.table, curve.terms, curve.latest, self._others,
             np.array(accepted if self.waits else (), np.int64), self._bets, self._record, self._state,
         )  # fmt: skip
@@ -181,7 +181,7 @@ def warm_up() -> None:
     budget.choose(np.ones(1, np.float32), 0 * one, one)
     budget.settle([0])
     budget.observe(1, 1e-3, 1e-3)
-    shape_of(1, True)
+    bucket(1)
 
 
 @kernel
@@ -304,7 +304,7 @@ def _take(
     for tree in range(trees):
         nodes += min(sizes[tree], limit) - 1
         ahead[tree] = -1.0
-        if sizes[tree] > 1 and limit > 1:
+        if sizes[tree] > 1:
             reach[tree] = min(1.0, probabilities[starts[tree] + 1])
             ahead[tree] = counts_as[tree] * reach[tree]
     exactly = wanted >= 0

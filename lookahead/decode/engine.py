@@ -179,13 +179,13 @@ class RunningRow:
         return Piece(chain(ids), "last" if self.decodes and not self.generation.token_ids else "none")
 
     def untold(self) -> list[int]:
-        """What the drafter is now to be told that the model said. What it said while nothing was drafted teaches little."""
+        """What the drafter is now to be told that the model said."""
         said = self.generation.token_ids[self.told :]
         self.told += len(said)
         return said
 
     def tell(self) -> None:
-        """Let the drafter know what the model said."""
+        """Let the drafter know what the model said. What it said while nothing was drafted teaches little."""
         self.drafts.accept(self.untold(), self.is_drafted_for)
 
     def finish(self) -> None:
@@ -384,14 +384,15 @@ class DecodingEngine:
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._count(row, piece, each, verified)
         self.clock.add(drafted - began, computed - drafted, verified - computed)
+        kept = _accepted_of(rows, pieces, accepted) if self.budget.waits else ()
         # Steps that took in prompts say nothing about the cost of those that do not.
         if self.drafter.options.strategy != "off" and all(piece.wanted == "all" for piece in pieces):
             given, said = self._accepted_from_recycled(rows) - before, sum(len(each.token_ids) for each in accepted)
             step = now() - began
-            self._learn_cost(rows, pieces, verified - drafted, step, accepted)
+            self._learn_cost(rows, pieces, verified - drafted, step, said, kept)
             self._learn_worth(recycled - computed, step, given, said, len(rows))
-        elif self.budget.waits:
-            self.budget.settle(_accepted_of(rows, pieces, accepted))
+        else:
+            self.budget.settle(kept)
 
     def _recycle(self, rows: list[RunningRow], pieces: list[Piece], scores: Scores) -> None:
         """Hand what the model almost said to the drafter, of the rows that are drafted for at present.
@@ -473,7 +474,7 @@ class DecodingEngine:
                 generation.observer(step)
 
     def _learn_cost(
-        self, rows: list[RunningRow], pieces: list[Piece], forward: float, step: float, accepted: list[Accepted]
+        self, rows: list[RunningRow], pieces: list[Piece], forward: float, step: float, said: int, kept: Sequence[int]
     ) -> None:
         """What the step took and gave. Of plain steps, once costs are known, only some tell."""
         stands_for = 1
@@ -482,9 +483,8 @@ class DecodingEngine:
             if self._plain_steps % PLAIN_APART:
                 return
         sizes = [len(piece.tree or ()) for piece in pieces]
-        keys, said = sum(row.length for row in rows), sum(len(each.token_ids) for each in accepted)
-        settled = _accepted_of(rows, pieces, accepted) if self.budget.waits else ()
-        self.budget.observe(sum(sizes), forward, step, len(rows), keys, max(sizes), said, stands_for, settled)
+        keys = sum(row.length for row in rows)
+        self.budget.observe(sum(sizes), forward, step, len(rows), keys, max(sizes), said, stands_for, kept)
 
     def _accepted_from_recycled(self, rows: list[RunningRow]) -> int:
         """Tokens of their answers so far, if it is to be known."""

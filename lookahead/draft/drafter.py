@@ -396,12 +396,8 @@ class Drafter:
         self.rows = block
         added = [Row(self, number) for number in range(len(self._rows), count)]
         self._rows += added
-        # Of one draft_rows: see planner.py, and `Choose`.
-        self._limits, self._starts, self._sizes = (
-            np.zeros((count, 5), np.int64),
-            np.zeros(count, np.int64),
-            np.zeros(count, np.int64),
-        )
+        self._limits = np.zeros((count, 5), np.int64)  # of one draft_rows, see planner.py
+        self._starts, self._sizes = np.zeros((2, count), np.int64)  # see `Choose`
         self._reach = block.reach.reshape(-1)
         self._free += added[::-1]
 
