@@ -610,10 +610,13 @@ class SlowDrafter:
             if number >= free:
                 least = priced
                 cutoff = max(cutoff, least)
-            floor = F(SLACK if cutoff > priced else EXACT) * max(cutoff, priced) / whole
-            if number < budget and depths[-1] < branch_length and floor <= 1:
-                guesses, _ = self.mix(row, node, floor, cutoff / whole)
-                paths = {token: whole * guess.p for token, guess in guesses.items()}
+            depth, by_depth = depths[-1], self.drafter.shared.by_depth
+            likely = whole * (by_depth[min(depth + 1, len(by_depth) - 1)] / by_depth[min(depth, len(by_depth) - 1)])
+            floor = F(SLACK if cutoff > priced else EXACT) * max(cutoff, priced) / likely
+            pays = number < free or likely >= F(1.4) * priced
+            if number < budget and depth < branch_length and floor <= 1 and pays:
+                guesses, _ = self.mix(row, node, floor, cutoff / likely)
+                paths = {token: likely * guess.p for token, guess in guesses.items()}
                 if single:
                     best = max(paths.values(), default=ZERO)
                     paths = {token: path for token, path in paths.items() if path >= (1 - 1e-5) * float(best)}

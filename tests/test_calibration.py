@@ -9,8 +9,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lookahead.draft.arrays import BINS
-from lookahead.draft.calibration import EDGES, LEAST, MEMORY, WIDTH, Calibration, bin_of, calibrated, computed, count_nodes
+from lookahead.draft.arrays import BINS, DEPTHS
+from lookahead.draft.calibration import (
+    CLASSES,
+    DEPTH_STRENGTH,
+    EDGES,
+    LEAST,
+    MEMORY,
+    WIDTH,
+    Calibration,
+    bin_of,
+    calibrated,
+    computed,
+    count_nodes,
+)
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.priors import formula
 
@@ -48,15 +60,20 @@ def test_nodes_behind_verified_ones_count_as_predicted_and_those_of_them_that_we
             parents.append(parent)
             token_ids.append(token)
     tree = np.array([token_ids, parents, [0] * len(paths), [0] * len(paths)], np.int32)
-    counted = np.zeros((2, BINS))
-    count_nodes(tree, np.array(reach, np.float32), len(paths), verified, np.array(said, np.int32), counted)
-    expected = np.zeros((2, BINS))
+    counted, counted_by_depth = np.zeros((2, BINS)), np.zeros((2, DEPTHS))
+    by_depth = np.linspace(1, 0.2, DEPTHS, dtype=np.float32)
+    told = tree, np.array(reach, np.float32), len(paths), verified, np.array(said, np.int32)
+    count_nodes(*told, by_depth, counted, counted_by_depth)
+    expected, by_depth_expected = np.zeros((2, BINS)), np.zeros((2, DEPTHS))
     for path, p, parent in zip(paths[1:], reach[1:], parents[1:], strict=True):
         if parent >= verified:
             continue
         expected[0, bin_of(np.float32(p))] += p
         expected[1, bin_of(np.float32(p))] += path == tuple(said[: len(path)])
+        by_depth_expected[0, len(path)] += p / by_depth[len(path)]
+        by_depth_expected[1, len(path)] += path == tuple(said[: len(path)])
     np.testing.assert_allclose(counted, expected, rtol=1e-6)
+    np.testing.assert_allclose(counted_by_depth, by_depth_expected, rtol=1e-6)
 
 
 counts = st.lists(st.tuples(st.integers(0, ONE), st.floats(0, 500), st.floats(0, 1)), max_size=30)
@@ -106,6 +123,7 @@ def test_between_edges_the_curve_is_interpolated(counts, p):
 
 def test_without_counts_a_probability_is_worth_itself_or_what_was_measured_beforehand():
     assert Calibration().curve.tolist() == np.minimum(EDGES, 1).tolist()
+    assert Calibration().by_depth.tolist() == [1] * DEPTHS
     assert calibration_of([], 0.5).curve[:ONE].tolist() == (EDGES[:ONE] / 2).tolist()
 
 
@@ -122,15 +140,35 @@ def test_curve_moves_towards_what_was_seen_the_more_the_more_was_seen(ratio, sid
     assert worth[-1] == pytest.approx(0.5 * ratio, rel=0.01)
 
 
-def test_past_counts_half_when_there_is_much_of_it():
+@pytest.mark.parametrize("name", ["counted", "counted_by_depth"])
+def test_past_counts_half_when_there_is_much_of_it(name):
     calibration = Calibration()
-    counted = calibration.counted
-    counted[:, 100] = MEMORY + 2
+    counted = getattr(calibration, name)
+    counted[:, 20] = MEMORY + 2
     calibration.refit()
-    assert calibration.counted is counted  # the one that drafters count in
-    assert counted[0, 100] == counted[1, 100] == (MEMORY + 2) / 2
+    assert getattr(calibration, name) is counted  # the one that drafters count in
+    assert counted[0, 20] == counted[1, 20] == (MEMORY + 2) / 2
     calibration.refit()
-    assert counted[1, 100] == (MEMORY + 2) / 2
+    assert counted[1, 20] == (MEMORY + 2) / 2
+
+
+@given(st.lists(st.tuples(st.integers(1, DEPTHS - 1), st.floats(0, 300), st.floats(0, 1)), max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_factor_of_a_depth_is_that_of_what_was_accepted_there_and_never_rises(seen):
+    calibration = Calibration()
+    for depth, promised, share in seen:
+        calibration.counted_by_depth[:, depth] += promised, promised * share
+    calibration.refit()
+
+    def ratio(depth):
+        promised, accepted = calibration.counted_by_depth[:, CLASSES[depth] == CLASSES].sum(1)
+        return (accepted + DEPTH_STRENGTH) / (promised + DEPTH_STRENGTH)
+
+    least = 1.0
+    assert calibration.by_depth[0] == calibration.by_depth[1] == 1
+    for depth in range(1, DEPTHS):
+        least = min(least, ratio(depth) / ratio(1))
+        assert calibration.by_depth[depth] == pytest.approx(least, rel=1e-5)
 
 
 # ---- in a drafter
@@ -167,6 +205,26 @@ def test_probabilities_of_a_tree_are_worth_what_came_of_those_before():
     computed = drafter.rows.reach[0, 0, : len(tree)]
     np.testing.assert_allclose(tree.probabilities[1:], np.interp(computed[1:], EDGES, drafter.calibration.curve), rtol=1e-4)
     assert not np.allclose(tree.probabilities[1:], computed[1:], rtol=0.05)
+
+
+def test_paths_whose_ends_never_come_true_are_believed_less_the_deeper_they_are():
+    drafter = Drafter([], DraftOptions(decoding_length=5, branch_length=4), priors=formula())
+    text = [1, 2, 3, 4, 5, 6, 7, 8] * 2
+
+    def reached():
+        row = drafter.start([*text, 1, 2])
+        tree = row.draft()
+        assert tree.token_ids.tolist() == [2, 3, 4, 5, 6]
+        found = drafter.rows.reach[row.number, 0, :5].copy()
+        row.finish()
+        return found
+
+    before = reached()
+    drafter.shared.counted_by_depth[:, 1:5] = [[100, 100, 100, 100], [100, 100, 40, 10]]
+    after = reached()
+    by_depth = drafter.calibration.by_depth[:5]
+    np.testing.assert_allclose(after / before, by_depth, rtol=0.01)
+    assert by_depth[4] < by_depth[3] / 2 < by_depth[2] / 4 * 1.2
 
 
 def test_price_is_one_of_calibrated_probabilities():

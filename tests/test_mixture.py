@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead.draft import drafter as drafter_module
-from lookahead.draft.arrays import CHAINS, LEADERS, MOST_PLACES, RECENT, SLOTS, STEPS
+from lookahead.draft.arrays import CHAINS, DEPTHS, LEADERS, MOST_PLACES, RECENT, SLOTS, STEPS
 from lookahead.draft.calibration import EDGES, computed
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.mixture import AT, CELLS, FACTORS, MEMORY
@@ -379,6 +379,7 @@ def test_cells_remember_a_bounded_number_of_observations(situation, observations
 @settings(max_examples=200, deadline=None)
 def test_tree_grows_by_the_most_probable_path_that_is_left(situation, strategy):
     for drafter, row, slow, slow_row, (budget, branch_length, price) in moments(situation, strategy=strategy):
+        drafter.shared.by_depth[1:] = np.random.default_rng(situation.seed).uniform(0.7, 1, DEPTHS - 1).cumprod()
         row.draft(budget, branch_length, price)
         least = float(computed(price, EDGES, drafter.calibration.curve)) if price else 0.0
         slow.check_growth(slow_row, tree_of(drafter, row), budget, branch_length, least, strategy == "single")

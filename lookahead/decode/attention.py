@@ -109,10 +109,10 @@ def _queries(query: torch.Tensor, group: Group, slots: int) -> torch.Tensor:
     """[slots, heads, width, head_dim], the queries of a group."""
     if slots == 1 and query.shape[2] == group.width:
         return query
-    own = query[0, :, group.start : group.end]
+    own = query[0].transpose(0, 1)[group.start : group.end]  # this is how projections lay them out: rows are copied whole
     if group.spread is not None:
-        own = own.index_select(1, group.spread)
-    return own.unflatten(1, (slots, group.width)).transpose(0, 1)
+        own = own.index_select(0, group.spread)
+    return own.unflatten(0, (slots, group.width)).transpose(1, 2)
 
 
 def _sdpa(

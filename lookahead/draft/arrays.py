@@ -28,6 +28,7 @@ LEADERS = 32
 MOST_PLACES = 96
 RECENT = 33  # tokens of a context that are looked at
 BINS = 8 * 24 + 8
+DEPTHS = 32  # from the root on; deeper nodes count as the last
 OWN_COLUMNS = 7
 TREE_TOKENS, TREE_PARENTS, TREE_SOURCES, TREE_MATCHES = range(4)  # of a row's tree
 
@@ -120,6 +121,8 @@ SHARED: Layout = {
     "edges": (np.float32, (BINS,)),
     "curve": (np.float32, (BINS,)),
     "counted": (np.float64, (2, BINS)),
+    "by_depth": (np.float32, (DEPTHS,)),
+    "counted_by_depth": (np.float64, (2, DEPTHS)),
     "used": (np.int64, (2,)),  # texts that hold anything, which come first; 1 if what was recycled is asked
     "recycled_keys": (np.int32, ("places", 3)),  # see recycled.py
     "recycled_seen": (np.int32, ("places",)),
@@ -207,11 +210,13 @@ def shared_arrays(addresses):
         carray(float32_at(a[10]), (BINS,)),
         carray(float32_at(a[11]), (BINS,)),
         carray(float64_at(a[12]), (2, BINS)),
-        carray(int64_at(a[13]), (2,)),
-        carray(int32_at(a[14]), (places, 3)),
-        carray(int32_at(a[15]), (places,)),
-        carray(int32_at(a[16]), (places, best)),
-        carray(float32_at(a[17]), (places, best)),
+        carray(float32_at(a[13]), (DEPTHS,)),
+        carray(float64_at(a[14]), (2, DEPTHS)),
+        carray(int64_at(a[15]), (2,)),
+        carray(int32_at(a[16]), (places, 3)),
+        carray(int32_at(a[17]), (places,)),
+        carray(int32_at(a[18]), (places, best)),
+        carray(float32_at(a[19]), (places, best)),
     )
 
 

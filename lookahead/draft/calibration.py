@@ -1,4 +1,8 @@
-"""What a computed path probability is worth. In: trees and what was said. Out: the share of such nodes that are accepted.
+"""What a path's probability is worth. In: trees and what was said. Out: the share of such nodes that are accepted.
+
+The product over a path's tokens promises too much where the path is long: what is uncertain about each adds up, and the best
+of many is taken. So it is multiplied by a factor of its depth: what was accepted there over what such products promised, next
+to that of first tokens, and never more than that of a lesser depth. Trees grow by what comes of it, the computed probability.
 
 Nodes are counted by their computed probability, eight bins to an octave. A bin's ratio of accepted to predicted is smoothed
 over the bins near it and drawn towards the ratio that was measured beforehand; the curve never falls, so the order of nodes
@@ -9,13 +13,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.draft.arrays import BINS, TREE_PARENTS, TREE_SOURCES, TREE_TOKENS
+from lookahead.draft.arrays import BINS, DEPTHS, TREE_PARENTS, TREE_SOURCES, TREE_TOKENS
 from lookahead.draft.tree import GRAMMAR
 from lookahead.trie.suffixes import inlined
 
 WIDTH = 6  # bins on either side that share their counts, less the farther they are
 STRENGTH = 4.0  # accepted nodes that the ratio measured beforehand stands for
 MEMORY = 50_000  # accepted nodes after which the past counts half
+CLASSES = np.repeat(np.arange(8), [2, 1, 1, 2, 3, 5, 9, DEPTHS - 23])  # depths that share a factor
+DEPTH_STRENGTH = 10.0  # accepted nodes that stand for a ratio of 1
 
 LEAST = np.float32(2.0**-24)  # path probability below which nothing is drafted
 FIRST_BIN = (127 - 24) << 3
@@ -39,18 +45,30 @@ EDGES = np.array([(b + FIRST_BIN) << 20 for b in range(BINS)], np.int32).view(np
 class Calibration:
     """curve: float32 [BINS], the probability at the lower edge of each bin (`EDGES`); between edges it is interpolated.
 
+    by_depth: float32 [DEPTHS], the factor of each depth.
     prior: float32 [BINS], the ratio to start from (default: 1, the computed probability itself).
+    counted, counted_by_depth: float64 [2, BINS or DEPTHS], what was promised, and accepted nodes.
     """
 
-    def __init__(self, prior: np.ndarray | None = None, counted: np.ndarray | None = None):
+    def __init__(
+        self,
+        prior: np.ndarray | None = None,
+        counted: np.ndarray | None = None,
+        counted_by_depth: np.ndarray | None = None,
+    ):
         self.prior = np.ones(BINS, np.float32) if prior is None else prior
-        self.counted = np.zeros((2, BINS)) if counted is None else counted  # predicted, accepted
+        self.counted = np.zeros((2, BINS)) if counted is None else counted
+        self.counted_by_depth = np.zeros((2, DEPTHS)) if counted_by_depth is None else counted_by_depth
         self.refit()
 
     def refit(self) -> None:
-        """Draw the curve anew from all counts so far."""
-        if self.counted[1].sum() > MEMORY:
-            self.counted /= 2
+        """Draw the curve and the factors anew from all counts so far."""
+        for counted in (self.counted, self.counted_by_depth):
+            if counted[1].sum() > MEMORY:
+                counted /= 2
+        promised, accepted = (np.bincount(CLASSES, counts) for counts in self.counted_by_depth)
+        ratios = (accepted + DEPTH_STRENGTH) / (promised + DEPTH_STRENGTH)
+        self.by_depth = np.minimum.accumulate(ratios / ratios[0])[CLASSES].astype(np.float32)
         self.curve = np.maximum.accumulate(np.minimum(EDGES * self.ratio(), 1)).astype(np.float32)
 
     def ratio(self) -> np.ndarray:
@@ -61,17 +79,21 @@ class Calibration:
 
 
 @inlined
-def count_nodes(tree, reach, nodes, verified, said, counted):
+def count_nodes(tree, reach, nodes, verified, said, by_depth, counted, counted_by_depth):
     """The model said `said` where this tree was drafted: count each node below the root whose fate is known in any case.
 
     tree: int32 [4, nodes]; reach: float32 [nodes], computed probabilities. verified: so many nodes, the first ones, were.
 
-    counted[0] gets its probability, counted[1] 1 if it lies on the path that was said. Forced ones are no guesses. Of nodes
-    behind one that was not verified only failures would come to be known.
+    counted[0] gets its probability, counted[1] 1 if it lies on the path that was said; counted_by_depth the same, but for the
+    factor of its depth. Forced ones are no guesses. Of nodes behind one that was not verified only failures would come to be
+    known.
     """
+    depths = np.zeros(nodes, np.int64)
     for node in range(1, nodes):
+        depths[node] = depth = min(depths[tree[TREE_PARENTS, node]] + 1, DEPTHS - 1)
         if tree[TREE_SOURCES, node] != GRAMMAR and tree[TREE_PARENTS, node] < verified:
             counted[0, bin_of(reach[node])] += reach[node]
+            counted_by_depth[0, depth] += reach[node] / by_depth[depth]
     node = 0
     for token in said:
         child = node + 1
@@ -81,7 +103,14 @@ def count_nodes(tree, reach, nodes, verified, said, counted):
             break
         if tree[TREE_SOURCES, child] != GRAMMAR:
             counted[1, bin_of(reach[child])] += 1
+            counted_by_depth[1, depths[child]] += 1
         node = child
+
+
+@inlined
+def deeper(by_depth, depth):
+    """By what a path's probability is multiplied, besides that of the next token, where it goes on from `depth`."""
+    return by_depth[min(depth + 1, DEPTHS - 1)] / by_depth[min(depth, DEPTHS - 1)]
 
 
 @inlined

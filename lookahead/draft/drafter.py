@@ -185,7 +185,7 @@ class Drafter:
         self.rows.nodes[row.number] = 0
         row.prompt_length = len(prompt_ids)
         self.calibration.refit()
-        self.shared.curve[:] = self.calibration.curve
+        self.shared.curve[:], self.shared.by_depth[:] = self.calibration.curve, self.calibration.by_depth
         if self.options.strategy != "off":  # plain decoding needs no memory
             row.own.append(prompt_ids)
             row.own.describe(self.rows.own[row.number], row.prompt_length)
@@ -426,11 +426,11 @@ class Drafter:
         self.shared.lambdas, self.shared.earned = priors.fresh()
         self.shared.factors[:] = 1
         self.shared.learned[:] = 0, FIRST_GRADIENTS
-        self.shared.counted[:] = 0
+        self.shared.counted[:], self.shared.counted_by_depth[:] = 0, 0
         self.shared.trust[:] = 0
         self.shared.weights[:] = self.shared.given
         self.shared.refresh()
-        self.calibration = Calibration(priors.calibration, self.shared.counted)
+        self.calibration = Calibration(priors.calibration, self.shared.counted, self.shared.counted_by_depth)
 
     def _find_common(self) -> None:
         """The commonest tokens of all sorted texts."""

@@ -22,7 +22,7 @@ from lookahead.draft.arrays import (
     scratch_arrays,
     shared_arrays,
 )
-from lookahead.draft.calibration import LEAST, bin_of, calibrated, computed, count_nodes, edge_of
+from lookahead.draft.calibration import LEAST, bin_of, calibrated, computed, count_nodes, deeper, edge_of
 from lookahead.draft.mixture import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P, learn, mix, move_aligned, rescore
 from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
@@ -32,6 +32,7 @@ from lookahead.trie.suffixes import inlined, kernel
 # Experts are asked while the rest of the stick is worth so many times the cutoff.
 SLACK = 1.2
 EXACT = 0.5  # of the price, which does not rise as the cutoff does: what is left could still lift two tokens
+LOOKED_BEHIND = np.float32(1.4)  # times the price: what a node that costs something must be worth to be looked behind
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
 UNHEARD = np.float32(0.01)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
 # Columns of a candidate.
@@ -77,8 +78,10 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
         if nodes > free:
             least = priced
             cutoff = max(cutoff, least)
-        worth = np.float32(SLACK if cutoff > priced else EXACT) * max(cutoff, priced) / probability
-        if depth < branch_length and worth <= 1:
+        # Of the path, before the probability of the next token; a forced one has none.
+        likely = probability if node < len(forced) else probability * deeper(shared.by_depth, depth)
+        worth = np.float32(SLACK if cutoff > priced else EXACT) * max(cutoff, priced) / likely
+        if depth < branch_length and worth <= 1 and (nodes <= free or likely >= LOOKED_BEHIND * priced):
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
                 parent = keys[node, 1]
@@ -88,7 +91,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
                     scratch.best[parent, 0], scratch.best[parent, 1], keys[node, 0], scratch.aligned, node,
                 )  # fmt: skip
             asked = mix(shared, scratch, own, node, have, worth, np.int64(-1))
-            rescore(shared, scratch, own, asked, cutoff / probability, False)
+            rescore(shared, scratch, own, asked, cutoff / likely, False)
             if node < len(forced):
                 slots[0, SLOT_TOKEN], values[0, P], scratch.counters[1] = forced[node], 1.0, 1
                 slots[0, SLOT_SOURCE], slots[0, SLOT_MATCH] = GRAMMAR, 0
@@ -98,7 +101,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
                     if values[slot, P] > values[favourite, P]:
                         favourite = slot
             for slot in range(np.uint64(scratch.counters[1])):
-                path = probability * values[slot, P]
+                path = likely * values[slot, P]
                 if path < cutoff or filled == len(candidates) or (single and slot != favourite):
                     continue
                 candidates[filled, CANDIDATE_TOKEN], candidates[filled, CANDIDATE_PARENT] = slots[slot, SLOT_TOKEN], node
@@ -191,7 +194,10 @@ def accept_rows(told, said, shared_addresses, rows_addresses, scratch_addresses)
 @inlined
 def _accept(shared, rows, scratch, row, said, learning):
     if len(said) and rows.nodes[row] > 0:
-        count_nodes(rows.trees[row], rows.reach[row, 0], rows.nodes[row], rows.kept[row], said, shared.counted)
+        count_nodes(
+            rows.trees[row], rows.reach[row, 0], rows.nodes[row], rows.kept[row], said,
+            shared.by_depth, shared.counted, shared.counted_by_depth,
+        )  # fmt: skip
         rows.nodes[row] = 0
     for j in range(len(said)):
         own, token = own_arrays(rows.own, row), np.int64(said[j])
