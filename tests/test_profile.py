@@ -205,6 +205,27 @@ def test_pretended_forwards_take_what_the_profile_says() -> None:
     assert target.now.pretended == pytest.approx(two + one, rel=1e-3)  # sweeping the caches takes away its own seconds
 
 
+@pytest.mark.parametrize("separate", [False, True])
+def test_rows_of_different_lengths_cost_what_attention_makes_of_them(separate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Side by side all are as long as the longest; what the budget is told of a step is what its forward was charged for."""
+    profile = CostProfile(SETTING, "measured", (1, 4096), (1.0, 1.0), per_key=10.0, separate=separate)
+    engine, told = DecodingEngine(pretend_model(profile), Drafter((), DraftOptions(decoding_length=4)), 2), []
+    observe = engine.budget.observe
+
+    def noted(tokens: int, forward: float, step: float, rows: int, keys: int, width: int, *more: object) -> None:
+        told.append((rows, keys, forward, profile.forward_seconds(tokens, rows, keys, 0, width)))
+        observe(tokens, forward, step, rows, keys, width, *more)
+
+    monkeypatch.setattr(engine.budget, "observe", noted)
+    short, long = requests(1, 10, 30)[0], requests(1, 300, 30)[0]
+    assert all(g.token_ids == g.forced for g in engine.run([short, long]))
+    together = [each for each in told if each[0] == 2]
+    assert len(together) > 5
+    assert all(keys > (310 if separate else 600) for _, keys, *_ in together)
+    assert all(keys < (380 if separate else 700) for _, keys, *_ in together)
+    assert all(forward == pytest.approx(charged, rel=0.02) for *_, forward, charged in told)
+
+
 def test_prediction_gives_the_speedup_that_its_costs_imply() -> None:
     """A text said twice: with flat costs the speedup is the EDL; with steep ones auto does not lose."""
     random = np.random.default_rng(1)

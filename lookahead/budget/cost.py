@@ -33,15 +33,16 @@ UP, DOWN = 1 + 0.04 * FASTER, 1 - 0.04 * (1 - FASTER)
 
 
 class CostCurve:
-    """Seconds of a forward over `tokens` tokens of `rows` rows with `keys` keys in the cache, all together.
+    """Seconds of a forward over `tokens` tokens of `rows` rows with `keys` keys in the cache, all together and padded.
 
     width: tokens of the row with the most, to which attention pads the others; 0: all have as many. known: there is a profile.
-    bucketed: forwards take one of a few shapes, see `bucket`.
+    bucketed: forwards take one of a few shapes, see `bucket`. separate: rows go one at a time, and nothing is padded.
     """
 
     def __init__(self, profile: CostProfile | None = None, bucketed: bool = False) -> None:
         self.known = profile is not None
         self.bucketed = profile.bucketed if profile else bucketed
+        self.separate = profile is not None and profile.separate
         self.table = np.zeros((4, len(SIZES)))
         self.table[SIZE] = SIZES
         self.table[BASE] = 1 + SIZES / FLAT if profile is None else [profile.at(int(size)) for size in SIZES]
@@ -49,7 +50,7 @@ class CostCurve:
         self.terms = np.array([0.0, 0.0, 0.0, 0.0 if bucketed else PADDING / FLAT, 0.0, 1.0])
         if profile is not None:
             per = profile.per_row, profile.per_key, profile.per_query_key, profile.per_padding
-            self.terms[:PACE] = *per, profile.separate
+            self.terms[:PACE] = *per, self.separate
         self.latest = np.zeros((len(SIZES), LATEST))
 
     def observe(self, tokens: int, seconds: float, rows: int = 1, keys: int = 0, width: int = 0) -> None:

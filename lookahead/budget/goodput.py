@@ -111,7 +111,7 @@ class GoodputBudget:
 
         probabilities: float32, of paths; those of a tree begin at one of `starts` and are so many as one of `sizes` (int64),
         root included, parents before children. others: rows that decode without a tree. fed: tokens of prompts that the forward
-        takes in beside. keys: tokens in the cache of all these rows. Where there are fewer nodes than a forward of one of SIZES
+        takes in beside. keys: of all these rows, see `CostCurve`. Where there are fewer nodes than a forward of one of SIZES
         takes, one tree is filled up, as forwards of other sizes are slow on some CPUs; not if it must be a chain.
         """
         curve, state, trees = self.curve, self._state, len(sizes)

@@ -1,14 +1,14 @@
 """Cost profiles: what a forward of one model costs on one machine. In: a small JSON file. Out: seconds of any forward.
 
-A forward over `tokens` tokens of `rows` rows, whose keys in the cache are `keys` in all, takes
+A forward over `tokens` tokens of `rows` rows, with `keys` keys in the cache that attention goes through, takes
 
     f(tokens) + per_row rows + per_key keys + per_query_key keys width + per_padding (rows width - tokens)     seconds
 
 where width is the tokens of a row, of the one with the most where they differ, as attention pads the others; of several rows an
-odd width counts as one more, as it takes as long on CPUs. f, the part that does not depend on what lies in the cache, is given
-at some sizes and interpolated between them; beyond the largest it goes on as between the last two. Tokens whose scores nobody
-wants (all but the last of a prompt) take per_score less. Models that take one row at a time pay for each row as for a forward
-of its own.
+odd width counts as one more, as it takes as long on CPUs. Keys are padded, too, to those of the row with the most. f, the part
+that does not depend on what lies in the cache, is given at some sizes and interpolated between them; beyond the largest it goes
+on as between the last two. Tokens whose scores nobody wants (all but the last of a prompt) take per_score less. Models that
+take one row at a time pay for each row as for a forward of its own.
 
 Behind the forward, asking what the model says after a node takes per_said (the first time is part of the forward). Where nodes
 that are accepted do not stand side by side, moving their keys and values takes per_move, and per_moved_row for each row.

@@ -449,7 +449,7 @@ class DecodingEngine:
         limits = drafts, [None] * len(awake), rooms
         if not options.adaptive:
             return self.drafter.draft_rows(*limits, options.price, guides)
-        keys, chains = sum(row.length for row in rows), options.strategy == "single"
+        keys, chains = self._keys(rows), options.strategy == "single"
         choose = functools.partial(budget.choose, others=len(rows) - len(awake), fed=fed, keys=keys, chains=chains)
         drafted = self.drafter.draft_rows(*limits, max(options.price, budget.price), guides, budget.free(len(rows)), choose)
         for row, tree in zip(awake, drafted, strict=True):
@@ -483,8 +483,12 @@ class DecodingEngine:
             if self._plain_steps % PLAIN_APART:
                 return
         sizes = [len(piece.tree or ()) for piece in pieces]
-        keys = sum(row.length for row in rows)
-        self.budget.observe(sum(sizes), forward, step, len(rows), keys, max(sizes), said, stands_for, kept)
+        self.budget.observe(sum(sizes), forward, step, len(rows), self._keys(rows), max(sizes), said, stands_for, kept)
+
+    def _keys(self, rows: list[RunningRow]) -> int:
+        """That attention goes through for these rows, of which it pads the shorter ones where it takes them all at once."""
+        lengths = [row.length for row in rows]
+        return sum(lengths) if self.budget.curve.separate else len(rows) * max(lengths)
 
     def _accepted_from_recycled(self, rows: list[RunningRow]) -> int:
         """Tokens of their answers so far, if it is to be known."""

@@ -16,6 +16,7 @@ import torch
 from lookahead.budget.cost import CostCurve
 from lookahead.budget.goodput import shape_of
 from lookahead.budget.profile import CostProfile, Setting
+from lookahead.decode.batch import runs_of
 from lookahead.decode.kv_cache import SlotCache
 from lookahead.decode.model import DTYPES, TargetModel
 from lookahead.decode.slots import PackedSlots, Scores, Wanted
@@ -94,7 +95,11 @@ class PretendSlots(PackedSlots):
     def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
         sizes = [0 if tree is None else len(tree) for tree in trees]
         rows = sum(size > 0 for size in sizes)
-        keys = sum(len(held) for held, size in zip(self._held, sizes, strict=False) if size)
+        lengths = [len(held) for held in self._held]
+        if self._profile.separate:
+            keys = sum(length for length, size in zip(lengths, sizes, strict=False) if size)
+        else:
+            keys = sum((last - first) * max(lengths[first:last]) for first, last in runs_of(sizes))
         scored = sum(size if want == "all" else want == "last" for size, want in zip(sizes, wanted, strict=True))
         if rows:
             tokens = shape_of(sum(sizes), self._profile.bucketed)
