@@ -227,6 +227,15 @@ def test_paths_whose_ends_never_come_true_are_believed_less_the_deeper_they_are(
     assert by_depth[4] < by_depth[3] / 2 < by_depth[2] / 4 * 1.2
 
 
+@pytest.mark.parametrize(("price", "least"), [(0.3, 8), (0.6, 6), (0.75, 3), (0.9, 2)])
+def test_text_that_is_copied_is_drafted_at_a_high_price_too(price, least):
+    row = Drafter([], DraftOptions(decoding_length=16)).start([*range(1, 40)] * 4 + [1, 2, 3])
+    tree = row.draft(price=price)
+    assert len(tree) >= least
+    assert tree.token_ids.tolist() == [*range(3, 3 + len(tree))]
+    assert tree.probabilities.min() >= 0.999 * price
+
+
 def test_price_is_one_of_calibrated_probabilities():
     drafter = Drafter([], priors=formula())
     drafter.shared.counted[0] = 1000 * EDGES

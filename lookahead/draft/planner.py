@@ -32,7 +32,8 @@ from lookahead.trie.suffixes import inlined, kernel
 # Experts are asked while the rest of the stick is worth so many times the cutoff.
 SLACK = 1.2
 EXACT = 0.5  # of the price, which does not rise as the cutoff does: what is left could still lift two tokens
-LOOKED_BEHIND = np.float32(1.4)  # times the price: what a node that costs something must be worth to be looked behind
+LOOKED_BEHIND = np.float32(1.4)  # times the price: what a node that costs something must be worth to be looked behind, or
+HALFWAY = np.float32(0.5)  # of the way from the price to 1, if that is less
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
 UNHEARD = np.float32(0.01)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
 # Columns of a candidate.
@@ -72,6 +73,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
     offered[:] = 0
     least = max(LEAST, AT_NO_COST * priced)
     cutoff, above, edge = least, np.int64(0), np.int64(0)
+    looked_behind = min(LOOKED_BEHIND * priced, priced + HALFWAY * (np.float32(1.0) - priced))
     nodes, filled, waiting = 1, 0, 0
     node, depth, probability = 0, np.int64(0), np.float32(1.0)
     while nodes <= budget:
@@ -81,7 +83,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
         # Of the path, before the probability of the next token; a forced one has none.
         likely = probability if node < len(forced) else probability * deeper(shared.by_depth, depth)
         worth = np.float32(SLACK if cutoff > priced else EXACT) * max(cutoff, priced) / likely
-        if depth < branch_length and worth <= 1 and (nodes <= free or likely >= LOOKED_BEHIND * priced):
+        if depth < branch_length and worth <= 1 and (nodes <= free or likely >= looked_behind):
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
                 parent = keys[node, 1]
