@@ -48,7 +48,7 @@ class Setting:
     """What a profile holds for: another one's figures are others.
 
     device: the processor's name. mode: how drafts are verified (decode/model.py). threads: of the CPU; 0 for others.
-    shape: fingerprint of the model's config.
+    shape: fingerprint of the model's config. linear: who computes linear layers, "torch" or "onednn" (decode/linear.py).
     """
 
     model: str
@@ -58,12 +58,14 @@ class Setting:
     attention: str
     mode: str
     threads: int
+    linear: str = "torch"
 
     @property
     def file_name(self) -> str:
         """Where the profile of this setting lies in the cache folder."""
         device = re.sub(r"[^A-Za-z0-9]+", "-", self.device).strip("-")
-        return f"{self.shape}-{device}-{self.threads}-{self.dtype}-{self.attention}-{self.mode}.json"
+        linear = "" if self.linear == "torch" else f"-{self.linear}"
+        return f"{self.shape}-{device}-{self.threads}-{self.dtype}-{self.attention}-{self.mode}{linear}.json"
 
 
 @dataclasses.dataclass(frozen=True)

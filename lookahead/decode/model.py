@@ -30,6 +30,7 @@ from lookahead.budget.estimate import ModelSizes, estimate
 from lookahead.budget.profile import CostProfile, Setting, cached_profile
 from lookahead.decode.attention import PackedAttention
 from lookahead.decode.batch import MaskPlan
+from lookahead.decode.linear import kind_of_linear, lay_out
 from lookahead.decode.parallel import agreed
 from lookahead.decode.slots import PackedSlots, SeparateSlots, Slots
 from lookahead.errors import ModelError, UsageError
@@ -123,7 +124,8 @@ class TargetModel:
         """What the costs of its forwards hang on."""
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
         attention = str(self.text_config._attn_implementation)
-        return setting_of(self.model.config, self.name, processor_name(self.device), self.dtype, attention, self.mode, threads)
+        known = self.model.config, self.name, processor_name(self.device), self.dtype
+        return setting_of(*known, attention, self.mode, threads, kind_of_linear(self.model))
 
     def costs(self) -> CostCurve:
         """What its forwards cost, as measured for this setting beforehand, if it was; each engine learns on its own."""
@@ -147,13 +149,20 @@ class TargetModel:
 
 
 def setting_of(
-    config: Any, name: str, device: str, dtype: torch.dtype, attention: str = "sdpa", mode: Mode = "packed", threads: int = 0
+    config: Any,
+    name: str,
+    device: str,
+    dtype: torch.dtype,
+    attention: str = "sdpa",
+    mode: Mode = "packed",
+    threads: int = 0,
+    linear: str = "torch",
 ) -> Setting:
     """The setting of a model of this config. Its shape is what the config says but for names and versions."""
     left_out = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures")
     shape = json.dumps({key: repr(value) for key, value in config.to_dict().items() if key not in left_out}, sort_keys=True)
     fingerprint = hashlib.sha256(shape.encode()).hexdigest()[:16]
-    return Setting(name, fingerprint, device, str(dtype).removeprefix("torch."), attention, mode, threads)
+    return Setting(name, fingerprint, device, str(dtype).removeprefix("torch."), attention, mode, threads, linear)
 
 
 def estimated_profile(name: str, dtype: str, gpu: str) -> CostProfile:
@@ -220,7 +229,7 @@ def load_model(
     device_map: str | None = None,
     tp_plan: str | None = None,
 ) -> TargetModel:
-    """Load a causal LM from a folder or hub name and probe how it verifies.
+    """Load a causal LM from a folder or hub name and probe how it verifies. On a CPU its weights are laid out (linear.py).
 
     dtype: auto (float32 on a CPU, the checkpoint's own elsewhere), float32, bfloat16, float16. device: auto, cpu, cuda...
     device_map, tp_plan: as of transformers, which then choose the devices; the latter in processes that torchrun has started.
@@ -247,7 +256,7 @@ def load_model(
             model = AutoModelForCausalLM.from_pretrained(name, dtype=chosen, **wishes)
     except Exception as error:
         raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
-    target = probed((model if device_map or tp_plan else model.to(target_device)).eval(), name)
+    target = probed((model if device_map or tp_plan else lay_out(model.to(target_device))).eval(), name)
     return target.in_step() if tp_plan else target
 
 
@@ -284,7 +293,7 @@ def random_model(name: str, dtype: str = "auto", device: str = "auto", attention
             )
     except Exception as error:
         raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
-    return probed(model.to(target_device).eval(), name)
+    return probed(lay_out(model.to(target_device)).eval(), name)
 
 
 def read_config(name: str) -> Any:
