@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from lookahead.budget.cost import SIZES, CostCurve, bucket
 from lookahead.budget.goodput import (
     AS_MANY_AS_PAY,
+    BEFORE,
+    CHANGED,
     DOUBT,
     DOUBTED,
-    FILLED,
     OTHER,
     PLAIN,
     PROMISES,
@@ -81,7 +82,7 @@ def cut(budget: GoodputBudget, trees: Sequence[DraftTree], **beside) -> list[Dra
 
 def state_of(plain_over_spent: float, outside: float = 1e-4) -> np.ndarray:
     """What a budget knows that has been so many times faster than plain decoding; a step takes `outside` s beside forwards."""
-    state = np.zeros(FILLED + 1)
+    state = np.zeros(BEFORE + 1)
     state[PLAIN], state[SPENT], state[OTHER], state[DOUBTED] = plain_over_spent, 1.0, outside, DOUBT
     return state
 
@@ -227,29 +228,50 @@ def test_what_is_kept_of_a_tree_is_a_tree_of_its_first_nodes() -> None:
         assert part.parents.tolist() == whole.parents[: len(part)].tolist()
 
 
-@given(st.lists(st.lists(st.floats(0, 1, width=32), max_size=12), min_size=1, max_size=5), st.floats(1, 4))
-@settings(deadline=None, max_examples=200)
-def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], speed: float) -> None:
-    """Against every number of nodes, each priced in plain Python."""
+@given(
+    st.lists(st.lists(st.floats(0, 1, width=32), max_size=12), min_size=1, max_size=5),
+    st.floats(1, 4),
+    st.one_of(st.just(0), st.integers(1, 40)),
+)
+@settings(deadline=None, max_examples=300)
+def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], speed: float, before: int) -> None:
+    """Against every number of nodes, each priced in plain Python, a forward of another size than the one before higher."""
     cost, trees = linear(0.07), [np.minimum.accumulate([1.0, *below]).astype(np.float32) for below in rows]
     curve, kept, bets = CostCurve(profile_of(cost)), np.empty(len(rows), np.int64), np.zeros((len(rows), 2))
     lengths = np.array([len(tree) for tree in trees])
     known = np.concatenate(trees), np.cumsum(lengths) - lengths, lengths, 0, 0, 0, False, False
-    chosen = choose(*known, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, state_of(speed, 1e-3), kept, bets)
+    state = state_of(speed, 1e-3)
+    state[BEFORE] = before
+    chosen = choose(*known, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, state, kept, bets)
+
+    def seconds(count: int) -> float:
+        tokens = len(rows) + count
+        return cost(tokens) * (CHANGED if before and tokens != before else 1.0)
+
     queue = np.sort(np.concatenate([tree[1:] for tree in trees]))[::-1]
     worth = (cost(len(rows)) + 1e-3) / (len(rows) * speed)
-    saved = [worth * queue[:count].sum() - cost(len(rows) + count) for count in range(len(queue) + 1)]
+    saved = [worth * queue[:count].sum() - seconds(count) for count in range(len(queue) + 1)]
     allowed = [n for n in range(len(queue) + 1) if len(rows) + n in SIZES or n in (0, len(queue))]
     assert kept.sum() == len(rows) + chosen
     taken = [tree[1:count] for tree, count in zip(trees, kept, strict=True)]
-    assert worth * np.concatenate(taken).sum() - cost(kept.sum()) >= max(saved[n] for n in allowed) - 1e-8
+    assert worth * np.concatenate(taken).sum() - seconds(chosen) >= max(saved[n] for n in allowed) - 1e-8
+    assert state[BEFORE] == kept.sum()
     assert bets[:, 1] == pytest.approx([part.sum() for part in taken], abs=1e-5)
 
 
 def test_trees_count_for_what_trees_of_their_promise_have_kept() -> None:
     """Those that promise much keep half of it, those that promise little twice as much; others are believed."""
     budget, much, little = GoodputBudget(CostCurve(profile_of(linear(0.1)))), chain_of(0.9), chain_of(0.3)
-    before = [cut(budget, [tree])[0].draft_tokens for tree in (much, little, chain_of(0.6))]
+
+    def drafted_of_each() -> list[int]:
+        """Whatever the size of the forward before."""
+        counts = []
+        for tree in (much, little, chain_of(0.6)):
+            budget._state[BEFORE] = 0
+            counts.append(cut(budget, [tree])[0].draft_tokens)
+        return counts
+
+    before = drafted_of_each()
     for _ in range(300):
         for tree in (much, little):
             (drafted,) = cut(budget, [tree])
@@ -260,7 +282,7 @@ def test_trees_count_for_what_trees_of_their_promise_have_kept() -> None:
             budget.settle([])
             cut(budget, [tree])
             budget.settle([-1])
-    after = [cut(budget, [tree])[0].draft_tokens for tree in (much, little, chain_of(0.6))]
+    after = drafted_of_each()
     assert after[0] < before[0]
     assert after[1] > before[1]
     assert after[2] == before[2]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from lookahead.decode import linear
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.linear import LaidOutLinear, kind_of_linear, laid_out, lay_out
 from lookahead.decode.model import load_model
@@ -88,6 +89,18 @@ def test_a_torch_without_such_products_is_no_obstacle(monkeypatch: pytest.Monkey
     assert laid_out(torch.zeros(8, 8)) is None
     model = nn.Sequential(nn.Linear(8, 8))
     assert type(lay_out(model)[0]) is nn.Linear
+
+
+def test_products_that_go_wrong_or_fail_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    right = linear._product
+    for wrong in (lambda *given: right(*given) * 1.01, lambda *given: right(*given) * float("nan"), fails):
+        monkeypatch.setattr(linear, "_product", wrong)
+        assert type(lay_out(nn.Sequential(nn.Linear(24, 40)))[0]) is nn.Linear
+
+
+def fails(*given: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("not implemented")
 
 
 def test_models_loaded_by_name_are_laid_out_and_their_costs_kept_apart() -> None:

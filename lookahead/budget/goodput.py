@@ -6,10 +6,11 @@ worth the time in which the job would otherwise say as much, so the forward take
     seconds that a token is worth x (rows + probabilities of the nodes) - seconds of the forward
 
 is largest: time saved by what is said less time spent. Attention pads trees to the widest, so queues of narrower ones are tried
-too. A token is worth its share of a plain step, divided by how many times faster than plain decoding the job has been of late,
-so that this holds for any number of rows. It is goodput (arXiv 2406.14066) over the whole job rather than in each step by
-itself, and none is the right number where drafts do not pay. Costs are those of cost.py. Without a profile the first steps try
-several sizes; later ones look left and right, as often as that costs a set share of the time.
+too. On CPUs a forward of another size than the one before takes 2 to 5 % longer, so sizes change for good reason only. A token
+is worth its share of a plain step, divided by how many times faster than plain decoding the job has been of late, so that this
+holds for any number of rows. It is goodput (arXiv 2406.14066) over the whole job rather than in each step by itself, and none
+is the right number where drafts do not pay. Costs are those of cost.py. Without a profile the first steps try several sizes;
+later ones look left and right, as often as that costs a set share of the time.
 
 Probabilities are right on average, but not for each kind of tree: at first those that promise most keep least. So what trees of
 about the same promise (the sum over their first nodes) have kept is remembered, and their nodes count accordingly.
@@ -31,6 +32,7 @@ LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of dra
 LOOK_SHARE = 0.004  # of the time goes into looking
 LOOK_APART = 20  # steps between two looks at least
 MEMORY = 0.99  # weight of the past at each step: about 100 steps count
+CHANGED = 1.03  # times what it takes otherwise: a forward of another size than the one before, on a CPU
 CAUTION = 1.2  # a node is drafted if its probability is worth so many times what it costs now: drafting takes time, too
 
 PROMISED, KEPT = 0, 1  # rows of the record: draft tokens that trees of about one promise should have kept, and that they did
@@ -48,7 +50,8 @@ AS_MANY_AS_PAY = -1
 # such steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a
 # step outside of its forward, seconds that may go into looks, and how many of the record's units DOUBT is. The latest choice:
 # seconds that it saves, the probability at which one more node would pay, tokens that fill the forward up, and whose they are.
-PLAIN, SPENT, OTHER, SPARE, DOUBTED, SAVED, PRICE, PADDING, FILLED = range(9)
+# And the tokens of the latest forward.
+PLAIN, SPENT, OTHER, SPARE, DOUBTED, SAVED, PRICE, PADDING, FILLED, BEFORE = range(10)
 
 
 class Chosen(NamedTuple):
@@ -75,7 +78,7 @@ class GoodputBudget:
         self._looks = itertools.cycle(LOOKS)
         self._steps = self._looked = 0  # observed; number of the latest that looked
         self._others = np.zeros(LATEST)
-        self._state = np.zeros(FILLED + 1)
+        self._state = np.zeros(BEFORE + 1)
         self._state[DOUBTED] = DOUBT
         self._drafted = 0  # draft tokens of the latest forward that had any
         self._record = np.zeros((2, len(PROMISES) + 1))
@@ -199,6 +202,7 @@ def learn(
     state[SPENT] = MEMORY * state[SPENT] + stands_for * spent / plain
     state[PLAIN] = MEMORY * state[PLAIN] + stands_for * said / rows
     state[SPARE] += LOOK_SHARE * stands_for * spent
+    state[BEFORE] = tokens
 
 
 class Rest:
@@ -242,13 +246,14 @@ def choose(probabilities, starts, sizes, others, fed, keys, bucketed, fills, wan
         total += sizes[tree] - 1
         limit = max(limit, sizes[tree])
     owners = np.empty(total, np.int64)
-    most = rows * worth - seconds_of(shape_of(rows + fed, bucketed), rows, keys, 0, table, terms, 0)
+    tokens = shape_of(rows + fed, bucketed)
+    most = rows * worth - seconds_of(tokens, rows, keys, 0, table, terms, 0) * changed(tokens, state[BEFORE], bucketed)
     best, widest, padding = 0, 1, 0
     kept[:trees] = 1
     while limit > 1:
         saved, taken, width, filling = _take(
             probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, worth, bucketed, fills, wanted,
-            table, terms, owners,
+            table, terms, state[BEFORE], owners,
         )  # fmt: skip
         if saved > most or (wanted >= 0 and taken > 0):
             most, best, widest, padding = saved, taken, width, filling
@@ -271,6 +276,7 @@ def choose(probabilities, starts, sizes, others, fed, keys, bucketed, fills, wan
         larger = shape_of(rows + fed + best + padding + more, bucketed)
         price = min(price, (seconds_of(larger, rows, keys, widest, table, terms, 0) - now) / more)
     state[SAVED], state[PRICE], state[PADDING], state[FILLED] = most, max(0.0, price) / worth, padding, filled
+    state[BEFORE] = tokens
     return best
 
 
@@ -290,8 +296,15 @@ def settle(accepted, bets, record, state):
 
 
 @inlined
+def changed(tokens, before, bucketed):
+    """Times what it takes otherwise, a forward of so many tokens after one of `before` (0: after none)."""
+    return CHANGED if before > 0 and tokens != before and not bucketed else 1.0
+
+
+@inlined
 def _take(
-    probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, worth, bucketed, fills, wanted, table, terms, owners
+    probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, worth, bucketed, fills, wanted,
+    table, terms, before, owners,
 ):  # fmt: skip
     """Of trees of at most `limit` nodes: (seconds saved, draft nodes, width of the widest tree, tokens that fill up) at best.
 
@@ -334,7 +347,8 @@ def _take(
                 continue
             if fills and taken == total and tokens < table[SIZE, place + 1]:
                 filling = int(table[SIZE, place + 1]) - tokens
-        saved = said * worth - seconds_of(tokens + filling, rows, keys, width, table, terms, place)
+        seconds = seconds_of(tokens + filling, rows, keys, width, table, terms, place)
+        saved = said * worth - seconds * changed(tokens + filling, before, bucketed)
         if saved > most or exactly:
             most, best, widest, padding = saved, taken, width, filling
     return most, best, widest, padding

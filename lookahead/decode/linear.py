@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-DTYPES = (torch.float32, torch.bfloat16)
+ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of each dtype that has such products, for the largest score
 TOKENS = 16  # that the layout is chosen for: from 4 on it is the same, and best for one token, too
 
 
@@ -41,26 +41,33 @@ class LaidOutLinear(torch.nn.Module):
         return self._weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise.default(tokens, self._laid_out, self.bias, "none", [], "")
+        return _product(tokens, self._laid_out, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-def laid_out(weight: torch.Tensor) -> torch.Tensor | None:
-    """A copy of a matrix [out, in] in oneDNN's layout; None where there is no such product for it."""
-    if weight.device.type != "cpu" or weight.dtype not in DTYPES or not torch.backends.mkldnn.is_available():
-        return None
-    try:
-        if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return None
-        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), TOKENS)
-        return packed
-    except (AttributeError, RuntimeError):  # another version or build of torch
-        return None
+def _product(tokens: torch.Tensor, laid_out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(tokens, laid_out, bias, "none", [], "")
+    return product
 
 
 @torch.no_grad()
+def laid_out(weight: torch.Tensor) -> torch.Tensor | None:
+    """A copy of a matrix [out, in] in oneDNN's layout; None where there is no such product, or not the same one."""
+    if weight.device.type != "cpu" or weight.dtype not in ROUNDING or not torch.backends.mkldnn.is_available():
+        return None
+    tokens = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1).to(weight.dtype)
+    try:
+        if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return None
+        copy: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TOKENS)
+        ours, theirs = _product(tokens, copy, None).float(), torch.nn.functional.linear(tokens, weight).float()
+    except (AttributeError, RuntimeError):  # another version or build of torch
+        return None
+    return copy if (ours - theirs).abs().max() <= ROUNDING[weight.dtype] * theirs.abs().max() else None
+
+
 def lay_out(model: Any) -> Any:
     """Give a model's linear layers weights that are laid out for its CPU; returns the model. No other kind of layer is touched.
 
