@@ -17,12 +17,15 @@ from lookahead.budget.goodput import (
     CHANGED,
     DOUBT,
     DOUBTED,
+    EMPTY,
     OTHER,
     PLAIN,
     PROMISES,
+    RESTS,
     SPENT,
     TRIALS,
     GoodputBudget,
+    Rest,
     choose,
     shape_of,
 )
@@ -417,3 +420,19 @@ def test_trials_take_sizes_that_forwards_have_and_know_plain_steps_too() -> None
         assert set(seen) <= set(SIZES.tolist()) | {rows}
         assert rows in seen
         assert len(set(seen)) == 4
+
+
+def test_rows_whose_drafts_never_pay_rest_ever_longer_and_wake_together() -> None:
+    rests, woke = [Rest(), Rest()], ([], [])  # type: tuple[list[Rest], tuple[list[int], list[int]]]
+    for step in range(200):
+        for rest, steps, began in zip(rests, woke, (0, 13), strict=True):
+            if step >= began and rest.is_over(step):
+                rest.drafted(0, step)
+                steps.append(step)
+    assert woke[0][:EMPTY] == list(range(EMPTY))
+    apart = np.diff(woke[0])
+    assert set(apart[-10:]) == {1 + RESTS[-1]}
+    assert max(apart) == 1 + RESTS[-1]
+    assert woke[0][-10:] == woke[1][-10:]
+    rests[0].drafted(1, 200)
+    assert rests[0].is_over(201)

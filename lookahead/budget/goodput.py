@@ -42,7 +42,7 @@ DOUBT = 10.0  # tokens kept as promised, before any were
 FADING = 0.998  # weight of the past in the record at each draft
 
 EMPTY = 8  # drafts in a row without a token that pays, after which a row rests
-LONGEST_REST = 8  # steps
+RESTS = (1, 2, 4, 8)  # steps, one after the other
 NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in so many
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
@@ -206,21 +206,27 @@ def learn(
 
 
 class Rest:
-    """When a row is drafted for: at each step while drafts pay; while none does, ever more rarely, down to one step in 9."""
+    """When a row is drafted for: at each step while drafts pay; while none does, ever more rarely, down to one step in 9.
+
+    Rows that rest longest wake at the same steps, as one draft for several rows takes less than one for each.
+    """
 
     def __init__(self) -> None:
         self._empty = 0  # drafts in a row of which nothing was worth verifying
-        self._left = 0  # steps without a draft
+        self._until = 0  # number of the step at which it is over
 
-    def is_over(self) -> bool:
-        """To be asked once a step: the row is to be drafted for."""
-        self._left -= 1
-        return self._left < 0
+    def is_over(self, step: int) -> bool:
+        """The row is to be drafted for at the step of this number."""
+        return step >= self._until
 
-    def drafted(self, tokens: int) -> None:
-        """So many draft tokens were worth verifying."""
+    def drafted(self, tokens: int, step: int) -> None:
+        """So many draft tokens were worth verifying at the step of this number."""
         self._empty = 0 if tokens else self._empty + 1
-        self._left = 0 if self._empty < EMPTY else min(LONGEST_REST, 1 << (self._empty - EMPTY))
+        self._until = step + 1
+        if self._empty >= EMPTY:
+            rest = RESTS[min(self._empty - EMPTY, len(RESTS) - 1)]
+            apart = 1 + rest
+            self._until = step + apart if rest < RESTS[-1] else (step // apart + 1) * apart
 
 
 @kernel

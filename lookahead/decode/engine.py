@@ -239,7 +239,7 @@ class DecodingEngine:
         self._slots: Slots | None = None  # of the latest run
         self.budget = GoodputBudget(target.costs())
         self._recycling = Worth()  # what the model almost said, where lengths are chosen by what pays
-        self._plain_steps = 0
+        self._steps = self._plain_steps = 0
         if target.mode in ("chain", "replay"):
             drafter.restrict_to_chains()
 
@@ -369,28 +369,32 @@ class DecodingEngine:
         """Draft, verify all in one forward, accept, keep, count. rows[k] sits in slot k."""
         now = self.target.now
         began = now()
+        self._steps += 1
         pieces = self._pieces(rows, slots)
+        awake = any(row.is_drafted_for for row in rows)
         drafted = now()
         scores = slots.forward([piece.tree for piece in pieces], [piece.wanted for piece in pieces])
         scores.wait()
         computed = now()
-        self._recycle(rows, pieces, scores)
+        if awake:
+            self._recycle(rows, pieces, scores)
         recycled = now()
         accepted = [row.verify(piece, scores, slot) for slot, (row, piece) in enumerate(zip(rows, pieces, strict=True))]
         _note_logprobs(rows, scores)
         slots.keep([each.nodes for each in accepted])
         verified = now()
-        before = self._accepted_from_recycled(rows)
+        before = self._accepted_from_recycled(rows) if awake else 0
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._count(row, piece, each, verified)
         self.clock.add(drafted - began, computed - drafted, verified - computed)
         kept = _accepted_of(rows, pieces, accepted) if self.budget.waits else ()
         # Steps that took in prompts say nothing about the cost of those that do not.
         if self.drafter.options.strategy != "off" and all(piece.wanted == "all" for piece in pieces):
-            given, said = self._accepted_from_recycled(rows) - before, sum(len(each.token_ids) for each in accepted)
-            step = now() - began
+            said, step = sum(len(each.token_ids) for each in accepted), now() - began
             self._learn_cost(rows, pieces, verified - drafted, step, said, kept)
-            self._learn_worth(recycled - computed, step, given, said, len(rows))
+            if awake:
+                given = self._accepted_from_recycled(rows) - before
+                self._learn_worth(recycled - computed, step, given, said, len(rows))
         else:
             self.budget.settle(kept)
 
@@ -432,12 +436,13 @@ class DecodingEngine:
     def _draft(self, rows: list[RunningRow], fed: int) -> list[DraftTree]:
         """A tree for each row; of one that rests, its root. fed: tokens of prompts that the forward takes in beside."""
         options, budget = self.drafter.options, self.budget
-        due = [not options.adaptive or row.rest.is_over() or row.chooser.guide is not None for row in rows]
+        due = [not options.adaptive or row.rest.is_over(self._steps) or row.chooser.guide is not None for row in rows]
         awake = [row for row, now in zip(rows, due, strict=True) if now]
         # Of those that were drafted for at the last step some scores are still to be recycled.
         telling = [row for row, now in zip(rows, due, strict=True) if now or row.is_drafted_for]
-        said = [row.untold() for row in telling]
-        self.drafter.accept_rows([row.drafts for row in telling], said, [row.is_drafted_for for row in telling])
+        if telling:
+            said = [row.untold() for row in telling]
+            self.drafter.accept_rows([row.drafts for row in telling], said, [row.is_drafted_for for row in telling])
         for row, now in zip(rows, due, strict=True):
             row.is_drafted_for = now
         if not awake:
@@ -453,7 +458,7 @@ class DecodingEngine:
         choose = functools.partial(budget.choose, others=len(rows) - len(awake), fed=fed, keys=keys, chains=chains)
         drafted = self.drafter.draft_rows(*limits, max(options.price, budget.price), guides, budget.free(len(rows)), choose)
         for row, tree in zip(awake, drafted, strict=True):
-            row.rest.drafted(tree.draft_tokens)
+            row.rest.drafted(tree.draft_tokens, self._steps)
         if len(awake) == len(rows):
             return drafted
         trees = iter(drafted)
@@ -477,12 +482,11 @@ class DecodingEngine:
         self, rows: list[RunningRow], pieces: list[Piece], forward: float, step: float, said: int, kept: Sequence[int]
     ) -> None:
         """What the step took and gave. Of plain steps, once costs are known, only some tell."""
-        stands_for = 1
-        if not self.budget.tries and all(piece.tree is not None and len(piece.tree) == 1 for piece in pieces):
+        sizes, stands_for = [0 if piece.tree is None else len(piece.tree) for piece in pieces], 1
+        if max(sizes) == 1 and not self.budget.tries:
             self._plain_steps, stands_for = self._plain_steps + 1, PLAIN_APART
             if self._plain_steps % PLAIN_APART:
                 return
-        sizes = [len(piece.tree or ()) for piece in pieces]
         self.budget.observe(sum(sizes), forward, step, len(rows), self._keys(rows), max(sizes), said, stands_for, kept)
 
     def _keys(self, rows: list[RunningRow]) -> int:
