@@ -32,7 +32,7 @@ LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of dra
 LOOK_SHARE = 0.004  # of the time goes into looking
 LOOK_APART = 20  # steps between two looks at least
 MEMORY = 0.99  # weight of the past at each step: about 100 steps count
-CHANGED = 1.03  # times what it takes otherwise: a forward of another size than the one before, on a CPU
+CHANGED = 1.03  # times what it takes otherwise: a forward of another size than the one before, unless shapes are bucketed
 CAUTION = 1.2  # a node is drafted if its probability is worth so many times what it costs now: drafting takes time, too
 
 PROMISED, KEPT = 0, 1  # rows of the record: draft tokens that trees of about one promise should have kept, and that they did
@@ -126,10 +126,11 @@ class GoodputBudget:
             beside = trees + others + fed
             drafted = choose(*known, nodes_near(TRIALS[self._steps] * (trees + others) ** 0.5, beside), *arrays)
         else:
+            before = state[BEFORE]
             drafted = choose(*known, AS_MANY_AS_PAY, *arrays)
             self.price = CAUTION * float(state[PRICE])
             if self._steps - self._looked >= LOOK_APART and state[SPARE] > 0:
-                saved = state[SAVED]
+                saved, state[BEFORE] = state[SAVED], before  # what was chosen just now is not done
                 look = nodes_near(max(drafted, 3) * next(self._looks), trees + others + fed)
                 drafted = choose(*known, look, *arrays)
                 state[SPARE] -= saved - state[SAVED]
@@ -314,7 +315,8 @@ def _take(
 ):  # fmt: skip
     """Of trees of at most `limit` nodes: (seconds saved, draft nodes, width of the widest tree, tokens that fill up) at best.
 
-    total: draft nodes of all trees. owners: int64 [total], takes the tree of each node in the order in which they are taken.
+    total: draft nodes of all trees. before: tokens of the latest forward. owners: int64 [total], takes the tree of each node in
+    the order in which they are taken.
     """
     trees, nodes = len(sizes), 0
     heads = np.ones(trees, np.int64)  # next node of each tree
