@@ -18,6 +18,7 @@ from lookahead.budget.goodput import (
     DOUBT,
     DOUBTED,
     EMPTY,
+    NOTHING,
     OTHER,
     PLAIN,
     PROMISES,
@@ -95,7 +96,7 @@ def sizes(budget: GoodputBudget, probabilities) -> list[int]:
     trees = [chain_of(p) for p in probabilities]
     kept, bets, state = np.empty(len(trees), np.int64), np.zeros((len(trees), 2)), state_of(budget.speedup or 1.0)
     arrays = budget.curve.table, budget.curve.terms, NO_RECORD, state, kept, bets
-    choose(*laid_out(trees), 0, 0, 0, False, False, AS_MANY_AS_PAY, *arrays)
+    choose(*laid_out(trees), 0, 0, 0, False, False, AS_MANY_AS_PAY, NOTHING, *arrays)
     return (kept - 1).tolist()
 
 
@@ -159,7 +160,7 @@ def test_rows_that_go_one_at_a_time_cost_a_forward_each() -> None:
 
 
 def test_flat_cost_drafts_as_much_as_is_allowed() -> None:
-    assert sizes(play(lambda tokens: 0.01, [0.9]), [0.9]) == [63]
+    assert sizes(play(lambda tokens: 0.01, [0.9], steps=3010), [0.9]) == [63]
 
 
 def test_drafts_that_do_not_pay_are_not_verified_and_in_time_not_made() -> None:
@@ -245,7 +246,7 @@ def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], s
     known = np.concatenate(trees), np.cumsum(lengths) - lengths, lengths, 0, 0, 0, False, False
     state = state_of(speed, 1e-3)
     state[BEFORE] = before
-    chosen = choose(*known, AS_MANY_AS_PAY, curve.table, curve.terms, NO_RECORD, state, kept, bets)
+    chosen, _, _ = choose(*known, AS_MANY_AS_PAY, NOTHING, curve.table, curve.terms, NO_RECORD, state, kept, bets)
 
     def seconds(count: int) -> float:
         tokens = len(rows) + count

@@ -46,12 +46,13 @@ RESTS = (1, 2, 4, 8)  # steps, one after the other
 NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in so many
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
+NOTHING = np.empty(0, np.int64)
+TOLD = 8  # steps that are learned from at once: behind a forward, nothing that a kernel needs is in the caches any more
 # What a budget knows. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in
 # such steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a
 # step outside of its forward, seconds that may go into looks, and how many of the record's units DOUBT is. The latest choice:
-# seconds that it saves, the probability at which one more node would pay, tokens that fill the forward up, and whose they are.
-# And the tokens of the latest forward.
-PLAIN, SPENT, OTHER, SPARE, DOUBTED, SAVED, PRICE, PADDING, FILLED, BEFORE = range(10)
+# seconds that it saves, the probability at which one more node would pay. And the tokens of the latest forward.
+PLAIN, SPENT, OTHER, SPARE, DOUBTED, SAVED, PRICE, BEFORE = range(8)
 
 
 class Chosen(NamedTuple):
@@ -69,7 +70,7 @@ class GoodputBudget:
     """The size of each forward that saves most time.
 
     price: path probability below which nodes need not be drafted. speedup: over plain decoding, by what steps should have
-    taken; None before the first.
+    taken, all but the latest few; None before the first.
     """
 
     def __init__(self, curve: CostCurve) -> None:
@@ -83,7 +84,10 @@ class GoodputBudget:
         self._drafted = 0  # draft tokens of the latest forward that had any
         self._record = np.zeros((2, len(PROMISES) + 1))
         # Of each tree of the latest choice: nodes taken; its promise's column of the record, and tokens that it should keep.
-        self._kept, self._bets = np.empty(0, np.int64), np.empty((0, 2))
+        self._kept, self._bets = np.empty(1, np.int64), np.zeros((1, 2))
+        self._arrays = curve.table, curve.terms, self._record, self._state, self._kept, self._bets
+        self._accepted = NOTHING  # of these trees, to be recorded at the next choice
+        self._told: list[tuple[float, ...]] = []  # steps to be learned from, see `learn`
         self.waits = False  # the latest choice is to be settled
 
     @property
@@ -119,25 +123,27 @@ class GoodputBudget:
         """
         curve, state, trees = self.curve, self._state, len(sizes)
         if trees > len(self._kept):
-            self._kept, self._bets = np.empty(trees, np.int64), np.empty((trees, 2))
+            self._kept, self._bets = np.empty(trees, np.int64), np.pad(self._bets, ((0, trees - len(self._bets)), (0, 0)))
+            self._arrays = *self._arrays[:-2], self._kept, self._bets
         known = probabilities, starts, sizes, others, fed, keys, curve.bucketed, not (chains or fed or curve.bucketed)
-        arrays = curve.table, curve.terms, self._record, state, self._kept, self._bets
+        arrays, accepted, self._accepted, self.waits = self._arrays, self._accepted, NOTHING, True
         if self.tries:
             beside = trees + others + fed
-            drafted = choose(*known, nodes_near(TRIALS[self._steps] * (trees + others) ** 0.5, beside), *arrays)
+            trial = nodes_near(TRIALS[self._steps] * (trees + others) ** 0.5, beside)
+            drafted, padding, filled = choose(*known, trial, accepted, *arrays)
         else:
-            before = state[BEFORE]
-            drafted = choose(*known, AS_MANY_AS_PAY, *arrays)
-            self.price = CAUTION * float(state[PRICE])
-            if self._steps - self._looked >= LOOK_APART and state[SPARE] > 0:
+            looks = self._steps - self._looked >= LOOK_APART and state.item(SPARE) > 0
+            before = state.item(BEFORE)
+            drafted, padding, filled = choose(*known, AS_MANY_AS_PAY, accepted, *arrays)
+            self.price = CAUTION * state.item(PRICE)
+            if looks:
                 saved, state[BEFORE] = state[SAVED], before  # what was chosen just now is not done
                 look = nodes_near(max(drafted, 3) * next(self._looks), trees + others + fed)
-                drafted = choose(*known, look, *arrays)
+                drafted, padding, filled = choose(*known, look, NOTHING, *arrays)
                 state[SPARE] -= saved - state[SAVED]
                 self._looked = self._steps
-        self.waits, padding = True, int(state[PADDING])
         self._drafted = drafted + padding or self._drafted
-        return Chosen(self._kept[:trees].tolist(), padding, int(state[FILLED]))
+        return Chosen(self._kept[:trees].tolist(), padding, filled)
 
     def settle(self, accepted: Sequence[int]) -> None:
         """Of each tree of the latest choice so many draft tokens were accepted; -1, or where the list ends: nobody knows.
@@ -145,8 +151,7 @@ class GoodputBudget:
         Once for each choice, or never; without one nothing happens.
         """
         if self.waits:
-            settle(np.array(accepted, np.int64), self._bets, self._record, self._state)
-            self.waits = False
+            self._accepted, self.waits = np.array(accepted, np.int64), False
 
     def observe(
         self,
@@ -164,14 +169,19 @@ class GoodputBudget:
 
         rows, keys, width: see `CostCurve`. stands_for: steps like it that are not told. accepted: see `settle`.
         """
-        curve = self.curve
         self._steps += 1
-        learn(
-            bucket(tokens) if curve.bucketed else tokens, rows, keys, width, forward_seconds, step_seconds, said,
-            stands_for, self._steps, curve.table, curve.terms, curve.latest, self._others,
-            np.array(accepted if self.waits else (), np.int64), self._bets, self._record, self._state,
-        )  # fmt: skip
-        self.waits = False
+        self._state[BEFORE] = tokens
+        shape = bucket(tokens) if self.curve.bucketed else tokens
+        self._told.append((shape, rows, keys, width, forward_seconds, step_seconds, said, stands_for))
+        if len(self._told) == TOLD or (not self.curve.known and self._steps <= len(TRIALS)):
+            self._learn()
+        self.settle(accepted)
+
+    def _learn(self) -> None:
+        """From the steps that were told since the last time."""
+        curve = self.curve
+        learn(np.array(self._told), self._steps, curve.table, curve.terms, curve.latest, self._others, self._state)
+        self._told.clear()
 
 
 def nodes_near(nodes: float, others: int) -> int:
@@ -183,27 +193,28 @@ def warm_up() -> None:
     """Compile the kernels (once per machine), so that no step waits for it."""
     budget, one = GoodputBudget(CostCurve()), np.ones(1, np.int64)
     budget.choose(np.ones(1, np.float32), 0 * one, one)
-    budget.settle([0])
-    budget.observe(1, 1e-3, 1e-3)
+    budget.observe(1, 1e-3, 1e-3, accepted=[0])  # without a profile it is learned from at once
     bucket(1)
 
 
 @kernel
-def learn(
-    tokens, rows, keys, width, forward_seconds, step_seconds, said, stands_for, steps,
-    table, terms, latest, others, accepted, bets, record, state,
-):  # fmt: skip
-    """See `GoodputBudget.observe`. steps: so far, this one included. others: float64 [LATEST], seconds outside of forwards."""
-    settle(accepted, bets, record, state)
-    observe(tokens, rows, keys, width, forward_seconds, table, terms, latest)
-    others[(steps - 1) % LATEST] = step_seconds - forward_seconds
+def learn(told, steps, table, terms, latest, others, state):
+    """See `GoodputBudget.observe`, from whose arguments `told`, float64 [steps, 8], comes: all but the last, step after step.
+
+    steps: so far, these included. others: float64 [LATEST], seconds outside of forwards.
+    """
+    for k in range(len(told)):
+        others[(steps - len(told) + k) % LATEST] = told[k, 5] - told[k, 4]
     state[OTHER] = faster_of(others, min(steps, LATEST))
-    spent = seconds_of(tokens, rows, keys, width, table, terms, 0) + state[OTHER]
-    plain = seconds_of(rows, rows, keys, 0, table, terms, 0) + state[OTHER]
-    state[SPENT] = MEMORY * state[SPENT] + stands_for * spent / plain
-    state[PLAIN] = MEMORY * state[PLAIN] + stands_for * said / rows
-    state[SPARE] += LOOK_SHARE * stands_for * spent
-    state[BEFORE] = tokens
+    for k in range(len(told)):
+        tokens, rows, keys, width = int(told[k, 0]), int(told[k, 1]), int(told[k, 2]), int(told[k, 3])
+        said, stands_for = told[k, 6], told[k, 7]
+        observe(tokens, rows, keys, width, told[k, 4], table, terms, latest)
+        spent = seconds_of(tokens, rows, keys, width, table, terms, 0) + state[OTHER]
+        plain = seconds_of(rows, rows, keys, 0, table, terms, 0) + state[OTHER]
+        state[SPENT] = MEMORY * state[SPENT] + stands_for * spent / plain
+        state[PLAIN] = MEMORY * state[PLAIN] + stands_for * said / rows
+        state[SPARE] += LOOK_SHARE * stands_for * spent
 
 
 class Rest:
@@ -231,15 +242,20 @@ class Rest:
 
 
 @kernel
-def choose(probabilities, starts, sizes, others, fed, keys, bucketed, fills, wanted, table, terms, record, state, kept, bets):
-    """Take draft nodes, the most probable first; returns how many, and fills kept (int64 [trees], roots included) and `state`.
+def choose(
+    probabilities, starts, sizes, others, fed, keys, bucketed, fills, wanted, accepted, table, terms, record, state, kept, bets
+):  # fmt: skip
+    """Take draft nodes, the most probable first; fills kept (int64 [trees], roots included) and `state`. Returns how many nodes
+    it takes, how many tokens fill the forward up, and the number of the tree that those are to join.
 
-    See `GoodputBudget.choose`. wanted: take so many; or AS_MANY_AS_PAY. record: see PROMISED. bets: float64 [trees, 2], takes
-    of each tree the record's column and the tokens that it should keep. fills: a forward that takes all nodes is filled up to
-    one of SIZES.
+    See `GoodputBudget.choose`. wanted: take so many; or AS_MANY_AS_PAY. record: see PROMISED. accepted: int64, tokens of each
+    tree of the choice before, which goes into the record; see `GoodputBudget.settle`. bets: float64 [trees, 2], takes of each
+    tree the record's column and the tokens that it should keep. fills: a forward that takes all nodes is filled up to one of
+    SIZES.
 
     Attention pads all trees to the widest, so other widths than that of the most probable nodes are tried, down to 2.
     """
+    _settle(accepted, bets, record, state)
     trees = len(sizes)
     rows = trees + others
     speed = max(1.0, state[PLAIN] / state[SPENT]) if state[SPENT] > 0 else 1.0
@@ -282,14 +298,13 @@ def choose(probabilities, starts, sizes, others, fed, keys, bucketed, fills, wan
     for more in SECANTS:
         larger = shape_of(rows + fed + best + padding + more, bucketed)
         price = min(price, (seconds_of(larger, rows, keys, widest, table, terms, 0) - now) / more)
-    state[SAVED], state[PRICE], state[PADDING], state[FILLED] = most, max(0.0, price) / worth, padding, filled
-    state[BEFORE] = tokens
-    return best
+    state[SAVED], state[PRICE], state[BEFORE] = most, max(0.0, price) / worth, tokens
+    return best, padding, filled
 
 
-@kernel
-def settle(accepted, bets, record, state):
-    """See `GoodputBudget.settle`. bets: as `choose` gives them."""
+@inlined
+def _settle(accepted, bets, record, state):
+    """See `GoodputBudget.settle`. bets: as `choose` left them."""
     for tree in range(len(accepted)):
         column, should_keep = int(bets[tree, 0]), bets[tree, 1]
         if should_keep > 0 and accepted[tree] >= 0:

@@ -437,7 +437,7 @@ class DecodingEngine:
         """A tree for each row; of one that rests, its root. fed: tokens of prompts that the forward takes in beside."""
         options, budget = self.drafter.options, self.budget
         due = [not options.adaptive or row.rest.is_over(self._steps) or row.chooser.guide is not None for row in rows]
-        awake = [row for row, now in zip(rows, due, strict=True) if now]
+        awake = list(itertools.compress(rows, due))
         # Of those that were drafted for at the last step some scores are still to be recycled.
         telling = [row for row, now in zip(rows, due, strict=True) if now or row.is_drafted_for]
         if telling:
@@ -501,12 +501,14 @@ class DecodingEngine:
             return 0
         return sum(row.generation.accepted_by_source["recycled"] for row in rows)
 
-    def _learn_worth(self, recycling: float, step: float, given: int, said: int, rows: int) -> None:
+    def _learn_worth(self, seconds: float, step: float, given: int, said: int, rows: int) -> None:
         """Whether recycling pays, which gave so many of the tokens said. Where lengths are set, it is always done."""
-        options = self.drafter.options
+        options, recycling = self.drafter.options, self._recycling
         if options.recycle and options.adaptive:
-            self._recycling.observe(recycling + self.drafter.taken_in_seconds, given, step, said, rows)
-            self.drafter.use_recycled(self._recycling.pays)
+            paid = recycling.pays
+            recycling.observe(seconds + self.drafter.taken_in_seconds, given, step, said, rows)
+            if recycling.pays is not paid:
+                self.drafter.use_recycled(recycling.pays)
 
     def _started(self, generation: Generation) -> list[RunningRow]:
         """A request that is about to take a slot; nothing if it needs none, as it has been decoded plainly or has failed."""
