@@ -15,6 +15,7 @@ from lookahead.bench.calibrate import Cell, calibrate, fitted
 from lookahead.bench.planner import predict
 from lookahead.budget.cost import SIZES
 from lookahead.budget.estimate import GPUS
+from lookahead.budget.goodput import CHANGED
 from lookahead.budget.profile import CostProfile, Setting, cached_profile, read_profile, save_to_cache, shipped_names
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.model import estimated_profile
@@ -191,7 +192,9 @@ def requests(count: int, prompt: int, answer: int) -> list[Generation]:
 
 
 def test_pretended_forwards_take_what_the_profile_says() -> None:
-    """3 prompts of 10 tokens, 5 tokens said, 2 rows at once, no drafts: each forward's load is known."""
+    """3 prompts of 10 tokens, 5 tokens said, 2 rows at once, no drafts: each forward's load is known. The first one of a size
+    takes longer than those that follow.
+    """
     profile = CostProfile(SETTING, "measured", (1, 100), (100.0, 1090.0), per_key=0.5, per_query_key=0.25, per_score=1.0)
     target = pretend_model(profile)
     engine = DecodingEngine(target, Drafter((), DraftOptions("off")), 2)
@@ -200,8 +203,8 @@ def test_pretended_forwards_take_what_the_profile_says() -> None:
     def cost(tokens: int, rows: int, keys: int, unscored: int = 0) -> float:
         return 90 + 10 * tokens + keys * (0.5 + 0.25 * tokens / rows) - unscored
 
-    two = cost(20, 2, 0, 18) + sum(cost(2, 2, 2 * past) for past in range(10, 14))
-    one = cost(10, 1, 0, 9) + sum(cost(1, 1, past) for past in range(10, 14))
+    two = cost(20, 2, 0, 18) + CHANGED * cost(2, 2, 20) + sum(cost(2, 2, 2 * past) for past in range(11, 14))
+    one = CHANGED * (cost(10, 1, 0, 9) + cost(1, 1, 10)) + sum(cost(1, 1, past) for past in range(11, 14))
     assert target.now.pretended == pytest.approx(two + one, rel=1e-3)  # sweeping the caches takes away its own seconds
 
 
@@ -223,7 +226,7 @@ def test_rows_of_different_lengths_cost_what_attention_makes_of_them(separate: b
     assert len(together) > 5
     assert all(keys > (310 if separate else 600) for _, keys, *_ in together)
     assert all(keys < (380 if separate else 700) for _, keys, *_ in together)
-    assert all(forward == pytest.approx(charged, rel=0.02) for *_, forward, charged in told)
+    assert all(1 - 0.02 < forward / charged < CHANGED + 0.02 for *_, forward, charged in told)
 
 
 def test_prediction_gives_the_speedup_that_its_costs_imply() -> None:

@@ -27,7 +27,8 @@ from lookahead.errors import LookaheadError
 SHORT, LONG = 128, 1024  # tokens in the cache of each row
 CHUNK = 512  # tokens of a prompt that are taken in at once
 MOST_WIDTH = 128
-IN_A_ROW = 2  # forwards of a cell that count
+IN_A_ROW = 2  # forwards of a cell that count, behind so many that do not: one in the first round, which may be all there is
+WARMING = 3  # in later ones, as a token alone becomes cheaper up to the fourth of its kind
 ACCEPTING_SHARE, ACCEPTING_TIMES, ACCEPTING_WIDTH = 0.1, 12, 8
 SHARE_OF_FIRST = 0.5  # of the time for the first round: what is not reached by then is left out
 
@@ -107,7 +108,7 @@ def calibrate(
     rounds = 1
     while spent() < 1:
         for cell, times in taken.items():
-            times += texts.seconds_of(cell)
+            times += texts.seconds_of(cell, WARMING)
             if spent() > 1:
                 break
         rounds += 1
@@ -137,11 +138,11 @@ class _Texts:
         self._slots: dict[tuple[int, int], Slots] = {}
 
     @torch.inference_mode()
-    def seconds_of(self, cell: Cell) -> list[float]:
-        """Forwards of a cell; the first after others of another shape is slow, as caches hold what those needed."""
+    def seconds_of(self, cell: Cell, warming: int = 1) -> list[float]:
+        """Forwards of a cell; the first after others of another shape are slow, as caches hold what those needed."""
         key = cell.rows, cell.context
         slots = self._slots.get(key) or self._slots.setdefault(key, self._filled(*key))
-        return [self._forward(cell, slots) for _ in range(1 + IN_A_ROW)][1:]
+        return [self._forward(cell, slots) for _ in range(warming + IN_A_ROW)][warming:]
 
     def _forward(self, cell: Cell, slots: Slots) -> float:
         """Timed as the engine's steps are; nothing of it is kept."""

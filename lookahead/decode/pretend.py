@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lookahead.budget.cost import CostCurve
-from lookahead.budget.goodput import shape_of
+from lookahead.budget.goodput import CHANGED, shape_of
 from lookahead.budget.profile import CostProfile, Setting
 from lookahead.decode.batch import runs_of
 from lookahead.decode.kv_cache import SlotCache
@@ -85,12 +85,13 @@ def pretend_model(profile: CostProfile) -> PretendModel:
 
 
 class PretendSlots(PackedSlots):
-    """Slots without keys and values. A forward moves the clock on."""
+    """Slots without keys and values. A forward moves the clock on, by what forwards of the same size in a row take, or more."""
 
     def __init__(self, target: PretendModel):
         super().__init__(target)
         self.cache = NothingHeld(target)
         self._profile, self._clock = target.profile, target.now
+        self._before = 0  # tokens of the latest forward
 
     def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
         sizes = [0 if tree is None else len(tree) for tree in trees]
@@ -106,6 +107,9 @@ class PretendSlots(PackedSlots):
             seconds = self._profile.forward_seconds(
                 tokens, rows, keys, sum(sizes) - scored, max(sizes) if scored == sum(sizes) else 0
             )
+            if self._before not in (0, tokens) and not self._profile.bucketed:
+                seconds *= CHANGED
+            self._before = tokens
             self._clock.pass_by(seconds, self._profile.setting.threads > 0)
         self._took(trees, wanted)
         return NoScores(self._profile, self._clock)
