@@ -95,7 +95,7 @@ def sizes(budget: GoodputBudget, probabilities) -> list[int]:
     """Draft tokens of each row that pay now."""
     trees = [chain_of(p) for p in probabilities]
     kept, bets, state = np.empty(len(trees), np.int64), np.zeros((len(trees), 2)), state_of(budget.speedup or 1.0)
-    arrays = budget.curve.table, budget.curve.terms, NO_RECORD, state, kept, bets
+    arrays = budget.curve.table, budget.curve.terms, NO_RECORD, state, np.zeros(len(SIZES)), kept, bets
     choose(*laid_out(trees), 0, 0, 0, False, False, AS_MANY_AS_PAY, NOTHING, *arrays)
     return (kept - 1).tolist()
 
@@ -236,21 +236,28 @@ def test_what_is_kept_of_a_tree_is_a_tree_of_its_first_nodes() -> None:
     st.lists(st.lists(st.floats(0, 1, width=32), max_size=12), min_size=1, max_size=5),
     st.floats(1, 4),
     st.one_of(st.just(0), st.integers(1, 40)),
+    st.integers(-1, len(SIZES) - 1),
 )
 @settings(deadline=None, max_examples=300)
-def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], speed: float, before: int) -> None:
-    """Against every number of nodes, each priced in plain Python, a forward of another size than the one before higher."""
+def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], speed: float, before: int, usual: int) -> None:
+    """Against every number of nodes, each priced in plain Python, a forward of another size than the one before higher, and one
+    of an unusual size.
+    """
     cost, trees = linear(0.07), [np.minimum.accumulate([1.0, *below]).astype(np.float32) for below in rows]
     curve, kept, bets = CostCurve(profile_of(cost)), np.empty(len(rows), np.int64), np.zeros((len(rows), 2))
     lengths = np.array([len(tree) for tree in trees])
     known = np.concatenate(trees), np.cumsum(lengths) - lengths, lengths, 0, 0, 0, False, False
     state = state_of(speed, 1e-3)
     state[BEFORE] = before
-    chosen, _, _ = choose(*known, AS_MANY_AS_PAY, NOTHING, curve.table, curve.terms, NO_RECORD, state, kept, bets)
+    gains = np.zeros(len(SIZES))
+    gains[usual] = usual >= 0
+    expected = SIZES[usual] if usual >= 0 and SIZES[usual] > len(rows) else len(rows)
+    chosen, _, _ = choose(*known, AS_MANY_AS_PAY, NOTHING, curve.table, curve.terms, NO_RECORD, state, gains, kept, bets)
 
     def seconds(count: int) -> float:
         tokens = len(rows) + count
-        return cost(tokens) * (CHANGED if before and tokens != before else 1.0)
+        changes = int(tokens != before) + int(tokens != expected) if before else 0
+        return cost(tokens) * (1 + (CHANGED - 1) * changes)
 
     queue = np.sort(np.concatenate([tree[1:] for tree in trees]))[::-1]
     worth = (cost(len(rows)) + 1e-3) / (len(rows) * speed)
@@ -320,6 +327,19 @@ def test_row_that_turns_predictable_gets_drafts_at_once() -> None:
     assert sizes(budget, [0.95])[0] >= 8
 
 
+def test_size_stays_where_trees_differ_a_little_and_follows_where_they_change_for_good() -> None:
+    budget, random, drafted = GoodputBudget(CostCurve(profile_of(linear(0.05)))), np.random.default_rng(0), []
+    for low, high in ((0.55, 0.8), (0.1, 0.2), (0.55, 0.8)):
+        for _ in range(400):
+            (tree,) = cut(budget, [chain_of(random.uniform(low, high))])
+            budget.observe(len(tree), linear(0.05)(len(tree)), linear(0.05)(len(tree)) + 1e-4, said=len(tree))
+            drafted.append(tree.draft_tokens)
+    many, few, again = (np.array(drafted[start + 100 : start + 400]) for start in (0, 400, 800))
+    assert np.mean(np.diff(many) != 0) < 0.3  # without a usual size: 0.42
+    assert 3 * few.mean() < many.mean()
+    assert np.median(again) == np.median(many)
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_machine_that_becomes_slow_for_large_forwards_is_noticed(known: bool) -> None:
     budget = play(linear(0.01), [0.8], profile=profile_of(linear(0.01)) if known else None)
@@ -361,7 +381,7 @@ def test_looks_go_on_after_one_that_drafts_nothing() -> None:
 
 
 def test_profile_that_does_not_hold_is_learned_anew() -> None:
-    budget = play(linear(0.4), [0.8], steps=2000, profile=profile_of(linear(0.01)))
+    budget = play(linear(0.4), [0.8], steps=3000, profile=profile_of(linear(0.01)))
     (chosen,) = sizes(budget, [0.8])
     assert chosen <= 4
 

@@ -6,11 +6,13 @@ worth the time in which the job would otherwise say as much, so the forward take
     seconds that a token is worth x (rows + probabilities of the nodes) - seconds of the forward
 
 is largest: time saved by what is said less time spent. Attention pads trees to the widest, so queues of narrower ones are tried
-too. On CPUs a forward of another size than the one before takes 2 to 5 % longer, so sizes change for good reason only. A token
-is worth its share of a plain step, divided by how many times faster than plain decoding the job has been of late, so that this
-holds for any number of rows. It is goodput (arXiv 2406.14066) over the whole job rather than in each step by itself, and none
-is the right number where drafts do not pay. Costs are those of cost.py. Without a profile the first steps try several sizes;
-later ones look left and right, as often as that costs a set share of the time.
+too. A token is worth its share of a plain step, divided by how many times faster than plain decoding the job has been of late,
+so that this holds for any number of rows. It is goodput (arXiv 2406.14066) over the whole job rather than in each step by
+itself, and none is the right number where drafts do not pay. Costs are those of cost.py. Without a profile the first steps try
+several sizes; later ones look left and right, as often as that costs a set share of the time.
+
+On CPUs a forward of another size than the one before takes 2 to 5 % longer, so sizes change for good reason only: there is a
+usual one, which would have saved most of late, and leaving it costs the way back, too.
 
 Probabilities are right on average, but not for each kind of tree: at first those that promise most keep least. So what trees of
 about the same promise (the sum over their first nodes) have kept is remembered, and their nodes count accordingly.
@@ -33,6 +35,8 @@ LOOK_SHARE = 0.004  # of the time goes into looking
 LOOK_APART = 20  # steps between two looks at least
 MEMORY = 0.99  # weight of the past at each step: about 100 steps count
 CHANGED = 1.03  # times what it takes otherwise: a forward of another size than the one before, unless shapes are bucketed
+OF_LATE = 0.98  # weight of the past, at each choice, in what sizes would have saved: about 50 steps count
+NOT_GROWN = 0.7  # of the least probability of a tree's nodes: that of those which were not grown, as they cost too much
 CAUTION = 1.2  # a node is drafted if its probability is worth so many times what it costs now: drafting takes time, too
 
 PROMISED, KEPT = 0, 1  # rows of the record: draft tokens that trees of about one promise should have kept, and that they did
@@ -85,7 +89,7 @@ class GoodputBudget:
         self._record = np.zeros((2, len(PROMISES) + 1))
         # Of each tree of the latest choice: nodes taken; its promise's column of the record, and tokens that it should keep.
         self._kept, self._bets = np.empty(1, np.int64), np.zeros((1, 2))
-        self._arrays = curve.table, curve.terms, self._record, self._state, self._kept, self._bets
+        self._arrays = curve.table, curve.terms, self._record, self._state, np.zeros(len(SIZES)), self._kept, self._bets
         self._accepted = NOTHING  # of these trees, to be recorded at the next choice
         self._told: list[tuple[float, ...]] = []  # steps to be learned from, see `learn`
         self.waits = False  # the latest choice is to be settled
@@ -243,15 +247,17 @@ class Rest:
 
 @kernel
 def choose(
-    probabilities, starts, sizes, others, fed, keys, bucketed, fills, wanted, accepted, table, terms, record, state, kept, bets
+    probabilities, starts, sizes, others, fed, keys, bucketed, fills, wanted, accepted,
+    table, terms, record, state, gains, kept, bets,
 ):  # fmt: skip
     """Take draft nodes, the most probable first; fills kept (int64 [trees], roots included) and `state`. Returns how many nodes
     it takes, how many tokens fill the forward up, and the number of the tree that those are to join.
 
     See `GoodputBudget.choose`. wanted: take so many; or AS_MANY_AS_PAY. record: see PROMISED. accepted: int64, tokens of each
-    tree of the choice before, which goes into the record; see `GoodputBudget.settle`. bets: float64 [trees, 2], takes of each
-    tree the record's column and the tokens that it should keep. fills: a forward that takes all nodes is filled up to one of
-    SIZES.
+    tree of the choice before, which goes into the record; see `GoodputBudget.settle`. gains: float64 [SIZES], seconds that
+    forwards of these sizes would have saved over plain ones, on average of late; updated. bets: float64 [trees, 2], takes of
+    each tree the record's column and the tokens that it should keep. fills: a forward that takes all nodes is filled up to one
+    of SIZES.
 
     Attention pads all trees to the widest, so other widths than that of the most probable nodes are tried, down to 2.
     """
@@ -270,13 +276,19 @@ def choose(
         limit = max(limit, sizes[tree])
     owners = np.empty(total, np.int64)
     tokens = shape_of(rows + fed, bucketed)
-    most = rows * worth - seconds_of(tokens, rows, keys, 0, table, terms, 0) * changed(tokens, state[BEFORE], bucketed)
+    usual, gain = float(tokens), 0.0
+    for column in range(len(gains)):
+        if gains[column] > gain and table[SIZE, column] > tokens:
+            usual, gain = table[SIZE, column], gains[column]
+    plain = seconds_of(tokens, rows, keys, 0, table, terms, 0)
+    most = rows * worth - plain * changed(tokens, state[BEFORE], usual, bucketed)
+    saves = np.full(len(gains), -np.inf)
     best, widest, padding = 0, 1, 0
     kept[:trees] = 1
     while limit > 1:
         saved, taken, width, filling = _take(
             probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, worth, bucketed, fills, wanted,
-            table, terms, state[BEFORE], owners,
+            table, terms, state[BEFORE], usual, saves, owners,
         )  # fmt: skip
         if saved > most or (wanted >= 0 and taken > 0):
             most, best, widest, padding = saved, taken, width, filling
@@ -288,6 +300,9 @@ def choose(
         width += width % 2  # an odd one takes as long
         limit = width if width < limit else limit - max(2, limit // NARROWER)
         limit += limit % 2
+    for column in range(len(gains) if wanted < 0 else 0):
+        if saves[column] > -np.inf:
+            gains[column] = OF_LATE * gains[column] + (1 - OF_LATE) * (saves[column] - (rows * worth - plain))
     filled = -1  # the smallest that has drafts
     for tree in range(trees):
         bets[tree, 1] = promised(probabilities, starts[tree], kept[tree])
@@ -318,20 +333,25 @@ def _settle(accepted, bets, record, state):
 
 
 @inlined
-def changed(tokens, before, bucketed):
-    """Times what it takes otherwise, a forward of so many tokens after one of `before` (0: after none)."""
-    return CHANGED if before > 0 and tokens != before and not bucketed else 1.0
+def changed(tokens, before, usual, bucketed):
+    """Times what it takes otherwise, a forward of so many tokens after one of `before` (0: after none), the way back to the usual
+    size included.
+    """
+    if bucketed or before == 0:
+        return 1.0
+    return 1 + (CHANGED - 1) * ((tokens != before) + (tokens != usual))
 
 
 @inlined
 def _take(
     probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, worth, bucketed, fills, wanted,
-    table, terms, before, owners,
+    table, terms, before, usual, saves, owners,
 ):  # fmt: skip
     """Of trees of at most `limit` nodes: (seconds saved, draft nodes, width of the widest tree, tokens that fill up) at best.
 
-    total: draft nodes of all trees. before: tokens of the latest forward. owners: int64 [total], takes the tree of each node in
-    the order in which they are taken.
+    total: draft nodes of all trees. before, usual: tokens of the latest forward, and of the usual one. saves: float64 [SIZES],
+    takes the seconds that forwards of these sizes save, changes aside, where that is more. owners: int64 [total], takes the
+    tree of each node in the order in which they are taken.
     """
     trees, nodes = len(sizes), 0
     heads = np.ones(trees, np.int64)  # next node of each tree
@@ -346,7 +366,7 @@ def _take(
     exactly = wanted >= 0
     wanted = min(wanted, nodes) if exactly else nodes
     said = float(rows)
-    most, best, taken = -np.inf, 0, 0
+    most, best, taken, least = -np.inf, 0, 0, 0.0
     width = widest = 1
     padding = place = 0
     while taken < wanted:
@@ -354,7 +374,8 @@ def _take(
         for tree in range(1, trees):
             if ahead[tree] > ahead[owner]:
                 owner = tree
-        said += min(1.0, ahead[owner])
+        least = min(1.0, ahead[owner])
+        said += least
         owners[taken] = owner
         taken += 1
         heads[owner] += 1
@@ -371,9 +392,15 @@ def _take(
             if fills and taken == total and tokens < table[SIZE, place + 1]:
                 filling = int(table[SIZE, place + 1]) - tokens
         seconds = seconds_of(tokens + filling, rows, keys, width, table, terms, place)
-        saved = said * worth - seconds * changed(tokens + filling, before, bucketed)
+        saved = said * worth - seconds * changed(tokens + filling, before, usual, bucketed)
+        if tokens == table[SIZE, place]:
+            saves[place] = max(saves[place], said * worth - seconds)
         if saved > most or exactly:
             most, best, widest, padding = saved, taken, width, filling
+    for column in range(place + 1, len(saves) if taken == total else 0):
+        further = table[SIZE, column] - rows - fed - taken
+        seconds = seconds_of(table[SIZE, column], rows, keys, width, table, terms, place)
+        saves[column] = max(saves[column], (said + further * NOT_GROWN * least) * worth - seconds)
     return most, best, widest, padding
 
 
