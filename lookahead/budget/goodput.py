@@ -334,8 +334,8 @@ def _settle(accepted, bets, record, state):
 
 @inlined
 def changed(tokens, before, usual, bucketed):
-    """Times what it takes otherwise, a forward of so many tokens after one of `before` (0: after none), the way back to the usual
-    size included.
+    """Times what it takes otherwise, a forward of so many tokens after one of `before` (0: after none), and the way back to the
+    usual size.
     """
     if bucketed or before == 0:
         return 1.0
