@@ -31,7 +31,7 @@ from lookahead.trie.suffixes import inlined, kernel
 
 # Experts are asked while the rest of the stick is worth so many times the cutoff.
 SLACK = 1.2
-EXACT = 0.8  # of the price, which does not rise as the cutoff does: what is left could still lift two tokens
+EXACT = 0.5  # of the price, which does not rise as the cutoff does: what is left could still lift two tokens
 LOOKED_BEHIND = np.float32(1.4)  # times the price: what a node that costs something must be worth to be looked behind, or
 HALFWAY = np.float32(0.5)  # of the way from the price to 1, if that is less
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
