@@ -239,7 +239,7 @@ class DecodingEngine:
         self._slots: Slots | None = None  # of the latest run
         self.budget = GoodputBudget(target.costs())
         self._recycling = Worth()  # what the model almost said, where lengths are chosen by what pays
-        self._steps = self._plain_steps = 0
+        self._steps = 0
         if target.mode in ("chain", "replay"):
             drafter.restrict_to_chains()
 
@@ -388,8 +388,9 @@ class DecodingEngine:
             self._count(row, piece, each, verified)
         self.clock.add(drafted - began, computed - drafted, verified - computed)
         kept = _accepted_of(rows, pieces, accepted) if self.budget.waits else ()
+        tells = self.drafter.options.strategy != "off" and (awake or self._steps % PLAIN_APART == 0)
         # Steps that took in prompts say nothing about the cost of those that do not.
-        if self.drafter.options.strategy != "off" and all(piece.wanted == "all" for piece in pieces):
+        if tells and all(piece.wanted == "all" for piece in pieces):
             said, step = sum(len(each.token_ids) for each in accepted), now() - began
             self._learn_cost(rows, pieces, verified - drafted, step, said, kept)
             if awake:
@@ -484,9 +485,9 @@ class DecodingEngine:
         """What the step took and gave. Of plain steps, once costs are known, only some tell."""
         sizes, stands_for = [0 if piece.tree is None else len(piece.tree) for piece in pieces], 1
         if max(sizes) == 1 and not self.budget.tries:
-            self._plain_steps, stands_for = self._plain_steps + 1, PLAIN_APART
-            if self._plain_steps % PLAIN_APART:
+            if self._steps % PLAIN_APART:
                 return
+            stands_for = PLAIN_APART
         self.budget.observe(sum(sizes), forward, step, len(rows), self._keys(rows), max(sizes), said, stands_for, kept)
 
     def _keys(self, rows: list[RunningRow]) -> int:
