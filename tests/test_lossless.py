@@ -9,14 +9,17 @@ import copy
 import dataclasses
 import functools
 import itertools
+import mmap
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM, MistralForCausalLM
 
+from lookahead.decode.batch import MaskPlan, pack
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.kv_cache import SequenceCache
+from lookahead.decode.kv_cache import SequenceCache, SlotCache, zeros
 from lookahead.decode.probe import _difference, _scores_alone, probed
 from lookahead.decode.sequence import BufferState
 from lookahead.draft.drafter import Drafter, DraftOptions
@@ -311,6 +314,35 @@ def test_buffers_grow_and_lose_nothing():
             assert torch.equal(keys, new[:, :, :end] + layer)
             assert torch.equal(values, -new[:, :, :end, : 3 - layer])
     assert cache.get_seq_length() == 12
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells how much memory a process has")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_buffers_take_memory_for_what_is_written_only(dtype):
+    def taken() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = taken()
+    buffer = zeros(torch.empty(0, dtype=dtype), 4, 64 << 20)
+    buffer[2, 5] = 7
+    assert buffer.dtype == dtype
+    assert buffer[2, :10].tolist() == [0, 0, 0, 0, 0, 7, 0, 0, 0, 0]
+    assert not buffer[1].any()
+    assert taken() - before < buffer.nbytes / 4
+
+
+def test_slots_keep_what_they_hold_when_there_is_more_room():
+    cache, plan = SlotCache(), MaskPlan({"all": None}, {"all": None}, by_type=False)
+    cache.reserve(2, 4, [])
+    written = torch.arange(2 * 3 * 2, dtype=torch.float32).reshape(1, 2, 3, 2)
+    cache.pack = pack([chain([1, 2]), chain([3])], [0, 0], plan, torch.float32, torch.device("cpu"))
+    cache.update(written, -written, 0)
+    cache.reserve(3, 9, [2, 1])
+    keys, values = cache.layers[0].keys, cache.layers[0].values
+    assert keys.shape == (3, 2, 9, 2)
+    assert torch.equal(keys[0, :, :2], written[0, :, :2])
+    assert torch.equal(values[1, :, :1], -written[0, :, 2:])
+    assert not keys[2].any()
 
 
 @pytest.mark.parametrize("nodes", [[], [0], [0, 1, 2], [2], [0, 2, 4], [1, 3], [0, 1, 4]])

@@ -9,6 +9,8 @@ Buffers of one shape, from all layers, are slices of one tensor, so that the acc
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +21,22 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from lookahead.decode.batch import Pack, upload
 from lookahead.errors import ModelError
 from lookahead.trie.suffixes import kernel
+
+
+def zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:
+    """A buffer. On a CPU, where the system can do so, memory is only taken for what is written.
+
+    Where slots are of different lengths attention reads, for the sake of the longest, places of others that nothing was written
+    to. All of these are one page then, which is in the cache. Raises MemoryError.
+    """
+    size = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or not size or not hasattr(mmap, "MAP_PRIVATE"):
+        return like.new_zeros(shape)
+    try:
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size:,} bytes of keys and values: {error.strerror}") from error
+    return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
 
 class KeysAndValuesOnly(Cache):
@@ -99,7 +117,7 @@ class SequenceCache(KeysAndValuesOnly):
         self._buffers = []
         for (heads, head_dim, _), places in by_shape.items():
             first: torch.Tensor = getattr(*places[0])
-            buffer = first.new_zeros(len(places), heads, self.capacity, head_dim)
+            buffer = zeros(first, len(places), heads, self.capacity, head_dim)
             for number, (layer, name) in enumerate(places):
                 view = buffer[number : number + 1]
                 view[:, :, : layer.length] = getattr(layer, name)[:, :, : layer.length]
@@ -186,26 +204,27 @@ class SlotCache(KeysAndValuesOnly):
 
     def new_buffer(self, states: torch.Tensor) -> torch.Tensor:
         """Zeros for what a layer brings as [1, heads, tokens, head_dim]."""
-        buffer = states.new_zeros(1, self.slots, states.shape[1], self.capacity, states.shape[3])
+        buffer = zeros(states, 1, self.slots, states.shape[1], self.capacity, states.shape[3])
         self._buffers.append(buffer)
         self.merged = False
         return buffer
 
-    def reserve(self, slots: int, capacity: int) -> None:
-        """Make room for so many slots of `capacity` places each, and merge buffers; what they hold stays."""
-        self.slots, old_slots = max(slots, self.slots), self.slots
-        self.capacity, old_capacity = max(capacity, self.capacity), self.capacity
+    def reserve(self, slots: int, capacity: int, held: Sequence[int]) -> None:
+        """Make room for so many slots of `capacity` places each, and merge buffers. held: places of each slot that stay."""
+        self.slots, self.capacity = max(slots, self.slots), max(capacity, self.capacity)
         by_shape: dict[tuple[int, int], list[tuple[SlotLayer, str]]] = {}
         for layer in self.layers:
             if layer.is_initialized:  # layers that share another one's keys hold nothing
                 for name in ("keys", "values"):
                     by_shape.setdefault(self._shape(getattr(layer, name)), []).append((layer, name))
         self._buffers = []
-        for (heads, head_dim), held in by_shape.items():
-            first: torch.Tensor = getattr(*held[0])
-            buffer = first.new_zeros(len(held), self.slots, heads, self.capacity, head_dim)
-            for number, (layer, name) in enumerate(held):
-                buffer[number, :old_slots, :, :old_capacity] = getattr(layer, name)
+        for (heads, head_dim), places in by_shape.items():
+            first: torch.Tensor = getattr(*places[0])
+            buffer = zeros(first, len(places), self.slots, heads, self.capacity, head_dim)
+            for number, (layer, name) in enumerate(places):
+                old: torch.Tensor = getattr(layer, name)
+                for slot, length in enumerate(held):
+                    buffer[number, slot, :, :length] = old[slot, :, :length]
                 setattr(layer, name, buffer[number])
             self._buffers.append(buffer)
         self.merged = True

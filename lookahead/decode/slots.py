@@ -201,7 +201,7 @@ class PackedSlots:
             capacity = -(-max(needed, cache.capacity, wished) // KEYS) * KEYS
             size = self.target.place_bytes * max(slots, cache.slots) * capacity
             if free is None or size < free:
-                cache.reserve(slots, capacity)
+                cache.reserve(slots, capacity, [len(held) for held in self._held[: cache.slots]])
                 return
         raise MemoryError(f"{size:,} bytes of keys and values for {self.open} rows do not fit into {free:,} that are free")
 
