@@ -152,7 +152,7 @@ class GoodputBudget:
     def settle(self, accepted: Sequence[int]) -> None:
         """Of each tree of the latest choice so many draft tokens were accepted; -1, or where the list ends: nobody knows.
 
-        Once for each choice, or never; without one nothing happens.
+        Once for each choice, or never; without one nothing happens. It is recorded at the next choice.
         """
         if self.waits:
             self._accepted, self.waits = np.array(accepted, np.int64), False
