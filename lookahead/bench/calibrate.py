@@ -139,7 +139,7 @@ class _Texts:
 
     @torch.inference_mode()
     def seconds_of(self, cell: Cell, warming: int = 1) -> list[float]:
-        """Forwards of a cell behind `warming` others: the first after another shape are slow, as caches hold what that needed."""
+        """Forwards of a cell behind `warming` others: the first after another shape are slow, as caches hold what it needed."""
         key = cell.rows, cell.context
         slots = self._slots.get(key) or self._slots.setdefault(key, self._filled(*key))
         return [self._forward(cell, slots) for _ in range(warming + IN_A_ROW)][warming:]
