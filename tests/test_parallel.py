@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from lookahead.decode.parallel import joined
 from tests.cli import Cli, write_jsonl
 from tests.jobs import MODEL, questions, rows_of, steady
 
@@ -49,6 +51,17 @@ def test_processes_that_share_a_model_write_the_rows_of_one(cli: Cli, tmp_path: 
     # Nothing is left to do: the leader does not call the others, and they end too.
     result = two_processes(*job, "-o", out, "--tp-plan", "auto", "--resume")
     assert result.returncode == 0, result.stderr
+
+
+def test_processes_leave_the_group_that_they_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its thread is joined, so that it does not run into the end of the interpreter (an abort, in one run of many).
+    address = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    for name, value in address.items():
+        monkeypatch.setenv(name, value)
+    with joined() as peers:
+        assert peers.leads
+        assert peers.begin()
+    assert not dist.is_initialized()
 
 
 def test_model_may_be_spread_by_a_device_map(cli: Cli, tmp_path: Path) -> None:

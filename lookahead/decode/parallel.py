@@ -50,10 +50,15 @@ class Peers:
 
 @contextlib.contextmanager
 def joined() -> Iterator[Peers]:
-    """Join the processes that torchrun has started. Raises UsageError if it has not."""
+    """Join the processes that torchrun has started. Raises UsageError if it has not.
+
+    A group that this joins is left at the end: its thread, still letting go of a message while the interpreter ends, would
+    abort the process.
+    """
     if "RANK" not in os.environ:
         raise UsageError("--tp-plan: start it by torchrun --no-python --nproc-per-node N lookahead generate ...")
-    if not dist.is_initialized():
+    joins = not dist.is_initialized()
+    if joins:
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     peers = Peers()
     try:
@@ -61,6 +66,8 @@ def joined() -> Iterator[Peers]:
     finally:
         if peers.leads and not peers.together:
             peers.told(False)
+        if joins:
+            dist.destroy_process_group()
 
 
 def agreed(value: float) -> float:
