@@ -37,6 +37,7 @@ MEMORY = 0.99  # weight of the past at each step: about 100 steps count
 CHANGED = 1.03  # times what it takes otherwise: a forward of another size than the one before, unless shapes are bucketed
 OF_LATE = 0.98  # weight of the past, at each choice, in what sizes would have saved: about 50 steps count
 NOT_GROWN = 0.7  # of the least probability of a tree's nodes: that of those which were not grown, as they cost too much
+EVEN = 16  # forwards that take in prompts, too, take a multiple of so many tokens: as fast as one of fewer, on many CPUs
 CAUTION = 1.2  # a node is drafted if its probability is worth so many times what it costs now: drafting takes time, too
 
 PROMISED, KEPT = 0, 1  # rows of the record: draft tokens that trees of about one promise should have kept, and that they did
@@ -129,7 +130,7 @@ class GoodputBudget:
         if trees > len(self._kept):
             self._kept, self._bets = np.empty(trees, np.int64), np.pad(self._bets, ((0, trees - len(self._bets)), (0, 0)))
             self._arrays = *self._arrays[:-2], self._kept, self._bets
-        known = probabilities, starts, sizes, others, fed, keys, curve.bucketed, not (chains or fed or curve.bucketed)
+        known = probabilities, starts, sizes, others, fed, keys, curve.bucketed, not (chains or curve.bucketed)
         arrays, accepted, self._accepted, self.waits = self._arrays, self._accepted, NOTHING, True
         if self.tries:
             beside = trees + others + fed
@@ -255,9 +256,9 @@ def choose(
 
     See `GoodputBudget.choose`. wanted: take so many; or AS_MANY_AS_PAY. record: see PROMISED. accepted: int64, tokens of each
     tree of the choice before, which goes into the record; see `GoodputBudget.settle`. gains: float64 [SIZES], seconds that
-    forwards of these sizes would have saved over plain ones, on average of late; updated. bets: float64 [trees, 2], takes of
-    each tree the record's column and the tokens that it should keep. fills: a forward that takes all nodes is filled up to one
-    of SIZES.
+    forwards of these sizes would have saved over plain ones, on average of late; updated, but beside prompts. bets: float64
+    [trees, 2], takes of each tree the record's column and the tokens that it should keep. fills: a forward that takes all nodes
+    is filled up to an even size, see `_even`.
 
     Attention pads all trees to the widest, so other widths than that of the most probable nodes are tried, down to 2.
     """
@@ -281,14 +282,15 @@ def choose(
         if gains[column] > gain and table[SIZE, column] > tokens:
             usual, gain = table[SIZE, column], gains[column]
     plain = seconds_of(tokens, rows, keys, 0, table, terms, 0)
-    most = rows * worth - plain * changed(tokens, state[BEFORE], usual, bucketed)
+    before = 0.0 if bucketed or fed > 0 else state[BEFORE]  # prompts are of any size: each choice changes it
+    most = rows * worth - plain * changed(tokens, before, usual)
     saves = np.full(len(gains), -np.inf)
     best, widest, padding = 0, 1, 0
     kept[:trees] = 1
     while limit > 1:
         saved, taken, width, filling = _take(
             probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, worth, bucketed, fills, wanted,
-            table, terms, state[BEFORE], usual, saves, owners,
+            table, terms, before, usual, saves, owners,
         )  # fmt: skip
         if saved > most or (wanted >= 0 and taken > 0):
             most, best, widest, padding = saved, taken, width, filling
@@ -300,7 +302,7 @@ def choose(
         width += width % 2  # an odd one takes as long
         limit = width if width < limit else limit - max(2, limit // NARROWER)
         limit += limit % 2
-    for column in range(len(gains) if wanted < 0 else 0):
+    for column in range(len(gains) if wanted < 0 and fed == 0 else 0):
         if saves[column] > -np.inf:
             gains[column] = OF_LATE * gains[column] + (1 - OF_LATE) * (saves[column] - (rows * worth - plain))
     filled = -1  # the smallest that has drafts
@@ -333,11 +335,11 @@ def _settle(accepted, bets, record, state):
 
 
 @inlined
-def changed(tokens, before, usual, bucketed):
-    """Times what it takes otherwise, a forward of so many tokens after one of `before` (0: after none), and the way back to the
-    usual size.
+def changed(tokens, before, usual):
+    """Times what it takes otherwise, a forward of so many tokens after one of `before` (0: this does not matter), and the way
+    back to the usual size.
     """
-    if bucketed or before == 0:
+    if before == 0:
         return 1.0
     return 1 + (CHANGED - 1) * ((tokens != before) + (tokens != usual))
 
@@ -386,13 +388,14 @@ def _take(
             ahead[owner] = counts_as[owner] * reach[owner]
         tokens, filling = shape_of(rows + fed + taken, bucketed), 0
         place = place_of(tokens, table, place)
-        if tokens != table[SIZE, place]:
+        even = _even(tokens, fed, table, place)
+        if tokens != even and not bucketed:
             if taken < (wanted if exactly else total if rows == 1 else nodes):  # a row alone is not made narrower
                 continue
-            if fills and taken == total and tokens < table[SIZE, place + 1]:
-                filling = int(table[SIZE, place + 1]) - tokens
-        seconds = seconds_of(tokens + filling, rows, keys, width, table, terms, place)
-        saved = said * worth - seconds * changed(tokens + filling, before, usual, bucketed)
+            if fills and (taken == total or fed > 0):
+                filling = even - tokens
+        seconds = seconds_of(tokens + (0 if fed > 0 else filling), rows, keys, width, table, terms, place)
+        saved = said * worth - seconds * changed(tokens + filling, before, usual)
         if tokens == table[SIZE, place]:
             saves[place] = max(saves[place], said * worth - seconds)
         if saved > most or exactly:
@@ -402,6 +405,14 @@ def _take(
         seconds = seconds_of(table[SIZE, column], rows, keys, width, table, terms, place)
         saves[column] = max(saves[column], (said + further * NOT_GROWN * least) * worth - seconds)
     return most, best, widest, padding
+
+
+@inlined
+def _even(tokens, fed, table, place):
+    """The least size of a forward that is not below `tokens` and has little beside it. place: see `place_of`."""
+    if fed > 0:
+        return (tokens + EVEN - 1) // EVEN * EVEN
+    return tokens if tokens <= table[SIZE, place] else max(tokens, int(table[SIZE, place + 1]))
 
 
 @inlined
