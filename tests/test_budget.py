@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.budget.cost import SIZES, CostCurve, bucket
+from lookahead.budget.cost import EVEN, SIZES, CostCurve, bucket
 from lookahead.budget.goodput import (
     AS_MANY_AS_PAY,
     BEFORE,
@@ -18,7 +18,7 @@ from lookahead.budget.goodput import (
     DOUBT,
     DOUBTED,
     EMPTY,
-    EVEN,
+    GAINS,
     NOTHING,
     OTHER,
     PLAIN,
@@ -96,7 +96,7 @@ def sizes(budget: GoodputBudget, probabilities) -> list[int]:
     """Draft tokens of each row that pay now."""
     trees = [chain_of(p) for p in probabilities]
     kept, bets, state = np.empty(len(trees), np.int64), np.zeros((len(trees), 2)), state_of(budget.speedup or 1.0)
-    arrays = budget.curve.table, budget.curve.terms, NO_RECORD, state, np.zeros(len(SIZES)), kept, bets
+    arrays = budget.curve.table, budget.curve.terms, NO_RECORD, state, np.zeros((GAINS + len(SIZES), len(SIZES))), kept, bets
     choose(*laid_out(trees), 0, 0, 0, False, False, AS_MANY_AS_PAY, NOTHING, *arrays)
     return (kept - 1).tolist()
 
@@ -222,7 +222,7 @@ def test_buckets_cost_what_their_shape_costs() -> None:
     budget = GoodputBudget(CostCurve(profile_of(linear(0.5), bucketed=True)))
     (tree,) = cut(budget, [chain_of(0.7)])
     assert len(tree) == bucket(len(tree)) > 1
-    assert [shape_of(tokens, True) for tokens in range(1, 600)] == [bucket(tokens) for tokens in range(1, 600)]
+    assert [shape_of(tokens, 0, True) for tokens in range(1, 600)] == [bucket(tokens) for tokens in range(1, 600)]
 
 
 def test_what_is_kept_of_a_tree_is_a_tree_of_its_first_nodes() -> None:
@@ -250,10 +250,10 @@ def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], s
     known = np.concatenate(trees), np.cumsum(lengths) - lengths, lengths, 0, 0, 0, False, False
     state = state_of(speed, 1e-3)
     state[BEFORE] = before
-    gains = np.zeros(len(SIZES))
-    gains[usual] = usual >= 0
+    of_sizes = np.zeros((GAINS + len(SIZES), len(SIZES)))
+    of_sizes[GAINS + np.searchsorted(SIZES, len(rows), "right") - 1, usual] = usual >= 0
     expected = SIZES[usual] if usual >= 0 and SIZES[usual] > len(rows) else len(rows)
-    chosen, _, _ = choose(*known, AS_MANY_AS_PAY, NOTHING, curve.table, curve.terms, NO_RECORD, state, gains, kept, bets)
+    chosen, _, _ = choose(*known, AS_MANY_AS_PAY, NOTHING, curve.table, curve.terms, NO_RECORD, state, of_sizes, kept, bets)
 
     def seconds(count: int) -> float:
         tokens = len(rows) + count
@@ -302,8 +302,8 @@ def test_trees_count_for_what_trees_of_their_promise_have_kept() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_forwards_that_take_all_nodes_are_filled_up_to_a_common_size(rows: int) -> None:
-    """Others are slow on some CPUs. What fills is no guess, and there is none in plain forwards and chains."""
-    random, filled, beside_prompts = np.random.default_rng(rows), 0, 0
+    """Others are slow on some CPUs. What fills is no guess, and there is none in plain forwards, chains and beside prompts."""
+    random, filled = np.random.default_rng(rows), 0
     budget = GoodputBudget(CostCurve(profile_of(linear(0.01))))
     for _ in range(40):
         trees = [chain_of(random.uniform(0.5, 0.99)).first(int(random.integers(1, 12))) for _ in range(rows)]
@@ -317,13 +317,23 @@ def test_forwards_that_take_all_nodes_are_filled_up_to_a_common_size(rows: int) 
             assert not more.probabilities[len(more) - (taken - total) :].any()
             assert (more.parents[len(more) - (taken - total) :] == 0).all()
             assert len(more) > 1 + taken - total
-        kept = cut(budget, trees, chains=True)
-        assert all(len(after) <= len(before) for before, after in zip(trees, kept, strict=True))
-        taken = sum(map(len, cut(budget, trees, fed=5)))
-        assert (5 + taken) % EVEN == 0 or taken == rows
-        beside_prompts += taken > rows
+        for kept in (cut(budget, trees, chains=True), cut(budget, trees, fed=5)):
+            assert all(len(after) <= len(before) for before, after in zip(trees, kept, strict=True))
     assert filled
-    assert beside_prompts
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_beside_prompts_what_a_forward_is_filled_up_with_anyway_is_drafted(rows: int) -> None:
+    """Its tokens are a multiple of EVEN. Drafts that would be worth their price in no other forward take that room."""
+    random = np.random.default_rng(rows)
+    budget, taken = GoodputBudget(CostCurve(profile_of(linear(1.0)))), []
+    for fed in range(70, 110):
+        trees = [chain_of(random.uniform(0.1, 0.3)).first(12) for _ in range(rows)]
+        assert sum(map(len, cut(budget, trees))) == rows
+        taken.append(sum(map(len, cut(budget, trees, fed=fed))) - rows)
+        left = -(fed + rows) % EVEN
+        assert taken[-1] == min(left, 11) if rows == 1 else taken[-1] <= left
+    assert any(taken)
 
 
 def test_row_that_turns_predictable_gets_drafts_at_once() -> None:

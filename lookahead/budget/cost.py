@@ -5,8 +5,10 @@ really take is learned from the latest steps of that size. Without a profile a r
 
 Steps are only ever slowed down by what else the machine does. So of the latest steps of a size, one of the faster ones counts
 (their 30th percentile), and it takes three of them to be believed. Where the whole machine becomes slower or faster, steps of
-any size tell of all sizes (`PACE`): else one that was last seen in a slow hour would be shunned for ever. Costs need not rise
-with size: float32 products of two or three rows take longer than those of eight on some CPUs.
+any size tell of all sizes (`PACE`): else one that was last seen in a slow hour would be shunned for ever. And where there is
+a profile, sizes that seem to take a little more or less than it says beside others most probably do not (`NOISE`): what a token
+costs is a difference of two forwards, and 3 % of one are the price of eight tokens. Costs need not rise with size: float32
+products of two or three rows take longer than those of eight on some CPUs.
 """
 
 from __future__ import annotations
@@ -18,16 +20,18 @@ from lookahead.trie.suffixes import inlined, kernel
 
 # Forwards with drafts take one of these sizes: kernels are compiled for each size anew, and few sizes are soon known.
 SIZES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096])
+EVEN = 16  # larger forwards that take in prompts, too, take a multiple of so many tokens, on CPUs: see `evened`
 LATEST = 64  # steps that a size remembers
 FASTER = 0.3  # quantile of them that counts
 BELIEVED = 3  # steps of a size before it is, as the first ones of a size are slow
+NOISE = 0.05  # of a forward: by so much, or less, sizes seem to differ that take what a profile says
 FLAT = 64.0  # tokens that double the cost of a forward of which nothing is known
 PADDING = 0.2  # of what a token costs, what one costs that attention pads; where nothing is known
 
-# Rows of the curve's table, a column for each of SIZES.
-SIZE, BASE, RATIO, SEEN = range(4)
+# Rows of the curve's table, a column for each of SIZES. RATIO: of real to expected seconds, as believed; OWN: as its steps say.
+SIZE, BASE, RATIO, SEEN, OWN = range(5)
 # And the terms that depend on what lies in the cache.
-PER_ROW, PER_KEY, PER_QUERY_KEY, PER_PADDING, SEPARATE, PACE = range(6)
+PER_ROW, PER_KEY, PER_QUERY_KEY, PER_PADDING, SEPARATE, PACE, KNOWN = range(7)
 # PACE, how slow the machine is now, is to be above as many steps as FASTER says: it goes up or down at each.
 UP, DOWN = 1 + 0.04 * FASTER, 1 - 0.04 * (1 - FASTER)
 
@@ -43,11 +47,11 @@ class CostCurve:
         self.known = profile is not None
         self.bucketed = profile.bucketed if profile else bucketed
         self.separate = profile is not None and profile.separate
-        self.table = np.zeros((4, len(SIZES)))
+        self.table = np.zeros((5, len(SIZES)))
         self.table[SIZE] = SIZES
         self.table[BASE] = 1 + SIZES / FLAT if profile is None else [profile.at(int(size)) for size in SIZES]
-        self.table[RATIO] = 1.0
-        self.terms = np.array([0.0, 0.0, 0.0, 0.0 if bucketed else PADDING / FLAT, 0.0, 1.0])
+        self.table[RATIO], self.table[OWN] = 1.0, 1.0
+        self.terms = np.array([0.0, 0.0, 0.0, 0.0 if bucketed else PADDING / FLAT, 0.0, 1.0, self.known])
         if profile is not None:
             per = profile.per_row, profile.per_key, profile.per_query_key, profile.per_padding
             self.terms[:PACE] = *per, self.separate
@@ -69,6 +73,16 @@ def bucket(size):
     while power < size:
         power *= 2
     return power // 4 * 3 if power >= 4 and size <= power // 4 * 3 else power
+
+
+@kernel
+def evened(size):
+    """The size of a forward on a CPU that takes in prompts, too, and so would have any.
+
+    Kernels are compiled for each size anew (2 ms for a model of 15M parameters), and one that is no multiple of 16 takes as
+    long as the next one that is.
+    """
+    return (size + EVEN - 1) // EVEN * EVEN if size > 4 * EVEN else size
 
 
 @inlined
@@ -120,23 +134,26 @@ def observe(tokens, rows, keys, width, seconds, table, terms, latest):
     while column < columns - 1 and table[SIZE, column] < size:
         column += 1
     if table[SEEN, column] >= BELIEVED:
-        terms[PACE] *= UP if ratio > table[RATIO, column] else DOWN
+        terms[PACE] *= UP if ratio > table[OWN, column] else DOWN
     latest[column, int(table[SEEN, column]) % LATEST] = ratio
     table[SEEN, column] += 1
-    filled = min(int(table[SEEN, column]), LATEST)
-    ratio = faster_of(latest[column], filled)
-    alone = True
+    table[OWN, column] = faster_of(latest[column], min(int(table[SEEN, column]), LATEST))
+    steps = total = 0.0
     for other in range(columns):
-        alone = alone and (other == column or table[SEEN, other] < BELIEVED)
-    if alone:
-        table[RATIO, :] = ratio
-    if alone or table[SEEN, column] < BELIEVED:
+        if table[SEEN, other] >= BELIEVED:
+            steps += min(table[SEEN, other], LATEST)
+            total += min(table[SEEN, other], LATEST) * table[OWN, other]
+    if steps == 0:
+        table[RATIO, :] = table[OWN, column]
         return
-    table[RATIO, column] = ratio
-    before = -1  # the believed column before `other`
+    usual, before = total / steps, -1  # the believed column before `other`
     for other in range(columns):
         if table[SEEN, other] < BELIEVED:
             continue
+        apart = table[OWN, other] / usual - 1
+        if terms[KNOWN] > 0:
+            apart *= apart**2 / (apart**2 + NOISE**2)
+        table[RATIO, other] = usual * (1 + apart)
         for between in range(before + 1, other):
             share = 1.0
             if before >= 0:

@@ -6,13 +6,13 @@ worth the time in which the job would otherwise say as much, so the forward take
     seconds that a token is worth x (rows + probabilities of the nodes) - seconds of the forward
 
 is largest: time saved by what is said less time spent. Attention pads trees to the widest, so queues of narrower ones are tried
-too. A token is worth its share of a plain step, divided by how many times faster than plain decoding the job has been of late,
-so that this holds for any number of rows. It is goodput (arXiv 2406.14066) over the whole job rather than in each step by
-itself, and none is the right number where drafts do not pay. Costs are those of cost.py. Without a profile the first steps try
-several sizes; later ones look left and right, as often as that costs a set share of the time.
+too. A token is worth its share of a plain step, divided by how many times faster than plain decoding the job has been of late
+with about as many rows. It is goodput (arXiv 2406.14066) over the whole job rather than in each step by itself, and none is the
+right number where drafts do not pay. Costs are those of cost.py. Without a profile the first steps try several sizes; later
+ones look left and right, as often as that costs a set share of the time.
 
 On CPUs a forward of another size than the one before takes 2 to 5 % longer, so sizes change for good reason only: there is a
-usual one, which would have saved most of late, and leaving it costs the way back, too.
+usual one for each number of rows, which would have saved most of late, and leaving it costs the way back, too.
 
 Probabilities are right on average, but not for each kind of tree: at first those that promise most keep least. So what trees of
 about the same promise (the sum over their first nodes) have kept is remembered, and their nodes count accordingly.
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lookahead.budget.cost import LATEST, SIZE, SIZES, CostCurve, bucket, faster_of, observe, place_of, seconds_of
+from lookahead.budget.cost import LATEST, SIZE, SIZES, CostCurve, bucket, evened, faster_of, observe, place_of, seconds_of
 from lookahead.trie.suffixes import inlined, kernel
 
 TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with several, times the root of their number
@@ -37,13 +37,13 @@ MEMORY = 0.99  # weight of the past at each step: about 100 steps count
 CHANGED = 1.03  # times what it takes otherwise: a forward of another size than the one before, unless shapes are bucketed
 OF_LATE = 0.98  # weight of the past, at each choice, in what sizes would have saved: about 50 steps count
 NOT_GROWN = 0.7  # of the least probability of a tree's nodes: that of those which were not grown, as they cost too much
-EVEN = 16  # forwards that take in prompts, too, take a multiple of so many tokens: as fast as one of fewer, on many CPUs
 CAUTION = 1.2  # a node is drafted if its probability is worth so many times what it costs now: drafting takes time, too
 
 PROMISED, KEPT = 0, 1  # rows of the record: draft tokens that trees of about one promise should have kept, and that they did
 PROMISES = np.array([0.25, 0.4, 0.6, 0.85, 1.15, 1.5, 2.0, 2.7, 3.6, 5.0])  # of the first FIRST draft tokens
 FIRST = 15
 DOUBT = 10.0  # tokens kept as promised, before any were
+UNSURE = 8.0  # steps as fast as those with other numbers of rows, before any with this one
 FADING = 0.998  # weight of the past in the record at each draft
 
 EMPTY = 8  # drafts in a row without a token that pays, after which a row rests
@@ -58,6 +58,9 @@ TOLD = 8  # steps that are learned from at once: behind a forward, nothing that 
 # step outside of its forward, seconds that may go into looks, and how many of the record's units DOUBT is. The latest choice:
 # seconds that it saves, the probability at which one more node would pay. And the tokens of the latest forward.
 PLAIN, SPENT, OTHER, SPARE, DOUBTED, SAVED, PRICE, BEFORE = range(8)
+# And of each of SIZES, taken for a number of rows: the sums PLAIN and SPENT of steps with about so many. From GAINS on, taken
+# likewise, each has a row of the array: seconds that forwards of each size would have saved over plain ones, of late.
+ROWS_PLAIN, ROWS_SPENT, GAINS = range(3)
 
 
 class Chosen(NamedTuple):
@@ -86,11 +89,12 @@ class GoodputBudget:
         self._others = np.zeros(LATEST)
         self._state = np.zeros(BEFORE + 1)
         self._state[DOUBTED] = DOUBT
+        self._of_sizes = np.zeros((GAINS + len(SIZES), len(SIZES)))
         self._drafted = 0  # draft tokens of the latest forward that had any
         self._record = np.zeros((2, len(PROMISES) + 1))
         # Of each tree of the latest choice: nodes taken; its promise's column of the record, and tokens that it should keep.
         self._kept, self._bets = np.empty(1, np.int64), np.zeros((1, 2))
-        self._arrays = curve.table, curve.terms, self._record, self._state, np.zeros(len(SIZES)), self._kept, self._bets
+        self._arrays = curve.table, curve.terms, self._record, self._state, self._of_sizes, self._kept, self._bets
         self._accepted = NOTHING  # of these trees, to be recorded at the next choice
         self._told: list[tuple[float, ...]] = []  # steps to be learned from, see `learn`
         self.waits = False  # the latest choice is to be settled
@@ -130,7 +134,7 @@ class GoodputBudget:
         if trees > len(self._kept):
             self._kept, self._bets = np.empty(trees, np.int64), np.pad(self._bets, ((0, trees - len(self._bets)), (0, 0)))
             self._arrays = *self._arrays[:-2], self._kept, self._bets
-        known = probabilities, starts, sizes, others, fed, keys, curve.bucketed, not (chains or curve.bucketed)
+        known = probabilities, starts, sizes, others, fed, keys, curve.bucketed, not (chains or fed or curve.bucketed)
         arrays, accepted, self._accepted, self.waits = self._arrays, self._accepted, NOTHING, True
         if self.tries:
             beside = trees + others + fed
@@ -184,8 +188,8 @@ class GoodputBudget:
 
     def _learn(self) -> None:
         """From the steps that were told since the last time."""
-        curve = self.curve
-        learn(np.array(self._told), self._steps, curve.table, curve.terms, curve.latest, self._others, self._state)
+        curve, own = self.curve, (self._others, self._state, self._of_sizes)
+        learn(np.array(self._told), self._steps, curve.table, curve.terms, curve.latest, *own)
         self._told.clear()
 
 
@@ -203,7 +207,7 @@ def warm_up() -> None:
 
 
 @kernel
-def learn(told, steps, table, terms, latest, others, state):
+def learn(told, steps, table, terms, latest, others, state, of_sizes):
     """See `GoodputBudget.observe`, from whose arguments `told`, float64 [steps, 8], comes: all but the last, step after step.
 
     steps: so far, these included. others: float64 [LATEST], seconds outside of forwards.
@@ -217,8 +221,11 @@ def learn(told, steps, table, terms, latest, others, state):
         observe(tokens, rows, keys, width, told[k, 4], table, terms, latest)
         spent = seconds_of(tokens, rows, keys, width, table, terms, 0) + state[OTHER]
         plain = seconds_of(rows, rows, keys, 0, table, terms, 0) + state[OTHER]
-        state[SPENT] = MEMORY * state[SPENT] + stands_for * spent / plain
-        state[PLAIN] = MEMORY * state[PLAIN] + stands_for * said / rows
+        spent_, saved = stands_for * spent / plain, stands_for * said / rows
+        state[SPENT], state[PLAIN] = MEMORY * state[SPENT] + spent_, MEMORY * state[PLAIN] + saved
+        column = place_of(rows, table, 0)
+        of_sizes[ROWS_SPENT, column] = MEMORY * of_sizes[ROWS_SPENT, column] + spent_
+        of_sizes[ROWS_PLAIN, column] = MEMORY * of_sizes[ROWS_PLAIN, column] + saved
         state[SPARE] += LOOK_SHARE * stands_for * spent
 
 
@@ -249,23 +256,22 @@ class Rest:
 @kernel
 def choose(
     probabilities, starts, sizes, others, fed, keys, bucketed, fills, wanted, accepted,
-    table, terms, record, state, gains, kept, bets,
+    table, terms, record, state, of_sizes, kept, bets,
 ):  # fmt: skip
     """Take draft nodes, the most probable first; fills kept (int64 [trees], roots included) and `state`. Returns how many nodes
     it takes, how many tokens fill the forward up, and the number of the tree that those are to join.
 
     See `GoodputBudget.choose`. wanted: take so many; or AS_MANY_AS_PAY. record: see PROMISED. accepted: int64, tokens of each
-    tree of the choice before, which goes into the record; see `GoodputBudget.settle`. gains: float64 [SIZES], seconds that
-    forwards of these sizes would have saved over plain ones, on average of late; updated, but beside prompts. bets: float64
-    [trees, 2], takes of each tree the record's column and the tokens that it should keep. fills: a forward that takes all nodes
-    is filled up to an even size, see `_even`.
+    tree of the choice before, which goes into the record; see `GoodputBudget.settle`. of_sizes: float64, see
+    GAINS, which are updated, but not beside prompts. bets: float64 [trees, 2], takes of each tree the record's column and the
+    tokens that it should keep. fills: a forward that takes all nodes is filled up to one of SIZES.
 
     Attention pads all trees to the widest, so other widths than that of the most probable nodes are tried, down to 2.
     """
     _settle(accepted, bets, record, state)
     trees = len(sizes)
     rows = trees + others
-    speed = max(1.0, state[PLAIN] / state[SPENT]) if state[SPENT] > 0 else 1.0
+    speed = max(1.0, _speed(rows, table, state, of_sizes))
     worth = (seconds_of(rows, rows, keys, 0, table, terms, 0) + state[OTHER]) / (rows * speed)  # seconds, of one token
     counts_as, total, limit = np.empty(trees), 0, 0
     for tree in range(trees):
@@ -276,8 +282,8 @@ def choose(
         total += sizes[tree] - 1
         limit = max(limit, sizes[tree])
     owners = np.empty(total, np.int64)
-    tokens = shape_of(rows + fed, bucketed)
-    usual, gain = float(tokens), 0.0
+    tokens = shape_of(rows + fed, fed, bucketed)
+    usual, gain, gains = float(tokens), 0.0, of_sizes[GAINS + place_of(rows, table, 0)]
     for column in range(len(gains)):
         if gains[column] > gain and table[SIZE, column] > tokens:
             usual, gain = table[SIZE, column], gains[column]
@@ -310,13 +316,25 @@ def choose(
         bets[tree, 1] = promised(probabilities, starts[tree], kept[tree])
         if kept[tree] > 1 and (filled < 0 or kept[tree] < kept[filled]):
             filled = tree
-    tokens = shape_of(rows + fed + best, bucketed) + padding
+    tokens = shape_of(rows + fed + best, fed, bucketed) + padding
     now, price = seconds_of(tokens, rows, keys, widest, table, terms, 0), np.inf
     for more in SECANTS:
-        larger = shape_of(rows + fed + best + padding + more, bucketed)
+        larger = shape_of(rows + fed + best + padding + more, fed, bucketed)
         price = min(price, (seconds_of(larger, rows, keys, widest, table, terms, 0) - now) / more)
-    state[SAVED], state[PRICE], state[BEFORE] = most, max(0.0, price) / worth, tokens
+    state[SAVED], state[BEFORE] = most, tokens
+    if fed == 0:
+        state[PRICE] = max(0.0, price) / worth
     return best, padding, filled
+
+
+@inlined
+def _speed(rows, table, state, of_sizes):
+    """Times as fast as plain decoding the job has been of late with about so many rows; 0 where nothing is known."""
+    if state[SPENT] == 0:
+        return 0.0
+    column = place_of(rows, table, 0)
+    overall = UNSURE * state[PLAIN] / state[SPENT]
+    return (of_sizes[ROWS_PLAIN, column] + overall) / (of_sizes[ROWS_SPENT, column] + UNSURE)
 
 
 @inlined
@@ -386,15 +404,14 @@ def _take(
         if heads[owner] < min(limit, sizes[owner]):
             reach[owner] = min(reach[owner], probabilities[starts[owner] + heads[owner]])
             ahead[owner] = counts_as[owner] * reach[owner]
-        tokens, filling = shape_of(rows + fed + taken, bucketed), 0
+        tokens, filling = shape_of(rows + fed + taken, fed, bucketed), 0
         place = place_of(tokens, table, place)
-        even = _even(tokens, fed, table, place)
-        if tokens != even and not bucketed:
+        if tokens != table[SIZE, place] and fed == 0:
             if taken < (wanted if exactly else total if rows == 1 else nodes):  # a row alone is not made narrower
                 continue
-            if fills and (taken == total or fed > 0):
-                filling = even - tokens
-        seconds = seconds_of(tokens + (0 if fed > 0 else filling), rows, keys, width, table, terms, place)
+            if fills and taken == total and tokens < table[SIZE, place + 1]:
+                filling = int(table[SIZE, place + 1]) - tokens
+        seconds = seconds_of(tokens + filling, rows, keys, width, table, terms, place)
         saved = said * worth - seconds * changed(tokens + filling, before, usual)
         if tokens == table[SIZE, place]:
             saves[place] = max(saves[place], said * worth - seconds)
@@ -408,14 +425,6 @@ def _take(
 
 
 @inlined
-def _even(tokens, fed, table, place):
-    """The least size of a forward that is not below `tokens` and has little beside it. place: see `place_of`."""
-    if fed > 0:
-        return (tokens + EVEN - 1) // EVEN * EVEN
-    return tokens if tokens <= table[SIZE, place] else max(tokens, int(table[SIZE, place + 1]))
-
-
-@inlined
 def promised(probabilities, start, count):
     """Draft tokens that a tree's first `count` nodes should keep, its root not counted."""
     total, least = 0.0, 1.0
@@ -426,6 +435,6 @@ def promised(probabilities, start, count):
 
 
 @inlined
-def shape_of(tokens, bucketed):
-    """Tokens of a forward, padding included."""
-    return bucket(tokens) if bucketed else tokens
+def shape_of(tokens, fed, bucketed):
+    """Tokens of a forward, padding included. fed: those of prompts among them."""
+    return bucket(tokens) if bucketed else evened(tokens) if fed > 0 else tokens

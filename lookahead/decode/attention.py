@@ -83,10 +83,11 @@ def packed_attention(
     Returns [1, tokens, heads, head_dim] and, in place of weights, None.
     """
     attention: PackedAttention = _running.attention
+    groups, tokens = attention.pack.groups, query.shape[2]
     kind = attention.kind_of(attention_mask)
     direct = attention.base == "sdpa" and all(arguments.get(name) is None for name in NOT_SDPA)
     outputs = []
-    for group in attention.pack.groups:
+    for group in groups:
         keys, values, mask = key[group.slots, :, : group.length], value[group.slots, :, : group.length], group.masks[kind]
         queries = _queries(query, group, len(keys))
         if direct:
@@ -95,10 +96,12 @@ def packed_attention(
             if mask is None:  # eager attention of some models wants one
                 mask = queries.new_zeros(len(keys), 1, group.width, group.length)
             output = _own(module, attention.base)(module, queries, keys, values, mask, **arguments)[0]
-        if len(keys) == 1 and len(attention.pack.groups) == 1:
+        if len(keys) == len(groups) == 1 and group.end == tokens:
             return output.contiguous(), None  # some models take a view of it
         output = output.flatten(0, 1)
         outputs.append(output if group.gather is None else output.index_select(0, group.gather))
+    if group.end < tokens:
+        outputs.append(output.new_zeros(tokens - group.end, *output.shape[1:]))
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
 
 

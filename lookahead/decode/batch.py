@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lookahead.budget.cost import bucket
+from lookahead.budget.cost import bucket, evened
 from lookahead.budget.profile import SPARE, WASTE
 from lookahead.draft.tree import DraftTree
 from lookahead.trie.suffixes import kernel
@@ -82,7 +82,8 @@ class Group:
 class Pack:
     """What the model is fed in one step.
 
-    input_ids, position_ids: int64 [1, tokens]. slots, places: int64 [tokens], where each token's keys and values go.
+    input_ids, position_ids: int64 [1, tokens]. slots, places: int64 [tokens kept], where each token's keys and values go; at
+    the end there may be tokens that only fill it up, of which nothing is kept.
     groups: see Group; in the order of the tokens. one: where only one slot brings tokens, its number and their places.
     """
 
@@ -107,16 +108,19 @@ def pack(
     dtype: torch.dtype,
     device: torch.device,
     spare: int | None = None,
+    even: bool = False,
 ) -> Pack:
     """Pack the tree of each slot behind the `pasts` tokens that the cache holds of it. None: nothing new in this slot.
 
     spare: a slot that nobody uses. If given, small steps get one of a few shapes, as CUDA graphs and compiled kernels want: all
     slots share one call of attention; tokens, queries and keys are padded to a bucket, and padding tokens go to this slot.
+    even: a step that is not of these shapes is filled up, at the end, as `evened` says.
     """
     sizes = [0 if tree is None else len(tree) for tree in trees]
     total = sum(sizes)
     bucketed = spare is not None and max(sizes) <= SMALL
-    fed = np.zeros((4, bucket(total) if bucketed else total), np.int64)  # ids, positions, slots, places
+    filled = bucket(total) if bucketed else evened(total) if even else total
+    fed = np.zeros((4, filled), np.int64)  # ids, positions, slots, places
     shown = [tree for tree in trees if tree is not None]
     parents = shown[0].parents if len(shown) == 1 else np.concatenate([tree.parents for tree in shown])
     fed[0, :total] = shown[0].token_ids if len(shown) == 1 else np.concatenate([tree.token_ids for tree in shown])
@@ -125,10 +129,12 @@ def pack(
     start, groups, runs = 0, [], [(0, len(sizes))] if bucketed else runs_of(sizes)
     for first, last in runs:
         end = start + sum(sizes[first:last])
-        told = (parents[start:end], fed[1, start:end], first, slice(start, fed.shape[1] if bucketed else end))
+        told = (parents[start:end], fed[1, start:end], first, slice(start, filled if bucketed else end))
         groups.append(_group(*told, sizes[first:last], pasts[first:last], plan, dtype, device, bucketed))
         start = end
     ids, positions, slots, places = upload(fed, device)
+    if not bucketed:
+        slots, places = slots[:total], places[:total]
     one = None
     if len(shown) == 1 and not bucketed:
         slot = runs[0][0]

@@ -153,19 +153,19 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write [1, heads, tokens, head_dim] where the pack says; returns the buffers of all slots."""
+        """Write of [1, heads, tokens, head_dim] what is kept where the pack says; returns the buffers of all slots."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
         pack = self.cache.pack
+        keys, values = (states[0, :, : len(pack.slots)] for states in (key_states, value_states))
         if pack.one is not None:
             slot, places = pack.one
-            self.keys[slot, :, places] = key_states[0]
-            self.values[slot, :, places] = value_states[0]
+            self.keys[slot, :, places], self.values[slot, :, places] = keys, values
         else:
-            self.keys[pack.slots, :, pack.places] = key_states[0].transpose(0, 1)
-            self.values[pack.slots, :, pack.places] = value_states[0].transpose(0, 1)
+            self.keys[pack.slots, :, pack.places] = keys.transpose(0, 1)
+            self.values[pack.slots, :, pack.places] = values.transpose(0, 1)
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -103,7 +103,7 @@ class PretendSlots(PackedSlots):
             keys = sum((last - first) * max(lengths[first:last]) for first, last in runs_of(sizes))
         scored = sum(size if want == "all" else want == "last" for size, want in zip(sizes, wanted, strict=True))
         if rows:
-            tokens = shape_of(sum(sizes), self._profile.bucketed)
+            tokens = shape_of(sum(sizes), sum(sizes) - scored, self._profile.bucketed)
             seconds = self._profile.forward_seconds(
                 tokens, rows, keys, sum(sizes) - scored, max(sizes) if scored == sum(sizes) else 0
             )

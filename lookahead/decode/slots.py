@@ -176,7 +176,8 @@ class PackedSlots:
         needed = max(map(sum, zip(pasts, sizes, strict=True)))
         self._make_room(needed)
         spare = self.cache.slots - 1 if target.bucketed else None
-        packed = pack(trees, pasts, target.mask_plan, target.dtype, target.device, spare)
+        even = target.device.type == "cpu" and any(want != "all" for want in wanted)
+        packed = pack(trees, pasts, target.mask_plan, target.dtype, target.device, spare, even)
         kept, counts = _wanted_tokens(sizes, wanted)
         self._took(trees, wanted)
         return Scores(self._logits(packed, kept), counts)
