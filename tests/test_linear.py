@@ -70,6 +70,7 @@ def test_weights_are_let_go_but_for_those_that_others_share() -> None:
     assert stays() is model["table"].weight
     assert model["first"]._laid_out is model["second"]._laid_out, "one copy of what two layers share"
     assert {name for name, _ in model.named_parameters()} == {"table.weight", "first.bias", "second.bias"}
+    assert not any(each.requires_grad for each in model.parameters()), "outside of inference mode it would crawl"
 
 
 def test_layers_of_other_kinds_are_left_alone() -> None:

@@ -71,7 +71,8 @@ def laid_out(weight: torch.Tensor) -> torch.Tensor | None:
 def lay_out(model: Any) -> Any:
     """Give a model's linear layers weights that are laid out for its CPU; returns the model. No other kind of layer is touched.
 
-    Weights as they were are let go one by one, but for those that another kind of layer shares (tied embeddings).
+    Weights as they were are let go one by one, but for those that another kind of layer shares (tied embeddings). Nothing
+    learns any more: where gradients are asked for, torch takes a hundred times as long for such products.
     """
     places: dict[int, list[tuple[torch.nn.Module, str]]] = {}  # of each weight: where it is used
     for module in model.modules():
@@ -84,6 +85,7 @@ def lay_out(model: Any) -> Any:
             continue
         for module, name in users:
             setattr(module, name, LaidOutLinear(getattr(module, name), weight).train(module.training))
+        model.requires_grad_(False)
     return model
 
 
