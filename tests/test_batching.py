@@ -106,6 +106,31 @@ def test_beginning_that_prompts_share_goes_through_the_model_once(target, alone)
     assert [r.token_ids for r in requests] == [alone((*beginning, *end), 4) for end in ends]
 
 
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_forwards_that_take_in_prompts_are_of_few_sizes_on_a_cpu(target, alone, bucketed, monkeypatch):
+    """Larger ones are filled up to a multiple of 16 tokens, beside drafts too. Nothing of that is kept or said."""
+    target = dataclasses.replace(target, bucketed=bucketed)
+    sizes, forward = [], type(target.model).forward
+
+    def seen(model, input_ids, **given):
+        sizes.append(input_ids.shape[1])
+        return forward(model, input_ids=input_ids, **given)
+
+    monkeypatch.setattr(type(target.model), "forward", seen)
+    random = np.random.default_rng(5)
+    texts = [tuple(map(int, random.integers(3, VOCAB_SIZE, size))) for size in (97, 65, 64, 130, 71, 203)]
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=6)), 2)
+    requests = [engine.request(list(text), 9) for text in texts]
+    for _ in engine.run(requests):
+        pass
+    monkeypatch.undo()
+    large = [size for size in sizes if size > 64]
+    assert len(large) >= 4
+    if target.device.type == "cpu":
+        assert all(size % 16 == 0 for size in large)
+    assert [r.token_ids for r in requests] == [alone(text, 9) for text in texts]
+
+
 def test_same_prompt_again_takes_in_its_last_token_only(target):
     slots = PackedSlots(target)
     prompt = [*range(3, 30)]

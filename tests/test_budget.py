@@ -147,6 +147,20 @@ def test_slow_hour_of_the_machine_does_not_stick_to_the_sizes_seen_in_it() -> No
     assert curve.seconds(16) == pytest.approx(cost(16), rel=0.06)
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_small_differences_from_the_profile_are_noise_and_large_ones_are_not(known: bool) -> None:
+    """What a token costs is a difference of forwards. Without a profile there is nothing to doubt steps by."""
+    cost = linear(0.02)
+    curve = CostCurve(profile_of(cost) if known else None)
+    slower = {24: 1.0, 32: 1.02, 48: 1.5}
+    for _ in range(200):
+        for tokens, times in slower.items():
+            curve.observe(tokens, times * cost(tokens))
+    profile = 1.0 if known else 1.02
+    assert curve.seconds(32) / curve.seconds(24) == pytest.approx(profile * cost(32) / cost(24), rel=0.005)
+    assert curve.seconds(48) / curve.seconds(24) == pytest.approx(1.5 * cost(48) / cost(24), rel=0.03)
+
+
 def test_rows_and_keys_cost_what_the_profile_says_of_them() -> None:
     profile = profile_of(linear(0.1), per_row=0.001, per_key=1e-6, per_query_key=2e-7)
     expected = linear(0.1)(32) + 8 * 0.001 + 4000 * (1e-6 + 2e-7 * 32 / 8)
@@ -320,6 +334,21 @@ def test_forwards_that_take_all_nodes_are_filled_up_to_a_common_size(rows: int) 
         for kept in (cut(budget, trees, chains=True), cut(budget, trees, fed=5)):
             assert all(len(after) <= len(before) for before, after in zip(trees, kept, strict=True))
     assert filled
+
+
+def test_tokens_are_worth_what_they_are_with_as_many_rows() -> None:
+    """Eight rows say four times as much as plainly, two only what they say without drafts: they take more for a token."""
+    budget = GoodputBudget(CostCurve(profile_of(linear(0.05))))
+    pair = [chain_of(0.5)] * 2
+    for rows, said in ((2, 2), (8, 32)) * 300:
+        cut(budget, [chain_of(0.5)] * rows)
+        budget.observe(rows, linear(0.05)(rows), linear(0.05)(rows), rows=rows, said=said)
+    only_pairs = GoodputBudget(CostCurve(profile_of(linear(0.05))))
+    for _ in range(300):
+        cut(only_pairs, pair)
+        only_pairs.observe(2, linear(0.05)(2), linear(0.05)(2), rows=2, said=2)
+    assert budget.speedup == pytest.approx(2.5, rel=0.05)
+    assert sum(map(len, cut(budget, pair))) == sum(map(len, cut(only_pairs, pair))) > 2
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])

@@ -122,6 +122,25 @@ def _seconds(tokens, rows, keys, width, table, terms, place, now):
     return times * ratio * (base + in_cache + terms[PER_PADDING] * (rows * padded - tokens))
 
 
+@inlined
+def _usual_ratio(table):
+    """The median over steps of what the believed sizes say; 0 if there are none."""
+    steps = 0.0
+    for column in range(table.shape[1]):
+        steps += min(table[SEEN, column], LATEST) if table[SEEN, column] >= BELIEVED else 0.0
+    least = 0.0
+    for column in range(table.shape[1]):
+        ratio, below = table[OWN, column], 0.0
+        if table[SEEN, column] < BELIEVED or 0 < least <= ratio:
+            continue
+        for other in range(table.shape[1]):
+            if table[SEEN, other] >= BELIEVED and table[OWN, other] <= ratio:
+                below += min(table[SEEN, other], LATEST)
+        if 2 * below >= steps:
+            least = ratio
+    return least
+
+
 @kernel
 def observe(tokens, rows, keys, width, seconds, table, terms, latest):
     """See `CostCurve.observe`. latest: float64 [sizes, LATEST], ratios of real to expected seconds, by the pace of then. Fills
@@ -138,15 +157,10 @@ def observe(tokens, rows, keys, width, seconds, table, terms, latest):
     latest[column, int(table[SEEN, column]) % LATEST] = ratio
     table[SEEN, column] += 1
     table[OWN, column] = faster_of(latest[column], min(int(table[SEEN, column]), LATEST))
-    steps = total = 0.0
-    for other in range(columns):
-        if table[SEEN, other] >= BELIEVED:
-            steps += min(table[SEEN, other], LATEST)
-            total += min(table[SEEN, other], LATEST) * table[OWN, other]
-    if steps == 0:
+    usual, before = _usual_ratio(table), -1  # before: the believed column before `other`
+    if usual == 0:
         table[RATIO, :] = table[OWN, column]
         return
-    usual, before = total / steps, -1  # the believed column before `other`
     for other in range(columns):
         if table[SEEN, other] < BELIEVED:
             continue
