@@ -612,7 +612,7 @@ class SlowDrafter:
                 cutoff = max(cutoff, least)
             depth, by_depth = depths[-1], self.drafter.shared.by_depth
             likely = whole * (by_depth[min(depth + 1, len(by_depth) - 1)] / by_depth[min(depth, len(by_depth) - 1)])
-            floor = F(SLACK if cutoff > priced else EXACT) * max(cutoff, priced) / likely
+            floor = F(EXACT if number >= free and cutoff <= priced else SLACK) * cutoff / likely
             pays = number < free or likely >= min(F(1.4) * priced, priced + F(0.5) * (F(1) - priced))
             if number < budget and depth < branch_length and floor <= 1 and pays:
                 guesses, _ = self.mix(row, node, floor, cutoff / likely)
@@ -623,8 +623,9 @@ class SlowDrafter:
                 worth = {token: float(path) for token, path in paths.items() if path >= cutoff}
                 waiting |= {(number, token): (path, guesses[token].offer) for token, path in worth.items()}
                 offered += [*worth.values()][: 1 if single else None]
-                if len(offered) >= budget:
-                    cutoff = max(least, bin_floor(sorted(offered)[-budget]))
+                best, few = sorted(offered, reverse=True), min(free, budget)
+                at_no_cost = min(bin_floor(best[few - 1]), bin_floor(priced)) if 0 < few <= len(best) else 0.0
+                cutoff = max(least, at_no_cost, bin_floor(best[budget - 1]) if len(best) >= budget else 0.0)
             if len(nodes) == len(tree):
                 break
             token, parent, probability, *offer = tree[len(nodes)]

@@ -5,7 +5,8 @@ it is not. Every node that is taken is looked up afresh on context + path (`mixt
 others.
 
 What cannot come into the tree any more is not computed: the budget-th best probability offered so far is a cutoff for later
-ones, and once what an expert list leaves over is under it, no further expert is asked.
+ones (below the price, the last that comes at no cost), and once what an expert list leaves over is under it, no further expert
+is asked.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from lookahead.draft.arrays import (
+    BINS,
     RECENT,
     TREE_MATCHES,
     TREE_PARENTS,
@@ -74,7 +76,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
     least = max(LEAST, AT_NO_COST * priced)
     cutoff, above, edge = least, np.int64(0), np.int64(0)
     looked_behind = min(LOOKED_BEHIND * priced, priced + HALFWAY * (np.float32(1.0) - priced))
-    nodes, filled, waiting = 1, 0, 0
+    nodes, filled, waiting, few = 1, 0, 0, min(free, budget)
     node, depth, probability = 0, np.int64(0), np.float32(1.0)
     while nodes <= budget:
         if nodes > free:
@@ -82,7 +84,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
             cutoff = max(cutoff, least)
         # Of the path, before the probability of the next token; a forced one has none.
         likely = probability if node < len(forced) else probability * deeper(shared.by_depth, depth)
-        worth = np.float32(SLACK if cutoff > priced else EXACT) * max(cutoff, priced) / likely
+        worth = np.float32(EXACT if nodes > free and cutoff <= priced else SLACK) * cutoff / likely
         if depth < branch_length and worth <= 1 and (nodes <= free or likely >= looked_behind):
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
@@ -117,7 +119,8 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
                 bin_ = bin_of(path)
                 offered[bin_] += 1
                 above += bin_ >= edge
-                while above - offered[edge] >= budget:  # the budget-th best lies above this bin
+                # So many lie above this bin, which are all that are wanted: below the price, those that come at no cost.
+                while edge < BINS - 1 and above - offered[edge] >= (few if edge_of(edge + 1) <= priced else budget):
                     above -= offered[edge]
                     edge += 1
             cutoff = max(least, edge_of(edge))
