@@ -210,7 +210,7 @@ def warm_up() -> None:
 def learn(told, steps, table, terms, latest, others, state, of_sizes):
     """See `GoodputBudget.observe`, from whose arguments `told`, float64 [steps, 8], comes: all but the last, step after step.
 
-    steps: so far, these included. others: float64 [LATEST], seconds outside of forwards.
+    steps: so far, these included. others: float64 [LATEST], seconds outside of forwards. of_sizes: see ROWS_PLAIN.
     """
     for k in range(len(told)):
         others[(steps - len(told) + k) % LATEST] = told[k, 5] - told[k, 4]
@@ -221,11 +221,11 @@ def learn(told, steps, table, terms, latest, others, state, of_sizes):
         observe(tokens, rows, keys, width, told[k, 4], table, terms, latest)
         spent = seconds_of(tokens, rows, keys, width, table, terms, 0) + state[OTHER]
         plain = seconds_of(rows, rows, keys, 0, table, terms, 0) + state[OTHER]
-        spent_, saved = stands_for * spent / plain, stands_for * said / rows
-        state[SPENT], state[PLAIN] = MEMORY * state[SPENT] + spent_, MEMORY * state[PLAIN] + saved
-        column = place_of(rows, table, 0)
-        of_sizes[ROWS_SPENT, column] = MEMORY * of_sizes[ROWS_SPENT, column] + spent_
-        of_sizes[ROWS_PLAIN, column] = MEMORY * of_sizes[ROWS_PLAIN, column] + saved
+        steps_spent, steps_plain, column = stands_for * spent / plain, stands_for * said / rows, place_of(rows, table, 0)
+        state[SPENT] = MEMORY * state[SPENT] + steps_spent
+        state[PLAIN] = MEMORY * state[PLAIN] + steps_plain
+        of_sizes[ROWS_SPENT, column] = MEMORY * of_sizes[ROWS_SPENT, column] + steps_spent
+        of_sizes[ROWS_PLAIN, column] = MEMORY * of_sizes[ROWS_PLAIN, column] + steps_plain
         state[SPARE] += LOOK_SHARE * stands_for * spent
 
 
