@@ -12,32 +12,22 @@ from hypothesis import strategies as st
 
 from lookahead.budget.cost import EVEN, SIZES, CostCurve, bucket
 from lookahead.budget.goodput import (
-    AS_MANY_AS_PAY,
-    BEFORE,
     CHANGED,
-    DOUBT,
-    DOUBTED,
     EMPTY,
     GAINS,
-    NOTHING,
     OTHER,
     PLAIN,
-    PROMISES,
     RESTS,
     SPENT,
     TRIALS,
     GoodputBudget,
     Rest,
-    choose,
     shape_of,
 )
 from lookahead.budget.profile import CostProfile, Setting
 from lookahead.draft.tree import DraftTree, chain
 
 SETTING = Setting("model", "shape", "CPU", "float32", "sdpa", "packed", 2)
-
-
-NO_RECORD = np.zeros((2, len(PROMISES) + 1))
 
 
 def profile_of(cost, **fields) -> CostProfile:
@@ -85,20 +75,19 @@ def cut(budget: GoodputBudget, trees: Sequence[DraftTree], **beside) -> list[Dra
     return cut
 
 
-def state_of(plain_over_spent: float, outside: float = 1e-4) -> np.ndarray:
-    """What a budget knows that has been so many times faster than plain decoding; a step takes `outside` s beside forwards."""
-    state = np.zeros(BEFORE + 1)
-    state[PLAIN], state[SPENT], state[OTHER], state[DOUBTED] = plain_over_spent, 1.0, outside, DOUBT
-    return state
+def budget_of(curve: CostCurve, plain_over_spent: float, outside: float = 1e-4) -> GoodputBudget:
+    """So many times faster than plain decoding so far, and done with trying; a step takes `outside` s beside forwards."""
+    budget = GoodputBudget(curve)
+    budget._steps = len(TRIALS)
+    budget.books.state[[PLAIN, SPENT, OTHER]] = plain_over_spent, 1.0, outside
+    return budget
 
 
 def sizes(budget: GoodputBudget, probabilities) -> list[int]:
     """Draft tokens of each row that pay now."""
     trees = [chain_of(p) for p in probabilities]
-    kept, bets, state = np.empty(len(trees), np.int64), np.zeros((len(trees), 2)), state_of(budget.speedup or 1.0)
-    arrays = budget.curve.table, budget.curve.terms, NO_RECORD, state, np.zeros((GAINS + len(SIZES), len(SIZES))), kept, bets
-    choose(*laid_out(trees), 0, 0, 0, False, False, AS_MANY_AS_PAY, NOTHING, *arrays)
-    return (kept - 1).tolist()
+    fresh = budget_of(budget.curve, budget.speedup or 1.0)
+    return [nodes - 1 for nodes in fresh.choose(*laid_out(trees), chains=True).nodes]
 
 
 def linear(slope: float):
@@ -259,15 +248,14 @@ def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], s
     of an unusual size.
     """
     cost, trees = linear(0.07), [np.minimum.accumulate([1.0, *below]).astype(np.float32) for below in rows]
-    curve, kept, bets = CostCurve(profile_of(cost)), np.empty(len(rows), np.int64), np.zeros((len(rows), 2))
+    budget = budget_of(CostCurve(profile_of(cost)), speed, 1e-3)
     lengths = np.array([len(tree) for tree in trees])
-    known = np.concatenate(trees), np.cumsum(lengths) - lengths, lengths, 0, 0, 0, False, False
-    state = state_of(speed, 1e-3)
-    state[BEFORE] = before
-    of_sizes = np.zeros((GAINS + len(SIZES), len(SIZES)))
-    of_sizes[GAINS + np.searchsorted(SIZES, len(rows), "right") - 1, usual] = usual >= 0
+    books = budget.books
+    budget._before = before
+    books.of_sizes[GAINS + np.searchsorted(SIZES, len(rows), "right") - 1, usual] = usual >= 0
     expected = SIZES[usual] if usual >= 0 and SIZES[usual] > len(rows) else len(rows)
-    chosen, _, _ = choose(*known, AS_MANY_AS_PAY, NOTHING, curve.table, curve.terms, NO_RECORD, state, of_sizes, kept, bets)
+    kept = np.array(budget.choose(np.concatenate(trees), np.cumsum(lengths) - lengths, lengths, chains=True).nodes)
+    chosen = int(kept.sum()) - len(rows)
 
     def seconds(count: int) -> float:
         tokens = len(rows) + count
@@ -278,11 +266,10 @@ def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], s
     worth = (cost(len(rows)) + 1e-3) / (len(rows) * speed)
     saved = [worth * queue[:count].sum() - seconds(count) for count in range(len(queue) + 1)]
     allowed = [n for n in range(len(queue) + 1) if len(rows) + n in SIZES or n in (0, len(queue))]
-    assert kept.sum() == len(rows) + chosen
     taken = [tree[1:count] for tree, count in zip(trees, kept, strict=True)]
     assert worth * np.concatenate(taken).sum() - seconds(chosen) >= max(saved[n] for n in allowed) - 1e-8
-    assert state[BEFORE] == kept.sum()
-    assert bets[:, 1] == pytest.approx([part.sum() for part in taken], abs=1e-5)
+    assert budget._before == kept.sum()
+    assert books.bets[:, 1] == pytest.approx([part.sum() for part in taken], abs=1e-5)
 
 
 def test_trees_count_for_what_trees_of_their_promise_have_kept() -> None:
@@ -293,7 +280,7 @@ def test_trees_count_for_what_trees_of_their_promise_have_kept() -> None:
         """Whatever the size of the forward before."""
         counts = []
         for tree in (much, little, chain_of(0.6)):
-            budget._state[BEFORE] = 0
+            budget._before = 0
             counts.append(cut(budget, [tree])[0].draft_tokens)
         return counts
 

@@ -21,13 +21,15 @@ about the same promise (the sum over their first nodes) have kept is remembered,
 from __future__ import annotations
 
 import itertools
+from collections import namedtuple
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numba import carray
 
 from lookahead.budget.cost import LATEST, SIZE, SIZES, CostCurve, bucket, evened, faster_of, observe, place_of, seconds_of
-from lookahead.trie.suffixes import inlined, kernel
+from lookahead.kernels import Block, Layout, float64_at, inlined, int64_at, kernel
 
 TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with several, times the root of their number
 LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of draft tokens, in turn
@@ -53,14 +55,29 @@ SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
 NOTHING = np.empty(0, np.int64)
 TOLD = 8  # steps that are learned from at once: behind a forward, nothing that a kernel needs is in the caches any more
-# What a budget knows. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in
-# such steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a
-# step outside of its forward, seconds that may go into looks, and how many of the record's units DOUBT is. The latest choice:
-# seconds that it saves, the probability at which one more node would pay. And the tokens of the latest forward.
-PLAIN, SPENT, OTHER, SPARE, DOUBTED, SAVED, PRICE, BEFORE = range(8)
-# And of each of SIZES, taken for a number of rows: the sums PLAIN and SPENT of steps with about so many. From GAINS on, taken
+# The state. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in such
+# steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a step
+# outside of its forward, seconds that may go into looks, and how many of the record's units DOUBT is. The latest choice:
+# seconds that it saves, the probability at which one more node would pay.
+PLAIN, SPENT, OTHER, SPARE, DOUBTED, SAVED, PRICE = range(7)
+# Of each of SIZES, taken for a number of rows: the sums PLAIN and SPENT of steps with about so many. From GAINS on, taken
 # likewise, each has a row of the array: seconds that forwards of each size would have saved over plain ones, of late.
 ROWS_PLAIN, ROWS_SPENT, GAINS = range(3)
+
+# What a budget knows, for its kernels.
+BOOKS: Layout = {
+    "table": (np.float64, (5, len(SIZES))),  # these three are the curve's, see cost.py
+    "terms": (np.float64, (7,)),
+    "latest": (np.float64, (len(SIZES), LATEST)),
+    "others": (np.float64, (LATEST,)),  # seconds outside of forwards, of the latest steps
+    "state": (np.float64, (PRICE + 1,)),
+    "of_sizes": (np.float64, (GAINS + len(SIZES), len(SIZES))),
+    "record": (np.float64, (2, len(PROMISES) + 1)),
+    "kept": (np.int64, ("trees",)),  # of each tree of the latest choice: nodes taken, its root included
+    "bets": (np.float64, ("trees", 2)),  # its promise's column of the record, and tokens that it should keep
+}
+# A plain named tuple: a kernel can make no other.
+Books = namedtuple("Books", tuple(BOOKS))  # type: ignore[misc]
 
 
 class Chosen(NamedTuple):
@@ -86,15 +103,10 @@ class GoodputBudget:
         self.price = 0.0
         self._looks = itertools.cycle(LOOKS)
         self._steps = self._looked = 0  # observed; number of the latest that looked
-        self._others = np.zeros(LATEST)
-        self._state = np.zeros(BEFORE + 1)
-        self._state[DOUBTED] = DOUBT
-        self._of_sizes = np.zeros((GAINS + len(SIZES), len(SIZES)))
         self._drafted = 0  # draft tokens of the latest forward that had any
-        self._record = np.zeros((2, len(PROMISES) + 1))
-        # Of each tree of the latest choice: nodes taken; its promise's column of the record, and tokens that it should keep.
-        self._kept, self._bets = np.empty(1, np.int64), np.zeros((1, 2))
-        self._arrays = curve.table, curve.terms, self._record, self._state, self._of_sizes, self._kept, self._bets
+        self._before = 0  # tokens of the latest forward
+        self.books = books_on(curve)
+        self._state = self.books.state
         self._accepted = NOTHING  # of these trees, to be recorded at the next choice
         self._told: list[tuple[float, ...]] = []  # steps to be learned from, see `learn`
         self.waits = False  # the latest choice is to be settled
@@ -131,28 +143,26 @@ class GoodputBudget:
         takes, one tree is filled up, as forwards of other sizes are slow on some CPUs; not if it must be a chain.
         """
         curve, state, trees = self.curve, self._state, len(sizes)
-        if trees > len(self._kept):
-            self._kept, self._bets = np.empty(trees, np.int64), np.pad(self._bets, ((0, trees - len(self._bets)), (0, 0)))
-            self._arrays = *self._arrays[:-2], self._kept, self._bets
+        if trees > len(self.books.kept):
+            self._make_room(trees)
         known = probabilities, starts, sizes, others, fed, keys, curve.bucketed, not (chains or fed or curve.bucketed)
-        arrays, accepted, self._accepted, self.waits = self._arrays, self._accepted, NOTHING, True
+        addresses, accepted, self._accepted, self.waits = self.books.addresses, self._accepted, NOTHING, True
         if self.tries:
             beside = trees + others + fed
             trial = nodes_near(TRIALS[self._steps] * (trees + others) ** 0.5, beside)
-            drafted, padding, filled = choose(*known, trial, accepted, *arrays)
+            drafted, padding, filled, tokens = choose(*known, self._before, trial, accepted, addresses)
         else:
             looks = self._steps - self._looked >= LOOK_APART and state.item(SPARE) > 0
-            before = state.item(BEFORE)
-            drafted, padding, filled = choose(*known, AS_MANY_AS_PAY, accepted, *arrays)
+            drafted, padding, filled, tokens = choose(*known, self._before, AS_MANY_AS_PAY, accepted, addresses)
             self.price = CAUTION * state.item(PRICE)
             if looks:
-                saved, state[BEFORE] = state[SAVED], before  # what was chosen just now is not done
+                saved = state[SAVED]
                 look = nodes_near(max(drafted, 3) * next(self._looks), trees + others + fed)
-                drafted, padding, filled = choose(*known, look, NOTHING, *arrays)
+                drafted, padding, filled, tokens = choose(*known, self._before, look, NOTHING, addresses)
                 state[SPARE] -= saved - state[SAVED]
                 self._looked = self._steps
-        self._drafted = drafted + padding or self._drafted
-        return Chosen(self._kept[:trees].tolist(), padding, filled)
+        self._before, self._drafted = tokens, drafted + padding or self._drafted
+        return Chosen(self.books.kept[:trees].tolist(), padding, filled)
 
     def settle(self, accepted: Sequence[int]) -> None:
         """Of each tree of the latest choice so many draft tokens were accepted; -1, or where the list ends: nobody knows.
@@ -179,7 +189,7 @@ class GoodputBudget:
         rows, keys, width: see `CostCurve`. stands_for: steps like it that are not told. accepted: see `settle`.
         """
         self._steps += 1
-        self._state[BEFORE] = tokens
+        self._before = tokens
         shape = bucket(tokens) if self.curve.bucketed else tokens
         self._told.append((shape, rows, keys, width, forward_seconds, step_seconds, said, stands_for))
         if len(self._told) == TOLD or (not self.curve.known and self._steps <= len(TRIALS)):
@@ -188,9 +198,41 @@ class GoodputBudget:
 
     def _learn(self) -> None:
         """From the steps that were told since the last time."""
-        curve, own = self.curve, (self._others, self._state, self._of_sizes)
-        learn(np.array(self._told), self._steps, curve.table, curve.terms, curve.latest, *own)
+        learn(np.array(self._told), self._steps, self.books.addresses)
         self._told.clear()
+
+    def _make_room(self, trees: int) -> None:
+        """For so many trees in one choice."""
+        books = self.books
+        books.sizes["trees"], more = trees, trees - len(books.kept)
+        books.kept, books.bets = np.pad(books.kept, (0, more)), np.pad(books.bets, ((0, more), (0, 0)))
+        books.refresh()
+
+
+def books_on(curve: CostCurve) -> Block:
+    """Those of a budget that knows nothing but this curve."""
+    books = Block(BOOKS, trees=1)
+    books.table, books.terms, books.latest = curve.table, curve.terms, curve.latest
+    books.state[DOUBTED] = DOUBT
+    books.refresh()
+    return books
+
+
+@inlined
+def books_at(addresses):
+    """The Books of a block's addresses."""
+    trees, a = addresses[0], addresses[1:]
+    return Books(  # type: ignore[call-arg]
+        carray(float64_at(a[0]), (5, len(SIZES))),
+        carray(float64_at(a[1]), (7,)),
+        carray(float64_at(a[2]), (len(SIZES), LATEST)),
+        carray(float64_at(a[3]), (LATEST,)),
+        carray(float64_at(a[4]), (PRICE + 1,)),
+        carray(float64_at(a[5]), (GAINS + len(SIZES), len(SIZES))),
+        carray(float64_at(a[6]), (2, len(PROMISES) + 1)),
+        carray(int64_at(a[7]), (trees,)),
+        carray(float64_at(a[8]), (trees, 2)),
+    )
 
 
 def nodes_near(nodes: float, others: int) -> int:
@@ -207,18 +249,20 @@ def warm_up() -> None:
 
 
 @kernel
-def learn(told, steps, table, terms, latest, others, state, of_sizes):
+def learn(told, steps, addresses):
     """See `GoodputBudget.observe`, from whose arguments `told`, float64 [steps, 8], comes: all but the last, step after step.
 
-    steps: so far, these included. others: float64 [LATEST], seconds outside of forwards. of_sizes: see ROWS_PLAIN.
+    steps: so far, these included. addresses: of BOOKS.
     """
+    books = books_at(addresses)
+    table, terms, others, state, of_sizes = books.table, books.terms, books.others, books.state, books.of_sizes
     for k in range(len(told)):
         others[(steps - len(told) + k) % LATEST] = told[k, 5] - told[k, 4]
     state[OTHER] = faster_of(others, min(steps, LATEST))
     for k in range(len(told)):
         tokens, rows, keys, width = int(told[k, 0]), int(told[k, 1]), int(told[k, 2]), int(told[k, 3])
         said, stands_for = told[k, 6], told[k, 7]
-        observe(tokens, rows, keys, width, told[k, 4], table, terms, latest)
+        observe(tokens, rows, keys, width, told[k, 4], table, terms, books.latest)
         spent = seconds_of(tokens, rows, keys, width, table, terms, 0) + state[OTHER]
         plain = seconds_of(rows, rows, keys, 0, table, terms, 0) + state[OTHER]
         steps_spent, steps_plain, column = stands_for * spent / plain, stands_for * said / rows, place_of(rows, table, 0)
@@ -254,20 +298,19 @@ class Rest:
 
 
 @kernel
-def choose(
-    probabilities, starts, sizes, others, fed, keys, bucketed, fills, wanted, accepted,
-    table, terms, record, state, of_sizes, kept, bets,
-):  # fmt: skip
-    """Take draft nodes, the most probable first; fills kept (int64 [trees], roots included) and `state`. Returns how many nodes
-    it takes, how many tokens fill the forward up, and the number of the tree that those are to join.
+def choose(probabilities, starts, sizes, others, fed, keys, bucketed, fills, before, wanted, accepted, addresses):
+    """Take draft nodes, the most probable first. Returns how many it takes, how many tokens fill the forward up, the number of
+    the tree that those are to join, and the forward's tokens.
 
-    See `GoodputBudget.choose`. wanted: take so many; or AS_MANY_AS_PAY. record: see PROMISED. accepted: int64, tokens of each
-    tree of the choice before, which goes into the record; see `GoodputBudget.settle`. of_sizes: float64, see
-    GAINS, which are updated, but not beside prompts. bets: float64 [trees, 2], takes of each tree the record's column and the
-    tokens that it should keep. fills: a forward that takes all nodes is filled up to one of SIZES.
+    See `GoodputBudget.choose`. fills: a forward that takes all nodes is filled up to one of SIZES. before: tokens of the latest
+    forward. wanted: take so many; or AS_MANY_AS_PAY. accepted: int64, tokens of each tree of the choice before, which goes into
+    the record; see `GoodputBudget.settle`. addresses: of BOOKS. Its gains are updated, but not beside prompts.
 
     Attention pads all trees to the widest, so other widths than that of the most probable nodes are tried, down to 2.
     """
+    books = books_at(addresses)
+    table, terms, record, state, of_sizes = books.table, books.terms, books.record, books.state, books.of_sizes
+    kept, bets = books.kept, books.bets
     _settle(accepted, bets, record, state)
     trees = len(sizes)
     rows = trees + others
@@ -288,7 +331,7 @@ def choose(
         if gains[column] > gain and table[SIZE, column] > tokens:
             usual, gain = table[SIZE, column], gains[column]
     plain = seconds_of(tokens, rows, keys, 0, table, terms, 0)
-    before = 0.0 if bucketed or fed > 0 else state[BEFORE]  # prompts are of any size: each choice changes it
+    before = 0 if bucketed or fed > 0 else before  # prompts are of any size: each choice changes it
     most = rows * worth - plain * changed(tokens, before, usual)
     saves = np.full(len(gains), -np.inf)
     best, widest, padding = 0, 1, 0
@@ -321,10 +364,10 @@ def choose(
     for more in SECANTS:
         larger = shape_of(rows + fed + best + padding + more, fed, bucketed)
         price = min(price, (seconds_of(larger, rows, keys, widest, table, terms, 0) - now) / more)
-    state[SAVED], state[BEFORE] = most, tokens
+    state[SAVED] = most
     if fed == 0:
         state[PRICE] = max(0.0, price) / worth
-    return best, padding, filled
+    return best, padding, filled, tokens
 
 
 @inlined

@@ -32,7 +32,7 @@ import numpy as np
 
 from lookahead.atomic import replacing
 from lookahead.errors import LookaheadError
-from lookahead.trie.suffixes import kernel
+from lookahead.kernels import kernel
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "profiles"

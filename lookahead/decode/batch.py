@@ -18,7 +18,7 @@ import torch
 from lookahead.budget.cost import bucket, evened
 from lookahead.budget.profile import SPARE, WASTE
 from lookahead.draft.tree import DraftTree
-from lookahead.trie.suffixes import kernel
+from lookahead.kernels import kernel
 
 NO_LIMIT = 1 << 60
 SMALL = 64  # tokens that each slot of a step of few shapes brings at most

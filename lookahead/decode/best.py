@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from lookahead.trie.suffixes import inlined, kernel
+from lookahead.kernels import inlined, kernel
 
 BLOCK = 128  # scores whose maximum is taken at once
 

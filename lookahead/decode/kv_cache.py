@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from lookahead.decode.batch import Pack, upload
 from lookahead.errors import ModelError
-from lookahead.trie.suffixes import kernel
+from lookahead.kernels import kernel
 
 
 def zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:

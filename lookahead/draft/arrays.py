@@ -1,21 +1,13 @@
-"""The arrays that drafting kernels share, handed over as addresses. In: sizes. Out: named tuples of arrays, inside a kernel.
-
-A kernel that is given forty arrays spends more time on taking them over, and on counting references to them, than on a short
-draft. So a `Block` allocates them and tells their addresses in one array; inside the kernel they are views again, which nobody
-counts. Whoever calls a kernel keeps the blocks alive.
-"""
+"""The arrays that drafting kernels share, handed over as addresses. In: sizes. Out: named tuples of arrays, inside a kernel."""
 
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import carray, types
-from numba.extending import intrinsic
+from numba import carray
 
-from lookahead.trie.suffixes import inlined
+from lookahead.kernels import Block, Layout, float32_at, float64_at, inlined, int32_at, int64_at
 
 SLOTS = 240  # different tokens that the experts of one node may propose
 HASHES = 512
@@ -31,51 +23,6 @@ BINS = 8 * 24 + 8
 DEPTHS = 32  # from the root on; deeper nodes count as the last
 OWN_COLUMNS = 7
 TREE_TOKENS, TREE_PARENTS, TREE_SOURCES, TREE_MATCHES = range(4)  # of a row's tree
-
-
-def pointer_to(numba_type):
-    """A kernel that takes an address for a pointer to values of this type."""
-
-    @intrinsic
-    def pointer(typing_context, address):
-        def codegen(context, builder, signature, arguments):
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(numba_type)(types.int64), codegen
-
-    return pointer
-
-
-uint16_at, uint32_at, uint64_at = (pointer_to(t) for t in (types.uint16, types.uint32, types.uint64))
-int32_at, int64_at = pointer_to(types.int32), pointer_to(types.int64)
-float32_at, float64_at = pointer_to(types.float32), pointer_to(types.float64)
-
-
-Layout = Mapping[str, tuple[Any, tuple[int | str, ...]]]  # name -> (dtype, shape); a string in a shape is a size by name
-
-
-class Block:
-    """Arrays of one layout, as attributes."""
-
-    def __init__(self, layout: Layout, **sizes: int):
-        self.sizes = sizes
-        self.names = tuple(layout)
-        for name, (dtype, shape) in layout.items():
-            setattr(self, name, np.zeros([sizes[n] if isinstance(n, str) else n for n in shape], dtype))
-        self.refresh()
-
-    if TYPE_CHECKING:  # the arrays
-
-        def __getattr__(self, name: str) -> Any: ...
-        def __setattr__(self, name: str, value: Any) -> None: ...
-
-    def refresh(self) -> None:
-        """After an array was replaced: note all addresses anew. addresses: int64 [sizes + arrays]."""
-        arrays = [np.ascontiguousarray(getattr(self, name)) for name in self.names]
-        for name, array in zip(self.names, arrays, strict=True):
-            setattr(self, name, array)
-        self.addresses = np.array([*self.sizes.values(), *(array.ctypes.data for array in arrays)], np.int64)
-
 
 # One thread's scratch space. A node is one of the tree that is being grown, the root first.
 SCRATCH: Layout = {

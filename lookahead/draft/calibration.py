@@ -15,7 +15,7 @@ import numpy as np
 
 from lookahead.draft.arrays import BINS, DEPTHS, TREE_PARENTS, TREE_SOURCES, TREE_TOKENS
 from lookahead.draft.tree import GRAMMAR
-from lookahead.trie.suffixes import inlined
+from lookahead.kernels import inlined
 
 WIDTH = 6  # bins on either side that share their counts, less the farther they are
 STRENGTH = 4.0  # accepted nodes that the ratio measured beforehand stands for

@@ -39,7 +39,7 @@ from lookahead.draft.places import (
 )
 from lookahead.draft.recycled import ANY, ASKED, KINDS, place_of
 from lookahead.draft.recycled import BEST as PLACED
-from lookahead.trie.suffixes import inlined
+from lookahead.kernels import inlined
 
 OWN, OTHER = 0, 1  # groups
 ORDERS, COUNTS, SHARES, RANKS = 8, 7, 4, 4  # values of each feature of a cell

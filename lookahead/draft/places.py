@@ -18,8 +18,9 @@ import dataclasses
 
 import numpy as np
 
-from lookahead.draft.arrays import COLUMNS, STEPS, float32_at, uint16_at, uint32_at, uint64_at
-from lookahead.trie.suffixes import DEPTH, inlined, kernel
+from lookahead.draft.arrays import COLUMNS, STEPS
+from lookahead.kernels import float32_at, inlined, kernel, uint16_at, uint32_at, uint64_at
+from lookahead.trie.suffixes import DEPTH
 
 # Columns of a row of the table. Addresses and sizes in bytes, counts in entries.
 TOKENS, TOKEN_BYTES, LENGTH, SUFFIXES, SUFFIX_BYTES, SIZE, FIRST, FIRST_BYTES, VOCABULARY, SOURCE = range(10)

@@ -29,7 +29,7 @@ from lookahead.draft.mixture import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P, lear
 from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
 from lookahead.draft.tree import GRAMMAR
-from lookahead.trie.suffixes import inlined, kernel
+from lookahead.kernels import inlined, kernel
 
 # Experts are asked while the rest of the stick is worth so many times the cutoff.
 SLACK = 1.2

@@ -15,6 +15,7 @@ import numpy as np
 import lookahead
 from lookahead.atomic import replacing, scratch_sibling
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.kernels import kernel
 from lookahead.trie import format
 from lookahead.trie.build import (
     Effort,
@@ -30,7 +31,7 @@ from lookahead.trie.build import (
 )
 from lookahead.trie.file import Trie
 from lookahead.trie.runs import Scratch
-from lookahead.trie.suffixes import SAMPLE, bit_length, first_token_shares, kernel, key_digits, pack
+from lookahead.trie.suffixes import SAMPLE, bit_length, first_token_shares, key_digits, pack
 
 # A branch is pruned by the count of its first tokens: the context token, and the continuation that it would draft.
 BRANCH_DEPTH = 3

@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from lookahead.errors import TokenizerMismatchError, TrieFormatError, UsageError
+from lookahead.kernels import kernel
 from lookahead.trie import format
 from lookahead.trie.search import child_ranges, match_orders, matching_range
-from lookahead.trie.suffixes import SAMPLE, compare_suffixes, kernel, sample_keys
+from lookahead.trie.suffixes import SAMPLE, compare_suffixes, sample_keys
 
 CHECKED = 1 << 20  # entries checked at a time
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.trie.suffixes import SAMPLE, bit_length, kernel, key_digits
+from lookahead.kernels import kernel
+from lookahead.trie.suffixes import SAMPLE, bit_length, key_digits
 
 WAVE = 16  # match lengths searched side by side
 

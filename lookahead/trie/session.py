@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lookahead.trie.suffixes import DEPTH, compare_suffixes, kernel
+from lookahead.kernels import kernel
+from lookahead.trie.suffixes import DEPTH, compare_suffixes
 
 CLOSED = np.uint32(0x7FFFFFFF)  # stands behind each output; larger than every token id
 RECENT = 1 << 14  # suffixes in the recent run before it is merged into the older one, at least

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import numba
 import numpy as np
+
+from lookahead.kernels import kernel
 
 DEPTH = 32
 TASKS_PER_WORKER = 64  # first tokens are handed to threads in this many shares, as some are far more frequent than others
@@ -22,10 +23,7 @@ SAMPLE = 256  # a file holds the key of one in so many sorted suffixes
 AHEAD = 128  # texts fetched together
 FEW = 24  # suffixes sorted by insertion
 
-# Kernels release the GIL and are compiled once per machine. Arrays of a mapped file may lie about positions, so a kernel
-# that reads one clamps each position before it uses it as an index.
-kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
-inlined = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)  # part of its callers: called very often
+# Arrays of a mapped file may lie about positions: a kernel that reads one clamps each position before it uses it as an index.
 
 
 def sort_suffixes(

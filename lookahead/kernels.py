@@ -1,0 +1,65 @@
+"""How kernels are compiled, and how they are given many arrays. In: functions over numbers and arrays. Out: machine code.
+
+Kernels release the GIL and are compiled once per machine.
+
+One that is given forty arrays spends more time on taking them over, and on counting references to them, than on a short draft.
+So a `Block` allocates them and tells their addresses in one array; inside the kernel they are views again, which nobody counts.
+Whoever calls a kernel keeps the blocks alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
+inlined = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)  # part of its callers: called very often
+
+
+def pointer_to(numba_type):
+    """A kernel that takes an address for a pointer to values of this type."""
+
+    @intrinsic
+    def pointer(typing_context, address):
+        def codegen(context, builder, signature, arguments):
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(numba_type)(types.int64), codegen
+
+    return pointer
+
+
+uint16_at, uint32_at, uint64_at = (pointer_to(t) for t in (types.uint16, types.uint32, types.uint64))
+int32_at, int64_at = pointer_to(types.int32), pointer_to(types.int64)
+float32_at, float64_at = pointer_to(types.float32), pointer_to(types.float64)
+
+
+Layout = Mapping[str, tuple[Any, tuple[int | str, ...]]]  # name -> (dtype, shape); a string in a shape is a size by name
+
+
+class Block:
+    """Arrays of one layout, as attributes."""
+
+    def __init__(self, layout: Layout, **sizes: int):
+        self.sizes = sizes
+        self.names = tuple(layout)
+        for name, (dtype, shape) in layout.items():
+            setattr(self, name, np.zeros([sizes[n] if isinstance(n, str) else n for n in shape], dtype))
+        self.refresh()
+
+    if TYPE_CHECKING:  # the arrays
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    def refresh(self) -> None:
+        """After an array was replaced: note all addresses anew. addresses: int64 [sizes + arrays]."""
+        arrays = [np.ascontiguousarray(getattr(self, name)) for name in self.names]
+        for name, array in zip(self.names, arrays, strict=True):
+            setattr(self, name, array)
+        self.addresses = np.array([*self.sizes.values(), *(array.ctypes.data for array in arrays)], np.int64)
