@@ -3,7 +3,8 @@
 All contenders answer the same prompts in the same run, in turn, so that a machine that slows down slows all of them. A turn is
 one prompt; where B are decoded at once it is 4 B, so that slots are filled again as in a long job. Within a turn each of ours
 says some tokens of each slot, then the next one does. Peers cannot be interrupted within a batch. Each keeps its own memory of
-the job. The first prompts are run once beforehand and not counted.
+the job. The first prompts are run once beforehand and not counted, nor is a forward of each size: kernels are compiled for
+each, and in a short run it would be luck who needs one first.
 
 Where answers are given, they are taken as the model's choices (forced): what is drafted, accepted and computed is real.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +25,18 @@ import lookahead
 from lookahead.bench.lossless import Lossless, lossless
 from lookahead.bench.peers import peers_of
 from lookahead.bench.run import Run, StepLog, Turn
+from lookahead.budget.cost import SIZES
 from lookahead.decode.engine import Clock, DecodingEngine, Generation
 from lookahead.decode.memory import peak_memory, untidied
 from lookahead.decode.model import TargetModel, processor_name
 from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError
 from lookahead.trie.file import Trie
 
 PLAIN = "plain"
 REFILLS = 4  # prompts of a turn for each slot, where there are several
+LARGEST_WARMED = 128  # tokens of a forward
 AT_A_TIME = 24  # tokens of each slot that a contender says before the next one goes on
 
 
@@ -137,6 +142,7 @@ def compare(
     rows = range(len(prompts))
     with untidied():
         if warm_up:
+            _warm_up_sizes(target)
             list(_in_turn(runs, rows[: max(warm_up, batch_size)], target.device))
         for repeat in range(repeats):
             _answer_all(runs, rows, batch_size * REFILLS if batch_size > 1 else 1, repeat, target.device, progress)
@@ -159,6 +165,20 @@ def compare(
         lossless_rows=checked,
         environment=environment(target.device),
     )
+
+
+@torch.inference_mode()
+def _warm_up_sizes(target: TargetModel) -> None:
+    """A forward of each size that drafts bring it to."""
+    if target.mode == "plain":
+        return
+    slots = target.slots()
+    slots.add([0, 0], LARGEST_WARMED)
+    slots.begin(0)
+    largest = min(LARGEST_WARMED, target.longest_text - 2)
+    for size in itertools.takewhile(lambda size: size <= largest, SIZES.tolist()):
+        slots.forward([chain([0] * size)], ["all"]).wait()
+        slots.keep([[]])
 
 
 def _answer_all(
