@@ -1,8 +1,12 @@
 """What a model's forwards cost on this machine, measured. In: a loaded model and a minute. Out: a cost profile.
 
 Random tokens go through the model in forwards of many sizes, rows and contexts, as the engine does them; nothing of what they
-bring is kept, so that each can be repeated. Cells are timed in turn until the time is up, the most telling first: a model too
-slow for all of them is measured on fewer. A profile's terms are then fitted to the cells, all weighing alike in per cent.
+bring is kept, so that each can be repeated. Cells are visited until the time is up, the most telling first: a model too slow
+for all of them is measured on fewer. Each round has another order, and those that take long are not in all of them.
+
+Machines that are shared are slow for a second here and there. So what a cell takes is told apart from how slow the machine was
+at each visit, by what was visited just before and after. A profile's terms are then fitted to the cells, all weighing alike in
+per cent.
 """
 
 from __future__ import annotations
@@ -27,9 +31,11 @@ from lookahead.errors import LookaheadError
 SHORT, LONG = 128, 1024  # tokens in the cache of each row
 CHUNK = 512  # tokens of a prompt that are taken in at once
 MOST_WIDTH = 128
-IN_A_ROW = 2  # forwards of a cell that count, behind so many that do not: one in the first round, which may be all there is
-WARMING = 3  # in later ones, as a token alone becomes cheaper up to the fourth of its kind
+# At each visit of a cell so many forwards count, more of the short ones than of the long: as many as fit into VISIT seconds.
+IN_A_ROW, MOST_IN_A_ROW, VISIT = 2, 10, 0.1
+WARMING = 4  # forwards before them, which do not: each takes less than the one before. In the first round only one
 ACCEPTING_SHARE, ACCEPTING_TIMES, ACCEPTING_WIDTH = 0.1, 12, 8
+AROUND, POLISHED = 4, 10  # visits before and after one that tell the machine's pace; times that cells and paces are told apart
 SHARE_OF_FIRST = 0.5  # of the time for the first round: what is not reached by then is left out
 
 
@@ -92,7 +98,7 @@ def calibrate(
     if target.mode == "plain":
         raise LookaheadError(f"{target.name} decodes plainly ({target.reason}): there is nothing to budget.")
     began = time.perf_counter()
-    taken: dict[Cell, list[float]] = {}
+    first: dict[Cell, float] = {}
     texts = _Texts(target)
     cells = _cells_for(target.longest_text)
 
@@ -102,23 +108,46 @@ def calibrate(
         return share
 
     for cell in cells:
-        if taken and spent() > SHARE_OF_FIRST:
+        if first and spent() > SHARE_OF_FIRST:
             break
-        taken[cell] = texts.seconds_of(cell)
-    rounds = 1
+        first[cell] = _faster(texts.seconds_of(cell))
+    visits: list[tuple[Cell, float]] = []
+    apart = {cell: max(1, round((each / min(first.values())) ** 0.5)) for cell, each in first.items()}  # rounds between visits
+    order, rounds = np.random.default_rng(0), 1
     while spent() < 1:
-        for cell, times in taken.items():
-            times += texts.seconds_of(cell, WARMING)
+        for cell in order.permutation(np.array([*first], object)):
+            if rounds % apart[cell] == 0:
+                visits.append((cell, _faster(texts.seconds_of(cell, WARMING, first[cell]))))
             if spent() > 1:
                 break
         rounds += 1
-    measured = [(cell, _faster(times)) for cell, times in taken.items()]
+    measured = [(cell, seconds) for cell, seconds in (first | at_one_pace(visits)).items()]
     return dataclasses.replace(fitted(target, measured, rounds), **texts.accepting(ACCEPTING_SHARE * seconds)), measured
 
 
 def _faster(times: Sequence[float]) -> float:
     """What it takes where nothing else disturbs it."""
     return float(np.sort(times)[int(FASTER * (len(times) - 1))])
+
+
+def at_one_pace(visits: Sequence[tuple[Cell, float]]) -> dict[Cell, float]:
+    """Seconds of each cell as if all had been visited at once, at one of the machine's faster paces.
+
+    visits: cell and seconds, one after the other. The pace at a visit is the median, over those around it, of what they took
+    beside what their cells take; and that the median over a cell's visits, each at its pace (as in median polish, Tukey 1977).
+    """
+    numbers: dict[Cell, list[int]] = {}
+    for number, (cell, _) in enumerate(visits):
+        numbers.setdefault(cell, []).append(number)
+    seconds, paces = np.array([each for _, each in visits]), np.ones(len(visits))
+    usual: dict[Cell, float] = {}
+    for _ in range(POLISHED):
+        usual = {cell: float(np.median(seconds[own] / paces[own])) for cell, own in numbers.items()}
+        slower = seconds / np.array([usual[cell] for cell, _ in visits])
+        for number in range(len(visits)):
+            around = [*slower[max(0, number - AROUND) : number], *slower[number + 1 : number + 1 + AROUND]]
+            paces[number] = np.median(around) if around else 1.0
+    return {cell: _faster(paces.tolist()) * each for cell, each in usual.items()}
 
 
 def _cells_for(longest: int) -> list[Cell]:
@@ -138,11 +167,15 @@ class _Texts:
         self._slots: dict[tuple[int, int], Slots] = {}
 
     @torch.inference_mode()
-    def seconds_of(self, cell: Cell, warming: int = 1) -> list[float]:
-        """Forwards of a cell behind `warming` others: the first after another shape are slow, as caches hold what it needed."""
+    def seconds_of(self, cell: Cell, warming: int = 1, expected: float = VISIT) -> list[float]:
+        """Forwards of a cell behind `warming` others: the first after another shape are slow, as caches hold what it needed.
+
+        expected: seconds that one takes, about.
+        """
         key = cell.rows, cell.context
         slots = self._slots.get(key) or self._slots.setdefault(key, self._filled(*key))
-        return [self._forward(cell, slots) for _ in range(warming + IN_A_ROW)][warming:]
+        in_a_row = min(MOST_IN_A_ROW, max(IN_A_ROW, int(VISIT / expected)))
+        return [self._forward(cell, slots) for _ in range(warming + in_a_row)][warming:]
 
     def _forward(self, cell: Cell, slots: Slots) -> float:
         """Timed as the engine's steps are; nothing of it is kept."""

@@ -5,10 +5,13 @@ really take is learned from the latest steps of that size. Without a profile a r
 
 Steps are only ever slowed down by what else the machine does. So of the latest steps of a size, one of the faster ones counts
 (their 30th percentile), and it takes three of them to be believed. Where the whole machine becomes slower or faster, steps of
-any size tell of all sizes (`PACE`): else one that was last seen in a slow hour would be shunned for ever. And where there is
-a profile, sizes that seem to take a little more or less than it says beside others most probably do not (`NOISE`): what a token
-costs is a difference of two forwards, and 3 % of one are the price of eight tokens. Costs need not rise with size: float32
-products of two or three rows take longer than those of eight on some CPUs.
+any size tell of all sizes (`PACE`): else one that was last seen in a slow hour would be shunned for ever.
+
+Where there is a profile, small and large forwards may differ from it by different ratios: the former wait for memory, the
+latter for arithmetic, and who shares the machine takes more of one than of the other. So a line is laid through the ratios of
+all sizes (`NO_SLOPE`), which also tells of sizes that nobody has seen. What a size takes beside that is most probably noise
+where it is little (`NOISE`): what a token costs is a difference of two forwards, and 3 % of one are the price of eight tokens.
+Costs need not rise with size: float32 products of two or three rows take longer than those of eight on some CPUs.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ LATEST = 64  # steps that a size remembers
 FASTER = 0.3  # quantile of them that counts
 BELIEVED = 3  # steps of a size before it is, as the first ones of a size are slow
 NOISE = 0.05  # of a forward: by so much, or less, sizes seem to differ that take what a profile says
+# The line through the sizes' ratios goes over what a token alone takes of what each size takes. Slopes are about 0.3, errors of
+# ratios 0.03, so much does no slope weigh beside sizes seen often (ridge regression); one seen HALF steps weighs half as much.
+NO_SLOPE, HALF = (0.03 / 0.3) ** 2, 8.0
+FURTHEST = 0.3  # from the usual ratio; sizes further off are no matter of a line
 FLAT = 64.0  # tokens that double the cost of a forward of which nothing is known
 PADDING = 0.2  # of what a token costs, what one costs that attention pads; where nothing is known
 
@@ -123,22 +130,40 @@ def _seconds(tokens, rows, keys, width, table, terms, place, now):
 
 
 @inlined
-def _usual_ratio(table):
-    """The median over steps of what the believed sizes say; 0 if there are none."""
-    steps = 0.0
+def _usual_size(table):
+    """The column whose ratio is the median over steps of what the believed sizes say; -1 if there are none."""
+    steps, usual = 0.0, -1
     for column in range(table.shape[1]):
         steps += min(table[SEEN, column], LATEST) if table[SEEN, column] >= BELIEVED else 0.0
-    least = 0.0
     for column in range(table.shape[1]):
         ratio, below = table[OWN, column], 0.0
-        if table[SEEN, column] < BELIEVED or 0 < least <= ratio:
+        if table[SEEN, column] < BELIEVED or (usual >= 0 and table[OWN, usual] <= ratio):
             continue
         for other in range(table.shape[1]):
             if table[SEEN, other] >= BELIEVED and table[OWN, other] <= ratio:
                 below += min(table[SEEN, other], LATEST)
         if 2 * below >= steps:
-            least = ratio
-    return least
+            usual = column
+    return usual
+
+
+@inlined
+def _on_line(column, table, usual, slope):
+    """By how much a size's ratio should be above that of column `usual`, as a share of it."""
+    return slope * (table[BASE, 0] / table[BASE, column] - table[BASE, 0] / table[BASE, usual])
+
+
+@inlined
+def _slope(table, usual):
+    """Of the line through the ratios of the believed sizes, which goes through that of column `usual`: see NO_SLOPE."""
+    both, squares = 0.0, NO_SLOPE
+    for column in range(table.shape[1]):
+        apart = table[OWN, column] / table[OWN, usual] - 1
+        if table[SEEN, column] >= BELIEVED and abs(apart) <= FURTHEST:
+            weight, across = table[SEEN, column] / (table[SEEN, column] + HALF), _on_line(column, table, usual, 1.0)
+            both += weight * across * apart
+            squares += weight * across**2
+    return both / squares
 
 
 @kernel
@@ -157,21 +182,24 @@ def observe(tokens, rows, keys, width, seconds, table, terms, latest):
     latest[column, int(table[SEEN, column]) % LATEST] = ratio
     table[SEEN, column] += 1
     table[OWN, column] = faster_of(latest[column], min(int(table[SEEN, column]), LATEST))
-    usual, before = _usual_ratio(table), -1  # before: the believed column before `other`
-    if usual == 0:
+    usual, before = _usual_size(table), -1  # before: the believed column before `other`
+    if usual < 0:
         table[RATIO, :] = table[OWN, column]
         return
+    slope = _slope(table, usual) if terms[KNOWN] > 0 else 0.0
     for other in range(columns):
         if table[SEEN, other] < BELIEVED:
             continue
-        apart = table[OWN, other] / usual - 1
+        apart = table[OWN, other] / table[OWN, usual] - 1 - _on_line(other, table, usual, slope)
         if terms[KNOWN] > 0:
             apart *= apart**2 / (apart**2 + NOISE**2)
-        table[RATIO, other] = usual * (1 + apart)
+        table[RATIO, other] = apart
         for between in range(before + 1, other):
             share = 1.0
             if before >= 0:
                 share = (table[SIZE, between] - table[SIZE, before]) / (table[SIZE, other] - table[SIZE, before])
-            table[RATIO, between] = (1 - share) * table[RATIO, max(0, before)] + share * table[RATIO, other]
+            table[RATIO, between] = (1 - share) * table[RATIO, max(0, before)] + share * apart
         before = other
     table[RATIO, before + 1 :] = table[RATIO, before]
+    for other in range(columns):
+        table[RATIO, other] = table[OWN, usual] * (1 + _on_line(other, table, usual, slope) + table[RATIO, other])
