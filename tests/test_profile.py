@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lookahead.bench import calibrate as calibrating
-from lookahead.bench.calibrate import Cell, calibrate, fitted
+from lookahead.bench.calibrate import Cell, at_one_pace, calibrate, fitted
 from lookahead.bench.planner import predict
 from lookahead.budget.cost import SIZES
 from lookahead.budget.estimate import GPUS
@@ -251,6 +251,22 @@ def test_text_too_long_for_the_profiles_model_is_refused() -> None:
     short = dataclasses.replace(PROFILE, longest_text=10)
     with pytest.raises(LookaheadError, match="12 tokens, the model of the profile 10 positions"):
         predict(short, [([1] * 6, [2] * 6)], (), [DraftOptions()])
+
+
+def test_what_cells_take_is_told_apart_from_a_machine_that_is_slow_for_a_while() -> None:
+    """Visits of each cell are few, and the machine is up to twice as slow, for some seconds at a time."""
+    random, truth = np.random.default_rng(0), {Cell(1, 128, width): 0.002 + 0.0001 * width for width in (1, 2, 4, 8, 16, 32)}
+    cells, visits = [*truth], []
+    for _ in range(10):
+        for cell in random.permutation(np.array(cells, object)):
+            slow = 1.5 + 0.5 * np.sin(len(visits) / 4)
+            visits.append((cell, truth[cell] * slow * random.uniform(1, 1.02)))
+    found = at_one_pace(visits)
+    pace = found[cells[0]] / truth[cells[0]]
+    assert 1.0 < pace < 1.5
+    assert [found[cell] / truth[cell] / pace for cell in cells] == pytest.approx([1.0] * len(cells), rel=0.04)
+    apart = [np.quantile([each for seen, each in visits if seen == cell], 0.3) / truth[cell] for cell in cells]
+    assert max(apart) / min(apart) > 1.1  # each cell by itself
 
 
 def test_calibrate_keeps_a_profile_that_jobs_find(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
