@@ -164,6 +164,18 @@ def test_where_small_forwards_are_slower_beside_the_profile_than_large_ones_a_li
         assert abs(curve.seconds(tokens) / curve.seconds(16) - expected) < 0.3 * abs(by_profile - expected)
 
 
+def test_a_line_leads_only_so_far() -> None:
+    """However steep between two sizes: no forward comes to cost nothing."""
+    for apart in (0.75, 1.25):
+        curve = CostCurve(profile_of(linear(0.1)))
+        for _ in range(60):
+            curve.observe(3, linear(0.1)(3))
+            curve.observe(4, apart * linear(0.1)(4))
+        ratios = [curve.seconds(tokens) / linear(0.1)(tokens) for tokens in SIZES.tolist()]
+        assert min(ratios) > 0.5
+        assert max(ratios) < 1.6
+
+
 def test_rows_and_keys_cost_what_the_profile_says_of_them() -> None:
     profile = profile_of(linear(0.1), per_row=0.001, per_key=1e-6, per_query_key=2e-7)
     expected = linear(0.1)(32) + 8 * 0.001 + 4000 * (1e-6 + 2e-7 * 32 / 8)

@@ -31,7 +31,7 @@ NOISE = 0.05  # of a forward: by so much, or less, sizes seem to differ that tak
 # The line through the sizes' ratios goes over what a token alone takes of what each size takes. Slopes are about 0.3, errors of
 # ratios 0.03, so much does no slope weigh beside sizes seen often (ridge regression); one seen HALF steps weighs half as much.
 NO_SLOPE, HALF = (0.03 / 0.3) ** 2, 8.0
-FURTHEST = 0.3  # from the usual ratio; sizes further off are no matter of a line
+FURTHEST = 0.3  # of the usual ratio: the line leads no further off, and sizes that are do not count for it
 FLAT = 64.0  # tokens that double the cost of a forward of which nothing is known
 PADDING = 0.2  # of what a token costs, what one costs that attention pads; where nothing is known
 
@@ -148,9 +148,15 @@ def _usual_size(table):
 
 
 @inlined
+def _across(column, table, usual):
+    """From column `usual` to this one along the line."""
+    return table[BASE, 0] / table[BASE, column] - table[BASE, 0] / table[BASE, usual]
+
+
+@inlined
 def _on_line(column, table, usual, slope):
     """By how much a size's ratio should be above that of column `usual`, as a share of it."""
-    return slope * (table[BASE, 0] / table[BASE, column] - table[BASE, 0] / table[BASE, usual])
+    return max(-FURTHEST, min(FURTHEST, slope * _across(column, table, usual)))
 
 
 @inlined
@@ -160,7 +166,7 @@ def _slope(table, usual):
     for column in range(table.shape[1]):
         apart = table[OWN, column] / table[OWN, usual] - 1
         if table[SEEN, column] >= BELIEVED and abs(apart) <= FURTHEST:
-            weight, across = table[SEEN, column] / (table[SEEN, column] + HALF), _on_line(column, table, usual, 1.0)
+            weight, across = table[SEEN, column] / (table[SEEN, column] + HALF), _across(column, table, usual)
             both += weight * across * apart
             squares += weight * across**2
     return both / squares
