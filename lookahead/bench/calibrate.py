@@ -112,7 +112,8 @@ def calibrate(
             break
         first[cell] = _faster(texts.seconds_of(cell))
     visits: list[tuple[Cell, float]] = []
-    apart = {cell: max(1, round((each / min(first.values())) ** 0.5)) for cell, each in first.items()}  # rounds between visits
+    least = min(first.values())
+    apart = {cell: max(1, round((each / least) ** 0.5)) for cell, each in first.items()}  # rounds between visits
     order, rounds = np.random.default_rng(0), 1
     while spent() < 1:
         for cell in order.permutation(np.array([*first], object)):
@@ -121,7 +122,7 @@ def calibrate(
             if spent() > 1:
                 break
         rounds += 1
-    measured = [(cell, seconds) for cell, seconds in (first | at_one_pace(visits)).items()]
+    measured = list((first | at_one_pace(visits)).items())
     return dataclasses.replace(fitted(target, measured, rounds), **texts.accepting(ACCEPTING_SHARE * seconds)), measured
 
 
@@ -147,7 +148,8 @@ def at_one_pace(visits: Sequence[tuple[Cell, float]]) -> dict[Cell, float]:
         for number in range(len(visits)):
             around = [*slower[max(0, number - AROUND) : number], *slower[number + 1 : number + 1 + AROUND]]
             paces[number] = np.median(around) if around else 1.0
-    return {cell: _faster(paces.tolist()) * each for cell, each in usual.items()}
+    pace = _faster(paces.tolist()) if visits else 1.0
+    return {cell: pace * each for cell, each in usual.items()}
 
 
 def _cells_for(longest: int) -> list[Cell]:

@@ -54,7 +54,7 @@ class CostCurve:
         self.known = profile is not None
         self.bucketed = profile.bucketed if profile else bucketed
         self.separate = profile is not None and profile.separate
-        self.table = np.zeros((5, len(SIZES)))
+        self.table = np.zeros((OWN + 1, len(SIZES)))
         self.table[SIZE] = SIZES
         self.table[BASE] = 1 + SIZES / FLAT if profile is None else [profile.at(int(size)) for size in SIZES]
         self.table[RATIO], self.table[OWN] = 1.0, 1.0
@@ -174,8 +174,10 @@ def _slope(table, usual):
 
 @kernel
 def observe(tokens, rows, keys, width, seconds, table, terms, latest):
-    """See `CostCurve.observe`. latest: float64 [sizes, LATEST], ratios of real to expected seconds, by the pace of then. Fills
-    the ratios of sizes that nobody has seen from those next to them.
+    """See `CostCurve.observe`. latest: float64 [sizes, LATEST], ratios of real to expected seconds, by the pace of then.
+
+    Then each size's ratio anew: the usual one, by the line, and with what it takes beside that; a size that nobody has seen
+    with what those next to it do.
     """
     columns = table.shape[1]
     ratio = seconds / _seconds(tokens, rows, keys, width, table, terms, 0, False) / terms[PACE]
@@ -199,7 +201,7 @@ def observe(tokens, rows, keys, width, seconds, table, terms, latest):
         apart = table[OWN, other] / table[OWN, usual] - 1 - _on_line(other, table, usual, slope)
         if terms[KNOWN] > 0:
             apart *= apart**2 / (apart**2 + NOISE**2)
-        table[RATIO, other] = apart
+        table[RATIO, other] = apart  # for the moment, until all are known
         for between in range(before + 1, other):
             share = 1.0
             if before >= 0:

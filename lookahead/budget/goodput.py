@@ -28,7 +28,20 @@ from typing import NamedTuple
 import numpy as np
 from numba import carray
 
-from lookahead.budget.cost import LATEST, SIZE, SIZES, CostCurve, bucket, evened, faster_of, observe, place_of, seconds_of
+from lookahead.budget.cost import (
+    KNOWN,
+    LATEST,
+    OWN,
+    SIZE,
+    SIZES,
+    CostCurve,
+    bucket,
+    evened,
+    faster_of,
+    observe,
+    place_of,
+    seconds_of,
+)
 from lookahead.kernels import Block, Layout, float64_at, inlined, int64_at, kernel
 
 TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with several, times the root of their number
@@ -66,8 +79,8 @@ ROWS_PLAIN, ROWS_SPENT, GAINS = range(3)
 
 # What a budget knows, for its kernels.
 BOOKS: Layout = {
-    "table": (np.float64, (5, len(SIZES))),  # these three are the curve's, see cost.py
-    "terms": (np.float64, (7,)),
+    "table": (np.float64, (OWN + 1, len(SIZES))),  # these three are the curve's, see cost.py
+    "terms": (np.float64, (KNOWN + 1,)),
     "latest": (np.float64, (len(SIZES), LATEST)),
     "others": (np.float64, (LATEST,)),  # seconds outside of forwards, of the latest steps
     "state": (np.float64, (PRICE + 1,)),
@@ -223,8 +236,8 @@ def books_at(addresses):
     """The Books of a block's addresses."""
     trees, a = addresses[0], addresses[1:]
     return Books(  # type: ignore[call-arg]
-        carray(float64_at(a[0]), (5, len(SIZES))),
-        carray(float64_at(a[1]), (7,)),
+        carray(float64_at(a[0]), (OWN + 1, len(SIZES))),
+        carray(float64_at(a[1]), (KNOWN + 1,)),
         carray(float64_at(a[2]), (len(SIZES), LATEST)),
         carray(float64_at(a[3]), (LATEST,)),
         carray(float64_at(a[4]), (PRICE + 1,)),
