@@ -60,15 +60,15 @@ def play(
     return budget
 
 
-def laid_out(trees: Sequence[DraftTree]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What budgets take: probabilities, starts, sizes."""
+def laid_out(trees: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """What budgets take of trees of these probabilities."""
     lengths = np.array([len(tree) for tree in trees])
-    return np.concatenate([tree.probabilities for tree in trees]), np.cumsum(lengths) - lengths, lengths
+    return np.concatenate(trees), np.stack([np.cumsum(lengths) - lengths, lengths], 1)
 
 
 def cut(budget: GoodputBudget, trees: Sequence[DraftTree], **beside) -> list[DraftTree]:
     """What a budget leaves of these trees."""
-    nodes, padding, filled = budget.choose(*laid_out(trees), **beside)
+    nodes, padding, filled = budget.choose(*laid_out([tree.probabilities for tree in trees]), **beside)
     cut = [tree.first(count) for tree, count in zip(trees, nodes, strict=True)]
     if padding:
         cut[filled] = cut[filled].filled_up(padding)
@@ -85,9 +85,9 @@ def budget_of(curve: CostCurve, plain_over_spent: float, outside: float = 1e-4) 
 
 def sizes(budget: GoodputBudget, probabilities) -> list[int]:
     """Draft tokens of each row that pay now."""
-    trees = [chain_of(p) for p in probabilities]
+    trees = [chain_of(p).probabilities for p in probabilities]
     fresh = budget_of(budget.curve, budget.speedup or 1.0)
-    return [nodes - 1 for nodes in fresh.choose(*laid_out(trees), chains=True).nodes]
+    return [nodes - 1 for nodes in fresh.choose(*laid_out(trees), chains=True)[0]]
 
 
 def linear(slope: float):
@@ -275,12 +275,11 @@ def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], s
     """
     cost, trees = linear(0.07), [np.minimum.accumulate([1.0, *below]).astype(np.float32) for below in rows]
     budget = budget_of(CostCurve(profile_of(cost)), speed, 1e-3)
-    lengths = np.array([len(tree) for tree in trees])
     books = budget.books
     budget._before = before
     books.of_sizes[GAINS + np.searchsorted(SIZES, len(rows), "right") - 1, usual] = usual >= 0
     expected = SIZES[usual] if usual >= 0 and SIZES[usual] > len(rows) else len(rows)
-    kept = np.array(budget.choose(np.concatenate(trees), np.cumsum(lengths) - lengths, lengths, chains=True).nodes)
+    kept = np.array(budget.choose(*laid_out(trees), chains=True)[0])
     chosen = int(kept.sum()) - len(rows)
 
     def seconds(count: int) -> float:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from lookahead.decode.slots import Scores
 from lookahead.decode.verify import verify_and_accept
 from lookahead.draft.tree import DraftTree, root_only
 
@@ -89,3 +93,25 @@ def test_model_is_asked_once_for_each_token_and_only_along_the_path():
 def test_answer_ends_with_the_token_that_ends_it_drafted_or_not(last, token_ids, nodes):
     accepted = verified(EXAMPLE, 8, 3, 0, 4, last=last)
     assert (accepted.token_ids, accepted.nodes) == (token_ids, nodes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@given(seed=st.integers(0, 1000), offset=st.sampled_from([0.0, -50.0, 50.0]), few=st.booleans())
+def test_best_token_is_the_first_of_those_with_the_highest_score(
+    dtype: torch.dtype, seed: int, offset: float, few: bool
+) -> None:
+    """Where all scores are below 0 too, and where several are the same, 0 with either sign among them."""
+    scores = torch.randn(3, 500, generator=torch.Generator().manual_seed(seed))
+    scores = (scores.clamp(max=0).round() * -0.0 if few else scores + offset).to(dtype)
+    found = Scores(scores, [1, 2])
+    expected = [int(row.float().numpy().argmax()) for row in scores]
+    assert [found.best(0, 0), found.best(1, 0), found.best(1, 1)] == expected
+
+
+def test_score_of_infinity_is_the_best() -> None:
+    scores = torch.full((1, 9), -float("inf"), dtype=torch.bfloat16)
+    assert Scores(scores, [1]).best(0, 0) == 0
+    scores[0, 4] = -3.0
+    assert Scores(scores, [1]).best(0, 0) == 4
+    scores[0, 7] = float("inf")
+    assert Scores(scores, [1]).best(0, 0) == 7

@@ -23,7 +23,6 @@ from __future__ import annotations
 import itertools
 from collections import namedtuple
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numba import carray
@@ -66,13 +65,12 @@ RESTS = (1, 2, 4, 8)  # steps, one after the other
 NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in so many
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
-NOTHING = np.empty(0, np.int64)
 TOLD = 8  # steps that are learned from at once: behind a forward, nothing that a kernel needs is in the caches any more
 # The state. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in such
 # steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a step
-# outside of its forward, seconds that may go into looks, and how many of the record's units DOUBT is. The latest choice:
-# seconds that it saves, the probability at which one more node would pay.
-PLAIN, SPENT, OTHER, SPARE, DOUBTED, SAVED, PRICE = range(7)
+# outside of its forward, seconds that may go into looks, how many of the record's units DOUBT is, and whether shapes are
+# bucketed. The latest choice: seconds that it saves, the probability at which one more node would pay.
+PLAIN, SPENT, OTHER, SPARE, DOUBTED, BUCKETED, SAVED, PRICE = range(8)
 # Of each of SIZES, taken for a number of rows: the sums PLAIN and SPENT of steps with about so many. From GAINS on, taken
 # likewise, each has a row of the array: seconds that forwards of each size would have saved over plain ones, of late.
 ROWS_PLAIN, ROWS_SPENT, GAINS = range(3)
@@ -86,43 +84,33 @@ BOOKS: Layout = {
     "state": (np.float64, (PRICE + 1,)),
     "of_sizes": (np.float64, (GAINS + len(SIZES), len(SIZES))),
     "record": (np.float64, (2, len(PROMISES) + 1)),
-    "kept": (np.int64, ("trees",)),  # of each tree of the latest choice: nodes taken, its root included
-    "bets": (np.float64, ("trees", 2)),  # its promise's column of the record, and tokens that it should keep
+    # Of each tree of the latest choice: nodes taken, its root included; its promise's column of the record, and draft tokens
+    # that it should keep; those that it has kept, -1 where that is not known or is recorded.
+    "kept": (np.int64, ("trees",)),
+    "bets": (np.float64, ("trees", 2)),
+    "accepted": (np.int64, ("trees",)),
 }
 # A plain named tuple: a kernel can make no other.
 Books = namedtuple("Books", tuple(BOOKS))  # type: ignore[misc]
 
 
-class Chosen(NamedTuple):
-    """What the next forward takes.
-
-    nodes: of each tree the first so many, root included. padding: tokens more, which are no guesses, of tree number `filled`.
-    """
-
-    nodes: list[int]
-    padding: int
-    filled: int
-
-
 class GoodputBudget:
     """The size of each forward that saves most time.
 
-    price: path probability below which nodes need not be drafted. speedup: over plain decoding, by what steps should have
-    taken, all but the latest few; None before the first.
+    price: path probability below which nodes need not be drafted. waits: the latest choice is to be settled.
+    speedup: over plain decoding, by what steps should have taken, all but the latest few; None before the first.
     """
 
     def __init__(self, curve: CostCurve) -> None:
         self.curve = curve
-        self.price = 0.0
+        self.price, self.waits = 0.0, False
         self._looks = itertools.cycle(LOOKS)
         self._steps = self._looked = 0  # observed; number of the latest that looked
         self._drafted = 0  # draft tokens of the latest forward that had any
         self._before = 0  # tokens of the latest forward
         self.books = books_on(curve)
         self._state = self.books.state
-        self._accepted = NOTHING  # of these trees, to be recorded at the next choice
         self._told: list[tuple[float, ...]] = []  # steps to be learned from, see `learn`
-        self.waits = False  # the latest choice is to be settled
 
     @property
     def speedup(self) -> float | None:
@@ -139,43 +127,32 @@ class GoodputBudget:
         return self._drafted if rows == 1 else self._drafted // rows | 1
 
     def choose(
-        self,
-        probabilities: np.ndarray,
-        starts: np.ndarray,
-        sizes: np.ndarray,
-        others: int = 0,
-        fed: int = 0,
-        keys: int = 0,
-        chains: bool = False,
-    ) -> Chosen:
-        """The most probable nodes of all trees, as many as pay.
+        self, probabilities: np.ndarray, trees: np.ndarray, others: int = 0, fed: int = 0, keys: int = 0, chains: bool = False
+    ) -> tuple[list[int], int, int]:
+        """The most probable nodes of all trees, as many as pay: (of each tree the first so many, root included; tokens more,
+        which are no guesses; the number of the tree that takes those).
 
-        probabilities: float32, of paths; those of a tree begin at one of `starts` and are so many as one of `sizes` (int64),
-        root included, parents before children. others: rows that decode without a tree. fed: tokens of prompts that the forward
-        takes in beside. keys: of all these rows, see `CostCurve`. Where there are fewer nodes than a forward of one of SIZES
-        takes, one tree is filled up, as forwards of other sizes are slow on some CPUs; not if it must be a chain.
+        probabilities: float32, of paths; those of a tree begin at one of `trees`[:, 0] and are so many as `trees`[:, 1] says
+        (int64), root included, parents before children. others: rows that decode without a tree. fed: tokens of prompts that
+        the forward takes in beside. keys: of all these rows, see `CostCurve`. Where there are fewer nodes than a forward of one
+        of SIZES takes, one tree is filled up, as forwards of other sizes are slow on some CPUs; not if it must be a chain.
         """
-        curve, state, trees = self.curve, self._state, len(sizes)
-        if trees > len(self.books.kept):
-            self._make_room(trees)
-        known = probabilities, starts, sizes, others, fed, keys, curve.bucketed, not (chains or fed or curve.bucketed)
-        addresses, accepted, self._accepted, self.waits = self.books.addresses, self._accepted, NOTHING, True
+        count, steps, wanted = len(trees), self._steps, AS_MANY_AS_PAY
+        if count > len(self.books.kept):
+            self._make_room(count)
         if self.tries:
-            beside = trees + others + fed
-            trial = nodes_near(TRIALS[self._steps] * (trees + others) ** 0.5, beside)
-            drafted, padding, filled, tokens = choose(*known, self._before, trial, accepted, addresses)
-        else:
-            looks = self._steps - self._looked >= LOOK_APART and state.item(SPARE) > 0
-            drafted, padding, filled, tokens = choose(*known, self._before, AS_MANY_AS_PAY, accepted, addresses)
-            self.price = CAUTION * state.item(PRICE)
-            if looks:
-                saved = state[SAVED]
-                look = nodes_near(max(drafted, 3) * next(self._looks), trees + others + fed)
-                drafted, padding, filled, tokens = choose(*known, self._before, look, NOTHING, addresses)
-                state[SPARE] -= saved - state[SAVED]
-                self._looked = self._steps
-        self._before, self._drafted = tokens, drafted + padding or self._drafted
-        return Chosen(self.books.kept[:trees].tolist(), padding, filled)
+            wanted = nodes_near(TRIALS[steps] * (count + others) ** 0.5, count + others + fed)
+        asked = probabilities, trees, others, fed, keys, chains, self._before
+        drafted, padding, filled, tokens = choose(*asked, wanted, self.books.addresses)
+        if wanted == AS_MANY_AS_PAY:
+            self.price = CAUTION * self._state.item(PRICE)
+            if steps - self._looked >= LOOK_APART and self._state.item(SPARE) > 0:
+                saved, self._looked = self._state.item(SAVED), steps
+                look = nodes_near(max(drafted, 3) * next(self._looks), count + others + fed)
+                drafted, padding, filled, tokens = choose(*asked, look, self.books.addresses)
+                self._state[SPARE] -= saved - self._state.item(SAVED)
+        self._before, self._drafted, self.waits = tokens, drafted + padding or self._drafted, True
+        return self.books.kept[:count].tolist(), padding, filled
 
     def settle(self, accepted: Sequence[int]) -> None:
         """Of each tree of the latest choice so many draft tokens were accepted; -1, or where the list ends: nobody knows.
@@ -183,7 +160,9 @@ class GoodputBudget:
         Once for each choice, or never; without one nothing happens. It is recorded at the next choice.
         """
         if self.waits:
-            self._accepted, self.waits = np.array(accepted, np.int64), False
+            self.waits = False
+            for tree, tokens in enumerate(accepted):
+                self.books.accepted[tree] = tokens
 
     def observe(
         self,
@@ -219,6 +198,7 @@ class GoodputBudget:
         books = self.books
         books.sizes["trees"], more = trees, trees - len(books.kept)
         books.kept, books.bets = np.pad(books.kept, (0, more)), np.pad(books.bets, ((0, more), (0, 0)))
+        books.accepted = np.pad(books.accepted, (0, more), constant_values=-1)
         books.refresh()
 
 
@@ -226,7 +206,7 @@ def books_on(curve: CostCurve) -> Block:
     """Those of a budget that knows nothing but this curve."""
     books = Block(BOOKS, trees=1)
     books.table, books.terms, books.latest = curve.table, curve.terms, curve.latest
-    books.state[DOUBTED] = DOUBT
+    books.state[[DOUBTED, BUCKETED]], books.accepted[:] = (DOUBT, curve.bucketed), -1
     books.refresh()
     return books
 
@@ -245,6 +225,7 @@ def books_at(addresses):
         carray(float64_at(a[6]), (2, len(PROMISES) + 1)),
         carray(int64_at(a[7]), (trees,)),
         carray(float64_at(a[8]), (trees, 2)),
+        carray(int64_at(a[9]), (trees,)),
     )
 
 
@@ -255,8 +236,8 @@ def nodes_near(nodes: float, others: int) -> int:
 
 def warm_up() -> None:
     """Compile the kernels (once per machine), so that no step waits for it."""
-    budget, one = GoodputBudget(CostCurve()), np.ones(1, np.int64)
-    budget.choose(np.ones(1, np.float32), 0 * one, one)
+    budget = GoodputBudget(CostCurve())
+    budget.choose(np.ones(1, np.float32), np.array([[0, 1]]))
     budget.observe(1, 1e-3, 1e-3, accepted=[0])  # without a profile it is learned from at once
     bucket(1)
 
@@ -311,26 +292,26 @@ class Rest:
 
 
 @kernel
-def choose(probabilities, starts, sizes, others, fed, keys, bucketed, fills, before, wanted, accepted, addresses):
+def choose(probabilities, trees, others, fed, keys, chains, before, wanted, addresses):
     """Take draft nodes, the most probable first. Returns how many it takes, how many tokens fill the forward up, the number of
     the tree that those are to join, and the forward's tokens.
 
-    See `GoodputBudget.choose`. fills: a forward that takes all nodes is filled up to one of SIZES. before: tokens of the latest
-    forward. wanted: take so many; or AS_MANY_AS_PAY. accepted: int64, tokens of each tree of the choice before, which goes into
-    the record; see `GoodputBudget.settle`. addresses: of BOOKS. Its gains are updated, but not beside prompts.
+    See `GoodputBudget.choose`. before: tokens of the latest forward. wanted: take so many; or AS_MANY_AS_PAY. addresses: of
+    BOOKS. What was accepted of the choice before is recorded, and gains are updated, but not beside prompts.
 
     Attention pads all trees to the widest, so other widths than that of the most probable nodes are tried, down to 2.
     """
     books = books_at(addresses)
     table, terms, record, state, of_sizes = books.table, books.terms, books.record, books.state, books.of_sizes
-    kept, bets = books.kept, books.bets
-    _settle(accepted, bets, record, state)
-    trees = len(sizes)
-    rows = trees + others
+    kept, bets, starts, sizes = books.kept, books.bets, trees[:, 0], trees[:, 1]
+    _settle(books.accepted, bets, record, state)
+    count, bucketed = len(trees), state[BUCKETED] > 0
+    fills = not (chains or fed > 0 or bucketed)
+    rows = count + others
     speed = max(1.0, _speed(rows, table, state, of_sizes))
     worth = (seconds_of(rows, rows, keys, 0, table, terms, 0) + state[OTHER]) / (rows * speed)  # seconds, of one token
-    counts_as, total, limit = np.empty(trees), 0, 0
-    for tree in range(trees):
+    counts_as, total, limit = np.empty(count), 0, 0
+    for tree in range(count):
         promise = promised(probabilities, starts[tree], min(sizes[tree], 1 + FIRST))
         column = np.searchsorted(PROMISES, promise)
         counts_as[tree] = (record[KEPT, column] + state[DOUBTED]) / (record[PROMISED, column] + state[DOUBTED])
@@ -348,7 +329,7 @@ def choose(probabilities, starts, sizes, others, fed, keys, bucketed, fills, bef
     most = rows * worth - plain * changed(tokens, before, usual)
     saves = np.full(len(gains), -np.inf)
     best, widest, padding = 0, 1, 0
-    kept[:trees] = 1
+    kept[:count] = 1
     while limit > 1:
         saved, taken, width, filling = _take(
             probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, worth, bucketed, fills, wanted,
@@ -356,7 +337,7 @@ def choose(probabilities, starts, sizes, others, fed, keys, bucketed, fills, bef
         )  # fmt: skip
         if saved > most or (wanted >= 0 and taken > 0):
             most, best, widest, padding = saved, taken, width, filling
-            kept[:trees] = 1
+            kept[:count] = 1
             for node in range(taken):
                 kept[owners[node]] += 1
         if wanted >= 0 or rows == 1:
@@ -368,7 +349,7 @@ def choose(probabilities, starts, sizes, others, fed, keys, bucketed, fills, bef
         if saves[column] > -np.inf:
             gains[column] = OF_LATE * gains[column] + (1 - OF_LATE) * (saves[column] - (rows * worth - plain))
     filled = -1  # the smallest that has drafts
-    for tree in range(trees):
+    for tree in range(count):
         bets[tree, 1] = promised(probabilities, starts[tree], kept[tree])
         if kept[tree] > 1 and (filled < 0 or kept[tree] < kept[filled]):
             filled = tree
@@ -395,7 +376,7 @@ def _speed(rows, table, state, of_sizes):
 
 @inlined
 def _settle(accepted, bets, record, state):
-    """See `GoodputBudget.settle`. bets: as `choose` left them."""
+    """See `GoodputBudget.settle`. bets: as `choose` left them. Nothing is left in `accepted`."""
     for tree in range(len(accepted)):
         column, should_keep = int(bets[tree, 0]), bets[tree, 1]
         if should_keep > 0 and accepted[tree] >= 0:
@@ -406,6 +387,7 @@ def _settle(accepted, bets, record, state):
             if weight > 1e9:
                 record[:] /= weight
                 state[DOUBTED] = DOUBT
+        accepted[tree] = -1
 
 
 @inlined

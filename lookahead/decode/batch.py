@@ -58,7 +58,7 @@ class MaskPlan:
         return max(0, position - window + 1 if window else 0, position // chunk * chunk if chunk else 0)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Group:
     """Neighbouring slots that share one call of attention.
 
@@ -78,7 +78,7 @@ class Group:
     gather: torch.Tensor | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Pack:
     """What the model is fed in one step.
 

@@ -129,7 +129,7 @@ class Clock:
         self.steps += 1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Piece:
     """What a row brings to a step: a draft tree, whose scores are all wanted, or a part of its prompt. tree None: nothing."""
 
@@ -455,9 +455,11 @@ class DecodingEngine:
         limits = drafts, [None] * len(awake), rooms
         if not options.adaptive:
             return self.drafter.draft_rows(*limits, options.price, guides)
-        keys, chains = self._keys(rows), options.strategy == "single"
-        choose = functools.partial(budget.choose, others=len(rows) - len(awake), fed=fed, keys=keys, chains=chains)
-        drafted = self.drafter.draft_rows(*limits, max(options.price, budget.price), guides, budget.free(len(rows)), choose)
+        beside = len(rows) - len(awake), fed, self._keys(rows), options.strategy == "single"
+        price, free = max(options.price, budget.price), budget.free(len(rows))
+        drafted = self.drafter.draft_rows(
+            *limits, price, guides, free, lambda reach, grown: budget.choose(reach, grown, *beside)
+        )
         for row, tree in zip(awake, drafted, strict=True):
             row.rest.drafted(tree.draft_tokens, self._steps)
         if len(awake) == len(rows):
@@ -598,9 +600,11 @@ class DecodingEngine:
 
 def _accepted_of(rows: list[RunningRow], pieces: list[Piece], accepted: list[Accepted]) -> list[int]:
     """Draft tokens that were accepted of each row that was drafted for; -1 where nobody knows."""
-    each_row = zip(rows, pieces, accepted, strict=True)
-    drafted = [each for row, piece, each in each_row if piece.wanted == "all" and row.is_drafted_for]
-    return [len(each.nodes) - 1 if each.token_ids else -1 for each in drafted]
+    return [
+        len(each.nodes) - 1 if each.token_ids else -1
+        for row, piece, each in zip(rows, pieces, accepted, strict=True)
+        if piece.wanted == "all" and row.is_drafted_for
+    ]
 
 
 def _note_logprobs(rows: list[RunningRow], scores: Scores) -> None:

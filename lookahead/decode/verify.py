@@ -11,7 +11,7 @@ from collections.abc import Callable
 from lookahead.draft.tree import DraftTree
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Accepted:
     """What a step yields.
 

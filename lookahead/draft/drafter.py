@@ -18,8 +18,6 @@ import numpy as np
 
 from lookahead.draft import planner
 from lookahead.draft.arrays import (
-    RECENT,
-    STEPS,
     TREE_PARENTS,
     TREE_TOKENS,
     Block,
@@ -30,7 +28,7 @@ from lookahead.draft.arrays import (
 from lookahead.draft.calibration import EDGES, Calibration
 from lookahead.draft.mixture import AT, CELLS, FACTORS, FIRST_GRADIENTS, RECYCLED, SESSION
 from lookahead.draft.own_text import OwnText, lead_common
-from lookahead.draft.places import SIZE, VOCABULARY, SortedText, narrow_all, table_of
+from lookahead.draft.places import SIZE, VOCABULARY, SortedText, table_of
 from lookahead.draft.priors import Priors, load_priors
 from lookahead.draft.recycled import ANY, BEST, PLACES, Recycled
 from lookahead.draft.tree import DraftTree, as_parallel, root_only
@@ -39,9 +37,9 @@ from lookahead.trie.file import Trie, names_of
 from lookahead.trie.session import SessionMemory
 
 NOTHING = np.empty(0, np.int64)
-# Of trees whose nodes' calibrated path probabilities stand in one array (float32), tree after tree from `starts` on, so many as
-# `sizes` says (both int64): how many nodes each keeps, how many are to fill one up that are no guesses, and which.
-Choose = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[list[int], int, int]]
+# Of trees whose nodes' calibrated path probabilities stand in one array (float32), given where each begins there and its nodes
+# (int64 [trees, 2]): how many nodes each keeps, how many are to fill one up that are no guesses, and which.
+Choose = Callable[[np.ndarray, np.ndarray], tuple[list[int], int, int]]
 AlmostSaid = tuple[Sequence[DraftTree], np.ndarray, Callable[[], tuple[np.ndarray, np.ndarray]]]
 
 Strategy = Literal["hierarchical", "parallel", "single", "off"]
@@ -189,7 +187,7 @@ class Drafter:
         if self.options.strategy != "off":  # plain decoding needs no memory
             row.own.append(prompt_ids)
             row.own.describe(self.rows.own[row.number], row.prompt_length)
-            self._find_root(row)
+            self._find_roots([row])
         if len(prompt_ids):
             row.root = int(prompt_ids[-1])
         return row
@@ -232,7 +230,7 @@ class Drafter:
         self._take_in()
         most, longest = options.decoding_length - 1, options.branch_length
         price = options.price if price is None else price
-        limits, starts, sizes = self._limits[: len(rows)], self._starts[: len(rows)], self._sizes[: len(rows)]
+        limits, grown = self._limits[: len(rows)], self._grown[: len(rows)]
         forced: list[int] = []
         for k, row in enumerate(rows):
             budget, depth = budgets[k], branch_lengths[k]
@@ -243,7 +241,7 @@ class Drafter:
             if guides and (guide := guides[k]):
                 forced += guide.forced()
             limits[k, 4] = len(forced)
-            starts[k] = (2 * row.number + 1) * (most + 1)
+            grown[k, 0] = (2 * row.number + 1) * (most + 1)
         threads = min(THREADS, len(rows) // ROWS_PER_THREAD, self._grew // NODES_PER_THREAD)
         must = np.array(forced, np.int64) if forced else NOTHING
         if threads > 1:
@@ -253,19 +251,16 @@ class Drafter:
                 self._pool = ThreadPoolExecutor(THREADS)
             ends = [n * len(rows) // threads for n in range(threads + 1)]
             parts = [slice(*pair) for pair in itertools.pairwise(ends)]
-            told = [(n, limits[part], must, price, free, sizes[part]) for n, part in enumerate(parts)]
-            grown = self._pool.map(lambda each: self._grow(*each), told)
-            self._grew = sum(grown)
+            told = [(n, limits[part], must, price, free, grown[part]) for n, part in enumerate(parts)]
+            self._grew = sum(self._pool.map(lambda each: self._grow(*each), told))
         else:
-            self._grew = self._grow(0, limits, must, price, free, sizes)
+            self._grew = self._grow(0, limits, must, price, free, grown)
         for k, (row, guide) in enumerate(zip(rows, guides, strict=False)):
             if guide:
-                sizes[k] = self._prune(row.number, guide)
-        if choose is None:
-            kept, padding, filled = sizes.tolist(), 0, 0
-        else:
-            kept, padding, filled = choose(self._reach, starts, sizes)
-        self.rows.kept[limits[:, 0]] = kept
+                grown[k, 1] = self._prune(row.number, guide)
+        kept, padding, filled = choose(self._reach, grown) if choose else (grown[:, 1].tolist(), 0, 0)
+        for row, nodes in zip(rows, kept, strict=True):
+            self.rows.kept[row.number] = nodes
         trees = [self._tree_of(row.number, nodes) for row, nodes in zip(rows, kept, strict=True)]
         if options.strategy == "parallel":
             nodes_below = limits[:, 1].tolist() if choose is None else [nodes - 1 for nodes in kept]
@@ -362,11 +357,11 @@ class Drafter:
         if self.options.strategy != "off":
             self.options = dataclasses.replace(self.options, strategy="single")
 
-    def _grow(self, thread: int, limits: np.ndarray, must: np.ndarray, price: float, free: int, sizes: np.ndarray) -> int:
+    def _grow(self, thread: int, limits: np.ndarray, must: np.ndarray, price: float, free: int, grown: np.ndarray) -> int:
         """Fill the trees of rows; returns their nodes. See `planner.grow_rows`."""
         blocks = self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses
-        grown: int = planner.grow_rows(limits, must, price, free, self.options.strategy == "single", sizes, *blocks)
-        return grown
+        nodes: int = planner.grow_rows(limits, must, price, free, self.options.strategy == "single", grown, *blocks)
+        return nodes
 
     def _prune(self, number: int, guide: Guide) -> int:
         """Take out of a row's tree what can never be accepted; returns how many nodes are left."""
@@ -397,8 +392,7 @@ class Drafter:
         added = [Row(self, number) for number in range(len(self._rows), count)]
         self._rows += added
         self._limits = np.zeros((count, 5), np.int64)  # of one draft_rows, see planner.py
-        self._starts, self._sizes = np.zeros((2, count), np.int64)  # see `Choose`
-        self._reach = block.reach.reshape(-1)
+        self._reach, self._grown = block.reach.reshape(-1), np.zeros((count, 2), np.int64)  # see `Choose`
         self._free += added[::-1]
 
     def _refresh_texts(self) -> None:
@@ -410,17 +404,12 @@ class Drafter:
         self._kept = [*self._trie_texts, *remembered]  # the table holds addresses only
         self.shared.texts[:] = table_of(self._kept)
         self.shared.used[0] = len(self._kept) - (not len(remembered[-1].suffixes))
-        for row in self._rows:
-            if len(row.own) and row not in self._free:
-                self._find_root(row)
+        self._find_roots([row for row in self._rows if len(row.own)])  # of free ones it is empty
 
-    def _find_root(self, row: Row) -> None:
-        """Look the end of the row's text up in all sorted texts."""
-        texts, steps, made = self.shared.texts, self.rows.steps, self.rows.made
-        made[row.number] = (0, -1)
-        scratch = np.zeros((1, len(texts), STEPS, 4), np.int64)
-        for token in row.own.tokens[-RECENT:].tolist():
-            narrow_all(texts, self.shared.used[0], steps, made, row.number, token, scratch)
+    def _find_roots(self, rows: Sequence[Row]) -> None:
+        """Look the ends of these rows' texts up in all sorted texts."""
+        numbers = np.array([row.number for row in rows], np.int64)
+        planner.find_roots(numbers, self.shared.addresses, self.rows.addresses, self._scratch[0].addresses)
 
     def _learn_from(self, priors: Priors) -> None:
         self.shared.lambdas, self.shared.earned = priors.fresh()

@@ -43,8 +43,8 @@ CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_
 
 
 @kernel
-def grow_rows(limits, forced, price, free, single, sizes, shared_addresses, rows_addresses, scratch_addresses):
-    """Grow the tree of each row of `limits`; rows.nodes and sizes[k] get how many nodes it has, root included. Returns the sum.
+def grow_rows(limits, forced, price, free, single, told, shared_addresses, rows_addresses, scratch_addresses):
+    """Grow the tree of each row of `limits`; rows.nodes and told[k, 1] get its nodes, root included. Returns the sum.
 
     limits: int64 [rows, 5], the row's number, nodes below the root at most, depth at most, and where in `forced` (int64) the
     tokens begin and end with which every branch begins, as nothing else may come. price: calibrated path probability that a
@@ -53,13 +53,13 @@ def grow_rows(limits, forced, price, free, single, sizes, shared_addresses, rows
     """
     shared, rows, scratch = shared_arrays(shared_addresses), rows_arrays(rows_addresses), scratch_arrays(scratch_addresses)
     least = np.float32(computed(price, shared.edges, shared.curve)) if price > 0 else LEAST
-    grown = 0
+    nodes = 0
     for k in range(len(limits)):
         must = forced[limits[k, 3] : limits[k, 4]]
         _grow(shared, rows, scratch, limits[k, 0], limits[k, 1], limits[k, 2], must, max(least, LEAST), free, single)
-        sizes[k] = rows.nodes[limits[k, 0]]
-        grown += sizes[k]
-    return grown
+        told[k, 1] = rows.nodes[limits[k, 0]]
+        nodes += told[k, 1]
+    return nodes
 
 
 @inlined
@@ -220,3 +220,15 @@ def _accept(shared, rows, scratch, row, said, learning):
         rows.own[row, LENGTH] = append_tokens(
             own.log, own.heads, own.leaders, own.length, said[j : j + 1], scratch.recent, scratch.chains
         )
+
+
+@kernel
+def find_roots(numbers, shared_addresses, rows_addresses, scratch_addresses):
+    """Look the ends of the texts of these rows (int64, their numbers) up in all sorted texts."""
+    shared, rows, scratch = shared_arrays(shared_addresses), rows_arrays(rows_addresses), scratch_arrays(scratch_addresses)
+    for number in numbers:
+        own = own_arrays(rows.own, number)
+        rows.made[number, :, 0], rows.made[number, :, 1] = 0, -1
+        for place in range(max(0, own.length - RECENT), own.length):
+            token = np.int64(own.log[TOKEN, place])
+            narrow_all(shared.texts, shared.used[0], rows.steps, rows.made, number, token, scratch.steps)
