@@ -95,7 +95,7 @@ def test_answer_ends_with_the_token_that_ends_it_drafted_or_not(last, token_ids,
     assert (accepted.token_ids, accepted.nodes) == (token_ids, nodes)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @given(seed=st.integers(0, 1000), offset=st.sampled_from([0.0, -50.0, 50.0]), few=st.booleans())
 def test_best_token_is_the_first_of_those_with_the_highest_score(
     dtype: torch.dtype, seed: int, offset: float, few: bool

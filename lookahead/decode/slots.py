@@ -94,7 +94,7 @@ class Scores:
 
         It knows no bfloat16, and is slow with float16. The bits of either, as whole numbers, are in the same order above 0.
         """
-        return self.logits.numpy() if self.logits.dtype == torch.float32 else self.logits.view(torch.int16).numpy()
+        return (self.logits.view(torch.int16) if self.logits.element_size() == 2 else self.logits).numpy()
 
     @functools.cached_property
     def _best(self) -> list[int]:
