@@ -38,7 +38,7 @@ PADDING = 0.2  # of what a token costs, what one costs that attention pads; wher
 # Rows of the curve's table, a column for each of SIZES. RATIO: of real to expected seconds, as believed; OWN: as its steps say.
 SIZE, BASE, RATIO, SEEN, OWN = range(5)
 # And the terms that depend on what lies in the cache.
-PER_ROW, PER_KEY, PER_QUERY_KEY, PER_PADDING, SEPARATE, PACE, KNOWN = range(7)
+PER_ROW, PER_KEY, PER_QUERY_KEY, PER_PADDING, SEPARATE, PACE, KNOWN, BUCKETED = range(8)
 # PACE, how slow the machine is now, is to be above as many steps as FASTER says: it goes up or down at each.
 UP, DOWN = 1 + 0.04 * FASTER, 1 - 0.04 * (1 - FASTER)
 
@@ -58,7 +58,7 @@ class CostCurve:
         self.table[SIZE] = SIZES
         self.table[BASE] = 1 + SIZES / FLAT if profile is None else [profile.at(int(size)) for size in SIZES]
         self.table[RATIO], self.table[OWN] = 1.0, 1.0
-        self.terms = np.array([0.0, 0.0, 0.0, 0.0 if bucketed else PADDING / FLAT, 0.0, 1.0, self.known])
+        self.terms = np.array([0.0, 0.0, 0.0, 0.0 if bucketed else PADDING / FLAT, 0.0, 1.0, self.known, self.bucketed])
         if profile is not None:
             per = profile.per_row, profile.per_key, profile.per_query_key, profile.per_padding
             self.terms[:PACE] = *per, self.separate

@@ -28,7 +28,7 @@ import numpy as np
 from numba import carray
 
 from lookahead.budget.cost import (
-    KNOWN,
+    BUCKETED,
     LATEST,
     OWN,
     SIZE,
@@ -68,9 +68,9 @@ AS_MANY_AS_PAY = -1
 TOLD = 8  # steps that are learned from at once: behind a forward, nothing that a kernel needs is in the caches any more
 # The state. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in such
 # steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a step
-# outside of its forward, seconds that may go into looks, how many of the record's units DOUBT is, and whether shapes are
-# bucketed. The latest choice: seconds that it saves, the probability at which one more node would pay.
-PLAIN, SPENT, OTHER, SPARE, DOUBTED, BUCKETED, SAVED, PRICE = range(8)
+# outside of its forward, seconds that may go into looks, and how many of the record's units DOUBT is. The latest choice:
+# seconds that it saves, the probability at which one more node would pay.
+PLAIN, SPENT, OTHER, SPARE, DOUBTED, SAVED, PRICE = range(7)
 # Of each of SIZES, taken for a number of rows: the sums PLAIN and SPENT of steps with about so many. From GAINS on, taken
 # likewise, each has a row of the array: seconds that forwards of each size would have saved over plain ones, of late.
 ROWS_PLAIN, ROWS_SPENT, GAINS = range(3)
@@ -78,7 +78,7 @@ ROWS_PLAIN, ROWS_SPENT, GAINS = range(3)
 # What a budget knows, for its kernels.
 BOOKS: Layout = {
     "table": (np.float64, (OWN + 1, len(SIZES))),  # these three are the curve's, see cost.py
-    "terms": (np.float64, (KNOWN + 1,)),
+    "terms": (np.float64, (BUCKETED + 1,)),
     "latest": (np.float64, (len(SIZES), LATEST)),
     "others": (np.float64, (LATEST,)),  # seconds outside of forwards, of the latest steps
     "state": (np.float64, (PRICE + 1,)),
@@ -206,7 +206,7 @@ def books_on(curve: CostCurve) -> Block:
     """Those of a budget that knows nothing but this curve."""
     books = Block(BOOKS, trees=1)
     books.table, books.terms, books.latest = curve.table, curve.terms, curve.latest
-    books.state[[DOUBTED, BUCKETED]], books.accepted[:] = (DOUBT, curve.bucketed), -1
+    books.state[DOUBTED], books.accepted[:] = DOUBT, -1
     books.refresh()
     return books
 
@@ -217,7 +217,7 @@ def books_at(addresses):
     trees, a = addresses[0], addresses[1:]
     return Books(  # type: ignore[call-arg]
         carray(float64_at(a[0]), (OWN + 1, len(SIZES))),
-        carray(float64_at(a[1]), (KNOWN + 1,)),
+        carray(float64_at(a[1]), (BUCKETED + 1,)),
         carray(float64_at(a[2]), (len(SIZES), LATEST)),
         carray(float64_at(a[3]), (LATEST,)),
         carray(float64_at(a[4]), (PRICE + 1,)),
@@ -305,7 +305,7 @@ def choose(probabilities, trees, others, fed, keys, chains, before, wanted, addr
     table, terms, record, state, of_sizes = books.table, books.terms, books.record, books.state, books.of_sizes
     kept, bets, starts, sizes = books.kept, books.bets, trees[:, 0], trees[:, 1]
     _settle(books.accepted, bets, record, state)
-    count, bucketed = len(trees), state[BUCKETED] > 0
+    count, bucketed = len(trees), terms[BUCKETED] > 0
     fills = not (chains or fed > 0 or bucketed)
     rows = count + others
     speed = max(1.0, _speed(rows, table, state, of_sizes))

@@ -316,10 +316,10 @@ class Drafter:
         self.taken_in_seconds = time.perf_counter() - began
 
     def _finish(self, row: Row) -> None:
-        text = row.own.tokens
+        text = row.own.tokens  # which stay where they are until the row's next text
+        row.own.clear()
         if len(text) > row.prompt_length:
             self.remember([(text[: row.prompt_length], text[row.prompt_length :])])
-        row.own.clear()
         row.prompt_length = 0
         self._free.append(row)
 

@@ -43,13 +43,13 @@ CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_
 
 
 @kernel
-def grow_rows(limits, forced, price, free, single, told, shared_addresses, rows_addresses, scratch_addresses):
-    """Grow the tree of each row of `limits`; rows.nodes and told[k, 1] get its nodes, root included. Returns the sum.
+def grow_rows(limits, forced, price, free, single, grown, shared_addresses, rows_addresses, scratch_addresses):
+    """Grow the tree of each row of `limits`; rows.nodes and grown[k, 1] get its nodes, root included. Returns the sum.
 
     limits: int64 [rows, 5], the row's number, nodes below the root at most, depth at most, and where in `forced` (int64) the
     tokens begin and end with which every branch begins, as nothing else may come. price: calibrated path probability that a
-    node must have. free: nodes below the root that come at no cost. single: only the best child of a node may grow. The
-    addresses are those of the blocks in arrays.py.
+    node must have. free: nodes below the root that come at no cost. single: only the best child of a node may grow. grown:
+    int64 [rows, 2]. The addresses are those of the blocks in arrays.py.
     """
     shared, rows, scratch = shared_arrays(shared_addresses), rows_arrays(rows_addresses), scratch_arrays(scratch_addresses)
     least = np.float32(computed(price, shared.edges, shared.curve)) if price > 0 else LEAST
@@ -57,8 +57,8 @@ def grow_rows(limits, forced, price, free, single, told, shared_addresses, rows_
     for k in range(len(limits)):
         must = forced[limits[k, 3] : limits[k, 4]]
         _grow(shared, rows, scratch, limits[k, 0], limits[k, 1], limits[k, 2], must, max(least, LEAST), free, single)
-        told[k, 1] = rows.nodes[limits[k, 0]]
-        nodes += told[k, 1]
+        grown[k, 1] = rows.nodes[limits[k, 0]]
+        nodes += grown[k, 1]
     return nodes
 
 
