@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead.budget.goodput import TRIALS
-from lookahead.decode.batch import MaskPlan, bucket, pack, runs_of
+from lookahead.decode.batch import READ, MaskPlan, attended, bucket, pack, runs_of, work_of
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.probe import probed
 from lookahead.decode.sampling import Sampling
@@ -225,27 +225,66 @@ def test_room_that_is_not_there_is_not_taken(target, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "runs"),
+    ("sizes", "pasts", "runs"),
     [
-        ([1, 1, 1], [(0, 3)]),
-        ([1, 1, 256, 0, 4], [(0, 2), (2, 3), (4, 5)]),
-        ([0, 0, 7], [(2, 3)]),
-        ([64, 1, 1, 64], [(0, 1), (1, 3), (3, 4)]),
-        ([60, 64, 1], [(0, 3)]),
-        ([4, 9, 6], [(0, 3)]),
+        ([1, 1, 1], [100, 100, 100], [(0, 3, 1, 101)]),
+        ([2, 2, 256, 0, 4], [100] * 5, [(0, 2, 2, 102), (2, 3, 256, 356), (4, 5, 4, 104)]),
+        ([0, 0, 7], [9, 9, 0], [(2, 3, 7, 7)]),
+        ([4, 5, 4], [300, 300, 300], [(0, 3, 5, 305)]),
+        ([4, 30, 4], [300, 300, 300], [(0, 1, 4, 304), (1, 2, 30, 330), (2, 3, 4, 304)]),  # much would be padded
+        ([1, 1, 1], [100, 120, 1500], [(0, 2, 1, 121), (2, 3, 1, 1501)]),
     ],
 )
-def test_neighbours_share_a_call_of_attention_where_padding_costs_little(sizes, runs):
-    assert runs_of(sizes) == runs
+def test_neighbours_share_a_call_of_attention_where_padding_costs_less(sizes, pasts, runs):
+    assert [tuple(run) for run in runs_of(np.array(sizes), np.array(pasts), 1000.0).tolist()] == runs
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 900)), min_size=1, max_size=7).filter(lambda s: any(n for n, _ in s)),
+    st.sampled_from([0.0, 300.0, 3000.0, 1e18]),
+)
+@settings(max_examples=200, deadline=None)
+def test_no_other_sharing_of_calls_costs_less(slots, call):
+    sizes, pasts = np.array(slots).T.copy()
+
+    def cost(parts):
+        total = 0.0
+        for part in parts:
+            total += call + len(part) * (pasts[part] + sizes[part]).max() * (READ + sizes[part].max())
+        return total
+
+    def partitions(slot):
+        """Of the slots from this one on that bring tokens into runs of neighbours."""
+        if slot == len(sizes):
+            yield []
+        elif not sizes[slot]:
+            yield from partitions(slot + 1)
+        else:
+            for end in range(slot + 1, len(sizes) + 1):
+                if not sizes[slot:end].all():
+                    break
+                yield from ([[*range(slot, end)], *rest] for rest in partitions(end))
+
+    runs = runs_of(sizes, pasts, call)
+    assert cost([[*range(first, last)] for first, last, *_ in runs]) == pytest.approx(min(map(cost, partitions(0))))
+    keys, _, padding, calls = work_of(runs, sizes, pasts)
+    assert keys >= pasts[sizes > 0].sum()
+    assert padding >= 0
+    assert calls == len(runs) - 1
+    if not call:
+        assert (keys, padding) == (pasts[sizes > 0].sum(), 0)
+    shown = sizes > 0
+    assert attended(pasts[shown] + 1, 0.0) == (pasts[shown].sum() + shown.sum(), shown.sum())
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), min_size=1, max_size=6).filter(lambda s: any(n for _, n in s)),
     st.sampled_from([None, 3, 8]),
+    st.sampled_from([0.0, 200.0, 1e9]),
     st.integers(0, 1000),
 )
 @settings(max_examples=100, deadline=None)
-def test_each_token_sees_its_slots_past_its_ancestors_and_itself_within_the_window(slots, window, seed):
+def test_each_token_sees_its_slots_past_its_ancestors_and_itself_within_the_window(slots, window, call, seed):
     random = np.random.default_rng(seed)
     trees, parents = [], []
     for _, size in slots:
@@ -254,7 +293,7 @@ def test_each_token_sees_its_slots_past_its_ancestors_and_itself_within_the_wind
         tree.parents = np.array(parents[-1], np.int32)
         trees.append(tree if size else None)
     plan = MaskPlan({"a": window}, {"a": None}, by_type=False)
-    packed = pack(trees, [past for past, _ in slots], plan, torch.float32, torch.device("cpu"))
+    packed = pack(trees, [past for past, _ in slots], plan, torch.float32, torch.device("cpu"), call=call)
     token = 0
     for slot, (past, size) in enumerate(slots):
         group = next((g for g in packed.groups if g.slots.start <= slot < g.slots.stop), None)

@@ -444,11 +444,12 @@ def test_profile_that_does_not_hold_is_learned_anew() -> None:
 
 def test_rows_that_bring_more_than_others_make_attention_dearer() -> None:
     """Attention pads rows to the widest, up to a point beyond which they are split."""
-    profile = profile_of(linear(0.01), per_query_key=1e-6)
+    profile = profile_of(linear(0.01), per_query_key=1e-6, per_call=1e-3)
     even, uneven, split = (CostCurve(profile).seconds(32, 8, 1000, width) for width in (4, 6, 30))
     assert uneven - even == pytest.approx(2 * 1000 * 1e-6)
-    assert split - even == pytest.approx((1.5 * 4 + 16 / 8 - 4) * 1000 * 1e-6)
-    assert profile.forward_seconds(32, 8, 1000, width=6) == pytest.approx(uneven)
+    assert split - even == pytest.approx(7 * 1e-3)
+    for width, seconds in ((6, uneven), (30, split)):
+        assert profile.forward_seconds(32, 8, 1000, width=width) == pytest.approx(seconds)
     padded = dataclasses.replace(profile, per_padding=1e-4)
     for seconds in (CostCurve(padded).seconds, lambda *size: padded.forward_seconds(*size[:3], width=size[3])):
         assert seconds(32, 8, 1000, 4) == pytest.approx(even)
@@ -459,7 +460,7 @@ def test_rows_that_bring_more_than_others_make_attention_dearer() -> None:
 def test_wide_trees_are_cut_where_that_saves_more(per_padding: float) -> None:
     """What the budget takes saves most of what the best of all prefixes of all queues of limited widths does."""
     ratios = [0.95, 0.9, 0.6, 0.3]
-    profile = profile_of(linear(0.02), per_padding=per_padding)
+    profile = profile_of(linear(0.02), per_padding=per_padding, per_call=1.0)
     budget = GoodputBudget(CostCurve(profile))
     chosen = [tree.draft_tokens for tree in cut(budget, [chain_of(ratio) for ratio in ratios])]
     taken = sizes_of_best_prefix(profile, ratios)

@@ -35,6 +35,7 @@ PROFILE = CostProfile(
     per_key=1e-6,
     per_query_key=1e-7,
     per_padding=1e-5,
+    per_call=1e-4,
     per_score=1e-5,
 )
 DEMO = str(Path(__file__).parent.parent / "samples" / "demo-model")
@@ -113,7 +114,8 @@ def test_terms_are_found_in_what_was_measured(tiny_model) -> None:
     truth = dataclasses.replace(truth, seconds=tuple(0.01 + 5e-4 * t for t in truth.tokens))
 
     def costs(profile: CostProfile, c: Cell) -> float:
-        return profile.forward_seconds(c.tokens, c.rows, c.keys, c.tokens * (c.wanted == "none"), max(c.sizes))
+        work = c.in_attention(target.call)
+        return profile.seconds_of(c.tokens, c.rows, *work) - profile.per_score * c.tokens * (c.wanted == "none")
 
     cells = [(cell, costs(truth, cell)) for cell in calibrating.CELLS]
     found = fitted(target, cells, 3)
@@ -121,8 +123,8 @@ def test_terms_are_found_in_what_was_measured(tiny_model) -> None:
         assert sum(cell.sizes) == cell.tokens
         assert costs(found, cell) == pytest.approx(seconds, rel=1e-6)
     assert found.about["largest_error"] < 1e-6
-    terms = [found.per_row, found.per_key, found.per_query_key, found.per_padding]
-    assert terms == pytest.approx([1e-4, 1e-6, 1e-7, 1e-5], rel=1e-4)
+    terms = [found.per_row, found.per_key, found.per_query_key, found.per_padding, found.per_call]
+    assert terms == pytest.approx([1e-4, 1e-6, 1e-7, 1e-5, 1e-4], rel=1e-4)
 
 
 def test_few_cells_give_a_profile_without_the_terms_that_they_do_not_tell(tiny_model) -> None:
@@ -143,7 +145,7 @@ def test_calibrating_keeps_its_time_and_its_profile_costs_what_it_measured(tiny_
     assert profile.separate == (target.mode != "packed")
     assert profile.setting == target.setting
     off = [
-        profile.forward_seconds(c.tokens, c.rows, c.keys) / seconds
+        profile.forward_seconds(c.tokens, c.rows, c.rows * c.context) / seconds
         for c, seconds in measured
         if c.wanted == "all" and (c.rows == 1 or not profile.separate)
     ]

@@ -22,7 +22,8 @@ import torch
 
 import lookahead
 from lookahead.budget.cost import FASTER
-from lookahead.budget.profile import CostProfile, padded_width
+from lookahead.budget.profile import CostProfile
+from lookahead.decode.batch import ALL_AT_ONCE, Work, runs_of, work_of
 from lookahead.decode.model import TargetModel
 from lookahead.decode.slots import PackedSlots, Slots, Wanted
 from lookahead.draft.tree import chain
@@ -43,7 +44,7 @@ SHARE_OF_FIRST = 0.5  # of the time for the first round: what is not reached by 
 class Cell:
     """A forward: `width` tokens in each of `rows` rows with `context` tokens in the cache; scores wanted or not.
 
-    uneven: on average; rows have from one token to twice as many.
+    uneven: on average; rows have from one token to twice as many. alone: each row in a call of attention of its own.
     """
 
     rows: int
@@ -51,14 +52,11 @@ class Cell:
     width: int
     wanted: Wanted = "all"
     uneven: bool = False
+    alone: bool = False
 
     @property
     def tokens(self) -> int:
         return self.rows * self.width
-
-    @property
-    def keys(self) -> int:
-        return self.rows * self.context
 
     @property
     def sizes(self) -> list[int]:
@@ -67,16 +65,17 @@ class Cell:
             return [self.width] * self.rows
         return [1 + round(row * (2 * self.width - 2) / (self.rows - 1)) for row in range(self.rows)]
 
-    @property
-    def queries(self) -> float:
-        """Of each row in attention, padding included."""
-        return float(padded_width(max(self.sizes), self.tokens, self.rows))
+    def in_attention(self, call: float) -> Work:
+        """call: see `runs_of`."""
+        sizes, held = np.array(self.sizes), np.full(self.rows, self.context)
+        return work_of(runs_of(sizes, held, 0.0 if self.alone else call), sizes, held)
 
 
 CELLS = (
     *(Cell(1, SHORT, width) for width in (1, 16, 4, 64, 8, 32, 2, 3, 6, 12, 24, 48)),
     *(Cell(8, SHORT, width) for width in (1, 4, 2, 16, 8)),
     Cell(8, SHORT, 4, uneven=True),
+    Cell(8, SHORT, 4, alone=True),
     Cell(1, SHORT, 128, "none"),
     *(Cell(1, LONG, width) for width in (1, 16, 64)),
     *(Cell(1, SHORT, width) for width in (128, 96)),
@@ -84,6 +83,7 @@ CELLS = (
     *(Cell(4, SHORT, width) for width in (1, 4, 16)),
     *(Cell(8, LONG, width) for width in (1, 8)),
     *(Cell(8, context, 8, uneven=True) for context in (SHORT, LONG)),
+    *(Cell(8, SHORT, width, alone=True) for width in (2, 8)),
     *(Cell(32, SHORT, width) for width in (1, 2, 4, 8)),
 )  # fmt: skip
 
@@ -100,7 +100,7 @@ def calibrate(
     began = time.perf_counter()
     first: dict[Cell, float] = {}
     texts = _Texts(target)
-    cells = _cells_for(target.longest_text)
+    cells = [cell for cell in _cells_for(target.longest_text) if not (cell.alone and _at_once(target))]
 
     def spent() -> float:
         share = (time.perf_counter() - began) / seconds
@@ -152,6 +152,11 @@ def at_one_pace(visits: Sequence[tuple[Cell, float]]) -> dict[Cell, float]:
     return {cell: pace * each for cell, each in usual.items()}
 
 
+def _at_once(target: TargetModel) -> bool:
+    """All rows of a small step share a call of attention, or none two do."""
+    return target.bucketed or target.mode != "packed"
+
+
 def _cells_for(longest: int) -> list[Cell]:
     """CELLS with contexts that leave room in a text of `longest` tokens; without the widths that do not fit."""
     contexts = {SHORT: min(SHORT, longest // 4), LONG: min(LONG, longest - MOST_WIDTH - 1)}
@@ -182,6 +187,8 @@ class _Texts:
     def _forward(self, cell: Cell, slots: Slots) -> float:
         """Timed as the engine's steps are; nothing of it is kept."""
         trees = [chain(self._tokens(size)) for size in cell.sizes]
+        if isinstance(slots, PackedSlots):
+            slots.call = 0.0 if cell.alone else self.target.call
         began = self.target.now()
         scores = slots.forward(trees, [cell.wanted] * cell.rows)
         scores.wait()
@@ -256,7 +263,8 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
         scored = [(cell, seconds) for cell, seconds in scored if cell.rows == 1]
     sizes = sorted({cell.tokens for cell, _ in scored})
     cells = [cell for cell, _ in scored]
-    per = np.array([[c.rows - 1, c.keys, c.keys * c.queries, c.rows * c.queries - c.tokens] for c in cells], float)
+    call = ALL_AT_ONCE if _at_once(target) else target.call
+    per = np.array([[c.rows - 1, *c.in_attention(call)] for c in cells], float)
     known = np.array([[float(cell.tokens == size) for size in sizes] for cell, _ in scored])
     seconds = np.array([each for _, each in scored])
     used = [column for column in range(per.shape[1]) if _tells(known, per[:, column])]
@@ -268,7 +276,7 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
         del used[int((found[len(sizes) :] * per[:, used].max(axis=0)).argmin())]
     terms = dict(zip(used, found[len(sizes) :], strict=True))
     errors = np.abs(columns @ found - 1)
-    per_row, per_key, per_query_key, per_padding = (float(terms.get(column, 0.0)) for column in range(4))
+    per_row, per_key, per_query_key, per_padding, per_call = (float(terms.get(column, 0.0)) for column in range(5))
     profile = CostProfile(
         target.setting,
         "measured",
@@ -278,6 +286,7 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
         per_key,
         per_query_key,
         per_padding,
+        per_call,
         bucketed=target.bucketed,
         separate=separate,
         vocab_size=target.vocab_size,
@@ -293,7 +302,7 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
         },
     )
     unscored = [(cell, seconds) for cell, seconds in measured if cell.wanted == "none" and cell.rows == 1]
-    saved = [(profile.forward_seconds(c.tokens, c.rows, c.keys) - each) / c.tokens for c, each in unscored]
+    saved = [(profile.forward_seconds(c.tokens, c.rows, c.rows * c.context) - each) / c.tokens for c, each in unscored]
     return dataclasses.replace(profile, per_score=max(0.0, float(np.mean(saved)))) if saved else profile
 
 

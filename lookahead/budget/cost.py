@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.budget.profile import CostProfile, padded_width
+from lookahead.budget.profile import NEVER, CostProfile, in_attention
 from lookahead.kernels import inlined, kernel
 
 # Forwards with drafts take one of these sizes: kernels are compiled for each size anew, and few sizes are soon known.
@@ -33,12 +33,13 @@ NOISE = 0.05  # of a forward: by so much, or less, sizes seem to differ that tak
 NO_SLOPE, HALF = (0.03 / 0.3) ** 2, 8.0
 FURTHEST = 0.3  # of the usual ratio: the line leads no further off, and sizes that are do not count for it
 FLAT = 64.0  # tokens that double the cost of a forward of which nothing is known
-PADDING = 0.2  # of what a token costs, what one costs that attention pads; where nothing is known
+# Where nothing is known: of what a token costs, what one costs that attention pads; of a forward, a further call of attention.
+PADDING, CALL = 0.2, 0.02
 
 # Rows of the curve's table, a column for each of SIZES. RATIO: of real to expected seconds, as believed; OWN: as its steps say.
 SIZE, BASE, RATIO, SEEN, OWN = range(5)
 # And the terms that depend on what lies in the cache.
-PER_ROW, PER_KEY, PER_QUERY_KEY, PER_PADDING, SEPARATE, PACE, KNOWN, BUCKETED = range(8)
+PER_ROW, PER_KEY, PER_QUERY_KEY, PER_PADDING, PER_CALL, SEPARATE, PACE, KNOWN, BUCKETED = range(9)
 # PACE, how slow the machine is now, is to be above as many steps as FASTER says: it goes up or down at each.
 UP, DOWN = 1 + 0.04 * FASTER, 1 - 0.04 * (1 - FASTER)
 
@@ -46,7 +47,8 @@ UP, DOWN = 1 + 0.04 * FASTER, 1 - 0.04 * (1 - FASTER)
 class CostCurve:
     """Seconds of a forward over `tokens` tokens of `rows` rows with `keys` keys in the cache, all together and padded.
 
-    width: tokens of the row with the most, to which attention pads the others; 0: all have as many. known: there is a profile.
+    width: tokens of the row with the most, to which attention pads the others; 0: all have as many. calls: of attention, if all
+    had as many; where they have not, rows may go alone. known: there is a profile.
     bucketed: forwards take one of a few shapes, see `bucket`. separate: rows go one at a time, and nothing is padded.
     """
 
@@ -58,19 +60,20 @@ class CostCurve:
         self.table[SIZE] = SIZES
         self.table[BASE] = 1 + SIZES / FLAT if profile is None else [profile.at(int(size)) for size in SIZES]
         self.table[RATIO], self.table[OWN] = 1.0, 1.0
-        self.terms = np.array([0.0, 0.0, 0.0, 0.0 if bucketed else PADDING / FLAT, 0.0, 1.0, self.known, self.bucketed])
+        padding, call = (0.0, NEVER) if self.bucketed else (PADDING / FLAT, CALL)
+        self.terms = np.array([0.0, 0.0, 0.0, padding, call, self.separate, 1.0, self.known, self.bucketed])
         if profile is not None:
-            per = profile.per_row, profile.per_key, profile.per_query_key, profile.per_padding
-            self.terms[:PACE] = *per, self.separate
+            self.terms[:PER_CALL] = profile.per_row, profile.per_key, profile.per_query_key, profile.per_padding
+            self.terms[PER_CALL] = call if self.bucketed else profile.per_call
         self.latest = np.zeros((len(SIZES), LATEST))
 
-    def observe(self, tokens: int, seconds: float, rows: int = 1, keys: int = 0, width: int = 0) -> None:
+    def observe(self, tokens: int, seconds: float, rows: int = 1, keys: int = 0, width: int = 0, calls: int = 1) -> None:
         """A forward took `seconds`."""
-        observe(tokens, rows, keys, width, seconds, self.table, self.terms, self.latest)
+        observe(tokens, rows, keys, calls, width, seconds, self.table, self.terms, self.latest)
 
-    def seconds(self, tokens: int, rows: int = 1, keys: int = 0, width: int = 0) -> float:
+    def seconds(self, tokens: int, rows: int = 1, keys: int = 0, width: int = 0, calls: int = 1) -> float:
         """Of a forward of this size. Needs a profile or an observed step."""
-        return float(seconds_of(tokens, rows, keys, width, self.table, self.terms, 0))
+        return float(seconds_of(tokens, tokens, rows, keys, calls, width, self.table, self.terms, 0))
 
 
 @kernel
@@ -107,26 +110,31 @@ def faster_of(latest, filled):
 
 
 @kernel
-def seconds_of(tokens, rows, keys, width, table, terms, place):
-    """See `CostCurve.seconds`. place: where to begin looking for the size's columns."""
-    return _seconds(tokens, rows, keys, width, table, terms, place, True)
+def seconds_of(tokens, own, rows, keys, calls, width, table, terms, place):
+    """See `CostCurve.seconds`. own: tokens of the rows themselves, without those of prompts beside them.
+
+    place: where to begin looking for the size's columns.
+    """
+    return _seconds(tokens, own, rows, keys, calls, width, table, terms, place, True)
 
 
 @inlined
-def _seconds(tokens, rows, keys, width, table, terms, place, now):
+def _seconds(tokens, own, rows, keys, calls, width, table, terms, place, now):
     """Seconds of a forward: now, or as expected without what steps have taught."""
     times = 1.0
     if terms[SEPARATE] > 0:
-        tokens, keys, width, times, rows, place = tokens / rows, keys / rows, 0, rows, 1, 0
+        tokens, own, keys, times, place = tokens / rows, own / rows, keys / rows, rows, 0
+        rows, width, calls = 1, 0, 1
     place = place_of(tokens, table, place)
     share = (tokens - table[SIZE, place]) / (table[SIZE, place + 1] - table[SIZE, place])
     base = table[BASE, place] + share * (table[BASE, place + 1] - table[BASE, place])
     ratio = 1.0
     if now:
         ratio = terms[PACE] * (table[RATIO, place] + min(1.0, share) * (table[RATIO, place + 1] - table[RATIO, place]))
-    padded = padded_width(width, tokens, rows)
-    in_cache = terms[PER_ROW] * rows + keys * (terms[PER_KEY] + terms[PER_QUERY_KEY] * padded)
-    return times * ratio * (base + in_cache + terms[PER_PADDING] * (rows * padded - tokens))
+    in_cache = in_attention(
+        own, rows, keys, width, calls, terms[PER_KEY], terms[PER_QUERY_KEY], terms[PER_PADDING], terms[PER_CALL]
+    )
+    return times * ratio * (base + terms[PER_ROW] * rows + in_cache)
 
 
 @inlined
@@ -173,14 +181,14 @@ def _slope(table, usual):
 
 
 @kernel
-def observe(tokens, rows, keys, width, seconds, table, terms, latest):
+def observe(tokens, rows, keys, calls, width, seconds, table, terms, latest):
     """See `CostCurve.observe`. latest: float64 [sizes, LATEST], ratios of real to expected seconds, by the pace of then.
 
     Then each size's ratio anew: the usual one, by the line, and with what it takes beside that; a size that nobody has seen
     with what those next to it do.
     """
     columns = table.shape[1]
-    ratio = seconds / _seconds(tokens, rows, keys, width, table, terms, 0, False) / terms[PACE]
+    ratio = seconds / _seconds(tokens, tokens, rows, keys, calls, width, table, terms, 0, False) / terms[PACE]
     size = tokens / rows if terms[SEPARATE] > 0 else float(tokens)
     column = 0
     while column < columns - 1 and table[SIZE, column] < size:

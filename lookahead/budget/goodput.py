@@ -127,22 +127,29 @@ class GoodputBudget:
         return self._drafted if rows == 1 else self._drafted // rows | 1
 
     def choose(
-        self, probabilities: np.ndarray, trees: np.ndarray, others: int = 0, fed: int = 0, keys: int = 0, chains: bool = False
+        self,
+        probabilities: np.ndarray,
+        trees: np.ndarray,
+        others: int = 0,
+        fed: int = 0,
+        keys: int = 0,
+        calls: int = 1,
+        chains: bool = False,
     ) -> tuple[list[int], int, int]:
         """The most probable nodes of all trees, as many as pay: (of each tree the first so many, root included; tokens more,
         which are no guesses; the number of the tree that takes those).
 
         probabilities: float32, of paths; those of a tree begin at one of `trees`[:, 0] and are so many as `trees`[:, 1] says
         (int64), root included, parents before children. others: rows that decode without a tree. fed: tokens of prompts that
-        the forward takes in beside. keys: of all these rows, see `CostCurve`. Where there are fewer nodes than a forward of one
-        of SIZES takes, one tree is filled up, as forwards of other sizes are slow on some CPUs; not if it must be a chain.
+        the forward takes in beside. keys, calls: of all these rows, see `CostCurve`. Where there are fewer nodes than make a
+        forward one of SIZES, one tree is filled up, as other sizes are slow on some CPUs; not if it must be a chain.
         """
         count, steps, wanted = len(trees), self._steps, AS_MANY_AS_PAY
         if count > len(self.books.kept):
             self._make_room(count)
         if self.tries:
             wanted = nodes_near(TRIALS[steps] * (count + others) ** 0.5, count + others + fed)
-        asked = probabilities, trees, others, fed, keys, chains, self._before
+        asked = probabilities, trees, others, fed, keys, calls, chains, self._before
         drafted, padding, filled, tokens = choose(*asked, wanted, self.books.addresses)
         if wanted == AS_MANY_AS_PAY:
             self.price = CAUTION * self._state.item(PRICE)
@@ -171,6 +178,7 @@ class GoodputBudget:
         step_seconds: float,
         rows: int = 1,
         keys: int = 0,
+        calls: int = 1,
         width: int = 0,
         said: int = 1,
         stands_for: int = 1,
@@ -178,12 +186,12 @@ class GoodputBudget:
     ) -> None:
         """A step without prompts: its forward over `tokens` tokens and the whole of it took so long; `said` tokens came out.
 
-        rows, keys, width: see `CostCurve`. stands_for: steps like it that are not told. accepted: see `settle`.
+        rows, keys, calls, width: see `CostCurve`. stands_for: steps like it that are not told. accepted: see `settle`.
         """
         self._steps += 1
         self._before = tokens
         shape = bucket(tokens) if self.curve.bucketed else tokens
-        self._told.append((shape, rows, keys, width, forward_seconds, step_seconds, said, stands_for))
+        self._told.append((shape, rows, keys, calls, width, forward_seconds, step_seconds, said, stands_for))
         if len(self._told) == TOLD or (not self.curve.known and self._steps <= len(TRIALS)):
             self._learn()
         self.settle(accepted)
@@ -244,21 +252,21 @@ def warm_up() -> None:
 
 @kernel
 def learn(told, steps, addresses):
-    """See `GoodputBudget.observe`, from whose arguments `told`, float64 [steps, 8], comes: all but the last, step after step.
+    """See `GoodputBudget.observe`, from whose arguments `told`, float64 [steps, 9], comes: all but the last, step after step.
 
     steps: so far, these included. addresses: of BOOKS.
     """
     books = books_at(addresses)
     table, terms, others, state, of_sizes = books.table, books.terms, books.others, books.state, books.of_sizes
     for k in range(len(told)):
-        others[(steps - len(told) + k) % LATEST] = told[k, 5] - told[k, 4]
+        others[(steps - len(told) + k) % LATEST] = told[k, 6] - told[k, 5]
     state[OTHER] = faster_of(others, min(steps, LATEST))
     for k in range(len(told)):
-        tokens, rows, keys, width = int(told[k, 0]), int(told[k, 1]), int(told[k, 2]), int(told[k, 3])
-        said, stands_for = told[k, 6], told[k, 7]
-        observe(tokens, rows, keys, width, told[k, 4], table, terms, books.latest)
-        spent = seconds_of(tokens, rows, keys, width, table, terms, 0) + state[OTHER]
-        plain = seconds_of(rows, rows, keys, 0, table, terms, 0) + state[OTHER]
+        tokens, rows, keys, calls, width = int(told[k, 0]), int(told[k, 1]), int(told[k, 2]), int(told[k, 3]), int(told[k, 4])
+        said, stands_for = told[k, 7], told[k, 8]
+        observe(tokens, rows, keys, calls, width, told[k, 5], table, terms, books.latest)
+        spent = seconds_of(tokens, tokens, rows, keys, calls, width, table, terms, 0) + state[OTHER]
+        plain = seconds_of(rows, rows, rows, keys, calls, 0, table, terms, 0) + state[OTHER]
         steps_spent, steps_plain, column = stands_for * spent / plain, stands_for * said / rows, place_of(rows, table, 0)
         state[SPENT] = MEMORY * state[SPENT] + steps_spent
         state[PLAIN] = MEMORY * state[PLAIN] + steps_plain
@@ -292,7 +300,7 @@ class Rest:
 
 
 @kernel
-def choose(probabilities, trees, others, fed, keys, chains, before, wanted, addresses):
+def choose(probabilities, trees, others, fed, keys, calls, chains, before, wanted, addresses):
     """Take draft nodes, the most probable first. Returns how many it takes, how many tokens fill the forward up, the number of
     the tree that those are to join, and the forward's tokens.
 
@@ -309,7 +317,8 @@ def choose(probabilities, trees, others, fed, keys, chains, before, wanted, addr
     fills = not (chains or fed > 0 or bucketed)
     rows = count + others
     speed = max(1.0, _speed(rows, table, state, of_sizes))
-    worth = (seconds_of(rows, rows, keys, 0, table, terms, 0) + state[OTHER]) / (rows * speed)  # seconds, of one token
+    of_plain = seconds_of(rows, rows, rows, keys, calls, 0, table, terms, 0)
+    worth = (of_plain + state[OTHER]) / (rows * speed)  # seconds, of one token
     counts_as, total, limit = np.empty(count), 0, 0
     for tree in range(count):
         promise = promised(probabilities, starts[tree], min(sizes[tree], 1 + FIRST))
@@ -324,7 +333,7 @@ def choose(probabilities, trees, others, fed, keys, chains, before, wanted, addr
     for column in range(len(gains)):
         if gains[column] > gain and table[SIZE, column] > tokens:
             usual, gain = table[SIZE, column], gains[column]
-    plain = seconds_of(tokens, rows, keys, 0, table, terms, 0)
+    plain = seconds_of(tokens, rows if fed > 0 else tokens, rows, keys, calls, 0, table, terms, 0)
     before = 0 if bucketed or fed > 0 else before  # prompts are of any size: each choice changes it
     most = rows * worth - plain * changed(tokens, before, usual)
     saves = np.full(len(gains), -np.inf)
@@ -332,7 +341,7 @@ def choose(probabilities, trees, others, fed, keys, chains, before, wanted, addr
     kept[:count] = 1
     while limit > 1:
         saved, taken, width, filling = _take(
-            probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, worth, bucketed, fills, wanted,
+            probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, calls, worth, bucketed, fills, wanted,
             table, terms, before, usual, saves, owners,
         )  # fmt: skip
         if saved > most or (wanted >= 0 and taken > 0):
@@ -354,12 +363,12 @@ def choose(probabilities, trees, others, fed, keys, chains, before, wanted, addr
         if kept[tree] > 1 and (filled < 0 or kept[tree] < kept[filled]):
             filled = tree
     tokens = shape_of(rows + fed + best, fed, bucketed) + padding
-    now, price = seconds_of(tokens, rows, keys, widest, table, terms, 0), np.inf
-    for more in SECANTS:
-        larger = shape_of(rows + fed + best + padding + more, fed, bucketed)
-        price = min(price, (seconds_of(larger, rows, keys, widest, table, terms, 0) - now) / more)
     state[SAVED] = most
     if fed == 0:
+        now, price = seconds_of(tokens, tokens, rows, keys, calls, widest, table, terms, 0), np.inf
+        for more in SECANTS:
+            larger = shape_of(rows + best + padding + more, fed, bucketed)
+            price = min(price, (seconds_of(larger, larger, rows, keys, calls, widest, table, terms, 0) - now) / more)
         state[PRICE] = max(0.0, price) / worth
     return best, padding, filled, tokens
 
@@ -402,7 +411,7 @@ def changed(tokens, before, usual):
 
 @inlined
 def _take(
-    probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, worth, bucketed, fills, wanted,
+    probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, calls, worth, bucketed, fills, wanted,
     table, terms, before, usual, saves, owners,
 ):  # fmt: skip
     """Of trees of at most `limit` nodes: (seconds saved, draft nodes, width of the widest tree, tokens that fill up) at best.
@@ -449,7 +458,8 @@ def _take(
                 continue
             if fills and taken == total and tokens < table[SIZE, place + 1]:
                 filling = int(table[SIZE, place + 1]) - tokens
-        seconds = seconds_of(tokens + filling, rows, keys, width, table, terms, place)
+        own = rows + taken if fed > 0 else tokens + filling
+        seconds = seconds_of(tokens + filling, own, rows, keys, calls, width, table, terms, place)
         saved = said * worth - seconds * changed(tokens + filling, before, usual)
         if tokens == table[SIZE, place]:
             saves[place] = max(saves[place], said * worth - seconds)
@@ -457,7 +467,7 @@ def _take(
             most, best, widest, padding = saved, taken, width, filling
     for column in range(place + 1, len(saves) if taken == total else 0):
         further = table[SIZE, column] - rows - fed - taken
-        seconds = seconds_of(table[SIZE, column], rows, keys, width, table, terms, place)
+        seconds = seconds_of(table[SIZE, column], table[SIZE, column], rows, keys, calls, width, table, terms, place)
         saves[column] = max(saves[column], (said + further * NOT_GROWN * least) * worth - seconds)
     return most, best, widest, padding
 

@@ -2,13 +2,14 @@
 
 A forward over `tokens` tokens of `rows` rows, with `keys` keys in the cache that attention goes through, takes
 
-    f(tokens) + per_row rows + per_key keys + per_query_key keys width + per_padding (rows width - tokens)     seconds
+    f(tokens) + per_row rows + per_key keys + per_query_key keys width + per_padding (rows width - tokens) + per_call (calls-1)
 
-where width is the tokens of a row, of the one with the most where they differ, as attention pads the others; of several rows an
-odd width counts as one more, as it takes as long on CPUs. Keys are padded, too, to those of the row with the most. f, the part
-that does not depend on what lies in the cache, is given at some sizes and interpolated between them; beyond the largest it goes
-on as between the last two. Tokens whose scores nobody wants (all but the last of a prompt) take per_score less. Models that
-take one row at a time pay for each row as for a forward of its own.
+seconds, where width is the tokens of a row, of the one with the most where they differ, as attention pads the others; of
+several rows an odd width counts as one more, as it takes as long on CPUs. Keys are padded, too. Rows that differ much go in
+several calls of attention, where nothing is padded (decode/batch.py). f, the part that does not depend on what lies in the
+cache, is given at some sizes and interpolated between them; beyond the largest it goes on as between the last two. Tokens whose
+scores nobody wants (all but the last of a prompt) take per_score less. Models that take one row at a time pay for each row as
+for a forward of its own.
 
 Behind the forward, asking what the model says after a node takes per_said (the first time is part of the forward). Where nodes
 that are accepted do not stand side by side, moving their keys and values takes per_move, and per_moved_row for each row.
@@ -36,11 +37,10 @@ from lookahead.kernels import kernel
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "profiles"
-# Rows share a call of attention up to so many padded queries for each real one, and so many beside.
-WASTE, SPARE = 1.5, 16
+NEVER = 1e9  # seconds of a further call of attention, where all rows share one
 CDL_FACTOR = 1.2  # a critical decoding length's forward costs at most so many times that of one token
 MOST_KNOTS = 1000
-PER = ("per_row", "per_key", "per_query_key", "per_padding", "per_score", "per_said", "per_move", "per_moved_row")
+PER = ("per_row", "per_key", "per_query_key", "per_padding", "per_call", "per_score", "per_said", "per_move", "per_moved_row")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +86,7 @@ class CostProfile:
     per_key: float = 0.0
     per_query_key: float = 0.0
     per_padding: float = 0.0
+    per_call: float = 0.0
     per_score: float = 0.0
     per_said: float = 0.0
     per_move: float = 0.0
@@ -96,16 +97,25 @@ class CostProfile:
     longest_text: int = 1 << 30
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def forward_seconds(self, tokens: int, rows: int = 1, keys: int = 0, unscored: int = 0, width: int = 0) -> float:
-        """Of a forward of this size. unscored: tokens among them whose scores are not wanted. width: 0 if all have as many."""
-        if self.separate:
-            return rows * self._seconds(tokens / rows, 1, keys / rows, 0) - self.per_score * unscored
-        return self._seconds(tokens, rows, keys, width) - self.per_score * unscored
+    def forward_seconds(
+        self, tokens: int, rows: int = 1, keys: int = 0, unscored: int = 0, width: int = 0, calls: int = 1
+    ) -> float:
+        """Of a forward of this size. unscored: tokens among them whose scores are not wanted. width: 0 if all have as many.
 
-    def _seconds(self, tokens: float, rows: int, keys: float, width: int) -> float:
-        padded = padded_width(width, tokens, rows)
-        in_cache = keys * (self.per_key + self.per_query_key * padded)
-        return self.at(tokens) + self.per_row * rows + in_cache + self.per_padding * (rows * padded - tokens)
+        calls: of attention, if all rows had as many tokens. Where they have not, there are more, up to one of each row.
+        """
+        if self.separate:
+            return rows * self._seconds(tokens / rows, 1, keys / rows, 0, 1) - self.per_score * unscored
+        return self._seconds(tokens, rows, keys, width, calls) - self.per_score * unscored
+
+    def _seconds(self, tokens: float, rows: int, keys: float, width: int, calls: int) -> float:
+        per = self.per_key, self.per_query_key, self.per_padding, NEVER if self.bucketed else self.per_call
+        return self.at(tokens) + self.per_row * rows + float(in_attention(tokens, rows, keys, width, calls, *per))
+
+    def seconds_of(self, tokens: int, rows: int, keys: int, products: int, padding: int, calls: int) -> float:
+        """Of a forward of which it is known what rows share a call of attention, all scores being wanted: see `batch.Work`."""
+        in_attention = self.per_key * keys + self.per_query_key * products + self.per_padding * padding + self.per_call * calls
+        return self.at(tokens) + self.per_row * rows + in_attention
 
     def at(self, tokens: float) -> float:
         """f: seconds that do not depend on rows and keys."""
@@ -135,10 +145,16 @@ class CostProfile:
 
 
 @kernel
-def padded_width(width, tokens, rows):
-    """Queries of each row in attention: those of the widest, unless rows that differ much are split (see batch.runs_of)."""
-    pairs = width + width % 2 if width > 1 and rows > 1 else width  # on CPUs an odd one takes as long as one query more
-    return max(tokens / rows, min(float(pairs), (WASTE * tokens + SPARE) / rows))
+def in_attention(tokens, rows, keys, width, calls, per_key, per_query_key, per_padding, per_call):
+    """Seconds of a forward that hang on what lies in the cache: rows are padded to the widest, or each goes alone.
+
+    tokens: of the rows, all together. width, calls: see `CostProfile.forward_seconds`.
+    """
+    own = tokens / rows
+    widest = max(own, float(width + width % 2 if width > 1 and rows > 1 else width))
+    padded = keys * per_query_key * widest + per_padding * (rows * widest - tokens)
+    alone = keys * per_query_key * own + per_call * (rows - calls)
+    return keys * per_key + per_call * (calls - 1) + min(padded, alone)
 
 
 def read_profile(name: str) -> CostProfile:

@@ -110,8 +110,8 @@ AttentionInterface.register(NAME, packed_attention)
 
 def _queries(query: torch.Tensor, group: Group, slots: int) -> torch.Tensor:
     """[slots, heads, width, head_dim], the queries of a group."""
-    if slots == 1 and query.shape[2] == group.width:
-        return query
+    if slots == 1 and group.spread is None:
+        return query if query.shape[2] == group.width else query[:, :, group.start : group.end]
     own = query[0].transpose(0, 1)[group.start : group.end]  # this is how projections lay them out: rows are copied whole
     if group.spread is not None:
         own = own.index_select(0, group.spread)

@@ -10,19 +10,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from lookahead.budget.cost import bucket, evened
-from lookahead.budget.profile import SPARE, WASTE
 from lookahead.draft.tree import DraftTree
 from lookahead.kernels import kernel
 
 NO_LIMIT = 1 << 60
 SMALL = 64  # tokens that each slot of a step of few shapes brings at most
 KEYS = 256  # keys of such a step come in multiples of so many
+ALL_AT_ONCE = 1e18  # what a call of attention costs that all slots are to share, see `runs_of`
+READ = 10  # products of a query with a key (over all heads) in the time that reading the key and its value takes
+ALIGNED = 16  # a group's masks begin at a multiple of so many numbers, as kernels on GPUs want
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,14 +111,16 @@ def pack(
     device: torch.device,
     spare: int | None = None,
     even: bool = False,
+    call: float = 0.0,
 ) -> Pack:
     """Pack the tree of each slot behind the `pasts` tokens that the cache holds of it. None: nothing new in this slot.
 
     spare: a slot that nobody uses. If given, small steps get one of a few shapes, as CUDA graphs and compiled kernels want: all
     slots share one call of attention; tokens, queries and keys are padded to a bucket, and padding tokens go to this slot.
-    even: a step that is not of these shapes is filled up, at the end, as `evened` says.
+    even: a step that is not of these shapes is filled up, at the end, as `evened` says. call: see `runs_of`.
     """
     sizes = [0 if tree is None else len(tree) for tree in trees]
+    brought, held = np.array(sizes), np.array(pasts)
     total = sum(sizes)
     bucketed = spare is not None and max(sizes) <= SMALL
     filled = bucket(total) if bucketed else evened(total) if even else total
@@ -125,19 +129,23 @@ def pack(
     parents = shown[0].parents if len(shown) == 1 else np.concatenate([tree.parents for tree in shown])
     fed[0, :total] = shown[0].token_ids if len(shown) == 1 else np.concatenate([tree.token_ids for tree in shown])
     fed[2, total:] = spare or 0
-    _place(parents, np.array(sizes), np.array(pasts), fed)
-    start, groups, runs = 0, [], [(0, len(sizes))] if bucketed else runs_of(sizes)
-    for first, last in runs:
-        end = start + sum(sizes[first:last])
-        told = (parents[start:end], fed[1, start:end], first, slice(start, filled if bucketed else end))
-        groups.append(_group(*told, sizes[first:last], pasts[first:last], plan, dtype, device, bucketed))
+    _place(parents, brought, held, fed)
+    runs = _one_run(sizes, pasts, bucketed) if bucketed or len(sizes) == 1 else runs_of(brought, held, call)
+    masks = _masks((runs, parents, fed[1], brought, held), plan, dtype, device, bucketed)
+    groups, start = [], 0
+    for (first, last, width, length), seen in zip(runs.tolist(), masks, strict=True):
+        end = filled if bucketed else start + sum(sizes[first:last])
+        spread = gather = None
+        if bucketed or end - start < width * (last - first):
+            spread, gather = (upload(a, device) for a in _spread(brought[first:last], width, end - start))
+        groups.append(Group(slice(first, last), width, length, start, end, seen, spread, gather))
         start = end
     ids, positions, slots, places = upload(fed, device)
     if not bucketed:
         slots, places = slots[:total], places[:total]
     one = None
     if len(shown) == 1 and not bucketed:
-        slot = runs[0][0]
+        slot = int(runs[0, 0])
         one = slot, slice(pasts[slot], pasts[slot] + total)
     return Pack(ids[None], positions[None], slots, places, groups, one)
 
@@ -148,65 +156,109 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def runs_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """(first, last + 1) of the slots that share a call of attention: neighbours whose padding costs less than a call.
+@kernel
+def runs_of(sizes, pasts, call):
+    """int64 [runs, 4]: first slot and last + 1 of those that share a call of attention, which are neighbours; queries and keys
+    of each, padding included.
 
-    sizes: tokens that each slot brings; those that bring none are left out.
+    sizes, pasts: int64 [slots], tokens that each brings and that are held of it; those that bring none are left out. A call
+    takes as long as `call` products of a query with a key, reading a key as long as READ: the runs are those that take least.
 
-    Example: sizes 1, 1, 256, 0, 4 become (0, 2), (2, 3), (4, 5).
+    Example: sizes 2, 2, 256, 0, 4 behind 100 tokens each, where a call is 1000, become slots 0 to 1, 2, and 4.
     """
-    runs: list[tuple[int, int]] = []
-    tokens = widest = 0
-    for slot, size in enumerate(sizes):
-        if not size:
-            continue
-        joined = bool(runs) and runs[-1][1] == slot
-        if joined:
-            padded = (slot + 1 - runs[-1][0]) * max(widest, size)
-            joined = padded <= WASTE * (tokens + size) + SPARE
-        if joined:
-            runs[-1] = (runs[-1][0], slot + 1)
-            tokens, widest = tokens + size, max(widest, size)
-        else:
-            runs.append((slot, slot + 1))
-            tokens = widest = size
-    return runs
+    count = len(sizes)
+    least = np.full(count + 1, np.inf)  # of the slots before
+    begins = np.full(count + 1, -1)  # where the last run of these begins; -1: the slot before brings nothing
+    least[0] = 0.0
+    for last in range(1, count + 1):
+        width = length = 0
+        if sizes[last - 1] == 0:
+            least[last] = least[last - 1]
+        for first in range(last - 1, -1, -1):
+            if sizes[first] == 0:
+                break
+            width, length = max(width, sizes[first]), max(length, pasts[first] + sizes[first])
+            cost = least[first] + call + (last - first) * length * (READ + width)
+            if cost < least[last]:
+                least[last], begins[last] = cost, first
+    runs = np.empty((count, 4), np.int64)
+    run, last = count, count
+    while last > 0:
+        first = begins[last]
+        if first >= 0:
+            run -= 1
+            runs[run] = first, last, sizes[first:last].max(), (pasts[first:last] + sizes[first:last]).max()
+        last = first if first >= 0 else last - 1
+    return runs[run:]
 
 
-def _group(
-    parents: np.ndarray,
-    positions: np.ndarray,
-    first: int,
-    own: slice,
-    sizes: Sequence[int],
-    pasts: Sequence[int],
-    plan: MaskPlan,
-    dtype: torch.dtype,
-    device: torch.device,
-    bucketed: bool,
-) -> Group:
-    """The group of the slots from `first` on, of these sizes and pasts; `own`: their tokens in the pack, padding included."""
-    last, width = first + len(sizes), max(sizes)
-    length = max(past + size for past, size in zip(pasts, sizes, strict=True))
+class Work(NamedTuple):
+    """Of attention in a forward. keys: in the cache, padding included. products: of queries with them, an odd number of queries
+    counting as one more where slots share a call. padding: queries that are. calls: beside the first.
+    """
+
+    keys: int
+    products: int
+    padding: int
+    calls: int
+
+
+def work_of(runs: np.ndarray, sizes: np.ndarray, pasts: np.ndarray) -> Work:
+    """What the runs of `runs_of` take."""
+    slots, width = runs[:, 1] - runs[:, 0], runs[:, 2]
+    width = width + width % 2 * ((width > 1) & (slots > 1))
+    keys = slots * [pasts[first:last].max() for first, last, *_ in runs]
+    return Work(int(keys.sum()), int((keys * width).sum()), int((slots * width).sum() - sizes.sum()), len(runs) - 1)
+
+
+@kernel
+def attended(lengths, call):
+    """(Keys that attention goes through, padding included; its calls) for rows of so many tokens, where each brings one.
+
+    lengths: int64 [rows]. call: see `runs_of`.
+    """
+    runs = runs_of(np.ones_like(lengths), lengths - 1, call)
+    return ((runs[:, 1] - runs[:, 0]) * runs[:, 3]).sum(), len(runs)
+
+
+def _one_run(sizes: Sequence[int], pasts: Sequence[int], bucketed: bool) -> np.ndarray:
+    """As `runs_of`, of slots that all share a call. bucketed: in a step of few shapes."""
+    width, length = max(sizes), max(map(sum, zip(sizes, pasts, strict=True)))
     if bucketed:
         width, length = bucket(width), -(-length // KEYS) * KEYS
-    spread = gather = None
-    if bucketed or len(parents) < width * len(sizes):
-        spread, gather = (upload(a, device) for a in _spread(np.array(sizes), width, own.stop - own.start))
-    made: dict[tuple[int, int], torch.Tensor | None] = {}
-    masks = {}
+    return np.array([[0, len(sizes), width, length]])
+
+
+def _masks(
+    told: tuple[np.ndarray, ...], plan: MaskPlan, dtype: torch.dtype, device: torch.device, bucketed: bool
+) -> list[dict[str, torch.Tensor | None]]:
+    """Of each run those of each kind of layer, see `Group`. told: the first arguments of `_opened`. The others: see `pack`."""
+    longest = int(told[0][:, 3].max())
+    made: dict[tuple[int, int], list[torch.Tensor | None]] = {}
+    of_kinds = []
     for kind, window in plan.windows.items():
         chunk = plan.chunks[kind]
-        limits = (window if window and length > window else NO_LIMIT, chunk if chunk and length > chunk else NO_LIMIT)
+        limits = (window if window and longest > window else NO_LIMIT, chunk if chunk and longest > chunk else NO_LIMIT)
         if limits not in made:
-            sees_all = width == 1 and min(pasts) == max(pasts) and limits == (NO_LIMIT, NO_LIMIT) and not bucketed
-            made[limits] = None
-            if not sees_all:
-                mask = np.full((len(sizes), 1, width, length), torch.finfo(dtype).min, np.float32)
-                _open(mask, parents, positions, np.array(sizes), np.array(pasts), *limits)
-                made[limits] = upload(mask, device).to(dtype)
-        masks[kind] = made[limits]
-    return Group(slice(first, last), width, length, own.start, own.stop, masks, spread, gather)
+            made[limits] = _masks_within(limits, told, dtype, device, bucketed)
+        of_kinds.append(made[limits])
+    return [dict(zip(plan.windows, masks, strict=True)) for masks in zip(*of_kinds, strict=True)]
+
+
+def _masks_within(
+    limits: tuple[int, int], told: tuple[np.ndarray, ...], dtype: torch.dtype, device: torch.device, bucketed: bool
+) -> list[torch.Tensor | None]:
+    """Of each run. limits: how far back a layer sees, and the size of the blocks that it sees within."""
+    runs, parents, *_ = told
+    limited = bucketed or limits != (NO_LIMIT, NO_LIMIT)
+    if not limited and len(parents) == len(runs):  # one token of each slot, which go alone
+        return [None] * len(runs)
+    places, opened = _opened(*told, torch.finfo(dtype).min, limited, *limits)
+    masks = upload(opened, device).to(dtype)
+    return [
+        None if at < 0 else masks.as_strided((last - first, 1, width, length), (width * length, width * length, length, 1), at)
+        for at, (first, last, width, length) in zip(places.tolist(), runs.tolist(), strict=True)
+    ]
 
 
 @kernel
@@ -238,23 +290,37 @@ def _spread(sizes, width, tokens):
 
 
 @kernel
-def _open(mask, parents, positions, sizes, pasts, window, chunk):
-    """Write 0 where a query sees a key. mask: float32 [slots, 1, width, length].
+def _opened(runs, parents, positions, sizes, pasts, shut, limited, window, chunk):
+    """(Where the masks of each run begin, int64 [runs]: -1 where every query sees every key; float32, all masks, one behind the
+    other: 0 where a query sees a key, else `shut`).
 
     A query at position p sees keys at p - window + 1 ... p within its block of `chunk` positions; a padding query, the first.
+    limited: not all queries see all keys for these reasons alone.
     """
-    start = 0
-    for slot in range(len(sizes)):
-        past = pasts[slot]
-        for node in range(sizes[slot]):
-            seen = mask[slot, 0, node]
-            position = positions[start + node]
-            first = max(0, position - window + 1, position // chunk * chunk)
-            seen[first:past] = 0.0
-            ancestor = node
-            while ancestor >= 0 and positions[start + ancestor] >= first:
-                seen[past + ancestor] = 0.0
-                ancestor = parents[start + ancestor]
-        for query in range(sizes[slot], mask.shape[2]):
-            mask[slot, 0, query, 0] = 0.0
-        start += sizes[slot]
+    places, end = np.full(len(runs), -1), 0
+    for run in range(len(runs)):
+        first, last, width, length = runs[run]
+        if limited or width > 1 or pasts[first:last].min() < pasts[first:last].max():
+            places[run] = end
+            end += ((last - first) * width * length + ALIGNED - 1) // ALIGNED * ALIGNED
+    masks, start = np.full(end, np.float32(shut), np.float32), 0
+    for run in range(len(runs)):
+        first_slot, last_slot, width, length = runs[run]
+        place = places[run]
+        for slot in range(first_slot, last_slot):
+            past = pasts[slot]
+            for node in range(width if place >= 0 else 0):
+                seen = masks[place : place + length]
+                place += length
+                if node >= sizes[slot]:
+                    seen[0] = 0.0
+                    continue
+                position = positions[start + node]
+                first = max(0, position - window + 1, position // chunk * chunk)
+                seen[first:past] = 0.0
+                ancestor = node
+                while ancestor >= 0 and positions[start + ancestor] >= first:
+                    seen[past + ancestor] = 0.0
+                    ancestor = parents[start + ancestor]
+            start += sizes[slot]
+    return places, masks

@@ -15,11 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from transformers import StoppingCriteriaList
 
 from lookahead.budget.goodput import GoodputBudget, Rest
 from lookahead.budget.worth import Worth
+from lookahead.decode.batch import ALL_AT_ONCE, attended
 from lookahead.decode.constraint import Grammars
 from lookahead.decode.logprobs import TokenLogprobs, logprobs_of
 from lookahead.decode.memory import ran_out
@@ -455,7 +457,7 @@ class DecodingEngine:
         limits = drafts, [None] * len(awake), rooms
         if not options.adaptive:
             return self.drafter.draft_rows(*limits, options.price, guides)
-        beside = len(rows) - len(awake), fed, self._keys(rows), options.strategy == "single"
+        beside = len(rows) - len(awake), fed, *self._keys(rows), options.strategy == "single"
         price, free = max(options.price, budget.price), budget.free(len(rows))
         drafted = self.drafter.draft_rows(
             *limits, price, guides, free, lambda reach, grown: budget.choose(reach, grown, *beside)
@@ -490,12 +492,14 @@ class DecodingEngine:
             if self._steps % PLAIN_APART:
                 return
             stands_for = PLAIN_APART
-        self.budget.observe(sum(sizes), forward, step, len(rows), self._keys(rows), max(sizes), said, stands_for, kept)
+        self.budget.observe(sum(sizes), forward, step, len(rows), *self._keys(rows), max(sizes), said, stands_for, kept)
 
-    def _keys(self, rows: list[RunningRow]) -> int:
-        """That attention goes through for these rows, of which it pads the shorter ones where it takes them all at once."""
+    def _keys(self, rows: list[RunningRow]) -> tuple[int, int]:
+        """(keys that attention goes through for these rows, its calls), where each brings a token."""
         lengths = [row.length for row in rows]
-        return sum(lengths) if self.budget.curve.separate else len(rows) * max(lengths)
+        if len(rows) == 1 or self.budget.curve.separate:
+            return sum(lengths), 1
+        return attended(np.array(lengths), ALL_AT_ONCE if self.budget.curve.bucketed else self.target.call)
 
     def _accepted_from_recycled(self, rows: list[RunningRow]) -> int:
         """Tokens of their answers so far, if it is to be known."""

@@ -16,7 +16,7 @@ import torch
 from lookahead.budget.cost import CostCurve
 from lookahead.budget.goodput import CHANGED, shape_of
 from lookahead.budget.profile import CostProfile, Setting
-from lookahead.decode.batch import runs_of
+from lookahead.decode.batch import ALL_AT_ONCE, SMALL, runs_of, work_of
 from lookahead.decode.kv_cache import SlotCache
 from lookahead.decode.model import DTYPES, TargetModel
 from lookahead.decode.slots import PackedSlots, Scores, Wanted
@@ -69,6 +69,11 @@ class PretendModel(TargetModel):
     def setting(self) -> Setting:
         return self.profile.setting
 
+    @property
+    def call(self) -> float:
+        profile = self.profile
+        return profile.per_call / profile.per_query_key if profile.per_query_key else ALL_AT_ONCE
+
     def costs(self) -> CostCurve:
         return CostCurve(self.profile)
 
@@ -94,25 +99,26 @@ class PretendSlots(PackedSlots):
         self._before = 0  # tokens of the latest forward
 
     def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
-        sizes = [0 if tree is None else len(tree) for tree in trees]
-        rows = sum(size > 0 for size in sizes)
-        lengths = [len(held) for held in self._held]
-        if self._profile.separate:
-            keys = sum(length for length, size in zip(lengths, sizes, strict=False) if size)
-        else:
-            keys = sum((last - first) * max(lengths[first:last]) for first, last in runs_of(sizes))
-        scored = sum(size if want == "all" else want == "last" for size, want in zip(sizes, wanted, strict=True))
+        profile = self._profile
+        sizes = np.array([0 if tree is None else len(tree) for tree in trees])
+        held = np.array([len(each) for each in self._held[: self.open]])
+        total, rows = int(sizes.sum()), int(np.count_nonzero(sizes))
+        scored = sum(size if want == "all" else want == "last" for size, want in zip(sizes.tolist(), wanted, strict=True))
         if rows:
-            tokens = shape_of(sum(sizes), sum(sizes) - scored, self._profile.bucketed)
-            seconds = self._profile.forward_seconds(
-                tokens, rows, keys, sum(sizes) - scored, max(sizes) if scored == sum(sizes) else 0
-            )
-            if self._before not in (0, tokens) and not self._profile.bucketed:
+            tokens = shape_of(total, total - scored, profile.bucketed)
+            if profile.separate:
+                seconds = profile.forward_seconds(tokens, rows, int(held[sizes > 0].sum()), total - scored)
+            else:
+                at_once = profile.bucketed and max(sizes) <= SMALL
+                work = work_of(runs_of(sizes, held, ALL_AT_ONCE if at_once else self.call), sizes, held)
+                seconds = profile.seconds_of(tokens, rows, *work)
+                seconds -= profile.per_score * (total - scored)
+            if self._before not in (0, tokens) and not profile.bucketed:
                 seconds *= CHANGED
             self._before = tokens
-            self._clock.pass_by(seconds, self._profile.setting.threads > 0)
+            self._clock.pass_by(seconds, profile.setting.threads > 0)
         self._took(trees, wanted)
-        return NoScores(self._profile, self._clock)
+        return NoScores(profile, self._clock)
 
     def _make_room(self, needed: int) -> None:
         pass

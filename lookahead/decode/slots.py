@@ -134,11 +134,15 @@ class Slots(Protocol):
 
 
 class PackedSlots:
-    """All slots in one forward. A text that begins as one that is held takes over its keys and values."""
+    """All slots in one forward. A text that begins as one that is held takes over its keys and values.
+
+    call: what a call of attention costs, see `batch.runs_of`.
+    """
 
     def __init__(self, target: TargetModel):
         self.target = target
         self.cache = SlotCache()
+        self.call = target.call
         self.open = self.prefilled = 0
         self._held: list[list[int]] = []  # tokens whose keys and values each slot's buffers hold, closed slots included
         self._texts: list[np.ndarray] = []  # what the slot has to take in before it decodes
@@ -184,7 +188,7 @@ class PackedSlots:
         self._make_room(needed)
         spare = self.cache.slots - 1 if target.bucketed else None
         even = target.device.type == "cpu" and any(want != "all" for want in wanted)
-        packed = pack(trees, pasts, target.mask_plan, target.dtype, target.device, spare, even)
+        packed = pack(trees, pasts, target.mask_plan, target.dtype, target.device, spare, even, self.call)
         kept, counts = _wanted_tokens(sizes, wanted)
         self._took(trees, wanted)
         return Scores(self._logits(packed, kept), counts)
