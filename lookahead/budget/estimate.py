@@ -1,8 +1,9 @@
 """Cost profiles of GPUs that one does not have. In: a model's sizes and a data sheet. Out: a profile, marked as an estimate.
 
 A forward takes the longest of three times: to start its kernels one by one, to read the weights (and of a mixture of experts
-those that its tokens choose), and to compute. Keys and values are read once more for each row. Data sheets promise peaks; the
-shares of them taken here, and the time to start a kernel, are assumptions, and are written into the profile.
+those that its tokens choose), and to compute. Keys and values are read once more for each row; a further call of attention
+starts kernels of its own. Data sheets promise peaks; the shares of them taken here, and the time to start a kernel, are
+assumptions, and are written into the profile.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from lookahead.errors import UsageError
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 BANDWIDTH_SHARE = 0.8
 COMPUTE_SHARE = 0.6
-KERNELS_PER_LAYER = 20
+KERNELS_PER_LAYER, KERNELS_PER_CALL = 20, 4
 KERNEL_SECONDS = 6e-6
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -88,6 +89,7 @@ def estimate(sizes: ModelSizes, setting: Setting, gpu: str, vocab_size: int, lon
         tuple(forward(tokens) for tokens in SIZES),
         per_key=width * sizes.key_values / bandwidth,
         per_query_key=4 * sizes.query_key / compute,
+        per_call=sizes.layers * KERNELS_PER_CALL * KERNEL_SECONDS,
         bucketed=True,
         vocab_size=vocab_size,
         longest_text=longest_text,
@@ -95,7 +97,8 @@ def estimate(sizes: ModelSizes, setting: Setting, gpu: str, vocab_size: int, lon
             "estimated_from": f"{sheet.bandwidth / 1e12:g} TB/s, {sheet.half / 1e12:g} TFLOP/s half, "
             f"{sheet.single / 1e12:g} TFLOP/s single precision (data sheet)",
             "assumed": f"{BANDWIDTH_SHARE:.0%} of the bandwidth, {COMPUTE_SHARE:.0%} of the FLOP/s, "
-            f"{KERNELS_PER_LAYER} kernels a layer of {KERNEL_SECONDS * 1e6:g} us each to start",
+            f"{KERNELS_PER_LAYER} kernels a layer of {KERNEL_SECONDS * 1e6:g} us each to start, "
+            f"{KERNELS_PER_CALL} for a further call of attention",
             "parameters": sizes.dense + sizes.in_experts,
         },
     )
