@@ -153,7 +153,7 @@ def at_one_pace(visits: Sequence[tuple[Cell, float]]) -> dict[Cell, float]:
 
 
 def _at_once(target: TargetModel) -> bool:
-    """All rows of a small step share a call of attention, or none two do."""
+    """There is no choice: all rows of a small step share a call of attention, or no two do."""
     return target.bucketed or target.mode != "packed"
 
 

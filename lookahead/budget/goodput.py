@@ -5,11 +5,11 @@ worth the time in which the job would otherwise say as much, so the forward take
 
     seconds that a token is worth x (rows + probabilities of the nodes) - seconds of the forward
 
-is largest: time saved by what is said less time spent. Attention pads trees to the widest, so queues of narrower ones are tried
-too. A token is worth its share of a plain step, divided by how many times faster than plain decoding the job has been of late
-with about as many rows. It is goodput (arXiv 2406.14066) over the whole job rather than in each step by itself, and none is the
-right number where drafts do not pay. Costs are those of cost.py. Without a profile the first steps try several sizes; later
-ones look left and right, as often as that costs a set share of the time.
+is largest: time saved by what is said less time spent. Attention pads trees to the widest unless they go alone, so queues of
+narrower ones are tried too. A token is worth its share of a plain step, divided by how many times faster than plain decoding
+the job has been of late with about as many rows. It is goodput (arXiv 2406.14066) over the whole job rather than in each step
+by itself, and none is the right number where drafts do not pay. Costs are those of cost.py. Without a profile the first steps
+try several sizes; later ones look left and right, as often as that costs a set share of the time.
 
 On CPUs a forward of another size than the one before takes 2 to 5 % longer, so sizes change for good reason only: there is a
 usual one for each number of rows, which would have saved most of late, and leaving it costs the way back, too.
@@ -307,7 +307,8 @@ def choose(probabilities, trees, others, fed, keys, calls, chains, before, wante
     See `GoodputBudget.choose`. before: tokens of the latest forward. wanted: take so many; or AS_MANY_AS_PAY. addresses: of
     BOOKS. What was accepted of the choice before is recorded, and gains are updated, but not beside prompts.
 
-    Attention pads all trees to the widest, so other widths than that of the most probable nodes are tried, down to 2.
+    Attention pads trees to the widest or takes each alone, so other widths than that of the most probable nodes are tried, too,
+    down to 2.
     """
     books = books_at(addresses)
     table, terms, record, state, of_sizes = books.table, books.terms, books.record, books.state, books.of_sizes

@@ -26,8 +26,8 @@ from lookahead.kernels import kernel
 def zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:
     """A buffer. On a CPU, where the system can do so, memory is only taken for what is written.
 
-    Where slots are of different lengths attention reads, for the sake of the longest, places of others that nothing was written
-    to. All of these are one page then, which is in the cache. Raises MemoryError.
+    Where slots of different lengths share a call, attention reads, for the sake of the longest, places of others that nothing
+    was written to. All of these are one page then, which is in the cache. Raises MemoryError.
     """
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or not size or not hasattr(mmap, "MAP_PRIVATE"):
