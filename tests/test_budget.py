@@ -75,10 +75,20 @@ def cut(budget: GoodputBudget, trees: Sequence[DraftTree], **beside) -> list[Dra
     return cut
 
 
+def tokens_of_steps(cost, budget: GoodputBudget, probability: float, steps: int) -> np.ndarray:
+    """Tokens of each forward of a job that drafts one chain."""
+    tokens = []
+    for _ in range(steps):
+        tokens.append(len(cut(budget, [chain_of(probability)])[0]))
+        seconds = cost(tokens[-1])
+        budget.observe(tokens[-1], seconds, seconds + 1e-4, said=min(tokens[-1], 3))
+    return np.array(tokens)
+
+
 def budget_of(curve: CostCurve, plain_over_spent: float, outside: float = 1e-4) -> GoodputBudget:
-    """So many times faster than plain decoding so far, and done with trying; a step takes `outside` s beside forwards."""
+    """So many times faster than plain decoding so far, and not to try or look; a step takes `outside` s beside forwards."""
     budget = GoodputBudget(curve)
-    budget._steps = len(TRIALS)
+    budget._steps = budget._looked = len(TRIALS)
     budget.books.state[[PLAIN, SPENT, OTHER]] = plain_over_spent, 1.0, outside
     return budget
 
@@ -360,6 +370,8 @@ def test_tokens_are_worth_what_they_are_with_as_many_rows() -> None:
         cut(only_pairs, pair)
         only_pairs.observe(2, linear(0.05)(2), linear(0.05)(2), rows=2, said=2)
     assert budget.speedup == pytest.approx(2.5, rel=0.05)
+    budget._again = only_pairs._again = 0
+    budget._looked = only_pairs._looked = 1000  # neither is to look
     assert sum(map(len, cut(budget, pair))) == sum(map(len, cut(only_pairs, pair))) > 2
 
 
@@ -440,6 +452,21 @@ def test_profile_that_does_not_hold_is_learned_anew() -> None:
     budget = play(linear(0.4), [0.8], steps=3000, profile=profile_of(linear(0.01)))
     (chosen,) = sizes(budget, [0.8])
     assert chosen <= 4
+
+
+@pytest.mark.parametrize("size", [4, 6, 12])
+def test_size_that_the_profile_wrongly_says_is_dear_is_tried_and_soon_taken(size: int) -> None:
+    """What was measured in a bad moment is not shunned for ever. Tokens are free up to `size`, and dear from there on."""
+
+    def seconds(tokens: int) -> float:
+        return 0.01 if tokens <= size else 0.01 * (1.2 + 0.05 * (tokens - size))
+
+    wrong = profile_of(lambda tokens: 1.25 * seconds(tokens) if tokens == size else seconds(tokens))
+    tokens = tokens_of_steps(seconds, GoodputBudget(CostCurve(wrong)), 0.7, 400)
+    assert (tokens[:100] == size).any()
+    assert (tokens[200:] == size).mean() > 0.9
+    right = tokens_of_steps(seconds, GoodputBudget(CostCurve(profile_of(seconds))), 0.7, 400)
+    assert (right[50:] == size).mean() > 0.9  # looks beside it are few
 
 
 def test_rows_that_bring_more_than_others_make_attention_dearer() -> None:

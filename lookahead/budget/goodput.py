@@ -9,7 +9,9 @@ is largest: time saved by what is said less time spent. Attention pads trees to 
 narrower ones are tried too. A token is worth its share of a plain step, divided by how many times faster than plain decoding
 the job has been of late with about as many rows. It is goodput (arXiv 2406.14066) over the whole job rather than in each step
 by itself, and none is the right number where drafts do not pay. Costs are those of cost.py. Without a profile the first steps
-try several sizes; later ones look left and right, as often as that costs a set share of the time.
+try several sizes; later ones look left and right, as often as that costs a set share of the time. Sizes near the usual one that
+the job has not seen come first, as many steps each as make them believed: a profile may have been measured in a bad moment, and
+a size that is wrongly said to be dear would be shunned for ever.
 
 On CPUs a forward of another size than the one before takes 2 to 5 % longer, so sizes change for good reason only: there is a
 usual one for each number of rows, which would have saved most of late, and leaving it costs the way back, too.
@@ -28,9 +30,11 @@ import numpy as np
 from numba import carray
 
 from lookahead.budget.cost import (
+    BELIEVED,
     BUCKETED,
     LATEST,
     OWN,
+    SEEN,
     SIZE,
     SIZES,
     CostCurve,
@@ -46,7 +50,9 @@ from lookahead.kernels import Block, Layout, float64_at, inlined, int64_at, kern
 TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with several, times the root of their number
 LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of draft tokens, in turn
 LOOK_SHARE = 0.004  # of the time goes into looking
-LOOK_APART = 20  # steps between two looks at least
+FIRST_LOOKS = 1.0  # plain steps that may go into looks before
+LOOK_APART = 10
+NEAR = (1, -1, 2, -2, 3, -3)  # a size's columns less the usual one's: so near ones are looked at if they are not believed
 MEMORY = 0.99  # weight of the past at each step: about 100 steps count
 CHANGED = 1.03  # times what it takes otherwise: a forward of another size than the one before, unless shapes are bucketed
 OF_LATE = 0.98  # weight of the past, at each choice, in what sizes would have saved: about 50 steps count
@@ -106,10 +112,11 @@ class GoodputBudget:
         self.price, self.waits = 0.0, False
         self._looks = itertools.cycle(LOOKS)
         self._steps = self._looked = 0  # observed; number of the latest that looked
+        self._again, self._unseen = 0, 0  # steps that are to look at the same size, and that size
         self._drafted = 0  # draft tokens of the latest forward that had any
         self._before = 0  # tokens of the latest forward
         self.books = books_on(curve)
-        self._state = self.books.state
+        self._state, self._table = self.books.state, self.books.table
         self._told: list[tuple[float, ...]] = []  # steps to be learned from, see `learn`
 
     @property
@@ -153,9 +160,9 @@ class GoodputBudget:
         drafted, padding, filled, tokens = choose(*asked, wanted, self.books.addresses)
         if wanted == AS_MANY_AS_PAY:
             self.price = CAUTION * self._state.item(PRICE)
-            if steps - self._looked >= LOOK_APART and self._state.item(SPARE) > 0:
+            if not fed and (self._again or (steps - self._looked >= LOOK_APART and self._state.item(SPARE) > 0)):
                 saved, self._looked = self._state.item(SAVED), steps
-                look = nodes_near(max(drafted, 3) * next(self._looks), count + others + fed)
+                look = self._look(drafted, tokens, count + others)
                 drafted, padding, filled, tokens = choose(*asked, look, self.books.addresses)
                 self._state[SPARE] -= saved - self._state.item(SAVED)
         self._before, self._drafted, self.waits = tokens, drafted + padding or self._drafted, True
@@ -196,6 +203,18 @@ class GoodputBudget:
             self._learn()
         self.settle(accepted)
 
+    def _look(self, drafted: int, tokens: int, rows: int) -> int:
+        """Draft tokens of a step that looks; so many of how many tokens would pay."""
+        if self._again:
+            self._again -= 1
+            return max(0, self._unseen - rows)
+        at = int(np.searchsorted(SIZES, tokens))
+        for column in (at + near for near in NEAR if tokens == self._before):
+            if 0 <= column < len(SIZES) and SIZES[column] >= rows and self._table[SEEN, column] < BELIEVED:
+                self._again, self._unseen = BELIEVED - 1, int(SIZES[column])
+                return self._unseen - rows
+        return nodes_near(max(drafted, 3) * next(self._looks), rows)
+
     def _learn(self) -> None:
         """From the steps that were told since the last time."""
         learn(np.array(self._told), self._steps, self.books.addresses)
@@ -215,6 +234,7 @@ def books_on(curve: CostCurve) -> Block:
     books = Block(BOOKS, trees=1)
     books.table, books.terms, books.latest = curve.table, curve.terms, curve.latest
     books.state[DOUBTED], books.accepted[:] = DOUBT, -1
+    books.state[SPARE] = FIRST_LOOKS * curve.seconds(1) if curve.known else 0.0
     books.refresh()
     return books
 
