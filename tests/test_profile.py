@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lookahead.bench import calibrate as calibrating
-from lookahead.bench.calibrate import Cell, at_one_pace, calibrate, fitted
+from lookahead.bench.calibrate import Cell, at_one_pace, calibrate, calm, fitted
 from lookahead.bench.planner import predict
 from lookahead.budget.cost import SIZES
 from lookahead.budget.estimate import GPUS
@@ -19,7 +19,7 @@ from lookahead.budget.goodput import CHANGED
 from lookahead.budget.profile import CostProfile, Setting, cached_profile, read_profile, save_to_cache, shipped_names
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.model import estimated_profile
-from lookahead.decode.pretend import pretend_model
+from lookahead.decode.pretend import Clock, pretend_model
 from lookahead.decode.probe import probed
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import LookaheadError, UsageError
@@ -155,7 +155,7 @@ def test_calibrating_keeps_its_time_and_its_profile_costs_what_it_measured(tiny_
 def test_what_accepting_costs_is_measured_behind_packed_forwards() -> None:
     """A model that pretends to cost this gives it back."""
     truth = dataclasses.replace(PROFILE, per_said=0.002, per_move=0.03, per_moved_row=0.004)
-    profile, _ = calibrate(pretend_model(truth), 3.0)
+    profile, _ = calibrate(pretend_model(truth), 45.0)
     assert profile.per_said == pytest.approx(0.002, rel=0.1)
     assert profile.per_move == pytest.approx(0.03, rel=0.1)
     assert profile.per_moved_row == pytest.approx(0.004, rel=0.1)
@@ -263,12 +263,27 @@ def test_what_cells_take_is_told_apart_from_a_machine_that_is_slow_for_a_while()
         for cell in random.permutation(np.array(cells, object)):
             slow = 1.5 + 0.5 * np.sin(len(visits) / 4)
             visits.append((cell, truth[cell] * slow * random.uniform(1, 1.02)))
-    found = at_one_pace(visits)
+    found = at_one_pace(calm(visits))
     pace = found[cells[0]] / truth[cells[0]]
     assert 1.0 < pace < 1.5
     assert [found[cell] / truth[cell] / pace for cell in cells] == pytest.approx([1.0] * len(cells), rel=0.04)
     apart = [np.quantile([each for seen, each in visits if seen == cell], 0.3) / truth[cell] for cell in cells]
     assert max(apart) / min(apart) > 1.1  # each cell by itself
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bad_moments_of_the_machine_leave_no_trace_in_a_profile(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """For half of the time, 0.1 s at least, all takes 1.5 to 2.5 times as long."""
+    truth = dataclasses.replace(PROFILE, tokens=tuple(SIZES.tolist()), seconds=tuple((4e-3 + 8e-5 * SIZES).tolist()))
+    random, pass_by = np.random.default_rng(seed), Clock.pass_by
+    slow = np.where(random.random(10000) < 0.5, random.uniform(1.5, 2.5, 10000), 1.0)
+    monkeypatch.setattr(
+        Clock, "pass_by", lambda self, seconds, on_cpu: pass_by(self, seconds * slow[int(self.pretended / 0.1)], on_cpu=False)
+    )
+    found, _ = calibrate(pretend_model(truth), 45.0)
+    off = np.array([found.forward_seconds(t, 1, 128) / truth.forward_seconds(t, 1, 128) for t in found.tokens if t <= 64])
+    assert len(off) >= 10
+    assert off / np.median(off) == pytest.approx(np.ones(len(off)), rel=0.05)
 
 
 def test_calibrate_keeps_a_profile_that_jobs_find(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,17 @@ Random tokens go through the model in forwards of many sizes, rows and contexts,
 bring is kept, so that each can be repeated. Cells are visited until the time is up, the most telling first: a model too slow
 for all of them is measured on fewer. Each round has another order, and those that take long are not in all of them.
 
-Machines that are shared are slow for a second here and there. So what a cell takes is told apart from how slow the machine was
-at each visit, by what was visited just before and after. A profile's terms are then fitted to the cells, all weighing alike in
-per cent.
+Machines that are shared have a pace that changes by the minute, and are much slower still for a moment here and there. So what
+a cell takes is told apart from the machine's pace at each visit, by what was visited just before and after; visits in a bad
+moment do not count, and cells that were hardly ever seen in a good one are visited again first. A profile's terms are then
+fitted to the cells, all weighing alike in per cent.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import platform
-import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ IN_A_ROW, MOST_IN_A_ROW, VISIT = 2, 10, 0.1
 WARMING = 4  # forwards before them, which do not: each takes less than the one before. In the first round only one
 ACCEPTING_SHARE, ACCEPTING_TIMES, ACCEPTING_WIDTH = 0.1, 12, 8
 AROUND, POLISHED = 4, 10  # visits before and after one that tell the machine's pace; times that cells and paces are told apart
+NEAR, CALM = 6, 1.3  # visits that took so many times what calm ones took, so far before and after, were in a bad moment
+CONFIRMED = 2  # calm visits of a cell, without which it is visited in each round
 SHARE_OF_FIRST = 0.5  # of the time for the first round: what is not reached by then is left out
 
 
@@ -97,13 +100,13 @@ def calibrate(
     """
     if target.mode == "plain":
         raise LookaheadError(f"{target.name} decodes plainly ({target.reason}): there is nothing to budget.")
-    began = time.perf_counter()
+    began = target.now()
     first: dict[Cell, float] = {}
     texts = _Texts(target)
     cells = [cell for cell in _cells_for(target.longest_text) if not (cell.alone and _at_once(target))]
 
     def spent() -> float:
-        share = (time.perf_counter() - began) / seconds
+        share = (target.now() - began) / seconds
         progress(min(1.0, share))
         return share
 
@@ -114,21 +117,45 @@ def calibrate(
     visits: list[tuple[Cell, float]] = []
     least = min(first.values())
     apart = {cell: max(1, round((each / least) ** 0.5)) for cell, each in first.items()}  # rounds between visits
-    order, rounds = np.random.default_rng(0), 1
+    order, rounds, few = np.random.default_rng(0), 1, set[Cell]()  # few: calm visits
     while spent() < 1:
         for cell in order.permutation(np.array([*first], object)):
-            if rounds % apart[cell] == 0:
+            if rounds % apart[cell] == 0 or cell in few:
                 visits.append((cell, _faster(texts.seconds_of(cell, WARMING, first[cell]))))
             if spent() > 1:
                 break
+        seen = Counter(cell for cell, _ in calm(visits))
+        few = {cell for cell, _ in visits if seen[cell] < CONFIRMED}
         rounds += 1
-    measured = list((first | at_one_pace(visits)).items())
+    measured = list((first | at_one_pace(calm(visits))).items())
     return dataclasses.replace(fitted(target, measured, rounds), **texts.accepting(ACCEPTING_SHARE * seconds)), measured
 
 
 def _faster(times: Sequence[float]) -> float:
     """What it takes where nothing else disturbs it."""
     return float(np.sort(times)[int(FASTER * (len(times) - 1))])
+
+
+def calm(visits: Sequence[tuple[Cell, float]]) -> list[tuple[Cell, float]]:
+    """Those of the visits, cell and seconds, one after the other, that were in no bad moment of the machine.
+
+    The pace at a visit is one of the faster among those around it, beside the least that their cells take; then again, each
+    cell's usual time being the median over its calm visits, each at its pace.
+    """
+    number: dict[Cell, int] = {}
+    cells = np.array([number.setdefault(cell, len(number)) for cell, _ in visits], int)
+    seconds = np.array([each for _, each in visits])
+    usual = np.array([seconds[cells == cell].min() for cell in range(len(number))])
+    good = np.ones(len(visits), bool)
+    for _ in range(POLISHED if len(visits) else 0):
+        slower = seconds / usual[cells]
+        around = np.lib.stride_tricks.sliding_window_view(np.pad(slower, NEAR, "symmetric"), 2 * NEAR + 1)
+        paces = np.quantile(around, FASTER, axis=1)
+        good = slower <= CALM * paces
+        for cell in range(len(number)):
+            own = cells == cell
+            usual[cell] = np.median((seconds / paces)[own & good if (own & good).any() else own])
+    return [visit for visit, keeps in zip(visits, good, strict=True) if keeps]
 
 
 def at_one_pace(visits: Sequence[tuple[Cell, float]]) -> dict[Cell, float]:
