@@ -336,6 +336,27 @@ def test_trees_count_for_what_trees_of_their_promise_have_kept() -> None:
     assert after[2] == before[2]
 
 
+def test_forwards_are_filled_up_to_a_larger_size_that_takes_less() -> None:
+    """On some CPUs two to four rows of a product take longer than six."""
+    budget = GoodputBudget(CostCurve(profile_of(lambda tokens: 0.014 if 1 < tokens < 6 else 0.01 + 1e-4 * tokens)))
+    for nodes in (2, 3, 4, 5):
+        (tree,) = cut(budget, [chain_of(0.9).first(nodes)])
+        assert len(tree) == 6
+        assert not tree.probabilities[nodes:].any()
+
+
+def test_tokens_of_a_tree_that_promises_more_than_usual_are_worth_less() -> None:
+    """Text that is easily guessed is so at the next step, too, which says at little cost what is left out now."""
+    sizes = []
+    for usual in (0.3, 0.9):
+        budget = GoodputBudget(CostCurve(profile_of(linear(0.2))))
+        for _ in range(100):
+            cut(budget, [chain_of(usual)])
+        budget._before = 0  # whatever the size of the forward before
+        sizes.append(len(cut(budget, [chain_of(0.8)])[0]))
+    assert sizes[0] < sizes[1]
+
+
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_forwards_that_take_all_nodes_are_filled_up_to_a_common_size(rows: int) -> None:
     """Others are slow on some CPUs. What fills is no guess, and there is none in plain forwards, chains and beside prompts."""

@@ -17,7 +17,9 @@ On CPUs a forward of another size than the one before takes 2 to 5 % longer, so 
 usual one for each number of rows, which would have saved most of late, and leaving it costs the way back, too.
 
 Probabilities are right on average, but not for each kind of tree: at first those that promise most keep least. So what trees of
-about the same promise (the sum over their first nodes) have kept is remembered, and their nodes count accordingly.
+about the same promise (the sum over their first nodes) have kept is remembered, and their nodes count accordingly. And text
+that is easily guessed stays so for a while: what a tree of much promise leaves out, the next one says at little cost. So its
+nodes are worth less than those of a tree that promises little.
 """
 
 from __future__ import annotations
@@ -49,10 +51,10 @@ from lookahead.kernels import Block, Layout, float64_at, inlined, int64_at, kern
 
 TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with several, times the root of their number
 LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of draft tokens, in turn
-LOOK_SHARE = 0.004  # of the time goes into looking
+LOOK_SHARE = 0.002  # of the time goes into looking
 FIRST_LOOKS = 1.0  # plain steps that may go into looks before
-LOOK_APART = 10
-NEAR = (1, -1, 2, -2, 3, -3)  # a size's columns less the usual one's: so near ones are looked at if they are not believed
+LOOK_APART = 10  # steps between two looks at least
+NEAR = (1, -1, 2, -2, 3, -3)  # places from the usual size in SIZES, of those that are looked at first if not believed
 MEMORY = 0.99  # weight of the past at each step: about 100 steps count
 CHANGED = 1.03  # times what it takes otherwise: a forward of another size than the one before, unless shapes are bucketed
 OF_LATE = 0.98  # weight of the past, at each choice, in what sizes would have saved: about 50 steps count
@@ -62,6 +64,7 @@ CAUTION = 1.2  # a node is drafted if its probability is worth so many times wha
 PROMISED, KEPT = 0, 1  # rows of the record: draft tokens that trees of about one promise should have kept, and that they did
 PROMISES = np.array([0.25, 0.4, 0.6, 0.85, 1.15, 1.5, 2.0, 2.7, 3.6, 5.0])  # of the first FIRST draft tokens
 FIRST = 15
+PERSISTS = 0.4  # of what a tree promises beside the usual, so much the next one of its row does, too
 DOUBT = 10.0  # tokens kept as promised, before any were
 UNSURE = 8.0  # steps as fast as those with other numbers of rows, before any with this one
 FADING = 0.998  # weight of the past in the record at each draft
@@ -69,14 +72,16 @@ FADING = 0.998  # weight of the past in the record at each draft
 EMPTY = 8  # drafts in a row without a token that pays, after which a row rests
 RESTS = (1, 2, 4, 8)  # steps, one after the other
 NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in so many
+FILLED = 3  # sizes, next to that of all nodes, up to which a forward may be filled
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
 TOLD = 8  # steps that are learned from at once: behind a forward, nothing that a kernel needs is in the caches any more
 # The state. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in such
 # steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a step
-# outside of its forward, seconds that may go into looks, and how many of the record's units DOUBT is. The latest choice:
-# seconds that it saves, the probability at which one more node would pay.
-PLAIN, SPENT, OTHER, SPARE, DOUBTED, SAVED, PRICE = range(7)
+# outside of its forward, seconds that may go into looks, and how many of the record's units DOUBT is. Sums over trees, the past
+# fading: trees, and tokens that steps with them should say. The latest choice: seconds that it saves, the probability at which
+# one more node would pay.
+PLAIN, SPENT, OTHER, SPARE, DOUBTED, TREES, RATES, SAVED, PRICE = range(9)
 # Of each of SIZES, taken for a number of rows: the sums PLAIN and SPENT of steps with about so many. From GAINS on, taken
 # likewise, each has a row of the array: seconds that forwards of each size would have saved over plain ones, of late.
 ROWS_PLAIN, ROWS_SPENT, GAINS = range(3)
@@ -112,7 +117,7 @@ class GoodputBudget:
         self.price, self.waits = 0.0, False
         self._looks = itertools.cycle(LOOKS)
         self._steps = self._looked = 0  # observed; number of the latest that looked
-        self._again, self._unseen = 0, 0  # steps that are to look at the same size, and that size
+        self._again = self._unseen = 0  # steps that are still to look at a size that is not believed; that size
         self._drafted = 0  # draft tokens of the latest forward that had any
         self._before = 0  # tokens of the latest forward
         self.books = books_on(curve)
@@ -149,7 +154,8 @@ class GoodputBudget:
         probabilities: float32, of paths; those of a tree begin at one of `trees`[:, 0] and are so many as `trees`[:, 1] says
         (int64), root included, parents before children. others: rows that decode without a tree. fed: tokens of prompts that
         the forward takes in beside. keys, calls: of all these rows, see `CostCurve`. Where there are fewer nodes than make a
-        forward one of SIZES, one tree is filled up, as other sizes are slow on some CPUs; not if it must be a chain.
+        forward one of SIZES, or a cheaper one, one tree is filled up, as some sizes are slow on some CPUs; not if it must be a
+        chain.
         """
         count, steps, wanted = len(trees), self._steps, AS_MANY_AS_PAY
         if count > len(self.books.kept):
@@ -158,6 +164,7 @@ class GoodputBudget:
             wanted = nodes_near(TRIALS[steps] * (count + others) ** 0.5, count + others + fed)
         asked = probabilities, trees, others, fed, keys, calls, chains, self._before
         drafted, padding, filled, tokens = choose(*asked, wanted, self.books.addresses)
+        self._drafted = drafted + padding or self._drafted  # looks aside
         if wanted == AS_MANY_AS_PAY:
             self.price = CAUTION * self._state.item(PRICE)
             if not fed and (self._again or (steps - self._looked >= LOOK_APART and self._state.item(SPARE) > 0)):
@@ -165,7 +172,7 @@ class GoodputBudget:
                 look = self._look(drafted, tokens, count + others)
                 drafted, padding, filled, tokens = choose(*asked, look, self.books.addresses)
                 self._state[SPARE] -= saved - self._state.item(SAVED)
-        self._before, self._drafted, self.waits = tokens, drafted + padding or self._drafted, True
+        self._before, self.waits = tokens, True
         return self.books.kept[:count].tolist(), padding, filled
 
     def settle(self, accepted: Sequence[int]) -> None:
@@ -208,8 +215,8 @@ class GoodputBudget:
         if self._again:
             self._again -= 1
             return max(0, self._unseen - rows)
-        at = int(np.searchsorted(SIZES, tokens))
-        for column in (at + near for near in NEAR if tokens == self._before):
+        for near in NEAR if tokens == self._before else ():
+            column = int(np.searchsorted(SIZES, tokens)) + near
             if 0 <= column < len(SIZES) and SIZES[column] >= rows and self._table[SEEN, column] < BELIEVED:
                 self._again, self._unseen = BELIEVED - 1, int(SIZES[column])
                 return self._unseen - rows
@@ -341,13 +348,20 @@ def choose(probabilities, trees, others, fed, keys, calls, chains, before, wante
     of_plain = seconds_of(rows, rows, rows, keys, calls, 0, table, terms, 0)
     worth = (of_plain + state[OTHER]) / (rows * speed)  # seconds, of one token
     counts_as, total, limit = np.empty(count), 0, 0
+    usual_rate, rates = state[RATES] / max(1.0, state[TREES]), 0.0
     for tree in range(count):
         promise = promised(probabilities, starts[tree], min(sizes[tree], 1 + FIRST))
         column = np.searchsorted(PROMISES, promise)
         counts_as[tree] = (record[KEPT, column] + state[DOUBTED]) / (record[PROMISED, column] + state[DOUBTED])
+        rate = 1 + counts_as[tree] * promise
+        rates += rate
+        if usual_rate > 0:
+            counts_as[tree] *= 1 + PERSISTS * (usual_rate / rate - 1)
         bets[tree, 0] = column
         total += sizes[tree] - 1
         limit = max(limit, sizes[tree])
+    if wanted < 0:
+        state[TREES], state[RATES] = MEMORY * state[TREES] + count, MEMORY * state[RATES] + rates
     owners = np.empty(total, np.int64)
     tokens = shape_of(rows + fed, fed, bucketed)
     usual, gain, gains = float(tokens), 0.0, of_sizes[GAINS + place_of(rows, table, 0)]
@@ -474,13 +488,16 @@ def _take(
             ahead[owner] = counts_as[owner] * reach[owner]
         tokens, filling = shape_of(rows + fed + taken, fed, bucketed), 0
         place = place_of(tokens, table, place)
-        if tokens != table[SIZE, place] and fed == 0:
-            if taken < (wanted if exactly else total if rows == 1 else nodes):  # a row alone is not made narrower
-                continue
-            if fills and taken == total and tokens < table[SIZE, place + 1]:
-                filling = int(table[SIZE, place + 1]) - tokens
-        own = rows + taken if fed > 0 else tokens + filling
-        seconds = seconds_of(tokens + filling, own, rows, keys, calls, width, table, terms, place)
+        odd = tokens != table[SIZE, place] and fed == 0
+        if odd and taken < (wanted if exactly else total if rows == 1 else nodes):  # a row alone is not made narrower
+            continue
+        own = rows + taken if fed > 0 else tokens
+        seconds = seconds_of(tokens, own, rows, keys, calls, width, table, terms, place)
+        for column in range(place + 1, min(place + 1 + FILLED, table.shape[1]) if fills and taken == total else 0):
+            larger = int(table[SIZE, column])
+            as_large = seconds_of(larger, larger, rows, keys, calls, width, table, terms, place)
+            if as_large < seconds or (odd and filling == 0):
+                filling, seconds = larger - tokens, as_large
         saved = said * worth - seconds * changed(tokens + filling, before, usual)
         if tokens == table[SIZE, place]:
             saves[place] = max(saves[place], said * worth - seconds)
