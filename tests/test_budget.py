@@ -336,15 +336,6 @@ def test_trees_count_for_what_trees_of_their_promise_have_kept() -> None:
     assert after[2] == before[2]
 
 
-def test_forwards_are_filled_up_to_a_larger_size_that_takes_less() -> None:
-    """On some CPUs two to four rows of a product take longer than six."""
-    budget = GoodputBudget(CostCurve(profile_of(lambda tokens: 0.014 if 1 < tokens < 6 else 0.01 + 1e-4 * tokens)))
-    for nodes in (2, 3, 4, 5):
-        (tree,) = cut(budget, [chain_of(0.9).first(nodes)])
-        assert len(tree) == 6
-        assert not tree.probabilities[nodes:].any()
-
-
 def test_tokens_of_a_tree_that_promises_more_than_usual_are_worth_less() -> None:
     """Text that is easily guessed is so at the next step, too, which says at little cost what is left out now."""
     sizes = []

@@ -72,7 +72,6 @@ FADING = 0.998  # weight of the past in the record at each draft
 EMPTY = 8  # drafts in a row without a token that pays, after which a row rests
 RESTS = (1, 2, 4, 8)  # steps, one after the other
 NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in so many
-FILLED = 3  # sizes, next to that of all nodes, up to which a forward may be filled
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
 TOLD = 8  # steps that are learned from at once: behind a forward, nothing that a kernel needs is in the caches any more
@@ -154,8 +153,7 @@ class GoodputBudget:
         probabilities: float32, of paths; those of a tree begin at one of `trees`[:, 0] and are so many as `trees`[:, 1] says
         (int64), root included, parents before children. others: rows that decode without a tree. fed: tokens of prompts that
         the forward takes in beside. keys, calls: of all these rows, see `CostCurve`. Where there are fewer nodes than make a
-        forward one of SIZES, or a cheaper one, one tree is filled up, as some sizes are slow on some CPUs; not if it must be a
-        chain.
+        forward one of SIZES, one tree is filled up, as other sizes are slow on some CPUs; not if it must be a chain.
         """
         count, steps, wanted = len(trees), self._steps, AS_MANY_AS_PAY
         if count > len(self.books.kept):
@@ -488,16 +486,13 @@ def _take(
             ahead[owner] = counts_as[owner] * reach[owner]
         tokens, filling = shape_of(rows + fed + taken, fed, bucketed), 0
         place = place_of(tokens, table, place)
-        odd = tokens != table[SIZE, place] and fed == 0
-        if odd and taken < (wanted if exactly else total if rows == 1 else nodes):  # a row alone is not made narrower
-            continue
-        own = rows + taken if fed > 0 else tokens
-        seconds = seconds_of(tokens, own, rows, keys, calls, width, table, terms, place)
-        for column in range(place + 1, min(place + 1 + FILLED, table.shape[1]) if fills and taken == total else 0):
-            larger = int(table[SIZE, column])
-            as_large = seconds_of(larger, larger, rows, keys, calls, width, table, terms, place)
-            if as_large < seconds or (odd and filling == 0):
-                filling, seconds = larger - tokens, as_large
+        if tokens != table[SIZE, place] and fed == 0:
+            if taken < (wanted if exactly else total if rows == 1 else nodes):  # a row alone is not made narrower
+                continue
+            if fills and taken == total and tokens < table[SIZE, place + 1]:
+                filling = int(table[SIZE, place + 1]) - tokens
+        own = rows + taken if fed > 0 else tokens + filling
+        seconds = seconds_of(tokens + filling, own, rows, keys, calls, width, table, terms, place)
         saved = said * worth - seconds * changed(tokens + filling, before, usual)
         if tokens == table[SIZE, place]:
             saves[place] = max(saves[place], said * worth - seconds)
