@@ -117,7 +117,7 @@ def calibrate(
     visits: list[tuple[Cell, float]] = []
     least = min(first.values())
     apart = {cell: max(1, round((each / least) ** 0.5)) for cell, each in first.items()}  # rounds between visits
-    order, rounds, few = np.random.default_rng(0), 1, set[Cell]()  # few: calm visits
+    order, rounds, few = np.random.default_rng(0), 1, set[Cell]()  # few: those of few calm visits
     while spent() < 1:
         for cell in order.permutation(np.array([*first], object)):
             if rounds % apart[cell] == 0 or cell in few:
