@@ -401,6 +401,21 @@ def test_beside_prompts_what_a_forward_is_filled_up_with_anyway_is_drafted(rows:
     assert any(taken)
 
 
+def test_drafts_pay_that_save_more_than_they_take() -> None:
+    curve = CostCurve(profile_of(linear(0.01)))
+    budget, plain = budget_of(curve, 1.0), curve.seconds(1)
+    cut(budget, [chain_of(0.5)])
+    assert budget.pays
+    for seconds, pays in ((2 * plain, False), (plain / 100, True), (2 * plain, True)):  # the last, a slow moment
+        budget.drafted_in(seconds)
+        cut(budget, [chain_of(0.5)])
+        assert budget.pays == pays
+    cut(budget, [chain_of(0.001)])
+    assert not budget.pays
+    cut(budget, [chain_of(0.5)], fed=5)
+    assert budget.pays
+
+
 def test_row_that_turns_predictable_gets_drafts_at_once() -> None:
     budget = play(linear(0.1), [0.05])
     assert sizes(budget, [0.05]) == [0]
@@ -544,12 +559,12 @@ def test_rows_whose_drafts_never_pay_rest_ever_longer_and_wake_together() -> Non
     for step in range(200):
         for rest, steps, began in zip(rests, woke, (0, 13), strict=True):
             if step >= began and rest.is_over(step):
-                rest.drafted(0, step)
+                rest.drafted(False, step)
                 steps.append(step)
     assert woke[0][:EMPTY] == list(range(EMPTY))
     apart = np.diff(woke[0])
     assert set(apart[-10:]) == {1 + RESTS[-1]}
     assert max(apart) == 1 + RESTS[-1]
     assert woke[0][-10:] == woke[1][-10:]
-    rests[0].drafted(1, 200)
+    rests[0].drafted(True, 200)
     assert rests[0].is_over(201)

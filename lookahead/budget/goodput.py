@@ -69,7 +69,8 @@ DOUBT = 10.0  # tokens kept as promised, before any were
 UNSURE = 8.0  # steps as fast as those with other numbers of rows, before any with this one
 FADING = 0.998  # weight of the past in the record at each draft
 
-EMPTY = 8  # drafts in a row without a token that pays, after which a row rests
+SLOWER = 1.02  # times what drafting took before: more than so much longer it does not seem to take
+EMPTY = 8  # drafts in a row that do not pay, after which a row rests
 RESTS = (1, 2, 4, 8)  # steps, one after the other
 NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in so many
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
@@ -78,9 +79,9 @@ TOLD = 8  # steps that are learned from at once: behind a forward, nothing that 
 # The state. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in such
 # steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a step
 # outside of its forward, seconds that may go into looks, and how many of the record's units DOUBT is. Sums over trees, the past
-# fading: trees, and tokens that steps with them should say. The latest choice: seconds that it saves, the probability at which
-# one more node would pay.
-PLAIN, SPENT, OTHER, SPARE, DOUBTED, TREES, RATES, SAVED, PRICE = range(9)
+# fading: trees, and tokens that steps with them should say. The latest choice: seconds that it saves, that its drafts save, and
+# the probability at which one more node would pay.
+PLAIN, SPENT, OTHER, SPARE, DOUBTED, TREES, RATES, SAVED, GAINED, PRICE = range(10)
 # Of each of SIZES, taken for a number of rows: the sums PLAIN and SPENT of steps with about so many. From GAINS on, taken
 # likewise, each has a row of the array: seconds that forwards of each size would have saved over plain ones, of late.
 ROWS_PLAIN, ROWS_SPENT, GAINS = range(3)
@@ -107,13 +108,15 @@ Books = namedtuple("Books", tuple(BOOKS))  # type: ignore[misc]
 class GoodputBudget:
     """The size of each forward that saves most time.
 
-    price: path probability below which nodes need not be drafted. waits: the latest choice is to be settled.
+    price: path probability below which nodes need not be drafted. waits: the latest choice is to be settled. pays: the latest
+    one saves more time than drafting takes.
     speedup: over plain decoding, by what steps should have taken, all but the latest few; None before the first.
     """
 
     def __init__(self, curve: CostCurve) -> None:
         self.curve = curve
-        self.price, self.waits = 0.0, False
+        self.price, self.waits, self.pays = 0.0, False, True
+        self._drafting = 0.0  # seconds that it takes
         self._looks = itertools.cycle(LOOKS)
         self._steps = self._looked = 0  # observed; number of the latest that looked
         self._again = self._unseen = 0  # steps that are still to look at a size that is not believed; that size
@@ -163,6 +166,7 @@ class GoodputBudget:
         asked = probabilities, trees, others, fed, keys, calls, chains, self._before
         drafted, padding, filled, tokens = choose(*asked, wanted, self.books.addresses)
         self._drafted = drafted + padding or self._drafted  # looks aside
+        self.pays = wanted != AS_MANY_AS_PAY or self._state.item(GAINED) > self._drafting
         if wanted == AS_MANY_AS_PAY:
             self.price = CAUTION * self._state.item(PRICE)
             if not fed and (self._again or (steps - self._looked >= LOOK_APART and self._state.item(SPARE) > 0)):
@@ -172,6 +176,10 @@ class GoodputBudget:
                 self._state[SPARE] -= saved - self._state.item(SAVED)
         self._before, self.waits = tokens, True
         return self.books.kept[:count].tolist(), padding, filled
+
+    def drafted_in(self, seconds: float) -> None:
+        """The latest drafts, and their choice, took so long. Of late they were as fast: anything else slows them only."""
+        self._drafting = min(seconds, SLOWER * self._drafting or seconds)
 
     def settle(self, accepted: Sequence[int]) -> None:
         """Of each tree of the latest choice so many draft tokens were accepted; -1, or where the list ends: nobody knows.
@@ -307,16 +315,16 @@ class Rest:
     """
 
     def __init__(self) -> None:
-        self._empty = 0  # drafts in a row of which nothing was worth verifying
+        self._empty = 0  # drafts in a row that did not pay
         self._until = 0  # number of the step at which it is over
 
     def is_over(self, step: int) -> bool:
         """The row is to be drafted for at the step of this number."""
         return step >= self._until
 
-    def drafted(self, tokens: int, step: int) -> None:
-        """So many draft tokens were worth verifying at the step of this number."""
-        self._empty = 0 if tokens else self._empty + 1
+    def drafted(self, pays: bool, step: int) -> None:
+        """Drafting paid, or did not, at the step of this number."""
+        self._empty = 0 if pays else self._empty + 1
         self._until = step + 1
         if self._empty >= EMPTY:
             rest = RESTS[min(self._empty - EMPTY, len(RESTS) - 1)]
@@ -396,13 +404,14 @@ def choose(probabilities, trees, others, fed, keys, calls, chains, before, wante
         if kept[tree] > 1 and (filled < 0 or kept[tree] < kept[filled]):
             filled = tree
     tokens = shape_of(rows + fed + best, fed, bucketed) + padding
-    state[SAVED] = most
+    state[SAVED], state[GAINED] = most, np.inf
     if fed == 0:
         now, price = seconds_of(tokens, tokens, rows, keys, calls, widest, table, terms, 0), np.inf
         for more in SECANTS:
             larger = shape_of(rows + best + padding + more, fed, bucketed)
             price = min(price, (seconds_of(larger, larger, rows, keys, calls, widest, table, terms, 0) - now) / more)
         state[PRICE] = max(0.0, price) / worth
+        state[GAINED] = most + now * (changed(tokens, before, usual) - 1) - (rows * worth - plain)
     return best, padding, filled, tokens
 
 

@@ -388,6 +388,8 @@ class DecodingEngine:
         before = self._accepted_from_recycled(rows) if awake else 0
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._count(row, piece, each, verified)
+        if awake:
+            self.budget.drafted_in(drafted - began)
         self.clock.add(drafted - began, computed - drafted, verified - computed)
         kept = _accepted_of(rows, pieces, accepted) if self.budget.waits else ()
         tells = self.drafter.options.strategy != "off" and (awake or self._steps % PLAIN_APART == 0)
@@ -463,7 +465,7 @@ class DecodingEngine:
             *limits, price, guides, free, lambda reach, grown: budget.choose(reach, grown, *beside)
         )
         for row, tree in zip(awake, drafted, strict=True):
-            row.rest.drafted(tree.draft_tokens, self._steps)
+            row.rest.drafted(budget.pays and tree.draft_tokens > 0, self._steps)
         if len(awake) == len(rows):
             return drafted
         trees = iter(drafted)
