@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from lookahead.budget.cost import EVEN, SIZES, CostCurve, bucket
 from lookahead.budget.goodput import (
     CHANGED,
-    EMPTY,
+    DEBT,
     GAINS,
     OTHER,
+    OWN_DEBT,
     PLAIN,
     RESTS,
     SPENT,
@@ -401,19 +402,19 @@ def test_beside_prompts_what_a_forward_is_filled_up_with_anyway_is_drafted(rows:
     assert any(taken)
 
 
-def test_drafts_pay_that_save_more_than_they_take() -> None:
+def test_what_drafts_save_is_compared_with_what_drafting_takes() -> None:
     curve = CostCurve(profile_of(linear(0.01)))
     budget, plain = budget_of(curve, 1.0), curve.seconds(1)
     cut(budget, [chain_of(0.5)])
-    assert budget.pays
+    assert budget.returns == np.inf  # nothing is known yet
     for seconds, pays in ((2 * plain, False), (plain / 100, True), (2 * plain, True)):  # the last, a slow moment
         budget.drafted_in(seconds)
         cut(budget, [chain_of(0.5)])
-        assert budget.pays == pays
+        assert (budget.returns > 1) == pays
     cut(budget, [chain_of(0.001)])
-    assert not budget.pays
+    assert budget.returns < 0.1
     cut(budget, [chain_of(0.5)], fed=5)
-    assert budget.pays
+    assert budget.returns == np.inf
 
 
 def test_row_that_turns_predictable_gets_drafts_at_once() -> None:
@@ -559,12 +560,33 @@ def test_rows_whose_drafts_never_pay_rest_ever_longer_and_wake_together() -> Non
     for step in range(200):
         for rest, steps, began in zip(rests, woke, (0, 13), strict=True):
             if step >= began and rest.is_over(step):
-                rest.drafted(False, step)
+                rest.drafted(0.0, step)
                 steps.append(step)
-    assert woke[0][:EMPTY] == list(range(EMPTY))
+    assert woke[0][:DEBT] == list(range(DEBT))
     apart = np.diff(woke[0])
     assert set(apart[-10:]) == {1 + RESTS[-1]}
     assert max(apart) == 1 + RESTS[-1]
     assert woke[0][-10:] == woke[1][-10:]
-    rests[0].drafted(True, 200)
+    rests[0].drafted(100.0, 200)
     assert rests[0].is_over(201)
+
+
+@pytest.mark.parametrize(("saved", "rests"), [((1.2, 0.0), True), ((0.9,), True), ((2.2, 0.0), False), ((1.0,), False)])
+def test_row_rests_if_drafts_save_less_on_the_whole_than_drafting_takes(saved: tuple[float, ...], rests: bool) -> None:
+    rest = Rest()
+    for step in range(200):
+        rest.drafted(saved[step % len(saved)], step)
+    assert rest.is_over(200) != rests
+
+
+def test_row_begins_as_the_one_before_ended() -> None:
+    before, drafts = Rest(), []
+    for step in range(50):
+        before.drafted(0.0, step)
+    for after in (None, Rest(), before):
+        rest, step = Rest(after), 0
+        while rest.is_over(step):
+            rest.drafted(0.0, step)
+            step += 1
+        drafts.append(step)
+    assert drafts == [DEBT, DEBT, OWN_DEBT]

@@ -70,8 +70,9 @@ UNSURE = 8.0  # steps as fast as those with other numbers of rows, before any wi
 FADING = 0.998  # weight of the past in the record at each draft
 
 SLOWER = 1.02  # times what drafting took before: more than so much longer it does not seem to take
-EMPTY = 8  # drafts in a row that do not pay, after which a row rests
-RESTS = (1, 2, 4, 8)  # steps, one after the other
+DEBT = 8  # times what drafting takes: when so much more has been spent on a row's drafts than they save, it rests
+OWN_DEBT = 2  # of it, so much at least is a row's own: rows of a job are alike, so it begins as the latest one ended
+RESTS = (1, 2, 4, 8)  # steps, for each time more
 NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in so many
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
@@ -108,14 +109,14 @@ Books = namedtuple("Books", tuple(BOOKS))  # type: ignore[misc]
 class GoodputBudget:
     """The size of each forward that saves most time.
 
-    price: path probability below which nodes need not be drafted. waits: the latest choice is to be settled. pays: the latest
-    one saves more time than drafting takes.
+    price: path probability below which nodes need not be drafted. waits: the latest choice is to be settled. returns: time that
+    the latest one's drafts save, in times that drafting takes.
     speedup: over plain decoding, by what steps should have taken, all but the latest few; None before the first.
     """
 
     def __init__(self, curve: CostCurve) -> None:
         self.curve = curve
-        self.price, self.waits, self.pays = 0.0, False, True
+        self.price, self.waits, self.returns = 0.0, False, np.inf
         self._drafting = 0.0  # seconds that it takes
         self._looks = itertools.cycle(LOOKS)
         self._steps = self._looked = 0  # observed; number of the latest that looked
@@ -166,7 +167,8 @@ class GoodputBudget:
         asked = probabilities, trees, others, fed, keys, calls, chains, self._before
         drafted, padding, filled, tokens = choose(*asked, wanted, self.books.addresses)
         self._drafted = drafted + padding or self._drafted  # looks aside
-        self.pays = wanted != AS_MANY_AS_PAY or self._state.item(GAINED) > self._drafting
+        gained = np.inf if wanted != AS_MANY_AS_PAY else self._state.item(GAINED)
+        self.returns = gained / self._drafting if self._drafting else np.inf if gained > 0 else 0.0
         if wanted == AS_MANY_AS_PAY:
             self.price = CAUTION * self._state.item(PRICE)
             if not fed and (self._again or (steps - self._looked >= LOOK_APART and self._state.item(SPARE) > 0)):
@@ -309,25 +311,26 @@ def learn(told, steps, addresses):
 
 
 class Rest:
-    """When a row is drafted for: at each step while drafts pay; while none does, ever more rarely, down to one step in 9.
+    """When a row is drafted for: at each step while drafts pay; while they do not, ever more rarely, down to one step in 9.
 
     Rows that rest longest wake at the same steps, as one draft for several rows takes less than one for each.
+    after: of the row that ended last.
     """
 
-    def __init__(self) -> None:
-        self._empty = 0  # drafts in a row that did not pay
+    def __init__(self, after: Rest | None = None) -> None:
+        self._debt: float = min(after._debt, DEBT - OWN_DEBT) if after else 0.0  # see DEBT
         self._until = 0  # number of the step at which it is over
 
     def is_over(self, step: int) -> bool:
         """The row is to be drafted for at the step of this number."""
         return step >= self._until
 
-    def drafted(self, pays: bool, step: int) -> None:
-        """Drafting paid, or did not, at the step of this number."""
-        self._empty = 0 if pays else self._empty + 1
+    def drafted(self, returns: float, step: int) -> None:
+        """At the step of this number drafts saved so many times what drafting took."""
+        self._debt = min(max(0.0, self._debt + 1 - returns), DEBT + len(RESTS) - 1)
         self._until = step + 1
-        if self._empty >= EMPTY:
-            rest = RESTS[min(self._empty - EMPTY, len(RESTS) - 1)]
+        if self._debt >= DEBT:
+            rest = RESTS[int(self._debt) - DEBT]
             apart = 1 + rest
             self._until = step + apart if rest < RESTS[-1] else (step // apart + 1) * apart
 

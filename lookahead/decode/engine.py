@@ -142,7 +142,7 @@ class Piece:
 class RunningRow:
     """A request in a slot."""
 
-    def __init__(self, generation: Generation, drafts: Row, chooser: Chooser, began: float):
+    def __init__(self, generation: Generation, drafts: Row, chooser: Chooser, rest: Rest, began: float):
         self.generation = generation
         self.drafts = drafts
         self.chooser = chooser
@@ -150,7 +150,7 @@ class RunningRow:
         self.text: list[int] = []  # to be taken in before it decodes
         self.taken_in: int | None = None  # tokens of `text` that the slot holds; None: it has not begun
         self.told = len(generation.token_ids)  # tokens of the answer that the drafter knows
-        self.rest = Rest()
+        self.rest = rest
         self.is_drafted_for = True  # at this step
         self.unscored: list[int] = []  # nodes behind which tokens were said whose log-probabilities are still to be noted
 
@@ -242,6 +242,7 @@ class DecodingEngine:
         self.budget = GoodputBudget(target.costs())
         self._recycling = Worth()  # what the model almost said, where lengths are chosen by what pays
         self._steps = 0
+        self._rested = Rest()  # of the row that ended last
         if target.mode in ("chain", "replay"):
             drafter.restrict_to_chains()
 
@@ -465,7 +466,7 @@ class DecodingEngine:
             *limits, price, guides, free, lambda reach, grown: budget.choose(reach, grown, *beside)
         )
         for row, tree in zip(awake, drafted, strict=True):
-            row.rest.drafted(budget.pays and tree.draft_tokens > 0, self._steps)
+            row.rest.drafted(budget.returns if tree.draft_tokens else 0.0, self._steps)
         if len(awake) == len(rows):
             return drafted
         trees = iter(drafted)
@@ -529,7 +530,8 @@ class DecodingEngine:
         except Exception as error:  # transformers refuses some wishes
             generation.fail(error)
             return []
-        return [RunningRow(generation, self.drafter.start(generation.prompt_ids), chooser, self.target.now())]
+        drafts, rest = self.drafter.start(generation.prompt_ids), Rest(self._rested)
+        return [RunningRow(generation, drafts, chooser, rest, self.target.now())]
 
     @functools.cached_property
     def _grammars(self) -> Grammars | None:
@@ -565,6 +567,7 @@ class DecodingEngine:
             if row.generation.finish_reason:
                 ended.append(row.generation)
                 row.finish()
+                self._rested = row.rest
                 slots.close(slot)
                 rows[slot] = rows[-1]
                 rows.pop()
