@@ -10,7 +10,8 @@ any size tell of all sizes (`PACE`): else one that was last seen in a slow hour 
 Where there is a profile, small and large forwards may differ from it by different ratios: the former wait for memory, the
 latter for arithmetic, and who shares the machine takes more of one than of the other. So a line is laid through the ratios of
 all sizes (`NO_SLOPE`), which also tells of sizes that nobody has seen. What a size takes beside that is most probably noise
-where it is little (`NOISE`): what a token costs is a difference of two forwards, and 3 % of one are the price of eight tokens.
+where it is little (`NOISE`) and has been seen in few steps: what a token costs is a difference of two forwards, and 3 % of one
+are the price of eight tokens.
 Costs need not rise with size: float32 products of two or three rows take longer than those of eight on some CPUs.
 """
 
@@ -27,9 +28,10 @@ EVEN = 16  # larger forwards that take in prompts, too, take a multiple of so ma
 LATEST = 64  # steps that a size remembers
 FASTER = 0.3  # quantile of them that counts
 BELIEVED = 3  # steps of a size before it is, as the first ones of a size are slow
-NOISE = 0.05  # of a forward: by so much, or less, sizes seem to differ that take what a profile says
+NOISE = 0.05  # of a forward: by so much, or less, sizes seem at first to differ that take what a profile says
 # The line through the sizes' ratios goes over what a token alone takes of what each size takes. Slopes are about 0.3, errors of
 # ratios 0.03, so much does no slope weigh beside sizes seen often (ridge regression); one seen HALF steps weighs half as much.
+# NOISE fades likewise: squared, it is half as much after HALF steps.
 NO_SLOPE, HALF = (0.03 / 0.3) ** 2, 8.0
 FURTHEST = 0.3  # of the usual ratio: the line leads no further off, and sizes that are do not count for it
 FLAT = 64.0  # tokens that double the cost of a forward of which nothing is known
@@ -208,7 +210,8 @@ def observe(tokens, rows, keys, calls, width, seconds, table, terms, latest):
             continue
         apart = table[OWN, other] / table[OWN, usual] - 1 - _on_line(other, table, usual, slope)
         if terms[KNOWN] > 0:
-            apart *= apart**2 / (apart**2 + NOISE**2)
+            noise = NOISE**2 * HALF / (HALF + min(table[SEEN, other], LATEST))
+            apart *= apart**2 / (apart**2 + noise)
         table[RATIO, other] = apart  # for the moment, until all are known
         for between in range(before + 1, other):
             share = 1.0
