@@ -365,7 +365,7 @@ class DecodingEngine:
     def forget(self) -> None:
         """Be as new: nothing remembered of earlier requests, nothing learned. No request may be running."""
         self.let_go()
-        self._recycling = Worth()
+        self._recycling, self._rested = Worth(), Rest()
         self.drafter.forget()
 
     def _step(self, rows: list[RunningRow], slots: Slots) -> None:
