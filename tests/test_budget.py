@@ -349,7 +349,7 @@ def test_tokens_of_a_tree_that_promises_more_than_usual_are_worth_less() -> None
         for _ in range(100):
             cut(budget, [chain_of(usual)])
         budget._before = 0  # whatever the size of the forward before
-        sizes.append(len(cut(budget, [chain_of(0.8)])[0]))
+        sizes.append(len(cut(budget, [chain_of(0.7)])[0]))
     assert sizes[0] < sizes[1]
 
 
