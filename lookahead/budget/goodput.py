@@ -110,14 +110,14 @@ class GoodputBudget:
     """The size of each forward that saves most time.
 
     price: path probability below which nodes need not be drafted. waits: the latest choice is to be settled. returns: time that
-    the latest one's drafts save, in times that drafting takes.
+    the latest one's drafts save, in times that drafting takes; infinite where that is not known.
     speedup: over plain decoding, by what steps should have taken, all but the latest few; None before the first.
     """
 
     def __init__(self, curve: CostCurve) -> None:
         self.curve = curve
         self.price, self.waits, self.returns = 0.0, False, np.inf
-        self._drafting = 0.0  # seconds that it takes
+        self._drafting = 0.0  # seconds that it takes; 0: not known yet
         self._looks = itertools.cycle(LOOKS)
         self._steps = self._looked = 0  # observed; number of the latest that looked
         self._again = self._unseen = 0  # steps that are still to look at a size that is not believed; that size
@@ -167,9 +167,10 @@ class GoodputBudget:
         asked = probabilities, trees, others, fed, keys, calls, chains, self._before
         drafted, padding, filled, tokens = choose(*asked, wanted, self.books.addresses)
         self._drafted = drafted + padding or self._drafted  # looks aside
-        gained = np.inf if wanted != AS_MANY_AS_PAY else self._state.item(GAINED)
-        self.returns = gained / self._drafting if self._drafting else np.inf if gained > 0 else 0.0
+        self.returns = np.inf
         if wanted == AS_MANY_AS_PAY:
+            if self._drafting:
+                self.returns = self._state.item(GAINED) / self._drafting
             self.price = CAUTION * self._state.item(PRICE)
             if not fed and (self._again or (steps - self._looked >= LOOK_APART and self._state.item(SPARE) > 0)):
                 saved, self._looked = self._state.item(SAVED), steps
