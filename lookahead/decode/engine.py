@@ -363,7 +363,7 @@ class DecodingEngine:
         self._slots = None
 
     def forget(self) -> None:
-        """Be as new: nothing remembered of earlier requests, nothing learned. No request may be running."""
+        """Remember nothing of earlier requests. The budget keeps what it learned. No request may be running."""
         self.let_go()
         self._recycling, self._rested = Worth(), Rest()
         self.drafter.forget()
