@@ -10,9 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from lookahead.decode import linear
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.linear import LaidOutLinear, kind_of_linear, laid_out, lay_out
+from lookahead.decode.linear import (
+    ROUNDING,
+    FbgemmWeight,
+    LaidOutLinear,
+    OneDnnWeight,
+    kind_of_linear,
+    laid_out,
+    lay_out,
+)
 from lookahead.decode.model import load_model
 from lookahead.decode.probe import probed
 from tests.architectures import VOCAB_SIZE, decoded, plainly, random_prompts
@@ -23,14 +30,19 @@ ARCHITECTURES = ("llama", "mixtral", "gemma4", "gpt2", "gpt_neox", "gpt_oss", "d
 SHAPES = ((1, 0, 24), (1, 24), (7, 24), (1, 5, 24), (2, 3, 24))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", list(ROUNDING))
 @pytest.mark.parametrize("bias", [True, False])
-def test_laid_out_layer_says_what_the_layer_says(dtype: torch.dtype, bias: bool) -> None:
+@pytest.mark.parametrize("multiplies_bfloat16", [True, False])
+def test_laid_out_layer_says_what_the_layer_says(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bias: bool, multiplies_bfloat16: bool
+) -> None:
+    if not multiplies_bfloat16:
+        monkeypatch.setattr(OneDnnWeight, "takes", lambda weight: weight.dtype == torch.float32)
     torch.manual_seed(0)
     before = nn.Linear(24, 40, bias, dtype=dtype)
     after = lay_out(nn.Sequential(copy.deepcopy(before)))[0]
     assert isinstance(after, LaidOutLinear)
-    rounding = 1e-5 if dtype == torch.float32 else 2e-2
+    rounding = 1e-5 if dtype == torch.float32 else ROUNDING[dtype]
     for shape in SHAPES:
         tokens = torch.randn(shape).to(dtype)
         torch.testing.assert_close(after(tokens), before(tokens), rtol=rounding, atol=rounding)
@@ -68,7 +80,7 @@ def test_weights_are_let_go_but_for_those_that_others_share() -> None:
     gc.collect()
     assert gone() is None
     assert stays() is model["table"].weight
-    assert model["first"]._laid_out is model["second"]._laid_out, "one copy of what two layers share"
+    assert model["first"].laid_out is model["second"].laid_out, "one copy of what two layers share"
     assert {name for name, _ in model.named_parameters()} == {"table.weight", "first.bias", "second.bias"}
     assert not any(each.requires_grad for each in model.parameters()), "outside of inference mode it would crawl"
 
@@ -79,7 +91,7 @@ def test_layers_of_other_kinds_are_left_alone() -> None:
 
     changed = nn.Linear(8, 8)
     changed.forward = lambda tokens: tokens  # type: ignore[method-assign]
-    model = nn.ModuleList([Own(8, 8), changed, nn.Linear(8, 8, dtype=torch.float16), nn.Linear(8, 8, device="meta")])
+    model = nn.ModuleList([Own(8, 8), changed, nn.Linear(8, 8, dtype=torch.float64), nn.Linear(8, 8, device="meta")])
     before = list(model)
     assert list(lay_out(model)) == before
     assert kind_of_linear(model) == "torch"
@@ -94,10 +106,22 @@ def test_a_torch_without_such_products_is_no_obstacle(monkeypatch: pytest.Monkey
 
 def test_products_that_go_wrong_or_fail_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    right = linear._product
-    for wrong in (lambda *given: right(*given) * 1.01, lambda *given: right(*given) * float("nan"), fails):
-        monkeypatch.setattr(linear, "_product", wrong)
-        assert type(lay_out(nn.Sequential(nn.Linear(24, 40)))[0]) is nn.Linear
+    for kind, dtype in ((OneDnnWeight, torch.float32), (FbgemmWeight, torch.float16)):
+        right = kind.product
+        for factor in (1.03, float("nan")):
+            monkeypatch.setattr(kind, "product", lambda *given, right=right, factor=factor: right(*given) * factor)
+            assert type(lay_out(nn.Sequential(nn.Linear(24, 40, dtype=dtype)))[0]) is nn.Linear
+        monkeypatch.setattr(kind, "product", fails)
+        assert type(lay_out(nn.Sequential(nn.Linear(24, 40, dtype=dtype)))[0]) is nn.Linear
+
+
+def test_weights_too_large_for_float16_stay_as_they_are() -> None:
+    weight = torch.ones(8, 8, dtype=torch.bfloat16)
+    assert FbgemmWeight.takes(weight)
+    weight[4, 4] = 1e5
+    assert not FbgemmWeight.takes(weight)
+    weight[4, 4] = float("nan")
+    assert not FbgemmWeight.takes(weight)
 
 
 def fails(*given: torch.Tensor) -> torch.Tensor:

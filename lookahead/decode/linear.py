@@ -1,24 +1,84 @@
-"""Weights laid out once for CPUs. In: a loaded model. Out: the same, whose forwards over few tokens take half as long.
+"""Weights laid out once for CPUs. In: a loaded model. Out: the same, whose forwards over few tokens take half as long or less.
 
 A decode step multiplies few tokens with large matrices. torch lays such a matrix out anew at each product, or reads it as it
-lies, which suits neither one token nor eight. oneDNN, a part of torch, has a layout of its own that can be kept: products then
-say the same up to rounding, and eight tokens cost hardly more than one. `torch.compile` does so when it freezes weights.
+lies, which suits neither one token nor eight. Two libraries that are parts of torch have layouts of their own that can be
+kept: products then say the same up to rounding, and eight tokens cost hardly more than one. oneDNN (`torch.compile` uses it so
+when it freezes weights) takes float32, and bfloat16 on CPUs that multiply it (AVX-512). FBGEMM takes float16 weights, from
+AVX2 on, and float32 tokens: it serves float16, and bfloat16 on all other CPUs, for float16 holds each such weight to the last
+bit, or to 3e-8 where it is below 8e-6.
 
-Measured on two cores of an AMD EPYC with AVX-512, all linear layers of a 134M Llama, ms, as torch does it / laid out:
+All linear layers of a 134M Llama, ms, as torch does it / laid out. Two cores of an AMD EPYC with AVX-512 (there bfloat16 is
+equal to the last bit):
 
     tokens        1            4            8            16           64
     float32       25.3 / 11.1  38.3 / 10.4  36.0 / 12.5  44.6 / 14.7  93.1 / 35.0
-    bfloat16       8.9 /  5.5   9.5 /  5.9  10.3 /  6.4  12.2 /  7.7  22.5 / 18.3     (equal to the last bit)
+    bfloat16       8.9 /  5.5   9.5 /  5.9  10.3 /  6.4  12.2 /  7.7  22.5 / 18.3
+
+Two cores of an AMD EPYC with AVX2 only:
+
+    float32       30.1 / 23.9  52.5 / 28.7  60.3 / 34.6  67.0 / 40.9  151.9 / 100.9
+    bfloat16      12.9 / 14.2  43.8 / 16.7  84.2 / 24.3   152 / 30.6    600 / 88.5
+    float16       10.2 / 11.3  31.6 / 13.4  69.3 / 18.1   151 / 33.8    496 / 85.1
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of each dtype that has such products, for the largest score
-TOKENS = 16  # that the layout is chosen for: from 4 on it is the same, and best for one token, too
+# Of each dtype that is laid out: how far products may be from torch's, as a share of the largest.
+ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+TOKENS = 16  # that oneDNN's layout is chosen for: from 4 on it is the same, and best for one token, too
+
+
+class OneDnnWeight:
+    """A float32 or bfloat16 matrix [out, in] as oneDNN reads it."""
+
+    library: ClassVar[str] = "onednn"
+
+    def __init__(self, weight: torch.Tensor):
+        self._weight: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TOKENS)
+
+    @staticmethod
+    def takes(weight: torch.Tensor) -> bool:
+        if weight.dtype == torch.bfloat16:
+            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return weight.dtype == torch.float32
+
+    def product(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(tokens, self._weight, bias, "none", [], "")
+        return product
+
+    def to_dense(self) -> torch.Tensor:
+        return self._weight.to_dense()
+
+
+class FbgemmWeight:
+    """A float16 or bfloat16 matrix [out, in] as FBGEMM reads it: in float16. Products are summed in float32."""
+
+    library: ClassVar[str] = "fbgemm"
+
+    def __init__(self, weight: torch.Tensor):
+        self._dtype = weight.dtype
+        self._weight = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
+
+    @staticmethod
+    def takes(weight: torch.Tensor) -> bool:
+        """All but bfloat16 weights that are too large for float16."""
+        half = torch.finfo(torch.float16)
+        return weight.dtype in (torch.float16, torch.bfloat16) and bool((weight.abs() <= half.max).all())
+
+    def product(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16.default(tokens.float(), self._weight)
+        return (product if bias is None else product.add_(bias)).to(tokens.dtype)
+
+    def to_dense(self) -> torch.Tensor:
+        weight: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(self._weight)[0]
+        return weight.to(self._dtype)
+
+
+LaidOut = OneDnnWeight | FbgemmWeight
 
 
 class LaidOutLinear(torch.nn.Module):
@@ -27,45 +87,42 @@ class LaidOutLinear(torch.nn.Module):
     laid_out: its weight as `laid_out` gives it.
     """
 
-    def __init__(self, linear: torch.nn.Linear, laid_out: torch.Tensor):
+    def __init__(self, linear: torch.nn.Linear, laid_out: LaidOut):
         super().__init__()
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
-        self._laid_out = laid_out
+        self.laid_out = laid_out
         self._weight: torch.Tensor | None = None
 
     @property
     def weight(self) -> torch.Tensor:
         """[out_features, in_features], for models that look into their layers; a copy that stays from then on."""
         if self._weight is None:
-            self._weight = self._laid_out.to_dense()
+            self._weight = self.laid_out.to_dense()
         return self._weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return _product(tokens, self._laid_out, self.bias)
+        return self.laid_out.product(tokens, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-def _product(tokens: torch.Tensor, laid_out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(tokens, laid_out, bias, "none", [], "")
-    return product
-
-
 @torch.no_grad()
-def laid_out(weight: torch.Tensor) -> torch.Tensor | None:
-    """A copy of a matrix [out, in] in oneDNN's layout; None where there is no such product, or not the same one."""
+def laid_out(weight: torch.Tensor) -> LaidOut | None:
+    """A copy of a matrix [out, in] as the first library that takes it reads it; None where none does, or says otherwise."""
     if weight.device.type != "cpu" or weight.dtype not in ROUNDING or not torch.backends.mkldnn.is_available():
         return None
     tokens = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1).to(weight.dtype)
-    try:
-        if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return None
-        copy: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TOKENS)
-        ours, theirs = _product(tokens, copy, None).float(), torch.nn.functional.linear(tokens, weight).float()
-    except (AttributeError, RuntimeError):  # another version or build of torch
-        return None
-    return copy if (ours - theirs).abs().max() <= ROUNDING[weight.dtype] * theirs.abs().max() else None
+    for kind in (OneDnnWeight, FbgemmWeight):
+        try:
+            if kind.takes(weight):
+                copy = kind(weight)
+                ours, theirs = copy.product(tokens, None).float(), torch.nn.functional.linear(tokens, weight).float()
+                if (ours - theirs).abs().max() <= ROUNDING[weight.dtype] * theirs.abs().max():
+                    return copy
+        except (AttributeError, RuntimeError):  # another version or build of torch, or another kind of CPU
+            continue
+    return None
 
 
 def lay_out(model: Any) -> Any:
@@ -90,5 +147,6 @@ def lay_out(model: Any) -> Any:
 
 
 def kind_of_linear(model: Any) -> str:
-    """Who computes its linear layers: "onednn" where they are laid out, else "torch"."""
-    return "onednn" if any(isinstance(module, LaidOutLinear) for module in model.modules()) else "torch"
+    """Who computes its linear layers: the library that they are laid out for, "torch" if they are not."""
+    kinds = (module.laid_out.library for module in model.modules() if isinstance(module, LaidOutLinear))
+    return next(kinds, "torch")
