@@ -48,7 +48,7 @@ class Setting:
     """What a profile holds for: another one's figures are others.
 
     device: the processor's name. mode: how drafts are verified (decode/model.py). threads: of the CPU; 0 for others.
-    shape: fingerprint of the model's config. linear: who computes linear layers, "torch", "onednn" or "fbgemm" (decode/linear.py).
+    shape: fingerprint of the model's config. linear: who computes linear layers: torch, onednn or fbgemm (decode/linear.py).
     """
 
     model: str
