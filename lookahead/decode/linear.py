@@ -42,9 +42,12 @@ class OneDnnWeight:
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
-        if weight.dtype == torch.bfloat16:
-            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-        return weight.dtype == torch.float32
+        """Those of a dtype that it multiplies on this CPU."""
+        if not torch.backends.mkldnn.is_available():
+            return False
+        return weight.dtype == torch.float32 or (
+            weight.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
 
     def product(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(tokens, self._weight, bias, "none", [], "")
@@ -110,7 +113,7 @@ class LaidOutLinear(torch.nn.Module):
 @torch.no_grad()
 def laid_out(weight: torch.Tensor) -> LaidOut | None:
     """A copy of a matrix [out, in] as the first library that takes it reads it; None where none does, or says otherwise."""
-    if weight.device.type != "cpu" or weight.dtype not in ROUNDING or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or weight.dtype not in ROUNDING:
         return None
     tokens = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1).to(weight.dtype)
     for kind in (OneDnnWeight, FbgemmWeight):
