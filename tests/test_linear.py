@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from lookahead.decode import linear, processor
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.linear import (
     ROUNDING,
@@ -30,14 +31,21 @@ ARCHITECTURES = ("llama", "mixtral", "gemma4", "gpt2", "gpt_neox", "gpt_oss", "d
 SHAPES = ((1, 0, 24), (1, 24), (7, 24), (1, 5, 24), (2, 3, 24))
 
 
+@pytest.fixture(autouse=True)
+def small_matrices_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the tests are small; Intel CPUs leave such to MKL."""
+    monkeypatch.setattr(linear, "SMALL", 0)
+
+
 @pytest.mark.parametrize("dtype", list(ROUNDING))
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("multiplies_bfloat16", [True, False])
 def test_laid_out_layer_says_what_the_layer_says(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bias: bool, multiplies_bfloat16: bool
 ) -> None:
-    if not multiplies_bfloat16:
-        monkeypatch.setattr(OneDnnWeight, "takes", lambda weight: weight.dtype == torch.float32)
+    if multiplies_bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN takes no bfloat16 here")
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: multiplies_bfloat16)
     torch.manual_seed(0)
     before = nn.Linear(24, 40, bias, dtype=dtype)
     after = lay_out(nn.Sequential(copy.deepcopy(before)))[0]
@@ -115,6 +123,28 @@ def test_products_that_go_wrong_or_fail_are_not_used(monkeypatch: pytest.MonkeyP
         assert type(lay_out(nn.Sequential(nn.Linear(24, 40, dtype=dtype)))[0]) is nn.Linear
 
 
+@pytest.mark.parametrize(("cpu", "taken"), [("Intel(R) Xeon(R) Processor", False), ("AMD EPYC", True)])
+def test_small_float32_matrices_are_left_to_mkl_where_it_is_fast(
+    monkeypatch: pytest.MonkeyPatch, cpu: str, taken: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(processor, "_cpu_name", lambda: cpu)
+    monkeypatch.setattr(linear, "SMALL", 64 * 64 * 4)
+    assert OneDnnWeight.takes(torch.zeros(64, 64))
+    assert OneDnnWeight.takes(torch.zeros(64, 63)) == taken
+
+
+@pytest.mark.parametrize(("avx512", "native", "taken"), [(True, True, True), (True, False, False), (False, False, True)])
+def test_bfloat16_that_onednn_would_convert_is_not_its_own(
+    monkeypatch: pytest.MonkeyPatch, avx512: bool, native: bool, taken: bool
+) -> None:
+    """The last: a CPU of another kind than x86, of which torch knows whether it multiplies bfloat16."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: avx512)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    assert OneDnnWeight.takes(torch.zeros(8, 8, dtype=torch.bfloat16)) == taken
+
+
 def test_weights_too_large_for_float16_stay_as_they_are() -> None:
     weight = torch.ones(8, 8, dtype=torch.bfloat16)
     assert FbgemmWeight.takes(weight)
@@ -131,6 +161,7 @@ def fails(*given: torch.Tensor) -> torch.Tensor:
 def test_models_loaded_by_name_are_laid_out_and_their_costs_kept_apart() -> None:
     target = load_model(DEMO, device="cpu")
     assert target.setting.linear == kind_of_linear(target.model) == "onednn"
+    assert torch.backends.cpu.get_cpu_capability() in target.setting.device
     from transformers import AutoModelForCausalLM
 
     stock = probed(AutoModelForCausalLM.from_pretrained(DEMO, dtype="float32").eval(), DEMO)

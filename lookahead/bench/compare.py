@@ -28,7 +28,8 @@ from lookahead.bench.run import Run, StepLog, Turn
 from lookahead.budget.cost import SIZES
 from lookahead.decode.engine import Clock, DecodingEngine, Generation
 from lookahead.decode.memory import peak_memory, untidied
-from lookahead.decode.model import TargetModel, processor_name
+from lookahead.decode.model import TargetModel
+from lookahead.decode.processor import processor_name
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError

@@ -17,7 +17,6 @@ import hashlib
 import inspect
 import io
 import json
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +31,7 @@ from lookahead.decode.attention import PackedAttention
 from lookahead.decode.batch import MaskPlan
 from lookahead.decode.linear import kind_of_linear, lay_out
 from lookahead.decode.parallel import agreed
+from lookahead.decode.processor import processor_name
 from lookahead.decode.slots import PackedSlots, SeparateSlots, Slots
 from lookahead.errors import ModelError, UsageError
 from lookahead.tokenizer import first_line, looks_like_path, quiet_hub
@@ -208,17 +208,6 @@ def estimated_profile(name: str, dtype: str, gpu: str) -> CostProfile:
 def _first_of(config: Any, *names: str) -> int:
     """The first of these that a config has; 1 if it has none."""
     return next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 1)
-
-
-def processor_name(device: torch.device) -> str:
-    """The GPU's or CPU's name."""
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "CPU")
-    except OSError:
-        return platform.processor() or "CPU"
 
 
 def longest_text(text_config: Any) -> int:
