@@ -1,6 +1,8 @@
 """How kernels are compiled, and how they are given many arrays. In: functions over numbers and arrays. Out: machine code.
 
-Kernels release the GIL and are compiled once per machine.
+Kernels release the GIL and are compiled once per machine, which a new user waits for. So arrays are copied into arrays by loops
+(numba's own check of their shapes takes a second or two to compile, in each kernel), and variables that a loop changes begin as
+np.int64: what is called with one that begins as a literal is compiled twice.
 
 One that is given forty arrays spends more time on taking them over, and on counting references to them, than on a short draft.
 So a `Block` allocates them and tells their addresses in one array; inside the kernel they are views again, which nobody counts.
@@ -19,6 +21,8 @@ from numba.extending import intrinsic
 
 kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
 inlined = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)  # part of its callers: called very often
+woven = numba.njit(inline="always", error_model="numpy")  # the same, but never compiled alone: large and called in one place,
+# or so small that its callers grow little
 
 
 def pointer_to(numba_type):

@@ -357,7 +357,7 @@ def choose(probabilities, trees, others, fed, keys, calls, chains, before, wante
     speed = max(1.0, _speed(rows, table, state, of_sizes))
     of_plain = seconds_of(rows, rows, rows, keys, calls, 0, table, terms, 0)
     worth = (of_plain + state[OTHER]) / (rows * speed)  # seconds, of one token
-    counts_as, total, limit = np.empty(count), 0, 0
+    counts_as, total, limit = np.empty(count), np.int64(0), np.int64(0)
     usual_rate, rates = state[RATES] / max(1.0, state[TREES]), 0.0
     for tree in range(count):
         promise = promised(probabilities, starts[tree], min(sizes[tree], 1 + FIRST))
@@ -440,7 +440,9 @@ def _settle(accepted, bets, record, state):
             record[PROMISED, column] += weight * should_keep
             record[KEPT, column] += weight * accepted[tree]
             if weight > 1e9:
-                record[:] /= weight
+                for of in range(record.shape[0]):
+                    for place in range(record.shape[1]):
+                        record[of, place] /= weight
                 state[DOUBTED] = DOUBT
         accepted[tree] = -1
 

@@ -187,7 +187,8 @@ def runs_of(sizes, pasts, call):
         first = begins[last]
         if first >= 0:
             run -= 1
-            runs[run] = first, last, sizes[first:last].max(), (pasts[first:last] + sizes[first:last]).max()
+            runs[run, 0], runs[run, 1] = first, last
+            runs[run, 2], runs[run, 3] = sizes[first:last].max(), (pasts[first:last] + sizes[first:last]).max()
         last = first if first >= 0 else last - 1
     return runs[run:]
 

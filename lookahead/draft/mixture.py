@@ -39,7 +39,7 @@ from lookahead.draft.places import (
 )
 from lookahead.draft.recycled import ANY, ASKED, KINDS, place_of
 from lookahead.draft.recycled import BEST as PLACED
-from lookahead.kernels import inlined
+from lookahead.kernels import inlined, woven
 
 OWN, OTHER = 0, 1  # groups
 ORDERS, COUNTS, SHARES, RANKS = 8, 7, 4, 4  # values of each feature of a cell
@@ -155,7 +155,7 @@ def slot_of(scratch, stamp, token):
     return np.uint64(scratch.numbers[h])
 
 
-@inlined
+@woven
 def _credit(scratch, slot, gain, source, match):
     """A token gains probability; the largest gain tells its source and match length."""
     scratch.values[slot, P] += gain
@@ -164,7 +164,7 @@ def _credit(scratch, slot, gain, source, match):
         scratch.slots[slot, SLOT_SOURCE], scratch.slots[slot, SLOT_MATCH] = source, match
 
 
-@inlined
+@woven
 def _ask(scratch, rank, cell, believed, share):
     scratch.experts[rank] = cell
     scratch.expert_values[rank, 0], scratch.expert_values[rank, 1] = believed, share
@@ -183,7 +183,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
     stamp = scratch.counters[0] + 1
     scratch.counters[0], scratch.counters[1] = stamp, 0
     scratch.best[node, 0], scratch.best[node, 1] = 0, -1
-    rest, rank, recycled = np.float32(1.0), 0, 0  # experts asked, and those of them that are recycled
+    rest, rank, recycled = np.float32(1.0), np.int64(0), np.int64(0)  # experts asked, and those of them that are recycled
     for text in range(number_of_texts):
         shared.trust[text, LATEST] = -1.0
 
@@ -417,7 +417,7 @@ def rescore(shared, scratch, own, asked, least, learning):
         values[slot, P] *= scale
 
 
-@inlined
+@woven
 def learn(shared, scratch, asked, actual):
     """Each expert's share of what `actual` has just proved right goes to its cell; then trust and factors are learned.
 
@@ -446,7 +446,7 @@ def learn(shared, scratch, asked, actual):
     _learn_factors(shared, scratch, actual)
 
 
-@inlined
+@woven
 def _learn_trust(shared, scratch, actual):
     """How a text's longest matches fare against the mixture says how much its places count beside those of the other texts.
 
@@ -466,7 +466,7 @@ def _learn_trust(shared, scratch, actual):
         shared.weights[text] = shared.given[text] * max(LEAST_TRUST, ratio * ratio)
 
 
-@inlined
+@woven
 def _learn_factors(shared, scratch, actual):
     """One step of AdaGrad on the log-likelihood of `actual`.
 

@@ -188,7 +188,9 @@ def narrow_all(texts, used, steps, made, row, token, scratch):
     """
     for text in range(used):
         count = made[row, text, 0]
-        scratch[0, text, :count] = steps[row, text, :count]
+        for number in range(count):
+            for column in range(4):
+                scratch[0, text, number, column] = steps[row, text, number, column]
         made[row, text, 0] = 0
         for number in range(count):
             _narrow_step(texts, text, scratch, 0, number, token, row, made, steps)

@@ -29,7 +29,7 @@ from lookahead.draft.mixture import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P, lear
 from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
 from lookahead.draft.tree import GRAMMAR
-from lookahead.kernels import inlined, kernel
+from lookahead.kernels import inlined, kernel, woven
 
 # Experts are asked while the rest of the stick is worth so many times the cutoff.
 SLACK = 1.2
@@ -62,12 +62,12 @@ def grow_rows(limits, forced, price, free, single, grown, shared_addresses, rows
     return nodes
 
 
-@inlined
+@woven
 def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, free, single):
     own = own_arrays(rows.own, row)
     keys, values, slots = scratch.keys, scratch.values, scratch.slots
     candidates, reach, heap, offered = scratch.candidates, scratch.reach, scratch.heap, scratch.offered
-    scratch.steps[0], scratch.made[0], scratch.aligned[0] = rows.steps[row], rows.made[row], rows.aligned[row]
+    _begin(scratch, rows, row)
     keys[0, 0], keys[0, 1] = own.log[TOKEN, own.length - 1], -1
     tree, reached = rows.trees[row], rows.reach[row]
     tree[TREE_TOKENS, 0], tree[TREE_PARENTS, 0], tree[TREE_SOURCES, 0], tree[TREE_MATCHES, 0] = keys[0, 0], -1, -1, 0
@@ -77,7 +77,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
     cutoff, above, edge = least, np.int64(0), np.int64(0)
     looked_behind = min(LOOKED_BEHIND * priced, priced + HALFWAY * (np.float32(1.0) - priced))
     nodes, filled, waiting, few = 1, 0, 0, min(free, budget)
-    node, depth, probability = 0, np.int64(0), np.float32(1.0)
+    node, depth, probability = np.int64(0), np.int64(0), np.float32(1.0)
     while nodes <= budget:
         if nodes > free:
             least = priced
@@ -140,6 +140,20 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
 
 
 @inlined
+def _begin(scratch, rows, row):
+    """The root of a tree is where the text of this row ends."""
+    for text in range(scratch.made.shape[1]):
+        for k in range(2):
+            scratch.made[0, text, k] = rows.made[row, text, k]
+        for step in range(rows.made[row, text, 0]):
+            for k in range(4):
+                scratch.steps[0, text, step, k] = rows.steps[row, text, step, k]
+    for text in range(scratch.aligned.shape[1]):
+        for k in range(4):
+            scratch.aligned[0, text, k] = rows.aligned[row, text, k]
+
+
+@inlined
 def _look_back(keys, node, own, recent):
     """Fill `recent` with the last tokens of the context of `node`, newest first; returns how many there are."""
     have = 0
@@ -196,7 +210,7 @@ def accept_rows(told, said, shared_addresses, rows_addresses, scratch_addresses)
         _accept(shared, rows, scratch, told[k], said[start:end], told[k + 2] != 0)
 
 
-@inlined
+@woven
 def _accept(shared, rows, scratch, row, said, learning):
     if len(said) and rows.nodes[row] > 0:
         count_nodes(
@@ -207,13 +221,13 @@ def _accept(shared, rows, scratch, row, said, learning):
     for j in range(len(said)):
         own, token = own_arrays(rows.own, row), np.int64(said[j])
         if learning and own.length > 0:
-            scratch.steps[0], scratch.made[0], scratch.aligned[0] = rows.steps[row], rows.made[row], rows.aligned[row]
-            have = _look_back(scratch.keys, 0, own, scratch.recent)
-            asked = mix(shared, scratch, own, 0, have, UNHEARD, token)
+            _begin(scratch, rows, row)
+            have = _look_back(scratch.keys, np.int64(0), own, scratch.recent)
+            asked = mix(shared, scratch, own, np.int64(0), have, UNHEARD, token)
             rescore(shared, scratch, own, asked, np.float32(0.0), True)
             learn(shared, scratch, asked, token)
             move_aligned(
-                shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], 0, own,
+                shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], np.int64(0), own,
                 scratch.best[0, 0], scratch.best[0, 1], token, rows.aligned, row,
             )  # fmt: skip
         narrow_all(shared.texts, shared.used[0], rows.steps, rows.made, row, token, scratch.steps)

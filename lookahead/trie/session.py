@@ -157,8 +157,10 @@ def merge_sorted(tokens, many, few):
                 low = middle + 1
             else:
                 high = middle
-        merged[done + k : low + k] = many[done:low]
+        for place in range(done, low):
+            merged[place + k] = many[place]
         merged[low + k] = few[k]
         done = low
-    merged[done + len(few) :] = many[done:]
+    for place in range(done, len(many)):
+        merged[place + len(few)] = many[place]
     return merged

@@ -313,7 +313,8 @@ def merge_block(texts, positions, bounds, merged, keys):
                     spare[k] = order[b]
                     b += 1
         if parts % 2:
-            spare[bounds[parts - 1] : bounds[parts]] = order[bounds[parts - 1] : bounds[parts]]
+            for k in range(bounds[parts - 1], bounds[parts]):
+                spare[k] = order[k]
         order, spare = spare, order
         for i in range(0, parts, 2):
             bounds[i // 2] = bounds[i]
