@@ -4,6 +4,10 @@ Kernels release the GIL and are compiled once per machine, which a new user wait
 (numba's own check of their shapes takes a second or two to compile, in each kernel), and variables that a loop changes begin as
 np.int64: what is called with one that begins as a literal is compiled twice.
 
+numba keeps what it has compiled until the function's own file changes. But the kernels that it calls are a part of it, as are
+constants, and those may come from other files. So here it is kept until any file with kernels changes (`_sources`): after an
+update, a kernel of yesterday would write where arrays no longer are.
+
 One that is given forty arrays spends more time on taking them over, and on counting references to them, than on a short draft.
 So a `Block` allocates them and tells their addresses in one array; inside the kernel they are views again, which nobody counts.
 Whoever calls a kernel keeps the blocks alive.
@@ -11,7 +15,9 @@ Whoever calls a kernel keeps the blocks alive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numba
@@ -19,8 +25,29 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
-inlined = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)  # part of its callers: called very often
+
+def _sources() -> bytes:
+    """A hash of all files of this package that hold kernels."""
+    files = (path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
+    return hashlib.sha256(b"".join(text for text in files if b"lookahead.kernels" in text)).digest()
+
+
+SOURCES = _sources()
+
+
+def _kept(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator: compile with these options, keep that on disk for as long as SOURCES is the same."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        dispatcher = numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function)
+        dispatcher._cache._cache_file._source_stamp = SOURCES
+        return dispatcher
+
+    return decorate
+
+
+kernel = _kept()
+inlined = _kept(forceinline=True)  # part of its callers: called very often
 woven = numba.njit(inline="always", error_model="numpy")  # the same, but never compiled alone: large and called in one place,
 # or so small that its callers grow little
 

@@ -1,0 +1,61 @@
+"""Compiled kernels, kept on disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lookahead import kernels
+
+LIMIT = """
+from lookahead.kernels import kernel
+
+AT_MOST = 10
+
+
+@kernel
+def limited(number):
+    return min(number, AT_MOST)
+"""
+TWICE = """
+from lookahead.kernels import kernel
+from lookahead.limit import AT_MOST, limited
+
+
+@kernel
+def twice(number):
+    return 2 * limited(number) + 1000 * AT_MOST
+"""
+
+
+@pytest.fixture
+def twice_of_99(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """twice_of_99(at most) -> (what a new process says, True if it had to compile it): two files of kernels in a package."""
+    package = tmp_path / "lookahead"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(kernels.__file__, package / "kernels.py")
+    (package / "twice.py").write_text(TWICE)
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    asked = "from lookahead.twice import twice; print(twice(99), sum(twice.stats.cache_misses.values()))"
+
+    def ask(at_most: int) -> tuple[int, bool]:
+        (package / "limit.py").write_text(LIMIT.replace("10", str(at_most)))
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        ran = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, cwd=tmp_path, env=environment)
+        assert ran.returncode == 0, ran.stderr
+        said, missed = map(int, ran.stdout.split())
+        return said, missed > 0
+
+    return ask
+
+
+def test_kernel_is_compiled_anew_when_another_file_that_it_takes_in_has_changed_and_only_then(twice_of_99) -> None:
+    assert twice_of_99(10) == (10_020, True)
+    assert twice_of_99(10) == (10_020, False)
+    assert twice_of_99(20) == (20_040, True)
