@@ -19,6 +19,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # tests run beside each other, and so d
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+LONGEST = ("test_workers", "test_job_resume", "test_parallel", "test_custom_generate", "test_api", "test_cli_bench")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests take longest first: what is left at the end, when workers share out the rest, is short."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Cost profiles of this user's own do not count."""
