@@ -40,7 +40,8 @@ def _kept(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher = numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function)
-        dispatcher._cache._cache_file._source_stamp = SOURCES
+        if not numba.config.DISABLE_JIT:  # else it is the function itself
+            dispatcher._cache._cache_file._source_stamp = SOURCES
         return dispatcher
 
     return decorate
