@@ -5,8 +5,8 @@ Kernels release the GIL and are compiled once per machine, which a new user wait
 np.int64: what is called with one that begins as a literal is compiled twice.
 
 numba keeps what it has compiled until the function's own file changes. But the kernels that it calls are a part of it, as are
-constants, and those may come from other files. So here it is kept until any file with kernels changes (`_sources`): after an
-update, a kernel of yesterday would write where arrays no longer are.
+constants, and those may come from other files. So here it is kept until any file with kernels changes, or one that these import
+from (`_sources`): after an update, a kernel of yesterday would write where arrays no longer are.
 
 One that is given forty arrays spends more time on taking them over, and on counting references to them, than on a short draft.
 So a `Block` allocates them and tells their addresses in one array; inside the kernel they are views again, which nobody counts.
@@ -16,6 +16,7 @@ Whoever calls a kernel keeps the blocks alive.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,13 @@ from numba.extending import intrinsic
 
 
 def _sources() -> bytes:
-    """A hash of all files of this package that hold kernels."""
-    files = (path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
-    return hashlib.sha256(b"".join(text for text in files if b"lookahead.kernels" in text)).digest()
+    """A hash of all files of this package that hold kernels, and of those that they import from: this one is among them."""
+    root = Path(__file__).parent
+    texts = {".".join(path.relative_to(root).with_suffix("").parts): path.read_bytes() for path in root.rglob("*.py")}
+    names = {name for name, text in texts.items() if b"from lookahead.kernels import" in text}
+    for text in [texts[name] for name in names]:
+        names.update(name.decode() for name in re.findall(rb"^from lookahead\.([\w.]+) import", text, re.MULTILINE))
+    return hashlib.sha256(b"".join(texts[name] for name in sorted(names & texts.keys()))).digest()
 
 
 SOURCES = _sources()

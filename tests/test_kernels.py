@@ -14,8 +14,7 @@ from lookahead import kernels
 
 LIMIT = """
 from lookahead.kernels import kernel
-
-AT_MOST = 10
+from lookahead.most import AT_MOST
 
 
 @kernel
@@ -24,7 +23,8 @@ def limited(number):
 """
 TWICE = """
 from lookahead.kernels import kernel
-from lookahead.limit import AT_MOST, limited
+from lookahead.limit import limited
+from lookahead.most import AT_MOST
 
 
 @kernel
@@ -35,18 +35,20 @@ def twice(number):
 
 @pytest.fixture
 def twice_of_99(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """twice_of_99(at most) -> (what a new process says, True if it had to compile it): two files of kernels in a package."""
+    """twice_of_99(at most) -> (what a new process says, True if it compiled it): kernels in two files, a constant in a third."""
     package = tmp_path / "lookahead"
     package.mkdir()
     (package / "__init__.py").touch()
     shutil.copy(kernels.__file__, package / "kernels.py")
+    (package / "limit.py").write_text(LIMIT)
     (package / "twice.py").write_text(TWICE)
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     asked = "from lookahead.twice import twice; print(twice(99), sum(twice.stats.cache_misses.values()))"
 
     def ask(at_most: int) -> tuple[int, bool]:
-        (package / "limit.py").write_text(LIMIT.replace("10", str(at_most)))
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        (package / "most.py").write_text(f"AT_MOST = {at_most}")
+        # Without bytecode, as of a file that changes within a second, and not in length, Python would take the old one.
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
         ran = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, cwd=tmp_path, env=environment)
         assert ran.returncode == 0, ran.stderr
         said, missed = map(int, ran.stdout.split())
