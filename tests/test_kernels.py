@@ -35,7 +35,7 @@ def twice(number):
 
 @pytest.fixture
 def twice_of_99(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """twice_of_99(at most) -> (what a new process says, True if it compiled it): kernels in two files, a constant in a third."""
+    """twice_of_99(at most) -> (what a new process says, True if it compiled it). Two files of kernels, one of a constant."""
     package = tmp_path / "lookahead"
     package.mkdir()
     (package / "__init__.py").touch()
