@@ -8,17 +8,18 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from lookahead.bench.compare import AT_A_TIME, Comparison, compare, names_of_runs
+from lookahead.bench.compare import AT_A_TIME, Comparison, _in_turn, compare, names_of_runs
 from lookahead.bench.report import report_page
-from lookahead.bench.run import Run, StepLog, Turn, median_turn
+from lookahead.bench.run import Run, StepLog, Turn, median_turn, progress
 from lookahead.bench.sweep import grid
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.probe import probed
@@ -127,6 +128,33 @@ def test_contenders_take_turns_within_an_answer(tiny_model: Callable[..., Any], 
     compare(probed(tiny_model("llama")), prompts_of(1), [], [FIXED], max_new_tokens=3 * AT_A_TIME, peers=False, warm_up=0)
     assert len(list(itertools.groupby(said))) >= 5
     assert gc.get_freeze_count() == 0
+
+
+def test_contender_that_is_ahead_waits_for_the_others() -> None:
+    order: list[str] = []
+
+    def steps_of(name: str, tokens: int, of: int) -> Iterator[int | Turn]:
+        for said in range(tokens, of, tokens):
+            order.append(name)
+            yield said
+        order.append(name)
+        yield turn(of, 1)
+
+    leap, length = 3 * AT_A_TIME, 12 * AT_A_TIME
+    runs = [
+        Run("leaps", None, lambda rows: steps_of("leaps", leap, length), lambda: None),
+        Run("steps", None, lambda rows: steps_of("steps", 1, length), lambda: None),
+    ]
+    ended = list(_in_turn(runs, range(1), torch.device("cpu")))
+    assert [(run.name, done.tokens) for run, done in ended] == [("leaps", length), ("steps", length)]
+    assert [(name, len(list(steps))) for name, steps in itertools.groupby(order)] == [("leaps", 1), ("steps", leap)] * 4
+
+
+def test_prompts_are_taken_in_side_by_side(compared: Comparison) -> None:
+    """What was taken in is how far a contender has come before it says anything."""
+    for run in compared.runs[:4]:
+        assert [each.clock.taken_in for each in run.turns if each.clock] == [15] * 6
+    assert (progress(3, 0), progress(0, 512)) == (3, 2 * AT_A_TIME)
 
 
 # steps

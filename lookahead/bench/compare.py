@@ -1,10 +1,11 @@
 """Every strategy and peer on a real model. In: prompts and contenders. Out: tokens/s, EDL, and whether outputs are the same.
 
 All contenders answer the same prompts in the same run, in turn, so that a machine that slows down slows all of them. A turn is
-one prompt; where B are decoded at once it is 4 B, so that slots are filled again as in a long job. Within a turn each of ours
-says some tokens of each slot, then the next one does. Peers cannot be interrupted within a batch. Each keeps its own memory of
-the job. The first prompts are run once beforehand and not counted, nor is a forward of each size: kernels are compiled for
-each, and in a short run it would be luck who needs one first.
+one prompt; where B are decoded at once it is 4 B, so that slots are filled again as in a long job. Within a turn they advance
+side by side, a step or a few at a time: what slows a shared machine down lasts from milliseconds to minutes, so the finer they
+interleave, the more alike it is for all. Peers cannot be interrupted within a batch. Each keeps its own memory of the job. The
+first prompts are run once beforehand and not counted, nor is a forward of each size: kernels are compiled for each, and in a
+short run it would be luck who needs one first.
 
 Where answers are given, they are taken as the model's choices (forced): what is drafted, accepted and computed is real.
 """
@@ -24,7 +25,7 @@ import torch
 import lookahead
 from lookahead.bench.lossless import Lossless, lossless
 from lookahead.bench.peers import peers_of
-from lookahead.bench.run import Run, StepLog, Turn
+from lookahead.bench.run import Run, StepLog, Turn, progress
 from lookahead.budget.cost import SIZES
 from lookahead.decode.engine import Clock, DecodingEngine, Generation
 from lookahead.decode.memory import peak_memory, untidied
@@ -38,7 +39,7 @@ from lookahead.trie.file import Trie
 PLAIN = "plain"
 REFILLS = 4  # prompts of a turn for each slot, where there are several
 LARGEST_WARMED = 128  # tokens of a forward
-AT_A_TIME = 24  # tokens of each slot that a contender says before the next one goes on
+AT_A_TIME = 4  # tokens that a contender advances by before the next one does; the first step, caches being cold, takes 2 % more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,22 +202,23 @@ def _answer_all(
 
 
 def _in_turn(runs: Sequence[Run], rows: Sequence[int], device: torch.device) -> Iterator[tuple[Run, Turn]]:
-    """All runs over the same rows, each a slice at a time; yields each as it ends."""
-    going = [(run, run.answer(rows)) for run in runs]
-    peaks = dict.fromkeys(runs, 0)
-    while going:
-        still = []
-        for run, slices in going:
+    """All runs over the same rows, side by side; yields each as it ends."""
+    going = {run: run.answer(rows) for run in runs}
+    peaks, reached = dict.fromkeys(runs, 0), dict.fromkeys(runs, 0)
+    for goal in itertools.count(AT_A_TIME, AT_A_TIME):
+        for run in [run for run in going if reached[run] < goal]:
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
-            done = next(slices, None)
+            come = next(come for come in going[run] if isinstance(come, Turn) or come >= goal)
             peaks[run] = max(peaks[run], peak_memory(device))
-            if done is None:
-                still.append((run, slices))
+            if isinstance(come, Turn):
+                come.peak_memory_bytes = peaks[run]
+                del going[run]
+                yield run, come
             else:
-                done.peak_memory_bytes = peaks[run]
-                yield run, done
-        going = still
+                reached[run] = come
+        if not going:
+            return
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -269,23 +271,20 @@ def _check_forcible(target: TargetModel, prompts: Sequence[Sequence[int]], answe
 
 
 def _ours(name: str, engine: DecodingEngine, request: Request) -> Run:
-    def answer(rows: Sequence[int]) -> Iterator[Turn | None]:
+    def answer(rows: Sequence[int]) -> Iterator[int | Turn]:
         now, seconds = engine.target.now, 0.0
         began = now()
         engine.clock = log = StepLog()
         generations = [request(engine, row) for row in rows]
         for generation in generations:
             generation.observer = log.see
-        until = a_slice = AT_A_TIME * engine.batch_size
         for ended in engine.steps(iter(generations)):
+            seconds += now() - began
             for generation in ended:
                 if generation.error:
                     raise generation.error
-            if sum(len(generation.token_ids) for generation in generations) >= until:
-                until += a_slice
-                seconds += now() - began
-                yield None
-                began = now()
+            yield progress(sum(len(generation.token_ids) for generation in generations), log.taken_in)
+            began = now()
         seconds += now() - began
         offered, accepted = log.by_depth()
         yield Turn(
@@ -298,7 +297,7 @@ def _ours(name: str, engine: DecodingEngine, request: Request) -> Run:
             accepted_by_source=sum((generation.accepted_by_source for generation in generations), Counter()),
             offered_by_depth=offered,
             accepted_by_depth=accepted,
-            clock=Clock(log.draft, log.forward, log.verify, log.steps),
+            clock=Clock(log.draft, log.forward, log.verify, log.steps, log.taken_in),
             decode_forwards=log.decode_forwards,
         )
 

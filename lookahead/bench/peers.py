@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lookahead.bench.run import Run, Turn
+from lookahead.bench.run import Run, Turn, progress
 from lookahead.decode.model import TargetModel
 
 GENERATE, PROMPT_LOOKUP = "model.generate", "HF prompt lookup"
@@ -108,7 +108,7 @@ def _peer(
     def room(row: int) -> int:
         return min(max_new_tokens, target.longest_text - len(prompts[row]))
 
-    def answer(rows: Sequence[int]) -> Iterator[Turn | None]:
+    def answer(rows: Sequence[int]) -> Iterator[int | Turn]:
         parts: list[Turn] = []
         for start in range(0, len(rows), batch_size):
             batch = rows[start : start + batch_size]
@@ -117,7 +117,7 @@ def _peer(
             else:
                 for most, alike in itertools.groupby(batch, room):  # one limit holds for all rows of a batch
                     parts.append(generate(list(alike), most))
-            yield None
+            yield progress(sum(part.tokens for part in parts), sum(len(prompts[row]) for row in rows[: start + batch_size]))
         yield _joined(parts)
 
     return Run(name, None, answer, _nothing)

@@ -34,8 +34,8 @@ class StepLog(Clock):
     def see(self, step: Step) -> None:
         self.seen.append((step.tree, len(step.accepted)))
 
-    def add(self, draft: float, forward: float, verify: float) -> None:
-        super().add(draft, forward, verify)
+    def add(self, draft: float, forward: float, verify: float, taken_in: int = 0) -> None:
+        super().add(draft, forward, verify, taken_in)
         if len(self.seen) > self._seen_before:
             self.decode_forwards.append(forward)
             self._seen_before = len(self.seen)
@@ -91,15 +91,15 @@ class TimeSplit:
 class Run:
     """One contender over all prompts.
 
-    options: how it drafts, None for a peer. answer: a turn over some rows of the prompts; yields None where others may have
-    the machine meanwhile, and the turn when it is over. forget: drop what earlier answers left in memory. turns: in the order
-    of the prompts, there once `settle` has been called. speedup: tokens/s over those of plain decoding; speedup_spread: the
-    quartiles of that over all turns and repeats.
+    options: how it drafts, None for a peer. answer: a turn over some rows of the prompts; yields how far it has come (see
+    `progress`), as others may have the machine then, and at last the turn. forget: drop what earlier answers left in memory.
+    turns: in the order of the prompts, there once `settle` has been called. speedup: tokens/s over those of plain decoding;
+    speedup_spread: the quartiles of that over all turns and repeats.
     """
 
     name: str
     options: DraftOptions | None
-    answer: Callable[[Sequence[int]], Iterator[Turn | None]] = dataclasses.field(repr=False)
+    answer: Callable[[Sequence[int]], Iterator[int | Turn]] = dataclasses.field(repr=False)
     forget: Callable[[], None] = dataclasses.field(repr=False)
     turns: list[Turn] = dataclasses.field(default_factory=list, repr=False)
     speedup: float = 1.0
@@ -242,8 +242,14 @@ class Run:
         }
 
 
+TAKEN_IN_AS_ONE = 64  # tokens of prompts, so many of which are about as much work as a token that is said
 OF_A_DEPTH = ("depth", "offered", "accepted")
 TIME_PARTS = tuple(field.name for field in dataclasses.fields(TimeSplit))
+
+
+def progress(said: int, taken_in: int) -> int:
+    """How far a turn has come, in tokens. taken_in: tokens of prompts, of which a forward takes in many."""
+    return said + taken_in // TAKEN_IN_AS_ONE
 
 
 def median_turn(repeats: Sequence[Turn]) -> Turn:

@@ -117,18 +117,23 @@ class Generation:
 
 @dataclasses.dataclass
 class Clock:
-    """Seconds that went into drafting (the budget included), forwards (prefill included) and verification, and how often."""
+    """Seconds that went into drafting (the budget included), forwards (prefill included) and verification, and how often.
+
+    taken_in: tokens of prompts that went through forwards.
+    """
 
     draft: float = 0.0
     forward: float = 0.0
     verify: float = 0.0
     steps: int = 0
+    taken_in: int = 0
 
-    def add(self, draft: float, forward: float, verify: float) -> None:
+    def add(self, draft: float, forward: float, verify: float, taken_in: int = 0) -> None:
         self.draft += draft
         self.forward += forward
         self.verify += verify
         self.steps += 1
+        self.taken_in += taken_in
 
 
 @dataclasses.dataclass(slots=True)
@@ -391,7 +396,8 @@ class DecodingEngine:
             self._count(row, piece, each, verified)
         if awake:
             self.budget.drafted_in(drafted - began)
-        self.clock.add(drafted - began, computed - drafted, verified - computed)
+        taken_in = sum(len(piece.tree or ()) for piece in pieces if piece.wanted != "all")
+        self.clock.add(drafted - began, computed - drafted, verified - computed, taken_in)
         kept = _accepted_of(rows, pieces, accepted) if self.budget.waits else ()
         tells = self.drafter.options.strategy != "off" and (awake or self._steps % PLAIN_APART == 0)
         # Steps that took in prompts say nothing about the cost of those that do not.
