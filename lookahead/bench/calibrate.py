@@ -33,9 +33,11 @@ from lookahead.errors import LookaheadError
 SHORT, LONG = 128, 1024  # tokens in the cache of each row
 CHUNK = 512  # tokens of a prompt that are taken in at once
 MOST_WIDTH = 128
-# At each visit of a cell so many forwards count, more of the short ones than of the long: as many as fit into VISIT seconds.
-IN_A_ROW, MOST_IN_A_ROW, VISIT = 2, 10, 0.1
-WARMING = 4  # forwards before them, which do not: each takes less than the one before. In the first round only one
+# At each visit of a cell as many forwards count as fit into VISIT seconds, but one at least. Before them come those that do not
+# count, as many as fit into WARM seconds: each takes less than the one before, the less so the longer they take. In the first
+# round it is only one. Many short visits tell more than a few long ones, as the machine's pace changes all the time.
+MOST_IN_A_ROW, VISIT = 10, 0.1
+MOST_WARMING, WARM = 4, 0.04
 ACCEPTING_SHARE, ACCEPTING_TIMES, ACCEPTING_WIDTH = 0.1, 12, 8
 AROUND, POLISHED = 4, 10  # visits before and after one that tell the machine's pace; times that cells and paces are told apart
 NEAR, CALM = 6, 1.3  # visits that took so many times what calm ones took, so far before and after, were in a bad moment
@@ -121,7 +123,7 @@ def calibrate(
     while spent() < 1:
         for cell in order.permutation(np.array([*first], object)):
             if rounds % apart[cell] == 0 or cell in few:
-                visits.append((cell, _faster(texts.seconds_of(cell, WARMING, first[cell]))))
+                visits.append((cell, _faster(texts.seconds_of(cell, MOST_WARMING, first[cell]))))
             if spent() > 1:
                 break
         seen = Counter(cell for cell, _ in calm(visits))
@@ -201,14 +203,16 @@ class _Texts:
         self._slots: dict[tuple[int, int], Slots] = {}
 
     @torch.inference_mode()
-    def seconds_of(self, cell: Cell, warming: int = 1, expected: float = VISIT) -> list[float]:
-        """Forwards of a cell behind `warming` others: the first after another shape are slow, as caches hold what it needed.
+    def seconds_of(self, cell: Cell, most_warming: int = 1, expected: float = VISIT / 2) -> list[float]:
+        """Forwards of a cell behind some others: the first after another shape are slow, as caches hold what it needed.
 
-        expected: seconds that one takes, about.
+        most_warming: others, of which there is one at least. expected: seconds that one forward takes, about.
         """
         key = cell.rows, cell.context
         slots = self._slots.get(key) or self._slots.setdefault(key, self._filled(*key))
-        in_a_row = min(MOST_IN_A_ROW, max(IN_A_ROW, int(VISIT / expected)))
+        warming, in_a_row = (
+            min(most, max(1, int(share / expected))) for most, share in ((most_warming, WARM), (MOST_IN_A_ROW, VISIT))
+        )
         return [self._forward(cell, slots) for _ in range(warming + in_a_row)][warming:]
 
     def _forward(self, cell: Cell, slots: Slots) -> float:
