@@ -135,6 +135,25 @@ def test_few_cells_give_a_profile_without_the_terms_that_they_do_not_tell(tiny_m
     assert (found.per_row, found.per_key, found.per_query_key) == (0.0, 0.0, 0.0)
 
 
+def test_no_size_is_cheaper_than_a_smaller_one_whatever_the_noise(tiny_model) -> None:
+    noise = np.random.default_rng(0).lognormal(0.0, 0.1, len(calibrating.CELLS))
+    cells = [(cell, (0.1 + 1e-3 * cell.tokens) * each) for cell, each in zip(calibrating.CELLS, noise, strict=True)]
+    found = fitted(probed(tiny_model("llama")), cells, 1)
+    assert any(np.diff([seconds for cell, seconds in sorted(cells, key=lambda each: each[0].tokens) if cell.rows == 1]) < 0)
+    assert (np.diff(found.seconds) >= 0).all()
+
+
+def test_what_long_contexts_take_too_much_makes_no_size_dear_beside_others(tiny_model) -> None:
+    """A draft of three tokens costs 1.2 times a plain step; long contexts, where three tokens are not measured, fit badly."""
+    slow = {(1, width) for width in (1, 16, 64)}
+    cells = [
+        (cell, (0.1 + 0.01 * cell.tokens) * (1.25 if cell.context > 128 and (cell.rows, cell.width) in slow else 1.0))
+        for cell in calibrating.CELLS
+    ]
+    found = fitted(probed(tiny_model("llama")), cells, 1)
+    assert found.forward_seconds(3, 1, 128) / found.forward_seconds(1, 1, 128) == pytest.approx(0.13 / 0.11, rel=0.01)
+
+
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neo", "falcon_h1"])  # packed, chain, replay
 def test_calibrating_keeps_its_time_and_its_profile_costs_what_it_measured(tiny_model, architecture: str) -> None:
     target, shares = probed(tiny_model(architecture)), []

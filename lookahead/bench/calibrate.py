@@ -7,7 +7,8 @@ for all of them is measured on fewer. Each round has another order, and those th
 Machines that are shared have a pace that changes by the minute, and are much slower still for a moment here and there. So what
 a cell takes is told apart from the machine's pace at each visit, by what was visited just before and after; visits in a bad
 moment do not count, and cells that were hardly ever seen in a good one are visited again first. A profile's terms are then
-fitted to the cells, all weighing alike in per cent.
+fitted to the cells, with none below 0 and no size cheaper than a smaller one. In per cent all weigh alike, but for long
+contexts: few sizes are measured there, and what these take too much must not make them dear beside the sizes that are not.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ MOST_WARMING, WARM = 4, 0.04
 ACCEPTING_SHARE, ACCEPTING_TIMES, ACCEPTING_WIDTH = 0.1, 12, 8
 AROUND, POLISHED = 4, 10  # visits before and after one that tell the machine's pace; times that cells and paces are told apart
 NEAR, CALM = 6, 1.3  # visits that took so many times what calm ones took, so far before and after, were in a bad moment
+OFTEN = 8  # tokens up to which forwards of one row are visited twice a round
 CONFIRMED = 2  # calm visits of a cell, without which it is visited in each round
+LONG_WEIGHT = 0.25  # of a cell of a long context in the fit
 SHARE_OF_FIRST = 0.5  # of the time for the first round: what is not reached by then is left out
 
 
@@ -121,7 +124,7 @@ def calibrate(
     apart = {cell: max(1, round((each / least) ** 0.5)) for cell, each in first.items()}  # rounds between visits
     order, rounds, few = np.random.default_rng(0), 1, set[Cell]()  # few: those of few calm visits
     while spent() < 1:
-        for cell in order.permutation(np.array([*first], object)):
+        for cell in order.permutation(np.array([*first, *filter(_often, first)], object)):
             if rounds % apart[cell] == 0 or cell in few:
                 visits.append((cell, _faster(texts.seconds_of(cell, MOST_WARMING, first[cell]))))
             if spent() > 1:
@@ -131,6 +134,11 @@ def calibrate(
         rounds += 1
     measured = list((first | at_one_pace(calm(visits))).items())
     return dataclasses.replace(fitted(target, measured, rounds), **texts.accepting(ACCEPTING_SHARE * seconds)), measured
+
+
+def _often(cell: Cell) -> bool:
+    """Speedups are told by these above all: plain forwards, and those of small drafts in one row."""
+    return cell.context <= SHORT and (cell.width == 1 or (cell.rows == 1 and cell.width <= OFTEN))
 
 
 def _faster(times: Sequence[float]) -> float:
@@ -292,27 +300,30 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
     scored = [(cell, seconds) for cell, seconds in measured if cell.wanted == "all"]
     if separate:  # a row is a forward of its own
         scored = [(cell, seconds) for cell, seconds in scored if cell.rows == 1]
-    sizes = sorted({cell.tokens for cell, _ in scored})
-    cells = [cell for cell, _ in scored]
+    cells, seconds = [cell for cell, _ in scored], np.array([each for _, each in scored])
+    tokens, sizes = np.array([cell.tokens for cell in cells]), sorted({cell.tokens for cell in cells})
     call = ALL_AT_ONCE if _at_once(target) else target.call
     per = np.array([[c.rows - 1, *c.in_attention(call)] for c in cells], float)
-    known = np.array([[float(cell.tokens == size) for size in sizes] for cell, _ in scored])
-    seconds = np.array([each for _, each in scored])
-    used = [column for column in range(per.shape[1]) if _tells(known, per[:, column])]
-    while True:  # terms that would be below 0 are left out, the worst first
-        columns = np.hstack([known, per[:, used]]) / seconds[:, None]
-        found = np.linalg.lstsq(columns, np.ones(len(seconds)), rcond=None)[0]
-        if not used or found[len(sizes) :].min() >= 0:
+    steps = tokens[:, None] >= sizes  # what a size takes more than the one before it
+    columns = np.hstack([steps, per]) / seconds[:, None]
+    short = min(cell.context for cell in cells)
+    weights = np.array([1.0 if cell.context == short else LONG_WEIGHT for cell in cells])
+    used = [*range(len(sizes)), *(len(sizes) + term for term in range(per.shape[1]) if _tells(tokens, per[:, term]))]
+    while True:  # nothing takes less than nothing: steps and terms that would are left out, the worst first
+        found = np.linalg.lstsq(columns[:, used] * weights[:, None], weights, rcond=None)[0]
+        worst = int((found * columns[:, used].max(axis=0)).argmin())
+        if found[worst] >= 0:
             break
-        del used[int((found[len(sizes) :] * per[:, used].max(axis=0)).argmin())]
-    terms = dict(zip(used, found[len(sizes) :], strict=True))
-    errors = np.abs(columns @ found - 1)
-    per_row, per_key, per_query_key, per_padding, per_call = (float(terms.get(column, 0.0)) for column in range(5))
+        del used[worst]
+    takes = np.zeros(columns.shape[1])
+    takes[used] = found
+    errors = np.abs(columns @ takes - 1)
+    per_row, per_key, per_query_key, per_padding, per_call = takes[len(sizes) :].tolist()
     profile = CostProfile(
         target.setting,
         "measured",
         tuple(sizes),
-        tuple(float(each) for each in np.maximum(found[: len(sizes)] - per_row, 1e-9)),
+        tuple(np.maximum(takes[: len(sizes)].cumsum() - per_row, 1e-9).tolist()),
         per_row,
         per_key,
         per_query_key,
@@ -337,6 +348,6 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
     return dataclasses.replace(profile, per_score=max(0.0, float(np.mean(saved)))) if saved else profile
 
 
-def _tells(known: np.ndarray, column: np.ndarray) -> bool:
-    """True if cells of one size differ in this term, so that it can be told from what the size costs. known: [cells, sizes]."""
-    return any(len(set(column[of_size > 0])) > 1 for of_size in known.T)
+def _tells(tokens: np.ndarray, term: np.ndarray) -> bool:
+    """True if cells of one size differ in this term, so that it can be told from what the size costs. Each: [cells]."""
+    return any(len(set(term[tokens == size])) > 1 for size in set(tokens.tolist()))
