@@ -101,13 +101,14 @@ def test_curve_never_falls_and_stays_a_probability(counts, ratio):
 @given(counts, st.floats(1e-6, 1.0))
 @example([(186, 1.0, 0.0)], 1 - 2**-53)  # as float32 the price is 1
 @example([(170, 117.0, 1.0)], 1 - 2**-53)
+@example([(191, 5.0, 0.0)], 0.5)  # what every probability from a half on is worth
 @settings(max_examples=200, deadline=None)
 def test_computed_probability_of_a_price_is_worth_the_price(counts, price):
     calibration = calibration_of(counts)
     curve = calibration.curve
     found = np.float32(computed(price, EDGES, curve))
     worth = calibrated(found, EDGES, curve)
-    if price >= float(curve[ONE]):
+    if price > float(curve[ONE]):
         assert found == 1
     elif price >= curve[0]:
         assert worth == pytest.approx(price, rel=1e-4)

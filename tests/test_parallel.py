@@ -26,9 +26,8 @@ def two_processes(*options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     script = Path(__file__).with_name("run_cli.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, str(script), *map(str, options)], capture_output=True, text=True, env=environment, timeout=120
-    )
+    words = [*command, str(script), *map(str, options)]
+    return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300)
 
 
 def free_port() -> int:

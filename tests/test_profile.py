@@ -317,6 +317,7 @@ def test_calibrate_keeps_a_profile_that_jobs_find(cli: Cli, tmp_path: Path, monk
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     target = load_model(DEMO)
     assert target.costs().known
+    assert not target.in_step().costs().known  # of a model that processes share
     assert target.costs().seconds(1) == pytest.approx(read_profile(str(tmp_path / "p.json")).forward_seconds(1))
 
 

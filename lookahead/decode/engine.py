@@ -522,7 +522,8 @@ class DecodingEngine:
         options, recycling = self.drafter.options, self._recycling
         if options.recycle and options.adaptive:
             paid = recycling.pays
-            recycling.observe(seconds + self.drafter.taken_in_seconds, given, step, said, rows)
+            taken_in = self.target.agreed(self.drafter.taken_in_seconds)
+            recycling.observe(seconds + taken_in, given, step, said, rows)
             if recycling.pays is not paid:
                 self.drafter.use_recycled(recycling.pays)
 

@@ -136,8 +136,12 @@ class TargetModel:
         return setting_of(*known, attention, self.mode, threads, kind_of_linear(self.model))
 
     def costs(self) -> CostCurve:
-        """What its forwards cost, as measured for this setting beforehand, if it was; each engine learns on its own."""
-        return CostCurve(cached_profile(self.setting), self.bucketed)
+        """What its forwards cost, as measured for this setting beforehand, if it was; each engine learns on its own.
+
+        Where processes share the model, their first steps measure it: what each finds in its own cache is not agreed on, and
+        was measured with a whole model.
+        """
+        return CostCurve(None if self.is_shared else cached_profile(self.setting), self.bucketed)
 
     @functools.cached_property
     def packed_attention(self) -> PackedAttention:
@@ -146,6 +150,11 @@ class TargetModel:
     def decodes_plainly(self, length: int) -> bool:
         """A text that grows to `length` tokens must be left to the model's own `generate`."""
         return self.mode == "plain" or length > min(self.rope_changes_at, self.chooses_keys_from)
+
+    @property
+    def is_shared(self) -> bool:
+        """This is one of several processes that each hold a slice of every layer."""
+        return self.agreed is not float
 
     def in_step(self) -> TargetModel:
         """The same for one of several processes that share the model: they take what they measure from each other."""
