@@ -493,10 +493,11 @@ def _contenders(
         raise UsageError(f"--branch-length {branch_length}: several branch lengths need --sweep.")
     options = []
     for name in names:
-        for length in ["auto"] if name == "auto" else lengths:
+        for length in lengths:
             if length == "auto" and not with_model:
                 raise UsageError("--decoding-length auto needs a model: a replay has no forwards to price.")
-            options.append(draft_options(name, length, branch, session_tokens, price))
+            fixed = draft_options(name, length, branch, session_tokens, price)  # refuses what is no length, for auto as well
+            options.append(draft_options(name, "auto", branch, session_tokens, price) if name == "auto" else fixed)
     return list(dict.fromkeys(options))
 
 

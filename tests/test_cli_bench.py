@@ -285,6 +285,9 @@ def test_bench_refuses_what_does_not_go_together(cli: Cli, pairs: Path, tmp_path
     cli.fails(2, "bench", "--replay", pairs, "--dtype", "float16", saying=["--replay runs no model", "--dtype"])
     cli.fails(2, "bench", "--replay", pairs, "--strategy", "off", saying=["off", "hierarchical"])
     cli.fails(2, "bench", "--replay", pairs, "--decoding-length", "many", saying=["many"])
+    auto = ("bench", "--model", MODEL, "--input", pairs, "--strategy", "auto")  # does without a length, but no typo passes
+    cli.fails(2, *auto, "--decoding-length", "many", saying=["--decoding-length many"])
+    cli.fails(2, *auto, "--decoding-length", "0", saying=["between 1 and 1024"])
     cli.fails(2, "bench", "--model", MODEL, "--input", pairs, "--explain", 1, saying=["--explain", "lookahead generate"])
     cli.fails(2, "bench", "--model", MODEL, "--input", pairs, "--baselines", saying=["--model", "--baselines"])
     cli.fails(2, "bench", "--replay", pairs, "--replay", pairs, saying=["pairs.jsonl", "twice"])
