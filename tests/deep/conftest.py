@@ -1,0 +1,16 @@
+"""Deep tests: what takes minutes. `pytest -m deep` runs them; the ordinary suite does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test of this folder is a deep one."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.deep)
