@@ -126,7 +126,7 @@ def read_workloads(
 
     from lookahead.bench.workloads import Workload
     from lookahead.errors import UsageError
-    from lookahead.job.rows import replay_pairs
+    from lookahead.job.pairs import replay_pairs
     from lookahead.trie.file import names_of
     from lookahead_cli.options import open_tries, trie_weights
 

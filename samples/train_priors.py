@@ -22,7 +22,7 @@ from lookahead.bench.replay import Pair, replay_with
 from lookahead.draft.calibration import Calibration
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.priors import FORMULA_STRENGTH, Priors, formula
-from lookahead.job.rows import replay_pairs
+from lookahead.job.pairs import replay_pairs
 from lookahead.trie.file import Trie
 
 ROWS = 80  # of each kind, so that none outweighs the others
