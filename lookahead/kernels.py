@@ -6,7 +6,7 @@ np.int64: what is called with one that begins as a literal is compiled twice.
 
 numba keeps what it has compiled until the function's own file changes. But the kernels that it calls are a part of it, as are
 constants, and those may come from other files. So here it is kept until any file with kernels changes, or one that these import
-from (`_sources`): after an update, a kernel of yesterday would write where arrays no longer are.
+from (`_sources`): after an update, a kernel of yesterday would write where arrays no longer are. Where: see kernel_cache.py.
 
 One that is given forty arrays spends more time on taking them over, and on counting references to them, than on a short draft.
 So a `Block` allocates them and tells their addresses in one array; inside the kernel they are views again, which nobody counts.
@@ -26,6 +26,8 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from lookahead.kernel_cache import KernelCache
+
 
 def _sources() -> bytes:
     """A hash of all files of this package that hold kernels, and of those that they import from: this one is among them."""
@@ -44,9 +46,9 @@ def _kept(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """A decorator: compile with these options, keep that on disk for as long as SOURCES is the same."""
 
     def decorate(function: Callable[..., Any]) -> Any:
-        dispatcher = numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function)
+        dispatcher = numba.njit(nogil=True, error_model="numpy", **options)(function)
         if not numba.config.DISABLE_JIT:  # else it is the function itself
-            dispatcher._cache._cache_file._source_stamp = SOURCES
+            dispatcher._cache = KernelCache(function, SOURCES)
         return dispatcher
 
     return decorate

@@ -39,7 +39,8 @@ def twice_of_99(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     package = tmp_path / "lookahead"
     package.mkdir()
     (package / "__init__.py").touch()
-    shutil.copy(kernels.__file__, package / "kernels.py")
+    for name in ("kernels.py", "kernel_cache.py", "folders.py"):
+        shutil.copy(Path(kernels.__file__).with_name(name), package / name)
     (package / "limit.py").write_text(LIMIT)
     (package / "twice.py").write_text(TWICE)
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from lookahead import folders
 from lookahead.atomic import replacing
 from lookahead.errors import LookaheadError
 from lookahead.kernels import kernel
@@ -177,25 +178,28 @@ def shipped_names() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.json"))
 
 
-def cache_folder() -> Path:
-    """Where this user's profiles lie."""
+def cache_folder() -> Path | None:
+    """Where this user's profiles lie; None where there is neither $LOOKAHEAD_CACHE nor a home."""
     own = os.environ.get("LOOKAHEAD_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(own) if own else Path(base) / "lookahead" / "profiles"
+    return Path(own) if own else folders.cache_folder("profiles")
 
 
 def cached_profile(setting: Setting) -> CostProfile | None:
     """The one that was measured for this setting, if there is one that can be read."""
-    path = cache_folder() / setting.file_name
+    folder = cache_folder()
     try:
-        return read_profile(str(path)) if path.is_file() else None
+        path = folder / setting.file_name if folder else None
+        return read_profile(str(path)) if path and path.is_file() else None
     except (LookaheadError, OSError):
         return None
 
 
 def save_to_cache(profile: CostProfile) -> Path:
     """Keep a profile for later jobs of its setting. Raises LookaheadError if the folder cannot be written."""
-    path = cache_folder() / profile.setting.file_name
+    folder = cache_folder()
+    if folder is None:
+        raise LookaheadError("there is no home folder to keep the profile in. Set LOOKAHEAD_CACHE to a folder.")
+    path = folder / profile.setting.file_name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -23,6 +23,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from lookahead import kernel_cache
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.memory import peak_memory, untidied
 from lookahead.errors import LookaheadError
@@ -119,7 +120,8 @@ class Worker:
             )
             return False
 
-        self._report = Report(batch_size=engine.batch_size, whose=loaded.whose, notice=loaded.notice)
+        notices = " ".join(filter(None, (loaded.notice, kernel_cache.notice())))
+        self._report = Report(batch_size=engine.batch_size, whose=loaded.whose, notice=notices)
         self._ended.put(None)
         try:
             with untidied():

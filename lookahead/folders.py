@@ -1,0 +1,84 @@
+"""Folders in which this tool keeps things between runs, and whether another user could change what is in them.
+
+In: environment variables, the file system. Out: paths, and reasons not to use one. What is kept there is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+MOST_LINKS = 16  # symbolic links on the way to a folder
+
+
+def cache_folder(kind: str) -> Path | None:
+    """Where this user's files of a kind are kept: $LOOKAHEAD_CACHE/kind, else ~/.cache/lookahead/kind; None without a home."""
+    own = os.environ.get("LOOKAHEAD_CACHE")
+    if own:
+        return Path(own) / kind
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "lookahead" / kind
+    except RuntimeError:  # HOME is not set, and this user id has no passwd entry
+        return None
+
+
+def temporary_folder(kind: str) -> Path | None:
+    """Below the system's temporary folder, the same in each run of this user; None if the system has none.
+
+    It may not exist, or be what another user has planted there: see `not_ours`.
+    """
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    try:
+        return Path(tempfile.gettempdir()) / f"lookahead-{kind}-{user}"
+    except OSError:
+        return None
+
+
+def not_ours(folder: Path, links: int = MOST_LINKS, is_above: bool = False) -> str:
+    """Why another user could change what is in a folder; "" if nobody but this user and root can.
+
+    That holds if each folder from the root of the file system down to it belongs to this user or root and nobody else may
+    write to it. Above it, folders in which only owners may rename their files (sticky, as /tmp) will do. Links are followed
+    if they belong to this user or root, at most `links` of them. is_above: it is a folder above the one that is asked about.
+    """
+    if not hasattr(os, "getuid"):
+        return ""
+    folder = Path(os.path.abspath(folder))
+    for each in (*reversed(folder.parents), folder):
+        try:
+            about = each.lstat()
+        except OSError as error:
+            return f"{each}: {error.strerror}"
+        if about.st_uid not in (0, os.getuid()):
+            return f"{each} belongs to another user"
+        if stat.S_ISLNK(about.st_mode):
+            target = each.parent / os.readlink(each)
+            why = not_ours(target, links - 1, is_above or each != folder) if links else f"{each}: too many links"
+            if why:
+                return why
+        elif not stat.S_ISDIR(about.st_mode):
+            return f"{each} is not a folder"
+        elif others_may_write(about) and not ((is_above or each != folder) and about.st_mode & stat.S_ISVTX):
+            return f"others may write to {each}"
+    return ""
+
+
+def others_may_write(about: os.stat_result) -> bool:
+    """Another user than the owner may. A group that is this user's alone, as some distributions make them, is not another."""
+    return bool(about.st_mode & stat.S_IWOTH or (about.st_mode & stat.S_IWGRP and not _is_users_own(about.st_gid)))
+
+
+def _is_users_own(group_id: int) -> bool:
+    """A group of the user's own name and number, with nobody else in it (what USERGROUPS_ENAB of login.defs means)."""
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(group_id)
+    except KeyError:
+        return False
+    same = group.gr_name == user.pw_name and group.gr_gid == user.pw_uid == user.pw_gid
+    return same and user.pw_uid != 0 and set(group.gr_mem) <= {user.pw_name}

@@ -1,0 +1,245 @@
+"""Where compiled kernels are kept, and which are believed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import pytest
+
+from lookahead import folders, kernel_cache, kernels
+
+KERNELS = """
+from lookahead.kernels import kernel
+
+@kernel
+def once(number):
+    return number + 1
+
+@kernel
+def twice(number):
+    return 2 * once(number)
+"""
+ASK = "from lookahead.of_test import once, twice; print(twice(99), sum(twice.stats.cache_misses.values()))"
+OTHER = 12345  # a user id without a passwd entry
+
+as_root = pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can be another user")
+
+
+def plus_one(number):
+    return number + 1
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
+    """compiled(folders...) -> whether `plus_one` had to be compiled, where kernels may lie in these folders."""
+    monkeypatch.setattr(kernel_cache, "_notice", "")
+
+    def ask(*candidates: Path) -> bool:
+        monkeypatch.setattr(kernel_cache, "_candidates", lambda: candidates)
+        kernel_cache._readable.cache_clear()
+        kernel_cache._problem_of.cache_clear()
+        dispatcher: Any = numba.njit(plus_one)
+        dispatcher._cache = kernel_cache.KernelCache(plus_one, b"sources")
+        assert dispatcher(1) == 2
+        return sum(dispatcher.stats.cache_misses.values()) > 0
+
+    yield ask
+    kernel_cache._readable.cache_clear()
+    kernel_cache._problem_of.cache_clear()
+
+
+def test_kernel_is_kept_in_the_first_folder_that_can_be_written_and_found_there(tmp_path: Path, compiled) -> None:
+    (tmp_path / "a file").touch()
+    candidates = tmp_path / "a file" / "kernels", tmp_path / "new" / "kernels"
+    assert compiled(*candidates)
+    assert not compiled(*candidates)
+    assert len(list(candidates[1].glob("*.kernel"))) == 1
+    assert kernel_cache.notice() == ""
+    assert not os.stat(candidates[1]).st_mode & 0o077
+
+
+@pytest.mark.parametrize("spoil", [lambda content: content[:-1], lambda content: b"", lambda content: content + b"x"])
+def test_kernel_file_that_is_not_whole_is_compiled_again(tmp_path: Path, compiled, spoil) -> None:
+    compiled(tmp_path / "kernels")
+    (kept,) = (tmp_path / "kernels").iterdir()
+    kept.write_bytes(spoil(kept.read_bytes()))
+    assert compiled(tmp_path / "kernels")
+    assert not compiled(tmp_path / "kernels")
+
+
+def test_kernel_file_that_others_may_write_is_not_loaded(tmp_path: Path, compiled) -> None:
+    compiled(tmp_path / "kernels")
+    (kept,) = (tmp_path / "kernels").iterdir()
+    kept.chmod(0o646)
+    assert compiled(tmp_path / "kernels")
+    assert not kept.stat().st_mode & 0o022  # it was replaced
+
+
+def test_kernel_file_that_is_a_link_is_not_loaded(tmp_path: Path, compiled) -> None:
+    compiled(tmp_path / "kernels")
+    (kept,) = (tmp_path / "kernels").iterdir()
+    kept.rename(tmp_path / "elsewhere")
+    kept.symlink_to(tmp_path / "elsewhere")
+    assert compiled(tmp_path / "kernels")
+
+
+def test_folder_that_others_may_write_keeps_nothing_and_is_named_once(tmp_path: Path, compiled, caplog) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        compiled(tmp_path / name)
+        (tmp_path / name).chmod(0o777)
+        assert compiled(tmp_path / name)
+    (notice,) = [record.getMessage() for record in caplog.records]
+    assert f"cannot be kept, so each run compiles them again (others may write to {tmp_path}/one)" in notice
+    assert "set LOOKAHEAD_CACHE" in notice
+
+
+def test_kernels_of_earlier_versions_are_removed(tmp_path: Path, compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled(tmp_path / "kernels")
+    (kept,) = (tmp_path / "kernels").iterdir()
+    stem, stamp, key = kept.name.rsplit("-", 2)
+    older, other = kept.with_name(f"{stem}-{stamp[::-1]}-{key}"), kept.with_name(f"not_{kept.name}")
+    abandoned, fresh = kept.with_name(f"{kept.name}.1.tmp"), kept.with_name(f"{kept.name}.2.tmp")
+    for each in (older, other, abandoned, fresh):
+        kept.rename(each) if each is older else each.touch()
+    os.utime(abandoned, (0, 0))
+    assert compiled(tmp_path / "kernels")
+    assert sorted((tmp_path / "kernels").iterdir()) == sorted([kept, other, fresh])
+
+
+def test_folder_is_trusted_only_if_nobody_else_can_change_it_or_one_above_it(tmp_path: Path, monkeypatch) -> None:
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    assert folders.not_ours(inner) == ""
+    (tmp_path / "link").symlink_to(tmp_path / "outer")
+    assert folders.not_ours(tmp_path / "link" / "inner") == ""
+    for mode, why in ((0o1777, ""), (0o777, f"others may write to {tmp_path}/outer"), (0o757, "others may write")):
+        (tmp_path / "outer").chmod(mode)
+        for path in (inner, tmp_path / "link" / "inner"):
+            found = folders.not_ours(path)
+            assert found.startswith(why) if why else found == ""
+    (tmp_path / "outer").chmod(0o1777)
+    assert folders.not_ours(tmp_path / "outer") == f"others may write to {tmp_path}/outer"  # sticky does for those above only
+    (tmp_path / "outer").chmod(0o755)
+    assert "No such file" in folders.not_ours(inner / "missing")
+    (inner / "loop").symlink_to(inner / "loop")
+    assert "too many links" in folders.not_ours(inner / "loop")
+    (inner / "file").touch()
+    assert folders.not_ours(inner / "file") == f"{inner}/file is not a folder"
+
+
+def test_folder_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = os.stat(tmp_path).st_uid
+    monkeypatch.setattr(os, "getuid", lambda: OTHER)
+    found = folders.not_ours(tmp_path)
+    assert found == "" if mine == 0 else "belongs to another user" in found  # what root writes everybody believes
+
+
+@as_root
+def test_what_another_user_has_planted_is_not_trusted(tmp_path: Path) -> None:
+    for name in ("own", "others"):
+        (tmp_path / name).mkdir(mode=0o700)
+    os.chown(tmp_path / "others", OTHER, OTHER)
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    os.lchown(tmp_path / "link", OTHER, OTHER)
+    assert folders.not_ours(tmp_path / "own") == ""
+    assert folders.not_ours(tmp_path / "others") == f"{tmp_path}/others belongs to another user"
+    assert folders.not_ours(tmp_path / "link") == f"{tmp_path}/link belongs to another user"
+
+
+def test_users_own_group_counts_as_the_user_and_no_other_group_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import grp
+    import pwd
+    from types import SimpleNamespace
+
+    tmp_path.chmod(0o775)
+    about, group = tmp_path.stat(), SimpleNamespace(gr_name="ada", gr_gid=1000, gr_mem=[])
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: SimpleNamespace(pw_name="ada", pw_uid=1000, pw_gid=1000))
+    monkeypatch.setattr(grp, "getgrgid", lambda number: group)
+    assert not folders.others_may_write(about)
+    group.gr_mem = ["ada", "bob"]
+    assert folders.others_may_write(about)
+    group.gr_mem, group.gr_name = [], "staff"
+    assert folders.others_may_write(about)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package of two kernels, one of which calls the other, that is kept nowhere yet."""
+    package = tmp_path / "installed" / "lookahead"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    for name in ("kernels.py", "kernel_cache.py", "folders.py"):
+        shutil.copy(Path(kernels.__file__).with_name(name), package)
+    (package / "of_test.py").write_text(KERNELS)
+    return package
+
+
+def started(package: Path, as_other: bool = False, **variables: str) -> subprocess.Popen[str]:
+    """A process that calls a kernel. as_other: by a user without a home, who may read all files."""
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1", **variables}
+    command = [sys.executable, "-c", ASK]
+    if as_other:
+        reads_all = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]  # as Python may lie in root's home
+        command = ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups", *reads_all, *command]
+    return subprocess.Popen(command, env=environment, cwd="/", text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[bool, str]:
+    """(whether it compiled, its stderr); it must have said what the kernel gives."""
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    said, misses = out.split()
+    assert said == "200"
+    return int(misses) > 0, err
+
+
+def test_two_processes_on_one_empty_cache_both_end_well_and_a_third_loads_what_they_kept(package: Path) -> None:
+    both = [started(package), started(package)]
+    for process in both:
+        assert ended(process)[1] == ""
+    assert ended(started(package)) == (False, "")
+    kept = list((package / "__pycache__").iterdir())
+    assert len(kept) == 2
+    assert {path.suffix for path in kept} == {".kernel"}
+
+
+@as_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_user_without_a_home_runs_a_package_that_is_read_only(package: Path) -> None:
+    for folder in (package, *package.parents[:-1]):
+        if folder.stat().st_uid == os.getuid() and folder.stat().st_mode & 0o077 == 0:
+            folder.chmod(0o755)
+    temporary = package.parents[1] / "tmp"
+    temporary.mkdir()
+    temporary.chmod(0o1777)
+    variables = {"TMPDIR": str(temporary)}
+    compiled, err = ended(started(package, as_other=True, **variables))
+    own = temporary / f"lookahead-kernels-{OTHER}"
+    assert compiled
+    assert err.splitlines() == [err.strip()]
+    assert f"kept in {own}" in err
+    assert own.stat().st_mode & 0o777 == 0o700
+    variables["HOME"] = "/"
+    assert ended(started(package, as_other=True, **variables)) == (False, "")
+    for content in own.iterdir():  # somebody else's, and executed if it were loaded
+        content.unlink()
+    own.rmdir()
+    own.mkdir(mode=0o777)
+    own.chmod(0o777)
+    compiled, err = ended(started(package, as_other=True, **variables))
+    assert compiled
+    assert err.splitlines() == [err.strip()]
+    assert f"cannot be kept, so each run compiles them again ({package}/__pycache__: Permission denied; " in err
+    assert f"others may write to {own}" in err
+    assert not list(own.iterdir())
+    assert ended(started(package)) == (True, "")  # by root, once: then it serves all
+    assert ended(started(package, as_other=True, **variables)) == (False, "")
