@@ -17,7 +17,9 @@ from typing import Any
 
 from torch import nn
 
+from lookahead.arguments import numbers_of, paths_of
 from lookahead.decode.engine import FinishReason, Generation
+from lookahead.decode.limits import check_logprobs, is_count
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.model import TargetModel, load_model
 from lookahead.decode.probe import probed
@@ -51,8 +53,9 @@ class GenerationParams(Sampling):
         super().__post_init__()
         if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {self.max_new_tokens}: it must be a whole number above 0.")
-        if self.logprobs is not None and (type(self.logprobs) is not int or self.logprobs < 0):
-            raise UsageError(f"logprobs is {self.logprobs}: it must be a whole number, 0 (of the said tokens only) or more.")
+        if not is_count(self.seed):
+            raise UsageError(f"seed is {self.seed!r}: it must be a whole number.")
+        check_logprobs(self.logprobs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +93,9 @@ class LookaheadEngine:
         self,
         model: Any,
         tokenizer: Any | None = None,
-        tries: Sequence[str | Path | Trie] = (),
+        tries: str | Path | Trie | Sequence[str | Path | Trie] = (),
         *,
-        weights: Sequence[float] | None = None,
+        weights: float | Sequence[float] | None = None,
         batch_size: int | None = None,
         drafts: DraftOptions | None = None,
         dtype: str = "auto",
@@ -102,18 +105,20 @@ class LookaheadEngine:
         """model: a stock Hugging Face causal LM, which is put into eval mode; a folder or hub name; or a `TargetModel`.
 
         tokenizer: a Hugging Face tokenizer. None: the model's own if the model is given by name, else none: prompts are then
-        token ids, and answers have no text. tries: to draft from, of this tokenizer; weights: how much a place in each counts
-        (default 1). batch_size: prompts that are answered at once (default: 8 on a CPU, 32 on a GPU). drafts: default:
-        DraftOptions(adaptive=True). dtype, device: of a model that is given by name, as of `load_model`. prefill_chunk: tokens
-        of prompts that a step takes in at most.
+        token ids, and answers have no text. tries: one or several to draft from, of this tokenizer; weights: how much an
+        occurrence in each counts (default 1). batch_size: prompts that are answered at once (default: 8 on a CPU, 32 on a GPU).
+        drafts: default: DraftOptions(adaptive=True). dtype, device: of a model that is given by name, as of `load_model`.
+        prefill_chunk: tokens of prompts that a step takes in at most.
         Raises LookaheadError if model, tokenizer or tries cannot be used, or not together.
         """
         for name, size in (("batch_size", batch_size), ("prefill_chunk", prefill_chunk)):
             if size is not None and (type(size) is not int or size < 1):
                 raise UsageError(f"{name} is {size!r}: it must be a whole number above 0.")
-        if weights is not None and (len(weights) != len(tries) or not all(0 < weight < math.inf for weight in weights)):
-            raise UsageError(f"weights {list(weights)}: give a number above 0 for each of {len(tries)} tries.")
-        opened = [trie if isinstance(trie, Trie) else Trie(trie) for trie in tries]
+        named = paths_of(tries, "tries", Trie)
+        weights = None if weights is None else numbers_of(weights, "weights")
+        if weights is not None and (len(weights) != len(named) or not all(0 < weight < math.inf for weight in weights)):
+            raise UsageError(f"weights {list(weights)}: give a number above 0 for each of {len(named)} tries.")
+        opened = [trie if isinstance(trie, Trie) else Trie(trie) for trie in named]
         if isinstance(model, str | Path):
             target = load_model(str(model), dtype, device)
             tokenizer = own_tokenizer(str(model)) if tokenizer is None else tokenizer

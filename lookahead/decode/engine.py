@@ -23,6 +23,7 @@ from lookahead.budget.goodput import GoodputBudget, Rest
 from lookahead.budget.worth import Worth
 from lookahead.decode.batch import ALL_AT_ONCE, attended
 from lookahead.decode.constraint import Grammars
+from lookahead.decode.limits import check_vocabulary
 from lookahead.decode.logprobs import TokenLogprobs, logprobs_of
 from lookahead.decode.memory import ran_out
 from lookahead.decode.model import TargetModel
@@ -261,7 +262,7 @@ class DecodingEngine:
     ) -> Generation:
         """A request that has not begun.
 
-        Raises LookaheadError for an empty prompt, one that leaves no room in the model's positions, or unknown ids.
+        Raises LookaheadError for an empty prompt, one that leaves no room in the model's positions, and unknown ids.
         """
         target = self.target
         if not len(prompt_ids):
@@ -275,6 +276,7 @@ class DecodingEngine:
                 f"the prompt has {len(prompt_ids)} tokens and the model has {target.longest_text} positions: "
                 "no room for an answer."
             )
+        check_vocabulary(sampling, target.vocab_size)
         stop_ids = target.eos_token_ids.union(sampling.stop_token_ids)
         return Generation(list(prompt_ids), room, stop_ids, sampling, seed, logprobs=logprobs)
 

@@ -18,6 +18,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StopStringCriteri
 
 from lookahead.decode.batch import upload
 from lookahead.decode.constraint import Constraint, Grammars, Guide
+from lookahead.decode.limits import check_sampling
 from lookahead.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ class Sampling:
     transformers' TypicalLogitsWarper.
     frequency_penalty, presence_penalty: taken off the score of a token for each time, or once, it was said in the answer.
     logit_bias: token id -> added to its score. bad_words_ids: sequences never said. stop: texts after which an answer ends, as
-    do stop_token_ids. processors: transformers LogitsProcessors of your own, applied before sampling. constraint: what the
-    answer must look like; other tokens are ruled out before top_k and its like choose among the rest.
+    do stop_token_ids; a single text or id may be given as such. processors: transformers LogitsProcessors of your own, applied
+    before sampling. constraint: what the answer must look like; other tokens are ruled out before top_k and its like choose
+    among the rest. Raises UsageError for what is out of range or more than limits.py allows.
     """
 
     temperature: float = 0.0
@@ -56,21 +58,9 @@ class Sampling:
     constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
-        limits = {
-            "temperature": (self.temperature >= 0, "0 (greedy) or more"),
-            "top_k": (self.top_k >= 0, "0 (all tokens) or more"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
-            "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
-            "typical_p": (0 < self.typical_p <= 1, "above 0 and at most 1"),
-            "repetition_penalty": ((self.repetition_penalty or 1) > 0, "above 0"),
-            "no_repeat_ngram_size": ((self.no_repeat_ngram_size or 0) >= 0, "0 (off) or more tokens"),
-            "min_new_tokens": ((self.min_new_tokens or 0) >= 0, "0 or more tokens"),
-        }
-        for name, (good, allowed) in limits.items():
-            if not good:
-                raise UsageError(f"{name} is {getattr(self, name)}: it must be {allowed}.")
-        if any(not words for words in self.bad_words_ids) or any(not text for text in self.stop):
-            raise UsageError("bad_words_ids and stop must not hold empty entries.")
+        check_sampling(self)
+        if isinstance(self.processors, LogitsProcessor):
+            object.__setattr__(self, "processors", (self.processors,))
 
 
 GREEDY = Sampling()

@@ -12,10 +12,12 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 import numpy as np
 
+from lookahead.arguments import numbers_of, paths_of
 from lookahead.draft import planner
 from lookahead.draft.arrays import (
     TREE_PARENTS,
@@ -123,23 +125,24 @@ class Row:
 class Drafter:
     """Starts rows and drafts for them.
 
-    tries: prebuilt, each with a weight (default 1): how much a place of its text counts against one of another's.
+    tries: prebuilt, open or as paths, one or several, each with a weight (default 1): how much an occurrence in its text counts
+    against one in another's.
     """
 
     def __init__(
         self,
-        tries: Sequence[Trie] = (),
+        tries: str | Path | Trie | Sequence[str | Path | Trie] = (),
         options: DraftOptions | None = None,
-        weights: Sequence[float] | None = None,
+        weights: float | Sequence[float] | None = None,
         priors: Priors | None = None,
     ):
         self.options = options or DraftOptions()
-        self.tries = tuple(tries)
+        self.tries = tuple(trie if isinstance(trie, Trie) else Trie(trie) for trie in paths_of(tries, "tries", Trie))
         names = names_of([trie.path for trie in self.tries])
         self.source_names = ("prompt", "output", "session", "recycled", *(f"trie:{name}" for name in names))
         self.session = SessionMemory(self.options.session_tokens)
         self._priors = priors or load_priors()
-        trie_weights = [1.0] * len(self.tries) if weights is None else list(weights)
+        trie_weights = [1.0] * len(self.tries) if weights is None else list(numbers_of(weights, "weights"))
         self._trie_texts, text_weights = [], []
         for number, (trie, weight) in enumerate(zip(self.tries, trie_weights, strict=True)):
             for part in trie.segments:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lookahead.arguments import numbers_of, paths_of
 from lookahead.budget import goodput
 from lookahead.decode.best import best_tokens
 from lookahead.decode.engine import DecodingEngine
@@ -40,6 +41,10 @@ class EngineSettings:
     tp_plan: str | None = None
     batch_size: int | None = None
     prefill_chunk: int = 512
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tries", paths_of(self.tries, "tries"))
+        object.__setattr__(self, "weights", numbers_of(self.weights, "weights"))
 
     def load(self, compiling: Callable[[Callable[[], None]], None] = lambda compile: compile()) -> LoadedEngine:
         """Open the tries, load the model, compile the kernels.

@@ -19,7 +19,7 @@ import numpy as np
 
 import lookahead
 from lookahead.atomic import replacing, scratch_sibling
-from lookahead.errors import CorpusError, TokenizerMismatchError, TrieFormatError
+from lookahead.errors import CorpusError, TokenizerMismatchError, TrieFormatError, UsageError
 from lookahead.trie import format
 from lookahead.trie.file import Segment, Trie
 from lookahead.trie.runs import BASE_BYTES, Pages, Run, Scratch, merged
@@ -75,7 +75,7 @@ class Effort:
 
 
 def build_trie(
-    documents: Iterable[TokenDocument],
+    documents: TokenDocument | Iterable[TokenDocument],
     out: str | Path,
     tokenizer: TokenizerIdentity,
     min_count: int = 1,
@@ -112,7 +112,7 @@ def build_trie(
 
 
 def append_trie(
-    documents: Iterable[TokenDocument],
+    documents: TokenDocument | Iterable[TokenDocument],
     path: str | Path,
     tokenizer: TokenizerIdentity,
     effort: Effort | None = None,
@@ -219,7 +219,7 @@ class SourceTable:
 def write_segment(
     writer: format.TrieWriter,
     parts: Sequence[Part],
-    documents: Iterable[TokenDocument],
+    documents: TokenDocument | Iterable[TokenDocument],
     sources: SourceTable,
     separator: int,
     folder: Path,
@@ -345,7 +345,9 @@ class _Stretch:
     last: bool
 
 
-def _stretches(documents: Iterable[TokenDocument], sources: SourceTable, separator: int, effort: Effort) -> Iterator[_Stretch]:
+def _stretches(
+    documents: TokenDocument | Iterable[TokenDocument], sources: SourceTable, separator: int, effort: Effort
+) -> Iterator[_Stretch]:
     """Documents gathered to as much as can be sorted within the memory limit. The arrays hold until the next is asked for."""
     dtype = format.smallest_dtype("tokens", separator)
     room = min(effort.arrays // (dtype.itemsize + 4), (1 << 32) - 1)
@@ -381,7 +383,7 @@ def _stretches(documents: Iterable[TokenDocument], sources: SourceTable, separat
 
 
 def _groups(
-    documents: Iterable[TokenDocument], sources: SourceTable, separator: int
+    documents: TokenDocument | Iterable[TokenDocument], sources: SourceTable, separator: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(ids of some documents, each closed by a separator; their ends; their source numbers), all int64."""
     closing = np.array([separator])
@@ -402,7 +404,9 @@ def _groups(
             ends = np.flatnonzero(ids == separator)
         return ids, ends, np.array(numbers)
 
-    for document in documents:
+    for document in (documents,) if isinstance(documents, TokenDocument) else documents:
+        if not isinstance(document, TokenDocument) or isinstance(document.token_ids, str | bytes):
+            raise UsageError(f"documents hold {document!r:.80}: give TokenDocuments of token ids.")
         length = len(document.token_ids)
         if not length:
             continue

@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 import lookahead
+from lookahead.arguments import paths_of, texts_of
 from lookahead.atomic import replacing, scratch_sibling
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.kernels import kernel
@@ -44,7 +45,7 @@ RANK = 64  # tokens between two entries of the table of new positions
 
 
 def merge_tries(
-    paths: Sequence[str | Path],
+    paths: str | Path | Sequence[str | Path],
     out: str | Path,
     weights: Mapping[str, float] | None = None,
     effort: Effort | None = None,
@@ -57,8 +58,11 @@ def merge_tries(
     Raises TokenizerMismatchError for tries of different tokenizers, UsageError for a weight that names nothing,
     TrieFormatError for a damaged trie.
     """
+    named = paths_of(paths, "paths")
+    if not named:
+        raise UsageError("no trie to merge: name one at least.")
     with replacing(out) as file:
-        tries = [Trie(path) for path in paths]
+        tries = [Trie(path) for path in named]
         options = options or {"merged": [trie.path.name for trie in tries]}
         return _merge(tries, file, Path(out).parent, dict(weights or {}), effort or Effort(), options)
 
@@ -118,6 +122,7 @@ def prune_trie(
     Raises UsageError for an unknown source, TrieFormatError for a damaged trie, LookaheadError if nothing would be left.
     """
     effort = effort or Effort()
+    drop_sources = texts_of(drop_sources, "drop_sources")
     trie = Trie(path)
     known = [s.name for s in trie.header.sources]
     for name in drop_sources:

@@ -1,0 +1,138 @@
+"""What one request may ask, whether it comes as a row or from Python. In: Sampling. Out: UsageError that names the field.
+
+Each limit bounds memory or time that one request can cost the others of a job. README lists them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lookahead.arguments import id_lists_of, texts_of, token_ids_of
+from lookahead.errors import UsageError
+
+if TYPE_CHECKING:
+    from lookahead.decode.sampling import Sampling
+
+SAMPLES = 1024  # answers to one row
+STOPS, STOP_LENGTH = 16, 128  # stop texts; characters of each: each costs a pass over the vocabulary, once
+STOP_IDS = 1024
+BAD_WORDS, BAD_WORD_LENGTH = 1024, 64  # sequences; ids of each
+BIASES = 10_000  # entries of logit_bias
+LOGPROBS = 128  # most probable tokens beside each
+ID_LENGTH = 1024  # characters of a row's id
+CONSTRAINT_LENGTH = 1 << 18  # characters of a schema, expression, grammar or list of choices
+LARGEST = 1 << 63  # whole numbers lie below
+LEAST_BIAS = -1e9  # a bias at or below it rules a token out
+
+# field -> (lower limit, upper limit, whether the lower limit itself is allowed, what the message says)
+NUMBERS: dict[str, tuple[float, float, bool, str]] = {
+    "temperature": (0, math.inf, True, "0 (greedy) or more"),
+    "top_p": (0, 1, False, "above 0 and at most 1"),
+    "min_p": (0, 1, True, "from 0 to 1"),
+    "typical_p": (0, 1, False, "above 0 and at most 1"),
+    "repetition_penalty": (0, math.inf, False, "above 0"),
+    "frequency_penalty": (-math.inf, math.inf, True, "a number"),
+    "presence_penalty": (-math.inf, math.inf, True, "a number"),
+}
+COUNTS = {
+    "top_k": "0 (all tokens) or more",
+    "no_repeat_ngram_size": "0 (off) or more tokens",
+    "min_new_tokens": "0 or more tokens",
+}
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Bring sequences into tuples and check every field by itself. Raises UsageError."""
+    for name, (low, high, with_low, allowed) in NUMBERS.items():
+        value = getattr(sampling, name)
+        if value is None and name == "repetition_penalty":
+            continue
+        if not is_number(value) or not (low <= value <= high if with_low else low < value <= high):
+            raise UsageError(f"{name} is {value!r}: it must be {allowed}.")
+    for name, allowed in COUNTS.items():
+        value = getattr(sampling, name)
+        if (value is None and name == "top_k") or (value is not None and not (is_count(value) and value >= 0)):
+            raise UsageError(f"{name} is {value!r}: it must be {allowed}.")
+    lists = {
+        "stop": texts_of(sampling.stop, "stop"),
+        "stop_token_ids": token_ids_of(sampling.stop_token_ids, "stop_token_ids"),
+        "bad_words_ids": id_lists_of(sampling.bad_words_ids, "bad_words_ids"),
+    }
+    for name, value in lists.items():
+        object.__setattr__(sampling, name, value)
+    if any(not words for words in lists["bad_words_ids"]) or any(not text for text in lists["stop"]):
+        raise UsageError("bad_words_ids and stop must not hold empty entries.")
+    check_size("stop", lists["stop"], STOPS, "texts", STOP_LENGTH, "characters")
+    check_size("stop_token_ids", lists["stop_token_ids"], STOP_IDS, "ids")
+    check_size("bad_words_ids", lists["bad_words_ids"], BAD_WORDS, "sequences", BAD_WORD_LENGTH, "ids")
+    _check_biases(sampling.logit_bias)
+    if sampling.constraint is not None:
+        check_length(f"{sampling.constraint.kind}", sampling.constraint.text, CONSTRAINT_LENGTH)
+
+
+def check_vocabulary(sampling: Sampling, vocab_size: int) -> None:
+    """Raises UsageError for a token id that the model does not have, and for a bias that leaves no token."""
+    bad_words = itertools.chain.from_iterable(sampling.bad_words_ids)
+    named: list[tuple[str, Iterable[int]]] = [
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("bad_words_ids", bad_words),
+        ("logit_bias", sampling.logit_bias),
+    ]
+    for name, ids in named:
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise UsageError(f"{name} holds token id {token}, outside the model's vocabulary of {vocab_size}.")
+    if sum(bias <= LEAST_BIAS for bias in sampling.logit_bias.values()) >= vocab_size:
+        raise UsageError("logit_bias rules out every token of the vocabulary.")
+
+
+def check_samples(count: int, what: str = "n") -> None:
+    if count > SAMPLES:
+        raise UsageError(f"{what} is {count}: at most {SAMPLES} answers to one prompt are given.")
+
+
+def check_logprobs(most: int | None) -> None:
+    if most is not None and (not is_count(most) or int(most) < 0):
+        raise UsageError(f"logprobs is {most!r}: it must be a whole number, 0 (of the answer's tokens only) or more.")
+    if most is not None and most > LOGPROBS:
+        raise UsageError(f"logprobs is {most}: at most {LOGPROBS} tokens are listed.")
+
+
+def check_size(name: str, entries: Any, most: int, unit: str, longest: int | None = None, of_each: str = "") -> None:
+    """Raises UsageError for more than `most` entries, or one longer than `longest`."""
+    if len(entries) > most:
+        raise UsageError(f"{name} has {len(entries)} {unit}: at most {most} are allowed.")
+    if longest is not None and (length := max(map(len, entries), default=0)) > longest:
+        raise UsageError(f"{name} has an entry of {length} {of_each}: at most {longest} are allowed.")
+
+
+def check_length(name: str, text: str, longest: int) -> None:
+    if len(text) > longest:
+        raise UsageError(f"{name} has {len(text)} characters: at most {longest} are allowed.")
+
+
+def is_number(value: Any) -> bool:
+    """A finite number; True and False are none."""
+    if isinstance(value, numbers.Integral):
+        return is_count(value)
+    return isinstance(value, numbers.Real) and math.isfinite(value)
+
+
+def is_count(value: Any) -> bool:
+    """A whole number of ordinary size; True and False are none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) < LARGEST
+
+
+def _check_biases(biases: Any) -> None:
+    if not isinstance(biases, Mapping):
+        raise UsageError(f"logit_bias is a {type(biases).__name__}: give each token id a number, such as {{5: -100.0}}.")
+    check_size("logit_bias", biases, BIASES, "entries")
+    for token, bias in biases.items():
+        if not is_count(token):
+            raise UsageError(f"logit_bias: {token!r:.80} is not a token id.")
+        if not (is_number(bias) and abs(bias) < 1e30) and not (isinstance(bias, float) and bias == -math.inf):
+            raise UsageError(f"logit_bias of token {token} is {bias!r:.80}: give a number.")
