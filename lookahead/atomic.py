@@ -2,17 +2,20 @@
 
 The new bytes go to a temporary sibling, are synced to disk and take the final name in one rename. The sibling is locked
 while it is written: one that nobody locks was left by a process that was killed, and the next write to the name removes it.
+What goes wrong with the disk is a LookaheadError that says what has become of the file; cleaning up never hides it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
 from lookahead.errors import LookaheadError
 
@@ -22,7 +25,11 @@ except ImportError:  # no such locks on this system: then nothing is taken for l
     fcntl = None  # type: ignore[assignment]
 
 
+Made = TypeVar("Made")
 PIECE = 1 << 16  # bytes
+PATIENCE = 1.0  # seconds that a lock is waited for without a word
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # of file systems without hard links
+DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # others say that folders cannot be synced here
 
 
 def write_pieces(file: IO[bytes], data: memoryview) -> int:
@@ -37,46 +44,201 @@ def write_pieces(file: IO[bytes], data: memoryview) -> int:
 
 
 @contextlib.contextmanager
-def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = lambda: None) -> Iterator[IO]:
+def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = lambda: None, new: bool = False) -> Iterator[IO]:
     """Open a temporary sibling of `path`; on success it replaces `path`, on any error it is removed.
 
-    check: called just before the rename; what it raises keeps the old file.
-    Raises LookaheadError if the folder is missing or cannot be written, or the disk is full.
+    check: called just before the rename; what it raises keeps the old file. new: a file that another process has made at
+    `path` meanwhile is not replaced.
+    Raises LookaheadError if the folder is missing or cannot be written, the disk is full or fails; FileExistsError with `new`.
     """
     path = Path(path)
-    if path.is_dir():
-        raise LookaheadError(f"{path}: is a folder. Name a file to write.")
-    if path.exists() and not path.is_file():
-        raise LookaheadError(f"{path}: is a device or pipe, which cannot be replaced. Name a file to write.")
+    with _telling(path):
+        there = path.exists()
+        if path.is_dir():
+            raise LookaheadError(f"{path}: is a folder. Name a file to write.")
+        if there and not path.is_file():
+            raise LookaheadError(f"{path}: is a device or pipe, which cannot be replaced. Name a file to write.")
+    fate = "The old file is unchanged." if there else "No file was written."
     descriptor, temporary = _locked_sibling(path)
+    lock = -1
+    file: IO | None = None
     try:
-        with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            check()
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)
-        _sync_folder(path.parent)
+        lock = os.dup(descriptor)  # a file that is closed is no longer locked, and may fail to close: before the rename
+        file = os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8")
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        check()
+        os.fchmod(file.fileno(), 0o666 & ~_umask())
+        uninterrupted(file.close)
+        identity = os.fstat(lock)
+        try:
+            if new:
+                _link(temporary, path)
+            else:
+                uninterrupted(os.replace, temporary, path)
+        except OSError:
+            fate = _fate(path, identity, there)
+            raise
+        _sync_folder(path)
     except BaseException as error:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        with contextlib.suppress(OSError):  # what could not be written is known already
+            os.close(descriptor) if file is None else file.close()
+        _remove(temporary)
+        if isinstance(error, FileExistsError) and new:
+            raise
         if isinstance(error, OSError):
-            raise LookaheadError(f"{path}: write failed ({error.strerror}). The old file is unchanged.") from error
+            what = _what_failed(error, path, temporary)
+            raise LookaheadError(f"{what or f'{path}: write failed'} ({reason(error)}). {fate}".rstrip()) from error
         raise
+    finally:
+        _unlock(lock)
 
 
 @contextlib.contextmanager
 def scratch_sibling(path: str | Path) -> Iterator[IO[bytes]]:
-    """A temporary file beside `path`, removed at the end; after a kill, by the next write to `path`."""
-    descriptor, name = _locked_sibling(Path(path))
+    """A temporary file beside `path`, removed at the end; after a kill, by the next write to `path`.
+
+    Raises LookaheadError where it cannot be made or written; what stands at `path` is not touched.
+    """
+    path = Path(path)
+    descriptor, name = _locked_sibling(path)
+    file: IO[bytes] | None = None
     try:
-        with open(name, "w+b") as file:
-            yield file
+        file = open(name, "w+b")  # noqa: SIM115 - closed below, where what that raises must not hide what went wrong before
+        yield file
+    except OSError as error:
+        what = _what_failed(error, path, name) or f"{path}: a temporary file beside it failed"
+        raise LookaheadError(f"{what} ({reason(error)}).") from error
     finally:
+        if file is not None:
+            with contextlib.suppress(OSError):  # nobody will read it
+                file.close()
+        _remove(name)
+        _unlock(descriptor)
+
+
+@contextlib.contextmanager
+def locked(path: str | Path, waiting: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+    """Keep other processes that lock the file at `path` from replacing it; does nothing where there is no file.
+
+    Waits for a process that has it, and then holds the file which that one has put there. waiting: is told once, if it takes
+    more than a second. Not to be nested for one path: a process waits for itself.
+    """
+    path = Path(path)
+    descriptor = -1
+    told = False
+    begun = time.monotonic()
+    try:
+        while fcntl is not None and (descriptor := _openable(path)) >= 0:
+            while not _try_lock(descriptor):
+                if not told and time.monotonic() > begun + PATIENCE:
+                    told = True
+                    waiting(f"{path}: another process is writing it; waiting for it to end.")
+                time.sleep(0.05)
+            with _telling(path):
+                if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                    break
+            _unlock(descriptor)  # of a file that was replaced meanwhile
+            descriptor = -1
+        yield
+    finally:
+        _unlock(descriptor)
+
+
+def uninterrupted(call: Callable[..., Made], *arguments: Any) -> Made:
+    """What a system call returns that is made again where a signal has interrupted it, as Python does for many, not for all."""
+    while True:
+        try:
+            return call(*arguments)
+        except InterruptedError:
+            continue
+
+
+def reason(error: OSError) -> str:
+    """What went wrong, in the system's words."""
+    lines = str(error).strip().splitlines()
+    return error.strerror or (lines[0] if lines else type(error).__name__)
+
+
+@contextlib.contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """An error of the system about `path` as one of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise LookaheadError(f"{path}: cannot be used ({reason(error)}).") from error
+
+
+def _what_failed(error: OSError, path: Path, temporary: str) -> str:
+    """Which other file an error is about that was raised while `path` was written; "" if it is not about another one."""
+    other = isinstance(error.filename, str) and error.filename not in (temporary, str(path))
+    return f"{error.filename}: cannot be used; {path}: write failed" if other else ""
+
+
+def _fate(path: Path, identity: os.stat_result, there: bool) -> str:
+    """What has become of `path` after a rename that has failed, which may have been done all the same."""
+    try:
+        now = path.stat()
+    except FileNotFoundError:
+        return "" if there else "No file was written."
+    except OSError:
+        return "Look whether it is the old file or the new one."
+    if os.path.samestat(now, identity):
+        return "The new file is there all the same, whole."
+    return "The old file is unchanged." if there else ""
+
+
+def _link(temporary: str, path: Path) -> None:
+    """Give the file its name if no other has it. Raises FileExistsError."""
+    try:
+        uninterrupted(os.link, temporary, path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+        uninterrupted(os.replace, temporary, path)
+    else:
+        _remove(temporary)
+
+
+def _remove(name: str) -> None:
+    """Remove a temporary file. Where that fails, the next write to the same path does it."""
+    with contextlib.suppress(OSError):
+        uninterrupted(os.unlink, name)
+
+
+def _unlock(descriptor: int) -> None:
+    """Unlock and close, also where the file is mapped, which keeps it open."""
+    if descriptor < 0:
+        return
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    with contextlib.suppress(OSError):
         os.close(descriptor)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """True once this process holds the lock, or the file system has none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def _openable(path: Path) -> int:
+    """A descriptor of an existing file, for a lock; -1 if there is none that can be opened."""
+    for flags in (os.O_RDWR, os.O_RDONLY):  # network file systems lock only what may be written
+        with contextlib.suppress(OSError):
+            return os.open(path, flags) if path.is_file() else -1
+    return -1
 
 
 def _locked_sibling(path: Path) -> tuple[int, str]:
@@ -89,13 +251,15 @@ def _locked_sibling(path: Path) -> tuple[int, str]:
         try:
             descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         except OSError as error:
-            raise LookaheadError(f"{path}: cannot write here ({error.strerror}). Choose another place with -o.") from error
+            raise LookaheadError(f"{path}: cannot write here ({reason(error)}). Choose another place with -o.") from error
         if fcntl is not None:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            return descriptor, name
-        os.close(descriptor)  # taken for abandoned by another process in the moment before it was locked
+        with contextlib.suppress(OSError):  # of a disk that fails: the first write says so
+            if not os.fstat(descriptor).st_nlink:
+                _unlock(descriptor)  # taken for abandoned by another process in the moment before it was locked
+                continue
+        return descriptor, name
 
 
 def _remove_abandoned(path: Path) -> None:
@@ -105,17 +269,23 @@ def _remove_abandoned(path: Path) -> None:
     for name in glob.glob(glob.escape(str(path.parent / f".{path.name}.")) + "????????.tmp"):
         with contextlib.suppress(OSError), open(name, "rb") as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(name)
+            uninterrupted(os.unlink, name)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself last through a loss of power, where the system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
+def _sync_folder(path: Path) -> None:
+    """Make the rename itself last through a loss of power, where the system can. Raises LookaheadError where the disk fails."""
+    try:
+        descriptor = uninterrupted(os.open, path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
-            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+    except OSError as error:
+        if error.errno in DISK_FAILS:
+            raise LookaheadError(
+                f"{path}: is written, but its folder could not be put on disk ({reason(error)}): a loss of power may undo it."
+            ) from error
 
 
 def _umask() -> int:

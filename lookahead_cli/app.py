@@ -73,6 +73,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
         abandon_stdout()
         return 0
+    except OSError as error:  # a disk or a file that fails where nothing else says so
+        about = f"{error.filename}: " if error.filename is not None else ""
+        print(f"error: {about}{' '.join(str(error.strerror or error).split())}", file=sys.stderr)
+        return 1
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

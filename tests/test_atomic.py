@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lookahead.atomic import replacing, scratch_sibling
+from lookahead.atomic import locked, replacing, scratch_sibling
 from lookahead.errors import LookaheadError
 
 pytest.importorskip("fcntl")  # without locks nothing is taken for left behind
@@ -187,3 +190,216 @@ def test_folder_pipe_and_missing_folder_are_refused(tmp_path):
         write(tmp_path / "missing" / "x.txt")
     with pytest.raises(LookaheadError, match=r"cannot write here"), scratch_sibling(tmp_path / "missing" / "x.txt"):
         pass
+
+
+# ---- a disk that fails
+
+
+def fails(monkeypatch, name, error=errno.EIO, times=1, done=False):
+    """os.`name` fails, the first `times` that it is called; done: and does it all the same."""
+    real, calls = getattr(os, name), []
+
+    def failing(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) > times:
+            return real(*arguments, **options)
+        if done:
+            real(*arguments, **options)
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, name, failing)
+    return calls
+
+
+@pytest.fixture
+def kept(tmp_path):
+    path = tmp_path / "kept.txt"
+    path.write_text("old")
+    return path
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["fsync", "fchmod", "replace", "dup"])
+def test_call_that_fails_keeps_the_old_file_and_says_so(kept, monkeypatch, call, error):
+    fails(monkeypatch, call, error)
+    with pytest.raises(LookaheadError, match=rf"^{kept}: write failed [(].*[)]\. The old file is unchanged\.$"):
+        write(kept)
+    assert kept.read_text() == "old"
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_failure_where_there_was_no_file_claims_no_old_one(tmp_path, monkeypatch):
+    fails(monkeypatch, "replace")
+    with pytest.raises(LookaheadError, match=r"write failed .*\. No file was written\.$"):
+        write(tmp_path / "new.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rename_that_fails_though_it_was_done_does_not_claim_the_old_file(kept, monkeypatch):
+    fails(monkeypatch, "replace", done=True)
+    with pytest.raises(LookaheadError, match="The new file is there all the same, whole"):
+        write(kept)
+    assert kept.read_text() == "new"
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_folder_that_cannot_be_synced_does_not_claim_the_old_file(kept, monkeypatch):
+    real = os.fsync
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(LookaheadError, match="is written, but its folder could not be put on disk"):
+        write(kept)
+    assert kept.read_text() == "new"
+
+
+def test_folder_that_cannot_be_synced_by_its_kind_is_no_error(kept, monkeypatch):
+    real = os.fsync
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write(kept)
+    assert kept.read_text() == "new"
+
+
+def test_cleaning_up_that_fails_does_not_hide_what_went_wrong(kept, monkeypatch):
+    fails(monkeypatch, "fsync", errno.ENOSPC)
+    fails(monkeypatch, "unlink", errno.EROFS)
+    with pytest.raises(LookaheadError, match="No space left on device"):
+        write(kept)
+    monkeypatch.undo()
+    assert kept.read_text() == "old"
+    assert len(list(kept.parent.iterdir())) == 2
+    write(kept)  # removes what was left
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_error_of_the_writer_passes_a_disk_that_fails_too(kept, monkeypatch):
+    def refused():
+        with replacing(kept, "w") as file:
+            file.write("new")
+            fails(monkeypatch, "unlink", times=9)
+            raise LookaheadError("row 3 is bad")
+
+    with pytest.raises(LookaheadError, match="row 3 is bad"):
+        refused()
+    assert kept.read_text() == "old"
+
+
+def test_error_about_another_file_names_it(kept):
+    with (
+        pytest.raises(LookaheadError, match=r"gone.txt: cannot be used; .*kept.txt: write failed [(]No such file"),
+        replacing(kept),
+    ):
+        (kept.parent / "gone.txt").open()
+    assert kept.read_text() == "old"
+
+
+@pytest.mark.parametrize("call", ["replace", "unlink"])  # others are made again by Python itself
+def test_interrupted_call_is_made_again(kept, monkeypatch, call):
+    kept.with_name(".kept.txt.abcdefgh.tmp").write_text("")  # to be unlinked
+    calls = fails(monkeypatch, call, errno.EINTR)
+    write(kept)
+    assert len(calls) > 1
+    assert kept.read_text() == "new"
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_scratch_that_cannot_be_written_is_one_of_our_errors_and_touches_nothing(kept, monkeypatch):
+    def full():
+        with scratch_sibling(kept) as file:
+            file.write(b"some")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    fails(monkeypatch, "unlink", errno.EROFS)
+    with pytest.raises(LookaheadError, match=r"kept.txt: a temporary file beside it failed [(]No space left"):
+        full()
+    assert kept.read_text() == "old"
+
+
+def test_stat_that_fails_is_one_of_our_errors(kept, monkeypatch):
+    def stat_fails(self, **_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "stat", stat_fails)
+    with pytest.raises(LookaheadError, match=r"cannot be used [(]Permission denied"):
+        write(kept)
+
+
+# ---- a file that two processes write
+
+
+def test_new_file_of_another_process_is_not_replaced_where_it_must_be_new(tmp_path):
+    path = tmp_path / "first.txt"
+
+    def second():
+        with replacing(path, "w", new=True) as file:
+            file.write("second")
+            path.write_text("first")
+
+    with pytest.raises(FileExistsError):
+        second()
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_new_file_takes_its_name_where_no_other_has_it(tmp_path, monkeypatch, links):
+    if not links:
+        fails(monkeypatch, "link", errno.EPERM)
+    with replacing(tmp_path / "first.txt", "w", new=True) as file:
+        file.write("first")
+    assert (tmp_path / "first.txt").read_text() == "first"
+    assert [p.name for p in tmp_path.iterdir()] == ["first.txt"]
+
+
+HOLDING = """
+import sys
+from lookahead.atomic import locked, replacing
+path = sys.argv[1]
+with locked(path):
+    print("locked", flush=True)
+    sys.stdin.readline()
+    with replacing(path, "w") as file:
+        file.write("theirs")
+"""
+
+
+def test_lock_waits_for_another_process_and_then_holds_the_file_that_it_has_put_there(kept):
+    told = []
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDING, kept], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "locked\n"
+
+        def waiting(text):
+            told.append(text)
+            other.stdin.write("go on\n")
+            other.stdin.flush()
+
+        with locked(kept, waiting):
+            assert kept.read_text() == "theirs"
+    assert len(told) == 1
+    assert str(kept) in told[0]
+
+
+def test_lock_of_a_missing_file_or_on_a_system_without_locks_does_nothing(tmp_path, kept, monkeypatch):
+    with locked(tmp_path / "missing.txt"):
+        pass
+    assert not (tmp_path / "missing.txt").exists()
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with locked(kept):
+        write(kept)
+    assert kept.read_text() == "new"

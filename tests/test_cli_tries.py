@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -367,3 +369,23 @@ def test_reader_that_leaves_early_is_no_error(ids_trie: Path) -> None:
         child.stdout.close()
         assert child.stderr.read() == b""
         assert child.wait() == 0
+
+
+def test_disk_that_fails_where_nothing_expects_it_is_one_line(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size that is shown at the end, of a file that is written already."""
+    corpus = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2, 3]}])
+    real = Path.stat
+
+    def stat(self: Path, **options: Any) -> Any:
+        found = real(self, **options)
+        if self.name == "out.trie":
+            raise OSError(errno.EIO, "Input/output error", str(self))
+        return found
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "stat", stat)
+    cli.fails(
+        1, "build-trie", corpus, "-o", "out.trie", "--vocab-size", 10, "--json", saying=["out.trie", "Input/output error"]
+    )

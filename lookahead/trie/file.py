@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lookahead.atomic import reason
 from lookahead.errors import TokenizerMismatchError, TrieFormatError, UsageError
 from lookahead.kernels import kernel
 from lookahead.trie import format
@@ -73,7 +74,7 @@ class Trie:
                 if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a look-up touches single pages, far apart
                     self.mapped.madvise(mmap.MADV_NOHUGEPAGE)
         except OSError as error:
-            raise TrieFormatError(f"{self.path}: cannot be read ({error.strerror}).") from error
+            raise TrieFormatError(f"{self.path}: cannot be read ({reason(error)}).") from error
         self.segments = tuple(Segment(segment, self.mapped) for segment in self.header.segments)
         self.recycled = self._recycled()
         self.source_weights = np.array([s.weight for s in self.header.sources], np.float32)

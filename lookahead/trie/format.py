@@ -49,7 +49,7 @@ from typing import IO, Any, TypeVar
 import msgpack
 import numpy as np
 
-from lookahead.atomic import write_pieces
+from lookahead.atomic import reason, uninterrupted, write_pieces
 from lookahead.errors import TrieFormatError, UsageError
 from lookahead.trie.suffixes import DEPTH, SAMPLE
 
@@ -219,7 +219,7 @@ class TrieWriter:
         """The tokens section that was begun, mapped read-only as far as it is written."""
         assert self._open is not None
         self.file.flush()
-        mapped = mmap.mmap(self.file.fileno(), self._offset, access=mmap.ACCESS_READ)
+        mapped = uninterrupted(lambda: mmap.mmap(self.file.fileno(), self._offset, access=mmap.ACCESS_READ))
         return mapped, np.frombuffer(mapped, self._open.dtype, self._open.entries, self._open.offset)
 
     def end_segment(self, tokens: int, documents: int) -> None:
@@ -300,7 +300,7 @@ def read_header(path: Path, file: IO[bytes]) -> TrieHeader:
         file.seek(size - header_length)
         packed = file.read(header_length)
     except OSError as error:
-        raise TrieFormatError(f"{path}: cannot be read ({error.strerror}).") from error
+        raise TrieFormatError(f"{path}: cannot be read ({reason(error)}).") from error
     if zlib.crc32(packed) != crc:
         raise TrieFormatError(f"{path}: damaged header (checksum differs). Rebuild.")
     try:
@@ -317,7 +317,7 @@ def map_file(path: Path, file: IO[bytes], header: TrieHeader) -> mmap.mmap:
     try:
         if os.fstat(file.fileno()).st_size < end:
             raise TrieFormatError(f"{path}: the file shrank while it was opened. Try again.")
-        return mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ)
+        return uninterrupted(lambda: mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         raise TrieFormatError(f"{path}: cannot be mapped ({error}).") from error
 

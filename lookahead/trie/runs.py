@@ -19,7 +19,7 @@ from typing import IO
 
 import numpy as np
 
-from lookahead.atomic import write_pieces
+from lookahead.atomic import reason, uninterrupted, write_pieces
 from lookahead.errors import LookaheadError, TrieFormatError
 from lookahead.trie.suffixes import DEPTH, compare_suffixes, count_before, key_digits, merge_block, pack_texts
 
@@ -124,12 +124,10 @@ class Scratch:
             self._used += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
             yield self._file, begin
         except OSError as error:
-            raise LookaheadError(
-                f"{self._folder}: {size:,} bytes of scratch cannot be kept here ({error.strerror})."
-            ) from error
+            raise LookaheadError(f"{self._folder}: {size:,} bytes of scratch cannot be kept here ({reason(error)}).") from error
 
     def _map(self, file: IO[bytes], begin: int, entries: int, dtype: np.dtype, access: int) -> np.ndarray:
-        mapped = mmap.mmap(file.fileno(), entries * dtype.itemsize, access=access, offset=begin)
+        mapped = uninterrupted(lambda: mmap.mmap(file.fileno(), entries * dtype.itemsize, access=access, offset=begin))
         self._pages.watch(mapped, often=access == mmap.ACCESS_WRITE)
         return np.frombuffer(mapped, dtype, entries)
 

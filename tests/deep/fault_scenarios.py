@@ -1,0 +1,164 @@
+"""The commands that faults of the disk are injected into, with small files; each is run here once, so that children need not
+import or compile anything."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.deep.faults import Scenario
+
+WORDS = ["the cat sat on the mat and the dog sat on the log", "the cat sat on the mat, as cats do", "a dog is a dog is a dog"]
+TOKENIZER = Path(__file__).parents[2] / "samples" / "demo-model"
+SMALL_MEMORY = "1MiB"
+
+
+def contents(folder: Path, *names: str) -> list[bytes | None]:
+    """Of each file its bytes."""
+    return [(folder / name).read_bytes() if (folder / name).exists() else None for name in names]
+
+
+def text_corpus(folder: Path) -> None:
+    rows = [{"text": f"{number}: {words}"} for number, words in enumerate(WORDS * 4)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def id_corpus(folder: Path, name: str = "ids.jsonl", rows: int = 40) -> None:
+    lines = [json.dumps({"ids": [(7 * row + 3 * k) % 50 for k in range(20 + row % 5)]}) for row in range(rows)]
+    (folder / name).write_text("\n".join(lines) + "\n")
+
+
+def run_here(folder: Path, *command: str) -> None:
+    """The command in this process; what a child needs is then imported and compiled."""
+    from lookahead_cli.app import run
+
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        assert run(command) == 0, command
+    finally:
+        os.chdir(before)
+
+
+def of_files(made: Path, given: Sequence[str], command: Sequence[str], *targets: str) -> Scenario:
+    """A scenario with copies of the files `given` in the folder `made`; it has been run there."""
+
+    def prepare(folder: Path) -> None:
+        for name in given:
+            shutil.copy(made / name, folder / name)
+
+    warm = made / "warm"
+    warm.mkdir()
+    prepare(warm)
+    run_here(warm, *command)
+    return Scenario(prepare, tuple(command), lambda folder: contents(folder, *targets))
+
+
+def build(made: Path) -> Scenario:
+    """A new trie, from text."""
+    text_corpus(made)
+    command = ("build-trie", "corpus.jsonl", "-o", "x.trie", "--tokenizer", str(TOKENIZER), "--json")
+    return of_files(made, ["corpus.jsonl"], command, "x.trie")
+
+
+def build_in_runs(made: Path) -> Scenario:
+    """A trie that replaces another, by sorted runs on disk."""
+    small_runs()
+    id_corpus(made)
+    id_corpus(made, "other.jsonl", 5)
+    run_here(made, "build-trie", "other.jsonl", "-o", "x.trie", "--vocab-size", "50", "--json")
+    command = ("build-trie", "ids.jsonl", "-o", "x.trie", "--vocab-size", "50", "--workers", "2", "--json")
+    return of_files(made, ["ids.jsonl", "x.trie"], command, "x.trie")
+
+
+def build_pruned(made: Path) -> Scenario:
+    """With --min-count, which takes a scratch file."""
+    id_corpus(made)
+    command = ("build-trie", "ids.jsonl", "-o", "x.trie", "--vocab-size", "50", "--min-count", "2", "--json")
+    return of_files(made, ["ids.jsonl"], command, "x.trie")
+
+
+def build_from_parquet(made: Path) -> Scenario:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.set_cpu_count(1)
+    pyarrow.set_io_thread_count(1)
+    ids = [[(7 * row + 3 * k) % 50 for k in range(20)] for row in range(10)]
+    pyarrow.parquet.write_table(pyarrow.table({"ids": ids}), made / "ids.parquet")
+    command = ("build-trie", "ids.parquet", "-o", "x.trie", "--vocab-size", "50", "--json")
+    return of_files(made, ["ids.parquet"], command, "x.trie")
+
+
+def append(made: Path) -> Scenario:
+    id_corpus(made)
+    id_corpus(made, "more.jsonl", 5)
+    run_here(made, "build-trie", "ids.jsonl", "-o", "x.trie", "--vocab-size", "50", "--json")
+    return of_files(made, ["x.trie", "more.jsonl"], ("build-trie", "more.jsonl", "--append", "x.trie", "--json"), "x.trie")
+
+
+def append_joining(made: Path) -> Scenario:
+    """To a trie of as many segments as there may be: the smaller ones are joined."""
+    id_corpus(made, "ids.jsonl", 5)
+    run_here(made, "build-trie", "ids.jsonl", "-o", "x.trie", "--vocab-size", "50", "--json")
+    for _ in range(7):
+        run_here(made, "build-trie", "ids.jsonl", "--append", "x.trie", "--json")
+    return of_files(made, ["x.trie", "ids.jsonl"], ("build-trie", "ids.jsonl", "--append", "x.trie", "--json"), "x.trie")
+
+
+def two_tries(made: Path) -> None:
+    id_corpus(made)
+    id_corpus(made, "more.jsonl", 5)
+    run_here(made, "build-trie", "ids.jsonl", "-o", "a.trie", "--vocab-size", "50", "--json")
+    run_here(made, "build-trie", "more.jsonl", "-o", "b.trie", "--vocab-size", "50", "--json")
+
+
+def merge(made: Path) -> Scenario:
+    two_tries(made)
+    return of_files(made, ["a.trie", "b.trie"], ("merge-tries", "a.trie", "b.trie", "-o", "x.trie", "--json"), "x.trie")
+
+
+def merge_in_place(made: Path) -> Scenario:
+    """The output is an input."""
+    two_tries(made)
+    run_here(made, "build-trie", "more.jsonl", "--append", "a.trie", "--json")
+    return of_files(made, ["a.trie"], ("merge-tries", "a.trie", "-o", "a.trie", "--json"), "a.trie")
+
+
+def prune(made: Path) -> Scenario:
+    two_tries(made)
+    run_here(made, "build-trie", "more.jsonl", "--append", "a.trie", "--json")
+    return of_files(made, ["a.trie"], ("prune-trie", "a.trie", "-o", "x.trie", "--min-count", "2", "--json"), "x.trie")
+
+
+def small_runs() -> None:
+    """Memory for a few documents only, so that there are many runs: for this process and its children."""
+    from lookahead.trie import build
+    from lookahead.trie.build import Effort
+    from lookahead.trie.runs import Pages
+
+    build.GROUP_DOCUMENTS = 8
+    Effort.arrays = property(lambda self: 8)  # type: ignore[assignment]
+    Effort.pages = lambda self: Pages(0)  # type: ignore[method-assign]
+
+
+SCENARIOS: dict[str, Callable[[Path], Scenario]] = {
+    made.__name__: made
+    for made in (
+        build, build_in_runs, build_pruned, build_from_parquet, append, append_joining, merge, merge_in_place, prune,
+    )
+}  # fmt: skip
+
+
+def prepared(name: str, made: Path) -> Any:
+    """The scenario of this name, which uses files in the folder `made`, a new one."""
+    import typer.main
+
+    typer.main.get_command = functools.cache(typer.main.get_command)  # most of what a run of a small command takes
+    made.mkdir(parents=True)
+    return SCENARIOS[name](made)
