@@ -132,8 +132,8 @@ class LookaheadEngine:
             raise UsageError(f"model is a {type(model).__name__}: give a Hugging Face causal LM, its folder or its hub name.")
         drafts = drafts or DraftOptions(adaptive=True)
         loaded = assemble(target, tokenizer, opened, weights, drafts, batch_size, prefill_chunk)
-        if loaded.notice:
-            log.warning(loaded.notice)
+        for notice in loaded.notices():
+            log.warning("%s", notice)
         self.tokenizer = tokenizer
         self._engine = loaded.engine
         self._in_use = threading.Lock()

@@ -27,6 +27,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
     StopStringCriteria,
+    SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 from transformers.generation import (
@@ -40,6 +41,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 from lookahead.decode.constraint import Guide
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.model import TargetModel
+from lookahead.decode.own_state import own_copies
 from lookahead.decode.probe import probed
 from lookahead.decode.slots import Scores
 from lookahead.draft.drafter import Drafter, DraftOptions
@@ -226,13 +228,15 @@ class GenerateRow:
 
 
 def of_row(thing: Any, row: int, rows: int) -> Any:
-    """A processor or criterion for one row of several: a shallow copy, so that what it notes about a text is the row's own.
+    """A processor or criterion for one row of several: a copy, so that the state it keeps about a text is the row's own.
 
-    Those of transformers that know all rows are left with this one.
+    The user's own are copied deeply (decode/own_state.py), of those of transformers what changes; those that know all rows are
+    left with this one. Raises UsageError for one that cannot be copied.
     """
     if rows == 1:
         return thing
-    own = copy.copy(thing)
+    shallow = type(thing).__module__.startswith("transformers.") and type(thing) is not SynthIDTextWatermarkLogitsProcessor
+    own = copy.copy(thing) if shallow else own_copies([thing])[0]
     if isinstance(own, PrefixConstrainedLogitsProcessor):
         own._prefix_allowed_tokens_fn = lambda _, ids: thing._prefix_allowed_tokens_fn(row, ids)
     elif isinstance(own, RepetitionPenaltyLogitsProcessor) and isinstance(own.prompt_ignore_length, torch.Tensor):

@@ -13,6 +13,7 @@ import numpy as np
 from lookahead.decode.memory import peak_memory
 from lookahead.decode.model import read_config
 from lookahead.decode.parallel import Peers
+from lookahead.decode.sampling import GREEDY, Sampling
 from lookahead.errors import UsageError
 from lookahead.job.journal import Ended
 from lookahead.job.ray_crew import RayCrew
@@ -127,11 +128,11 @@ class Workers:
         return ()
 
 
-def load_here(settings: EngineSettings) -> LoadedEngine:
-    """An engine in this process. Raises LookaheadError if model or tries cannot be used."""
+def load_here(settings: EngineSettings, sampling: Sampling = GREEDY) -> LoadedEngine:
+    """An engine in this process. sampling: of its rows. Raises LookaheadError if model or tries cannot be used."""
     loaded = settings.load(lambda compile_kernels: render.patiently(compile_kernels, render.COMPILING))
-    if loaded.notice:
-        render.notice(loaded.notice)
+    for notice in loaded.notices(sampling):
+        render.notice(notice)
     return loaded
 
 
@@ -141,7 +142,7 @@ def here(
     """An engine in this process, and the job. peers: who shares its model. explained: rows whose steps are shown."""
     if peers:
         peers.begin()
-    loaded = load_here(settings)
+    loaded = load_here(settings, job.sampling)
     if explained:
         target = loaded.engine.target
         if target.mode == "plain":

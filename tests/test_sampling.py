@@ -64,8 +64,9 @@ def by_generate(target, prompt, sampling, seed, new_tokens=NEW_TOKENS):
         if getattr(sampling, name) is not None
     }
     if sampling.temperature:
-        names = ("temperature", "top_k", "top_p", "typical_p")
-        wishes |= {"do_sample": True, **{name: getattr(sampling, name) for name in names}, "min_p": sampling.min_p or None}
+        unlimited = {"top_k": 0, "top_p": 1.0, "min_p": None, "typical_p": 1.0}
+        asked = {name: getattr(sampling, name) or default for name, default in unlimited.items()}
+        wishes |= {"do_sample": True, "temperature": sampling.temperature, **asked}
     if sampling.bad_words_ids:
         wishes["bad_words_ids"] = [list(words) for words in sampling.bad_words_ids]
     if sampling.logit_bias:

@@ -23,6 +23,7 @@ from lookahead.budget.goodput import GoodputBudget, Rest
 from lookahead.budget.worth import Worth
 from lookahead.decode.batch import ALL_AT_ONCE, attended
 from lookahead.decode.constraint import Grammars
+from lookahead.decode.generation_config import bad_word_ids, generate_alone, generation_config
 from lookahead.decode.limits import check_vocabulary
 from lookahead.decode.logprobs import TokenLogprobs, logprobs_of
 from lookahead.decode.memory import ran_out
@@ -34,7 +35,6 @@ from lookahead.decode.sampling import (
     Given,
     Sampler,
     Sampling,
-    generation_config,
     guide_of,
     own_processors,
     stop_texts,
@@ -588,24 +588,30 @@ class DecodingEngine:
         sampling, length = generation.sampling, len(generation.prompt_ids)
         text = torch.tensor([generation.prompt_ids], device=self.target.device)
         try:
-            stops, guide = stop_texts(sampling, self.tokenizer), guide_of(sampling, self._grammars, generation.room)
+            stops, guide = (
+                stop_texts(self.target, sampling, self.tokenizer),
+                guide_of(sampling, self._grammars, generation.room),
+            )
             processors = own_processors(sampling, length)
             if guide:
                 processors.append(Allowed(guide, said_from=length))
+            bad_words = bad_word_ids(tuple(sampling.bad_words), self.tokenizer)
+            config = generation_config(self.target, sampling, length, generation.room, bad_words)
+            config.return_dict_in_generate, config.output_logits = True, generation.logprobs is not None
             with torch.random.fork_rng(devices=[self.target.device] if self.target.device.type == "cuda" else []):
                 torch.manual_seed(generation.seed)
-                output = self.target.model.generate(
-                    text,
-                    return_dict_in_generate=True,
-                    output_logits=generation.logprobs is not None,
+                output = generate_alone(
+                    self.target,
+                    config,
+                    inputs=text,
                     attention_mask=torch.ones_like(text),
-                    generation_config=generation_config(self.target, sampling, length, generation.room),
                     logits_processor=processors,
                     stopping_criteria=StoppingCriteriaList([stops] if stops else []),
                 )
             said = output.sequences[0, length:].tolist()
+            stopped = stops is not None and bool(stops(output.sequences, None))
             for place, token in enumerate(said, 1):
-                generation.add(token, bool(stops) and place == len(said) < generation.room)
+                generation.add(token, stopped and place == len(said))
             if generation.logprobs is not None:
                 scores = torch.cat(output.logits)
                 generation.token_logprobs = logprobs_of(scores, range(len(said)), said, generation.logprobs)

@@ -49,25 +49,29 @@ def check_sampling(sampling: Sampling) -> None:
     """Bring sequences into tuples and check every field by itself. Raises UsageError."""
     for name, (low, high, with_low, allowed) in NUMBERS.items():
         value = getattr(sampling, name)
-        if value is None and name == "repetition_penalty":
+        if value is None and name not in ("frequency_penalty", "presence_penalty"):
             continue
         if not is_number(value) or not (low <= value <= high if with_low else low < value <= high):
             raise UsageError(f"{name} is {value!r}: it must be {allowed}.")
     for name, allowed in COUNTS.items():
         value = getattr(sampling, name)
-        if (value is None and name == "top_k") or (value is not None and not (is_count(value) and value >= 0)):
+        if value is not None and not (is_count(value) and value >= 0):
             raise UsageError(f"{name} is {value!r}: it must be {allowed}.")
     lists = {
         "stop": texts_of(sampling.stop, "stop"),
+        "bad_words": texts_of(sampling.bad_words, "bad_words"),
         "stop_token_ids": token_ids_of(sampling.stop_token_ids, "stop_token_ids"),
         "bad_words_ids": id_lists_of(sampling.bad_words_ids, "bad_words_ids"),
     }
     for name, value in lists.items():
         object.__setattr__(sampling, name, value)
-    if any(not words for words in lists["bad_words_ids"]) or any(not text for text in lists["stop"]):
-        raise UsageError("bad_words_ids and stop must not hold empty entries.")
+    if any(not entry for name in ("bad_words_ids", "bad_words", "stop") for entry in lists[name]):
+        raise UsageError("bad_words_ids, bad_words and stop must not hold empty entries.")
+    if sampling.sampling not in ("greedy", "model"):
+        raise UsageError(f"sampling is {sampling.sampling!r}: it must be greedy or model.")
     check_size("stop", lists["stop"], STOPS, "texts", STOP_LENGTH, "characters")
     check_size("stop_token_ids", lists["stop_token_ids"], STOP_IDS, "ids")
+    check_size("bad_words", lists["bad_words"], BAD_WORDS, "texts", STOP_LENGTH, "characters")
     check_size("bad_words_ids", lists["bad_words_ids"], BAD_WORDS, "sequences", BAD_WORD_LENGTH, "ids")
     _check_biases(sampling.logit_bias)
     if sampling.constraint is not None:

@@ -102,10 +102,8 @@ class TargetModel:
 
     @functools.cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end an answer, as `generate` sees them."""
+        """Ids that end an answer, as `generate` sees them: those of the generation config alone."""
         ids = self.model.generation_config.eos_token_id
-        if ids is None:
-            ids = self.text_config.eos_token_id
         return frozenset([ids] if isinstance(ids, int) else ids or [])
 
     @functools.cached_property

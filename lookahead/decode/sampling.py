@@ -7,18 +7,19 @@ on the rows beside it: it is what `generate` gives after `torch.manual_seed` wit
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StopStringCriteria
 
 from lookahead.decode.batch import upload
 from lookahead.decode.constraint import Constraint, Grammars, Guide
+from lookahead.decode.generation_config import bad_word_ids, generation_config, own_stop_strings, quiet_generation
 from lookahead.decode.limits import check_sampling
+from lookahead.decode.own_state import own_copies
 from lookahead.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,25 +27,32 @@ if TYPE_CHECKING:
     from lookahead.decode.slots import Scores
 
 
+SamplingMode = Literal["greedy", "model"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """What a request asks of its tokens. None: what the model's generation config says.
+    """What a request asks of its tokens. None: what `sampling` says of the first five, else the model's generation config.
 
-    temperature: 0 is greedy decoding, which uses none of the next five. top_k: the most probable tokens only (0: all).
+    temperature: 0 is greedy decoding, which uses none of the next four. top_k: the most probable tokens only (0: all).
     top_p: the least set of tokens with this mass. min_p: tokens at least so probable against the best. typical_p: as
     transformers' TypicalLogitsWarper.
     frequency_penalty, presence_penalty: taken off the score of a token for each time, or once, it was said in the answer.
-    logit_bias: token id -> added to its score. bad_words_ids: sequences never said. stop: texts after which an answer ends, as
-    do stop_token_ids; a single text or id may be given as such. processors: transformers LogitsProcessors of your own, applied
-    before sampling. constraint: what the answer must look like; other tokens are ruled out before top_k and its like choose
-    among the rest. Raises UsageError for what is out of range or more than limits.py allows.
+    logit_bias: token id -> added to its score. bad_words_ids: sequences never said; bad_words: the same as texts, at the
+    beginning and behind a space. Both in place of those of the generation config. stop: texts after which an answer ends, in
+    place of the generation config's stop_strings; it ends at stop_token_ids, too; a single text or id may be given as such.
+    processors: transformers LogitsProcessors of your own, applied before sampling, copied for each answer. constraint: what the
+    answer must look like; other tokens are ruled out before top_k and its like choose among the rest.
+    sampling: "greedy": temperature 0 and no limits where they are None. "model": then do_sample, temperature, top_k, top_p,
+    min_p, typical_p, top_h, epsilon_cutoff and eta_cutoff are those of `model.generate`, by the model's generation config.
+    Raises UsageError for what is out of range or more than limits.py allows.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -56,6 +64,8 @@ class Sampling:
     stop_token_ids: Sequence[int] = ()
     processors: Sequence[LogitsProcessor] = ()
     constraint: Constraint | None = None
+    bad_words: Sequence[str] = ()
+    sampling: SamplingMode = "greedy"
 
     def __post_init__(self) -> None:
         check_sampling(self)
@@ -146,13 +156,18 @@ class Sampler:
         grammars: Grammars | None = None,
     ):
         self.prompt_length = len(prompt_ids)
-        self.draws = sampling.temperature > 0
+        config = generation_config(
+            target, sampling, self.prompt_length, room, bad_word_ids(tuple(sampling.bad_words), tokenizer)
+        )
+        self.draws = bool(config.do_sample)
         self.guide = guide_of(sampling, grammars, room)
-        rules_out = [Allowed(self.guide)] if self.guide else []
-        self.processors = _processors(target, sampling, self.prompt_length, room, *rules_out)
+        own = own_processors(sampling, self.prompt_length)
+        if self.guide:
+            own.append(Allowed(self.guide))
+        self.processors = _processors(target, config, prompt_ids, own)
         if self.guide and not self.draws and len(self.processors or ()) == 1:  # the best token mostly needs no mask
             self.processors = None
-        self._stops = stop_texts(sampling, tokenizer)
+        self._stops = stop_texts(target, sampling, tokenizer)
         if self.draws:
             self._stream = torch.Generator(target.device).manual_seed(seed)
         self._text = torch.empty(1, 0, dtype=torch.int64)
@@ -200,31 +215,9 @@ def seed_of(seed: int, row_id: Any, sample: int = 0) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def generation_config(target: TargetModel, sampling: Sampling, prompt_length: int, room: int) -> Any:
-    """The model's own generation config with these wishes."""
-    config = copy.deepcopy(target.model.generation_config)
-    config.do_sample = sampling.temperature > 0
-    config.max_new_tokens, config.max_length = room, prompt_length + room
-    if config.do_sample:
-        config.temperature, config.top_k, config.top_p = sampling.temperature, sampling.top_k, sampling.top_p
-        config.min_p, config.typical_p = sampling.min_p or None, sampling.typical_p
-        config.epsilon_cutoff = config.eta_cutoff = config.top_h = None
-    for name in ("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens"):
-        if getattr(sampling, name) is not None:
-            setattr(config, name, getattr(sampling, name))
-    if sampling.bad_words_ids:
-        config.bad_words_ids = [list(words) for words in sampling.bad_words_ids]
-    if sampling.logit_bias:
-        config.sequence_bias = {**(config.sequence_bias or {}), **{(t,): float(b) for t, b in sampling.logit_bias.items()}}
-    config.eos_token_id = sorted(target.eos_token_ids.union(sampling.stop_token_ids)) or None
-    if config.pad_token_id is None:
-        config.pad_token_id = next(iter(config.eos_token_id or ()), 0)
-    return config
-
-
 def own_processors(sampling: Sampling, prompt_length: int) -> LogitsProcessorList:
     """What transformers has no name for in a generation config: the caller's processors and the counting penalties."""
-    own = LogitsProcessorList(sampling.processors)
+    own = LogitsProcessorList(own_copies(sampling.processors))
     if sampling.frequency_penalty or sampling.presence_penalty:
         own.append(CountPenalty(prompt_length, sampling.frequency_penalty, sampling.presence_penalty))
     return own
@@ -239,25 +232,28 @@ def guide_of(sampling: Sampling, grammars: Grammars | None, room: int) -> Guide 
     return grammars.guide(sampling.constraint, room)
 
 
-def stop_texts(sampling: Sampling, tokenizer: Any) -> StopStringCriteria | None:
+def stop_texts(target: TargetModel, sampling: Sampling, tokenizer: Any) -> StopStringCriteria | None:
     """What sees that a stop text is complete."""
-    if not sampling.stop:
+    texts = sampling.stop or own_stop_strings(target)
+    if not texts:
         return None
     if tokenizer is None:
         raise UsageError("stop texts need the model's tokenizer, and there is none: use stop_token_ids.")
-    return StopStringCriteria(tokenizer, list(sampling.stop))
+    return StopStringCriteria(tokenizer, list(texts))
 
 
 def _processors(
-    target: TargetModel, sampling: Sampling, prompt_length: int, room: int, *more: LogitsProcessor
+    target: TargetModel, config: Any, prompt_ids: Sequence[int], own: LogitsProcessorList
 ) -> LogitsProcessorList | None:
-    """All that `generate` would apply to scores, given `more`; None: nothing."""
-    config = generation_config(target, sampling, prompt_length, room)
-    target.model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=target.device)
-    processors = target.model._get_logits_processor(
-        config,
-        input_ids_seq_length=prompt_length,
-        device=target.device,
-        logits_processor=LogitsProcessorList([*own_processors(sampling, prompt_length), *more]),
-    )
+    """All that `generate` would apply to scores with this config and processors of the caller's `own`; None: nothing."""
+    text = torch.tensor([prompt_ids], device=target.device)
+    with quiet_generation():
+        target.model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=target.device)
+        processors = target.model._get_logits_processor(
+            config,
+            input_ids_seq_length=len(prompt_ids),
+            encoder_input_ids=text,  # of a decoder, its prompt
+            device=target.device,
+            logits_processor=own,
+        )
     return processors or None

@@ -14,7 +14,9 @@ from lookahead.arguments import numbers_of, paths_of
 from lookahead.budget import goodput
 from lookahead.decode.best import best_tokens
 from lookahead.decode.engine import DecodingEngine
+from lookahead.decode.generation_config import check, not_used
 from lookahead.decode.model import TargetModel, load_model
+from lookahead.decode.sampling import GREEDY, Sampling
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.recycled import BEST
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
@@ -65,11 +67,16 @@ class LoadedEngine:
     tokenizer: Any | None
     whose: TokenizerIdentity
 
-    @property
-    def notice(self) -> str:
-        """Why drafts are verified in a slower way than they could be; "" if they are not."""
+    def notices(self, sampling: Sampling = GREEDY) -> list[str]:
+        """What a user should know of the model: why drafts are verified in a slower way than they could be, and what of its
+        generation config is not used. sampling: what rows ask for that say nothing of their own. Raises ModelError if the
+        model's own sampling is wrong and was asked for.
+        """
         target = self.engine.target
-        return "" if target.mode == "packed" else f"{self.whose.name} verifies by {target.mode}: {target.reason}"
+        if sampling.sampling == "model":
+            check(target, self.tokenizer, Sampling(sampling="model"))
+        slower = "" if target.mode == "packed" else f"{self.whose.name} verifies by {target.mode}: {target.reason}"
+        return [notice for notice in (slower, not_used(target, sampling)) if notice]
 
 
 def own_tokenizer(model: str) -> Any | None:
@@ -91,8 +98,9 @@ def assemble(
 ) -> LoadedEngine:
     """An engine of its parts, with compiled kernels. Arguments as of `EngineSettings` and its `load`.
 
-    Raises TokenizerMismatchError for a trie of another tokenizer.
+    Raises TokenizerMismatchError for a trie of another tokenizer, ModelError for a generation config that cannot be used.
     """
+    check(target, tokenizer, GREEDY)
     whose = identity(tokenizer, target.name) if tokenizer is not None else TokenizerIdentity(target.vocab_size, "", target.name)
     for trie in tries:
         trie.check_tokenizer(whose.fingerprint, max(target.vocab_size, whose.vocab_size), target.name)

@@ -60,7 +60,7 @@ class Report:
     speedup: float | None = None
     peak_memory: int = 0
     whose: TokenizerIdentity | None = None
-    notice: str = ""
+    notices: Sequence[str] = ()
     error: LookaheadError | None = None
 
 
@@ -120,8 +120,8 @@ class Worker:
             )
             return False
 
-        notices = " ".join(filter(None, (loaded.notice, kernel_cache.notice())))
-        self._report = Report(batch_size=engine.batch_size, whose=loaded.whose, notice=notices)
+        notices = tuple(filter(None, (*loaded.notices(self._options.sampling), kernel_cache.notice())))
+        self._report = Report(batch_size=engine.batch_size, whose=loaded.whose, notices=notices)
         self._ended.put(None)
         try:
             with untidied():
@@ -298,9 +298,10 @@ class Team:
             return
         if report.error:
             raise report.error
-        if report.notice and report.notice not in self._notices:
-            self._notices.add(report.notice)
-            log.warning("%s", report.notice)
+        for notice in report.notices:
+            if notice not in self._notices:
+                self._notices.add(notice)
+                log.warning("%s", notice)
         post.report = report
         for ended in report.ended:
             self._losses = 0
