@@ -4,6 +4,7 @@ Formats by suffix: .jsonl, .txt (each also .gz or .zst), .parquet; "-" is JSON l
 A .txt file is one document, a very large one is cut at line ends into pieces of about 1 MiB.
 A row's text is --text-field, else the first present of TEXT_FIELDS. A row that answers a prompt (`messages`, `prompt` or
 `prompt_ids` beside the answer) keeps the last LEFT_CONTEXT prompt tokens, so that its first tokens can be drafted.
+Rows of a job's output or of the OpenAI batch API are known by their form (corpus_rows.py); failed ones are counted.
 """
 
 from __future__ import annotations
@@ -25,27 +26,15 @@ from typing import IO, Any, cast
 
 import numpy as np
 
+from lookahead.corpus_rows import Failed, Row, documents_of
 from lookahead.errors import CorpusError
 from lookahead.trie.build import LEFT_CONTEXT, TokenDocument
 
-TEXT_FIELDS = ("text", "response", "output", "completion", "answer", "messages")
-ID_FIELDS = ("ids", "response_ids")
 TEXT_PIECE = 1 << 20  # characters
 PROMPT_TAIL = 512  # characters of a prompt that are tokenized for its last LEFT_CONTEXT tokens
 BATCH = 512  # rows tokenized at a time
 LINES = (".jsonl", ".json", ".ndjson")
 SUFFIXES = (*LINES, ".txt", ".parquet")
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One document before tokenization: text or ids, and what stood before it."""
-
-    source: str
-    text: str = ""
-    ids: np.ndarray | None = None
-    prompt: str | list | np.ndarray | None = None  # text, chat messages or ids
-    ends: bool = True  # the model would end here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +49,15 @@ class FilePart:
 
 @dataclasses.dataclass
 class CorpusReport:
-    """What was read. `problems` holds the first ten, as `file:line: what`; `bytes` counts those of the files, packed or not."""
+    """What was read. `problems` holds the first ten, as `file:line: what`; `bytes` counts those of the files, packed or not.
+
+    failed: rows of a job that hold no answer, as they failed. requests: rows whose prompts were taken, for want of an answer.
+    """
 
     rows: int = 0
     bad: int = 0
+    failed: int = 0
+    requests: int = 0
     bytes: int = 0
     problems: list[str] = dataclasses.field(default_factory=list)
 
@@ -79,6 +73,8 @@ class CorpusReport:
         """Count what another has counted."""
         self.rows += other.rows
         self.bad += other.bad
+        self.failed += other.failed
+        self.requests += other.requests
         self.bytes += other.bytes
         self.problems += other.problems[: 10 - len(self.problems)]
 
@@ -162,8 +158,9 @@ def read_documents(
     Rows that cannot be used go to `report`, or raise CorpusError if `strict`.
     """
     parts = [FilePart(name) if isinstance(name, str) else name for name in names]
+    limits = vocab_size or 1 << 31, tokenizer is not None
     rows = itertools.chain.from_iterable(
-        _rows_of(part, source or _source_name(part.name), text_field, report, strict, vocab_size or 1 << 31) for part in parts
+        _rows_of(part, source or _source_name(part.name), text_field, report, strict, *limits) for part in parts
     )
     batches = iter(lambda: list(itertools.islice(rows, BATCH)), [])
     pending: collections.deque[Future[list[TokenDocument]]] = collections.deque()
@@ -289,26 +286,38 @@ def _source_name(name: str) -> str:
 
 
 def _rows_of(
-    part: FilePart, source: str, text_field: str | None, report: CorpusReport, strict: bool, vocab_size: int
+    part: FilePart,
+    source: str,
+    text_field: str | None,
+    report: CorpusReport,
+    strict: bool,
+    vocab_size: int,
+    tokenized: bool = True,
 ) -> Iterator[Row]:
+    """tokenized: text is, so that answers which hold text and ids are taken as text."""
     name = part.name
     kind = kind_of(name)
     if kind == ".txt":
         yield from _text_pieces(name, source, report)
         return
-    before = report.rows + report.bad
+    before = report.rows + report.bad + report.failed
     for number, row in parquet_rows(name, report) if kind == ".parquet" else json_rows(part, report):
         where = f"{name}:{number}"
         if isinstance(row, str):
             report.add(f"{where}: {row}.", strict)
             continue
-        found, problem = _documents_of(row, source, text_field, vocab_size)
+        try:
+            found, problem = documents_of(row, source, text_field, vocab_size, tokenized)
+        except Failed:
+            report.failed += 1
+            continue
         if problem:
             report.add(f"{where}: {problem}", strict)
             continue
         report.rows += 1
+        report.requests += found[0].is_prompt
         yield from found
-    if report.rows + report.bad == before and part == FilePart(name):
+    if report.rows + report.bad + report.failed == before and part == FilePart(name):
         report.add(f"{name}: no rows in this file.", strict)
 
 
@@ -346,57 +355,6 @@ def _text_pieces(name: str, source: str, report: CorpusReport) -> Iterator[Row]:
             raise CorpusError(f"{name}: not UTF-8 text (byte {error.start}).") from error
     if not pieces:
         raise CorpusError(f"{name}: empty file.")
-
-
-def _documents_of(row: dict[str, Any], source: str, text_field: str | None, vocab_size: int) -> tuple[list[Row], str]:
-    """(documents of a row, "") or ([], what is wrong)."""
-    if text_field is None:
-        for field in ID_FIELDS:
-            if field in row:
-                ids, problem = _ids(row, field, vocab_size)
-                prompt, prompt_problem = _ids(row, "prompt_ids", vocab_size) if field == "response_ids" else (None, "")
-                if problem or prompt_problem:
-                    return [], problem or prompt_problem
-                return [Row(source, ids=ids, prompt=prompt)], "" if len(ids) else f'"{field}" is empty.'
-    field = text_field or next((f for f in TEXT_FIELDS if row.get(f) is not None), "")
-    if not field or row.get(field) is None:
-        found = ", ".join(sorted(map(str, row))) or "nothing"
-        wanted = text_field or "text"
-        hint = "Use --text-field NAME." if row else "Remove the row."
-        return [], f'no "{wanted}" field (found: {found}). {hint}'
-    value = row[field]
-    if field == "messages" or isinstance(value, list):
-        return _messages(value, source)
-    if not isinstance(value, str):
-        return [], f'"{field}" is a {type(value).__name__}, not text.'
-    if not value:
-        return [], f'"{field}" is empty.'
-    prompt = row.get("prompt") if isinstance(row.get("prompt"), str) and field != "text" else None
-    return [Row(source, text=value, prompt=prompt)], ""
-
-
-def _ids(row: dict[str, Any], field: str, vocab_size: int) -> tuple[np.ndarray, str]:
-    """(the token ids in a field of a row, "") or (nothing, what is wrong). A missing field holds none."""
-    ids = row.get(field) or []
-    if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
-        return np.empty(0, np.int64), f'"{field}" is not a list of token ids.'
-    if ids and min(ids) < 0:
-        return np.empty(0, np.int64), f'"{field}" is not a list of token ids.'
-    if ids and max(ids) >= vocab_size:
-        return np.empty(0, np.int64), f'"{field}" holds token id {max(ids)}, outside the vocabulary of {vocab_size}.'
-    return np.array(ids, np.int64), ""
-
-
-def _messages(messages: Any, source: str) -> tuple[list[Row], str]:
-    """One document per assistant turn, with the turns before it as its prompt."""
-    if not isinstance(messages, list) or not all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages
-    ):
-        return [], '"messages" is not a list of {"role", "content"} with text.'
-    answers = [i for i, m in enumerate(messages) if m["role"] == "assistant" and m["content"]]
-    if not answers:
-        return [], '"messages" has no assistant turn with text.'
-    return [Row(source, text=messages[i]["content"], prompt=messages[:i]) for i in answers], ""
 
 
 def _prompt_text(prompt: Any, tokenizer: Any) -> str:

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from lookahead import __version__
-from lookahead_cli import bench, build_trie, calibrate, demo, generate, inspect_trie, merge_tries, prune_trie
+from lookahead_cli import bench, build_trie, calibrate, demo, generate, inspect_trie, merge_tries, prune_trie, replay
 from lookahead_cli.options import with_address
 
 app = typer.Typer(
@@ -29,9 +29,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (build_trie, inspect_trie, prune_trie, merge_tries, generate, bench, calibrate, demo):
+for command in (build_trie, inspect_trie, prune_trie, merge_tries, generate, bench, replay, calibrate, demo):
     name = command.__name__.rpartition(".")[2].replace("_", "-")
-    app.command(name, no_args_is_help=name in ("build-trie", "inspect-trie", "prune-trie", "merge-tries"))(command.command)
+    reads_files = name in ("build-trie", "inspect-trie", "prune-trie", "merge-tries", "replay")
+    app.command(name, no_args_is_help=reads_files)(command.command)
 
 
 def _version(wanted: bool) -> None:

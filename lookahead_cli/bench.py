@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lookahead_cli.comparison import print_comparison
 from lookahead_cli.options import (
     SESSION_TOKENS,
     Attention,
@@ -20,20 +21,12 @@ from lookahead_cli.options import (
     Price,
     SessionTokens,
     TrieWeights,
-    check_folder,
-    draft_options,
     trie_weights,
 )
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
-    from lookahead.bench.lossless import Divergence
-    from lookahead.bench.run import Run
-    from lookahead.draft.drafter import DraftOptions
 
-SHOWN = 5  # divergences below a table
-MOST_AT_ONCE = 1024
-STRATEGIES = ["auto", "hierarchical", "parallel", "single"]  # auto, the first, needs a model
 CHECKED_ROWS = 64  # rows whose outputs are compared unless asked otherwise
 
 
@@ -45,8 +38,8 @@ def command(
         typer.Option(
             "--replay",
             metavar="PAIRS",
-            help="No model: logged prompts and responses (JSON lines) play it. Repeat for several workloads, each named as its "
-            "file without the ending.",
+            help="No model: logged prompts and responses play it, see lookahead replay. Repeat for several workloads, each "
+            "named as its file without the ending.",
         ),
     ] = None,
     trie: Annotated[
@@ -135,8 +128,8 @@ def command(
         bool,
         typer.Option(
             "--sweep",
-            help="On a model: every decoding length with every branch length, and auto; --plot draws forward time, speed and "
-            "EDL against both.",
+            help="Every decoding length with every branch length, on a model also auto; --plot draws forward time, speed and "
+            "EDL against both, of a replay without costs EDL and draft time.",
         ),
     ] = False,
     recycling: Annotated[
@@ -186,21 +179,18 @@ def command(
 
     Example: lookahead bench --model org/model --input prompts.jsonl --trie answers.trie
 
-    Without a model: lookahead bench --replay logged.jsonl --trie answers.trie --tokenizer org/model
+    Without a model: lookahead replay logged.jsonl --trie answers.trie (the same as bench --replay)
 
     Real forwards, no weights: lookahead bench --replay logged.jsonl --model org/model --random-weights --batch-size 1,8
 
-    Several at once: lookahead bench --replay faq.jsonl --replay code.jsonl --trie faq=faq.trie --baselines
-
-    Hardware that is not here: lookahead bench --replay logged.jsonl --tokenizer org/model --cost-profile llama-7b-h200
-
     What lengths suit this machine: lookahead bench --model org/model --input prompts.jsonl --sweep --plot sweep.png
-
-    To watch it draft: lookahead bench --replay logged.jsonl --trie answers.trie --explain 1
     """
-    from lookahead.budget.profile import read_profile
     from lookahead.errors import UsageError
     from lookahead_cli import render
+    from lookahead_cli.contenders import batch_sizes_of
+    from lookahead_cli.replay import Asked, Outputs
+    from lookahead_cli.replay import run as run_replay
+    from lookahead_cli.replays import Logs, replay_on
 
     if random_weights and not (model and replay):
         raise UsageError("--random-weights needs --model NAME_OR_DIR (a config.json is enough) and --replay PAIRS.")
@@ -213,72 +203,46 @@ def command(
         raise UsageError("--recycling compares runs on a model (--model), and not in a --sweep.")
     if cost_profile and (random_weights or not replay):
         raise UsageError("--cost-profile stands in for a model in --replay: leave out --model and --random-weights.")
-    timed = model is not None or cost_profile is not None
-    if sweep:
-        options = _swept(strategy, decoding_length, branch_length, session_tokens, price)
-    else:
-        options = _contenders(strategy, decoding_length, branch_length, session_tokens, price, timed)
-    batch_sizes = _batch_sizes(batch_size)
-    comparisons: list[Comparison] = []
-    failed: list[str] = []
-    written = [path for path in (save, plot, report) if path]
-    if len(set(written)) < len(written):
-        raise UsageError("--save, --plot and --report need files of their own.")
-    for path in written:
-        check_folder(path)
+    asked = Asked(
+        strategy, decoding_length, branch_length, session_tokens, price, sweep, baselines, explain, cost_profile, batch_size,
+        repeat,
+    )  # fmt: skip
+    outputs = Outputs(json, save, plot, report)
+    logs = Logs(replay or (), trie or (), trie_weight, (), tokenizer, rows=rows)
     if replay and not random_weights:
         if any((input, attn, dtype != "auto", device != "auto", max_new_tokens != 256, not peers, check_lossless is not None)):
             raise UsageError(
                 "--replay runs no model: leave out --input, --attn, --dtype, --device, --max-new-tokens, --no-peers, "
                 "--check-lossless and --no-check-lossless."
             )
-        if not timed and (plot or report or sweep or repeat > 1 or batch_sizes != [1]):
+        run_replay(logs, asked, outputs, context.obj)
+        return
+    options, batch_sizes = asked.options(timed=True), batch_sizes_of(batch_size)
+    outputs.check()
+    failed: list[str] = []
+    if replay:
+        if input or baselines or explain or max_new_tokens != 256 or len(replay) > 1:
             raise UsageError(
-                "--replay runs no model: --plot, --report, --sweep, --repeat and --batch-size need --cost-profile, or "
-                "--model with --random-weights."
+                "--random-weights takes one --replay, and neither --input, --max-new-tokens, --baselines nor --explain."
             )
-        if len(replay) > 1 and (plot or report):
-            raise UsageError("--plot and --report show one workload: give one --replay.")
-        from lookahead.bench.workloads import as_json
-        from lookahead_cli.replay import explain_rows, fixed, predict_all, print_replays, read_workloads, replay_all
-
-        profile = read_profile(cost_profile) if cost_profile else None
-        workloads, loaded = read_workloads(replay, trie or [], trie_weight, tokenizer, rows)
-        if explain:
-            explain_rows(workloads, options[0], loaded, explain, render.err if json else render.out)
-        replays = replay_all(workloads, fixed(options), baselines)
-        value = as_json(replays)
-        if not json:
-            print_replays(replays)
-        if profile:
-            comparisons = predict_all(profile, workloads, options, batch_sizes, repeat, value, shown=not json)
+        if check_lossless:
+            raise UsageError("--check-lossless: with --random-weights the answers are given, there is nothing to compare.")
+        comparisons = replay_on(
+            str(model), logs, options, dtype, device, attn, batch_sizes, peers, repeat, shown=not json, recycling=recycling
+        )
     else:
-        if replay:
-            if input or baselines or explain or max_new_tokens != 256 or len(replay) > 1:
-                raise UsageError(
-                    "--random-weights takes one --replay, and neither --input, --max-new-tokens, --baselines nor --explain."
-                )
-            if check_lossless:
-                raise UsageError("--check-lossless: with --random-weights the answers are given, there is nothing to compare.")
-            from lookahead_cli.replay import replay_on
+        if input is None or tokenizer or baselines:
+            raise UsageError("--model needs --input prompts.jsonl and takes neither --tokenizer nor --baselines.")
+        if explain:
+            raise UsageError("--explain is for --replay; to watch a model: lookahead generate --explain ROWS.")
+        comparisons, failed = compare_on(
+            str(model), input, trie, options, rows, max_new_tokens, dtype, device, attn, peers, check_lossless is not False,
+            shown=not json, weights=trie_weight, batch_sizes=batch_sizes, repeats=repeat,
+            lossless_rows=None if check_lossless else CHECKED_ROWS, recycling=recycling,
+        )  # fmt: skip
+    from lookahead.bench import compare
 
-            comparisons = replay_on(
-                str(model), replay[0], trie or [], trie_weight, options, tokenizer, rows, dtype, device, attn, batch_sizes,
-                peers, repeat, shown=not json, recycling=recycling,
-            )  # fmt: skip
-        else:
-            if input is None or tokenizer or baselines:
-                raise UsageError("--model needs --input prompts.jsonl and takes neither --tokenizer nor --baselines.")
-            if explain:
-                raise UsageError("--explain is for --replay; to watch a model: lookahead generate --explain ROWS.")
-            comparisons, failed = compare_on(
-                str(model), input, trie, options, rows, max_new_tokens, dtype, device, attn, peers, check_lossless is not False,
-                shown=not json, weights=trie_weight, batch_sizes=batch_sizes, repeats=repeat,
-                lossless_rows=None if check_lossless else CHECKED_ROWS, recycling=recycling,
-            )  # fmt: skip
-        from lookahead.bench import compare
-
-        value = compare.as_json(comparisons)
+    value = compare.as_json(comparisons)
     if json:
         render.print_json(value)
     else:
@@ -286,24 +250,17 @@ def command(
             print_comparison(comparison, sweep)
     for problem in failed:
         render.notice(f"left out {problem}")
+    figure, page = None, ""
     if plot:
-        from lookahead.bench.plot import comparison_figure, save_png
+        from lookahead.bench.plot import comparison_figure
         from lookahead.bench.sweep import sweep_figure
 
-        save_png(sweep_figure(comparisons) if sweep else comparison_figure(comparisons), plot)
+        figure = sweep_figure(comparisons) if sweep else comparison_figure(comparisons)
     if report:
-        from lookahead.atomic import replacing
         from lookahead.bench.report import report_page
 
-        with replacing(report, "w") as page:
-            page.write(report_page(comparisons, context.obj, failed, sweep))
-    if save:
-        import json as json_module
-
-        from lookahead.atomic import replacing
-
-        with replacing(save, "w") as file:
-            file.write(json_module.dumps(value, indent=2) + "\n")
+        page = report_page(comparisons, context.obj, failed, sweep)
+    outputs.keep(value, figure, page)
 
 
 def compare_on(
@@ -374,166 +331,3 @@ def compare_on(
                 )
             )
     return comparisons, failed
-
-
-def print_comparison(comparison: Comparison, swept: bool = False) -> None:
-    """Tables of speed and of where the time went, who and how deep was accepted, verdict on losslessness, environment.
-
-    swept: also how auto compares with the best fixed setting.
-    """
-    from lookahead.bench.plot import title_of
-    from lookahead_cli import render
-
-    repeats = f", median of {comparison.repeats} repeats" if comparison.repeats > 1 else ""
-    render.table(
-        f"{title_of(comparison)}, batch {comparison.batch_size}{repeats}",
-        ["decoding", "tokens/s", "speedup", "quartiles", "EDL", "drafted", "wasted"],
-        [
-            (
-                run.name,
-                f"{run.tokens_per_second:.1f}",
-                f"{run.speedup:.2f}x",
-                "{:.2f}-{:.2f}".format(*run.speedup_spread) if run is not comparison.runs[0] else "",
-                f"{run.edl:.2f}",
-                f"{run.draft_tokens / max(1, run.steps):.1f}",
-                f"{run.draft_tokens_wasted / max(1, run.steps):.1f}",
-            )
-            for run in comparison.runs
-        ],
-    )
-    _print_time(comparison)
-    if swept:
-        from lookahead.bench.sweep import in_words
-
-        render.out.print(in_words(comparison), markup=False)
-    best = comparison.best
-    render.accepted_by_source(best.name, best.accepted_by_source)
-    render.accepted_by_depth(best.name, best.accepted_by_depth)
-    if comparison.lossless:
-        found, first = comparison.lossless, comparison.lossless_rows
-        of_first = f" (first {first} of {comparison.rows} prompts; all: --check-lossless)" if first < comparison.rows else ""
-        render.out.print(
-            f"lossless: {found.identical}/{found.checked} outputs identical to plain decoding, "
-            f"{found.near_tie} near-ties, {found.different} different{of_first}",
-            markup=False,
-        )
-        for each in found.shown[:SHOWN]:
-            render.out.print(_where(each), markup=False)
-        if len(found.divergences) > SHOWN:
-            render.out.print(f"... and {len(found.divergences) - SHOWN} more (--json shows 20)", markup=False)
-    about = comparison.environment
-    if comparison.predicted:
-        told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items() if name != "cost_profile")
-        render.out.print(f"predicted from a cost profile ({about['cost_profile']}): {told}", markup=False)
-        return
-    memory = max(run.peak_memory_bytes for run in comparison.runs)
-    render.out.print(
-        f"{about['processor']}, {about['threads']} threads, torch {about['torch']}, transformers {about['transformers']}, "
-        f"peak memory {render.size(memory)}",
-        markup=False,
-    )
-
-
-def _print_time(comparison: Comparison) -> None:
-    """Where the time of our own runs went."""
-    from lookahead_cli import render
-
-    def cells(run: Run) -> list[str]:
-        split, forward_ms = run.time_split, run.forward_ms()
-        if split is None:
-            return ["-"] * 6
-        return [
-            *(f"{getattr(split, part) / run.seconds:.1%}" for part in ("draft", "forward", "verify", "rest")),
-            f"{split.draft / max(1, run.steps) * 1e6:.0f}" if run.drafts else "-",
-            f"{forward_ms:.2f}" if forward_ms else "-",
-        ]
-
-    render.table(
-        "where the time went (draft us: a step of a row; forward ms: median)",
-        ["decoding", "draft", "forward", "verify", "rest", "draft us", "forward ms"],
-        [(run.name, *cells(run)) for run in comparison.runs if run.time_split],
-    )
-
-
-def _where(found: Divergence) -> str:
-    """One line: where an output left plain decoding's."""
-    where = f"{found.kind}: prompt {found.row}, {found.run}, after {found.place} tokens"
-    if found.expected is None or found.got is None:
-        return f"{where}: one answer goes on, the other has ended"
-    scores = [f"{score:.6g}" if score is not None else "not finite" for score in (found.got_score, found.expected_score)]
-    near = f"{found.tolerance:.2g}" if found.tolerance is not None else "-"
-    return f"{where}: token {found.got} ({scores[0]}) for {found.expected} ({scores[1]}), within rounding up to {near}"
-
-
-def _batch_sizes(text: str) -> list[int]:
-    """ "1,8" -> [1, 8]. Raises UsageError."""
-    from lookahead.errors import UsageError
-
-    sizes = [part.strip() for part in text.split(",")]
-    if not all(size.isdecimal() and 1 <= int(size) <= MOST_AT_ONCE for size in sizes):
-        raise UsageError(f"--batch-size {text}: give a number of prompts from 1 to {MOST_AT_ONCE}, or several such as 1,4,8.")
-    return list(dict.fromkeys(map(int, sizes)))
-
-
-def _contenders(
-    strategy: str | None,
-    decoding_length: str | None,
-    branch_length: str | None,
-    session_tokens: int,
-    price: float,
-    with_model: bool,
-) -> list[DraftOptions]:
-    """Options of each run. Raises UsageError for unknown names and lengths."""
-    from lookahead.errors import UsageError
-
-    names = _strategies(strategy, STRATEGIES if with_model else STRATEGIES[1:])
-    lengths = decoding_length.split(",") if decoding_length else ["16" if with_model else "64"]
-    (branch, *more) = _lengths("--branch-length", branch_length) if branch_length else [64]
-    if more:
-        raise UsageError(f"--branch-length {branch_length}: several branch lengths need --sweep.")
-    options = []
-    for name in names:
-        for length in lengths:
-            if length == "auto" and not with_model:
-                raise UsageError("--decoding-length auto needs a model: a replay has no forwards to price.")
-            fixed = draft_options(name, length, branch, session_tokens, price)  # refuses what is no length, for auto as well
-            options.append(draft_options(name, "auto", branch, session_tokens, price) if name == "auto" else fixed)
-    return list(dict.fromkeys(options))
-
-
-def _swept(
-    strategy: str | None, decoding_length: str | None, branch_length: str | None, session_tokens: int, price: float
-) -> list[DraftOptions]:
-    """Options of each run of a sweep, auto first. Raises UsageError for unknown names and lengths."""
-    from lookahead.bench.sweep import BRANCH_LENGTHS, DECODING_LENGTHS, grid
-    from lookahead.errors import UsageError
-
-    names = [name for name in _strategies(strategy or "hierarchical", STRATEGIES) if name != "auto"]
-    if not names:
-        raise UsageError(f"--sweep --strategy {strategy}: auto has no lengths to sweep; it runs beside what is swept.")
-    lengths = _lengths("--decoding-length", decoding_length) if decoding_length else DECODING_LENGTHS
-    branches = _lengths("--branch-length", branch_length) if branch_length else BRANCH_LENGTHS
-    options = [draft_options("auto", "auto", max(branches), session_tokens, price)]
-    for name in names:
-        options += [draft_options(name, str(n), b, session_tokens, price) for n, b in grid(lengths, branches)]
-    return options
-
-
-def _strategies(asked: str | None, possible: list[str]) -> list[str]:
-    from lookahead.errors import UsageError
-
-    names = list(dict.fromkeys(asked.split(","))) if asked else possible
-    unknown = [name for name in names if name not in possible]
-    if unknown:
-        raise UsageError(f"--strategy {unknown[0]}: choose from {', '.join(possible)}.")
-    return names
-
-
-def _lengths(option: str, text: str) -> list[int]:
-    """ "4,8" -> [4, 8]. Raises UsageError."""
-    from lookahead.errors import UsageError
-
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 1 <= int(part) <= 1024 for part in parts):
-        raise UsageError(f"{option} {text}: give a number of tokens from 1 to 1024, or with --sweep several such as 4,8,16.")
-    return [int(part) for part in parts]

@@ -126,6 +126,10 @@ def command(
         render.notice(f"skipped {problem}")
     if report.bad > len(report.problems):
         render.notice(f"skipped {report.bad - len(report.problems)} more rows")
+    if report.failed:
+        render.notice(f"skipped {report.failed:,} rows of failed answers")
+    if report.requests:
+        render.notice(f"{report.requests:,} rows are requests without an answer: their prompts were taken as text")
     size = Path(path).stat().st_size
     added = header.tokens - (before.header.tokens if before is not None else 0)
     if json:
@@ -134,6 +138,8 @@ def command(
                 "trie": path,
                 "rows": report.rows,
                 "bad_rows": report.bad,
+                "failed_rows": report.failed,
+                "request_rows": report.requests,
                 "documents": header.documents,
                 "tokens": header.tokens,
                 "added_tokens": added,

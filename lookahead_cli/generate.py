@@ -148,6 +148,9 @@ def command(
     ] = False,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message of chat prompts.")] = None,
     token_ids: Annotated[bool, typer.Option("--token-ids", help="Write token_ids beside the text.")] = False,
+    echo: Annotated[
+        bool, typer.Option("--echo", help="Keep each prompt beside its answer, so that lookahead replay needs no other file.")
+    ] = False,
     logprobs: Logprobs = None,
     order: Annotated[
         str,
@@ -258,7 +261,9 @@ def command(
             stop=tuple(stop or ()),
             constraint=constraint,
         )
-        job = JobOptions(max_new_tokens, sampling, samples, seed, chat, system, token_ids, order == "input", logprobs=logprobs)
+        job = JobOptions(
+            max_new_tokens, sampling, samples, seed, chat, system, token_ids, echo, order == "input", logprobs=logprobs
+        )
         placed = dtype, device, attn, device_map, tp_plan
         return EngineSettings(model, tuple(trie or ()), weights, drafts, *placed, rows_at_once, prefill_chunk), job
 

@@ -11,7 +11,6 @@ on a tokenizer.
 from __future__ import annotations
 
 import argparse
-from itertools import islice
 from pathlib import Path
 
 import msgpack
@@ -22,7 +21,7 @@ from lookahead.bench.replay import Pair, replay_with
 from lookahead.draft.calibration import Calibration
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.priors import FORMULA_STRENGTH, Priors, formula
-from lookahead.job.pairs import replay_pairs
+from lookahead.job.pairs import pairs_of, read_log
 from lookahead.trie.file import Trie
 
 ROWS = 80  # of each kind, so that none outweighs the others
@@ -37,7 +36,7 @@ def main() -> None:
     workloads = []
     for workload in arguments.workloads:
         pairs, _, trie = workload.partition(":")
-        workloads.append((list(islice(replay_pairs(pairs, None), ROWS)), [Trie(trie)] if trie else []))
+        workloads.append((pairs_of(read_log(pairs, ROWS), lambda: None), [Trie(trie)] if trie else []))
     learned = train(workloads)
     # What a computed probability is worth depends on what has been learned, so it is measured in a second pass.
     learned["calibration"] = calibrate(workloads, Priors(**learned, calibration=None))

@@ -285,7 +285,7 @@ def test_sweep_of_random_weights_runs_the_peers_too(cli: Cli, tmp_path: Path) ->
 
 def test_bench_refuses_what_a_sweep_or_a_replay_cannot_do(cli: Cli, tmp_path: Path) -> None:
     pairs = write_jsonl(tmp_path / "p.jsonl", [{"prompt_ids": [5], "response_ids": [7, 5]}])
-    for option in (("--sweep",), ("--repeat", 2), ("--report", tmp_path / "r.html"), ("--check-lossless",)):
+    for option in (("--repeat", 2), ("--report", tmp_path / "r.html"), ("--check-lossless",)):
         cli.fails(2, "bench", "--replay", pairs, *option, saying=["--replay runs no model", option[0]])
     cli.fails(2, *ON_MODEL, "--branch-length", "4,8", saying=["--branch-length 4,8", "--sweep"])
     cli.fails(2, *ON_MODEL, "--branch-length", "many", saying=["--branch-length many", "1 to 1024"])

@@ -43,6 +43,7 @@ ANSWERING = (  # options that change what is answered, or how rows are written
     "chat",
     "system",
     "token_ids",
+    "echo",
     "logprobs",
     "order",
     "shard",

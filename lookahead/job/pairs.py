@@ -1,56 +1,244 @@
-"""Logged answers to (prompt, response) pairs. In: a file of JSON lines. Out: token ids of each pair, for a replay."""
+"""Logged answers to (prompt, response) pairs. In: files of logged rows or of a job's output. Out: token ids for a replay.
+
+Rows hold both sides ({"prompt", "response"}, {"prompt_ids", "response_ids"}, {"messages"} that end with the answer), or are
+output rows of a job (answers.py), whose prompts are found by their ids in the job's own prompt files unless the rows keep them.
+Text is tokenized once all rows are read, so that a log of ids needs no tokenizer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lookahead.corpus import json_rows
-from lookahead.errors import CorpusError
+from lookahead.answers import Answer, answered, messages_of, prompt_of
+from lookahead.corpus import CorpusReport, json_rows, kind_of, parquet_rows
+from lookahead.errors import CorpusError, LookaheadError
+from lookahead.job.journal import JobFiles
+from lookahead.job.rows import Request, prompt_ids_of, read_requests
+
+Pair = tuple[list[int], list[int]]
+
+RESPONSES = ("response", "output", "completion", "answer")  # fields of a logged answer
 
 
-def replay_pairs(
-    path: str, tokenizer: Any | None, vocab_size: int = 1 << 31, longest: int | None = None
-) -> Iterator[tuple[list[int], list[int]]]:
-    """(prompt ids, response ids) of logged rows {"prompt_ids", "response_ids"} or {"prompt", "response"}.
+@dataclasses.dataclass(frozen=True)
+class Logged:
+    """One logged answer. prompt: ids, chat messages or text; None: to be found by `row_id`. job: a job wrote the row."""
 
-    vocab_size, longest: of the model that is to say them, which all ids must be below, and tokens of both together at most.
-    Raises CorpusError naming file and line of the first row that is neither or does not fit.
+    line: int
+    answer: Answer
+    prompt: Any
+    row_id: Any = None
+    prompt_tokens: int | None = None
+    job: bool = False
+
+
+@dataclasses.dataclass
+class Log:
+    """The logged answers of a file.
+
+    failed: rows without an answer, which are left out. unmatched: answers left out as no prompt has their id, the first of
+    which is `first_unmatched`. retokenized: answers of a job that are text only. other_prompts: prompts that came out with
+    another number of tokens than the job counted.
     """
-    for line, pair in _pairs(path, tokenizer):
-        prompt, response = pair
-        highest, together = max((*prompt, *response)), len(prompt) + len(response)
-        if highest >= vocab_size:
-            raise CorpusError(f"{path}:{line}: token id {highest} is outside the model's vocabulary of {vocab_size}.")
-        if longest is not None and together > longest:
-            raise CorpusError(f"{path}:{line}: prompt and response have {together} tokens, the model has {longest} positions.")
-        yield pair
+
+    path: str
+    answers: list[Logged]
+    failed: int = 0
+    unmatched: int = 0
+    first_unmatched: Any = None
+    retokenized: int = 0
+    other_prompts: int = 0
+
+    @property
+    def lacks_prompts(self) -> bool:
+        return any(logged.prompt is None for logged in self.answers)
+
+    def notes(self) -> list[str]:
+        """What a reader of the results should know, a line each."""
+        notes = []
+        if self.failed:
+            notes.append(f"{self.path}: {self.failed:,} rows hold no answer (failed or empty) and are left out.")
+        if self.unmatched:
+            first = json.dumps(self.first_unmatched)
+            notes.append(f"{self.path}: {self.unmatched:,} answers are left out: no prompt has their id (the first: {first}).")
+        if self.retokenized:
+            notes.append(
+                f"{self.path}: {self.retokenized:,} answers are text and were tokenized again, which can differ from the "
+                "tokens of the model. generate --token-ids keeps those."
+            )
+        if self.other_prompts:
+            notes.append(
+                f"{self.path}: {self.other_prompts:,} prompts have another number of tokens than in the job. Give its --chat, "
+                "--system and --tokenizer, or write prompts with the answers: generate --echo."
+            )
+        return notes
 
 
-def _pairs(path: str, tokenizer: Any | None) -> Iterator[tuple[int, tuple[list[int], list[int]]]]:
-    """Line and pair of each row."""
+@dataclasses.dataclass(frozen=True)
+class JobSettings:
+    """How the job that wrote a log made token ids of prompts, as far as its manifest says."""
+
+    model: str | None = None
+    chat: bool = False
+    system: str | None = None
+    inputs: Sequence[str] = ()
+
+
+def read_log(path: str, rows: int | None = None) -> Log:
+    """The logged answers of a file, those of its first `rows` rows with an answer. Several samples are several answers.
+
+    Raises CorpusError naming file and line of the first row that is none.
+    """
     if path != "-" and not Path(path).is_file():
         raise CorpusError(f"{path}: no such file.")
-    found = False
-    for line, row in json_rows(path):
-        found = True
+    log, used, line = Log(path, []), 0, 0
+    parquet = path != "-" and kind_of(path) == ".parquet"
+    for line, row in parquet_rows(path, CorpusReport()) if parquet else json_rows(path):
+        if used == rows:
+            break
         if isinstance(row, str):
             raise CorpusError(f"{path}:{line}: {row}.")
-        ids = [row.get("prompt_ids"), row.get("response_ids")]
-        if all(isinstance(x, list) and x and all(type(t) is int and 0 <= t < 1 << 31 for t in x) for x in ids):
-            yield line, (ids[0], ids[1])  # type: ignore[misc]
-            continue
-        texts = [row.get("prompt"), row.get("response")]
-        if not all(isinstance(x, str) and x for x in texts):
-            raise CorpusError(
-                f'{path}:{line}: needs "prompt_ids" and "response_ids", or "prompt" and "response" '
-                f"(found: {', '.join(sorted(map(str, row))) or 'nothing'})."
-            )
-        if tokenizer is None:
-            raise CorpusError(f"{path}:{line}: holds text: name its tokenizer with --tokenizer MODEL_OR_FOLDER.")
-        response: Sequence[int] = tokenizer(texts[1], add_special_tokens=False)["input_ids"]
-        end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        yield line, (list(tokenizer(texts[0])["input_ids"]), [*response, *end])
-    if not found:
+        found = _answers_of(row, path, line)
+        log.answers += found
+        log.failed += not found
+        used += bool(found)
+    if not line:
         raise CorpusError(f"{path}: empty file.")
+    if not log.answers:
+        raise CorpusError(f"{path}: none of its {log.failed:,} rows holds an answer: all failed or are empty.")
+    return log
+
+
+def _answers_of(row: dict[str, Any], path: str, line: int) -> list[Logged]:
+    """The answers of a row; none if it failed. Raises CorpusError if it is neither a pair nor a job's output."""
+    ids = row.get("response_ids")
+    if _is_ids(row.get("prompt_ids")) and _is_ids(ids):
+        return [Logged(line, Answer(None, ids, True), row["prompt_ids"])]
+    found = answered(row)
+    if found is not None and (found.answers or found.failed):
+        return [Logged(line, said, found.prompt, found.row_id, found.prompt_tokens, job=True) for said in found.answers]
+    response = next((row[name] for name in RESPONSES if isinstance(row.get(name), str) and row[name]), None)
+    if response and (prompt := prompt_of(row)):
+        return [Logged(line, Answer(response, None, True), prompt)]
+    messages = messages_of(row.get("messages")) or []
+    if len(messages) > 1 and messages[-1]["role"] == "assistant":
+        *before, last = messages
+        return [Logged(line, Answer(last["content"], None, True), before)] if last["content"] else []
+    if found is not None:
+        return []
+    raise CorpusError(
+        f'{path}:{line}: needs "prompt_ids" and "response_ids", "prompt" and "response", or to be a row of a job\'s output '
+        f"(found: {', '.join(sorted(map(str, row))) or 'nothing'})."
+    )
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 1 << 31 for token in value)
+
+
+def find_prompts(log: Log, names: Sequence[str]) -> dict[str, Request]:
+    """The requests whose ids the answers of a log without prompts have, by `key_of` their ids. Only these are held in memory.
+
+    names: the job's prompt files, all of them and in its order, as ids may be made of lines. Raises CorpusError if none fits.
+    """
+    wanted = {_key_of(log, logged.row_id) for logged in log.answers if logged.prompt is None}
+    found: dict[str, Request] = {}
+    for request in read_requests(*names):
+        key = _key_of(log, request.id)
+        if key in wanted and key not in found and not request.problem:
+            found[key] = request
+            if len(found) == len(wanted):
+                break
+    if not found:
+        first = json.dumps(next(logged.row_id for logged in log.answers if logged.prompt is None))
+        raise CorpusError(f"{log.path}: no prompt in {', '.join(names)} has the id of an answer (the first: {first}).")
+    return found
+
+
+def _key_of(log: Log, row_id: Any) -> str:
+    """Of an id for a look-up. In Parquet all ids of a column are text where one is."""
+    return str(row_id) if kind_of(log.path) == ".parquet" else json.dumps(row_id)
+
+
+def pairs_of(
+    log: Log,
+    tokenizer: Callable[[], Any | None],
+    prompts: Sequence[str] = (),
+    chat: bool = False,
+    system: str | None = None,
+    vocab_size: int = 1 << 31,
+    longest: int | None = None,
+) -> list[Pair]:
+    """(prompt ids, response ids) of each logged answer; `log` counts what is left out.
+
+    tokenizer: is called when the first text is met; None: there is none.
+    prompts: files with the prompts of answers that have none. chat, system: of the job, see `rows.prompt_ids_of`.
+    vocab_size, longest: of the model that is to say them, which all ids must be below, and tokens of both together at most.
+    Raises CorpusError naming file and line of the first answer that lacks something or does not fit.
+    """
+    lacking = next((logged.line for logged in log.answers if logged.prompt is None), None)
+    if lacking is not None and not prompts:
+        raise CorpusError(
+            f"{log.path}:{lacking}: an answer without its prompt. Name the job's prompts with --prompts FILE (or write "
+            "them with the answers: generate --echo)."
+        )
+    requests = find_prompts(log, prompts) if lacking is not None else {}
+    pairs, loaded = [], None
+    for logged in log.answers:
+        request = requests.get(_key_of(log, logged.row_id)) if logged.prompt is None else _request_of(logged)
+        if request is None:
+            log.first_unmatched = logged.row_id if not log.unmatched else log.first_unmatched
+            log.unmatched += 1
+            continue
+        where = f"{log.path}:{logged.line}"
+        is_text = logged.answer.token_ids is None or request.prompt_ids is None
+        if is_text and loaded is None and (loaded := tokenizer()) is None:
+            raise CorpusError(f"{where}: holds text: name its tokenizer with --tokenizer MODEL_OR_FOLDER.")
+        try:
+            prompt = prompt_ids_of(request, loaded, chat, system)
+        except LookaheadError as error:
+            raise CorpusError(f"{where}: {error}") from error
+        response = _response_ids(logged.answer, loaded)
+        log.retokenized += logged.job and logged.answer.token_ids is None
+        log.other_prompts += logged.prompt_tokens not in (None, len(prompt))
+        _check(where, prompt, response, vocab_size, longest)
+        pairs.append((prompt, response))
+    return pairs
+
+
+def _request_of(logged: Logged) -> Request:
+    """Of a prompt that stands beside its answer."""
+    prompt = logged.prompt
+    kind = "prompt" if isinstance(prompt, str) else "messages" if isinstance(prompt[0], dict) else "prompt_ids"
+    return Request(logged.row_id, logged.line, **{kind: prompt})
+
+
+def _response_ids(answer: Answer, tokenizer: Any | None) -> list[int]:
+    if answer.token_ids is not None:
+        return answer.token_ids
+    assert tokenizer is not None
+    ids: list[int] = list(tokenizer(answer.text, add_special_tokens=False)["input_ids"])
+    return [*ids, tokenizer.eos_token_id] if answer.ends and tokenizer.eos_token_id is not None else ids
+
+
+def _check(where: str, prompt: list[int], response: list[int], vocab_size: int, longest: int | None) -> None:
+    highest, together = max((*prompt, *response)), len(prompt) + len(response)
+    if highest >= vocab_size:
+        raise CorpusError(f"{where}: token id {highest} is outside the model's vocabulary of {vocab_size}.")
+    if longest is not None and together > longest:
+        raise CorpusError(f"{where}: prompt and response have {together} tokens, the model has {longest} positions.")
+
+
+def settings_of(path: str) -> JobSettings:
+    """Of the job that wrote the file, by the manifest beside it; of nothing where there is none."""
+    try:
+        manifest = json.loads(JobFiles(Path(path)).manifest.read_text(encoding="utf-8"))
+        options = manifest["answering"]
+        inputs = [str(each["path"]) for each in manifest["inputs"]]
+        return JobSettings(options.get("model"), bool(options.get("chat")), options.get("system"), inputs)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return JobSettings()

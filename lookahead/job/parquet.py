@@ -52,9 +52,13 @@ def _fields(arrow: Any, id_kind: Any, scored_samples: bool) -> dict[str, Any]:
     )
     usage = arrow.struct({"prompt_tokens": count, "completion_tokens": count, "total_tokens": count})
     body = arrow.struct({"object": text, "choices": arrow.list_(choice), "usage": usage})
+    asked = arrow.list_(arrow.struct({"role": text, "content": text}))
     return {
         "id": id_kind,
         "custom_id": id_kind,
+        "prompt": text,
+        "messages": asked,
+        "prompt_ids": ids,
         **said,
         **logprobs,
         **dict.fromkeys(("prompt_tokens", "completion_tokens", "steps", "draft_tokens", "accepted_tokens"), count),

@@ -275,6 +275,16 @@ def is_chat(messages: Any) -> bool:
     )
 
 
+def messages_asked(request: Request, chat: bool = False, system: str | None = None) -> list[dict[str, str]] | None:
+    """The messages that a request's prompt is tokenized as; None if it is tokenized as text, or is ids."""
+    messages = request.messages
+    if messages is None and chat and request.prompt is not None:
+        messages = [{"role": "user", "content": request.prompt}]
+    if messages and system and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": system}, *messages]
+    return messages
+
+
 def prompt_ids_of(request: Request, tokenizer: Any | None, chat: bool = False, system: str | None = None) -> list[int]:
     """Token ids of a request's prompt.
 
@@ -285,13 +295,9 @@ def prompt_ids_of(request: Request, tokenizer: Any | None, chat: bool = False, s
         return request.prompt_ids
     if tokenizer is None:
         raise LookaheadError('the model has no tokenizer: give rows of "prompt_ids".')
-    messages = request.messages
-    if messages is None and not chat:
-        return list(tokenizer(request.prompt)["input_ids"])
+    messages = messages_asked(request, chat, system)
     if messages is None:
-        messages = [{"role": "user", "content": request.prompt or ""}]
-    if system and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": system}, *messages]
+        return list(tokenizer(request.prompt)["input_ids"])
     if not getattr(tokenizer, "chat_template", None):
         raise LookaheadError('the tokenizer has no chat template: give rows of "prompt" and leave --chat out.')
     try:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from lookahead.answers import messages_of
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.memory import untidied
 from lookahead.decode.sampling import GREEDY, Sampling, seed_of
@@ -15,7 +16,7 @@ from lookahead.draft.explain import Observer, ObserverOf, nobody
 from lookahead.errors import LookaheadError
 from lookahead.job.journal import INVALID, Ended
 from lookahead.job.logprobs import LogprobsOf
-from lookahead.job.rows import Request, prompt_ids_of
+from lookahead.job.rows import Request, messages_asked, prompt_ids_of
 from lookahead.job.totals import JobTotals
 from lookahead.trie.build import LEFT_CONTEXT
 
@@ -28,6 +29,7 @@ class JobOptions:
 
     n: samples of each answer. seed: with a row's id and the sample's number it makes the seed of its random stream.
     chat, system: see `rows.prompt_ids_of`. in_order: rows come as their prompts did, else as they end.
+    echo: rows keep their prompts, as text, ids, or the messages that the chat template was given.
     observer_of: who is told the steps of a row. logprobs: see `Generation`.
     """
 
@@ -38,6 +40,7 @@ class JobOptions:
     chat: bool = False
     system: str | None = None
     token_ids: bool = False  # write token_ids beside the text
+    echo: bool = False
     in_order: bool = True
     observer_of: ObserverOf = nobody
     logprobs: int | None = None
@@ -183,6 +186,8 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions) -> Ended
         row = _openai_row(answer, texts, logprobs)
     else:
         row = _output_row(answer, texts, counts, options, logprobs)
+    if options.echo:
+        row.update(_echoed(answer.request, options))
     said = [(generation.prompt_ids[-LEFT_CONTEXT:], generation.token_ids) for generation in answer.samples]
     return Ended(answer.request.number, answer.request.fingerprint, row, counts, said=said)
 
@@ -205,6 +210,14 @@ def _output_row(
         "seconds": round(max(generation.seconds for generation in answer.samples), 4),
         **({"samples": said} if len(said) > 1 else {}),
     }
+
+
+def _echoed(request: Request, options: JobOptions) -> dict[str, Any]:
+    """A row's prompt as it was tokenized, whatever form it came in: what it takes to replay the answer."""
+    messages = messages_asked(request, options.chat, options.system)
+    if messages is not None:
+        return {"messages": messages_of(messages) or messages}
+    return {"prompt": request.prompt} if request.prompt is not None else {"prompt_ids": request.prompt_ids}
 
 
 def _said(generation: Generation, text: str | None, options: JobOptions, logprobs: LogprobsOf) -> dict[str, Any]:

@@ -1,0 +1,101 @@
+"""Printing a bench on a model, measured or predicted: tables, verdict on losslessness, environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lookahead.bench.compare import Comparison
+    from lookahead.bench.lossless import Divergence
+    from lookahead.bench.run import Run
+
+SHOWN = 5  # divergences below a table
+
+
+def print_comparison(comparison: Comparison, swept: bool = False) -> None:
+    """Tables of speed and of where the time went, who and how deep was accepted, verdict on losslessness, environment.
+
+    swept: also how auto compares with the best fixed setting.
+    """
+    from lookahead.bench.plot import title_of
+    from lookahead_cli import render
+
+    repeats = f", median of {comparison.repeats} repeats" if comparison.repeats > 1 else ""
+    render.table(
+        f"{title_of(comparison)}, batch {comparison.batch_size}{repeats}",
+        ["decoding", "tokens/s", "speedup", "quartiles", "EDL", "drafted", "wasted"],
+        [
+            (
+                run.name,
+                f"{run.tokens_per_second:.1f}",
+                f"{run.speedup:.2f}x",
+                "{:.2f}-{:.2f}".format(*run.speedup_spread) if run is not comparison.runs[0] else "",
+                f"{run.edl:.2f}",
+                f"{run.draft_tokens / max(1, run.steps):.1f}",
+                f"{run.draft_tokens_wasted / max(1, run.steps):.1f}",
+            )
+            for run in comparison.runs
+        ],
+    )
+    _print_time(comparison)
+    if swept:
+        from lookahead.bench.sweep import in_words
+
+        render.out.print(in_words(comparison), markup=False)
+    best = comparison.best
+    render.accepted_by_source(best.name, best.accepted_by_source)
+    render.accepted_by_depth(best.name, best.accepted_by_depth)
+    if comparison.lossless:
+        found, first = comparison.lossless, comparison.lossless_rows
+        of_first = f" (first {first} of {comparison.rows} prompts; all: --check-lossless)" if first < comparison.rows else ""
+        render.out.print(
+            f"lossless: {found.identical}/{found.checked} outputs identical to plain decoding, "
+            f"{found.near_tie} near-ties, {found.different} different{of_first}",
+            markup=False,
+        )
+        for each in found.shown[:SHOWN]:
+            render.out.print(_where(each), markup=False)
+        if len(found.divergences) > SHOWN:
+            render.out.print(f"... and {len(found.divergences) - SHOWN} more (--json shows 20)", markup=False)
+    about = comparison.environment
+    if comparison.predicted:
+        told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items() if name != "cost_profile")
+        render.out.print(f"predicted from a cost profile ({about['cost_profile']}): {told}", markup=False)
+        return
+    memory = max(run.peak_memory_bytes for run in comparison.runs)
+    render.out.print(
+        f"{about['processor']}, {about['threads']} threads, torch {about['torch']}, transformers {about['transformers']}, "
+        f"peak memory {render.size(memory)}",
+        markup=False,
+    )
+
+
+def _print_time(comparison: Comparison) -> None:
+    """Where the time of our own runs went."""
+    from lookahead_cli import render
+
+    def cells(run: Run) -> list[str]:
+        split, forward_ms = run.time_split, run.forward_ms()
+        if split is None:
+            return ["-"] * 6
+        return [
+            *(f"{getattr(split, part) / run.seconds:.1%}" for part in ("draft", "forward", "verify", "rest")),
+            f"{split.draft / max(1, run.steps) * 1e6:.0f}" if run.drafts else "-",
+            f"{forward_ms:.2f}" if forward_ms else "-",
+        ]
+
+    render.table(
+        "where the time went (draft us: a step of a row; forward ms: median)",
+        ["decoding", "draft", "forward", "verify", "rest", "draft us", "forward ms"],
+        [(run.name, *cells(run)) for run in comparison.runs if run.time_split],
+    )
+
+
+def _where(found: Divergence) -> str:
+    """One line: where an output left plain decoding's."""
+    where = f"{found.kind}: prompt {found.row}, {found.run}, after {found.place} tokens"
+    if found.expected is None or found.got is None:
+        return f"{where}: one answer goes on, the other has ended"
+    scores = [f"{score:.6g}" if score is not None else "not finite" for score in (found.got_score, found.expected_score)]
+    near = f"{found.tolerance:.2g}" if found.tolerance is not None else "-"
+    return f"{where}: token {found.got} ({scores[0]}) for {found.expected} ({scores[1]}), within rounding up to {near}"
