@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
+import re
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lookahead import __version__
+from lookahead.printable import in_one_line
 from lookahead_cli import bench, build_trie, calibrate, demo, generate, inspect_trie, merge_tries, prune_trie, replay
 from lookahead_cli.options import with_address
 
 app = typer.Typer(
     name="lookahead",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -58,13 +60,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code. Everything a user can cause ends in one line on stderr."""
     from lookahead.errors import LookaheadError
 
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding does not know is escaped there, as it is on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     typed = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result = app(
+        result = program()(
             args=with_address(typed), prog_name="lookahead", standalone_mode=False, obj=shlex.join(["lookahead", *typed])
         )
     except LookaheadError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _print_error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -81,9 +85,25 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        print(f"error: {' '.join(error.format_message().split())}", file=sys.stderr)
+        if message := " ".join(error.format_message().split()):  # none where the help has been shown instead
+            _print_error(message)
         return 2
     return result if isinstance(result, int) else 0
+
+
+def program() -> Any:
+    """The command line as a tree of commands, whose options' help is text and not markup."""
+    root = typer.main.get_command(app)
+    for each in (root, *getattr(root, "commands", {}).values()):
+        for option in each.params:
+            described = getattr(option, "help", None)
+            if described:
+                option.help = re.sub(r"\[(?=[a-z#/@][^\[]*?\])", r"\\[", described)
+    return root
+
+
+def _print_error(message: str) -> None:
+    print(f"error: {in_one_line(message, getattr(sys.stderr, 'encoding', None))}", file=sys.stderr)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -106,7 +106,7 @@ def command(
     else:
         print_profile(profile, context)
         for path in filter(None, (kept, out)):
-            render.out.print(f"kept in {path}", markup=False)
+            render.out.print(f"kept in {path}")
     if plot:
         from lookahead.bench.plot import draw_profile
 
@@ -125,12 +125,13 @@ def print_profile(profile: CostProfile, context: int) -> None:
     bars = ["#" * round(BAR * each / max(costs[0])) for each in costs[0]]
     render.table(
         f"{setting.model}: {setting.device}{threads}, {setting.dtype}, {setting.attention}, {context} tokens in the cache "
-        f"({profile.kind})\nmilliseconds of a forward:",
+        f"({profile.kind})",
         ["tokens per row", *names, names[0]],
         [
             (str(length), *(f"{each:.2f}" for each in of_length), bar.ljust(BAR))
             for length, bar, *of_length in zip(LENGTHS, bars, *costs, strict=True)
         ],
+        above="milliseconds of a forward:",
     )
     cdls = ", ".join(f"{profile.cdl(rows, context)} with {name}" for rows, name in zip(ROWS, names, strict=True))
     render.facts(

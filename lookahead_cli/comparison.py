@@ -41,7 +41,7 @@ def print_comparison(comparison: Comparison, swept: bool = False) -> None:
     if swept:
         from lookahead.bench.sweep import in_words
 
-        render.out.print(in_words(comparison), markup=False)
+        render.out.print(in_words(comparison))
     best = comparison.best
     render.accepted_by_source(best.name, best.accepted_by_source)
     render.accepted_by_depth(best.name, best.accepted_by_depth)
@@ -51,22 +51,20 @@ def print_comparison(comparison: Comparison, swept: bool = False) -> None:
         render.out.print(
             f"lossless: {found.identical}/{found.checked} outputs identical to plain decoding, "
             f"{found.near_tie} near-ties, {found.different} different{of_first}",
-            markup=False,
         )
         for each in found.shown[:SHOWN]:
-            render.out.print(_where(each), markup=False)
+            render.out.print(_where(each))
         if len(found.divergences) > SHOWN:
-            render.out.print(f"... and {len(found.divergences) - SHOWN} more (--json shows 20)", markup=False)
+            render.out.print(f"... and {len(found.divergences) - SHOWN} more (--json shows 20)")
     about = comparison.environment
     if comparison.predicted:
         told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items() if name != "cost_profile")
-        render.out.print(f"predicted from a cost profile ({about['cost_profile']}): {told}", markup=False)
+        render.out.print(f"predicted from a cost profile ({about['cost_profile']}): {told}")
         return
     memory = max(run.peak_memory_bytes for run in comparison.runs)
     render.out.print(
         f"{about['processor']}, {about['threads']} threads, torch {about['torch']}, transformers {about['transformers']}, "
         f"peak memory {render.size(memory)}",
-        markup=False,
     )
 
 

@@ -47,8 +47,8 @@ def _run(folder: Path, rows: int) -> None:
     prompts.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def say(step: str, command_line: str) -> None:
-        render.out.print(f"\n[bold]{step}[/bold]")
-        render.out.print(f"$ {command_line}", style="dim", markup=False)
+        render.out.print(f"\n{step}", style="bold")
+        render.out.print(f"$ {command_line}", style="dim")
 
     say(
         "1. A trie of the answers in the training corpus", "lookahead build-trie corpus.jsonl -o answers.trie --tokenizer MODEL"
@@ -73,7 +73,9 @@ def _run(folder: Path, rows: int) -> None:
     best = comparison.runs[1]
     same = sum(a == b for a, b in zip(best.outputs, comparison.runs[0].outputs, strict=True))
     render.out.print(
-        f"\n[bold green]{same}/{comparison.rows} outputs identical, {best.speedup:.1f} times faster[/bold green] "
+        f"\n{same}/{comparison.rows} outputs identical, {best.speedup:.1f} times faster", style="bold green", end=" "
+    )
+    render.out.print(
         f"than plain decoding ({best.tokens_per_second:.0f} against {comparison.runs[0].tokens_per_second:.0f} tokens/s)"
     )
 
@@ -85,12 +87,11 @@ def _print_answers(prompts: Path, answers: Path) -> None:
 
     for prompt, answer in zip(prompts.read_text("utf-8").splitlines(), answers.read_text("utf-8").splitlines(), strict=True):
         row = json.loads(answer)
-        render.out.print(json.loads(prompt)["prompt"], style="cyan", markup=False, end="")
-        render.out.print(row["text"], markup=False)
+        render.out.print(json.loads(prompt)["prompt"], style="cyan", end="")
+        render.out.print(row["text"])
         render.out.print(
             f"{row['completion_tokens']} tokens in {row['steps']} steps, EDL {row['edl']:.2f}, {row['seconds']:.2f} s\n",
             style="dim",
-            markup=False,
         )
 
 

@@ -19,6 +19,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from lookahead.printable import in_one_line
 from lookahead_cli.render import abandon_stdout
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Explainer:
         if not self._row:
             print_text(self.console, Text(LEGEND, "dim"))
         if self._row != row:
-            print_text(self.console, Text(f"\n{self.name}row {row}", "bold"))
+            print_text(self.console, Text(f"\n{in_one_line(self.name)}row {row}", "bold"))
         self._row = row
         heading = Text(f"\nstep {step.number}  ", "bold")
         before = shown(self.tokenizer, step.context)
@@ -152,4 +153,5 @@ def _match(line: Line) -> str:
 def _source(line: Line) -> str:
     if line.kind == "own":
         return "the model"
-    return line.source if len(line.source) <= LONGEST_SOURCE else line.source[: LONGEST_SOURCE - 1] + "…"
+    source = in_one_line(line.source)
+    return source if len(source) <= LONGEST_SOURCE else source[: LONGEST_SOURCE - 1] + "…"

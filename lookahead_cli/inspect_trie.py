@@ -317,7 +317,7 @@ def _print_query(trie: Trie, drafted: Drafted, tokenizer: Any | None) -> None:
     text = shown(tokenizer, drafted.context.tolist())
     render.out.print(f"Draft tree of {drafted.tree.draft_tokens} tokens", style="bold")
     if match.length:
-        render.out.print(f"{text}  last {match.length} tokens seen {match.count:,} times", markup=False)
+        render.out.print(f"{text}  last {match.length} tokens seen {match.count:,} times")
     else:
-        render.out.print(f"{text}: its last token is not in the corpus.", markup=False)
+        render.out.print(f"{text}: its last token is not in the corpus.")
     draw(render.out, outline(drafted.tree, drafted.source_names), tokenizer, seen)

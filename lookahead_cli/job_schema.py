@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -69,7 +70,8 @@ def print_options(options: Mapping[str, Any]) -> None:
 
     values = {name.replace("_", "-"): value for name, value in options.items() if name not in NOT_IN_A_FILE}
     print(f"# yaml-language-server: $schema={SCHEMA}")
-    print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")
+    is_utf8 = (sys.stdout.encoding or "").lower().startswith("utf")
+    print(yaml.safe_dump(values, sort_keys=False, allow_unicode=is_utf8), end="")
 
 
 if __name__ == "__main__":

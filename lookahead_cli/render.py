@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import sys
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -25,14 +23,29 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
+
+from lookahead.json_text import json_text
+from lookahead.printable import in_one_line, printable
 
 if TYPE_CHECKING:
     from lookahead.corpus import CorpusReport
 
 
 class _Console(Console):
+    """Takes no text for markup, as names from outside may look like it, and shows control characters escaped."""
+
+    def __init__(self, stderr: bool = False, soft_wrap: bool = True):
+        super().__init__(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text, self.encoding), **options)
+
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # the reader has gone, as `| head` does: no error, see app.run
+        """The reader has gone, as `| head` does: no error (see app.run), and of stderr not the end of the work."""
+        if not self.stderr:
+            raise BrokenPipeError
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def abandon_stdout() -> None:
@@ -40,8 +53,8 @@ def abandon_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-out = _Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = _Console()
+err = _Console(stderr=True)
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # that are shown of all
 
@@ -52,23 +65,30 @@ COMPILING = "Compiling kernels, once per machine (some seconds) ..."
 
 def print_json(value: Any) -> None:
     """One object, one line."""
-    print(json.dumps(value, ensure_ascii=False))
+    print(json_text(value, sys.stdout.encoding))
 
 
 def notice(text: str) -> None:
     """A line on stderr."""
-    err.print(text, markup=False)
+    err.print(in_one_line(text))
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1) -> None:
-    """A title and a table on stdout; the first `left` columns are text, the others numbers."""
-    out.print(title, markup=False, style="bold")
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1, above: str = "") -> None:
+    """A title and a table on stdout; the first `left` columns are text, the others numbers. above: the title's second line."""
+    for line in filter(None, (title, above)):
+        out.print(in_one_line(line), style="bold")
     made = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(columns):
         made.add_column(name, justify="left" if number < left else "right", no_wrap=True)
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
-    _Console(highlight=False).print(made)
+        made.add_row(*(_cell(cell) for cell in row))
+    _Console(soft_wrap=False).print(made)
+
+
+def _cell(value: Any) -> str | Text:
+    if isinstance(value, str):
+        return in_one_line(value)
+    return value if isinstance(value, Text) else f"{value:,}"
 
 
 def width() -> int:
@@ -76,20 +96,20 @@ def width() -> int:
     return _Console().width
 
 
-def bold(text: str) -> str:
+def bold(text: str) -> Text:
     """A cell of a table that stands out."""
-    return f"[bold]{text}[/bold]"
+    return Text(text, "bold")
 
 
 def folded(name: str, width: int) -> str:
     """A column's name in lines of at most `width` characters, broken behind - . _ / and blanks where that is possible."""
     lines = [""]
-    for word in re.findall(r"[^-._/ ]*[-._/ ]?", name):
+    for word in re.findall(r"[^-._/ ]*[-._/ ]?", in_one_line(name, out.encoding)):
         for part in (word[i : i + width] for i in range(0, len(word), width)):
             if len(lines[-1]) + len(part) > width:
                 lines.append("")
             lines[-1] += part
-    return escape("\n".join(lines))
+    return "\n".join(lines)
 
 
 def accepted_by_source(name: str, counts: Mapping[str, int]) -> None:
@@ -97,7 +117,7 @@ def accepted_by_source(name: str, counts: Mapping[str, int]) -> None:
     total = sum(counts.values())
     parts = (f"{source} {count / total:.0%}" for source, count in sorted(counts.items(), key=lambda item: -item[1]))
     if total:
-        out.print(f"accepted by source ({name}): {', '.join(parts)}", markup=False)
+        out.print(f"accepted by source ({name}): {', '.join(parts)}")
 
 
 def accepted_by_depth(name: str, counts: Sequence[tuple[int, int, int]]) -> None:
@@ -107,23 +127,23 @@ def accepted_by_depth(name: str, counts: Sequence[tuple[int, int, int]]) -> None
     """
     parts = (f"{depth} {accepted / offered:.0%}" for depth, offered, accepted in counts if depth in DEPTHS)
     if counts:
-        out.print(f"accepted by depth ({name}): {', '.join(parts)}", markup=False)
+        out.print(f"accepted by depth ({name}): {', '.join(parts)}")
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> None:
     """Name and value pairs, one per line, on stdout."""
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        out.print(f"[bold]{name:<{width}}[/bold]  ", end="")
-        out.print(value, markup=False)
+        out.print(f"{name:<{width}}  ", style="bold", end="")
+        out.print(in_one_line(value))
 
 
 def summary(rows: Sequence[tuple[str, str]]) -> None:
     """Name and value pairs as a small table on stderr."""
     made = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     for name, value in rows:
-        made.add_row(escape(name), escape(value))
-    Console(stderr=True, highlight=False).print(made)
+        made.add_row(name, in_one_line(value))
+    _Console(stderr=True, soft_wrap=False).print(made)
 
 
 def size(count: int) -> str:
@@ -140,13 +160,17 @@ def _ignore(done: int, note: str = "") -> None:
     """Progress that nobody sees."""
 
 
+def _column(form: str) -> TextColumn:
+    return TextColumn(form, markup=False)
+
+
 @contextlib.contextmanager
 def progress(description: str, total: int | None, shown: bool = True, done: int = 0) -> Iterator[Callable[[int, str], None]]:
     """A progress bar on stderr (only on a terminal), `done` of `total` at first. Yields update(done, note)."""
     if not shown or not err.is_terminal:
         yield _ignore
         return
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")]
+    columns = [_column("{task.description}"), BarColumn(), MofNCompleteColumn(), _column("{task.fields[note]}")]
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=err, transient=True) as bar:
         task = bar.add_task(description, total=total, completed=done, note="")
 
@@ -167,9 +191,9 @@ def stages(
     if not shown or not err.is_terminal:
         yield lambda stage, done, total: None
         return
-    columns = [TextColumn("{task.description:<8}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[note]}")]
+    columns = [_column("{task.description:<8}"), BarColumn(), TaskProgressColumn(), _column("{task.fields[note]}")]
     lock = threading.Lock()
-    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=err, transient=True) as bar:
+    with Progress(*columns, _column("left"), TimeRemainingColumn(), console=err, transient=True) as bar:
         task = bar.add_task("starting", total=None, note="")
         state: dict[str, float] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lookahead.bench.replay import ReplayResult
@@ -24,7 +24,7 @@ def print_replays(replays: list[WorkloadReplay]) -> None:
         _print_edl(replays)
         _print_cost(replays)
     if any(result.strategy in BASELINES for result in replays[0].results):
-        render.out.print("The baselines are plain Python: compare their EDL, not their microseconds.", markup=False)
+        render.out.print("The baselines are plain Python: compare their EDL, not their microseconds.")
 
 
 def _print_one(replay: WorkloadReplay) -> None:
@@ -112,7 +112,7 @@ def _edl(found: dict[str, ReplayResult], replay: WorkloadReplay) -> float | None
     return found[replay.name].edl if replay.name in found else None
 
 
-def _best_in_bold(values: Sequence[float | None]) -> list[str]:
+def _best_in_bold(values: Sequence[float | None]) -> list[Any]:
     """Cells of a column; the best, and what prints as the best does, in bold; "-" where there is nothing."""
     from lookahead_cli import render
 
@@ -153,5 +153,4 @@ def print_sweeps(replays: Sequence[WorkloadReplay]) -> None:
         best = grid.best
         render.out.print(
             f"highest EDL {best.edl:.2f}: decoding length {best.decoding_length}, branch length {best.branch_length}",
-            markup=False,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from typing import IO
 
@@ -12,6 +11,7 @@ import numpy as np
 from lookahead.errors import LookaheadError
 from lookahead.job.journal import Ended
 from lookahead.job.totals import JobTotals
+from lookahead.json_text import json_text
 from lookahead.trie.build import TokenDocument
 
 
@@ -48,7 +48,7 @@ class Stream:
     def write(self, ended: Ended) -> None:
         """Raises LookaheadError if it cannot be written, BrokenPipeError if the reader has gone."""
         try:
-            self._file.write(json.dumps(ended.row, ensure_ascii=False) + "\n")
+            self._file.write(json_text(ended.row, getattr(self._file, "encoding", None)) + "\n")
             self._file.flush()
         except BrokenPipeError:
             raise

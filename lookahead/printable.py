@@ -1,0 +1,33 @@
+"""Text from outside (names, prompts, error texts) as a terminal may see it. In: any text. Out: text without effects.
+
+A control character in a file name can move the cursor, colour the screen or retype a line. Here each is shown as Python writes
+it: an escape character as \\x1b. What the output's encoding does not know is shown likewise.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Control characters but for the end of a line, marks that change the direction of the text after them, lone surrogates (bytes
+# of file names that are not UTF-8) and separators that some terminals take for the end of a line.
+EFFECTS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+
+
+def printable(text: str, encoding: str | None = "utf-8") -> str:
+    """The text with such characters escaped; lines end where they did."""
+    text = EFFECTS.sub(lambda found: _escaped(found.group()), text)
+    try:
+        return text.encode(encoding or "ascii", "backslashreplace").decode(encoding or "ascii")
+    except LookupError:  # an encoding that Python does not know
+        return text
+
+
+def in_one_line(text: str, encoding: str | None = "utf-8") -> str:
+    """The same, with ends of lines escaped, too."""
+    return printable(text, encoding).replace("\n", "\\n")
+
+
+def _escaped(character: str) -> str:
+    return {"\t": "\\t", "\r": "\\r"}.get(character) or (
+        f"\\x{ord(character):02x}" if ord(character) < 0x100 else f"\\u{ord(character):04x}"
+    )

@@ -1,0 +1,5 @@
+"""`python -m lookahead_cli` is the command `lookahead`."""
+
+from lookahead_cli.app import main
+
+main()
