@@ -3,6 +3,7 @@
 The new bytes go to a temporary sibling, are synced to disk and take the final name in one rename. The sibling is locked
 while it is written: one that nobody locks was left by a process that was killed, and the next write to the name removes it.
 What goes wrong with the disk is a LookaheadError that says what has become of the file; cleaning up never hides it.
+A symbolic link is followed: its target is replaced, and the link stays.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ except ImportError:  # no such locks on this system: then nothing is taken for l
 Made = TypeVar("Made")
 PIECE = 1 << 16  # bytes
 PATIENCE = 1.0  # seconds that a lock is waited for without a word
+MOST_LINKS = 40  # symbolic links one after the other, as Linux allows
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # of file systems without hard links
 DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # others say that folders cannot be synced here
 
@@ -43,9 +45,25 @@ def write_pieces(file: IO[bytes], data: memoryview) -> int:
     return len(data)
 
 
+def followed(path: str | Path) -> Path:
+    """The file that a write to `path` replaces: where a chain of symbolic links ends, which need not exist.
+
+    Only the last part of the path is followed; a link in the middle leads to the same folder by itself.
+    Raises LookaheadError for links that lead in a circle.
+    """
+    given = path = Path(path)
+    if path.exists() and not path.is_file():  # of a pipe, /dev/stdout leads to no name
+        return path
+    for _ in range(MOST_LINKS):
+        if not path.is_symlink():
+            return path
+        path = path.parent / os.readlink(path)
+    raise LookaheadError(f"{given}: is a symbolic link that leads in a circle.")
+
+
 @contextlib.contextmanager
 def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = lambda: None, new: bool = False) -> Iterator[IO]:
-    """Open a temporary sibling of `path`; on success it replaces `path`, on any error it is removed.
+    """Open a temporary sibling of `path`; on success it replaces `path`, on any error it is removed. Links are followed.
 
     check: called just before the rename; what it raises keeps the old file. new: a file that another process has made at
     `path` meanwhile is not replaced.
@@ -53,6 +71,7 @@ def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = l
     """
     path = Path(path)
     with _telling(path):
+        path = followed(path)
         there = path.exists()
         if path.is_dir():
             raise LookaheadError(f"{path}: is a folder. Name a file to write.")
@@ -102,6 +121,8 @@ def scratch_sibling(path: str | Path) -> Iterator[IO[bytes]]:
     Raises LookaheadError where it cannot be made or written; what stands at `path` is not touched.
     """
     path = Path(path)
+    with _telling(path):
+        path = followed(path)
     descriptor, name = _locked_sibling(path)
     file: IO[bytes] | None = None
     try:
@@ -251,7 +272,7 @@ def _locked_sibling(path: Path) -> tuple[int, str]:
         try:
             descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         except OSError as error:
-            raise LookaheadError(f"{path}: cannot write here ({reason(error)}). Choose another place with -o.") from error
+            raise LookaheadError(f"{path}: cannot write here ({reason(error)}). Choose another place.") from error
         if fcntl is not None:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)

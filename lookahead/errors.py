@@ -15,6 +15,12 @@ class UsageError(LookaheadError):
     exit_code = 2
 
 
+class RowsFailedError(LookaheadError):
+    """A job is complete, and some of its rows are error rows."""
+
+    exit_code = 3
+
+
 class TrieFormatError(LookaheadError):
     """A trie file that is cut, altered, of another version, or no trie file at all."""
 

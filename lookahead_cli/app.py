@@ -1,7 +1,7 @@
 """Entry point: one command per file; errors become one line on stderr and an exit code.
 
-Exit codes: 0 ok, 1 data or run error, 2 usage error, 130 interrupted (SIGINT), 143 terminated (SIGTERM). Heavy imports happen
-inside the command that needs them, so that `--help` is instant.
+Exit codes: 0 ok, 1 data or run error, 2 usage error, 3 a complete job with failed rows, 130 interrupted (SIGINT), 143
+terminated (SIGTERM). Heavy imports happen inside the command that needs them, so that `--help` is instant.
 """
 
 from __future__ import annotations

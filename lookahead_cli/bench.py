@@ -18,6 +18,7 @@ from lookahead_cli.options import (
     Json,
     MaxNewTokens,
     Model,
+    Overwrite,
     Price,
     SessionTokens,
     TrieWeights,
@@ -171,6 +172,7 @@ def command(
         str | None,
         typer.Option("--report", metavar="FILE", help="On a model: write all of it as one HTML page that needs no network."),
     ] = None,
+    overwrite: Overwrite = False,
     json: Json = False,
     config: Config = None,
     context: Context = None,  # type: ignore[assignment]
@@ -186,6 +188,7 @@ def command(
     What lengths suit this machine: lookahead bench --model org/model --input prompts.jsonl --sweep --plot sweep.png
     """
     from lookahead.errors import UsageError
+    from lookahead.outputs import Input
     from lookahead_cli import render
     from lookahead_cli.contenders import batch_sizes_of
     from lookahead_cli.replay import Asked, Outputs
@@ -207,8 +210,12 @@ def command(
         strategy, decoding_length, branch_length, session_tokens, price, sweep, baselines, explain, cost_profile, batch_size,
         repeat,
     )  # fmt: skip
-    outputs = Outputs(json, save, plot, report)
     logs = Logs(replay or (), trie or (), trie_weight, (), tokenizer, rows=rows)
+    reads = [
+        *logs.reads("--replay"), Input("--input", [input]), Input("--model", [model], hub=True),
+        Input("--cost-profile", [cost_profile]), Input("--config", [config]),
+    ]  # fmt: skip
+    outputs = Outputs(json, save, plot, report, overwrite, reads)
     if replay and not random_weights:
         if any((input, attn, dtype != "auto", device != "auto", max_new_tokens != 256, not peers, check_lossless is not None)):
             raise UsageError(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lookahead_cli.options import Config, Json, MaxMemory, Ray, Workers, check_folder
+from lookahead_cli.options import Config, Json, MaxMemory, Overwrite, Ray, Workers
 
 
 def command(
@@ -51,6 +51,7 @@ def command(
     workers: Workers = 0,
     max_memory: MaxMemory = "2GiB",
     ray: Ray = None,
+    overwrite: Overwrite = False,
     json: Json = False,
     config: Config = None,
 ) -> None:
@@ -69,6 +70,7 @@ def command(
 
     from lookahead.corpus import CorpusReport, expand, read_documents, size_of
     from lookahead.errors import CorpusError, UsageError
+    from lookahead.outputs import TRIE, Input, Output, check_outputs
     from lookahead.trie.build import TokenizerIdentity, append_trie, build_trie
     from lookahead.trie.file import Trie
     from lookahead_cli import render
@@ -89,8 +91,9 @@ def command(
     if (tokenizer is None) == (vocab_size is None):
         raise UsageError("give either --tokenizer NAME_OR_DIR (text) or --vocab-size N (rows of ids).")
     path = out or append or ""
-    check_folder(path)
     names = expand(corpus)
+    reads = [Input("CORPUS", names), Input("--tokenizer", [tokenizer], hub=True), Input("--config", [config])]
+    check_outputs([Output("-o", out, TRIE), Output("--append", append)], reads, overwrite)
     if ray and "-" in names:
         raise UsageError("--ray reads files, which every node opens itself, and no stdin.")
     if workers:

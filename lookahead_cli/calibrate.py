@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lookahead_cli.options import Attention, Config, Device, Dtype, Json, Model, check_folder
+from lookahead_cli.options import Attention, Config, Device, Dtype, Json, Model, Overwrite
 
 if TYPE_CHECKING:
     from lookahead.budget.profile import CostProfile
@@ -55,6 +55,7 @@ def command(
     device: Device = "auto",
     attn: Attention = None,
     plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the curve as a PNG.")] = None,
+    overwrite: Overwrite = False,
     json: Json = False,
     config: Config = None,
 ) -> None:
@@ -70,7 +71,8 @@ def command(
 
     Next: lookahead bench --replay logged.jsonl --tokenizer org/model --cost-profile h200.json
     """
-    from lookahead.errors import UsageError
+    from lookahead.errors import LookaheadError, UsageError
+    from lookahead.outputs import PICTURE, PROFILE, Input, Output, check_outputs
     from lookahead_cli import render
 
     if model is None:
@@ -79,26 +81,39 @@ def command(
         raise UsageError("--estimate: name a file with -o; this machine's own jobs have no use for it.")
     if estimate and (random_weights or device != "auto" or attn):
         raise UsageError("--estimate measures nothing: leave out --random-weights, --device and --attn.")
-    for path in (out, plot):
-        check_folder(path)
-    kept = ""
+    reads = [Input("--model", [model], hub=True), Input("--config", [config])]
+    check_outputs([Output("-o", out, PROFILE), Output("--plot", plot, PICTURE)], reads, overwrite)
+    kept, problems = "", []
     if estimate:
         from lookahead.decode.model import estimated_profile
 
         profile = estimated_profile(model, dtype, estimate)
     else:
         from lookahead.bench.calibrate import calibrate
-        from lookahead.budget.profile import save_to_cache
+        from lookahead.budget.profile import save_to_cache, why_not_cached
         from lookahead.decode.model import load_model, random_model
 
+        no_cache = why_not_cached()
+        if no_cache and out is None:
+            raise LookaheadError(f"{no_cache} Or name a file with -o.")
+        if no_cache:
+            render.notice(f"{no_cache} The profile goes to {out} only.")
         target = (random_model if random_weights else load_model)(model, dtype, device, attn)
         if target.mode not in ("packed", "plain"):
             render.notice(f"{model} verifies by {target.mode}: {target.reason}")
         with render.progress("measuring", 100, shown=not json) as update:
             profile, _ = calibrate(target, seconds, lambda share: update(round(100 * share), "%"))
-        kept = str(save_to_cache(profile))
+        if not no_cache:
+            try:
+                kept = str(save_to_cache(profile))
+            except LookaheadError as error:  # what was measured is shown before it ends with the error
+                problems.append(error)
     if out:
-        profile.save(out)
+        try:
+            profile.save(out)
+        except LookaheadError as error:
+            problems.append(LookaheadError(f"-o {error}"))
+            out = None
     if json:
         render.print_json(
             {**profile.as_json(), "cdl": {str(rows): profile.cdl(rows, context) for rows in ROWS}, "path": kept or out}
@@ -111,6 +126,8 @@ def command(
         from lookahead.bench.plot import draw_profile
 
         draw_profile(profile, plot, ROWS, context)
+    if problems:
+        raise problems[0]
 
 
 def print_profile(profile: CostProfile, context: int) -> None:

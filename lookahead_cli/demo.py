@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+PROMPTS, THREE, TRIE_FILE, ANSWERS = "prompts.jsonl", "three.jsonl", "answers.trie", "answers.jsonl"  # what it writes
+
 
 def command(
     rows: Annotated[int, typer.Option("--rows", min=1, max=200, metavar="N", help="Held-out questions to bench on.")] = 24,
@@ -27,6 +29,7 @@ def command(
     if keep is not None and not Path(keep).is_dir():
         raise LookaheadError(f"{keep}: no such folder. Create it first.")
     if keep is not None:
+        check_kept(Path(keep))
         _run(Path(keep), rows)
         return
     with tempfile.TemporaryDirectory(prefix="lookahead-demo-") as folder:
@@ -41,8 +44,8 @@ def _run(folder: Path, rows: int) -> None:
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
     samples = samples_folder()
-    model, trie, answers = str(samples / "demo-model"), str(folder / "answers.trie"), str(folder / "answers.jsonl")
-    prompts = folder / "prompts.jsonl"
+    model, trie, answers = str(samples / "demo-model"), str(folder / TRIE_FILE), str(folder / ANSWERS)
+    prompts = folder / PROMPTS
     lines = (samples / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:rows]
     prompts.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -60,7 +63,7 @@ def _run(folder: Path, rows: int) -> None:
         "3. Answers to held-out questions",
         "lookahead generate --model MODEL --input prompts.jsonl --trie answers.trie -o answers.jsonl",
     )
-    prompts_of_three = folder / "three.jsonl"
+    prompts_of_three = folder / THREE
     prompts_of_three.write_text("\n".join(lines[:3]) + "\n", encoding="utf-8")
     generate.command(model, [str(prompts_of_three)], answers, trie=[trie], overwrite=True, quiet=False)
     _print_answers(prompts_of_three, Path(answers))
@@ -78,6 +81,19 @@ def _run(folder: Path, rows: int) -> None:
     render.out.print(
         f"than plain decoding ({best.tokens_per_second:.0f} against {comparison.runs[0].tokens_per_second:.0f} tokens/s)"
     )
+
+
+def check_kept(folder: Path) -> None:
+    """Raise UsageError or LookaheadError if the demo would replace files in `folder` that it has not made, or cannot write."""
+    from lookahead.outputs import JOURNAL, LEARNED, MANIFEST, TRIE, Kind, Output, check_outputs
+
+    lines = set((samples_folder() / "prompts.jsonl").read_bytes().splitlines())
+    prompts = Kind("a file of the demo's prompts", lambda path: lines.issuperset(path.read_bytes().splitlines()))
+    answers = Kind("a file of the demo's answers", lambda path: path.with_name(f"{ANSWERS}.journal").is_file())
+    beside = {"journal": JOURNAL, "manifest.json": MANIFEST, "learned.jsonl": LEARNED}
+    kinds = {PROMPTS: prompts, THREE: prompts, TRIE_FILE: TRIE, ANSWERS: answers}
+    kinds |= {f"{ANSWERS}.{ending}": kind for ending, kind in beside.items()}
+    check_outputs([Output("--keep", folder / name, kind) for name, kind in kinds.items()], [])
 
 
 def _print_answers(prompts: Path, answers: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead.errors import LookaheadError, UsageError
+from lookahead.errors import RowsFailedError, UsageError
 from lookahead_cli.options import (
     PREFILL_CHUNK,
     SESSION_TOKENS,
@@ -41,7 +41,6 @@ from lookahead_cli.options import (
     Tries,
     TrieWeights,
     batch_size_of,
-    check_folder,
     constraint_of,
     draft_options,
     open_tries,
@@ -49,10 +48,11 @@ from lookahead_cli.options import (
 )
 
 if TYPE_CHECKING:
-    from lookahead.job.journal import Journal
+    from lookahead.job.journal import JobFiles, Journal
     from lookahead.job.runner import JobOptions
     from lookahead.job.setup import EngineSettings
     from lookahead.job.stream import Stream
+    from lookahead.outputs import Input
     from lookahead_cli.engines import Answering
     from lookahead_cli.progress import JobProgress
 
@@ -194,6 +194,7 @@ def command(
 
     Greedy, or sampled with --temperature; a row's "params" win over the line. Reads {"prompt"}, {"messages"}, {"prompt_ids"} or
     OpenAI batch lines. A row that fails becomes an error row. A job that was interrupted or killed goes on with --resume.
+    Exit code 0: complete; 3: complete, and some rows failed; 1: not complete.
 
     Example: lookahead generate --model org/model --input prompts.jsonl --trie answers.trie -o out.jsonl
 
@@ -207,9 +208,11 @@ def command(
 
     from lookahead.corpus import named_files
     from lookahead.job.inputs import Shard, count_rows
+    from lookahead.job.lock import OutputLock
     from lookahead.job.manifest import describe, go_on, read_manifest
     from lookahead.job.resume import files_of, what_is_done
     from lookahead.job.rows import left_to_do, read_requests, without_duplicates
+    from lookahead.outputs import Input
     from lookahead_cli.progress import JobProgress, shown
 
     if print_config:
@@ -240,8 +243,6 @@ def command(
     drafts = draft_options(strategy, decoding_length, branch_length, session_tokens if learn else 0, price, recycle)
     part = Shard.parse(shard)
     rows_at_once = 1 if explain else batch_size_of(batch_size)  # what is explained comes row by row
-    for path in (out, save_trie, metrics):
-        check_folder(path)
     constraint = constraint_of(json_schema, regex, choice, grammar)
     opened = open_tries(trie)
     weights = tuple(trie_weights(trie_weight, [opened])[0])
@@ -278,10 +279,16 @@ def command(
                 follow(peers, *prepared())
                 return
         files = files_of(out, resume, retry_errors, overwrite)
-        known = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
         names = named_files(input)
-        done = manifest = None
+        reads = [
+            Input("--input", names), Input("--trie", trie or []), Input("--model", [model], hub=True),
+            Input("--config", [config]), Input("--json-schema", [json_schema]), Input("--grammar", [grammar]),
+        ]  # fmt: skip
+        check_job_outputs(out, files, save_trie, metrics, reads, overwrite)
+        known = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
+        done = manifest = lock = None
         if files is not None:
+            lock = stack.enter_context(OutputLock(files, resume, overwrite))
             manifest = describe(given, opened, names)
             if resume and files.hold_rows():
                 manifest = go_on(read_manifest(files.manifest), manifest, files.out)
@@ -294,7 +301,7 @@ def command(
                 raise UsageError(
                     f"{out}: is complete, no rows can be added. Choose another -o, or start anew with --overwrite."
                 )
-            report(JobProgress(done.totals, None, lambda: None), {}, model, out, json, quiet)
+            report(JobProgress(done.totals, None, lambda: None), {}, model, out, json, quiet, files is not None)
             return
 
         from lookahead.job.journal import Journal
@@ -313,8 +320,8 @@ def command(
             for learned_before in known:
                 check_same_tokenizer(learned_before, answering.whose, model)
         output: Journal | Stream
-        if files and manifest:
-            output = open_journal(files, done, manifest, retry_errors, bool(save_trie))
+        if lock and manifest:
+            output = open_journal(lock, done, manifest, retry_errors, bool(save_trie))
         else:
             output = stream_to(out, bool(save_trie))
         rows = None if quiet and not metrics else count_rows(names)
@@ -341,7 +348,24 @@ def command(
             keep_learned(output, save_trie, answering, model)
             render.notice(f"stopped after {progress.rows}; every line of {out or 'the output'} is a whole row.")
         raise typer.Exit(128 + asked.number)
-    report(progress, used, model, out, json, quiet)
+    report(progress, used, model, out, json, quiet, files is not None)
+
+
+def check_job_outputs(
+    out: str | None, files: JobFiles | None, save_trie: str | None, metrics: str | None, reads: list[Input], overwrite: bool
+) -> None:
+    """See `outputs.check_outputs`. files: of a job that writes to `out`; the files beside it are outputs, too."""
+    from lookahead.outputs import JOURNAL, LEARNED, MANIFEST, METRICS, Output, check_outputs
+
+    # A trie is only ever added to: one that is drafted from may be, and any other file is refused when it is opened.
+    outputs = [Output("-o", out)]
+    if files is not None:
+        beside = [(files.journal, JOURNAL), (files.manifest, MANIFEST), (files.learned, LEARNED)]
+        outputs += [Output("-o", path, kind) for path, kind in beside]
+        if files.is_parquet:
+            outputs.append(Output("-o", files.rows))
+    outputs += [Output("--save-trie", save_trie, updates=("--trie",)), Output("--metrics", metrics, METRICS)]
+    check_outputs(outputs, reads, overwrite)
 
 
 def keep_learned(output: Journal | Stream, trie: str | None, answering: Answering | None, model: str) -> None:
@@ -374,8 +398,10 @@ def stream_to(out: str | None, learn: bool) -> Stream:
     return Stream(open(out, "w", encoding="utf-8"), out, learn)
 
 
-def report(progress: JobProgress, used: dict[str, Any], model: str, out: str | None, json: bool, quiet: bool) -> None:
-    """Say what a job that is complete came to. used: what it took. Raises LookaheadError if rows have failed."""
+def report(
+    progress: JobProgress, used: dict[str, Any], model: str, out: str | None, json: bool, quiet: bool, resumable: bool
+) -> None:
+    """Say what a job that is complete came to. used: what it took. Raises RowsFailedError if rows have failed."""
     from lookahead_cli import render
 
     totals = progress.totals
@@ -384,7 +410,7 @@ def report(progress: JobProgress, used: dict[str, Any], model: str, out: str | N
     elif not quiet:
         progress.table()
     if totals.errors:
-        again = f" {totals.faults} of them may succeed with --resume --retry-errors." if totals.faults and out else ""
-        raise LookaheadError(
+        again = f" {totals.faults} of them may succeed with --resume --retry-errors." if totals.faults and resumable else ""
+        raise RowsFailedError(
             f'{totals.errors} of {totals.rows} rows failed; see their "error" in {out or "the output"}.{again}'
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead_cli.options import Config, Json, check_folder, effort_of
+from lookahead_cli.options import Config, Json, Overwrite, effort_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,16 +57,18 @@ def command(
         ),
     ] = None,
     top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Commonest branches to show.")] = 10,
+    overwrite: Overwrite = False,
     json: Json = False,
     config: Config = None,
 ) -> None:
-    """Look into a trie: size, sources, nodes by depth, commonest branches; nothing is written.
+    """Look into a trie: size, sources, nodes by depth, commonest branches; nothing is written but the --plot.
 
     Example: lookahead inspect-trie answers.trie --query "The answer is"
 
     Next: lookahead generate --model org/model --input prompts.jsonl --trie answers.trie -o out.jsonl
     """
     from lookahead.errors import UsageError
+    from lookahead.outputs import PICTURE, Input, Output, check_outputs
     from lookahead.trie import format, stats
     from lookahead.trie.file import Trie
     from lookahead_cli import render
@@ -75,7 +77,9 @@ def command(
         raise UsageError("--decoding-length is the size of the tree of a query: --query TEXT.")
     if plot is not None and coverage is None:
         raise UsageError("--plot needs held-out text to measure on: --coverage FILE.")
-    check_folder(plot)
+    reads = [Input("TRIE", [trie]), Input("--coverage", [coverage]), Input("--config", [config])]
+    reads.append(Input("--tokenizer", [tokenizer], hub=True))
+    check_outputs([Output("--plot", plot, PICTURE)], reads, overwrite)
     opened = Trie(trie)
     header = opened.header
     if verify:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lookahead_cli.options import Config, Json, MaxMemory, Workers, check_folder, effort_of, weights_by_name
+from lookahead_cli.options import Config, Json, MaxMemory, Overwrite, Workers, effort_of, weights_by_name
 
 
 def command(
@@ -22,6 +22,7 @@ def command(
     ] = None,
     workers: Workers = 0,
     max_memory: MaxMemory = "1GiB",
+    overwrite: Overwrite = False,
     json: Json = False,
     config: Config = None,
 ) -> None:
@@ -33,10 +34,11 @@ def command(
     """
     from pathlib import Path
 
+    from lookahead.outputs import TRIE, Input, Output, check_outputs
     from lookahead.trie.edit import merge_tries
     from lookahead_cli import render
 
-    check_folder(out)
+    check_outputs([Output("-o", out, TRIE, ("TRIE",))], [Input("TRIE", tries), Input("--config", [config])], overwrite)
     weights = weights_by_name(weight, "--weight")
     with render.stages(shown=not json) as progress:
         header = merge_tries(tries, out, weights, effort_of(max_memory, workers, progress))

@@ -64,6 +64,10 @@ Config = Annotated[
 ]
 Context = typer.Context  # its obj is the command line, as typed
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+Overwrite = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Replace files that exist, also those of another kind than what is written."),
+]
 Tries = Annotated[
     list[str] | None, typer.Option("--trie", metavar="FILE", help="Prebuilt trie to draft from; repeat for several.")
 ]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from lookahead.errors import LookaheadError
 from lookahead.job.metrics import write_metrics
 from lookahead.job.totals import JobTotals
 from lookahead_cli import render
@@ -37,6 +38,7 @@ class JobProgress:
         self.before.merge(totals)
         self.began = time.monotonic()
         self._acts: list[Every] = []
+        self._metrics_failed = False
 
     def every(self, seconds: float, act: Callable[[], None]) -> None:
         """From now on, call `act` at this interval."""
@@ -93,14 +95,19 @@ class JobProgress:
         render.notice(f"{self.rows}, {self.note()}{ending}")
 
     def metrics(self, path: Path) -> None:
-        """Replace the metrics file."""
+        """Replace the metrics file. One that can no longer be written does not end the job."""
         gauges = {
             "rows_expected": self.expected,
             "tokens_per_second": self.run.tokens / self.seconds,
             "speedup_over_plain": self.speedup,
             "seconds_left": self.seconds_left,
         }
-        write_metrics(path, self.totals, gauges)
+        try:
+            write_metrics(path, self.totals, gauges)
+        except LookaheadError as error:
+            if not self._metrics_failed:
+                render.notice(f"--metrics {error} The job goes on.")
+            self._metrics_failed = True
 
     def table(self) -> None:
         """What the job came to."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead_cli.options import Config, Json, MaxMemory, Workers, check_folder, effort_of, size_in_bytes
+from lookahead_cli.options import Config, Json, MaxMemory, Overwrite, Workers, effort_of, size_in_bytes
 
 if TYPE_CHECKING:
     from lookahead.trie.file import Trie
@@ -40,10 +40,11 @@ def command(
     ] = None,
     workers: Workers = 0,
     max_memory: MaxMemory = "1GiB",
+    overwrite: Overwrite = False,
     json: Json = False,
     config: Config = None,
 ) -> None:
-    """Write a smaller trie and say what it costs; the input stays as it is.
+    """Write a smaller trie and say what it costs; the input stays as it is, unless -o names it and --overwrite is given.
 
     To --max-tokens or --max-bytes those documents are kept whose branches are worth most per byte: repeated ones that no
     document kept before them holds.
@@ -51,13 +52,16 @@ def command(
     Example: lookahead prune-trie answers.trie -o small.trie --max-bytes 64MiB --coverage held-out.jsonl
     """
     from lookahead.errors import UsageError
+    from lookahead.outputs import TRIE, Input, Output, check_outputs
     from lookahead.trie.edit import prune_trie
     from lookahead.trie.file import Trie
     from lookahead_cli import render
 
     if min_count == 1 and max_tokens is None and max_bytes is None and not drop_source:
         raise UsageError("nothing to prune: give --min-count, --max-tokens, --max-bytes or --drop-source.")
-    check_folder(out)
+    reads = [Input("--coverage", [coverage]), Input("--tokenizer", [tokenizer], hub=True), Input("--config", [config])]
+    reads += [] if overwrite else [Input("TRIE", [trie])]  # what is pruned is gone
+    check_outputs([Output("-o", out, TRIE)], reads, overwrite)
     limit = size_in_bytes(max_bytes) if max_bytes else None
     before = Trie(trie)
     loaded = None

@@ -14,10 +14,10 @@ from lookahead_cli.options import (
     Config,
     Context,
     Json,
+    Overwrite,
     Price,
     SessionTokens,
     TrieWeights,
-    check_folder,
 )
 from lookahead_cli.replays import Logs
 
@@ -25,41 +25,48 @@ if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
     from lookahead.bench.workloads import WorkloadReplay
     from lookahead.draft.drafter import DraftOptions
+    from lookahead.outputs import Input
 
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """Files to write; None: not asked for. json: one object on stdout in place of tables."""
+    """Files to write; None: not asked for. json: one object on stdout in place of tables. reads: what is read meanwhile."""
 
     json: bool
     save: str | None = None
     plot: str | None = None
     report: str | None = None
+    overwrite: bool = False
+    reads: Sequence[Input] = ()
 
     def check(self) -> None:
-        """Raises UsageError for files that are one, LookaheadError for one that could not be made."""
-        from lookahead.errors import UsageError
+        """See `outputs.check_outputs`."""
+        from lookahead.outputs import BENCH, PAGE, PICTURE, Output, check_outputs
 
-        written = [path for path in (self.save, self.plot, self.report) if path]
-        if len(set(written)) < len(written):
-            raise UsageError("--save, --plot and --report need files of their own.")
-        for path in written:
-            check_folder(path)
+        written = [Output("--save", self.save, BENCH), Output("--plot", self.plot, PICTURE), Output("--report", self.report, PAGE)]
+        check_outputs(written, self.reads, self.overwrite)
 
     def keep(self, value: dict[str, Any], figure: Any | None = None, page: str = "") -> None:
-        """Write the JSON, the figure and the page to their files."""
+        """Write the JSON, the page and the figure to their files; one that cannot be written costs none of the others."""
+        import contextlib
         import json
 
-        from lookahead.atomic import replacing
+        with contextlib.ExitStack() as stack:
+            if self.plot:
+                from lookahead.bench.plot import save_png
 
-        if self.plot:
-            from lookahead.bench.plot import save_png
+                stack.callback(save_png, figure, self.plot)
+            if self.report:
+                stack.callback(_write, self.report, page)
+            if self.save:  # the last is called first
+                stack.callback(_write, self.save, json.dumps(value, indent=2) + "\n")
 
-            save_png(figure, self.plot)
-        for path, text in ((self.report, page), (self.save, json.dumps(value, indent=2) + "\n")):
-            if path:
-                with replacing(path, "w") as file:
-                    file.write(text)
+
+def _write(path: str, text: str) -> None:
+    from lookahead.atomic import replacing
+
+    with replacing(path, "w") as file:
+        file.write(text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,6 +214,7 @@ def command(
         str | None,
         typer.Option("--report", metavar="FILE", help="With --cost-profile: write all of it as one HTML page."),
     ] = None,
+    overwrite: Overwrite = False,
     json: Json = False,
     config: Config = None,
     context: Context = None,  # type: ignore[assignment]
@@ -228,6 +236,7 @@ def command(
     Next: lookahead bench --model org/model --input prompts.jsonl --trie answers.trie
     """
     from lookahead.errors import UsageError
+    from lookahead.outputs import Input
 
     if not pairs:
         raise UsageError("name a file of logged answers: lookahead replay logged.jsonl. To try without one: lookahead demo")
@@ -238,7 +247,8 @@ def command(
         strategy, decoding_length, branch_length, session_tokens, price, sweep, baselines, explain, cost_profile, batch_size,
         repeat,
     )  # fmt: skip
-    run(logs, asked, Outputs(json, save, plot, report), context.obj)
+    reads = [*logs.reads("LOG"), Input("--cost-profile", [cost_profile]), Input("--config", [config])]
+    run(logs, asked, Outputs(json, save, plot, report, overwrite, reads), context.obj)
 
 
 def run(logs: Logs, asked: Asked, outputs: Outputs, command_line: str) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lookahead.budget.profile import CostProfile
     from lookahead.draft.drafter import DraftOptions
     from lookahead.job.pairs import Log
+    from lookahead.outputs import Input
     from lookahead.trie.file import Trie
 
 
@@ -120,6 +121,14 @@ class Logs:
     chat: bool | None = None
     system: str | None = None
     rows: int | None = None
+
+    def reads(self, option: str) -> list[Input]:
+        """The files that are read. option: under which the logs are given."""
+        from lookahead.outputs import Input
+
+        tries = [name for trie in self.tries for name in (trie, trie.partition("=")[2] or None)]
+        tokenizer = Input("--tokenizer", [self.tokenizer], hub=True)
+        return [Input(option, self.paths), Input("--prompts", self.prompts), Input("--trie", tries), tokenizer]
 
 
 def read_workloads(logs: Logs, shape: Any | None = None, model: str | None = None) -> tuple[list[Workload], Any | None]:

@@ -222,7 +222,9 @@ def test_prune_says_before_and_after_and_what_it_costs(cli: Cli, ids_trie: Path,
 
 def test_prune_that_would_leave_nothing_keeps_the_old_file(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
     before = ids_trie.read_bytes()
-    cli.fails(1, "prune-trie", ids_trie, "-o", ids_trie, "--min-count", 99, saying=["nothing would be left"])
+    in_place = ("prune-trie", ids_trie, "-o", ids_trie, "--min-count", 99)
+    cli.fails(1, *in_place, "--overwrite", saying=["nothing would be left"])
+    cli.fails(2, *in_place, saying=["is read by TRIE"])
     assert ids_trie.read_bytes() == before
 
 

@@ -353,7 +353,7 @@ def test_job_takes_constraints_for_all_rows_and_for_one(cli: Cli, tmp_path: Path
     ]
     write_jsonl(tmp_path / "in.jsonl", rows)
     on_files = ("--input", tmp_path / "in.jsonl", "-o", out, "--json-schema", schema_file, "--max-new-tokens", 40)
-    assert cli("generate", "--model", MODEL, *on_files).code == 1
+    assert cli("generate", "--model", MODEL, *on_files).code == 3
     found = {row.get("id", row.get("custom_id")): row for row in map(json.loads, out.read_text().splitlines())}
     jsonschema.validate(json.loads(found["job"]["text"]), person)
     assert found["own"]["text"] in ("yes", "no")

@@ -320,15 +320,17 @@ def test_output_that_was_edited_is_refused_naming_the_line(job: Job) -> None:
 
 def test_two_processes_cannot_write_one_output(job: Job) -> None:
     from lookahead.job.journal import Done, JobFiles, Journal, read_done
+    from lookahead.job.lock import OutputLock
     from lookahead.job.manifest import read_manifest
 
     job()
     job.keep(2)
     files, manifest = JobFiles(job.out), read_manifest(job.manifest_file)
-    with Journal(files, read_done(files), manifest):
+    with OutputLock(files, resume=True) as lock, Journal(lock, read_done(files), manifest):
         job.fails(1, "--resume", "--quiet", saying=["another process is writing it"])
-    with pytest.raises(LookaheadError, match="has written it meanwhile"):
-        Journal(files, Done(), manifest)
+        job.fails(1, "--overwrite", "--quiet", saying=["another process is writing it"])
+    with OutputLock(files, resume=True) as lock, pytest.raises(LookaheadError, match="has written it meanwhile"):
+        Journal(lock, Done(), manifest)
 
 
 # ---- rows that failed
@@ -341,7 +343,8 @@ def test_bad_rows_stay_and_faults_of_the_run_are_tried_again(cli: Cli, tmp_path:
         {"id": "fault", "prompt": "a", "params": {"temperature": 1.0, "bad_words_ids": [[1]]}},
     ]
     job = Job(cli, tmp_path, rows)
-    assert job() == 1
+    assert job() == 3
+    assert "--retry-errors" not in job.err  # both are faults of their rows
     # The row is made one that failed by a fault of the run, as if memory had run out.
     lines, entries = job.out.read_text().splitlines(), [json.loads(line) for line in job.journal.read_text().splitlines()]
     from lookahead.job.inputs import fingerprint
@@ -352,10 +355,11 @@ def test_bad_rows_stay_and_faults_of_the_run_are_tried_again(cli: Cli, tmp_path:
     entries[1].update(output=fingerprint((lines[1] + "\n").encode()).hex(), error="OutOfMemoryError")
     job.out.write_text("".join(line + "\n" for line in lines))
     job.journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    assert job("--resume") == 1
+    assert job("--resume") == 3
     assert "2 of 4 rows failed" in job.err
     assert "1 of them may succeed with --resume --retry-errors" in job.err
-    assert job("--resume", "--retry-errors") == 1
+    assert job("--resume", "--retry-errors") == 3
     assert "1 of 4 rows failed" in job.err
+    assert "--retry-errors" not in job.err
     assert [row["id"] for row in rows_of(job.out)] == ["q0", "q1", "bad", "fault"]
     assert "text" in rows_of(job.out)[1]

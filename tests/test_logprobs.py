@@ -253,7 +253,7 @@ def test_openai_completion_is_answered_in_its_older_shape(generate):
 def test_openai_wish_that_makes_no_sense_is_an_error_row(cli, tmp_path, wish, saying):
     source = write_jsonl(tmp_path / "in.jsonl", [openai({**CHAT, **wish})])
     result = cli("generate", "--model", MODEL, "--input", source)
-    assert result.code == 1
+    assert result.code == 3
     assert saying in json.loads(result.out)["error"]["message"]
 
 

@@ -232,7 +232,7 @@ def test_job_that_was_killed_and_then_loses_a_worker_writes_the_rows_of_one(
     with job_process(*options, "--resume") as child:
         os.kill(once_at_work(child, out)[0], signal.SIGKILL)
         _, err = child.communicate(timeout=120)
-    assert child.returncode == 1  # of the bad row
+    assert child.returncode == 3  # of the bad row
     assert "was lost" in err
     assert "1 of 121 rows failed" in err
     assert "Traceback" not in err

@@ -25,6 +25,7 @@ import json
 import math
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from lookahead import folders
 from lookahead.atomic import replacing
 from lookahead.errors import LookaheadError
 from lookahead.kernels import kernel
+from lookahead.outputs import TRIED_BYTES
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "profiles"
@@ -196,16 +198,35 @@ def cached_profile(setting: Setting) -> CostProfile | None:
 
 def save_to_cache(profile: CostProfile) -> Path:
     """Keep a profile for later jobs of its setting. Raises LookaheadError if the folder cannot be written."""
+    path = _made_folder() / profile.setting.file_name
+    profile.save(path)
+    return path
+
+
+def why_not_cached() -> str:
+    """Why no profile could be kept in the cache folder, by trying it; "" if one can."""
+    try:
+        folder = _made_folder()
+    except LookaheadError as error:
+        return str(error)
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(TRIED_BYTES))
+    except OSError as error:
+        return f"{folder}: cannot be written ({error.strerror}). Set LOOKAHEAD_CACHE to a folder."
+    return ""
+
+
+def _made_folder() -> Path:
+    """The cache folder, made if it is missing. Raises LookaheadError if that cannot be done."""
     folder = cache_folder()
     if folder is None:
         raise LookaheadError("there is no home folder to keep the profile in. Set LOOKAHEAD_CACHE to a folder.")
-    path = folder / profile.setting.file_name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LookaheadError(f"{path.parent}: cannot be made ({error.strerror}). Set LOOKAHEAD_CACHE to a folder.") from error
-    profile.save(path)
-    return path
+        raise LookaheadError(f"{folder}: cannot be made ({error.strerror}). Set LOOKAHEAD_CACHE to a folder.") from error
+    return folder
 
 
 def _parsed(value: dict[str, Any]) -> CostProfile:

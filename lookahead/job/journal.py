@@ -17,11 +17,12 @@ import contextlib
 import dataclasses
 import json
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,12 +34,11 @@ from lookahead.job.parquet import write_parquet
 from lookahead.job.totals import JobTotals
 from lookahead.trie.build import TokenDocument
 
-try:
-    import fcntl
-except ImportError:  # no such locks on this system
-    fcntl = None  # type: ignore[assignment]
+if TYPE_CHECKING:
+    from lookahead.job.lock import OutputLock
 
 INVALID = "invalid_row"  # the type of an error that is the row's own fault
+RESERVE = 1 << 16  # bytes kept on the disk for the last manifest of a run, at least
 COUNTS = ("prompt_tokens", "tokens", "first_tokens", "steps", "draft_tokens", "accepted_tokens", "seconds")
 
 
@@ -92,11 +92,6 @@ class JobFiles:
     def hold_rows(self) -> bool:
         """A job has written here."""
         return any(path.exists() and path.stat().st_size for path in (self.out, self.rows))
-
-    def remove(self) -> None:
-        """Forget the job; its output goes last."""
-        for path in (self.manifest, self.learned, self.journal, self.rows, self.out):
-            path.unlink(missing_ok=True)
 
     def _beside(self, ending: str) -> Path:
         return self.out.with_name(self.out.name + ending)
@@ -205,35 +200,41 @@ def _rewrite(files: JobFiles, kept: Iterable[tuple[int, int]]) -> None:
 
 
 class Journal:
-    """Writes rows, each at once, and how the job is doing. Use as a context manager; one process at a time may.
+    """Writes rows, each at once, and how the job is doing. Use as a context manager, inside that of its lock.
 
     totals: of all rows, those done before included.
     """
 
     def __init__(
-        self, files: JobFiles, done: Done, manifest: Manifest, learn: bool = False, again: Set[int] = frozenset()
+        self, lock: OutputLock, done: Done, manifest: Manifest, learn: bool = False, again: Set[int] = frozenset()
     ) -> None:
         """Go on behind what is done. learn: keep the answers' token ids, too. again: rows to leave out: they get new answers.
 
-        Raises LookaheadError if another process writes the same output, or has since `done` was read, or it cannot be written.
+        Raises LookaheadError if the output is not as it was when `done` was read, or it cannot be written.
         """
+        files = lock.files
+        lock.used = True
         try:
-            self._journal = _opened(files.journal)
-            self._lock(files)
+            _cut_torn_line(lock.journal, files.journal)
             if (files.rows.stat().st_size if files.rows.exists() else 0) != done.size:
                 raise LookaheadError(f"{files.out}: another process has written it meanwhile. Run the same command again.")
             if again:
                 leave_out(files, again)
                 done = read_done(files)
-            self._rows = files.rows.open("ab", buffering=0)
-            self._rows.truncate(done.size - done.cut)
+            lock.open_rows().truncate(done.size - done.cut)
             self._learned = _opened(files.learned) if learn else None
+            self._reserve = _reserved(files)
         except OSError as error:
             raise LookaheadError(f"{files.out}: cannot be written ({error.strerror}).") from error
-        self.files, self.manifest, self.totals = files, manifest, done.totals
+        self.files, self.manifest, self.totals, self._lock = files, manifest, done.totals, lock
         self._ascending = done.ascending  # rows stand in the order of their requests
         self._last = max(done.requests, default=-1)
         self.save()
+
+    @property
+    def _rows(self) -> FileIO:
+        assert self._lock.rows is not None
+        return self._lock.rows
 
     def write(self, ended: Ended) -> None:
         """Put a row on disk and count it. Raises LookaheadError if that fails; what is there stays resumable."""
@@ -250,7 +251,7 @@ class Journal:
             if self._learned is not None:
                 for before, ids in ended.said:
                     _append(self._learned, json.dumps({"row": ended.number, "prompt_ids": before, "response_ids": ids}))
-            _append(self._journal, json.dumps(entry))
+            _append(self._lock.journal, json.dumps(entry))
             _append_bytes(self._rows, line)
         except OSError as error:
             raise self._failed(error) from error
@@ -259,18 +260,27 @@ class Journal:
         self.totals.merge(ended.counts)
 
     def save(self) -> None:
-        """Make what is written outlast a loss of power, and say in the manifest how far the job is."""
+        """Make what is written outlast a loss of power, and say in the manifest how far the job is.
+
+        Raises LookaheadError if that fails, or if the files were moved or replaced.
+        """
+        self._lock.check((self._learned, self.files.learned))
         try:
-            for file in (self._journal, self._rows):
+            for file in (self._lock.journal, self._rows):
                 os.fsync(file.fileno())
         except OSError as error:
             raise self._failed(error) from error
-        self.manifest.write(self.files.manifest, self.totals)
+        try:
+            self.manifest.write(self.files.manifest, self.totals)
+        except LookaheadError as error:
+            raise LookaheadError(f"{error} The rows are safe: make room, then run the same command with --resume.") from error
 
     def finish(self, in_order: bool) -> None:
         """All rows are there: put them where they belong. JSON lines of a Parquet file stay while rows may be tried again."""
+        self._lock.check()
         if in_order and not self._ascending:
             put_in_order(self.files)
+            self._lock.open_rows()
         if self.files.is_parquet:
             write_parquet(self.files.rows, self.files.out)
             if not self.totals.faults:
@@ -298,27 +308,19 @@ class Journal:
             self.manifest.state, self.manifest.error = "failed", str(error)
         elif self.manifest.state == "running":
             self.manifest.state = "interrupted"
-        with contextlib.suppress(*([LookaheadError] if error else [])):  # again what went wrong before, such as a full disk
-            self.manifest.end(self.files.manifest, self.totals)
-        for file in (self._rows, self._journal, self._learned):
-            if file is not None:
-                file.close()
+        if self._reserve is not None:
+            self._reserve.close()  # on a full disk this makes room for the manifest
+        with contextlib.suppress(*([LookaheadError] if error else [])):  # again what went wrong before
+            if self._lock.is_held:  # else another job may have begun there
+                self.manifest.end(self.files.manifest, self.totals)
+        if self._learned is not None:
+            self._learned.close()
 
     def _failed(self, error: OSError) -> LookaheadError:
         return LookaheadError(
             f"{self.files.rows}: write failed ({error.strerror}) after {self.totals.rows} rows, which are safe. Make room, "
             "then run the same command with --resume."
         )
-
-    def _lock(self, files: JobFiles) -> None:
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(self._journal.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LookaheadError(f"{files.out}: another process is writing it. Wait for it, or choose another -o.") from error
-        except OSError:  # a file system without locks
-            return
 
 
 def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -339,9 +341,14 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
 def _opened(path: Path) -> FileIO:
     """A file of lines to append to, without a last line that was cut short."""
     file = path.open("ab", buffering=0)
-    size = path.stat().st_size
+    _cut_torn_line(file, path)
+    return file
+
+
+def _cut_torn_line(file: FileIO, path: Path) -> None:
+    """Take off a last line that has no end. file: open for appending at `path`."""
+    end = os.fstat(file.fileno()).st_size
     with path.open("rb") as old:
-        end = size
         while end:  # backwards, piece by piece
             begin = max(0, end - PIECE)
             old.seek(begin)
@@ -351,14 +358,28 @@ def _opened(path: Path) -> FileIO:
                 break
             end = begin
     file.truncate(end)
-    return file
+
+
+def _reserved(files: JobFiles) -> IO[bytes] | None:
+    """A file without a name that takes as much of the disk as a new manifest needs, until it is closed; None if it is full."""
+    try:
+        file = tempfile.TemporaryFile(dir=files.out.parent, buffering=0)  # noqa: SIM115 - it stays open
+        try:
+            before = files.manifest.stat().st_size if files.manifest.exists() else 0
+            _append_bytes(file, os.urandom(RESERVE + 2 * before))  # a file system may store zeros without room
+            return file
+        except BaseException:
+            file.close()
+            raise
+    except OSError:
+        return None
 
 
 def _append(file: FileIO, line: str) -> None:
     _append_bytes(file, line.encode() + b"\n")
 
 
-def _append_bytes(file: FileIO, data: bytes) -> None:
+def _append_bytes(file: FileIO | IO[bytes], data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]

@@ -19,6 +19,7 @@ import lookahead
 from lookahead.atomic import replacing
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.job.totals import JobTotals
+from lookahead.outputs import model_folder
 from lookahead.tokenizer import TOKENIZER_FILES
 from lookahead.trie.file import Trie
 
@@ -141,17 +142,9 @@ def fingerprint_model(name: str) -> dict[str, str]:
     Configuration is read whole, of weights the size, the beginning (names and shapes) and pages all over the file: a model that
     was trained on differs in nearly all of them.
     """
-    folder = Path(name)
-    if not folder.is_dir():
-        from huggingface_hub import try_to_load_from_cache
-
-        try:
-            cached = try_to_load_from_cache(name, "config.json")
-        except ValueError:  # no name of the hub: loading says so
-            cached = None
-        if not isinstance(cached, str):
-            return {}
-        folder = Path(cached).parent
+    folder = model_folder(name)
+    if folder is None:
+        return {}
     found = {file: folder / file for file in CONFIGS if (folder / file).is_file()}
     found.update({path.name: path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))})
     return {file: _sampled(path) for file, path in found.items()}

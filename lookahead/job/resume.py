@@ -7,15 +7,20 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from lookahead.atomic import followed
 from lookahead.errors import UsageError
 from lookahead.job.inputs import Shard
 from lookahead.job.journal import Done, JobFiles, Journal, read_done
+from lookahead.job.lock import OutputLock
 from lookahead.job.manifest import Manifest
 from lookahead.job.rows import left_to_do, read_requests
 
 
 def files_of(out: str | None, resume: bool, retry_errors: bool, overwrite: bool) -> JobFiles | None:
-    """The files of a job that writes to `out`; None for stdout or a device. Raises UsageError, not to touch what is there."""
+    """The files of a job that writes to `out`, where a symbolic link leads; None for stdout or a device.
+
+    Raises UsageError for options that do not go together.
+    """
     if retry_errors and not resume:
         raise UsageError("--retry-errors goes with --resume.")
     if resume and overwrite:
@@ -24,9 +29,7 @@ def files_of(out: str | None, resume: bool, retry_errors: bool, overwrite: bool)
         raise UsageError("--resume needs a file to go on with: name it with -o.")
     if out is None:
         return None
-    files = JobFiles(Path(out))
-    if (found := files.existing()) and not (resume or overwrite):
-        raise UsageError(f"{found}: exists. Give --resume to go on with it, --overwrite to replace it, or choose another -o.")
+    files = JobFiles(followed(out))
     return files if files.out.is_file() or not files.out.exists() else None
 
 
@@ -46,9 +49,9 @@ def what_is_done(files: JobFiles, names: Sequence[str], shard: Shard, retry_erro
     return done
 
 
-def open_journal(files: JobFiles, done: Done | None, manifest: Manifest, retry_errors: bool, learn: bool) -> Journal:
+def open_journal(lock: OutputLock, done: Done | None, manifest: Manifest, retry_errors: bool, learn: bool) -> Journal:
     """Begin to write: behind what is done, without failed rows that are tried again; or, where nothing is (None), anew."""
     if done is None:
-        files.remove()
-        return Journal(files, Done(), manifest, learn)
-    return Journal(files, done, manifest, learn, done.faults if retry_errors else frozenset())
+        lock.remove_files()
+        return Journal(lock, Done(), manifest, learn)
+    return Journal(lock, done, manifest, learn, done.faults if retry_errors else frozenset())

@@ -1,0 +1,153 @@
+"""One writer per output. In: the names of a job's files. Out: a lock, held from before they are read until the job has ended.
+
+The lock is an flock on the journal, which is emptied in place and never replaced while it is held. The file of rows is also
+locked: with hard links it has several names, and each name has a journal of its own. On file systems without locks nothing is
+held, but at each save and at the end the job still checks that its files are those that it opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from io import FileIO
+from pathlib import Path
+
+from lookahead.errors import LookaheadError, UsageError
+from lookahead.job.journal import JobFiles
+
+try:
+    import fcntl
+except ImportError:  # no such locks on this system
+    fcntl = None  # type: ignore[assignment]
+
+
+class OutputLock:
+    """The right to write the files of a job. Use as a context manager.
+
+    journal: open for appending, also by `Journal`, which closes it as little as `rows`. used: a job has begun to write, so the
+    journal stays when the lock is given back.
+    """
+
+    def __init__(self, files: JobFiles, resume: bool = False, overwrite: bool = False):
+        """Raises LookaheadError if another process holds the lock or the files cannot be opened, UsageError for an output that
+        exists if neither `resume` nor `overwrite` is given."""
+        self.files, self.used = files, False
+        self.rows: FileIO | None = None
+        if not files.journal.exists():
+            self._check_absent(resume or overwrite)
+        self.journal, self._created = self._open_journal()
+        try:
+            self._check_absent(resume or overwrite)
+            if files.rows.exists():
+                self.open_rows()
+        except BaseException:
+            self.close()
+            raise
+
+    def open_rows(self) -> FileIO:
+        """The file of rows as it is now, open for appending; made if it is missing.
+
+        Raises LookaheadError as `__init__` does.
+        """
+        if self.rows is not None:
+            self.rows.close()
+        try:
+            self.rows = self.files.rows.open("ab", buffering=0)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._lock(self.rows)
+        return self.rows
+
+    def remove_files(self) -> None:
+        """Forget what was written before: the journal is emptied in place, the output goes last."""
+        files = self.files
+        with contextlib.suppress(FileNotFoundError):
+            files.manifest.unlink()
+        files.learned.unlink(missing_ok=True)
+        self.journal.truncate(0)
+        if self.rows is not None:
+            self.rows.close()
+            self.rows = None
+        for path in (files.rows, files.out):
+            path.unlink(missing_ok=True)
+
+    def check(self, *others: tuple[FileIO | None, Path]) -> None:
+        """Raise LookaheadError unless the names of the files still lead to those that are open here. others: further files."""
+        for file, path in ((self.journal, self.files.journal), (self.rows, self.files.rows), *others):
+            if file is not None and not is_at(file, path):
+                raise LookaheadError(
+                    f"{path}: was moved, removed or replaced by another program while the job was writing it. Put it back and "
+                    "run the same command with --resume, or start again with --overwrite."
+                )
+
+    @property
+    def is_held(self) -> bool:
+        """The journal is still the file of this name, so the other files of the job are this job's."""
+        return is_at(self.journal, self.files.journal)
+
+    def close(self) -> None:
+        """Give the lock back. A journal that was made for it alone is removed."""
+        if self._created and not self.used and self.is_held and not os.fstat(self.journal.fileno()).st_size:
+            with contextlib.suppress(OSError):
+                self.files.journal.unlink()
+        for file in (self.rows, self.journal):
+            if file is not None:
+                file.close()
+
+    def __enter__(self) -> OutputLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_absent(self, may_exist: bool) -> None:
+        if (found := self.files.existing()) and not may_exist:
+            raise UsageError(
+                f"{found}: exists. Give --resume to go on with it, --overwrite to replace it, or choose another -o."
+            )
+
+    def _open_journal(self) -> tuple[FileIO, bool]:
+        """(the journal, whether it was made), locked and still at its name: another process may remove one that it made."""
+        path = self.files.journal
+        while True:
+            created = not path.exists()
+            flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT | os.O_EXCL if created else 0)
+            try:
+                journal = FileIO(os.open(path, flags, 0o666), "ab")
+            except (FileExistsError, FileNotFoundError) as error:
+                if not path.parent.is_dir():
+                    raise self._unwritable(error) from error
+                continue  # made or removed by another process in this moment
+            except OSError as error:
+                raise self._unwritable(error) from error
+            try:
+                self._lock(journal)
+            except BaseException:
+                journal.close()
+                raise
+            if is_at(journal, path):
+                return journal, created
+            journal.close()
+
+    def _unwritable(self, error: OSError) -> LookaheadError:
+        return LookaheadError(f"{self.files.out}: cannot be written ({error.strerror}). Choose another -o.")
+
+    def _lock(self, file: FileIO) -> None:
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LookaheadError(
+                f"{self.files.out}: another process is writing it. Wait for it, or choose another -o."
+            ) from error
+        except OSError:  # a file system without locks
+            return
+
+
+def is_at(file: FileIO, path: Path) -> bool:
+    """`path` leads to this open file."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except OSError:
+        return False

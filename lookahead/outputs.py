@@ -1,0 +1,283 @@
+"""What a command may write. In: the files that it was told to write and to read. Out: an error before any work is done.
+
+An output must not be a file that the command reads, nor another output, by whatever path or link they are named. A file that
+exists and is not of the kind to be written is replaced only if the user says so. Each output is tried: its folder takes a new
+file, and what exists can be replaced; nothing that exists is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import glob
+import itertools
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lookahead.atomic import followed, scratch_sibling
+from lookahead.errors import LookaheadError, UsageError
+
+TRIED_BYTES = 4096  # written to a temporary sibling: a full disk refuses them
+HEAD_BYTES = 4096  # of an existing file, from which its kind is seen
+MOST_JSON_BYTES = 256 << 20  # a larger file is not one of ours
+MOST_FILES = 10_000  # of a model's folder
+
+GET_FLAGS, IMMUTABLE_OR_APPEND_ONLY = 0x80086601, 0x30  # FS_IOC_GETFLAGS and FS_IMMUTABLE_FL | FS_APPEND_FL of linux/fs.h
+
+FileId = tuple[int, int]  # device and inode, the same for all names of a file
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of file that a command writes. name: as in "is not a trie file". matches: a file that is not empty is one."""
+
+    name: str
+    matches: Callable[[Path], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """A file to be written. option: as typed, such as "--metrics". path: None where the option is not given.
+
+    kind: of an existing file that may be replaced without a word; None: the command has a rule of its own.
+    updates: the options of inputs that it may be the same file as, such as the trie that is appended to.
+    """
+
+    option: str
+    path: str | Path | None
+    kind: Kind | None = None
+    updates: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """What a command reads under one option. names: files, globs, folders, "-". hub: a name may be one of the hub's."""
+
+    option: str
+    names: Sequence[str | Path | None]
+    hub: bool = False
+
+
+def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite: bool | None = None) -> None:
+    """Check what is to be written against what is read and what exists, then try it.
+
+    overwrite: files of other kinds may be replaced; None: the command has no such option.
+    Raises UsageError for an output that is an input or another output, or that would replace a file of another kind;
+    LookaheadError for one that cannot be written.
+    """
+    given = [(output, Path(output.path)) for output in outputs if output.path is not None]
+    for output, path in given:
+        _check_place(output, path)
+    for (output, path), (other, other_path) in itertools.combinations(given, 2):
+        if _same(path, other_path):
+            raise UsageError(f"{output.option} and {other.option} name the same file ({path}): each needs a file of its own.")
+    by_id = {file_id: (output, path) for output, path in given if (file_id := _id_of(path))}
+    for each in inputs if by_id else ():
+        for name in _files_of(each):
+            found = by_id.get(_id_of(name) or (0, 0))
+            if found and each.option not in found[0].updates:
+                output, path = found
+                same = "" if str(name) == str(path) else f" ({name})"
+                raise UsageError(f"{output.option} {path}: is read by {each.option}{same}. Choose another file to write.")
+    for output, path in given:
+        if output.kind and path.is_file() and not overwrite and path.stat().st_size and not _is(output.kind, path):
+            instead = " or give --overwrite to replace it" if overwrite is not None else ""
+            raise UsageError(f"{output.option} {path}: exists and is not {output.kind.name}. Choose another file{instead}.")
+    for output, path in given:
+        try_output(output, path)
+
+
+def try_output(output: Output, path: Path) -> None:
+    """Raise LookaheadError if a file could not be written at `path`, or what exists there not be replaced."""
+    target = followed(path)
+    if target.exists() and not target.is_file():  # a device or pipe: whether the command writes to such is its own rule
+        return
+    try:
+        with scratch_sibling(target) as scratch:
+            scratch.write(bytes(TRIED_BYTES))
+            scratch.flush()
+    except LookaheadError as error:
+        raise LookaheadError(f"{output.option} {error}") from error
+    except OSError as error:
+        raise _unwritable(output, path, error) from error
+    if problem := _why_not_replaceable(target):
+        raise LookaheadError(f"{output.option} {path}: cannot be replaced ({problem}). Choose another place.")
+
+
+def _unwritable(output: Output, path: Path, error: OSError) -> LookaheadError:
+    return LookaheadError(f"{output.option} {path}: cannot write here ({error.strerror}). Choose another place.")
+
+
+def _check_place(output: Output, path: Path) -> None:
+    if path.is_dir():
+        raise LookaheadError(f"{output.option} {path}: is a folder. Name a file to write.")
+    if not followed(path).parent.is_dir():
+        raise LookaheadError(f"{output.option} {path}: its folder does not exist. Create it or choose another place.")
+
+
+def _same(a: Path, b: Path) -> bool:
+    """Both name one file, which need not exist."""
+    if (file_id := _id_of(a)) and file_id == _id_of(b):
+        return a.is_file()  # a device such as /dev/null may be named twice
+    return os.path.realpath(a) == os.path.realpath(b) and not a.exists()
+
+
+def _id_of(path: str | Path) -> FileId | None:
+    """None if there is no file."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _files_of(read: Input) -> Iterator[str | Path]:
+    """The files that `read` names; of folders those in them."""
+    for name in read.names:
+        if name is None or name == "-":
+            continue
+        found: list[str | Path] = [name] if os.path.exists(name) else [*glob.glob(str(name), recursive=True)]
+        if not found and read.hub and (folder := model_folder(str(name))):
+            found = [folder]
+        for each in found:
+            if os.path.isdir(each):
+                yield from itertools.islice(_files_in(Path(each)), MOST_FILES)
+            else:
+                yield each
+
+
+def model_folder(name: str) -> Path | None:
+    """The folder of a model or tokenizer that is on this machine: its own, or a snapshot in the cache of the hub."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in ("config.json", "tokenizer_config.json"):
+        with contextlib.suppress(ValueError):  # not a name that the hub takes: loading it says so
+            if isinstance(cached := try_to_load_from_cache(name, file), str):
+                return Path(cached).parent
+    return None
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    for parent, _, names in os.walk(folder):
+        yield from (Path(parent, name) for name in names)
+
+
+def _why_not_replaceable(path: Path) -> str:
+    """Why a file cannot be renamed to `path` although its folder can be written; "" if it can, as far as one can know."""
+    try:
+        found, folder = path.stat(), path.parent.stat()
+    except OSError:
+        return ""
+    user = os.geteuid() if hasattr(os, "geteuid") else 0
+    if folder.st_mode & stat.S_ISVTX and user not in (0, found.st_uid, folder.st_uid):
+        return "it belongs to another user, in a folder with the sticky bit"
+    if _is_mount_point(path):
+        return os.strerror(errno.EBUSY) + ": it is mounted by itself, mount its folder in its place"
+    if _flags_of(path) & IMMUTABLE_OR_APPEND_ONLY:
+        return "it is immutable or append-only, see lsattr"
+    return ""
+
+
+def _is_mount_point(path: Path) -> bool:
+    """A file that is mounted by itself, as into a container; no rename replaces it."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_bytes()
+    except OSError:
+        return False
+    wanted = os.fsencode(os.path.realpath(path))
+    return any(
+        re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), line.split(b" ")[4]) == wanted
+        for line in mounts.splitlines()
+        if line.count(b" ") > 4
+    )
+
+
+def _flags_of(path: Path) -> int:
+    """Attributes of a Linux file system; 0 where there are none."""
+    flags = bytearray(8)
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        with path.open("rb") as file:
+            fcntl.ioctl(file.fileno(), GET_FLAGS, flags)
+    return flags[0]
+
+
+def _is(kind: Kind, path: Path) -> bool:
+    """Raises LookaheadError for a file that cannot be read, as it may be anything."""
+    try:
+        return kind.matches(path)
+    except OSError as error:
+        raise LookaheadError(f"{path}: cannot be read ({error.strerror}), so it is not replaced.") from error
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(HEAD_BYTES)
+
+
+def _json_of(path: Path) -> Any:
+    """None where it is no JSON."""
+    if path.stat().st_size > MOST_JSON_BYTES:
+        return None
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return None
+
+
+def _has_keys(*any_of: set[str]) -> Callable[[Path], bool]:
+    """A JSON object that has all keys of one of these sets."""
+
+    def matches(path: Path) -> bool:
+        value = _json_of(path)
+        return isinstance(value, dict) and any(keys <= value.keys() for keys in any_of)
+
+    return matches
+
+
+def _begins(*magics: bytes) -> Callable[[Path], bool]:
+    return lambda path: _head(path).startswith(magics)
+
+
+def _is_picture(path: Path) -> bool:
+    head = _head(path)
+    return head.startswith((b"\x89PNG\r\n\x1a\n", b"%PDF-")) or (head.startswith((b"<?xml", b"<svg")) and b"<svg" in head)
+
+
+TRIE = Kind("a trie file", _begins(b"\x89LKT"))
+METRICS = Kind("a metrics file of this tool", lambda path: re.match(rb"# (HELP|TYPE) lookahead_", _head(path)) is not None)
+PICTURE = Kind("a PNG, PDF or SVG", _is_picture)
+PAGE = Kind("a page of this tool", lambda path: b"<title>lookahead" in _head(path))
+PROFILE = Kind("a cost profile", _has_keys({"format", "setting", "seconds"}))
+BENCH = Kind(
+    "the JSON of a bench",
+    _has_keys({"runs", "environment"}, {"batches"}, {"rows", "tokens", "strategies"}, {"workloads", "geometric_mean"}),
+)
+
+
+def lines_with(name: str, *keys: str) -> Kind:
+    """JSON lines whose first has these keys."""
+
+    def matches(path: Path) -> bool:
+        with path.open("rb") as file:
+            line = file.readline(MOST_JSON_BYTES)
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(line)
+            return isinstance(value, dict) and set(keys) <= value.keys()
+        return not line.endswith(b"\n") and line.startswith(b'{"' + keys[0].encode())  # a first line that was cut short
+
+    return Kind(name, matches)
+
+
+JOURNAL = lines_with("the journal of a job", "row", "input", "output")
+LEARNED = lines_with("answers that a job kept", "row", "prompt_ids", "response_ids")
+MANIFEST = Kind("the manifest of a job", _has_keys({"answering", "runs", "state"}))
