@@ -104,14 +104,8 @@ def try_output(output: Output, path: Path) -> None:
             scratch.flush()
     except LookaheadError as error:
         raise LookaheadError(f"{output.option} {error}") from error
-    except OSError as error:
-        raise _unwritable(output, path, error) from error
     if problem := _why_not_replaceable(target):
         raise LookaheadError(f"{output.option} {path}: cannot be replaced ({problem}). Choose another place.")
-
-
-def _unwritable(output: Output, path: Path, error: OSError) -> LookaheadError:
-    return LookaheadError(f"{output.option} {path}: cannot write here ({error.strerror}). Choose another place.")
 
 
 def _check_place(output: Output, path: Path) -> None:
