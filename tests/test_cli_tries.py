@@ -90,11 +90,11 @@ def test_unusable_corpus_is_one_line_and_leaves_the_old_trie(
     cli: Cli, tmp_path: Path, tokenizer_folder: Path, name: str, content: bytes, saying: list[str]
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    (tmp_path / "old.trie").write_bytes(b"old")
+    (tmp_path / "old.trie").write_bytes(b"\x89LKT old")
     cli.fails(
         1, "build-trie", tmp_path / name, "-o", tmp_path / "old.trie", "--tokenizer", tokenizer_folder, saying=saying
     )  # fmt: skip
-    assert (tmp_path / "old.trie").read_bytes() == b"old"
+    assert (tmp_path / "old.trie").read_bytes() == b"\x89LKT old"
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "old.trie"])
 
 
