@@ -293,7 +293,7 @@ def test_bench_refuses_what_a_sweep_or_a_replay_cannot_do(cli: Cli, tmp_path: Pa
     cli.fails(2, *ON_MODEL, "--sweep", "--strategy", "off", saying=["--strategy off"])
     cli.fails(2, *ON_MODEL, "--sweep", "--decoding-length", "4,auto", saying=["--decoding-length 4,auto"])
     cli.fails(2, *ON_MODEL, "--repeat", 0, saying=["--repeat"])
-    cli.fails(2, *ON_MODEL, "--save", tmp_path / "r", "--report", tmp_path / "r", saying=["--save", "files of their own"])
+    cli.fails(2, *ON_MODEL, "--save", tmp_path / "r", "--report", tmp_path / "r", saying=["--save", "file of its own"])
     cli.fails(1, *ON_MODEL, "--report", tmp_path / "no" / "r.html", saying=["r.html", "folder does not exist"])
 
 
