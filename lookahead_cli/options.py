@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead.errors import ConstraintError, LookaheadError, UsageError
+from lookahead.errors import ConstraintError, UsageError
 
 if TYPE_CHECKING:
     from lookahead.decode.constraint import Constraint
@@ -318,14 +318,6 @@ def trie_weights(items: list[str] | None, groups: Sequence[Sequence[Trie]]) -> l
         if name not in known:
             raise UsageError(f'--trie-weight: no --trie is named "{name}" (known: {", ".join(known) or "none"}).')
     return [[weights.get(name, 1.0) for name in some] for some in names]
-
-
-def check_folder(path: str | None) -> None:
-    """Raise LookaheadError if an output file could not be made: its folder is missing, or it is a folder itself."""
-    if path and Path(path).is_dir():
-        raise LookaheadError(f"{path}: is a folder. Name a file to write.")
-    if path and not Path(path).parent.is_dir():
-        raise LookaheadError(f"{path}: its folder does not exist. Create it or choose another place.")
 
 
 def effort_of(max_memory: str, workers: int, progress: Progress | None = None) -> Effort:

@@ -43,8 +43,9 @@ class Outputs:
         """See `outputs.check_outputs`."""
         from lookahead.outputs import BENCH, PAGE, PICTURE, Output, check_outputs
 
-        written = [Output("--save", self.save, BENCH), Output("--plot", self.plot, PICTURE), Output("--report", self.report, PAGE)]
-        check_outputs(written, self.reads, self.overwrite)
+        outputs = [Output("--save", self.save, BENCH), Output("--plot", self.plot, PICTURE)]
+        outputs.append(Output("--report", self.report, PAGE))
+        check_outputs(outputs, self.reads, self.overwrite)
 
     def keep(self, value: dict[str, Any], figure: Any | None = None, page: str = "") -> None:
         """Write the JSON, the page and the figure to their files; one that cannot be written costs none of the others."""
