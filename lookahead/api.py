@@ -19,7 +19,7 @@ from torch import nn
 
 from lookahead.arguments import numbers_of, paths_of
 from lookahead.decode.engine import FinishReason, Generation
-from lookahead.decode.limits import check_logprobs, is_count
+from lookahead.decode.limits import check_logprobs, is_count, shown
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.model import TargetModel, load_model
 from lookahead.decode.probe import probed
@@ -27,7 +27,8 @@ from lookahead.decode.sampling import Sampling, seed_of
 from lookahead.decode.text import TextStream, text_of
 from lookahead.draft.drafter import DraftOptions
 from lookahead.errors import LookaheadError, UsageError
-from lookahead.job.rows import parse_row, prompt_ids_of
+from lookahead.job.prompt import prompt_ids_of
+from lookahead.job.rows import parse_row
 from lookahead.job.setup import assemble, own_tokenizer
 from lookahead.trie.file import Trie
 
@@ -54,7 +55,7 @@ class GenerationParams(Sampling):
         if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {self.max_new_tokens}: it must be a whole number above 0.")
         if not is_count(self.seed):
-            raise UsageError(f"seed is {self.seed!r}: it must be a whole number.")
+            raise UsageError(f"seed is {shown(self.seed)}: it must be a whole number.")
         check_logprobs(self.logprobs)
 
 
@@ -224,7 +225,7 @@ class LookaheadEngine:
         if request.messages and not getattr(self.tokenizer, "chat_template", None):
             raise LookaheadError(f"prompt {number}: the tokenizer has no chat template: give text.")
         try:
-            prompt_ids = prompt_ids_of(request, self.tokenizer)
+            prompt_ids = prompt_ids_of(request, self.tokenizer, longest=self._engine.target.longest_text)
             seed = seed_of(params.seed, number)
             return self._engine.request(prompt_ids, params.max_new_tokens, params, seed, logprobs=params.logprobs)
         except LookaheadError as error:

@@ -293,7 +293,8 @@ def compare_on(
     from itertools import islice
 
     from lookahead.errors import LookaheadError
-    from lookahead.job.rows import prompt_ids_of, read_requests
+    from lookahead.job.prompt import prompts_of
+    from lookahead.job.rows import read_requests
     from lookahead.job.setup import EngineSettings
     from lookahead_cli import render
     from lookahead_cli.engines import load_here
@@ -308,9 +309,9 @@ def compare_on(
         try:
             if request.problem:
                 raise LookaheadError(request.problem + ".")
-            ids = prompt_ids_of(request, tokenizer)
-            engine.request(ids, max_new_tokens)
-            prompts.append(ids)
+            for ids in prompts_of(request, tokenizer, longest=engine.target.longest_text):
+                engine.request(ids, max_new_tokens)
+                prompts.append(ids)
         except LookaheadError as error:
             failed.append(f"{input}:{request.line}: {error}")
     if not prompts:

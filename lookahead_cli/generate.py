@@ -204,6 +204,7 @@ def command(
     """
     given = dict(locals())
     import contextlib
+    import dataclasses
     from pathlib import Path
 
     from lookahead.corpus import named_files
@@ -311,6 +312,8 @@ def command(
         from lookahead_cli.stopping import on_signals
 
         settings, job = prepared()
+        if manifest:  # a job that goes on answers as it began
+            job = dataclasses.replace(job, created=int(manifest.runs[0]["began"]))
         answering: Answering | None = None
         if first is not None or (save_trie and files and files.learned.exists()):
             if ray or (workers or 1) > 1:
