@@ -69,7 +69,7 @@ def _ids_of(tokenizer: Any | None, text: str, longest: int, **options: Any) -> l
             f"the prompt has {len(text)} characters, which are more tokens than the {longest} positions that the model has: no "
             "room for an answer."
         )
-    return list(tokenizer(text, **options)["input_ids"])
+    return list(tokenizer(text, verbose=False, **options)["input_ids"])
 
 
 def _has_more_tokens(tokenizer: Any, text: str, most: int) -> bool:
@@ -79,7 +79,7 @@ def _has_more_tokens(tokenizer: Any, text: str, most: int) -> bool:
     """
     enough, found = most + most // 4 + 256, 0
     for begin in range(0, len(text), PIECE):
-        found += len(tokenizer(text[begin : begin + PIECE], add_special_tokens=False)["input_ids"])
+        found += len(tokenizer(text[begin : begin + PIECE], add_special_tokens=False, verbose=False)["input_ids"])
         if found > enough:
             return True
     return False

@@ -155,59 +155,74 @@ def answer(
     requests: None where there is none at the moment; it is asked again after each step, and no more once no row is running.
     stopped: as of `run_job`.
     """
-    answers: dict[int, tuple[int, _Answer]] = {}  # by id of each generation
+    rows = _Rows(engine, tokenizer, options, put)
+    for generation in engine.run(rows.generations(iter(requests)), stopped):
+        rows.end(generation)
 
-    def begun(request: Request, place: int) -> _Answer | None:
-        """None for a row that cannot be answered."""
-        observer = options.observer_of(place + 1)
-        try:
-            return dataclasses.replace(_start(engine, tokenizer, request, options), observer=observer)
-        except Exception as error:  # whatever one row does, the job goes on and says so
-            kind = INVALID if isinstance(error, LookaheadError) else type(error).__name__
-            put(place, failed(request, f"{request.where}: {error}", kind, options.seed))
-            return None
 
-    def samples(place: int, answer: _Answer) -> Iterator[Generation]:
-        """Up to SAMPLES_IN_TURN of those still to begin, each made when it is asked for."""
-        for _ in range(min(SAMPLES_IN_TURN, answer.left)):
-            if not answer.left:  # one of them has failed meanwhile
-                return
-            generation = _next_sample(engine, answer, options)
-            answers[id(generation)] = place, answer
-            yield generation
+class _Rows:
+    """Makes the generations of rows, in turn, and hands over the output row of each that has ended."""
 
-    def generations() -> Iterator[Generation | None]:
+    def __init__(self, engine: DecodingEngine, tokenizer: Any | None, options: JobOptions, put: Callable[[int, Ended], None]):
+        self._engine, self._tokenizer, self._options, self._put = engine, tokenizer, options, put
+        self._answers: dict[int, tuple[int, _Answer]] = {}  # by id of each generation
+        self._many: deque[tuple[int, _Answer]] = deque()  # rows with many samples, some of which are still to begin
+        self._place = -1  # of the latest request
+
+    def generations(self, requests: Iterator[Request | None]) -> Iterator[Generation | None]:
         """Rows in turn. One with many samples gives way to the next rows after each SAMPLES_IN_TURN of them."""
-        asked, place, more = iter(requests), -1, True
-        many: deque[tuple[int, _Answer]] = deque()
-        while more or many:
+        more = True
+        while more or self._many:
             taken = 0
-            while more and taken < SAMPLES_IN_TURN and len(many) < MANY_AT_ONCE:
-                request = next(asked, END)
+            while more and taken < SAMPLES_IN_TURN and len(self._many) < MANY_AT_ONCE:
+                request = next(requests, END)
                 if request is None:
-                    if many:
+                    if self._many:
                         break
                     yield None
                     continue
                 if isinstance(request, str):
                     more = False
                     break
-                place += 1
-                if answer := begun(request, place):
-                    taken += min(answer.left, SAMPLES_IN_TURN)
-                    yield from samples(place, answer)
-                    if answer.left:
-                        many.append((place, answer))
-            if many:
-                number, answer = many.popleft()
-                yield from samples(number, answer)
+                self._place += 1
+                if not (answer := self._begun(request)):
+                    continue
+                if answer.left > SAMPLES_IN_TURN:
+                    self._many.append((self._place, answer))
+                    break
+                taken += answer.left
+                yield from self._samples(self._place, answer)
+            if self._many:
+                place, answer = self._many.popleft()
+                yield from self._samples(place, answer)
                 if answer.left:
-                    many.append((number, answer))
+                    self._many.append((place, answer))
 
-    for generation in engine.run(generations(), stopped):
-        place, answer = answers.pop(id(generation))
+    def end(self, generation: Generation) -> None:
+        """A generation has ended; with the last one of its row the row has."""
+        place, answer = self._answers.pop(id(generation))
         if answer.ended(generation):
-            put(place, _ended(answer, tokenizer, options, engine.target.name))
+            self._put(place, _ended(answer, self._tokenizer, self._options, self._engine.target.name))
+
+    def _begun(self, request: Request) -> _Answer | None:
+        """None for a row that cannot be answered: it has got its error row."""
+        options, place = self._options, self._place
+        observer = options.observer_of(place + 1)
+        try:
+            return dataclasses.replace(_start(self._engine, self._tokenizer, request, options), observer=observer)
+        except Exception as error:  # whatever one row does, the job goes on and says so
+            kind = INVALID if isinstance(error, LookaheadError) else type(error).__name__
+            self._put(place, failed(request, f"{request.where}: {error}", kind, options.seed))
+            return None
+
+    def _samples(self, place: int, answer: _Answer) -> Iterator[Generation]:
+        """Up to SAMPLES_IN_TURN of those still to begin, each made when it is asked for; no more once one has failed."""
+        for _ in range(SAMPLES_IN_TURN):
+            if not answer.left:
+                return
+            generation = _next_sample(self._engine, answer, self._options)
+            self._answers[id(generation)] = place, answer
+            yield generation
 
 
 def _start(engine: DecodingEngine, tokenizer: Any | None, request: Request, options: JobOptions) -> _Answer:
