@@ -17,7 +17,7 @@ from lookahead.job.request import RowError
 LIMIT_NAMES = ("max_new_tokens", "max_completion_tokens", "max_tokens")
 COUNTS = (*limits.COUNTS, "seed", "n")
 OF_REQUEST = ("max_new_tokens", "n", "seed", "logprobs")  # fields of Request itself
-NAMES = (*LIMIT_NAMES, *limits.NUMBERS, *COUNTS, *KINDS, "logprobs", "stop", "stop_token_ids", "bad_words_ids", "logit_bias")
+NAMES = (*LIMIT_NAMES, *limits.NUMBERS, *COUNTS, *limits.LISTS, *KINDS, "logprobs", "logit_bias", "sampling")
 
 
 def read_params(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +61,11 @@ def _read(name: str, value: Any) -> Any:
         return value
     if name == "logprobs":
         return asked_logprobs(name, value)
-    if name == "stop":
+    if name == "sampling":
+        if value not in ("greedy", "model"):
+            raise RowError(f'"sampling" is {shown(value)}, not "greedy" or "model"', name)
+        return value
+    if name in ("stop", "bad_words"):
         return (value,) if isinstance(value, str) else _list_of(name, value, str)
     if name == "stop_token_ids":
         return _list_of(name, value, int)
