@@ -258,7 +258,6 @@ REFUSED: dict[str, Any] = {
     "logprobs": 3,
     "top_logprobs": 3,
     "model": 5,
-    "functions ": None,
 }
 
 
@@ -329,7 +328,7 @@ def test_messages_keep_what_templates_read_and_the_developer_speaks_as_the_syste
 def test_rejected_rows_stand_in_the_output_as_in_openais_error_files(cli: Cli, tmp_path: Path, job: Any) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [line({**CHAT, "max_tokens": 2}, "good"), line({**CHAT, "tools": [{}]}, "bad")])
     out = tmp_path / "out.jsonl"
-    assert cli("generate", "--model", MODEL, "--input", source, "-o", out, "--quiet").code in (1, 3)
+    assert cli("generate", "--model", MODEL, "--input", source, "-o", out, "--quiet").code == 3
     good, bad = map(json.loads, out.read_text("utf-8").splitlines())
     error = error_of(bad)
     assert (bad["custom_id"], error["code"], error["param"], error["line"]) == ("bad", "invalid_row", "tools", 2)
@@ -342,7 +341,7 @@ def test_rejected_rows_stand_in_the_output_as_in_openais_error_files(cli: Cli, t
     out.write_bytes(whole.splitlines(keepends=True)[1])
     manifest["runs"][0]["began"] -= 1000
     (tmp_path / "out.jsonl.manifest.json").write_text(json.dumps(manifest))
-    assert cli("generate", "--model", MODEL, "--input", source, "-o", out, "--quiet", "--resume").code in (1, 3)
+    assert cli("generate", "--model", MODEL, "--input", source, "-o", out, "--quiet", "--resume").code == 3
     assert out.read_bytes() == whole.replace(
         f'"created": {body.created}'.encode(), f'"created": {body.created - 1000}'.encode()
     )
