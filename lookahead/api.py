@@ -102,6 +102,9 @@ class LookaheadEngine:
         dtype: str = "auto",
         device: str = "auto",
         prefill_chunk: int = 512,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+        adapter: str | None = None,
     ):
         """model: a stock Hugging Face causal LM, which is put into eval mode; a folder or hub name; or a `TargetModel`.
 
@@ -109,7 +112,8 @@ class LookaheadEngine:
         token ids, and answers have no text. tries: one or several to draft from, of this tokenizer; weights: how much an
         occurrence in each counts (default 1). batch_size: prompts that are answered at once (default: 8 on a CPU, 32 on a GPU).
         drafts: default: DraftOptions(adaptive=True). dtype, device: of a model that is given by name, as of `load_model`.
-        prefill_chunk: tokens of prompts that a step takes in at most.
+        prefill_chunk: tokens of prompts that a step takes in at most. trust_remote_code, revision, adapter: of a model that is
+        given by name, as of `load_model`.
         Raises LookaheadError if model, tokenizer or tries cannot be used, or not together.
         """
         for name, size in (("batch_size", batch_size), ("prefill_chunk", prefill_chunk)):
@@ -121,10 +125,15 @@ class LookaheadEngine:
             raise UsageError(f"weights {list(weights)}: give a number above 0 for each of {len(named)} tries.")
         opened = [trie if isinstance(trie, Trie) else Trie(trie) for trie in named]
         if isinstance(model, str | Path):
-            target = load_model(str(model), dtype, device)
-            tokenizer = own_tokenizer(str(model)) if tokenizer is None else tokenizer
-        elif (dtype, device) != ("auto", "auto"):
-            raise UsageError("dtype and device are for a model that is given by name: this one has its own.")
+            target = load_model(
+                str(model), dtype, device, trust_remote_code=trust_remote_code, revision=revision, adapter=adapter
+            )
+            tokenizer = own_tokenizer(str(model), trust_remote_code, revision) if tokenizer is None else tokenizer
+        elif (dtype, device, trust_remote_code, revision, adapter) != ("auto", "auto", False, None, None):
+            raise UsageError(
+                "dtype, device, trust_remote_code, revision and adapter are for a model that is given by name: "
+                "this one has its own."
+            )
         elif isinstance(model, TargetModel):
             target = model
         elif isinstance(model, nn.Module) and hasattr(model, "generate"):
