@@ -80,7 +80,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:  # a disk or a file that fails where nothing else says so
         about = f"{error.filename}: " if error.filename is not None else ""
-        print(f"error: {about}{' '.join(str(error.strerror or error).split())}", file=sys.stderr)
+        _print_error(about + " ".join(str(error.strerror or error).split()))
         return 1
     except Exception as error:
         if not hasattr(error, "format_message"):

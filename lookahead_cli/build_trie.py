@@ -48,6 +48,12 @@ def command(
         str | None, typer.Option("--source", metavar="NAME", help="Name of this corpus in reports. Default: the file's name.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify/--no-verify", help="With --append: first read the trie to its last byte, and refuse one that is damaged."
+        ),
+    ] = True,
     workers: Workers = 0,
     max_memory: MaxMemory = "2GiB",
     ray: Ray = None,
@@ -80,6 +86,8 @@ def command(
         raise UsageError("give either -o OUT.trie (a new trie) or --append F.trie (an existing one).")
     if append is not None and ray:
         raise UsageError("--ray does not go with --append: build a trie of its own, then lookahead merge-tries.")
+    if append is None and not verify:
+        raise UsageError("--no-verify goes with --append: it leaves out reading the trie that is added to.")
     if append is not None and min_count > 1:
         raise UsageError("--min-count does not go with --append: append first, then lookahead prune-trie --min-count N.")
     before = Trie(append) if append is not None else None
@@ -117,7 +125,7 @@ def command(
                 read = CorpusOptions(tokenizer, whose, text_field, source, strict)
                 header = build_with_ray(ray, names, path, read, report, min_count, options, effort, cores=workers or 1)
             elif append is not None:
-                header = append_trie(documents, append, whose, effort)
+                header = append_trie(documents, append, whose, effort, verify=verify)
             else:
                 header = build_trie(documents, path, whose, min_count, options, effort)
         except CorpusError as error:

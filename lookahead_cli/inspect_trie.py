@@ -82,11 +82,11 @@ def command(
     check_outputs([Output("--plot", plot, PICTURE)], reads, overwrite)
     opened = Trie(trie)
     header = opened.header
+    effort = effort_of("1GiB", 0)
     if verify:
-        render.patiently(opened.verify, "Checking every byte ...")
+        render.patiently(lambda: opened.verify(effort.workers), "Checking every byte ...")
     loaded = tokenizer_of(opened, tokenizer, needed=query is not None or coverage is not None)
     asked = ids_of(query, opened, loaded) if query is not None else None
-    effort = effort_of("1GiB", 0)
     seen = render.patiently(lambda: stats.overview(opened, most=top, effort=effort), "Reading the trie ...")
     replayed, curve = None, None
     if coverage is not None:

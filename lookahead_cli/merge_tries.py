@@ -20,6 +20,13 @@ def command(
             "--weight", metavar="NAME=W", help="Weight of a trie or source in drafting (default 1); repeat for several."
         ),
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Of a single trie of one segment: check the order of its suffixes. What is merged with others always is.",
+        ),
+    ] = True,
     workers: Workers = 0,
     max_memory: MaxMemory = "1GiB",
     overwrite: Overwrite = False,
@@ -41,7 +48,7 @@ def command(
     check_outputs([Output("-o", out, TRIE, ("TRIE",))], [Input("TRIE", tries), Input("--config", [config])], overwrite)
     weights = weights_by_name(weight, "--weight")
     with render.stages(shown=not json) as progress:
-        header = merge_tries(tries, out, weights, effort_of(max_memory, workers, progress))
+        header = merge_tries(tries, out, weights, effort_of(max_memory, workers, progress), verify=verify)
     size = Path(out).stat().st_size
     if json:
         sources = [{"name": s.name, "documents": s.documents, "tokens": s.tokens, "weight": s.weight} for s in header.sources]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -152,7 +156,8 @@ def test_missing_or_foreign_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("rebuild", [lambda path: build_ids(path, [[9]]), lambda path: append_ids(path, [[9]])])
-def test_file_that_another_process_replaced_meanwhile_is_not_overwritten(path, rebuild):
+def test_file_that_another_process_replaced_meanwhile_without_a_lock_is_not_overwritten(path, rebuild, monkeypatch):
+    monkeypatch.setattr(build, "locked", lambda *_: contextlib.nullcontext())
     theirs = []
 
     def documents():
@@ -188,21 +193,25 @@ def flip(path, place):
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_damage_of_what_is_kept_is_still_found_after_an_append(path, name):
+def test_damage_of_what_is_kept_is_refused_or_without_verify_still_found_after_an_append(path, name):
     section = Trie(path).segments[0].section(name)
-    flip(path, section.offset)
-    trie = append_ids(path, [[1, 2, 3]])
+    data = flip(path, section.offset)
+    with pytest.raises(TrieFormatError, match=f"section {name} is damaged"):
+        append_ids(path, [[1, 2, 3]])
+    assert_unchanged(path, data)
+    trie = append_ids(path, [[1, 2, 3]], verify=False)
     assert trie.segments[0].section(name) == section
     with pytest.raises(TrieFormatError, match=f"section {name} is damaged"):
         trie.verify()
 
 
-def test_bytes_between_sections_that_are_not_zero_are_still_found_after_an_append(path):
+@pytest.mark.parametrize("verify", [True, False])
+def test_bytes_between_sections_that_are_not_zero_are_found_by_an_append_or_after_it(path, verify):
     first, second = Trie(path).header.segments[0].sections[:2]
     assert first.end < second.offset
     flip(path, first.end)
     with pytest.raises(TrieFormatError, match="bytes before section suffixes are not zero"):
-        append_ids(path, [[1, 2, 3]]).verify()
+        append_ids(path, [[1, 2, 3]], verify=verify).verify()
 
 
 @pytest.mark.parametrize("name", ["tokens", "suffixes", "document_ends", "document_sources"])
@@ -278,3 +287,36 @@ def test_segments_joined_are_the_build_over_all_documents(path, monkeypatch):
     whole = build_ids(path.with_name("whole.trie"), [*DOCUMENTS, [1, 2, 3], [7]])
     assert trie.header.segments == whole.header.segments
     assert [getattr(trie.segments[0], n).tolist() for n in ARRAYS] == [getattr(whole.segments[0], n).tolist() for n in ARRAYS]
+
+
+# ---- several processes
+
+APPENDING = """
+import sys
+from lookahead.trie.build import Effort
+from tests.tries import append_ids
+path, source = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(4):
+    append_ids(path, [[1, 2, 3], [4, 5]], source=source)
+"""
+
+
+def test_processes_that_append_to_one_trie_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "shared.trie"
+    build_ids(path, [[9, 8]], source="first")
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    others = [subprocess.Popen([sys.executable, "-c", APPENDING, path, source], **piped) for source in ("a", "b")]
+    for other in others:
+        assert other.stdout.readline() == "ready\n"
+    for other in others:
+        other.stdin.write("go\n")
+        other.stdin.flush()
+    for other in others:
+        other.communicate()
+        assert other.returncode == 0
+    trie = Trie(path)
+    trie.verify()
+    assert {s.name: (s.documents, s.tokens) for s in trie.header.sources} == {"first": (1, 2), "a": (8, 20), "b": (8, 20)}
+    assert [p.name for p in tmp_path.iterdir()] == ["shared.trie"]

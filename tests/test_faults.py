@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 
 import msgpack
@@ -169,6 +170,12 @@ CHANGES = {
     "depth-less": (field(depth=31), IMPOSSIBLE),
     "depth-more": (field(depth=33), IMPOSSIBLE),
     "options-no-map": (field(options=[]), IMPOSSIBLE),
+    "options-with-bytes": (field(options={"x": [b"\xff"]}), UNREADABLE),
+    "options-too-deep": (
+        lambda f: f.update(options={"x": functools.reduce(lambda inner, _: [inner], range(480), 0)}),
+        UNREADABLE,
+    ),
+    "source-twice": (lambda f: f["sources"].append({**f["sources"][0], "documents": 0, "tokens": 0}), IMPOSSIBLE),
     "fingerprint-no-text": (field(tokenizer_fingerprint=5), IMPOSSIBLE),
     "name-no-text": (field(tokenizer_name=None), IMPOSSIBLE),
     "tool-no-text": (field(tool_version=b"x"), IMPOSSIBLE),
@@ -202,7 +209,7 @@ def test_each_header_field_altered_is_refused_even_with_a_checksum_that_fits(tri
 
 @pytest.mark.parametrize(
     "change",
-    [field(created=1e9), field(options={"x": [b"\xff"]}), source(weight=1e6)],
+    [field(created=1e9), field(options={"x": ["y"]}), source(weight=1e6)],
     ids=["created", "options", "weight"],
 )
 def test_header_field_that_no_array_contradicts_is_harmless(trie, change):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import TrieFormatError
 from lookahead.trie import build
-from lookahead.trie.edit import merge_tries
+from lookahead.trie.edit import merge_tries, prune_trie
 from lookahead.trie.file import Trie
 from tests.tries import ARRAYS, append_ids, arrays_of, ask_everything, build_ids, rewrite_arrays, verifies
 
@@ -154,33 +154,87 @@ def joined_by_an_append(path):
         return append_ids(path, [[1, 2, 3]])
 
 
-EDITS = [merged_with_itself, joined_by_an_append]
-MADE_ANEW = {"first-table", "first-table-from-above-zero", "sampled-keys"}  # an edit counts and samples itself
+def appended(path):
+    return append_ids(path, [[1, 2, 3]])
+
+
+def pruned(path):
+    prune_trie(path, path.with_name("out.trie"), min_count=2)
+    return Trie(path.with_name("out.trie"))
+
+
+EDITS = [merged_alone, merged_with_itself, joined_by_an_append, appended, pruned]
+COUNTED_ANEW = {"first-table", "first-table-from-above-zero", "sampled-keys", "source-sums"}  # by a merge
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CONTRADICTIONS if kind != "token"])  # see the next test
+@pytest.mark.parametrize("segments", [1, 2])
 @pytest.mark.parametrize("edit", EDITS)
-def test_arrays_that_contradict_each_other_are_refused_made_anew_or_still_found_in_the_new_file(trie, edit, kind):
+def test_arrays_that_contradict_each_other_are_refused_or_made_anew(trie, edit, segments, kind):
     change, _ = CONTRADICTIONS[kind]
-    made_anew = kind in MADE_ANEW or (kind, edit) == ("source-sums", merged_with_itself)
+    if segments == 2:
+        trie = append_ids(trie.path, [[1, 2, 3]])
     altered = rewrite_arrays(trie, trie.path.with_name("altered.trie"), change(trie.segments[0]))
     before = altered.path.read_bytes()
     try:
         edited = edit(altered.path)
-    except TrieFormatError:
-        assert not made_anew
+    except TrieFormatError as error:
+        said = str(error)
+        assert edit not in (merged_alone, merged_with_itself) or kind not in COUNTED_ANEW
+        assert said.startswith(f"{altered.path}: ")
+        assert "\n" not in said
         assert altered.path.read_bytes() == before
-        assert not altered.path.with_name("out.trie").exists()
+        assert sorted(p.name for p in trie.path.parent.iterdir()) == ["altered.trie", trie.path.name]
     else:
+        assert edit in (merged_alone, merged_with_itself, pruned)
+        assert kind in COUNTED_ANEW
         ask_everything(edited)
-        assert verifies(edited) == made_anew
+        edited.verify()
+
+
+def test_refusal_names_file_section_and_byte(trie):
+    section = trie.segments[0].section("suffixes")
+    altered = rewrite_arrays(trie, trie.path.with_name("altered.trie"), CONTRADICTIONS["suffix-twice"][0](trie.segments[0]))
+    for edit in EDITS:
+        with pytest.raises(TrieFormatError) as refused:
+            edit(altered.path)
+        assert str(refused.value) == (
+            f"{altered.path}: section suffixes at byte {section.offset}: suffixes are not sorted. Rebuild."
+        )
+
+
+def test_append_without_verify_takes_what_it_keeps_as_it_is(trie):
+    change, message = CONTRADICTIONS["suffix-twice"]
+    altered = rewrite_arrays(trie, trie.path.with_name("altered.trie"), change(trie.segments[0]))
+    longer = append_ids(altered.path, [[1, 2, 3]], verify=False)
+    assert len(longer.segments) == 2
+    with pytest.raises(TrieFormatError, match=message):
+        longer.verify()
+
+
+def test_damaged_runner_up_tokens_are_not_passed_on(trie):
+    arrays = (
+        np.array([[1, -1, -1]], np.int32),
+        np.array([3], np.int32),
+        np.array([[2, 3, 0, 0]], np.int32),
+        np.array([[0.5, 0.25, 0, 0]], np.float32),
+    )
+    with_recycled = append_ids(trie.path, [[1, 2, 3]], recycled=arrays)
+    for section in with_recycled.header.recycled:
+        data = bytearray(trie.path.read_bytes())
+        data[section.offset] ^= 1
+        damaged = trie.path.with_name("damaged.trie")
+        damaged.write_bytes(data)
+        for edit in (*EDITS, lambda path: append_ids(path, [[1]], verify=False)):
+            with pytest.raises(TrieFormatError, match=f"section {section.name} is damaged"):
+                edit(damaged)
 
 
 EDITED_ELSEWHERE = """
 import pathlib, sys
 from lookahead.errors import TrieFormatError
 from tests import test_hostile
-for edit in (test_hostile.merged_alone, *test_hostile.EDITS):
+for edit in test_hostile.EDITS:
     try:
         edit(pathlib.Path(sys.argv[1]))
     except TrieFormatError as error:
@@ -194,7 +248,7 @@ def test_token_outside_the_vocabulary_is_refused_before_it_is_counted(trie):
     altered = rewrite_arrays(trie, trie.path.with_name("altered.trie"), {"tokens": tokens})
     done = subprocess.run([sys.executable, "-c", EDITED_ELSEWHERE, str(altered.path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(str(altered.path)) == 3
+    assert done.stdout.count(str(altered.path)) == len(EDITS)
 
 
 @pytest.mark.parametrize("flip", [0x01, 0x80])
@@ -205,9 +259,11 @@ def test_damaged_section_gets_no_fresh_checksum_but_is_refused_or_made_anew(trie
     damaged = trie.path.with_name("damaged.trie")
     data[trie.segments[0].section(name).offset] ^= flip
     damaged.write_bytes(data)
-    if name in ("first", "samples"):
-        edit(damaged).verify()
-        return
-    with pytest.raises(TrieFormatError, match=f"section {name} is damaged|a token id is outside"):
-        edit(damaged)
-    assert damaged.read_bytes() == data
+    try:
+        edited = edit(damaged)
+    except TrieFormatError:
+        assert damaged.read_bytes() == data
+        assert name not in ("first", "samples") or edit not in (merged_alone, merged_with_itself)
+    else:
+        assert name in ("first", "samples")
+        edited.verify()

@@ -8,9 +8,10 @@ Merging tries is the same: their segments are runs that are sorted already.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import functools
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from typing import Any
 import numpy as np
 
 import lookahead
-from lookahead.atomic import replacing, scratch_sibling
+from lookahead.atomic import locked, replacing, scratch_sibling
 from lookahead.errors import CorpusError, TokenizerMismatchError, TrieFormatError, UsageError
 from lookahead.trie import format
+from lookahead.trie.check import check_recycled, check_suffixes, check_trie, checked_documents, checked_section, checked_tokens
 from lookahead.trie.file import Segment, Trie
 from lookahead.trie.runs import BASE_BYTES, Pages, Run, Scratch, merged
 from lookahead.trie.suffixes import DEPTH, SAMPLE, add_counts, add_first_tokens, sort_suffixes
@@ -37,6 +39,10 @@ Progress = Callable[[str, int, int | None], None]
 
 def no_progress(stage: str, done: int, total: int | None) -> None:
     """Progress that nobody sees."""
+
+
+def print_nothing(text: str) -> None:
+    """A notice that nobody sees."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +64,15 @@ class TokenizerIdentity:
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """What a build, merge or prune may use, and whom it tells. max_memory: bytes of the whole process; workers: threads."""
+    """What a build, merge or prune may use, and whom it tells. max_memory: bytes of the whole process; workers: threads.
+
+    notice: gets a line for the user, such as that another process is waited for.
+    """
 
     max_memory: int = MAX_MEMORY
     workers: int = 1
     progress: Progress = no_progress
+    notice: Callable[[str], None] = print_nothing
 
     @property
     def arrays(self) -> int:
@@ -82,15 +92,22 @@ def build_trie(
     options: dict[str, Any] | None = None,
     effort: Effort | None = None,
     recycled: Sequence[np.ndarray] = (),
+    new: bool = False,
 ) -> format.TrieHeader:
     """Sort the suffixes of `documents` and write them to `out`, atomically. Returns the header written.
 
     min_count: branches seen fewer times are left out (see `edit.prune_trie`). recycled: the arrays of `format.RECYCLED`.
+    new: raises FileExistsError where another process has made `out` meanwhile, and leaves that as it is.
     Raises CorpusError if there is no document with tokens, or an id outside the vocabulary; LookaheadError if the disk is full.
     """
     effort = effort or Effort()
     described = {"min_count": min_count, **(options or {})}
-    with scratch_sibling(out) if min_count > 1 else replacing(out) as file:
+    with contextlib.ExitStack() as stack:
+        if min_count > 1:  # pruning locks and replaces the file
+            file = stack.enter_context(scratch_sibling(out))
+        else:
+            stack.enter_context(locked(out, effort.notice))
+            file = stack.enter_context(replacing(out, new=new))
         writer, sources = format.TrieWriter(file), SourceTable()
         write_segment(writer, [], documents, sources, tokenizer.vocab_size, Path(out).parent, effort)
         writer.write_recycled(recycled)
@@ -117,18 +134,39 @@ def append_trie(
     tokenizer: TokenizerIdentity,
     effort: Effort | None = None,
     recycled: Sequence[np.ndarray] = (),
+    verify: bool = True,
 ) -> format.TrieHeader:
     """Add `documents` to the trie at `path` as a further segment, atomically. Returns the header written.
 
     What is there is copied, not sorted again; only when there are MAX_SEGMENTS already, the smaller ones are joined with the
     new one. Readers that have the old file open keep it. recycled: as of `build_trie`; where empty, what the file holds stays.
+    verify: read what is there to its last byte before anything is added to it; else only what is joined is checked.
+    Waits for another process that is appending to the same file, or replacing it, and then adds to what that one has written.
     Raises TokenizerMismatchError for documents of another tokenizer, TrieFormatError for a damaged trie or one that another
-    process replaced meanwhile, and what build_trie raises.
+    process replaced meanwhile without a lock, and what build_trie raises.
     """
     effort = effort or Effort()
+    with locked(path, effort.notice):
+        return _append(documents, path, tokenizer, effort, recycled, verify)
+
+
+def _append(
+    documents: TokenDocument | Iterable[TokenDocument],
+    path: str | Path,
+    tokenizer: TokenizerIdentity,
+    effort: Effort,
+    recycled: Sequence[np.ndarray],
+    verify: bool,
+) -> format.TrieHeader:
     before = os.stat(path) if os.path.exists(path) else None
     old = Trie(path)
     check_same_tokenizer(old, tokenizer)
+    if verify:
+        pages = effort.pages()
+        pages.watch(old.mapped)
+        check_trie(old, effort.workers, pages)
+    else:
+        check_recycled(old)
 
     def check() -> None:
         now = os.stat(path)
@@ -142,7 +180,7 @@ def append_trie(
             writer.keep(old.mapped, old.header.segments[:kept])
         parts = [Part(old, segment, np.arange(len(old.header.sources))) for segment in old.segments[kept:]]
         for part in parts:  # their documents are counted anew
-            ends, numbers = checked_documents(part, effort.pages())
+            ends, numbers = checked_documents(old, part.segment)
             sources.count(numbers, np.diff(ends, prepend=-1) - 1, -1)
         write_segment(writer, parts, documents, sources, tokenizer.vocab_size, Path(path).parent, effort)
         writer.write_recycled(recycled or old.recycled)
@@ -175,11 +213,15 @@ def check_same_tokenizer(trie: Trie, tokenizer: TokenizerIdentity, what: str = "
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A segment of an existing trie that goes into a new one. numbers: its source numbers in the new file."""
+    """A segment of an existing trie that goes into a new one. numbers: its source numbers in the new file.
+
+    trusted: its suffixes are taken to be sorted where nothing is merged with them, which would show it.
+    """
 
     trie: Trie
     segment: Segment
     numbers: np.ndarray
+    trusted: bool = False
 
 
 class SourceTable:
@@ -238,15 +280,18 @@ def write_segment(
     n = 0
     writer.begin("tokens", format.smallest_dtype("tokens", separator))
     for part in parts:
-        pages.watch(part.trie.mapped)
-        for chunk in checked_tokens(part, pages):
+        trie, segment = part.trie, part.segment
+        pages.watch(trie.mapped)
+        part_ends, part_sources = checked_documents(trie, segment, pages)
+        for chunk in checked_tokens(trie, segment, part_ends, pages):
             writer.append(chunk)
-        collections.deque(checked_section(part, "suffixes", pages), 0)  # before anything is made of them
-        part_ends, part_sources = checked_documents(part, pages)
+        collections.deque(checked_section(trie, segment.section("suffixes"), pages), 0)  # before anything is made of them
         ends.append((part_ends, n))
         numbers.append(part.numbers[part_sources])
         sources.count(numbers[-1], np.diff(part_ends, prepend=-1) - 1)
-        runs.append(Run(part.segment.suffixes, n, len(part.segment.tokens), str(part.trie.path)))
+        runs.append(
+            Run(segment.suffixes, n, len(segment.tokens), str(trie.path), functools.partial(check_suffixes, trie, segment))
+        )
         n += len(part.segment.tokens)
         effort.progress("copying", n, None)
     for stretch in _stretches(documents, sources, separator, effort):
@@ -306,35 +351,6 @@ def finish_segment(
     for some in numbers:
         writer.append(some)
     writer.end_segment(n - documents, documents)
-
-
-def checked_tokens(part: Part, pages: Pages) -> Iterator[np.ndarray]:
-    """The tokens of a part in chunks. Raises TrieFormatError for one outside the vocabulary, or at the end for damage."""
-    for chunk in checked_section(part, "tokens", pages):
-        if int(chunk.max()) > part.trie.header.separator:
-            raise part.trie.damaged("a token id is outside the vocabulary")
-        yield chunk
-
-
-def checked_documents(part: Part, pages: Pages) -> tuple[np.ndarray, np.ndarray]:
-    """(ends, source numbers in the part's own file) of its documents, int64. Raises TrieFormatError if they cannot be right."""
-    ends = np.concatenate(list(checked_section(part, "document_ends", pages))).astype(np.int64)
-    numbers = np.concatenate(list(checked_section(part, "document_sources", pages))).astype(np.int64)
-    if np.diff(ends, prepend=-1).min() < 1 or ends[-1] != len(part.segment.tokens) - 1 or numbers.max() >= len(part.numbers):
-        raise part.trie.damaged("document ends or sources contradict the header")
-    return ends, numbers
-
-
-def checked_section(part: Part, name: str, pages: Pages) -> Iterator[np.ndarray]:
-    """A section of a part in chunks; raises TrieFormatError at its end if it is damaged, which must get no fresh checksum."""
-    section, crc = part.segment.section(name), 0
-    array: np.ndarray = getattr(part.segment, name)
-    for begin in range(0, section.entries, format.CHUNK):
-        chunk = array[begin : begin + format.CHUNK]
-        crc = zlib.crc32(chunk.view(np.uint8).data, crc)
-        yield chunk
-        pages.trim()
-    format.check_crc(part.trie.path, section, crc)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,12 +17,8 @@ import numpy as np
 
 from lookahead.atomic import reason
 from lookahead.errors import TokenizerMismatchError, TrieFormatError, UsageError
-from lookahead.kernels import kernel
 from lookahead.trie import format
 from lookahead.trie.search import child_ranges, match_orders, matching_range
-from lookahead.trie.suffixes import SAMPLE, compare_suffixes, sample_keys
-
-CHECKED = 1 << 20  # entries checked at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,85 +159,22 @@ class Trie:
             found += [segment.tokens[a:b] for a, b in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True)]
         return found
 
-    def verify(self) -> None:
+    def verify(self, workers: int = 1) -> None:
         """Read the whole file: checksums, content hash, document ends, sources, suffix order, first-token table, samples.
 
         Raises TrieFormatError with the first thing that is wrong.
         """
-        format.check_sections(self.path, self.mapped, self.header)
-        documents = np.zeros(len(self.header.sources), np.int64)
-        tokens = np.zeros(len(self.header.sources), np.int64)
-        problem = ""
-        for segment in self.segments:
-            problem = problem or self._problem_of(segment, documents, tokens)
-        if not problem and any((s.documents, s.tokens) != (documents[i], tokens[i]) for i, s in enumerate(self.header.sources)):
-            problem = "documents or tokens of a source do not add up"
-        if not problem and format.content_hash(self.header) != self.header.content_hash:
-            problem = "the header's content hash does not fit it"
-        if problem:
-            raise self.damaged(problem)
+        from lookahead.trie.check import check_trie
 
-    def damaged(self, what: str) -> TrieFormatError:
-        """The error for a file whose parts contradict each other."""
-        return TrieFormatError(f"{self.path}: {what}. Rebuild.")
+        check_trie(self, workers)
 
-    def _problem_of(self, segment: Segment, documents: np.ndarray, tokens: np.ndarray) -> str:
-        """What is wrong with a segment, or ""; adds up its documents and tokens by source."""
-        separator, n = self.header.separator, len(segment.tokens)
-        ends, sources, suffixes = segment.document_ends, segment.document_sources, segment.suffixes
-        seen, last = 0, -1
-        for begin in range(0, n, CHECKED):
-            chunk = segment.tokens[begin : begin + CHECKED]
-            if int(chunk.max()) > separator:
-                return "a token id is outside the vocabulary"
-            found = np.flatnonzero(chunk == separator) + begin
-            if not np.array_equal(found, ends[seen : seen + len(found)]):
-                return "document ends do not stand where the table says"
-            if len(found):
-                numbers = sources[seen : seen + len(found)]
-                if int(numbers.max()) >= len(documents):
-                    return "a document names a source that is not listed"
-                lengths = np.diff(found, prepend=last) - 1
-                documents += np.bincount(numbers, minlength=len(documents))
-                tokens += np.bincount(numbers, lengths, len(tokens)).astype(np.int64)
-                seen, last = seen + len(found), int(found[-1])
-        if seen != len(ends) or last != n - 1:
-            return "document ends do not stand where the table says"
-        counts = np.zeros(self.header.vocab_size, np.int64)
-        for begin in range(0, len(suffixes), CHECKED):
-            chunk = suffixes[max(0, begin - 1) : begin + CHECKED]
-            if int(chunk.max()) >= n:
-                return "a suffix points outside the tokens"
-            if not suffixes_in_order(segment.tokens, separator, chunk, self.header.depth):
-                return "suffixes are not sorted"
-            starts = segment.tokens[chunk[1:] if begin else chunk]
-            if int(starts.max(initial=0)) >= separator:
-                return "the first-token table does not fit the suffixes"
-            counts += np.bincount(starts, minlength=len(counts))
-            whole = suffixes[begin : begin + CHECKED]
-            sampled = sample_keys(segment.tokens, separator, whole, np.empty(-(-len(whole) // SAMPLE), np.uint64))
-            if not np.array_equal(sampled, segment.samples[begin // SAMPLE : begin // SAMPLE + len(sampled)]):
-                return "the sampled keys do not fit the suffixes"
-        if not np.array_equal(segment.first.astype(np.int64), np.concatenate([[0], np.cumsum(counts)])):
-            return "the first-token table does not fit the suffixes"
-        return ""
+    def damaged(self, what: str, section: format.Section | None = None, entry: int = 0) -> TrieFormatError:
+        """The error for a file whose parts contradict each other; where: at an entry of a section."""
+        where = f"section {section.name} at byte {section.byte(entry)}: " if section else ""
+        return TrieFormatError(f"{self.path}: {where}{what}. Rebuild.")
 
 
 def names_of(paths: Sequence[str | Path]) -> list[str]:
     """A name for each file: its own without folder and ending; the path where two files would share it."""
     stems = [Path(path).stem for path in paths]
     return [str(path) if stems.count(stem) > 1 else stem for path, stem in zip(paths, stems, strict=True)]
-
-
-@kernel
-def suffixes_in_order(tokens, separator, suffixes, depth):
-    """True if each suffix sorts before the next, by `depth` tokens up to the separator, then by position."""
-    n = np.int64(len(tokens))
-    for k in range(len(suffixes) - 1):
-        a, b = np.int64(suffixes[k]), np.int64(suffixes[k + 1])
-        if not (0 <= a < n and 0 <= b < n):
-            return False
-        order = compare_suffixes(tokens, separator, a, b, 0, depth)
-        if order > 0 or (order == 0 and a >= b):
-            return False
-    return True

@@ -12,7 +12,7 @@ import itertools
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -21,7 +21,7 @@ import numpy as np
 
 from lookahead.atomic import reason, uninterrupted, write_pieces
 from lookahead.errors import LookaheadError, TrieFormatError
-from lookahead.trie.suffixes import DEPTH, compare_suffixes, count_before, key_digits, merge_block, pack_texts
+from lookahead.trie.suffixes import DEPTH, compare_suffixes, count_before, key_digits, merge_block, pack_texts, ties_in_order
 
 BLOCK = 1 << 14  # suffixes merged at a time: their texts stay in the cache
 SWEEP = 1 << 16  # texts read between two looks at what is resident
@@ -30,17 +30,23 @@ BASE_BYTES = 192 << 20  # the interpreter with its libraries; the rest of a memo
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Sorted positions, counted from the start of a stretch of `length` tokens that begins at `offset`."""
+    """Sorted positions, counted from the start of a stretch of `length` tokens that begins at `offset`.
+
+    check: of what comes from a file, raises TrieFormatError that says where it is wrong.
+    """
 
     suffixes: np.ndarray
     offset: int
     length: int
     name: str = "a sorted run"  # whose it is, for messages
+    check: Callable[[], None] | None = None
 
     def positions(self, begin: int, end: int) -> np.ndarray:
         """int64 positions in all tokens. Raises TrieFormatError for one outside the stretch."""
         block = self.suffixes[begin:end]
         if len(block) and int(block.max()) >= self.length:
+            if self.check:
+                self.check()
             raise TrieFormatError(f"{self.name}: a suffix points outside the tokens. Rebuild.")
         return block.astype(np.int64) + self.offset
 
@@ -145,18 +151,25 @@ def merged(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Blocks of (int64 positions in `tokens`, uint64 keys of the texts there): all suffixes of all runs in sorted order.
 
-    Equal texts come in the order of the runs. A run is trusted to be sorted; one that is found not to be raises
-    TrieFormatError.
+    Equal texts come in the order of the runs. Raises TrieFormatError for a run that is not sorted.
     Texts are read before they are compared: in any order where the tokens fit into memory, a few at a time; else millions at
     a time, from the front of the tokens to their end, so that a page is read once for all of them.
     """
     bits = separator.bit_length()
-    words = -(-DEPTH // int(key_digits(bits))) if len(runs) > 1 else 1  # of one run only the keys are wanted
-    block = BLOCK if len(runs) > 1 else 16 * BLOCK
+    several = len(runs) > 1
+    words = -(-DEPTH // int(key_digits(bits))) if several else 1  # of one run only the keys are wanted
+    alone = not several and runs[0].check is not None  # and from a file
+    block = BLOCK if several else 16 * BLOCK
     far = 2 * tokens.nbytes > pages.limit
     if far:
         block = max(block, pages.limit // 2 // (workers + 1) // (8 * words + 64))
-    names = ", ".join(dict.fromkeys(run.name for run in runs))
+
+    def unsorted() -> TrieFormatError:
+        for run in runs:
+            if run.check:
+                run.check()
+        names = ", ".join(dict.fromkeys(run.name for run in runs))
+        return TrieFormatError(f"{names}: suffixes are not sorted. Rebuild.")
 
     def merge(positions: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         texts = np.empty((len(positions), words), np.uint64)
@@ -166,8 +179,10 @@ def merged(
             if far:
                 pages.trim()
         ordered, keys = np.empty_like(positions), np.empty(len(positions), np.uint64)
-        if not merge_block(texts, positions, bounds, ordered, keys):
-            raise TrieFormatError(f"{names}: suffixes are not sorted. Rebuild.")
+        if not merge_block(texts, positions, bounds, ordered, keys, several):
+            raise unsorted()
+        if alone and not ties_in_order(tokens, separator, bits, ordered, keys):
+            raise unsorted()
         return ordered, keys
 
     last = -1
@@ -184,8 +199,10 @@ def merged(
                 if last >= 0:
                     order = compare_suffixes(tokens, separator, last, positions[0], 0, DEPTH)
                     if order > 0 or (order == 0 and last >= positions[0]):
-                        raise TrieFormatError(f"{names}: suffixes are not sorted. Rebuild.")
+                        raise unsorted()
                 last = int(positions[-1])
+                if tokens[last] == separator:  # which sorts behind every token
+                    raise unsorted()
                 yield positions, keys
                 pages.trim()
         finally:

@@ -82,6 +82,20 @@ def add_first_tokens(keys, separator, counts):
 
 
 @kernel
+def fetch_texts(tokens, positions, begin):
+    """Read where the next AHEAD texts begin and end, together: reading them one by one would wait for each.
+
+    Positions may lie. Returns a number that is never negative, for the compiler to keep this.
+    """
+    n = np.int64(len(tokens))
+    touched = np.int64(0)
+    for k in range(begin, min(begin + AHEAD, len(positions))):
+        start = min(max(np.int64(positions[k]), 0), n - 1)
+        touched += np.int64(tokens[start]) + np.int64(tokens[min(start + DEPTH, n) - 1])
+    return touched
+
+
+@kernel
 def sample_keys(tokens, separator, suffixes, keys):
     """Keys of the first tokens of suffixes 0, SAMPLE, 2 * SAMPLE, ..., as many tokens as fit into 64 bits; fills `keys`."""
     bits = bit_length(separator)
@@ -289,11 +303,11 @@ def pack_texts(tokens, separator, bits, positions, order, texts):
 
 
 @kernel
-def merge_block(texts, positions, bounds, merged, keys):
+def merge_block(texts, positions, bounds, merged, keys, whole):
     """Merge the sorted parts positions[bounds[i]:bounds[i + 1]] into `merged`; equal texts keep the order of the parts.
 
     texts: uint64 [positions, words], see pack_texts. keys: uint64 [positions], gets the first word of each merged text.
-    Returns False if the keys are not in order, which means that a part was not.
+    Returns False if the texts, and where they are whole the positions of equal ones, are not in order: then a part was not.
     """
     size = len(positions)
     order, spare = np.arange(size), np.empty(size, np.int64)
@@ -323,9 +337,29 @@ def merge_block(texts, positions, bounds, merged, keys):
     for k in range(size):
         merged[k] = positions[order[k]]
         keys[k] = texts[order[k], 0]
-        if k and keys[k - 1] > keys[k]:
-            return False
+        if k:
+            compared = _compare_texts(texts, order[k - 1], order[k])
+            if compared > 0 or (whole and compared == 0 and merged[k - 1] >= merged[k]):
+                return False
     return True
+
+
+@kernel
+def ties_in_order(tokens, separator, bits, positions, keys):
+    """True if texts of equal keys are sorted by the tokens behind, then by position. keys: of `positions`, see `pack_texts`."""
+    digits = key_digits(bits)
+    touched = np.int64(0)
+    for k in range(1, len(positions)):
+        if k % AHEAD == 1:
+            touched += fetch_texts(tokens, positions, k - 1)
+        if keys[k] != keys[k - 1]:
+            continue
+        order = 0
+        if not _holds(keys[k], separator, bits, digits):
+            order = compare_suffixes(tokens, separator, positions[k - 1], positions[k], digits, DEPTH)
+        if order > 0 or (order == 0 and positions[k - 1] >= positions[k]):
+            return False
+    return touched >= 0  # always
 
 
 @kernel
