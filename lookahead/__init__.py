@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lookahead.decode.logprobs import TokenLogprobs
     from lookahead.decode.model import load_model
     from lookahead.draft.drafter import Drafter, DraftOptions
+    from lookahead.draft.sources import DraftSource
     from lookahead.errors import LookaheadError
     from lookahead.hf import lookahead_generate
     from lookahead.trie.build import TokenDocument, TokenizerIdentity, append_trie, build_trie
@@ -46,6 +47,7 @@ _HOMES = {
     "Trie": "lookahead.trie.file",
     "Drafter": "lookahead.draft.drafter",
     "DraftOptions": "lookahead.draft.drafter",
+    "DraftSource": "lookahead.draft.sources",
     "Constraint": "lookahead.decode.constraint",
     "DecodingEngine": "lookahead.decode.engine",
     "Generation": "lookahead.decode.engine",
@@ -59,6 +61,7 @@ __all__ = [
     "Constraint",
     "DecodingEngine",
     "DraftOptions",
+    "DraftSource",
     "Drafter",
     "Generation",
     "GenerationParams",

@@ -26,6 +26,7 @@ from lookahead.decode.probe import probed
 from lookahead.decode.sampling import Sampling, seed_of
 from lookahead.decode.text import TextStream, text_of
 from lookahead.draft.drafter import DraftOptions
+from lookahead.draft.sources import DraftSource
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.job.rows import parse_row, prompt_ids_of
 from lookahead.job.setup import assemble, own_tokenizer
@@ -101,6 +102,7 @@ class LookaheadEngine:
         dtype: str = "auto",
         device: str = "auto",
         prefill_chunk: int = 512,
+        sources: DraftSource | Sequence[DraftSource] = (),
     ):
         """model: a stock Hugging Face causal LM, which is put into eval mode; a folder or hub name; or a `TargetModel`.
 
@@ -108,7 +110,7 @@ class LookaheadEngine:
         token ids, and answers have no text. tries: one or several to draft from, of this tokenizer; weights: how much an
         occurrence in each counts (default 1). batch_size: prompts that are answered at once (default: 8 on a CPU, 32 on a GPU).
         drafts: default: DraftOptions(adaptive=True). dtype, device: of a model that is given by name, as of `load_model`.
-        prefill_chunk: tokens of prompts that a step takes in at most.
+        prefill_chunk: tokens of prompts that a step takes in at most. sources: draft sources of your own, see `DraftSource`.
         Raises LookaheadError if model, tokenizer or tries cannot be used, or not together.
         """
         for name, size in (("batch_size", batch_size), ("prefill_chunk", prefill_chunk)):
@@ -131,7 +133,7 @@ class LookaheadEngine:
         else:
             raise UsageError(f"model is a {type(model).__name__}: give a Hugging Face causal LM, its folder or its hub name.")
         drafts = drafts or DraftOptions(adaptive=True)
-        loaded = assemble(target, tokenizer, opened, weights, drafts, batch_size, prefill_chunk)
+        loaded = assemble(target, tokenizer, opened, weights, drafts, batch_size, prefill_chunk, sources=sources)
         for notice in loaded.notices():
             log.warning("%s", notice)
         self.tokenizer = tokenizer

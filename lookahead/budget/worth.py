@@ -15,8 +15,10 @@ ITS_OWN = 0.2  # of the tokens accepted from it, those that no other source woul
 class Worth:
     """pays: use the source at the next step."""
 
-    def __init__(self) -> None:
+    def __init__(self, its_own: float = ITS_OWN) -> None:
+        """its_own: of the tokens accepted from it, those that no other source would have drafted in its place."""
         self.pays = True
+        self._its_own = its_own
         self._left = TRIAL  # steps until it is judged, or tried again
         self._rest = REST
         self._saved = 0.0  # seconds, the past fading
@@ -25,7 +27,7 @@ class Worth:
         """A step in which the source took `seconds` and `tokens` were accepted from it; `rows` rows said `said` tokens."""
         self._left -= min(rows, 4) if self.pays else 1
         if self.pays:
-            self._saved = MEMORY * self._saved + ITS_OWN * tokens * step_seconds / max(1, said) - seconds
+            self._saved = MEMORY * self._saved + self._its_own * tokens * step_seconds / max(1, said) - seconds
             if self._left <= 0 and self._saved < 0:
                 self.pays, self._left = False, self._rest
                 self._rest = min(2 * self._rest, LONGEST_REST)

@@ -44,6 +44,7 @@ from lookahead.decode.verify import Accepted, verify_and_accept
 from lookahead.draft.drafter import Drafter, Row
 from lookahead.draft.explain import Observer, Step
 from lookahead.draft.recycled import BEST
+from lookahead.draft.sources import Sources
 from lookahead.draft.tree import DraftTree, chain, name_of, root_only
 from lookahead.errors import LookaheadError
 
@@ -249,6 +250,9 @@ class DecodingEngine:
         self._recycling = Worth()  # what the model almost said, where lengths are chosen by what pays
         self._steps = 0
         self._rested = Rest()  # of the row that ended last
+        self._sources: Sources | None = getattr(drafter, "sources", None)  # of the user's own
+        if self._sources is not None:
+            self._sources.vocab_size = target.vocab_size
         if target.mode in ("chain", "replay"):
             drafter.restrict_to_chains()
 
@@ -394,6 +398,7 @@ class DecodingEngine:
         slots.keep([each.nodes for each in accepted])
         verified = now()
         before = self._accepted_from_recycled(rows) if awake else 0
+        before_own = self._accepted_from_sources(rows)
         for row, piece, each in zip(rows, pieces, accepted, strict=True):
             self._count(row, piece, each, verified)
         if awake:
@@ -409,6 +414,10 @@ class DecodingEngine:
             if awake:
                 given = self._accepted_from_recycled(rows) - before
                 self._learn_worth(recycled - computed, step, given, said, len(rows))
+                if self._sources:
+                    after = self._accepted_from_sources(rows)
+                    counts = [count - then for count, then in zip(after, before_own, strict=True)]
+                    self._sources.observe_step(counts, step, said, len(rows), self.target.agreed)
         else:
             self.budget.settle(kept)
 
@@ -518,6 +527,11 @@ class DecodingEngine:
         if not (options.recycle and options.adaptive and self._recycling.pays):
             return 0
         return sum(row.generation.accepted_by_source["recycled"] for row in rows)
+
+    def _accepted_from_sources(self, rows: list[RunningRow]) -> list[int]:
+        """The same of each of the user's own sources."""
+        names = self._sources.names if self._sources else ()
+        return [sum(row.generation.accepted_by_source[name] for row in rows) for name in names]
 
     def _learn_worth(self, seconds: float, step: float, given: int, said: int, rows: int) -> None:
         """Whether recycling pays, which gave so many of the tokens said. Where lengths are set, it is always done."""

@@ -85,13 +85,13 @@ def count_nodes(tree, reach, nodes, verified, said, by_depth, counted, counted_b
     tree: int32 [4, nodes]; reach: float32 [nodes], computed probabilities. verified: so many nodes, the first ones, were.
 
     counted[0] gets its probability, counted[1] 1 if it lies on the path that was said; counted_by_depth the same, but for the
-    factor of its depth. Forced ones are no guesses. Of nodes behind one that was not verified only failures would come to be
-    known.
+    factor of its depth. Forced ones are no guesses, and nodes with a computed probability of 0 are not ours (sources.py). Of
+    nodes behind one that was not verified only failures would come to be known.
     """
     depths = np.zeros(nodes, np.int64)
     for node in range(1, nodes):
         depths[node] = depth = min(depths[tree[TREE_PARENTS, node]] + 1, DEPTHS - 1)
-        if tree[TREE_SOURCES, node] != GRAMMAR and tree[TREE_PARENTS, node] < verified:
+        if tree[TREE_SOURCES, node] != GRAMMAR and reach[node] > 0 and tree[TREE_PARENTS, node] < verified:
             counted[0, bin_of(reach[node])] += reach[node]
             counted_by_depth[0, depth] += reach[node] / by_depth[depth]
     node = 0
@@ -101,7 +101,7 @@ def count_nodes(tree, reach, nodes, verified, said, by_depth, counted, counted_b
             child += 1
         if child >= nodes or node >= verified:
             break
-        if tree[TREE_SOURCES, child] != GRAMMAR:
+        if tree[TREE_SOURCES, child] != GRAMMAR and reach[child] > 0:
             counted[1, bin_of(reach[child])] += 1
             counted_by_depth[1, depths[child]] += 1
         node = child

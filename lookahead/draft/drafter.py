@@ -33,6 +33,7 @@ from lookahead.draft.own_text import OwnText, lead_common
 from lookahead.draft.places import SIZE, VOCABULARY, SortedText, table_of
 from lookahead.draft.priors import Priors, load_priors
 from lookahead.draft.recycled import ANY, BEST, PLACES, Recycled
+from lookahead.draft.sources import DraftSource, Grown, Limits, Sources
 from lookahead.draft.tree import DraftTree, as_parallel, root_only
 from lookahead.errors import UsageError
 from lookahead.trie.file import Trie, names_of
@@ -126,7 +127,7 @@ class Drafter:
     """Starts rows and drafts for them.
 
     tries: prebuilt, open or as paths, one or several, each with a weight (default 1): how much an occurrence in its text counts
-    against one in another's.
+    against one in another's. sources: draft sources of the user's own, one or several, see `DraftSource`.
     """
 
     def __init__(
@@ -135,11 +136,14 @@ class Drafter:
         options: DraftOptions | None = None,
         weights: float | Sequence[float] | None = None,
         priors: Priors | None = None,
+        sources: DraftSource | Sequence[DraftSource] = (),
     ):
         self.options = options or DraftOptions()
         self.tries = tuple(trie if isinstance(trie, Trie) else Trie(trie) for trie in paths_of(tries, "tries", Trie))
         names = names_of([trie.path for trie in self.tries])
         self.source_names = ("prompt", "output", "session", "recycled", *(f"trie:{name}" for name in names))
+        self.sources = Sources(sources, (*self.source_names, "grammar", "given"), first=len(self.source_names))
+        self.source_names += self.sources.names
         self.session = SessionMemory(self.options.session_tokens)
         self._priors = priors or load_priors()
         trie_weights = [1.0] * len(self.tries) if weights is None else list(numbers_of(weights, "weights"))
@@ -184,6 +188,7 @@ class Drafter:
         row.own.clear(len(prompt_ids))
         self.rows.aligned[row.number, :, AT] = -1
         self.rows.nodes[row.number] = 0
+        self.sources.start(row.number)
         row.prompt_length = len(prompt_ids)
         self.calibration.refit()
         self.shared.curve[:], self.shared.by_depth[:] = self.calibration.curve, self.calibration.by_depth
@@ -210,6 +215,9 @@ class Drafter:
             told += [row.number, len(token_ids), learns and self.options.learn]
         blocks = self.shared.addresses, self.rows.addresses, self._scratch[0].addresses
         planner.accept_rows(np.array(told, np.int64), np.array([*itertools.chain(*said)], np.int32), *blocks)
+        if self.sources:
+            for row, token_ids, learns in zip(rows, said, learn, strict=True):
+                self.sources.accept(row.number, token_ids, learns and self.options.learn)
 
     def draft_rows(
         self,
@@ -258,6 +266,8 @@ class Drafter:
             self._grew = sum(self._pool.map(lambda each: self._grow(*each), told))
         else:
             self._grew = self._grow(0, limits, must, price, free, grown)
+        if self.sources:
+            self._merge_sources(rows, limits, price, free, grown)
         for k, (row, guide) in enumerate(zip(rows, guides, strict=False)):
             if guide:
                 grown[k, 1] = self._prune(row.number, guide)
@@ -319,6 +329,7 @@ class Drafter:
         self.taken_in_seconds = time.perf_counter() - began
 
     def _finish(self, row: Row) -> None:
+        self.sources.finish(row.number)
         text = row.own.tokens  # which stay where they are until the row's next text
         row.own.clear()
         if len(text) > row.prompt_length:
@@ -340,6 +351,7 @@ class Drafter:
     def forget(self) -> None:
         """Be as new: nothing remembered, nothing learned. No row may be running."""
         self.session.clear()
+        self.sources.forget()
         self._forget_what_was_almost_said()
         self._learn_from(self._priors)
         self._refresh_texts()
@@ -365,6 +377,18 @@ class Drafter:
         blocks = self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses
         nodes: int = planner.grow_rows(limits, must, price, free, self.options.strategy == "single", grown, *blocks)
         return nodes
+
+    def _merge_sources(self, rows: Sequence[Row], limits: np.ndarray, price: float, free: int, grown: np.ndarray) -> None:
+        """Put what the user's sources propose into the trees that were grown; grown[k, 1] gets their nodes."""
+        single, adaptive = self.options.strategy == "single", self.options.adaptive
+        for k, row in enumerate(rows):
+            number, nodes = row.number, int(grown[k, 1])
+            tree, reach = self.rows.trees[number], self.rows.reach[number]
+            of_row = Limits(int(limits[k, 1]), int(limits[k, 2]), price, free, single, adaptive)
+            merged = self.sources.grow(number, row.own.tokens, Grown(tree[:, :nodes], reach[:, :nodes]), of_row)
+            nodes = merged.tree.shape[1]
+            tree[:, :nodes], reach[:, :nodes] = merged.tree, merged.reach
+            self.rows.nodes[number] = grown[k, 1] = nodes
 
     def _prune(self, number: int, guide: Guide) -> int:
         """Take out of a row's tree what can never be accepted; returns how many nodes are left."""

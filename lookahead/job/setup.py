@@ -19,6 +19,7 @@ from lookahead.decode.model import TargetModel, load_model
 from lookahead.decode.sampling import GREEDY, Sampling
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.recycled import BEST
+from lookahead.draft.sources import DraftSource
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
 from lookahead.trie.build import TokenizerIdentity
 from lookahead.trie.file import Trie
@@ -95,6 +96,7 @@ def assemble(
     batch_size: int | None = None,
     prefill_chunk: int = 512,
     compiling: Callable[[Callable[[], None]], None] = lambda compile: compile(),
+    sources: DraftSource | Sequence[DraftSource] = (),
 ) -> LoadedEngine:
     """An engine of its parts, with compiled kernels. Arguments as of `EngineSettings` and its `load`.
 
@@ -104,7 +106,7 @@ def assemble(
     whose = identity(tokenizer, target.name) if tokenizer is not None else TokenizerIdentity(target.vocab_size, "", target.name)
     for trie in tries:
         trie.check_tokenizer(whose.fingerprint, max(target.vocab_size, whose.vocab_size), target.name)
-    drafter = Drafter(tries, drafts, weights)
+    drafter = Drafter(tries, drafts, weights, sources=sources)
 
     def compile_kernels() -> None:
         drafter.warm_up()
