@@ -19,7 +19,7 @@ from torch import nn
 
 from lookahead.arguments import numbers_of, paths_of
 from lookahead.decode.engine import FinishReason, Generation
-from lookahead.decode.limits import check_logprobs, is_count
+from lookahead.decode.limits import check_logprobs, is_count, shown
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.model import TargetModel, load_model
 from lookahead.decode.probe import probed
@@ -28,7 +28,8 @@ from lookahead.decode.text import TextStream, text_of
 from lookahead.draft.drafter import DraftOptions
 from lookahead.draft.sources import DraftSource
 from lookahead.errors import LookaheadError, UsageError
-from lookahead.job.rows import parse_row, prompt_ids_of
+from lookahead.job.prompt import prompt_ids_of
+from lookahead.job.rows import parse_row
 from lookahead.job.setup import assemble, own_tokenizer
 from lookahead.trie.file import Trie
 
@@ -55,7 +56,7 @@ class GenerationParams(Sampling):
         if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens is {self.max_new_tokens}: it must be a whole number above 0.")
         if not is_count(self.seed):
-            raise UsageError(f"seed is {self.seed!r}: it must be a whole number.")
+            raise UsageError(f"seed is {shown(self.seed)}: it must be a whole number.")
         check_logprobs(self.logprobs)
 
 
@@ -103,6 +104,9 @@ class LookaheadEngine:
         device: str = "auto",
         prefill_chunk: int = 512,
         sources: DraftSource | Sequence[DraftSource] = (),
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+        adapter: str | None = None,
     ):
         """model: a stock Hugging Face causal LM, which is put into eval mode; a folder or hub name; or a `TargetModel`.
 
@@ -111,6 +115,7 @@ class LookaheadEngine:
         occurrence in each counts (default 1). batch_size: prompts that are answered at once (default: 8 on a CPU, 32 on a GPU).
         drafts: default: DraftOptions(adaptive=True). dtype, device: of a model that is given by name, as of `load_model`.
         prefill_chunk: tokens of prompts that a step takes in at most. sources: draft sources of your own, see `DraftSource`.
+        trust_remote_code, revision, adapter: of a model that is given by name, as of `load_model`.
         Raises LookaheadError if model, tokenizer or tries cannot be used, or not together.
         """
         for name, size in (("batch_size", batch_size), ("prefill_chunk", prefill_chunk)):
@@ -122,10 +127,15 @@ class LookaheadEngine:
             raise UsageError(f"weights {list(weights)}: give a number above 0 for each of {len(named)} tries.")
         opened = [trie if isinstance(trie, Trie) else Trie(trie) for trie in named]
         if isinstance(model, str | Path):
-            target = load_model(str(model), dtype, device)
-            tokenizer = own_tokenizer(str(model)) if tokenizer is None else tokenizer
-        elif (dtype, device) != ("auto", "auto"):
-            raise UsageError("dtype and device are for a model that is given by name: this one has its own.")
+            target = load_model(
+                str(model), dtype, device, trust_remote_code=trust_remote_code, revision=revision, adapter=adapter
+            )
+            tokenizer = own_tokenizer(str(model), trust_remote_code, revision) if tokenizer is None else tokenizer
+        elif (dtype, device, trust_remote_code, revision, adapter) != ("auto", "auto", False, None, None):
+            raise UsageError(
+                "dtype, device, trust_remote_code, revision and adapter are for a model that is given by name: "
+                "this one has its own."
+            )
         elif isinstance(model, TargetModel):
             target = model
         elif isinstance(model, nn.Module) and hasattr(model, "generate"):
@@ -226,7 +236,7 @@ class LookaheadEngine:
         if request.messages and not getattr(self.tokenizer, "chat_template", None):
             raise LookaheadError(f"prompt {number}: the tokenizer has no chat template: give text.")
         try:
-            prompt_ids = prompt_ids_of(request, self.tokenizer)
+            prompt_ids = prompt_ids_of(request, self.tokenizer, longest=self._engine.target.longest_text)
             seed = seed_of(params.seed, number)
             return self._engine.request(prompt_ids, params.max_new_tokens, params, seed, logprobs=params.logprobs)
         except LookaheadError as error:

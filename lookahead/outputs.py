@@ -146,15 +146,15 @@ def _files_of(read: Input) -> Iterator[str | Path]:
                 yield each
 
 
-def model_folder(name: str) -> Path | None:
-    """The folder of a model or tokenizer that is on this machine: its own, or a snapshot in the cache of the hub."""
+def model_folder(name: str, revision: str | None = None) -> Path | None:
+    """The folder of a model, tokenizer or adapter that is on this machine: its own, or a snapshot in the cache of the hub."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import try_to_load_from_cache
 
-    for file in ("config.json", "tokenizer_config.json"):
+    for file in ("config.json", "tokenizer_config.json", "adapter_config.json"):
         with contextlib.suppress(ValueError):  # not a name that the hub takes: loading it says so
-            if isinstance(cached := try_to_load_from_cache(name, file), str):
+            if isinstance(cached := try_to_load_from_cache(name, file, revision=revision), str):
                 return Path(cached).parent
     return None
 

@@ -15,8 +15,11 @@ from lookahead.errors import ModelError
 from lookahead.trie.build import TokenizerIdentity
 
 
-def load_tokenizer(name: str) -> Any:
-    """The Hugging Face tokenizer of a folder or hub name. Raises ModelError if there is none."""
+def load_tokenizer(name: str, trust_remote_code: bool = False, revision: str | None = None) -> Any:
+    """The Hugging Face tokenizer of a folder or hub name. Raises ModelError if there is none.
+
+    trust_remote_code: run code that comes with it. revision: branch, tag or commit of a hub name.
+    """
     path = Path(name)
     if path.is_file():
         raise ModelError(f"{name}: is a file. Give the folder that holds tokenizer.json, or a hub name.")
@@ -32,8 +35,10 @@ def load_tokenizer(name: str) -> Any:
                 return PreTrainedTokenizerFast.from_pretrained(name)
             from transformers import AutoTokenizer
 
-            return AutoTokenizer.from_pretrained(name)
+            return AutoTokenizer.from_pretrained(name, **hub_arguments(trust_remote_code, revision))
     except Exception as error:  # transformers raises many kinds for a missing or damaged tokenizer
+        if "trust_remote_code" in str(error) and not trust_remote_code:
+            raise ModelError(f"{name}: its tokenizer is code of its own. {TRUST}") from error
         raise ModelError(f"{name}: tokenizer cannot be loaded ({first_line(error)}).") from error
 
 
@@ -55,6 +60,14 @@ TOKENIZER_FILES = (
     "spiece.model",
     "tokenizer_config.json",
 )
+
+
+TRUST = "Read it first; --trust-remote-code (in Python trust_remote_code=True) runs it."
+
+
+def hub_arguments(trust_remote_code: bool, revision: str | None) -> dict[str, Any]:
+    """Of `from_pretrained`. False is given as such: where nothing is given, transformers asks on the terminal."""
+    return {"trust_remote_code": trust_remote_code, **({"revision": revision} if revision else {})}
 
 
 @contextlib.contextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lookahead_cli.comparison import print_comparison
+from lookahead_cli.model_options import Adapter, Revision, TrustRemoteCode
 from lookahead_cli.options import (
     SESSION_TOKENS,
     Attention,
@@ -83,9 +84,14 @@ def command(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            "--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer of text rows in --replay, and to --explain in text."
+            "--tokenizer",
+            metavar="NAME_OR_DIR",
+            help="Tokenizer of text rows in --replay, and to --explain in text; of --model, another one than its own.",
         ),
     ] = None,
+    revision: Revision = None,
+    adapter: Adapter = None,
+    trust_remote_code: TrustRemoteCode = False,
     random_weights: Annotated[
         bool,
         typer.Option(
@@ -202,6 +208,10 @@ def command(
             "give either --model with --input, or --replay PAIRS (with --model only for --random-weights). "
             "To try without either: lookahead demo"
         )
+    if not model and (revision or adapter or trust_remote_code):
+        raise UsageError("--replay runs no model: leave out --revision, --adapter and --trust-remote-code.")
+    if random_weights and adapter:
+        raise UsageError("--random-weights has no weights to merge an --adapter into: leave it out; it costs nothing.")
     if recycling and (sweep or not model):
         raise UsageError("--recycling compares runs on a model (--model), and not in a --sweep.")
     if cost_profile and (random_weights or not replay):
@@ -213,6 +223,7 @@ def command(
     logs = Logs(replay or (), trie or (), trie_weight, (), tokenizer, rows=rows)
     reads = [
         *logs.reads("--replay"), Input("--input", [input]), Input("--model", [model], hub=True),
+        Input("--adapter", [adapter], hub=True),
         Input("--cost-profile", [cost_profile]), Input("--config", [config]),
     ]  # fmt: skip
     outputs = Outputs(json, save, plot, report, overwrite, reads)
@@ -227,6 +238,7 @@ def command(
     options, batch_sizes = asked.options(timed=True), batch_sizes_of(batch_size)
     outputs.check()
     failed: list[str] = []
+    loading = {"trust_remote_code": trust_remote_code, "revision": revision}
     if replay:
         if input or baselines or explain or max_new_tokens != 256 or len(replay) > 1:
             raise UsageError(
@@ -235,17 +247,19 @@ def command(
         if check_lossless:
             raise UsageError("--check-lossless: with --random-weights the answers are given, there is nothing to compare.")
         comparisons = replay_on(
-            str(model), logs, options, dtype, device, attn, batch_sizes, peers, repeat, shown=not json, recycling=recycling
-        )
+            str(model), logs, options, dtype, device, attn, batch_sizes, peers, repeat, shown=not json, recycling=recycling,
+            loading=loading,
+        )  # fmt: skip
     else:
-        if input is None or tokenizer or baselines:
-            raise UsageError("--model needs --input prompts.jsonl and takes neither --tokenizer nor --baselines.")
+        if input is None or baselines:
+            raise UsageError("--model needs --input prompts.jsonl and takes no --baselines.")
         if explain:
             raise UsageError("--explain is for --replay; to watch a model: lookahead generate --explain ROWS.")
         comparisons, failed = compare_on(
             str(model), input, trie, options, rows, max_new_tokens, dtype, device, attn, peers, check_lossless is not False,
             shown=not json, weights=trie_weight, batch_sizes=batch_sizes, repeats=repeat,
             lossless_rows=None if check_lossless else CHECKED_ROWS, recycling=recycling,
+            loading={**loading, "adapter": adapter, "tokenizer": tokenizer},
         )  # fmt: skip
     from lookahead.bench import compare
 
@@ -288,12 +302,17 @@ def compare_on(
     repeats: int = 1,
     lossless_rows: int | None = None,
     recycling: bool = False,
+    loading: Mapping[str, Any] | None = None,
 ) -> tuple[list[Comparison], list[str]]:
-    """(a comparison for each batch size, what is wrong with rows that were left out)."""
+    """(a comparison for each batch size, what is wrong with rows that were left out).
+
+    loading: revision, adapter and the like, of `EngineSettings`.
+    """
     from itertools import islice
 
     from lookahead.errors import LookaheadError
-    from lookahead.job.rows import prompt_ids_of, read_requests
+    from lookahead.job.prompt import prompts_of
+    from lookahead.job.rows import read_requests
     from lookahead.job.setup import EngineSettings
     from lookahead_cli import render
     from lookahead_cli.engines import load_here
@@ -301,16 +320,17 @@ def compare_on(
 
     requests = list(islice(read_requests(input), rows))
     given_weights = tuple(trie_weights(weights, [open_tries(tries)])[0])
-    loaded = load_here(EngineSettings(model, tuple(tries or ()), given_weights, options[0], dtype, device, attention))
+    placed = dtype, device, attention
+    loaded = load_here(EngineSettings(model, tuple(tries or ()), given_weights, options[0], *placed, **(loading or {})))
     engine, tokenizer = loaded.engine, loaded.tokenizer
     prompts, failed = [], []
     for request in requests:
         try:
             if request.problem:
                 raise LookaheadError(request.problem + ".")
-            ids = prompt_ids_of(request, tokenizer)
-            engine.request(ids, max_new_tokens)
-            prompts.append(ids)
+            for ids in prompts_of(request, tokenizer, longest=engine.target.longest_text):
+                engine.request(ids, max_new_tokens)
+                prompts.append(ids)
         except LookaheadError as error:
             failed.append(f"{input}:{request.line}: {error}")
     if not prompts:

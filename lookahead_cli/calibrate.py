@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lookahead_cli.model_options import Revision, TrustRemoteCode
 from lookahead_cli.options import Attention, Config, Device, Dtype, Json, Model, Overwrite
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def command(
             "--random-weights", help="A model of this shape (its config.json is enough): it costs what the real one does."
         ),
     ] = False,
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
     estimate: Annotated[
         str | None,
         typer.Option(
@@ -87,7 +90,7 @@ def command(
     if estimate:
         from lookahead.decode.model import estimated_profile
 
-        profile = estimated_profile(model, dtype, estimate)
+        profile = estimated_profile(model, dtype, estimate, trust_remote_code, revision)
     else:
         from lookahead.bench.calibrate import calibrate
         from lookahead.budget.profile import save_to_cache, why_not_cached
@@ -98,7 +101,8 @@ def command(
             raise LookaheadError(f"{no_cache} Or name a file with -o.")
         if no_cache:
             render.notice(f"{no_cache} The profile goes to {out} only.")
-        target = (random_model if random_weights else load_model)(model, dtype, device, attn)
+        load = random_model if random_weights else load_model
+        target = load(model, dtype, device, attn, trust_remote_code=trust_remote_code, revision=revision)
         if target.mode not in ("packed", "plain"):
             render.notice(f"{model} verifies by {target.mode}: {target.reason}")
         with render.progress("measuring", 100, shown=not json) as update:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lookahead.decode.adapter import check_adapter
 from lookahead.decode.memory import peak_memory
 from lookahead.decode.model import read_config
 from lookahead.decode.parallel import Peers
@@ -158,10 +159,19 @@ def workers(settings: EngineSettings, job: JobOptions, ray: str | None, size: in
 
     Raises UsageError if there cannot be so many, LookaheadError if they cannot load what they need.
     """
-    read_config(settings.model)
+    read_config(settings.model, settings.trust_remote_code, settings.revision)
+    if settings.adapter:
+        check_adapter(settings.adapter)
+
+    def anywhere(name: str) -> str:
+        """A folder by its absolute path; a hub name as it is."""
+        return str(Path(name).absolute()) if Path(name).is_dir() else name
+
     settings = dataclasses.replace(
         settings,
-        model=str(Path(settings.model).absolute()) if Path(settings.model).is_dir() else settings.model,
+        model=anywhere(settings.model),
+        adapter=settings.adapter and anywhere(settings.adapter),
+        tokenizer=settings.tokenizer and anywhere(settings.tokenizer),
         tries=tuple(str(Path(trie).absolute()) for trie in settings.tries),
     )
     crew = RayCrew(ray, settings, job, size or 0) if ray else LocalCrew(settings, job, size or 1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lookahead.errors import RowsFailedError, UsageError
+from lookahead_cli.model_options import Adapter, ModelTokenizer, Revision, TrustRemoteCode
 from lookahead_cli.options import (
     PREFILL_CHUNK,
     SESSION_TOKENS,
@@ -23,21 +24,15 @@ from lookahead_cli.options import (
     JsonSchema,
     Logprobs,
     MaxNewTokens,
-    MinP,
     Model,
     PrefillChunk,
     Price,
     Ray,
     Recycle,
     Regex,
-    RepetitionPenalty,
     Samples,
     Seed,
     SessionTokens,
-    Stop,
-    Temperature,
-    TopK,
-    TopP,
     Tries,
     TrieWeights,
     batch_size_of,
@@ -45,6 +40,26 @@ from lookahead_cli.options import (
     draft_options,
     open_tries,
     trie_weights,
+)
+from lookahead_cli.sampling_options import (
+    BadWords,
+    BadWordsIds,
+    FrequencyPenalty,
+    LogitBias,
+    MinNewTokens,
+    MinP,
+    NoRepeatNgramSize,
+    PresencePenalty,
+    RepetitionPenalty,
+    SamplingFrom,
+    Stop,
+    StopTokenIds,
+    Temperature,
+    TopK,
+    TopP,
+    TypicalP,
+    check_sampling_options,
+    sampling_of,
 )
 
 if TYPE_CHECKING:
@@ -111,17 +126,31 @@ def command(
             help="Tensor parallel, as transformers does: auto. Start it by torchrun --no-python --nproc-per-node N lookahead.",
         ),
     ] = None,
+    revision: Revision = None,
+    adapter: Adapter = None,
+    tokenizer: ModelTokenizer = None,
+    trust_remote_code: TrustRemoteCode = False,
     trie: Tries = None,
     trie_weight: TrieWeights = None,
     max_new_tokens: MaxNewTokens = 256,
     batch_size: BatchSize = "auto",
     prefill_chunk: PrefillChunk = PREFILL_CHUNK,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
+    sampling: SamplingFrom = "greedy",
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
     repetition_penalty: RepetitionPenalty = None,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    presence_penalty: PresencePenalty = 0.0,
+    no_repeat_ngram_size: NoRepeatNgramSize = None,
+    min_new_tokens: MinNewTokens = None,
     stop: Stop = None,
+    stop_token_ids: StopTokenIds = None,
+    bad_words: BadWords = None,
+    bad_words_ids: BadWordsIds = None,
+    logit_bias: LogitBias = None,
     json_schema: JsonSchema = None,
     regex: Regex = None,
     choice: Choice = None,
@@ -192,9 +221,9 @@ def command(
 ) -> None:
     """Answer files of prompts: the tokens that plain decoding gives, in fewer forwards of the model.
 
-    Greedy, or sampled with --temperature; a row's "params" win over the line. Reads {"prompt"}, {"messages"}, {"prompt_ids"} or
-    OpenAI batch lines. A row that fails becomes an error row. A job that was interrupted or killed goes on with --resume.
-    Exit code 0: complete; 3: complete, and some rows failed; 1: not complete.
+    Greedy, or sampled with --temperature or --sampling model; a row's "params" win over the line. Reads {"prompt"},
+    {"messages"}, {"prompt_ids"} or OpenAI batch lines. A row that fails becomes an error row. A job that was interrupted or
+    killed goes on with --resume. Exit code 0: complete; 3: complete, and some rows failed; 1: not complete.
 
     Example: lookahead generate --model org/model --input prompts.jsonl --trie answers.trie -o out.jsonl
 
@@ -204,6 +233,7 @@ def command(
     """
     given = dict(locals())
     import contextlib
+    import dataclasses
     from pathlib import Path
 
     from lookahead.corpus import named_files
@@ -236,6 +266,9 @@ def command(
         raise UsageError("--tp-plan takes all processes for one model: leave --workers and --ray out.")
     if (tp_plan or device_map) and device != "auto":
         raise UsageError("--device-map and --tp-plan choose the devices: leave --device out.")
+    if adapter and tp_plan:
+        raise UsageError("--adapter is merged into whole weights: leave --tp-plan out.")
+    check_sampling_options(given)
     if order not in ("input", "completion"):
         raise UsageError(f"--order {order}: choose input or completion.")
     if not learn and session_tokens != SESSION_TOKENS:
@@ -249,24 +282,16 @@ def command(
 
     def prepared() -> tuple[EngineSettings, JobOptions]:
         """Importing what this needs takes seconds: it waits until the files are known to be right."""
-        from lookahead.decode.sampling import Sampling
         from lookahead.job.runner import JobOptions
         from lookahead.job.setup import EngineSettings
 
-        sampling = Sampling(
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            repetition_penalty=repetition_penalty,
-            stop=tuple(stop or ()),
-            constraint=constraint,
-        )
+        asked = sampling_of(given, constraint)
         job = JobOptions(
-            max_new_tokens, sampling, samples, seed, chat, system, token_ids, echo, order == "input", logprobs=logprobs
+            max_new_tokens, asked, samples, seed, chat, system, token_ids, echo, order == "input", logprobs=logprobs
         )
         placed = dtype, device, attn, device_map, tp_plan
-        return EngineSettings(model, tuple(trie or ()), weights, drafts, *placed, rows_at_once, prefill_chunk), job
+        loaded = trust_remote_code, revision, adapter, tokenizer
+        return EngineSettings(model, tuple(trie or ()), weights, drafts, *placed, rows_at_once, prefill_chunk, *loaded), job
 
     with contextlib.ExitStack() as stack:
         peers = None
@@ -282,6 +307,7 @@ def command(
         names = named_files(input)
         reads = [
             Input("--input", names), Input("--trie", trie or []), Input("--model", [model], hub=True),
+            Input("--adapter", [adapter], hub=True), Input("--tokenizer", [tokenizer], hub=True),
             Input("--config", [config]), Input("--json-schema", [json_schema]), Input("--grammar", [grammar]),
         ]  # fmt: skip
         check_job_outputs(out, files, save_trie, metrics, reads, overwrite)
@@ -311,6 +337,8 @@ def command(
         from lookahead_cli.stopping import on_signals
 
         settings, job = prepared()
+        if manifest:  # a job that goes on answers as it began
+            job = dataclasses.replace(job, created=int(manifest.runs[0]["began"]))
         answering: Answering | None = None
         if first is not None or (save_trie and files and files.learned.exists()):
             if ray or (workers or 1) > 1:

@@ -138,18 +138,6 @@ PrefillChunk = Annotated[
         "--prefill-chunk", min=1, metavar="N", help="New prompts' tokens that a step takes in at most, beside drafts."
     ),
 ]
-Temperature = Annotated[
-    float, typer.Option("--temperature", min=0, metavar="T", help="0: the most probable token always (greedy); above: sample.")
-]
-TopK = Annotated[int, typer.Option("--top-k", min=0, metavar="K", help="Sample from the K most probable tokens; 0: from all.")]
-TopP = Annotated[float, typer.Option("--top-p", metavar="P", help="Sample from the least set of tokens with this probability.")]
-MinP = Annotated[
-    float,
-    typer.Option("--min-p", metavar="P", help="Sample from tokens at least P times as probable as the best one."),
-]
-RepetitionPenalty = Annotated[
-    float | None, typer.Option("--repetition-penalty", metavar="R", help="Above 1: what was said becomes less probable.")
-]
 Seed = Annotated[
     int, typer.Option("--seed", metavar="N", help="With a row's id it makes the row's random stream: the same in any order.")
 ]
@@ -162,7 +150,6 @@ Logprobs = Annotated[
         help="Write the log-probability that the model gives each token, and the K most probable in its place with theirs.",
     ),
 ]
-Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End an answer with it; repeat for several.")]
 JsonSchema = Annotated[
     str | None,
     typer.Option("--json-schema", metavar="FILE", help="Answers are JSON that validates against the schema in FILE."),

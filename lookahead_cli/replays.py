@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -280,17 +280,21 @@ def replay_on(
     repeats: int,
     shown: bool,
     recycling: bool = False,
+    loading: Mapping[str, Any] | None = None,
 ) -> list[Comparison]:
-    """Replay a log on a model of random weights; one comparison for each batch size."""
+    """Replay a log on a model of random weights; one comparison for each batch size.
+
+    loading: trust_remote_code and revision, of `random_model`.
+    """
     from lookahead.bench.compare import compare
     from lookahead.decode.model import random_model, read_config
     from lookahead_cli import render
 
-    shape = read_config(model).get_text_config(decoder=True)
+    shape = read_config(model, **(loading or {})).get_text_config(decoder=True)
     workloads, _ = read_workloads(logs, shape, model)
     (workload,) = workloads
     compile_for(workloads, options[0])
-    target = random_model(model, dtype, device, attention)
+    target = random_model(model, dtype, device, attention, **(loading or {}))
     if target.mode != "packed":
         render.notice(f"{model} verifies by {target.mode}: {target.reason}")
     prompts, answers = [prompt for prompt, _ in workload.pairs], [answer for _, answer in workload.pairs]

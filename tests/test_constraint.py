@@ -354,7 +354,7 @@ def test_job_takes_constraints_for_all_rows_and_for_one(cli: Cli, tmp_path: Path
     write_jsonl(tmp_path / "in.jsonl", rows)
     on_files = ("--input", tmp_path / "in.jsonl", "-o", out, "--json-schema", schema_file, "--max-new-tokens", 40)
     assert cli("generate", "--model", MODEL, *on_files).code == 3
-    found = {row.get("id", row.get("custom_id")): row for row in map(json.loads, out.read_text().splitlines())}
+    found = {row.get("custom_id", row.get("id")): row for row in map(json.loads, out.read_text().splitlines())}
     jsonschema.validate(json.loads(found["job"]["text"]), person)
     assert found["own"]["text"] in ("yes", "no")
     assert "Unsatisfiable" in found["bad"]["error"]["message"]
@@ -364,7 +364,7 @@ def test_job_takes_constraints_for_all_rows_and_for_one(cli: Cli, tmp_path: Path
     said = {name: found[name]["response"]["body"]["choices"][0]["message"]["content"] for name in ("openai", "object")}
     assert 3 <= int(said["openai"]) <= 17
     assert isinstance(json.loads(said["object"]), dict)
-    assert "response_format" in json.dumps(found["what"]["error"])
+    assert "response_format" in found["what"]["response"]["body"]["error"]["message"]
     schema_file.write_text(json.dumps(bad))
     resumed = cli("generate", "--model", MODEL, *on_files, "--resume")
     assert resumed.code == 1

@@ -218,7 +218,7 @@ def test_parquet_output_holds_errors_numbers_as_ids_and_openai_lines(cli: Cli, t
     answered, failed = table_of(tmp_path / "openai.parquet")
     assert answered["custom_id"] == "a"
     assert answered["response"]["body"]["usage"]["completion_tokens"] == 2
-    assert failed["error"]["code"] == "invalid_row"
+    assert failed["response"]["body"]["error"]["code"] == "invalid_row"
     large = write_jsonl(tmp_path / "large.jsonl", [{"id": 1 << 63, "prompt": PROMPTS[0]}, {"id": 1, "prompt": PROMPTS[0]}])
     assert generate(cli, tmp_path / "large.parquet", "--input", large) == 0
     assert [row["id"] for row in table_of(tmp_path / "large.parquet")] == [str(1 << 63), "1"]

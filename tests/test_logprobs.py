@@ -224,7 +224,7 @@ def test_openai_chat_is_answered_in_openais_shape(generate, tokenizer):
     assert all(entry["top_logprobs"] == [] for entry in row["response"]["body"]["choices"][0]["logprobs"]["content"])
     for quiet in ({}, {"logprobs": False}, {"logprobs": None, "top_logprobs": None}):
         (row,) = generate([openai({**CHAT, **quiet})])
-        assert "logprobs" not in row["response"]["body"]["choices"][0]
+        assert row["response"]["body"]["choices"][0]["logprobs"] is None
 
 
 def test_openai_completion_is_answered_in_its_older_shape(generate):
@@ -254,7 +254,7 @@ def test_openai_wish_that_makes_no_sense_is_an_error_row(cli, tmp_path, wish, sa
     source = write_jsonl(tmp_path / "in.jsonl", [openai({**CHAT, **wish})])
     result = cli("generate", "--model", MODEL, "--input", source)
     assert result.code == 3
-    assert saying in json.loads(result.out)["error"]["message"]
+    assert saying in json.loads(result.out)["response"]["body"]["error"]["message"]
 
 
 def test_parquet_holds_what_the_lines_hold(generate):
@@ -283,6 +283,6 @@ def test_rows_without_a_tokenizer_hold_ids_and_what_cannot_be_is_a_number_of_jso
     request = engine.request(PROMPTS[0], 3, logprobs=1)
     list(engine.run([request]))
     assert all({*entry} == {"id", "logprob", "top"} for entry in LogprobsOf(None).in_row(request))
-    assert LogprobsOf(None).of_completion(request)["tokens"] == [f"token_id:{token}" for token in request.token_ids]
+    assert LogprobsOf(None).of_completion(request, 3)["tokens"] == [f"token_id:{token}" for token in request.token_ids]
     request.token_logprobs = [dataclasses.replace(request.token_logprobs[0], logprob=-math.inf)]
     assert LogprobsOf(None).in_row(request)[0]["logprob"] == -9999.0

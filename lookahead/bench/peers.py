@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from lookahead.bench.run import Run, Turn, progress
+from lookahead.decode.generation_config import generate_alone, generation_config
 from lookahead.decode.model import TargetModel
+from lookahead.decode.sampling import GREEDY
 
 GENERATE, PROMPT_LOOKUP = "model.generate", "HF prompt lookup"
 COPIED = 10  # tokens that prompt lookup drafts at most
@@ -84,13 +86,16 @@ def _peer(
         shown = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in some], device=target.device)
         forced = _forced([answers[row] for row in rows], most, target) if answers is not None else None
         watcher = Watcher(width, forced, target.state_name)
-        endless = {} if answers is None else {"eos_token_id": None}
+        config = generation_config(target, GREEDY, width, most)
+        config.pad_token_id = padding
+        if answers is not None:
+            config.eos_token_id = None
+        for name, value in arguments.items():
+            setattr(config, name, value)
         watched = arguments or answers is not None
         handle = target.model.register_forward_hook(watcher, with_kwargs=True) if watched else None
         try:
-            output = target.model.generate(
-                text, attention_mask=shown, do_sample=False, max_new_tokens=most, pad_token_id=padding, **endless, **arguments
-            )
+            output = generate_alone(target, config, inputs=text, attention_mask=shown)
         finally:
             if handle:
                 handle.remove()

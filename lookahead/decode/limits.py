@@ -23,7 +23,7 @@ STOP_IDS = 1024
 BAD_WORDS, BAD_WORD_LENGTH = 1024, 64  # sequences; ids of each
 BIASES = 10_000  # entries of logit_bias
 LOGPROBS = 128  # most probable tokens beside each
-ID_LENGTH = 1024  # characters of a row's id
+ID_LENGTH = 1024  # characters of a row's id, or digits
 CONSTRAINT_LENGTH = 1 << 18  # characters of a schema, expression, grammar or list of choices
 LARGEST = 1 << 63  # whole numbers lie below
 LEAST_BIAS = -1e9  # a bias at or below it rules a token out
@@ -43,39 +43,47 @@ COUNTS = {
     "no_repeat_ngram_size": "0 (off) or more tokens",
     "min_new_tokens": "0 or more tokens",
 }
+LISTS = ("stop", "stop_token_ids", "bad_words", "bad_words_ids")
 
 
 def check_sampling(sampling: Sampling) -> None:
     """Bring sequences into tuples and check every field by itself. Raises UsageError."""
-    for name, (low, high, with_low, allowed) in NUMBERS.items():
-        value = getattr(sampling, name)
-        if value is None and name not in ("frequency_penalty", "presence_penalty"):
-            continue
-        if not is_number(value) or not (low <= value <= high if with_low else low < value <= high):
-            raise UsageError(f"{name} is {value!r}: it must be {allowed}.")
-    for name, allowed in COUNTS.items():
-        value = getattr(sampling, name)
-        if value is not None and not (is_count(value) and value >= 0):
-            raise UsageError(f"{name} is {value!r}: it must be {allowed}.")
-    lists = {
-        "stop": texts_of(sampling.stop, "stop"),
-        "bad_words": texts_of(sampling.bad_words, "bad_words"),
-        "stop_token_ids": token_ids_of(sampling.stop_token_ids, "stop_token_ids"),
-        "bad_words_ids": id_lists_of(sampling.bad_words_ids, "bad_words_ids"),
-    }
-    for name, value in lists.items():
-        object.__setattr__(sampling, name, value)
-    if any(not entry for name in ("bad_words_ids", "bad_words", "stop") for entry in lists[name]):
-        raise UsageError("bad_words_ids, bad_words and stop must not hold empty entries.")
+    names = (*NUMBERS, *COUNTS, *LISTS, "logit_bias", "constraint")
     if sampling.sampling not in ("greedy", "model"):
-        raise UsageError(f"sampling is {sampling.sampling!r}: it must be greedy or model.")
-    check_size("stop", lists["stop"], STOPS, "texts", STOP_LENGTH, "characters")
-    check_size("stop_token_ids", lists["stop_token_ids"], STOP_IDS, "ids")
-    check_size("bad_words", lists["bad_words"], BAD_WORDS, "texts", STOP_LENGTH, "characters")
-    check_size("bad_words_ids", lists["bad_words_ids"], BAD_WORDS, "sequences", BAD_WORD_LENGTH, "ids")
-    _check_biases(sampling.logit_bias)
-    if sampling.constraint is not None:
-        check_length(f"{sampling.constraint.kind}", sampling.constraint.text, CONSTRAINT_LENGTH)
+        raise UsageError(f"sampling is {shown(sampling.sampling)}: it must be greedy or model.")
+    for name, value in checked({name: getattr(sampling, name) for name in names}).items():
+        object.__setattr__(sampling, name, value)
+
+
+def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of Sampling, or some of them, with sequences as tuples. Raises UsageError for a value that is out of range."""
+    found = dict(fields)
+    for name, value in fields.items():
+        if name in NUMBERS:
+            low, high, with_low, allowed = NUMBERS[name]
+            if value is None and name not in ("frequency_penalty", "presence_penalty"):
+                continue
+            if not is_number(value) or not (low <= value <= high if with_low else low < value <= high):
+                raise UsageError(f"{name} is {shown(value)}: it must be {allowed}.")
+        elif name in COUNTS:
+            if value is not None and not (is_count(value) and value >= 0):
+                raise UsageError(f"{name} is {shown(value)}: it must be {COUNTS[name]}.")
+        elif name in ("stop", "bad_words"):
+            found[name] = texts = texts_of(value, name)
+            check_size(name, texts, STOPS if name == "stop" else BAD_WORDS, "texts", STOP_LENGTH, "characters")
+        elif name == "stop_token_ids":
+            found[name] = ids = token_ids_of(value, name)
+            check_size(name, ids, STOP_IDS, "ids")
+        elif name == "bad_words_ids":
+            found[name] = lists = id_lists_of(value, name)
+            check_size(name, lists, BAD_WORDS, "sequences", BAD_WORD_LENGTH, "ids")
+        elif name == "logit_bias":
+            _check_biases(value)
+        elif name == "constraint" and value is not None:
+            check_length(value.kind, value.text, CONSTRAINT_LENGTH)
+    if not all(entry for name in ("bad_words_ids", "bad_words", "stop") for entry in found.get(name, ())):
+        raise UsageError("bad_words_ids, bad_words and stop must not hold empty entries.")
+    return found
 
 
 def check_vocabulary(sampling: Sampling, vocab_size: int) -> None:
@@ -101,7 +109,7 @@ def check_samples(count: int, what: str = "n") -> None:
 
 def check_logprobs(most: int | None) -> None:
     if most is not None and (not is_count(most) or int(most) < 0):
-        raise UsageError(f"logprobs is {most!r}: it must be a whole number, 0 (of the answer's tokens only) or more.")
+        raise UsageError(f"logprobs is {shown(most)}: it must be a whole number, 0 (of the answer's tokens only) or more.")
     if most is not None and most > LOGPROBS:
         raise UsageError(f"logprobs is {most}: at most {LOGPROBS} tokens are listed.")
 
@@ -117,6 +125,14 @@ def check_size(name: str, entries: Any, most: int, unit: str, longest: int | Non
 def check_length(name: str, text: str, longest: int) -> None:
     if len(text) > longest:
         raise UsageError(f"{name} has {len(text)} characters: at most {longest} are allowed.")
+
+
+def shown(value: Any) -> str:
+    """As Python writes it, cut where it is long."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # an integer of thousands of digits
+        return "a huge number"
 
 
 def is_number(value: Any) -> bool:
@@ -137,6 +153,6 @@ def _check_biases(biases: Any) -> None:
     check_size("logit_bias", biases, BIASES, "entries")
     for token, bias in biases.items():
         if not is_count(token):
-            raise UsageError(f"logit_bias: {token!r:.80} is not a token id.")
+            raise UsageError(f"logit_bias: {shown(token)} is not a token id.")
         if not (is_number(bias) and abs(bias) < 1e30) and not (isinstance(bias, float) and bias == -math.inf):
-            raise UsageError(f"logit_bias of token {token} is {bias!r:.80}: give a number.")
+            raise UsageError(f"logit_bias of token {token} is {shown(bias)}: give a number.")

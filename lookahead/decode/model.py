@@ -27,6 +27,7 @@ import torch
 from lookahead.budget.cost import CostCurve
 from lookahead.budget.estimate import ModelSizes, estimate
 from lookahead.budget.profile import CostProfile, Setting, cached_profile
+from lookahead.decode.adapter import check_adapter, merged
 from lookahead.decode.attention import PackedAttention
 from lookahead.decode.batch import MaskPlan
 from lookahead.decode.linear import kind_of_linear, lay_out
@@ -34,7 +35,7 @@ from lookahead.decode.parallel import agreed
 from lookahead.decode.processor import processor_name
 from lookahead.decode.slots import PackedSlots, SeparateSlots, Slots
 from lookahead.errors import ModelError, UsageError
-from lookahead.tokenizer import first_line, looks_like_path, quiet_hub
+from lookahead.tokenizer import TRUST, first_line, hub_arguments, looks_like_path, quiet_hub
 
 Mode = Literal["packed", "tree", "chain", "replay", "plain"]
 # Multiplications that take as long as a call of attention does beside its work. On a CPU 20 us, measured with keys of 288 and
@@ -180,19 +181,21 @@ def setting_of(
     return Setting(name, fingerprint, device, str(dtype).removeprefix("torch."), attention, mode, threads, linear)
 
 
-def estimated_profile(name: str, dtype: str, gpu: str) -> CostProfile:
+def estimated_profile(
+    name: str, dtype: str, gpu: str, trust_remote_code: bool = False, revision: str | None = None
+) -> CostProfile:
     """What a model should cost on a GPU that is not here, by its config.json alone (budget/estimate.py).
 
     dtype: auto (the config's own), float32, bfloat16, float16. Raises ModelError and UsageError as `random_model` does.
     """
     from transformers import AutoModelForCausalLM
 
-    config = read_config(name)
+    config = read_config(name, trust_remote_code, revision)
     text = config.get_text_config(decoder=True)
     chosen = _dtype(dtype) or text.dtype or torch.bfloat16
     try:
         with _quiet_transformers(), torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
     in_experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
@@ -232,11 +235,16 @@ def load_model(
     attention: str | None = None,
     device_map: str | None = None,
     tp_plan: str | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    adapter: str | None = None,
 ) -> TargetModel:
     """Load a causal LM from a folder or hub name and probe how it verifies. On a CPU its weights are laid out (linear.py).
 
     dtype: auto (float32 on a CPU, the checkpoint's own elsewhere), float32, bfloat16, float16. device: auto, cpu, cuda...
     device_map, tp_plan: as of transformers, which then choose the devices; the latter in processes that torchrun has started.
+    trust_remote_code: run code that comes with the model. revision: branch, tag or commit of a hub name. adapter: folder or hub
+    name of a PEFT adapter, which is merged into the weights (adapter.py).
     Raises ModelError if it is no causal LM or cannot be loaded, UsageError for an unknown dtype or missing device.
     """
     from transformers import AutoModelForCausalLM
@@ -245,7 +253,9 @@ def load_model(
 
     target_device, chosen = _device(device), _dtype(dtype)
     path = Path(name)
-    read_config(name)
+    read_config(name, trust_remote_code, revision)
+    if adapter:
+        check_adapter(adapter)
     if path.is_dir() and not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
         raise ModelError(f"{name}: no weights in this folder (looked for *.safetensors and *.bin).")
     if chosen is None:
@@ -257,9 +267,14 @@ def load_model(
         wishes.update(_tensor_parallel(tp_plan))
     try:
         with _quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=chosen, **wishes)
+            model = AutoModelForCausalLM.from_pretrained(
+                name, dtype=chosen, **hub_arguments(trust_remote_code, revision), **wishes
+            )
     except Exception as error:
         raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
+    if adapter:
+        with _quiet_transformers():
+            model = merged(model, adapter)
     target = probed((model if device_map or tp_plan else lay_out(model.to(target_device))).eval(), name)
     return target.in_step() if tp_plan else target
 
@@ -274,7 +289,14 @@ def _tensor_parallel(plan: str) -> dict[str, Any]:
         return {"tp_plan": plan}
 
 
-def random_model(name: str, dtype: str = "auto", device: str = "auto", attention: str | None = None) -> TargetModel:
+def random_model(
+    name: str,
+    dtype: str = "auto",
+    device: str = "auto",
+    attention: str | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> TargetModel:
     """A causal LM of the shape that a config.json says, with random weights, the same each time; no weights are read.
 
     It costs what the real one costs and says nothing that makes sense. Arguments and errors as of `load_model`.
@@ -284,7 +306,7 @@ def random_model(name: str, dtype: str = "auto", device: str = "auto", attention
     from lookahead.decode.probe import probed
 
     target_device, chosen = _device(device), _dtype(dtype)
-    config = read_config(name)
+    config = read_config(name, trust_remote_code, revision)
     if chosen is None:
         of_config = config.get_text_config(decoder=True).dtype or torch.bfloat16
         chosen = torch.float32 if target_device.type == "cpu" else of_config
@@ -293,15 +315,21 @@ def random_model(name: str, dtype: str = "auto", device: str = "auto", attention
         with _quiet_transformers(), torch.random.fork_rng(devices), target_device:
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(
-                config, dtype=chosen, **({"attn_implementation": attention} if attention else {})
+                config,
+                dtype=chosen,
+                trust_remote_code=trust_remote_code,
+                **({"attn_implementation": attention} if attention else {}),
             )
     except Exception as error:
         raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
     return probed(lay_out(model.to(target_device)).eval(), name)
 
 
-def read_config(name: str) -> Any:
-    """The config of a causal LM. Raises ModelError if there is none or it is of another kind of model."""
+def read_config(name: str, trust_remote_code: bool = False, revision: str | None = None) -> Any:
+    """The config of a causal LM. Arguments as of `load_model`.
+
+    Raises ModelError if there is none or it is of another kind of model, UsageError for a revision of a folder.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     path = Path(name)
@@ -311,11 +339,17 @@ def read_config(name: str) -> Any:
         raise ModelError(f"{name}: no such folder. Give a model folder, or a hub name such as org/model.")
     if path.is_dir() and not (path / "config.json").exists():
         raise ModelError(f"{name}: no config.json in this folder, so it is no model.")
+    if path.is_dir() and revision:
+        raise UsageError(f"--revision {revision}: {name} is a folder; only hub names have revisions.")
     try:
         with quiet_hub():
-            config = AutoConfig.from_pretrained(name)
+            config = AutoConfig.from_pretrained(name, **hub_arguments(trust_remote_code, revision))
     except Exception as error:  # transformers and the hub raise many kinds
+        if "trust_remote_code" in str(error) and not trust_remote_code:
+            raise ModelError(f"{name}: brings code of its own. {TRUST}") from error
         raise ModelError(f"{name}: cannot be read as a model ({first_line(error)}).") from error
+    if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+        return config
     known = AutoModelForCausalLM._model_mapping
     if type(config) not in known or getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{name}: a {config.model_type} model is no causal language model. Choose one that is.")

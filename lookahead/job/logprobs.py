@@ -27,23 +27,23 @@ class LogprobsOf:
             for found in generation.token_logprobs
         ]
 
-    def of_chat(self, generation: Generation) -> dict[str, Any]:
-        """{"content": [{"token", "logprob", "bytes", "top_logprobs": [...]}]}."""
-        return {
-            "content": [
-                {**self._spelled(found.token_id, found.logprob), "top_logprobs": [self._spelled(*pair) for pair in found.top]}
-                for found in generation.token_logprobs
-            ]
-        }
+    def of_chat(self, generation: Generation, tokens: int) -> dict[str, Any]:
+        """{"content": [{"token", "logprob", "bytes", "top_logprobs": [...]}], "refusal"}, of so many tokens."""
+        content = [
+            {**self._spelled(found.token_id, found.logprob), "top_logprobs": [self._spelled(*pair) for pair in found.top]}
+            for found in generation.token_logprobs[:tokens]
+        ]
+        return {"content": content, "refusal": None}
 
-    def of_completion(self, generation: Generation) -> dict[str, Any]:
-        """{"tokens", "token_logprobs", "top_logprobs", "text_offset"}: a list in each, one entry for each token."""
-        tokens = [self._named(found.token_id) for found in generation.token_logprobs]
+    def of_completion(self, generation: Generation, tokens: int) -> dict[str, Any]:
+        """{"tokens", "token_logprobs", "top_logprobs", "text_offset"}: a list in each, one entry for each of so many tokens."""
+        scored = generation.token_logprobs[:tokens]
+        names = [self._named(found.token_id) for found in scored]
         return {
-            "tokens": tokens,
-            "token_logprobs": [_number(found.logprob) for found in generation.token_logprobs],
-            "top_logprobs": [self._by_name(found) for found in generation.token_logprobs],
-            "text_offset": [*itertools.accumulate(map(len, tokens[:-1]), initial=0)] if tokens else [],
+            "tokens": names,
+            "token_logprobs": [_number(found.logprob) for found in scored],
+            "top_logprobs": [self._by_name(found) for found in scored],
+            "text_offset": [*itertools.accumulate(map(len, names[:-1]), initial=0)] if names else [],
         }
 
     def _by_name(self, found: TokenLogprobs) -> dict[str, float]:

@@ -25,13 +25,27 @@ from lookahead.trie.file import Trie
 
 ANSWERING = (  # options that change what is answered, or how rows are written
     "model",
+    "revision",
+    "adapter",
+    "tokenizer",
+    "trust_remote_code",
     "max_new_tokens",
+    "sampling",
     "temperature",
     "top_k",
     "top_p",
     "min_p",
+    "typical_p",
     "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "no_repeat_ngram_size",
+    "min_new_tokens",
     "stop",
+    "stop_token_ids",
+    "bad_words",
+    "bad_words_ids",
+    "logit_bias",
     "json_schema",
     "regex",
     "choice",
@@ -49,6 +63,9 @@ ANSWERING = (  # options that change what is answered, or how rows are written
     "order",
     "shard",
 )
+GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}  # what --sampling greedy stands for
+# Of options that jobs of earlier versions did not have; the others: None.
+BEFORE = {"sampling": "greedy", "typical_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "trust_remote_code": False}
 WEIGHTS = ("*.safetensors", "*.bin")
 CONFIGS = ("config.json", "generation_config.json", "chat_template.jinja", *TOKENIZER_FILES)
 SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 4096, 1 << 20
@@ -87,6 +104,8 @@ def describe(options: Mapping[str, Any], tries: Sequence[Trie], inputs: Sequence
     """The manifest of a job that begins. options: all of the line. tries, inputs: as they are now."""
     answering = {name: options[name] for name in ANSWERING}
     answering["device"] = _kind_of_device(options["device"])  # which of several of a kind does not matter
+    if answering["sampling"] == "greedy":
+        answering.update({name: value for name, value in GREEDY.items() if answering[name] is None})
     for name in ("json_schema", "grammar"):
         if options[name]:
             answering[name] = f"of content {_sampled(Path(options[name]))}"
@@ -101,7 +120,7 @@ def describe(options: Mapping[str, Any], tries: Sequence[Trie], inputs: Sequence
         },
         "machine": f"{platform.machine()} {platform.system()}",
     }
-    files = fingerprint_model(options["model"])
+    files = fingerprint_model(options["model"], options["revision"], options["adapter"], options["tokenizer"])
     return Manifest(json.loads(json.dumps(answering)), files, [run], [_input(name) for name in inputs])
 
 
@@ -118,11 +137,16 @@ def read_manifest(path: Path) -> Manifest:
 def go_on(before: Manifest, now: Manifest, out: Path) -> Manifest:
     """The manifest of a job that is gone on with. Raises UsageError naming each option and model file that has changed."""
     files_known = bool(before.model_files and now.model_files)  # then it does not matter in which folder they lie
-    changed = [
-        f"{_flag(name, before.answering.get(name))} then, {_flag(name, value)} now"
-        for name, value in now.answering.items()
-        if before.answering.get(name) != value and not (name == "model" and files_known)
-    ]
+    by_files = {"model": "", "revision": "", "adapter": "adapter/", "tokenizer": "tokenizer/"}
+    changed = []
+    for name, value in now.answering.items():
+        then = before.answering.get(name, BEFORE.get(name))
+        prefix = by_files.get(name)
+        known = prefix is not None and all(
+            any(file.startswith(prefix) for file in files) for files in (before.model_files, now.model_files)
+        )
+        if then != value and not (known and files_known):
+            changed.append(f"{_flag(name, then)} then, {_flag(name, value)} now")
     if files_known:
         names = sorted(before.model_files.keys() | now.model_files.keys())
         changed += [
@@ -136,18 +160,32 @@ def go_on(before: Manifest, now: Manifest, out: Path) -> Manifest:
     return dataclasses.replace(now, runs=[*before.runs, *now.runs], model_files=now.model_files or before.model_files)
 
 
-def fingerprint_model(name: str) -> dict[str, str]:
+def fingerprint_model(
+    name: str, revision: str | None = None, adapter: str | None = None, tokenizer: str | None = None
+) -> dict[str, str]:
     """A fingerprint of each file of a model folder, or of a hub model's files if they are on this machine; else nothing.
 
     Configuration is read whole, of weights the size, the beginning (names and shapes) and pages all over the file: a model that
-    was trained on differs in nearly all of them.
+    was trained on differs in nearly all of them. Files of an adapter and of another tokenizer follow, as adapter/... and
+    tokenizer/....
     """
-    folder = model_folder(name)
+    found = _files_of(model_folder(name, revision), CONFIGS, (*WEIGHTS, "*.py"))
+    if adapter:
+        of_adapter = _files_of(model_folder(adapter), ("adapter_config.json",), ("adapter_model.*",))
+        found.update({f"adapter/{file}": path for file, path in of_adapter.items()})
+    if tokenizer:
+        of_tokenizer = _files_of(model_folder(tokenizer), ("chat_template.jinja", *TOKENIZER_FILES), ("*.py",))
+        found.update({f"tokenizer/{file}": path for file, path in of_tokenizer.items()})
+    return {file: _sampled(path) for file, path in found.items()}
+
+
+def _files_of(folder: Path | None, names: Sequence[str], patterns: Sequence[str]) -> dict[str, Path]:
+    """Files of a folder, by their names; nothing where there is none on this machine."""
     if folder is None:
         return {}
-    found = {file: folder / file for file in CONFIGS if (folder / file).is_file()}
-    found.update({path.name: path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))})
-    return {file: _sampled(path) for file, path in found.items()}
+    found = {file: folder / file for file in names if (folder / file).is_file()}
+    found.update({path.name: path for pattern in patterns for path in sorted(folder.glob(pattern))})
+    return found
 
 
 def _sampled(path: Path) -> str:

@@ -17,7 +17,8 @@ from lookahead.answers import Answer, answered, messages_of, prompt_of
 from lookahead.corpus import CorpusReport, json_rows, kind_of, parquet_rows
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.job.journal import JobFiles
-from lookahead.job.rows import Request, prompt_ids_of, read_requests
+from lookahead.job.prompt import prompt_ids_of
+from lookahead.job.rows import Request, read_requests
 
 Pair = tuple[list[int], list[int]]
 
@@ -176,7 +177,7 @@ def pairs_of(
     """(prompt ids, response ids) of each logged answer; `log` counts what is left out.
 
     tokenizer: is called when the first text is met; None: there is none.
-    prompts: files with the prompts of answers that have none. chat, system: of the job, see `rows.prompt_ids_of`.
+    prompts: files with the prompts of answers that have none. chat, system: of the job, see `prompt.prompt_ids_of`.
     vocab_size, longest: of the model that is to say them, which all ids must be below, and tokens of both together at most.
     Raises CorpusError naming file and line of the first answer that lacks something or does not fit.
     """

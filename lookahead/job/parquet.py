@@ -7,13 +7,14 @@ and fit into 64 bits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
 from lookahead.atomic import replacing
 
 BATCH = 1024  # rows
+IDS = ("id", "custom_id")
 
 
 def write_parquet(rows: Path, out: Path) -> None:
@@ -22,40 +23,33 @@ def write_parquet(rows: Path, out: Path) -> None:
     import pyarrow.parquet
 
     named: set[str] = set()
-    numbers = True
+    texts: set[str] = set()  # columns of ids that are not all numbers
     for row in _rows_of(rows):
         named |= row.keys()
-        row_id = row.get("id", row.get("custom_id"))
-        numbers = numbers and isinstance(row_id, int) and abs(row_id) < 1 << 63
-    fields = _fields(pyarrow, pyarrow.int64() if numbers else pyarrow.string(), "logprobs" in named)
+        texts |= {name for name in IDS if name in row and not (isinstance(row[name], int) and abs(row[name]) < 1 << 63)}
+    fields = _fields(pyarrow, texts, "logprobs" in named)
     schema = pyarrow.schema([(name, kind) for name, kind in fields.items() if name in named])
     with replacing(out) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
         for batch in _batches(_rows_of(rows)):
             for row in batch:
-                for name in ("id", "custom_id"):
-                    if name in row and not numbers:
-                        row[name] = str(row[name])
+                row.update({name: str(row[name]) for name in texts if name in row})
                 _maps_as_pairs(row)
             writer.write_table(pyarrow.Table.from_pylist(batch, schema))
 
 
-def _fields(arrow: Any, id_kind: Any, scored_samples: bool) -> dict[str, Any]:
-    """Type of each column that rows may have, in the order of the JSON. scored_samples: samples have "logprobs"."""
+def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]:
+    """Type of each column that rows may have, in the order of the JSON.
+
+    texts: columns of ids that are not all numbers. scored_samples: samples have "logprobs".
+    """
     text, count, ids = arrow.string(), arrow.int64(), arrow.list_(arrow.int64())
     scored = {"id": count, "token": text, "logprob": arrow.float64()}
     each = arrow.struct({**scored, "top": arrow.list_(arrow.struct(scored))})
     said = {"text": text, "token_ids": ids, "finish_reason": text}
     logprobs = {"logprobs": arrow.list_(each)}
-    message = arrow.struct({"role": text, "content": text})
-    choice = arrow.struct(
-        {"index": count, "message": message, "text": text, "finish_reason": text, "logprobs": _openai_logprobs(arrow)}
-    )
-    usage = arrow.struct({"prompt_tokens": count, "completion_tokens": count, "total_tokens": count})
-    body = arrow.struct({"object": text, "choices": arrow.list_(choice), "usage": usage})
     asked = arrow.list_(arrow.struct({"role": text, "content": text}))
     return {
-        "id": id_kind,
-        "custom_id": id_kind,
+        **{name: text if name in texts else count for name in IDS},
         "prompt": text,
         "messages": asked,
         "prompt_ids": ids,
@@ -66,9 +60,21 @@ def _fields(arrow: Any, id_kind: Any, scored_samples: bool) -> dict[str, Any]:
         "accepted_by_source": arrow.map_(text, count),
         "seconds": arrow.float64(),
         "samples": arrow.list_(arrow.struct({**said, **(logprobs if scored_samples else {})})),
-        "response": arrow.struct({"status_code": count, "body": body}),
-        "error": arrow.struct({"type": text, "code": text, "message": text, "line": count, "file": text}),
+        "response": _openai_response(arrow),
+        "error": arrow.struct({"type": text, "message": text, "line": count, "file": text}),
     }
+
+
+def _openai_response(arrow: Any) -> Any:
+    text, count = arrow.string(), arrow.int64()
+    message = arrow.struct({"role": text, "content": text, "refusal": text})
+    said = {"message": message, "text": text, "token_ids": arrow.list_(count), "logprobs": _openai_logprobs(arrow)}
+    choice = arrow.struct({"index": count, **said, "finish_reason": text})
+    usage = arrow.struct({"prompt_tokens": count, "completion_tokens": count, "total_tokens": count})
+    error = arrow.struct({"message": text, "type": text, "param": text, "code": text, "line": count, "file": text})
+    named = {"id": text, "object": text, "created": count, "model": text}
+    body = arrow.struct({**named, "choices": arrow.list_(choice), "usage": usage, "error": error})
+    return arrow.struct({"status_code": count, "request_id": text, "body": body})
 
 
 def _openai_logprobs(arrow: Any) -> Any:
@@ -86,7 +92,7 @@ def _maps_as_pairs(row: dict[str, Any]) -> None:
     """As arrow takes them."""
     if row.get("accepted_by_source") is not None:
         row["accepted_by_source"] = list(row["accepted_by_source"].items())
-    for choice in row["response"]["body"]["choices"] if row.get("response") else ():
+    for choice in row["response"]["body"].get("choices", ()) if row.get("response") else ():
         logprobs = choice.get("logprobs") or {}
         if logprobs.get("top_logprobs") is not None:
             logprobs["top_logprobs"] = [list(top.items()) for top in logprobs["top_logprobs"]]

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from lookahead.answers import messages_of
 from lookahead.decode.engine import DecodingEngine, Generation
+from lookahead.decode.limits import check_samples
 from lookahead.decode.memory import untidied
 from lookahead.decode.sampling import GREEDY, Sampling, seed_of
 from lookahead.decode.text import text_of
 from lookahead.draft.explain import Observer, ObserverOf, nobody
 from lookahead.errors import LookaheadError
+from lookahead.job import openai
 from lookahead.job.journal import INVALID, Ended
 from lookahead.job.logprobs import LogprobsOf
-from lookahead.job.rows import Request, messages_asked, prompt_ids_of
+from lookahead.job.prompt import messages_asked, prompts_of
+from lookahead.job.rows import Request
 from lookahead.job.totals import JobTotals
 from lookahead.trie.build import LEFT_CONTEXT
 
 FAULTS, FAULTY_BATCHES = 100, 4  # so many rows, and of so many batches, fail one after the other: then the job ends
+SAMPLES_IN_TURN = 8  # of one row that begin before the next rows have their turn
+MANY_AT_ONCE = 4  # rows that have begun with more samples than that
+END: Literal["end"] = "end"  # no more requests
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +36,9 @@ class JobOptions:
     """What holds for rows that do not say otherwise, and how rows are written.
 
     n: samples of each answer. seed: with a row's id and the sample's number it makes the seed of its random stream.
-    chat, system: see `rows.prompt_ids_of`. in_order: rows come as their prompts did, else as they end.
+    chat, system: see `prompt.prompt_ids_of`. in_order: rows come as their prompts did, else as they end.
     echo: rows keep their prompts, as text, ids, or the messages that the chat template was given.
-    observer_of: who is told the steps of a row. logprobs: see `Generation`.
+    observer_of: who is told the steps of a row. logprobs: see `Generation`. created: when the job began, seconds since 1970.
     """
 
     max_new_tokens: int = 256
@@ -44,15 +52,35 @@ class JobOptions:
     in_order: bool = True
     observer_of: ObserverOf = nobody
     logprobs: int | None = None
+    created: int = dataclasses.field(default_factory=lambda: int(time.time()))
 
 
 @dataclasses.dataclass
 class _Answer:
-    """A row that is being answered, by one generation or by n."""
+    """A row that is being answered. prompts: token ids of each; count: samples of each prompt.
+
+    generations: those that have begun, by index = prompt * count + sample. running: of them, those that have not ended.
+    """
 
     request: Request
-    samples: list[Generation]
-    left: int
+    prompts: list[list[int]]
+    count: int
+    sampling: Sampling
+    observer: Observer | None = None
+    generations: list[Generation] = dataclasses.field(default_factory=list)
+    running: int = 0
+    failed: bool = False
+
+    @property
+    def left(self) -> int:
+        """Samples still to begin; none of a row that has failed."""
+        return 0 if self.failed else len(self.prompts) * self.count - len(self.generations)
+
+    def ended(self, generation: Generation) -> bool:
+        """One of its generations has; True if it was the last."""
+        self.running -= 1
+        self.failed = self.failed or generation.error is not None
+        return not self.running and not self.left
 
 
 def run_job(
@@ -127,76 +155,152 @@ def answer(
     requests: None where there is none at the moment; it is asked again after each step, and no more once no row is running.
     stopped: as of `run_job`.
     """
-    answers: dict[int, tuple[int, _Answer]] = {}  # by id of each generation
-
-    def generations() -> Iterator[Generation | None]:
-        place = -1
-        for request in requests:
-            if request is None:
-                yield None
-                continue
-            place += 1
-            try:
-                answer = _start(engine, tokenizer, request, options, options.observer_of(place + 1))
-            except Exception as error:  # whatever one row does, the job goes on and says so
-                kind = INVALID if isinstance(error, LookaheadError) else type(error).__name__
-                put(place, failed(request, f"{request.where}: {error}", kind))
-                continue
-            answers.update((id(generation), (place, answer)) for generation in answer.samples)
-            yield from answer.samples
-
-    for generation in engine.run(generations(), stopped):
-        place, answer = answers.pop(id(generation))
-        answer.left -= 1
-        if not answer.left:
-            put(place, _ended(answer, tokenizer, options))
+    rows = _Rows(engine, tokenizer, options, put)
+    for generation in engine.run(rows.generations(iter(requests)), stopped):
+        rows.end(generation)
 
 
-def _start(
-    engine: DecodingEngine, tokenizer: Any | None, request: Request, options: JobOptions, observer: Observer | None
-) -> _Answer:
-    """A row's generations. Raises LookaheadError where the row cannot be answered."""
+class _Rows:
+    """Makes the generations of rows, in turn, and hands over the output row of each that has ended."""
+
+    def __init__(self, engine: DecodingEngine, tokenizer: Any | None, options: JobOptions, put: Callable[[int, Ended], None]):
+        self._engine, self._tokenizer, self._options, self._put = engine, tokenizer, options, put
+        self._answers: dict[int, tuple[int, _Answer]] = {}  # by id of each generation
+        self._many: deque[tuple[int, _Answer]] = deque()  # rows with many samples, some of which are still to begin
+        self._place = -1  # of the latest request
+
+    def generations(self, requests: Iterator[Request | None]) -> Iterator[Generation | None]:
+        """Rows in turn. One with many samples gives way to the next rows after each SAMPLES_IN_TURN of them."""
+        more = True
+        while more or self._many:
+            taken = 0
+            while more and taken < SAMPLES_IN_TURN and len(self._many) < MANY_AT_ONCE:
+                request = next(requests, END)
+                if request is None:
+                    if self._many:
+                        break
+                    yield None
+                    continue
+                if isinstance(request, str):
+                    more = False
+                    break
+                self._place += 1
+                if not (answer := self._begun(request)):
+                    continue
+                if answer.left > SAMPLES_IN_TURN:
+                    self._many.append((self._place, answer))
+                    break
+                taken += answer.left
+                yield from self._samples(self._place, answer)
+            if self._many:
+                place, answer = self._many.popleft()
+                yield from self._samples(place, answer)
+                if answer.left:
+                    self._many.append((place, answer))
+
+    def end(self, generation: Generation) -> None:
+        """A generation has ended; with the last one of its row the row has."""
+        place, answer = self._answers.pop(id(generation))
+        if answer.ended(generation):
+            self._put(place, _ended(answer, self._tokenizer, self._options, self._engine.target.name))
+
+    def _begun(self, request: Request) -> _Answer | None:
+        """None for a row that cannot be answered: it has got its error row."""
+        options, place = self._options, self._place
+        observer = options.observer_of(place + 1)
+        try:
+            return dataclasses.replace(_start(self._engine, self._tokenizer, request, options), observer=observer)
+        except Exception as error:  # whatever one row does, the job goes on and says so
+            kind = INVALID if isinstance(error, LookaheadError) else type(error).__name__
+            self._put(place, failed(request, f"{request.where}: {error}", kind, options.seed))
+            return None
+
+    def _samples(self, place: int, answer: _Answer) -> Iterator[Generation]:
+        """Up to SAMPLES_IN_TURN of those still to begin, each made when it is asked for; no more once one has failed."""
+        for _ in range(SAMPLES_IN_TURN):
+            if not answer.left:
+                return
+            generation = _next_sample(self._engine, answer, self._options)
+            self._answers[id(generation)] = place, answer
+            yield generation
+
+
+def _start(engine: DecodingEngine, tokenizer: Any | None, request: Request, options: JobOptions) -> _Answer:
+    """Raises LookaheadError where the row cannot be answered."""
     if request.problem:
         raise LookaheadError(f"{request.problem}.")
-    prompt_ids = prompt_ids_of(request, tokenizer, options.chat, options.system)
+    if request.openai and tokenizer is None:
+        raise LookaheadError('the model has no tokenizer, and OpenAI lines are answered in text: give rows of "prompt_ids".')
+    prompts = prompts_of(request, tokenizer, options.chat, options.system, engine.target.longest_text)
     sampling = dataclasses.replace(options.sampling, **request.sampling)
-    count = request.n or options.n
-    logprobs = options.logprobs if request.logprobs is None else None if request.logprobs is False else request.logprobs
-    samples = []
-    for sample in range(count):
-        seed = seed_of(options.seed if request.seed is None else request.seed, request.id, sample)
-        samples.append(engine.request(prompt_ids, request.max_new_tokens or options.max_new_tokens, sampling, seed))
-        samples[-1].observer, samples[-1].logprobs = observer, logprobs
-    return _Answer(request, samples, count)
+    answer = _Answer(request, prompts, request.n or options.n, sampling)
+    check_samples(answer.left, "the number of answers")
+    for number in range(len(prompts)):  # raises what is wrong with one before any is answered
+        _request(engine, answer, options, number * answer.count)
+    return answer
 
 
-def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions) -> Ended:
-    """The output row of an answer that has ended."""
-    for generation in answer.samples:
+def _next_sample(engine: DecodingEngine, answer: _Answer, options: JobOptions) -> Generation:
+    generation = _request(engine, answer, options, len(answer.generations))
+    generation.observer = answer.observer
+    answer.generations.append(generation)
+    answer.running += 1
+    return generation
+
+
+def _request(engine: DecodingEngine, answer: _Answer, options: JobOptions, index: int) -> Generation:
+    """The generation of one sample, which has not begun. Raises LookaheadError if the row cannot be answered."""
+    request, prompt_ids = answer.request, answer.prompts[index // answer.count]
+    seed = seed_of(options.seed if request.seed is None else request.seed, request.id, index)
+    generation = engine.request(prompt_ids, request.max_new_tokens or options.max_new_tokens, answer.sampling, seed)
+    generation.prompt_ids = prompt_ids  # one list for all samples
+    logprobs = options.logprobs if request.logprobs is None else request.logprobs
+    generation.logprobs = None if logprobs is False else logprobs
+    return generation
+
+
+def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: str) -> Ended:
+    """The output row of an answer that has ended. model: its name."""
+    for generation in answer.generations:
         if error := generation.error:
-            return failed(answer.request, str(error) or type(error).__name__, type(error).__name__)
-    counts = JobTotals(rows=1, prompt_tokens=answer.samples[0].prompt_tokens)
-    for generation in answer.samples:
+            return failed(answer.request, str(error) or type(error).__name__, type(error).__name__, options.seed)
+    counts = JobTotals(rows=1, prompt_tokens=sum(map(len, answer.prompts)))
+    for generation in answer.generations:
         counts.add(generation)
-    texts: list[str | None] = [None] * len(answer.samples)
+    texts: list[str | None] = [None] * len(answer.generations)
     if tokenizer is not None:
-        texts = [text_of(tokenizer, generation.token_ids) for generation in answer.samples]
+        texts = [text_of(tokenizer, generation.token_ids) for generation in answer.generations]
     logprobs = LogprobsOf(tokenizer)
     if answer.request.openai:
-        row = _openai_row(answer, texts, logprobs)
+        writer = openai.Writer(tokenizer, logprobs, _folder_name(model), options.created, options.seed, options.token_ids)
+        row = writer.answer(answer.request, answer.generations, list(map(str, texts)), _texts_of(answer, tokenizer))
     else:
         row = _output_row(answer, texts, counts, options, logprobs)
     if options.echo:
         row.update(_echoed(answer.request, options))
-    said = [(generation.prompt_ids[-LEFT_CONTEXT:], generation.token_ids) for generation in answer.samples]
+    said = [(generation.prompt_ids[-LEFT_CONTEXT:], generation.token_ids) for generation in answer.generations]
     return Ended(answer.request.number, answer.request.fingerprint, row, counts, said=said)
+
+
+def _texts_of(answer: _Answer, tokenizer: Any) -> list[str]:
+    """The text of each prompt, as it was given or, of token ids, as the tokenizer writes it; "" where nobody asks for it."""
+    request = answer.request
+    if not request.echo:
+        return [""] * len(answer.prompts)
+    given = request.prompts or [request.prompt or request.prompt_ids or ""]
+    return [prompt if isinstance(prompt, str) else text_of(tokenizer, prompt) for prompt in given]
+
+
+def _folder_name(model: str) -> str:
+    """Of a model in a folder the folder's name; a hub name as it is."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
 
 
 def _output_row(
     answer: _Answer, texts: Sequence[str | None], counts: JobTotals, options: JobOptions, logprobs: LogprobsOf
 ) -> dict[str, Any]:
     """Counts are those of all samples together; "samples" stands where there are several."""
-    said = [_said(generation, text, options, logprobs) for generation, text in zip(answer.samples, texts, strict=True)]
+    said = [_said(generation, text, options, logprobs) for generation, text in zip(answer.generations, texts, strict=True)]
     return {
         "id": answer.request.id,
         **said[0],
@@ -207,7 +311,7 @@ def _output_row(
         "accepted_tokens": counts.accepted_tokens,
         "edl": round(counts.edl, 4),
         "accepted_by_source": dict(counts.accepted_by_source),
-        "seconds": round(max(generation.seconds for generation in answer.samples), 4),
+        "seconds": round(max(generation.seconds for generation in answer.generations), 4),
         **({"samples": said} if len(said) > 1 else {}),
     }
 
@@ -217,6 +321,8 @@ def _echoed(request: Request, options: JobOptions) -> dict[str, Any]:
     messages = messages_asked(request, options.chat, options.system)
     if messages is not None:
         return {"messages": messages_of(messages) or messages}
+    if request.prompts is not None:  # several have no column
+        return {}
     return {"prompt": request.prompt} if request.prompt is not None else {"prompt_ids": request.prompt_ids}
 
 
@@ -229,38 +335,15 @@ def _said(generation: Generation, text: str | None, options: JobOptions, logprob
     return row if generation.logprobs is None else {**row, "logprobs": logprobs.in_row(generation)}
 
 
-def _openai_row(answer: _Answer, texts: Sequence[str | None], logprobs: LogprobsOf) -> dict[str, Any]:
-    """One line of an OpenAI batch output file."""
-    chat = answer.request.messages is not None
-    choices = []
-    for index, (generation, text) in enumerate(zip(answer.samples, texts, strict=True)):
-        said = {"message": {"role": "assistant", "content": text or ""}} if chat else {"text": text or ""}
-        choices.append({"index": index, **said, "finish_reason": generation.finish_reason})
-        if generation.logprobs is not None:
-            choices[-1]["logprobs"] = logprobs.of_chat(generation) if chat else logprobs.of_completion(generation)
-    prompt_tokens = answer.samples[0].prompt_tokens
-    completion_tokens = sum(len(generation.token_ids) for generation in answer.samples)
-    body = {
-        "object": "chat.completion" if chat else "text_completion",
-        "choices": choices,
-        "usage": {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-        },
-    }
-    return {"custom_id": answer.request.id, "response": {"status_code": 200, "body": body}, "error": None}
-
-
-def failed(request: Request, message: str, kind: str) -> Ended:
-    """The error row of a request."""
+def failed(request: Request, message: str, kind: str, seed: int = 0) -> Ended:
+    """The error row of a request. seed: of the job."""
     row: dict[str, Any]
     if request.openai:
-        row = {"custom_id": request.id, "response": None, "error": {"code": kind, "message": message, "line": request.line}}
+        row = openai.error_line(request, message, kind, kind == INVALID, seed)
     else:
         error = {"type": kind, "message": message, "line": request.line}
         row = {"id": request.id, "finish_reason": "error", "error": error}
-    if request.file:
-        row["error"]["file"] = request.file
+        if request.file:
+            error["file"] = request.file
     counts = JobTotals(rows=1, errors=1, faults=int(kind != INVALID))
     return Ended(request.number, request.fingerprint, row, counts, kind)

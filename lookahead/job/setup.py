@@ -27,8 +27,8 @@ from lookahead.trie.file import Trie
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """model, dtype, device, attention, device_map, tp_plan: see `decode.model.load_model`. tries, weights: see
-    `draft.drafter.Drafter`.
+    """model, dtype, device, attention, device_map, tp_plan, trust_remote_code, revision, adapter: see `model.load_model`.
+    tokenizer: folder or hub name; None: the model's own. tries, weights: see `draft.drafter.Drafter`.
 
     batch_size: rows at once; None: what suits the device. prefill_chunk: see `DecodingEngine`.
     """
@@ -44,6 +44,10 @@ class EngineSettings:
     tp_plan: str | None = None
     batch_size: int | None = None
     prefill_chunk: int = 512
+    trust_remote_code: bool = False
+    revision: str | None = None
+    adapter: str | None = None
+    tokenizer: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tries", paths_of(self.tries, "tries"))
@@ -55,9 +59,13 @@ class EngineSettings:
         compiling: calls what it is given, which can take seconds. Raises LookaheadError if model or tries cannot be used.
         """
         tries = [Trie(path) for path in self.tries]  # first, as that is quick and often what is wrong
-        target = load_model(self.model, self.dtype, self.device, self.attention, self.device_map, self.tp_plan)
+        tokenizer = load_tokenizer(self.tokenizer, self.trust_remote_code) if self.tokenizer else None
+        placed = self.dtype, self.device, self.attention, self.device_map, self.tp_plan
+        target = load_model(self.model, *placed, self.trust_remote_code, self.revision, self.adapter)
+        if tokenizer is None:
+            tokenizer = own_tokenizer(self.model, self.trust_remote_code, self.revision)
         drafting = tries, self.weights or None, self.drafts
-        return assemble(target, own_tokenizer(self.model), *drafting, self.batch_size, self.prefill_chunk, compiling)
+        return assemble(target, tokenizer, *drafting, self.batch_size, self.prefill_chunk, compiling, self.tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,15 +84,15 @@ class LoadedEngine:
         target = self.engine.target
         if sampling.sampling == "model":
             check(target, self.tokenizer, Sampling(sampling="model"))
-        slower = "" if target.mode == "packed" else f"{self.whose.name} verifies by {target.mode}: {target.reason}"
+        slower = "" if target.mode == "packed" else f"{target.name} verifies by {target.mode}: {target.reason}"
         return [notice for notice in (slower, not_used(target, sampling)) if notice]
 
 
-def own_tokenizer(model: str) -> Any | None:
+def own_tokenizer(model: str, trust_remote_code: bool = False, revision: str | None = None) -> Any | None:
     """The tokenizer of a model's folder or hub name; None for a folder without one. Raises ModelError if it is broken."""
     if Path(model).is_dir() and not any((Path(model) / name).exists() for name in TOKENIZER_FILES):
         return None
-    return load_tokenizer(model)
+    return load_tokenizer(model, trust_remote_code, revision)
 
 
 def assemble(
@@ -96,14 +104,21 @@ def assemble(
     batch_size: int | None = None,
     prefill_chunk: int = 512,
     compiling: Callable[[Callable[[], None]], None] = lambda compile: compile(),
+    tokenizer_name: str | None = None,
     sources: DraftSource | Sequence[DraftSource] = (),
 ) -> LoadedEngine:
     """An engine of its parts, with compiled kernels. Arguments as of `EngineSettings` and its `load`.
 
+    tokenizer_name: where the tokenizer is from; None: it is the model's own.
+
     Raises TokenizerMismatchError for a trie of another tokenizer, ModelError for a generation config that cannot be used.
     """
     check(target, tokenizer, GREEDY)
-    whose = identity(tokenizer, target.name) if tokenizer is not None else TokenizerIdentity(target.vocab_size, "", target.name)
+    whose = (
+        identity(tokenizer, tokenizer_name or target.name)
+        if tokenizer is not None
+        else TokenizerIdentity(target.vocab_size, "", target.name)
+    )
     for trie in tries:
         trie.check_tokenizer(whose.fingerprint, max(target.vocab_size, whose.vocab_size), target.name)
     drafter = Drafter(tries, drafts, weights, sources=sources)

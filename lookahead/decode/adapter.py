@@ -1,0 +1,65 @@
+"""A PEFT adapter (such as LoRA) in its base model. In: a loaded model, the adapter's folder or hub name. Out: a stock model.
+
+The adapter's weights are merged into the model's, so that every way of verifying drafts works and forwards cost what the base
+model's do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from lookahead.errors import LookaheadError, ModelError
+from lookahead.tokenizer import first_line, looks_like_path
+
+CONFIG = "adapter_config.json"
+
+
+def check_adapter(adapter: str) -> None:
+    """Raise LookaheadError if PEFT is missing, ModelError for a path that holds no adapter. Reads no weights."""
+    try:
+        import peft  # noqa: F401
+    except ImportError as error:
+        raise LookaheadError("--adapter needs PEFT: pip install 'lookahead[adapter]'.") from error
+    path = Path(adapter)
+    if path.is_file():
+        raise ModelError(f"{adapter}: is a file. Give the adapter's folder, or a hub name such as org/adapter.")
+    if not path.is_dir() and looks_like_path(adapter):
+        raise ModelError(f"{adapter}: no such folder. Give an adapter's folder, or a hub name such as org/adapter.")
+    if path.is_dir() and not (path / CONFIG).is_file():
+        raise ModelError(f"{adapter}: no {CONFIG} in this folder, so it is not a PEFT adapter.")
+
+
+def merged(model: Any, adapter: str) -> Any:
+    """The model with the adapter's weights merged into its own, as of `PeftModel.merge_and_unload`.
+
+    Raises ModelError if the adapter was made for a model of other shapes, or is of a kind that is not merged into weights.
+    """
+    from peft import PeftModel, get_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is missing is checked below
+            wrapped = PeftModel.from_pretrained(model, adapter)
+            of_model = get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys()
+            of_file = load_peft_weights(adapter, device="cpu").keys()
+    except Exception as error:  # PEFT, torch and the hub raise many kinds
+        shapes = [line.strip() for line in str(error).splitlines() if "size mismatch" in line]
+        if shapes:
+            raise ModelError(f"{adapter}: was made for a model of other shapes ({shapes[0].rstrip('.')}).") from error
+        raise ModelError(f"{adapter}: the adapter cannot be loaded ({first_line(error)}).") from error
+    if not hasattr(wrapped, "merge_and_unload"):
+        kind = next(iter(wrapped.peft_config.values())).peft_type
+        raise ModelError(
+            f"{adapter}: an adapter of type {getattr(kind, 'value', kind)} cannot be merged into a model's weights."
+        )
+    for apart, what in ((of_file - of_model, "holds {} that the model has no place for"), (of_model - of_file, "lacks {}")):
+        if apart:
+            some = f"{min(apart)} and {len(apart) - 1} more" if len(apart) > 1 else min(apart)
+            raise ModelError(f"{adapter}: was made for another model: it {what.format(some)}.")
+    try:
+        return wrapped.merge_and_unload(safe_merge=True)
+    except Exception as error:
+        raise ModelError(f"{adapter}: cannot be merged into the model ({first_line(error)}).") from error

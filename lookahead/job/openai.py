@@ -1,0 +1,297 @@
+"""Lines of the OpenAI batch API. In: a line of a batch input file. Out: a Request, and later the line of the output file.
+
+What a line asks is answered as asked or not at all: a key that cannot be honoured makes the row an error row that names it.
+Keys that do not touch the answer (user, metadata, "stream": false, ...) are accepted, and so are this package's own options
+(top_k, regex, ...). What a line leaves open, such as the temperature, is as the options of the job say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lookahead.decode import limits
+from lookahead.decode.limits import shown
+from lookahead.job import params
+from lookahead.job.params import RowError, chat_messages, check_text, is_ids
+from lookahead.job.request import Request
+
+if TYPE_CHECKING:
+    from lookahead.decode.engine import Generation
+    from lookahead.job.logprobs import LogprobsOf
+
+LINE_KEYS = ("custom_id", "method", "url", "body")
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+FORMS = ("prompt", "messages", "prompt_ids")
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+MESSAGE_KEYS = ("role", "content", "name")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+# Keys that do not touch the answer, as long as their value is one of these; null always is.
+HARMLESS: dict[str, Callable[[Any], bool]] = {
+    "model": _is_text,  # the answer names the model that gave it
+    "user": _is_text,
+    "safety_identifier": _is_text,
+    "prompt_cache_key": _is_text,
+    "prompt_cache_retention": _is_text,
+    "prompt_cache_options": lambda value: isinstance(value, dict),
+    "service_tier": _is_text,
+    "metadata": lambda value: isinstance(value, dict),
+    "parallel_tool_calls": lambda value: isinstance(value, bool),  # there are no tools
+    "store": lambda value: value is False,
+    "stream": lambda value: value is False,
+    "stream_options": lambda value: value == {},
+    "suffix": lambda value: value == "",
+    "tools": lambda value: value == [],
+    "functions": lambda value: value == [],
+    "tool_choice": lambda value: value in ("none", "auto"),
+    "function_call": lambda value: value in ("none", "auto"),
+    "modalities": lambda value: value == ["text"],
+    "verbosity": lambda value: value == "medium",
+    "reasoning_effort": lambda value: value == "none",
+    "audio": lambda value: False,
+    "prediction": lambda value: False,
+    "web_search_options": lambda value: False,
+    "moderation": lambda value: False,
+}
+
+
+def is_openai(row: dict[str, Any]) -> bool:
+    """A line of a batch input file, whole or not."""
+    return isinstance(row.get("body"), dict) or (row.get("custom_id") is not None and row.get("url") is not None)
+
+
+def parse_line(row: dict[str, Any], line: int, default_id: str | int) -> Request:
+    """A Request, with `problem` set where the line cannot be answered as it asks."""
+    row_id = row.get("custom_id")
+    request = Request(str(default_id), line, openai=True)
+    try:
+        if row_id is not None:
+            params.checked_id(row_id, "custom_id")
+            request = dataclasses.replace(request, id=row_id)
+        return dataclasses.replace(request, **_fields_of(row))
+    except RowError as error:
+        return dataclasses.replace(request, problem=str(error), param=error.param)
+
+
+def _fields_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the Request. Raises RowError."""
+    for name, value in row.items():
+        if value is not None and name not in LINE_KEYS:
+            raise RowError(f'"{name}" stands beside "body": an OpenAI line holds {", ".join(LINE_KEYS)}', name)
+    if row.get("method") not in (None, "POST"):
+        raise RowError(f'"method" is {shown(row["method"])}, not "POST"', "method")
+    body = row.get("body")
+    if not isinstance(body, dict):
+        raise RowError('"body" is not an object', "body")
+    body = {name: value for name, value in body.items() if value is not None}
+    forms = [form for form in FORMS if form in body]
+    if len(forms) != 1:
+        raise RowError(f'needs one of "prompt", "messages" and "prompt_ids" (found: {params.names_in(body)})')
+    chat = forms == ["messages"]
+    url = row.get("url")
+    if url not in (None, CHAT, COMPLETION):
+        raise RowError(f'"url" is {shown(url)}, not {CHAT} or {COMPLETION}', "url")
+    if url is not None and (url == CHAT) != chat:
+        raise RowError(f'"url" is {url}, but the body has "{forms[0]}"', "url")
+    fields = _read_body(body, chat)
+    prompt = _messages(body["messages"]) if chat else _prompt(forms[0], body[forms[0]])
+    answers = len(prompt.get("prompts", "1")) * (fields.get("n") or 1)
+    if answers > limits.SAMPLES:
+        raise RowError(f"prompts and n ask for {answers} answers: at most {limits.SAMPLES} are given", "prompt")
+    return {**fields, **prompt}
+
+
+def _read_body(body: dict[str, Any], chat: bool) -> dict[str, Any]:
+    """What is asked beside the prompt. Raises RowError for a key that is unknown or asks for what cannot be done."""
+    asked: dict[str, Any] = {}
+    more: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in FORMS:
+            continue
+        if name in HARMLESS:
+            if not HARMLESS[name](value):
+                raise RowError(f'"{name}" is {shown(value)}, which is not supported', name)
+        elif name == "echo":
+            if type(value) is not bool or (value and (chat or body.get("logprobs") is not None)):
+                raise RowError(f'"echo" is {shown(value)}, which goes with a prompt only, and without "logprobs"', name)
+            more |= {"echo": True, "logprobs": False} if value else {}
+        elif name == "best_of":
+            if type(value) is not int or value != body.get("n", 1):
+                raise RowError(
+                    f'"best_of" is {shown(value)}, which is not supported: leave it out, or give as many as "n"', name
+                )
+            asked["n"] = value
+        elif name == "response_format":
+            asked |= _constraint(value)
+        elif name == "top_p" and value == 0 and type(value) in (int, float):
+            asked[name] = sys.float_info.min  # the best token alone
+        elif name in ("logprobs", "top_logprobs") and chat:
+            more["logprobs"] = _chat_logprobs(body)
+        elif name in params.NAMES:
+            asked[name] = value
+        else:
+            raise RowError(f'unknown key "{name}" in the body', name)
+    constraints = [name for name in asked if name in params.KINDS]
+    if "response_format" in body and len(constraints) > ("json_schema" not in body):
+        raise RowError('"response_format" and another constraint: an answer can have one', "response_format")
+    return {**params.read_params(asked), **more}
+
+
+def _constraint(wish: Any) -> dict[str, Any]:
+    """The constraint in a response_format, as an option of ours. Raises RowError."""
+    kind = wish.get("type") if isinstance(wish, dict) else None
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_schema": {"type": "object"}}
+    schema = wish.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
+        problem = '"response_format" is not {"type": "text" or "json_object"} or {"type": "json_schema", "json_schema"}'
+        raise RowError(problem, "response_format")
+    return {"json_schema": schema["schema"]}
+
+
+def _chat_logprobs(body: dict[str, Any]) -> Any:
+    """How many of the most probable: {"logprobs": true, "top_logprobs": K}. False: none at all. Raises RowError."""
+    asked, most = body.get("logprobs"), body.get("top_logprobs")
+    if asked is not None and type(asked) is not bool:
+        raise RowError(f'"logprobs" is {shown(asked)}, not true or false', "logprobs")
+    if most is not None and (type(most) is not int or most < 0):
+        raise RowError(f'"top_logprobs" is {shown(most)}, not a whole number', "top_logprobs")
+    if most is not None and not asked:
+        raise RowError('"top_logprobs" goes with "logprobs": true', "top_logprobs")
+    return params.asked_logprobs("top_logprobs", most or 0) if asked else False
+
+
+def _messages(value: Any) -> dict[str, Any]:
+    """Messages of the roles that chat templates know. Raises RowError for what is not text, such as tool calls."""
+    messages = []
+    for number, message in enumerate(chat_messages(value), 1):
+        for name, part in message.items():
+            if name not in MESSAGE_KEYS and part not in (None, [], {}, ""):
+                raise RowError(f'message {number} has "{name}", which is not supported', "messages")
+        if message["role"] not in ROLES:
+            raise RowError(f"message {number} has the role {shown(message['role'])}: known are {', '.join(ROLES)}", "messages")
+        check_text("messages", message["content"])
+        kept = {"role": ROLES[message["role"]], "content": message["content"]}
+        if message.get("name") is not None:
+            check_text("messages", message["name"])
+            kept["name"] = message["name"]
+        messages.append(kept)
+    return {"messages": messages}
+
+
+def _prompt(form: str, value: Any) -> dict[str, Any]:
+    """A prompt, or several: text or ids, or a list of either. Raises RowError."""
+    if is_ids(value):
+        return {"prompt_ids": value}
+    if form == "prompt_ids":
+        raise RowError('"prompt_ids" is not a list of token ids', form)
+    if not isinstance(value, list):
+        check_text("prompt", value)
+        return {"prompt": value}
+    if not value or not (all(isinstance(each, str) for each in value) or all(map(is_ids, value))):
+        raise RowError('"prompt" is a list, but not of texts, of token ids, or of lists of token ids', form)
+    for text in value:
+        if isinstance(text, str):
+            check_text("prompt", text)
+    return {"prompts": value}
+
+
+# ---- answers
+
+
+@dataclasses.dataclass(frozen=True)
+class Writer:
+    """Output lines of a job. model: who answers. created: seconds since 1970 when the job began. seed: of the job.
+
+    Ids are made of the seed and the row, so that they are the same in every run of a job.
+    """
+
+    tokenizer: Any
+    logprobs: LogprobsOf
+    model: str
+    created: int
+    seed: int
+    token_ids: bool = False
+
+    def answer(
+        self, request: Request, samples: Sequence[Generation], texts: Sequence[str], prompts: Sequence[str]
+    ) -> dict[str, Any]:
+        """samples, texts: index = prompt * n + sample. prompts: the text of each, which stands first if the request says so."""
+        chat = request.messages is not None
+        n = len(samples) // len(prompts)
+        choices = [
+            self._choice(index, generation, text, chat, prompts[index // n] if request.echo else "")
+            for index, (generation, text) in enumerate(zip(samples, texts, strict=True))
+        ]
+        prompt_tokens = sum(generation.prompt_tokens for generation in samples[::n])
+        completion_tokens = sum(len(generation.token_ids) for generation in samples)
+        body = {
+            "id": ("chatcmpl-" if chat else "cmpl-") + named(request, self.seed),
+            "object": "chat.completion" if chat else "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            "usage": {
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": completion_tokens,
+                "total_tokens": prompt_tokens + completion_tokens,
+            },
+        }
+        return _line(request, self.seed, 200, body)
+
+    def _choice(self, index: int, generation: Generation, text: str, chat: bool, before: str) -> dict[str, Any]:
+        """The stop text that ended an answer is no part of it, nor are the log-probabilities of the tokens in it alone."""
+        from lookahead.decode.text import text_of
+
+        found = [place for stop in generation.sampling.stop if (place := text.find(stop)) >= 0]
+        cut, kept = min(found, default=len(text)), len(generation.token_ids)
+        if generation.logprobs is not None:
+            while found and kept and len(text_of(self.tokenizer, generation.token_ids[: kept - 1])) >= cut:
+                kept -= 1
+        text = before + text[:cut]
+        choice: dict[str, Any] = {"index": index}
+        choice |= {"message": {"role": "assistant", "content": text, "refusal": None}} if chat else {"text": text}
+        if self.token_ids:
+            choice["token_ids"] = generation.token_ids
+        choice["logprobs"] = None
+        if generation.logprobs is not None:
+            shape = self.logprobs.of_chat if chat else self.logprobs.of_completion
+            choice["logprobs"] = shape(generation, kept)
+        choice["finish_reason"] = "stop" if found else generation.finish_reason
+        return choice
+
+
+def error_line(request: Request, message: str, kind: str, at_fault: bool, seed: int = 0) -> dict[str, Any]:
+    """The line of a row without an answer, as OpenAI's error files have it: status 400 if the row is at fault, else 500."""
+    problem: dict[str, Any] = {
+        "message": message,
+        "type": "invalid_request_error" if at_fault else "server_error",
+        "param": request.param,
+        "code": kind,
+        "line": request.line,
+    }
+    if request.file:
+        problem["file"] = request.file
+    return _line(request, seed, 400 if at_fault else 500, {"error": problem})
+
+
+def _line(request: Request, seed: int, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    name = named(request, seed)
+    response = {"status_code": status, "request_id": name, "body": body}
+    return {"id": f"batch_req_{name}", "custom_id": request.id, "response": response, "error": None}
+
+
+def named(request: Request, seed: int) -> str:
+    """24 hexadecimal digits: the same for this row in every run of the job, others for every other row."""
+    content = f"{seed}\n{request.number}\n".encode() + request.fingerprint
+    return hashlib.blake2b(content, digest_size=12).hexdigest()

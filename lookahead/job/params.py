@@ -1,0 +1,182 @@
+"""What a row asks of its answer. In: JSON values of a row. Out: fields of a Request; RowError names what is wrong.
+
+Nothing here raises anything but RowError, whatever the row holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lookahead.decode import limits
+from lookahead.decode.constraint import KINDS, Constraint
+from lookahead.decode.limits import is_count, is_number, shown
+from lookahead.errors import UsageError
+from lookahead.job.request import RowError
+
+LIMIT_NAMES = ("max_new_tokens", "max_completion_tokens", "max_tokens")
+COUNTS = (*limits.COUNTS, "seed", "n")
+OF_REQUEST = ("max_new_tokens", "n", "seed", "logprobs")  # fields of Request itself
+NAMES = (*LIMIT_NAMES, *limits.NUMBERS, *COUNTS, *limits.LISTS, *KINDS, "logprobs", "logit_bias", "sampling")
+
+
+def read_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a Request from a row's options; what is null counts as not given. Raises RowError."""
+    known: dict[str, Any] = {}
+    for name, value in params.items():
+        if value is None:
+            continue
+        if name not in NAMES:
+            raise RowError(f'"params" has unknown option "{name}"', name)
+        field = "constraint" if name in KINDS else "max_new_tokens" if name in LIMIT_NAMES else name
+        read = _read(name, value)
+        if field in known and (field == "constraint" or known[field] != read):
+            what = "another constraint: an answer can have one" if field == "constraint" else "another limit of tokens"
+            raise RowError(f'"{name}" and {what}', name)
+        known[field] = read
+    for name in tuple(known):
+        try:
+            known.update(limits.checked({name: known[name]}))
+        except UsageError as error:
+            raise RowError(str(error).rstrip("."), name) from None
+    fields: dict[str, Any] = {name: known.pop(name) for name in OF_REQUEST if name in known}
+    return {**fields, "sampling": known}
+
+
+def _read(name: str, value: Any) -> Any:
+    """One option as a Request holds it. Raises RowError if it is of another type."""
+    if name in LIMIT_NAMES:
+        if not is_count(value) or value < 1:
+            raise RowError(f"{name} is {shown(value)}, not a positive number of tokens", name)
+        return value
+    if name in limits.NUMBERS:
+        if type(value) not in (int, float) or not is_number(value):
+            raise RowError(f'"{name}" is {shown(value)}, not a number', name)
+        return float(value)
+    if name in COUNTS:
+        if type(value) is not int or not is_count(value) or (value < (name == "n") and name != "seed"):
+            raise RowError(f'"{name}" is {shown(value)}, not a whole number{" above 0" if name == "n" else ""}', name)
+        if name == "n":
+            _within(limits.check_samples, value, name)
+        return value
+    if name == "logprobs":
+        return asked_logprobs(name, value)
+    if name == "sampling":
+        if value not in ("greedy", "model"):
+            raise RowError(f'"sampling" is {shown(value)}, not "greedy" or "model"', name)
+        return value
+    if name in ("stop", "bad_words"):
+        return (value,) if isinstance(value, str) else _list_of(name, value, str)
+    if name == "stop_token_ids":
+        return _list_of(name, value, int)
+    if name == "bad_words_ids":
+        return tuple(_list_of(name, words, int) for words in _list_of(name, value, list))
+    if name == "logit_bias":
+        return _biases(value)
+    return constraint_of(name, value)
+
+
+def asked_logprobs(name: str, value: Any) -> Any:
+    """How many of the most probable; False: no log-probabilities at all. Raises RowError for what is neither."""
+    if value is not False and (type(value) is not int or value < 0):
+        raise RowError(f'"{name}" is {shown(value)}, not a whole number', name)
+    if value is not False:
+        _within(limits.check_logprobs, value, name)
+    return value
+
+
+def constraint_of(kind: str, value: Any, param: str | None = None) -> Constraint:
+    """Raises RowError if the value is not what such a constraint is written as."""
+    try:
+        return Constraint.of(kind, value)
+    except (UsageError, ValueError, RecursionError) as error:
+        problem = str(error).rstrip(".") if isinstance(error, UsageError) else f'"{kind}" is nested too deeply'
+        raise RowError(problem, param or kind) from None
+
+
+def checked_id(row_id: Any, name: str) -> None:
+    """Raises RowError if it is neither text nor a number, or longer than an id should be."""
+    if type(row_id) not in (str, int):
+        raise RowError(f'"{name}" is a {type(row_id).__name__}, not text or a number', name)
+    if len(row_id) > limits.ID_LENGTH if isinstance(row_id, str) else abs(row_id) >= 10**limits.ID_LENGTH:
+        raise RowError(f'"{name}" is longer than {limits.ID_LENGTH} characters', name)
+
+
+def chat_messages(value: Any) -> list[dict[str, Any]]:
+    """Chat messages whose content is text: parts of type text are put together, with nothing between them.
+
+    Raises RowError for content of another kind.
+    """
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in value)
+    ):
+        raise RowError('"messages" is not a list of {"role", "content"} with text', "messages")
+    return [{**message, "content": _text_of(message.get("content"))} for message in value]
+
+
+def _text_of(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise RowError('"messages" is not a list of {"role", "content"} with text', "messages")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise RowError(f'"messages" holds a part of type {shown(kind)}: only text can be answered', "messages")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def check_text(name: str, text: Any) -> None:
+    """Raises RowError unless it is text that a tokenizer takes."""
+    if not isinstance(text, str):
+        raise RowError(f'"{name}" is a {type(text).__name__}, not text', name)
+    if not text and name == "prompt":
+        raise RowError('"prompt" is empty', name)
+    if "\0" in text:
+        raise RowError(f'"{name}" holds NUL characters', name)
+
+
+def names_in(row: Mapping[str, Any]) -> str:
+    """The keys of a row, for a message; of many the first twenty."""
+    names = [f"{name!s:.40}" for name in sorted(map(str, row))]
+    return ", ".join([*names[:20], *(["..."] if len(names) > 20 else [])]) or "nothing"
+
+
+def is_ids(value: Any) -> bool:
+    """A list of token ids, one at least."""
+    return isinstance(value, list) and bool(value) and all(type(token) is int and token >= 0 for token in value)
+
+
+def _biases(value: Any) -> dict[int, float]:
+    problem = RowError('"logit_bias" does not give each token id a number', "logit_bias")
+    if not isinstance(value, dict):
+        raise problem
+    biases: dict[int, float] = {}
+    for token, bias in value.items():
+        text = str(token)
+        if (
+            not (text.isascii() and text.isdecimal() and len(text) < 12)
+            or type(bias) not in (int, float)
+            or not is_number(bias)
+        ):
+            raise problem
+        biases[int(text)] = float(bias)
+    return biases
+
+
+def _list_of(name: str, value: Any, kind: type) -> tuple[Any, ...]:
+    """A tuple of the members of a list. Raises RowError if one is of another kind."""
+    if not isinstance(value, list) or not all(type(v) is kind for v in value):
+        raise RowError(f'"{name}" is not a list of {({str: "texts", int: "token ids", list: "lists"})[kind]}', name)
+    return tuple(value)
+
+
+def _within(check: Any, value: Any, name: str) -> None:
+    try:
+        check(value)
+    except UsageError as error:
+        raise RowError(str(error).rstrip("."), name) from None
