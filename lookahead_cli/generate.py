@@ -398,24 +398,12 @@ def check_job_outputs(
 
 def keep_learned(output: Journal | Stream, trie: str | None, answering: Answering | None, model: str) -> None:
     """Put the answers that were kept into a trie, new or not."""
-    from pathlib import Path
-
-    from lookahead.trie.build import Effort, append_trie, build_trie
+    from lookahead.job.learned import save_learned
+    from lookahead.trie.build import Effort
     from lookahead_cli import render
 
-    if trie is None or next(iter(output.learned()), None) is None:
-        return
-    assert answering is not None  # what is kept was answered
-    effort, recycled = Effort(notice=render.notice), answering.recycled()
-    try:
-        if Path(trie).exists():
-            append_trie(output.learned(), trie, answering.whose, effort, recycled)
-        else:
-            options = {"learned_from": model}
-            build_trie(output.learned(), trie, answering.whose, 1, options, effort, recycled, new=True)
-    except FileExistsError:  # made by another job meanwhile
-        append_trie(output.learned(), trie, answering.whose, effort, recycled)
-    output.forget_learned()
+    if trie is not None and answering is not None:  # else nothing was kept
+        save_learned(output, trie, answering.whose, answering.recycled, model, Effort(notice=render.notice))
 
 
 def stream_to(out: str | None, learn: bool) -> Stream:

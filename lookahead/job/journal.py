@@ -19,8 +19,9 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 INVALID = "invalid_row"  # the type of an error that is the row's own fault
 RESERVE = 1 << 16  # bytes kept on the disk for the last manifest of a run, at least
+SAVING = b'{"saving":'  # begins the line among kept answers that notes that they are being saved, see learned.py
 COUNTS = ("prompt_tokens", "tokens", "first_tokens", "steps", "draft_tokens", "accepted_tokens", "seconds")
 
 
@@ -285,20 +287,51 @@ class Journal:
             write_parquet(self.files.rows, self.files.out)
             if not self.totals.faults:
                 self.files.rows.unlink()
+        if self._learned is not None and not os.fstat(self._learned.fileno()).st_size:
+            self.files.learned.unlink(missing_ok=True)
         self.manifest.state = "complete"
 
     def learned(self) -> Iterator[TokenDocument]:
         """The answers that were kept, each once: a row that a kill cut short was written anew."""
-        seen: set[bytes] = set()
-        for line in _whole_lines(self.files.learned):
-            key = fingerprint(line)
-            if key not in seen:
-                seen.add(key)
-                row = json.loads(line)
-                yield TokenDocument(np.array([*row["prompt_ids"], *row["response_ids"]], np.int32), "outputs")
+        return _documents(_whole_lines(self.files.learned)) if self.files.learned.exists() else iter(())
+
+    def half_saved(self) -> tuple[int, Callable[[], Iterator[TokenDocument]]] | None:
+        """See `learned.Keeper`."""
+        last = self._last_saving()
+        if last is None:
+            return None
+        number, line = last
+        return int(json.loads(line)["saving"]), lambda: _documents(islice(_whole_lines(self.files.learned), number))
+
+    def note_saving(self, copies: int) -> None:
+        """See `learned.Keeper`. Raises LookaheadError if it cannot be written."""
+        assert self._learned is not None
+        try:
+            _append_bytes(self._learned, SAVING + b" %d}\n" % copies)
+            os.fsync(self._learned.fileno())
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def forget_half_saved(self) -> None:
+        """Leave what was kept since."""
+        last = self._last_saving()
+        assert last is not None
+        assert self._learned is not None
+        with replacing(self.files.learned) as new:
+            new.writelines(islice(_whole_lines(self.files.learned), last[0] + 1, None))
+        self._learned.close()
+        self._learned = _opened(self.files.learned)
 
     def forget_learned(self) -> None:
-        self.files.learned.unlink()
+        self.files.learned.unlink(missing_ok=True)
+
+    def _last_saving(self) -> tuple[int, bytes] | None:
+        """The line that notes a beginning save, and its number from 0; None if there is none."""
+        noted = None
+        for number, line in enumerate(_whole_lines(self.files.learned)):
+            if line.startswith(SAVING):
+                noted = number, line
+        return noted
 
     def __enter__(self) -> Journal:
         return self
@@ -330,6 +363,17 @@ def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         with contextlib.suppress(ValueError):  # what a loss of power may leave in the middle
             yield start, json.loads(line)
         start += len(line)
+
+
+def _documents(lines: Iterable[bytes]) -> Iterator[TokenDocument]:
+    """Kept answers, each line once."""
+    seen: set[bytes] = set()
+    for line in lines:
+        key = fingerprint(line)
+        if key not in seen and not line.startswith(SAVING):
+            seen.add(key)
+            row = json.loads(line)
+            yield TokenDocument(np.array([*row["prompt_ids"], *row["response_ids"]], np.int32), "outputs")
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

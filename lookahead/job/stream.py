@@ -39,6 +39,15 @@ class Stream:
     def finish(self, in_order: bool) -> None:
         """Rows have gone out as they were written."""
 
+    def half_saved(self) -> None:
+        """There is no earlier run."""
+
+    def note_saving(self, copies: int) -> None:
+        """There is no later run."""
+
+    def forget_half_saved(self) -> None:
+        """There is nothing of that kind."""
+
     def learned(self) -> list[TokenDocument]:
         return self._learned
 

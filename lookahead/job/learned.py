@@ -1,0 +1,93 @@
+"""Answers that a job keeps as a trie. In: the documents of an output. Out: a trie that holds each of them once.
+
+Another job may add to the same trie, or make it, at the same time. And the process may be killed between the writing of the trie
+and the removal of the documents: how many copies of them the trie holds is noted before they are added, and a run that finds the
+note adds them only if there are no more copies now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from lookahead.trie.build import Effort, TokenDocument, TokenizerIdentity, append_trie, build_trie
+from lookahead.trie.file import Trie
+
+
+class Keeper(Protocol):
+    """An output that has kept answers, see `journal.Journal` and `stream.Stream`."""
+
+    def learned(self) -> Iterable[TokenDocument]:
+        """Those that are not known to be in the trie."""
+        ...
+
+    def half_saved(self) -> tuple[int, Callable[[], Iterable[TokenDocument]]] | None:
+        """(copies noted, documents) of an earlier run that may have added them to the trie."""
+        ...
+
+    def note_saving(self, copies: int) -> None:
+        """All documents are about to be added to a trie that holds so many copies of them."""
+        ...
+
+    def forget_half_saved(self) -> None:
+        """They are in the trie."""
+        ...
+
+    def forget_learned(self) -> None:
+        """All are in the trie."""
+        ...
+
+
+def save_learned(
+    output: Keeper,
+    path: str,
+    whose: TokenizerIdentity,
+    recycled: Callable[[], Sequence[np.ndarray]],
+    model: str,
+    effort: Effort | None = None,
+) -> None:
+    """Add the answers that `output` has kept to the trie at `path`, or make it. recycled: see `build_trie`.
+
+    Raises LookaheadError if it cannot be written or is of another tokenizer; the answers stay, and the next run adds them.
+    """
+    before = output.half_saved()
+    if before is not None and copies_in(path, before[1]) > before[0]:
+        output.forget_half_saved()
+    while next(iter(output.learned()), None) is not None:
+        output.note_saving(copies_in(path, output.learned))
+        with contextlib.suppress(FileExistsError):  # made by another job meanwhile: then it is added to
+            if Path(path).exists():
+                append_trie(output.learned(), path, whose, effort, recycled())
+            else:
+                options = {"learned_from": model}
+                build_trie(output.learned(), path, whose, 1, options, effort, recycled(), new=True)
+            break
+    output.forget_learned()
+
+
+def copies_in(path: str, documents: Callable[[], Iterable[TokenDocument]]) -> int:
+    """How many segments of a trie end in these documents; 0 if there is no trie."""
+    if not Path(path).exists():
+        return 0
+    trie = Trie(path)
+    length = sum(len(document.token_ids) + 1 for document in documents() if len(document.token_ids))
+    found = 0
+    for segment in trie.segments:
+        begin = len(segment.tokens) - length
+        found += begin >= 0 and _stands_at(segment.tokens, begin, documents(), trie.header.separator)
+    return found
+
+
+def _stands_at(tokens: np.ndarray, begin: int, documents: Iterable[TokenDocument], separator: int) -> bool:
+    for document in documents:
+        end = begin + len(document.token_ids)
+        if end == begin:
+            continue  # it is in no trie
+        if tokens[end] != separator or not np.array_equal(tokens[begin:end], document.token_ids):
+            return False
+        begin = end + 1
+    return True
