@@ -72,7 +72,7 @@ def test_several_files_and_globs_are_read_in_order_and_ids_name_the_file(cli: Cl
         write_jsonl(tmp_path / f"{name}.jsonl", [{"prompt": p} for p in PROMPTS[:count]])
     write_jsonl(tmp_path / "c.jsonl", [{"id": "x", "prompt": PROMPTS[0]}, {}])
     out = tmp_path / "out.txt"
-    assert generate(cli, out, "--input", tmp_path / "[ab].jsonl", "--input", tmp_path / "c.jsonl") == 1
+    assert generate(cli, out, "--input", tmp_path / "[ab].jsonl", "--input", tmp_path / "c.jsonl") == 3
     rows = rows_of(out)
     assert [row["id"] for row in rows] == ["a.jsonl:1", "b.jsonl:1", "b.jsonl:2", "x", "c.jsonl:2"]
     assert rows[4]["error"]["message"].startswith("c.jsonl:2: needs one of")
@@ -159,7 +159,7 @@ def test_line_longer_than_memory_should_hold_is_an_error_row_and_the_next_is_rea
         for _ in range((LONGEST_LINE >> 20) + 1):
             file.write(b"a" * (1 << 20))
         file.write(b'"}\n' + GOOD + b"\n")
-    assert generate(cli, tmp_path / "out.jsonl", "--input", source) == 1
+    assert generate(cli, tmp_path / "out.jsonl", "--input", source) == 3
     huge, good = rows_of(tmp_path / "out.jsonl")
     assert huge["error"]["message"] == "line 1: a line of more than 64 MiB."
     assert good["id"] == 2
@@ -167,7 +167,7 @@ def test_line_longer_than_memory_should_hold_is_an_error_row_and_the_next_is_rea
 
 def test_input_of_bad_rows_only_is_written_as_it_is_read(cli: Cli, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [{}] * 300)
-    assert generate(cli, tmp_path / "out.jsonl", "--input", source) == 1
+    assert generate(cli, tmp_path / "out.jsonl", "--input", source) == 3
     assert [row["id"] for row in rows_of(tmp_path / "out.jsonl")] == list(range(1, 301))
 
 
@@ -214,7 +214,7 @@ def test_parquet_output_has_the_rows_of_jsonl(cli: Cli, tmp_path: Path) -> None:
 def test_parquet_output_holds_errors_numbers_as_ids_and_openai_lines(cli: Cli, tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
     openai = write_jsonl(tmp_path / "openai.jsonl", [{"custom_id": "a", "body": body}, {"custom_id": "b", "body": {}}])
-    assert generate(cli, tmp_path / "openai.parquet", "--input", openai) == 1
+    assert generate(cli, tmp_path / "openai.parquet", "--input", openai) == 3
     answered, failed = table_of(tmp_path / "openai.parquet")
     assert answered["custom_id"] == "a"
     assert answered["response"]["body"]["usage"]["completion_tokens"] == 2
@@ -223,7 +223,7 @@ def test_parquet_output_holds_errors_numbers_as_ids_and_openai_lines(cli: Cli, t
     assert generate(cli, tmp_path / "large.parquet", "--input", large) == 0
     assert [row["id"] for row in table_of(tmp_path / "large.parquet")] == [str(1 << 63), "1"]
     own = write_jsonl(tmp_path / "own.jsonl", [{"prompt": PROMPTS[0]}, {}])
-    assert generate(cli, tmp_path / "own.parquet", "--input", own) == 1
+    assert generate(cli, tmp_path / "own.parquet", "--input", own) == 3
     assert [row["id"] for row in table_of(tmp_path / "own.parquet")] == [1, 2]
     assert table_of(tmp_path / "own.parquet")[1]["error"]["line"] == 2
 

@@ -1,8 +1,8 @@
 """Answers that a job keeps as a trie. In: the documents of an output. Out: a trie that holds each of them once.
 
-Another job may add to the same trie, or make it, at the same time. And the process may be killed between the writing of the trie
-and the removal of the documents: how many copies of them the trie holds is noted before they are added, and a run that finds the
-note adds them only if there are no more copies now.
+Another job may add to the same trie, or make it, at the same time. And the process may be killed between the writing of the
+trie and the removal of the documents: how many copies of them the trie holds is noted before they are added, and a run that
+finds the note adds them only if there are no more copies now.
 """
 
 from __future__ import annotations
