@@ -1,4 +1,4 @@
-"""A job of 20,000 short rows: memory, open files, threads and temporary files of its process stay as they were at a tenth of it."""
+"""A job of 20,000 short rows: memory, open files, threads and temporary files stay as they were at a tenth of it."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_job_of_many_rows_stays_flat(tmp_path: Path) -> None:
     memory, files, threads, left = ([sample[column] for sample in running] for column in (1, 2, 3, 4))
     first, last = statistics.median(memory[:part]), statistics.median(memory[-part:])
     print(
-        f"{ROWS:,} rows in {counts['seconds']:.0f} s: memory {first / MIB:.0f} MiB at a tenth, {last / MIB:.0f} MiB at the end, "
-        f"peak {max(memory) / MIB:.0f}; open files {min(files)} to {max(files)}; threads {min(threads)} to {max(threads)}; "
+        f"{ROWS:,} rows in {counts['seconds']:.0f} s: memory {first / MIB:.0f} MiB at a tenth, {last / MIB:.0f} MiB at the "
+        f"end, peak {max(memory) / MIB:.0f}; open files {min(files)} to {max(files)}; threads {min(threads)} to {max(threads)}; "
         f"files {min(left)} to {max(left)}"
     )
     assert last < first + 0.05 * first + 16 * MIB
