@@ -53,8 +53,8 @@ def test_job_of_many_rows_stays_flat(tmp_path: Path) -> None:
     first, last = statistics.median(memory[:part]), statistics.median(memory[-part:])
     print(
         f"{ROWS:,} rows in {counts['seconds']:.0f} s: memory {first / MIB:.0f} MiB at a tenth, {last / MIB:.0f} MiB at the "
-        f"end, peak {max(memory) / MIB:.0f}; open files {min(files)} to {max(files)}; threads {min(threads)} to {max(threads)}; "
-        f"files {min(left)} to {max(left)}"
+        f"end, peak {max(memory) / MIB:.0f}; open files {min(files)} to {max(files)}; "
+        f"threads {min(threads)} to {max(threads)}; files {min(left)} to {max(left)}"
     )
     assert last < first + 0.05 * first + 16 * MIB
     assert max(memory) < first + 0.1 * first + 32 * MIB
