@@ -237,7 +237,8 @@ def command(
     from pathlib import Path
 
     from lookahead.corpus import named_files
-    from lookahead.job.inputs import Shard, count_rows
+    from lookahead.job.counting import RowCount
+    from lookahead.job.inputs import Shard
     from lookahead.job.lock import OutputLock
     from lookahead.job.manifest import describe, go_on, read_manifest
     from lookahead.job.resume import files_of, what_is_done
@@ -327,7 +328,7 @@ def command(
                 raise UsageError(
                     f"{out}: is complete, no rows can be added. Choose another -o, or start anew with --overwrite."
                 )
-            report(JobProgress(done.totals, None, lambda: None), {}, model, out, json, quiet, files is not None)
+            report(JobProgress(done.totals, lambda: None, lambda: None), {}, model, out, json, quiet, files is not None)
             return
 
         from lookahead.job.journal import Journal
@@ -336,6 +337,7 @@ def command(
         from lookahead_cli import engines, render
         from lookahead_cli.stopping import on_signals
 
+        counted = stack.enter_context(RowCount([] if quiet and not metrics else names))
         settings, job = prepared()
         if manifest:  # a job that goes on answers as it began
             job = dataclasses.replace(job, created=int(manifest.runs[0]["began"]))
@@ -352,9 +354,11 @@ def command(
             output = open_journal(lock, done, manifest, retry_errors, bool(save_trie))
         else:
             output = stream_to(out, bool(save_trie))
-        rows = None if quiet and not metrics else count_rows(names)
-        expected = None if rows is None else part.size(rows)
-        progress = JobProgress(output.totals, expected, lambda: answering.speedup if answering else None)
+        progress = JobProgress(
+            output.totals,
+            lambda: None if counted.rows is None else part.size(counted.rows),
+            lambda: answering.speedup if answering else None,
+        )
         with output, on_signals() as asked:
 
             def stopped() -> bool:

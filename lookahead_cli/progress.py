@@ -28,12 +28,12 @@ class Every:
 class JobProgress:
     """Called after each step of a job; mostly does nothing.
 
-    totals: of the job, changed by who writes rows. expected: its rows; None if unknown. speedup: over plain decoding, of late,
-    or None.
+    totals: of the job, changed by who writes rows. count: gives its rows as soon as they are known, until then None. speedup:
+    over plain decoding, or None.
     """
 
-    def __init__(self, totals: JobTotals, expected: int | None, speedup: Callable[[], float | None]):
-        self.totals, self.expected, self._speedup = totals, expected, speedup
+    def __init__(self, totals: JobTotals, count: Callable[[], int | None], speedup: Callable[[], float | None]):
+        self.totals, self._count, self._speedup = totals, count, speedup
         self.before = JobTotals()  # of earlier runs of the job
         self.before.merge(totals)
         self.began = time.monotonic()
@@ -57,6 +57,11 @@ class JobProgress:
         return self.totals.minus(self.before)
 
     @property
+    def expected(self) -> int | None:
+        """Rows of the job; None while they are not known."""
+        return self._count()
+
+    @property
     def seconds(self) -> float:
         return max(1e-9, time.monotonic() - self.began)
 
@@ -67,15 +72,16 @@ class JobProgress:
     @property
     def seconds_left(self) -> float | None:
         """None where that cannot be known."""
-        rows = self.totals.rows - self.before.rows
-        if self.expected is None or not rows:
+        rows, expected = self.totals.rows - self.before.rows, self.expected
+        if expected is None or not rows:
             return None
-        return max(0, self.expected - self.totals.rows) * self.seconds / rows
+        return max(0, expected - self.totals.rows) * self.seconds / rows
 
     @property
     def rows(self) -> str:
         """How many of how many."""
-        of = f" of {self.expected:,}" if self.expected is not None else ""
+        expected = self.expected
+        of = f" of {expected:,}" if expected is not None else ""
         return f"{self.totals.rows:,}{of} rows"
 
     def note(self) -> str:
@@ -135,7 +141,7 @@ def shown(progress: JobProgress, wanted: bool, metrics: Path | None, save: Calla
         progress.every(METRICS_SECONDS, lambda: progress.metrics(metrics))
     with render.progress("answering", progress.expected, wanted, progress.totals.rows) as update:
         if wanted and render.err.is_terminal:
-            progress.every(BAR_SECONDS, lambda: update(progress.totals.rows, progress.note()))
+            progress.every(BAR_SECONDS, lambda: update(progress.totals.rows, progress.note(), progress.expected))
         elif wanted:
             progress.every(LINE_SECONDS, progress.line)
         yield

@@ -156,7 +156,7 @@ def size(count: int) -> str:
     raise AssertionError
 
 
-def _ignore(done: int, note: str = "") -> None:
+def _ignore(done: int, note: str = "", total: int | None = None) -> None:
     """Progress that nobody sees."""
 
 
@@ -165,8 +165,11 @@ def _column(form: str) -> TextColumn:
 
 
 @contextlib.contextmanager
-def progress(description: str, total: int | None, shown: bool = True, done: int = 0) -> Iterator[Callable[[int, str], None]]:
-    """A progress bar on stderr (only on a terminal), `done` of `total` at first. Yields update(done, note)."""
+def progress(description: str, total: int | None, shown: bool = True, done: int = 0) -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr (only on a terminal), `done` of `total` at first. Yields update(done, note, total).
+
+    The total that was given last holds; None leaves it as it is.
+    """
     if not shown or not err.is_terminal:
         yield _ignore
         return
@@ -174,8 +177,8 @@ def progress(description: str, total: int | None, shown: bool = True, done: int 
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=err, transient=True) as bar:
         task = bar.add_task(description, total=total, completed=done, note="")
 
-        def update(done: int, note: str = "") -> None:
-            bar.update(task, completed=done, note=note)
+        def update(done: int, note: str = "", total: int | None = None) -> None:
+            bar.update(task, completed=done, note=note, total=total)
 
         yield update
 

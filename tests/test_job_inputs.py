@@ -14,7 +14,8 @@ import pyarrow.parquet
 import pytest
 
 from lookahead.errors import UsageError
-from lookahead.job.inputs import LONGEST_LINE, Shard, count_rows
+from lookahead.job.counting import count_rows
+from lookahead.job.inputs import LONGEST_LINE, Shard
 from tests.cli import Cli, write_jsonl
 from tests.jobs import MODEL, PROMPTS, UNSTEADY, questions, rows_of, steady
 

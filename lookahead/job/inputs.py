@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import IO, Any
 
 from lookahead.corpus import CorpusReport, kind_of, open_text, parquet_rows, parse_line
@@ -69,25 +68,6 @@ def input_rows(name: str) -> Iterator[InputRow]:
                 yield InputRow(name, number, f"a line of more than {LONGEST_LINE >> 20} MiB", _skip(file, line))
             elif line.strip():
                 yield InputRow(name, number, parse_line(line), fingerprint(line.strip()))
-
-
-def count_rows(names: Sequence[str]) -> int | None:
-    """Rows of files, for progress; None where counting would mean unpacking one or using up a pipe."""
-    rows = 0
-    for name in names:
-        if name.endswith((".gz", ".zst")) or not Path(name).is_file():
-            return None
-        if kind_of(name) == ".parquet":
-            import pyarrow.parquet
-
-            rows += pyarrow.parquet.read_metadata(name).num_rows
-            continue
-        with open(name, "rb") as file:
-            whole = True  # the piece begins a line
-            while piece := file.readline(PIECE):
-                rows += whole and bool(piece.strip())
-                whole = piece.endswith(b"\n")
-    return rows
 
 
 def fingerprint(content: bytes) -> bytes:
