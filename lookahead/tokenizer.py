@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lookahead.errors import ModelError
+from lookahead.hub import check_name
 from lookahead.trie.build import TokenizerIdentity
 
 
@@ -25,17 +26,18 @@ def load_tokenizer(name: str, trust_remote_code: bool = False, revision: str | N
         raise ModelError(f"{name}: is a file. Give the folder that holds tokenizer.json, or a hub name.")
     if path.is_dir() and not any((path / f).exists() for f in TOKENIZER_FILES):
         raise ModelError(f"{name}: no tokenizer in this folder (looked for {', '.join(TOKENIZER_FILES)}).")
-    if not path.is_dir() and looks_like_path(name):
-        raise ModelError(f"{name}: no such folder. Give a folder with a tokenizer, or a hub name such as org/model.")
     try:
         with quiet_hub():
+            further = check_name(name, "a folder with a tokenizer", revision)
             if _is_generic(path):
                 from transformers import PreTrainedTokenizerFast
 
                 return PreTrainedTokenizerFast.from_pretrained(name)
             from transformers import AutoTokenizer
 
-            return AutoTokenizer.from_pretrained(name, **hub_arguments(trust_remote_code, revision))
+            return AutoTokenizer.from_pretrained(name, **hub_arguments(trust_remote_code, revision), **further)
+    except ModelError:
+        raise
     except Exception as error:  # transformers raises many kinds for a missing or damaged tokenizer
         if "trust_remote_code" in str(error) and not trust_remote_code:
             raise ModelError(f"{name}: its tokenizer is code of its own. {TRUST}") from error
@@ -82,11 +84,6 @@ def quiet_hub() -> Iterator[None]:
         hub.setLevel(level)
 
 
-def looks_like_path(name: str) -> bool:
-    """True for what cannot be a hub name: absolute, relative or deeper than org/model."""
-    return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or "\\" in name
-
-
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, for messages that must stay one line."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -94,9 +91,14 @@ def first_line(error: BaseException) -> str:
 
 
 def identity(tokenizer: Any, name: str) -> TokenizerIdentity:
-    """Fingerprint over every (id, token) pair, special tokens included: the same from whatever folder it was loaded."""
+    """Fingerprint over every (id, token) pair, special tokens included: the same from whatever folder it was loaded.
+
+    A folder is named by its absolute path, so that it is found from elsewhere and is never taken for a hub name.
+    """
     vocabulary = tokenizer.get_vocab()
     digest = hashlib.sha256()
     for token, token_id in sorted(vocabulary.items(), key=lambda pair: (pair[1], pair[0])):
         digest.update(f"{token_id}\t{token}\n".encode("utf-8", "surrogatepass"))
-    return TokenizerIdentity(max(vocabulary.values()) + 1, digest.hexdigest()[:16], name)
+    return TokenizerIdentity(
+        max(vocabulary.values()) + 1, digest.hexdigest()[:16], os.path.abspath(name) if os.path.isdir(name) else name
+    )

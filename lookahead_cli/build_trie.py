@@ -76,6 +76,7 @@ def command(
 
     from lookahead.corpus import CorpusReport, expand, read_documents, size_of
     from lookahead.errors import CorpusError, UsageError
+    from lookahead.hub import tokenizer_of_trie
     from lookahead.outputs import TRIE, Input, Output, check_outputs
     from lookahead.trie.build import TokenizerIdentity, append_trie, build_trie
     from lookahead.trie.file import Trie
@@ -95,7 +96,7 @@ def command(
         if vocab_size is None and not before.header.tokenizer_name:
             vocab_size = before.header.vocab_size
         elif vocab_size is None:
-            tokenizer = before.header.tokenizer_name
+            tokenizer = tokenizer_of_trie(before.path, before.header.tokenizer_name)
     if (tokenizer is None) == (vocab_size is None):
         raise UsageError("give either --tokenizer NAME_OR_DIR (text) or --vocab-size N (rows of ids).")
     path = out or append or ""

@@ -283,6 +283,9 @@ def command(
 
     def prepared() -> tuple[EngineSettings, JobOptions]:
         """Importing what this needs takes seconds: it waits until the files are known to be right."""
+        from lookahead.hub import check_name
+
+        check_name(model, "a model folder", revision)
         from lookahead.job.runner import JobOptions
         from lookahead.job.setup import EngineSettings
 

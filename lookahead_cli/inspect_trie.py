@@ -213,12 +213,13 @@ def _segments(trie: str, header: TrieHeader) -> str:
 def tokenizer_of(trie: Trie, name: str | None, needed: bool) -> Any | None:
     """The tokenizer to show text with; None if the trie came as ids, or its tokenizer is gone and not needed."""
     from lookahead.errors import LookaheadError
+    from lookahead.hub import tokenizer_of_trie
     from lookahead.tokenizer import identity, load_tokenizer
 
-    chosen = name or trie.header.tokenizer_name
-    if not chosen:
+    if not (name or trie.header.tokenizer_name):
         return None
     try:
+        chosen = name or tokenizer_of_trie(trie.path, trie.header.tokenizer_name)
         loaded = load_tokenizer(chosen)
     except LookaheadError:
         if name or needed:

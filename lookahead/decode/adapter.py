@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lookahead.errors import LookaheadError, ModelError
-from lookahead.tokenizer import first_line, looks_like_path
+from lookahead.hub import looks_like_path
+from lookahead.tokenizer import first_line
 
 CONFIG = "adapter_config.json"
 

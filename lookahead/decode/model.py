@@ -35,7 +35,8 @@ from lookahead.decode.parallel import agreed
 from lookahead.decode.processor import processor_name
 from lookahead.decode.slots import PackedSlots, SeparateSlots, Slots
 from lookahead.errors import ModelError, UsageError
-from lookahead.tokenizer import TRUST, first_line, hub_arguments, looks_like_path, quiet_hub
+from lookahead.hub import check_name
+from lookahead.tokenizer import TRUST, first_line, hub_arguments, quiet_hub
 
 Mode = Literal["packed", "tree", "chain", "replay", "plain"]
 # Multiplications that take as long as a call of attention does beside its work. On a CPU 20 us, measured with keys of 288 and
@@ -254,6 +255,7 @@ def load_model(
     target_device, chosen = _device(device), _dtype(dtype)
     path = Path(name)
     read_config(name, trust_remote_code, revision)
+    further = check_name(name, "a model folder", revision)
     if adapter:
         check_adapter(adapter)
     if path.is_dir() and not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
@@ -268,7 +270,7 @@ def load_model(
     try:
         with _quiet_transformers():
             model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=chosen, **hub_arguments(trust_remote_code, revision), **wishes
+                name, dtype=chosen, **hub_arguments(trust_remote_code, revision), **further, **wishes
             )
     except Exception as error:
         raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
@@ -335,15 +337,15 @@ def read_config(name: str, trust_remote_code: bool = False, revision: str | None
     path = Path(name)
     if path.is_file():
         raise ModelError(f"{name}: is a file. Give the model's folder, or a hub name such as org/model.")
-    if not path.is_dir() and looks_like_path(name):
-        raise ModelError(f"{name}: no such folder. Give a model folder, or a hub name such as org/model.")
     if path.is_dir() and not (path / "config.json").exists():
         raise ModelError(f"{name}: no config.json in this folder, so it is no model.")
     if path.is_dir() and revision:
         raise UsageError(f"--revision {revision}: {name} is a folder; only hub names have revisions.")
+    with quiet_hub():
+        further = check_name(name, "a model folder", revision)
     try:
         with quiet_hub():
-            config = AutoConfig.from_pretrained(name, **hub_arguments(trust_remote_code, revision))
+            config = AutoConfig.from_pretrained(name, **hub_arguments(trust_remote_code, revision), **further)
     except Exception as error:  # transformers and the hub raise many kinds
         if "trust_remote_code" in str(error) and not trust_remote_code:
             raise ModelError(f"{name}: brings code of its own. {TRUST}") from error

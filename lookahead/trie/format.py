@@ -399,7 +399,7 @@ def _pack(header: TrieHeader) -> bytes:
     fields = dataclasses.asdict(header)
     if not header.recycled:  # a file without any is the same as before there were such
         del fields["recycled"]
-    return bytes(msgpack.packb(fields))
+    return bytes(msgpack.packb(fields, unicode_errors="replace"))  # names of files need not be text
 
 
 def _made(kind: type[Made], fields: Mapping[str, Any]) -> Made:

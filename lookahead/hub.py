@@ -1,0 +1,122 @@
+"""Folder or hub name. In: a name as typed, or as a trie file keeps it. Out: how to load it, or an error at once.
+
+A name that can be meant as a folder never goes to the hub, and the hub is asked once, with a timeout, before anything is loaded
+from it: the client's own retries take most of a minute where there is no network.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from lookahead.errors import ModelError
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+PATIENCE = 5.0  # seconds for the hub to answer
+FILES = (
+    "config.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "adapter_config.json",
+)  # one of which is in each cached repository
+
+
+def looks_like_path(name: str) -> bool:
+    """True for what cannot be a hub name: absolute, relative or deeper than org/model."""
+    return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or "\\" in name
+
+
+def check_name(name: str, wanted: str, revision: str | None = None) -> dict[str, Any]:
+    """Further arguments of `from_pretrained` for a name: none for a folder, and where the hub does not answer its cache only.
+
+    wanted: what is looked for, such as "a model folder". revision: of a hub name.
+    Raises ModelError for a folder that is not there, for a hub name that the hub does not know, and for one that is not in its
+    cache where the hub does not answer.
+    """
+    if os.path.isdir(name):
+        return {}
+    if looks_like_path(name) or not HUB_NAME.fullmatch(name):
+        raise ModelError(f"{name}: no such folder.{_meant(name)} Give {wanted}, or a hub name such as org/model.")
+    if is_cached(name):
+        return {} if _offline() or not _problem(name, revision) else {"local_files_only": True}
+    parent = os.path.dirname(name)
+    if parent and os.path.isdir(parent):  # then it was most likely meant as a folder
+        raise ModelError(f"{name}: no such folder in {parent}.{_meant(name)} Give {wanted}, or download it from the hub first.")
+    if problem := "it is not asked: HF_HUB_OFFLINE is set" if _offline() else _problem(name, revision):
+        raise ModelError(f"{name}: no such folder, and not from the hub ({problem}).{_meant(name)} Give {wanted}.")
+    return {}
+
+
+def is_cached(name: str) -> bool:
+    """The hub's cache on this machine holds some file of this name."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        return any(isinstance(try_to_load_from_cache(name, file), str) for file in FILES)
+    except ValueError:  # what the hub's client does not take for a name
+        return False
+
+
+def tokenizer_of_trie(path: Path, name: str) -> str:
+    """Where to load the tokenizer from that the trie at `path` names. Raises ModelError if that folder is not there any more.
+
+    A relative name, which older versions wrote, is looked for from here and from the trie's folder and those above it.
+    """
+    if os.path.isdir(name) or not name:
+        return name
+    if not os.path.isabs(name):
+        for folder in path.absolute().parents:
+            if os.path.isdir(folder / name):
+                return str(folder / name)
+    try:
+        check_name(name, "its new place")
+    except ModelError as error:
+        raise ModelError(
+            f"{path}: its tokenizer {name} cannot be found: {str(error).removeprefix(f'{name}: ').split('. ')[0].rstrip('.')}. "
+            "Name it with --tokenizer NAME_OR_DIR."
+        ) from error
+    return name
+
+
+def _meant(name: str) -> str:
+    """A folder of a similar name in the same place."""
+    parent, last = os.path.split(name.rstrip("/"))
+    try:
+        found = [entry.name for entry in os.scandir(parent or ".") if entry.is_dir()]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(last, found, 1, 0.75)
+    return f" Did you mean {os.path.join(parent, near[0])}?" if near else ""
+
+
+def _offline() -> bool:
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
+
+
+@functools.lru_cache(maxsize=64)
+def _problem(name: str, revision: str | None) -> str:
+    """Why nothing can be loaded from the hub under this name; "" where it answers. What it refuses, loading says better."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        HfApi().model_info(name, revision=revision, timeout=PATIENCE)
+    except RevisionNotFoundError:
+        return f"it has no revision {revision} of it"
+    except RepositoryNotFoundError:
+        return "it has no such model, or keeps it private"
+    except HFValidationError:
+        return "it is no hub name"
+    except HfHubHTTPError:
+        return ""
+    except Exception as error:  # of whatever library makes the request
+        from lookahead.tokenizer import first_line
+
+        return f"it does not answer: {first_line(error)}"
+    return ""
