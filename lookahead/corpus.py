@@ -1,7 +1,8 @@
 """Corpus files to token documents. In: paths and a tokenizer. Out: TokenDocument, in input order; knows file and line.
 
-Formats by suffix: .jsonl, .txt (each also .gz or .zst), .parquet; "-" is JSON lines on stdin; globs are expanded.
-A .txt file is one document, a very large one is cut at line ends into pieces of about 1 MiB.
+Formats by suffix: .jsonl, .json (lines or an array), .csv, .tsv, .txt, .md, .html (each also .gz or .zst), .parquet; "-" is
+JSON lines on stdin; globs are expanded, and of folders all files of these kinds.
+A text file is one document, or one for each paragraph; a very large one is cut at line ends into pieces of about 1 MiB.
 A row's text is --text-field, else the first present of TEXT_FIELDS. A row that answers a prompt (`messages`, `prompt` or
 `prompt_ids` beside the answer) keeps the last LEFT_CONTEXT prompt tokens, so that its first tokens can be drafted.
 Rows of a job's output or of the OpenAI batch API are known by their form (corpus_rows.py); failed ones are counted.
@@ -19,7 +20,7 @@ import itertools
 import json
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, cast
@@ -27,14 +28,16 @@ from typing import IO, Any, cast
 import numpy as np
 
 from lookahead.corpus_rows import Failed, Row, documents_of
+from lookahead.documents import TEXTS, Split, pieces_of
 from lookahead.errors import CorpusError
+from lookahead.tables import TABLES, json_file_rows, table_rows, unmarked, without_mark
 from lookahead.trie.build import LEFT_CONTEXT, TokenDocument
 
 TEXT_PIECE = 1 << 20  # characters
 PROMPT_TAIL = 512  # characters of a prompt that are tokenized for its last LEFT_CONTEXT tokens
 BATCH = 512  # rows tokenized at a time
-LINES = (".jsonl", ".json", ".ndjson")
-SUFFIXES = (*LINES, ".txt", ".parquet")
+LINES = (".jsonl", ".ndjson")
+SUFFIXES = (*LINES, ".json", *TABLES, *TEXTS, ".parquet")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +83,33 @@ class CorpusReport:
 
 
 def expand(patterns: Sequence[str]) -> list[str]:
-    """`named_files` of a corpus. Raises CorpusError, also for a kind of file that none is."""
-    names = named_files(patterns)
+    """`named_files` of a corpus, folders with all their files. Raises CorpusError, also for a kind of file that none is."""
+    names = named_files([name for pattern in patterns for name in files_in(pattern)])
     for name in names:
         if name != "-" and kind_of(name) not in SUFFIXES:
-            raise CorpusError(f"{name}: unknown kind of file. Use .jsonl, .txt (also .gz, .zst) or .parquet.")
+            raise CorpusError(f"{name}: unknown kind of file. Use {' '.join(SUFFIXES)} (also .gz, .zst).")
     return names
+
+
+def files_in(pattern: str) -> list[str]:
+    """Of a folder all files of known kinds, in it and below, sorted, hidden ones left out; of anything else itself.
+
+    Raises CorpusError for a folder without such files.
+    """
+    if pattern == "-" or not Path(pattern).is_dir():
+        return [pattern]
+    below = (path.relative_to(pattern) for path in Path(pattern).rglob("*"))
+    found = [path for path in below if kind_of(path.name) in SUFFIXES and not any(part.startswith(".") for part in path.parts)]
+    names = [str(Path(pattern) / path) for path in sorted(found) if (Path(pattern) / path).is_file()]
+    if not names:
+        raise CorpusError(f"{pattern}: no files in this folder that can be read ({' '.join(SUFFIXES)}, also .gz, .zst).")
+    return names
+
+
+def folder_sources(patterns: Sequence[str]) -> dict[str, str]:
+    """File name -> folder name, for the files of folders: they are one source."""
+    folders = [pattern for pattern in patterns if pattern != "-" and Path(pattern).is_dir()]
+    return {name: Path(folder).resolve().name for folder in folders for name in files_in(folder)}
 
 
 def named_files(patterns: Sequence[str]) -> list[str]:
@@ -151,16 +175,21 @@ def read_documents(
     strict: bool = False,
     vocab_size: int | None = None,
     workers: int = 1,
+    split: Split = "file",
+    sources: Mapping[str, str] | None = None,
 ) -> Iterator[TokenDocument]:
-    """Token documents of all files, in order. `source` overrides the file's name.
+    """Token documents of all files, in order. `source` overrides the file's name, and so does `sources` by file.
 
+    split: what of a text file is a document.
     vocab_size: ids of id rows must lie below it. workers: batches of rows that are tokenized side by side.
     Rows that cannot be used go to `report`, or raise CorpusError if `strict`.
     """
     parts = [FilePart(name) if isinstance(name, str) else name for name in names]
-    limits = vocab_size or 1 << 31, tokenizer is not None
+    reading = vocab_size or 1 << 31, tokenizer is not None, split, len(parts) > 1
+    named = sources or {}
     rows = itertools.chain.from_iterable(
-        _rows_of(part, source or _source_name(part.name), text_field, report, strict, *limits) for part in parts
+        _rows_of(part, source or named.get(part.name) or _source_name(part.name), text_field, report, strict, *reading)
+        for part in parts
     )
     batches = iter(lambda: list(itertools.islice(rows, BATCH)), [])
     pending: collections.deque[Future[list[TokenDocument]]] = collections.deque()
@@ -252,16 +281,29 @@ class _CountedFile(io.FileIO):
 
 
 def json_rows(file: str | FilePart, report: CorpusReport | None = None) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """(line number from 1, row) of a JSON-lines file; the row is a problem's text where the line is no JSON object."""
+    """(number, row) of a file of JSON lines or CSV (numbers of lines, from 1), or of a JSON array (numbers of its elements).
+
+    The row is a problem's text where there is none. Raises CorpusError if the file cannot be read.
+    """
     part = FilePart(file) if isinstance(file, str) else file
+    kind = "" if part.name == "-" else kind_of(part.name)
     with open_text(part.name, report) as lines:
+        if kind in TABLES:
+            yield from table_rows(lines, part.name, TABLES[kind])
+            return
+        if kind == ".json":
+            found, lines = json_file_rows(lines, part.name)
+            if found is not None:
+                yield from found
+                return
         if part.begin:
             lines.seek(part.begin)
         left = part.end - part.begin if part.end is not None else 1 << 62
         for number, line in enumerate(lines, part.lines + 1):
-            if line.strip():
-                yield number, parse_line(line)
             left -= len(line)
+            row = without_mark(line, part.name) if number == 1 else line
+            if row.strip():
+                yield number, parse_line(row)
             if left <= 0:
                 return
 
@@ -293,12 +335,22 @@ def _rows_of(
     strict: bool,
     vocab_size: int,
     tokenized: bool = True,
+    split: Split = "file",
+    one_of_many: bool = False,
 ) -> Iterator[Row]:
-    """tokenized: text is, so that answers which hold text and ids are taken as text."""
+    """tokenized: text is, so that answers which hold text and ids are taken as text.
+
+    one_of_many: a text file that cannot be used is left out and counted; else that raises CorpusError.
+    """
     name = part.name
     kind = kind_of(name)
-    if kind == ".txt":
-        yield from _text_pieces(name, source, report)
+    if kind in TEXTS:
+        try:
+            yield from _texts(name, kind, split, source, report)
+        except _NotTextError as error:
+            if not one_of_many:
+                raise
+            report.add(str(error), strict)
         return
     before = report.rows + report.bad + report.failed
     for number, row in parquet_rows(name, report) if kind == ".parquet" else json_rows(part, report):
@@ -338,23 +390,27 @@ def parquet_rows(name: str, report: CorpusReport) -> Iterator[tuple[int, dict[st
         raise CorpusError(f"{name}: not a readable Parquet file ({str(error).splitlines()[0]}).") from error
 
 
-def _text_pieces(name: str, source: str, report: CorpusReport) -> Iterator[Row]:
+class _NotTextError(CorpusError):
+    """A text file without text."""
+
+
+def _texts(name: str, kind: str, split: Split, source: str, report: CorpusReport) -> Iterator[Row]:
+    """Documents of a text file. Raises CorpusError for one that is empty, or no text."""
+    documents = 0
     with open_text(name, report) as raw:
         try:
-            text = io.TextIOWrapper(raw, encoding="utf-8")
-            pieces = 0
-            while piece := text.read(TEXT_PIECE):
-                piece += text.readline()
-                pieces += 1
+            text = io.TextIOWrapper(unmarked(raw, name), encoding="utf-8")
+            for piece in pieces_of(text, kind, split):
+                documents += 1
                 if "\0" in piece:
-                    raise CorpusError(f"{name}: binary file, not text.")
+                    raise _NotTextError(f"{name}: binary file, not text.")
                 report.rows += 1
                 yield Row(source, text=piece, ends=False)
             text.detach()
         except UnicodeDecodeError as error:
-            raise CorpusError(f"{name}: not UTF-8 text (byte {error.start}).") from error
-    if not pieces:
-        raise CorpusError(f"{name}: empty file.")
+            raise _NotTextError(f"{name}: not UTF-8 text (byte {error.start}).") from error
+    if not documents:
+        raise _NotTextError(f"{name}: empty file.")
 
 
 def _prompt_text(prompt: Any, tokenizer: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +12,10 @@ from lookahead_cli.options import Config, Json, MaxMemory, Overwrite, Ray, Worke
 def command(
     corpus: Annotated[
         list[str],
-        typer.Argument(metavar="CORPUS...", help=".jsonl, .txt (also .gz, .zst) or .parquet files, globs, - for stdin."),
+        typer.Argument(
+            metavar="CORPUS...",
+            help=".jsonl .json .csv .tsv .txt .md .html (also .gz, .zst) and .parquet files, folders, globs, - for stdin.",
+        ),
     ],
     out: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="Trie file to write.")] = None,
     append: Annotated[
@@ -41,6 +44,14 @@ def command(
             help="Field with the text. Default: text, response, output, completion, answer or messages.",
         ),
     ] = None,
+    split: Annotated[
+        str,
+        typer.Option(
+            "--split",
+            metavar="WHAT",
+            help="What of a .txt, .md or .html file is a document: the file, or each of its paragraphs.",
+        ),
+    ] = "file",
     min_count: Annotated[
         int, typer.Option("--min-count", min=1, metavar="N", help="Leave out branches seen fewer than N times.")
     ] = 1,
@@ -74,7 +85,7 @@ def command(
     import time
     from pathlib import Path
 
-    from lookahead.corpus import CorpusReport, expand, read_documents, size_of
+    from lookahead.corpus import CorpusReport, expand, folder_sources, read_documents, size_of
     from lookahead.errors import CorpusError, UsageError
     from lookahead.hub import tokenizer_of_trie
     from lookahead.outputs import TRIE, Input, Output, check_outputs
@@ -99,6 +110,8 @@ def command(
             tokenizer = tokenizer_of_trie(before.path, before.header.tokenizer_name)
     if (tokenizer is None) == (vocab_size is None):
         raise UsageError("give either --tokenizer NAME_OR_DIR (text) or --vocab-size N (rows of ids).")
+    if split not in ("file", "paragraphs"):
+        raise UsageError(f"--split {split}: choose file or paragraphs.")
     path = out or append or ""
     names = expand(corpus)
     reads = [Input("CORPUS", names), Input("--tokenizer", [tokenizer], hub=True), Input("--config", [config])]
@@ -117,14 +130,16 @@ def command(
     report = CorpusReport()
     with render.stages(shown=not json, report=report, total=size_of(names)) as progress:
         effort = effort_of(max_memory, workers, progress)
-        documents = read_documents(names, loaded, report, text_field, source, strict, whose.vocab_size, workers=effort.workers)
-        options = {"text_field": text_field or "auto"}
+        of_text: tuple[Any, dict[str, str]] = split, folder_sources(corpus)
+        read = text_field, source, strict
+        documents = read_documents(names, loaded, report, *read, whose.vocab_size, effort.workers, *of_text)
+        options = {"text_field": text_field or "auto", **({"split": split} if split != "file" else {})}
         try:
             if ray:
                 from lookahead.trie.ray_build import CorpusOptions, build_with_ray
 
-                read = CorpusOptions(tokenizer, whose, text_field, source, strict)
-                header = build_with_ray(ray, names, path, read, report, min_count, options, effort, cores=workers or 1)
+                shared = CorpusOptions(tokenizer, whose, *read, *of_text)
+                header = build_with_ray(ray, names, path, shared, report, min_count, options, effort, cores=workers or 1)
             elif append is not None:
                 header = append_trie(documents, append, whose, effort, verify=verify)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,20 +19,25 @@ from lookahead_cli.options import (
     Config,
     DecodingLength,
     Device,
+    DryRun,
     Dtype,
     GrammarFile,
     JsonSchema,
+    KeepFields,
+    Limit,
     Logprobs,
     MaxNewTokens,
     Model,
     PrefillChunk,
     Price,
+    PromptField,
     Ray,
     Recycle,
     Regex,
     Samples,
     Seed,
     SessionTokens,
+    Template,
     Tries,
     TrieWeights,
     batch_size_of,
@@ -79,9 +84,15 @@ def command(
         typer.Option(
             "--input",
             metavar="FILE",
-            help="Prompts: JSON lines (also .gz, .zst) or .parquet, a glob, - for stdin; repeat for several.",
+            help="Prompts: JSON lines, a JSON array, .csv, .tsv (also .gz, .zst) or .parquet, a glob, - for stdin; repeat for "
+            "several.",
         ),
     ] = None,
+    prompt_field: PromptField = None,
+    template: Template = None,
+    keep_fields: KeepFields = None,
+    limit: Limit = None,
+    dry_run: DryRun = False,
     out: Annotated[
         str | None,
         typer.Option(
@@ -238,6 +249,7 @@ def command(
 
     from lookahead.corpus import named_files
     from lookahead.job.counting import RowCount
+    from lookahead.job.fields import KEEP, RowFields, is_template_file, keep_of, template_of
     from lookahead.job.inputs import Shard
     from lookahead.job.lock import OutputLock
     from lookahead.job.manifest import describe, go_on, read_manifest
@@ -255,7 +267,7 @@ def command(
         raise UsageError("name a model: --model org/name or a folder. To try without one: lookahead demo")
     if not input:
         raise UsageError("name a file of prompts: --input prompts.jsonl (or - for stdin).")
-    if json and out is None:
+    if json and out is None and not dry_run:
         raise UsageError("--json prints a summary on stdout, where the answers go: name a file with -o.")
     if system and not chat:
         raise UsageError("--system needs --chat.")
@@ -278,6 +290,7 @@ def command(
     part = Shard.parse(shard)
     rows_at_once = 1 if explain else batch_size_of(batch_size)  # what is explained comes row by row
     constraint = constraint_of(json_schema, regex, choice, grammar)
+    fields = RowFields(prompt_field, template_of(template), keep_of(keep_fields), echo)
     opened = open_tries(trie)
     weights = tuple(trie_weights(trie_weight, [opened])[0])
 
@@ -297,6 +310,13 @@ def command(
         loaded = trust_remote_code, revision, adapter, tokenizer
         return EngineSettings(model, tuple(trie or ()), weights, drafts, *placed, rows_at_once, prefill_chunk, *loaded), job
 
+    if dry_run:
+        from lookahead_cli import dry_run as checking
+
+        names = named_files(input)
+        wanted = islice(read_requests(*names, fields=fields), limit)
+        checking.dry_run(left_to_do(without_duplicates(wanted), part, {}), names, model, prepared()[1], json)
+        return
     with contextlib.ExitStack() as stack:
         peers = None
         if tp_plan:
@@ -313,6 +333,7 @@ def command(
             Input("--input", names), Input("--trie", trie or []), Input("--model", [model], hub=True),
             Input("--adapter", [adapter], hub=True), Input("--tokenizer", [tokenizer], hub=True),
             Input("--config", [config]), Input("--json-schema", [json_schema]), Input("--grammar", [grammar]),
+            Input("--template", [template if template and is_template_file(template) else None]),
         ]  # fmt: skip
         check_job_outputs(out, files, save_trie, metrics, reads, overwrite)
         known = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
@@ -322,10 +343,15 @@ def command(
             manifest = describe(given, opened, names)
             if resume and files.hold_rows():
                 manifest = go_on(read_manifest(files.manifest), manifest, files.out)
-                done = what_is_done(files, names, part, retry_errors)
+                done = what_is_done(files, names, part, retry_errors, fields)
         # A missing or empty input is known before the model is loaded.
-        requests = left_to_do(without_duplicates(read_requests(*names)), part, done.requests if done else {})
+        answered = done.requests if done else {}
+        most = None if limit is None else max(limit, *(number + 1 for number in answered), 0)
+        wanted = islice(read_requests(*names, fields=fields), most)
+        requests = left_to_do(without_duplicates(wanted), part, answered)
         first = next(requests, None)
+        if first and first.problem and first.param == KEEP:
+            raise UsageError(f"--keep-fields {keep_fields}: {first.where} {first.problem}.")
         if done and done.whole:
             if first is not None:
                 raise UsageError(
@@ -359,7 +385,7 @@ def command(
             output = stream_to(out, bool(save_trie))
         progress = JobProgress(
             output.totals,
-            lambda: None if counted.rows is None else part.size(counted.rows),
+            lambda: None if counted.rows is None else part.size(min(counted.rows, most or counted.rows)),
             lambda: answering.speedup if answering else None,
         )
         with output, on_signals() as asked:

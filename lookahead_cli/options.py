@@ -200,6 +200,28 @@ def constraint_of(
     return constraint
 
 
+PromptField = Annotated[
+    str | None, typer.Option("--prompt-field", metavar="NAME", help="Field or column of a row that holds the prompt's text.")
+]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        "--template",
+        metavar="FILE_OR_TEXT",
+        help="Jinja template that makes each prompt of its row's fields, such as 'Question: {{ question }}'.",
+    ),
+]
+KeepFields = Annotated[
+    str | None,
+    typer.Option(
+        "--keep-fields", metavar="NAMES|all", help="Fields of the input that output rows keep, with commas between them."
+    ),
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Answer the first N rows only.")]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Read and check all rows without loading the model's weights; list those that would fail."),
+]
 Samples = Annotated[int, typer.Option("--samples", "-n", min=1, metavar="N", help="Answers to each prompt.")]
 
 Ray = Annotated[

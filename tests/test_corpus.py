@@ -357,14 +357,15 @@ def test_file_without_rows_is_a_problem_of_its_own(tmp_path, data):
     [
         ("missing.jsonl", "missing.jsonl: no such file"),
         ("*.nothing", "nothing: no such file"),
-        (".", "is a folder. Name files, or a glob"),
-        ("c.csv", "c.csv: unknown kind of file"),
-        ("c.csv.gz", "c.csv.gz: unknown kind of file"),
+        ("empty", "empty: no files in this folder that can be read"),
+        ("c.xlsx", "c.xlsx: unknown kind of file"),
+        ("c.pdf.gz", "c.pdf.gz: unknown kind of file"),
     ],
 )
 def test_paths_that_name_no_corpus_are_refused(tmp_path, name, message):
-    for made in ("c.csv", "c.csv.gz"):
+    for made in ("c.xlsx", "c.pdf.gz"):
         (tmp_path / made).write_text("a,b")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(CorpusError, match=message):
         expand([str(tmp_path / name)])
 

@@ -93,7 +93,9 @@ def test_chat_prompts_are_rendered_as_the_job_did(tmp_path: Path, tokenizer: Any
 def test_openai_lines_are_joined_by_custom_id_whatever_their_content_is_made_of(tmp_path: Path, tokenizer: Any) -> None:
     parts = [{"type": "text", "text": TEXT[:7]}, {"type": "text", "text": TEXT[7:]}]
     body = {"model": "m", "messages": [{"role": "user", "content": TEXT}]}
-    prompts = write_jsonl(tmp_path / "in.jsonl", [{"custom_id": "r-1", "method": "POST", "url": "/v1", "body": body}])
+    prompts = write_jsonl(
+        tmp_path / "in.jsonl", [{"custom_id": "r-1", "method": "POST", "url": "/v1/chat/completions", "body": body}]
+    )
     lines = [chat_line("r-1", TEXT, None), chat_line("r-1", parts, finish_reason="length")]
     error = {"custom_id": "r-2", "response": None, "error": {"code": "x", "message": "..."}}
     refused = {"custom_id": "r-3", "response": {"status_code": 400, "body": {"error": {}}}, "error": None}
@@ -256,7 +258,9 @@ def test_requests_are_documents_by_their_answers_or_else_by_what_was_asked(tmp_p
     system, user = {"role": "system", "content": "You are kind."}, {"role": "user", "content": TEXT}
     done = {"role": "assistant", "content": TEXT}
     bodies = [{"messages": [system, user]}, {"messages": [user, done]}, {"prompt": TEXT}, {"input": 1}]
-    rows = [{"custom_id": str(n), "method": "POST", "url": "/v1", "body": body} for n, body in enumerate(bodies)]
+    rows = [
+        {"custom_id": str(n), "method": "POST", "url": "/v1/chat/completions", "body": body} for n, body in enumerate(bodies)
+    ]
     found, report = documents(write_jsonl(tmp_path / "in.jsonl", rows), tokenizer)
     ids = tokenizer(TEXT)["input_ids"]
     assert found[0] == found[2] == ids

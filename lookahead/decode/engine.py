@@ -230,6 +230,24 @@ class RunningRow:
             return Accepted([], [])
 
 
+def room_of(prompt_ids: Sequence[int], max_new_tokens: int, vocab_size: int, longest: int) -> int:
+    """Tokens that an answer may have. longest: positions of the model.
+
+    Raises LookaheadError for an empty prompt, one that leaves no room, and unknown ids.
+    """
+    if not len(prompt_ids):
+        raise LookaheadError("the prompt is empty.")
+    unknown = next((t for t in prompt_ids if not 0 <= t < vocab_size), None)
+    if unknown is not None:
+        raise LookaheadError(f"prompt token id {unknown} is outside the model's vocabulary of {vocab_size}.")
+    room = min(max_new_tokens, longest - len(prompt_ids))
+    if room < 1:
+        raise LookaheadError(
+            f"the prompt has {len(prompt_ids)} tokens and the model has {longest} positions: no room for an answer."
+        )
+    return room
+
+
 class DecodingEngine:
     """Decodes requests, `batch_size` at a time; what they say is remembered by the drafter.
 
@@ -269,17 +287,7 @@ class DecodingEngine:
         Raises LookaheadError for an empty prompt, one that leaves no room in the model's positions, and unknown ids.
         """
         target = self.target
-        if not len(prompt_ids):
-            raise LookaheadError("the prompt is empty.")
-        unknown = [t for t in prompt_ids if not 0 <= t < target.vocab_size]
-        if unknown:
-            raise LookaheadError(f"prompt token id {unknown[0]} is outside the model's vocabulary of {target.vocab_size}.")
-        room = min(max_new_tokens, target.longest_text - len(prompt_ids))
-        if room < 1:
-            raise LookaheadError(
-                f"the prompt has {len(prompt_ids)} tokens and the model has {target.longest_text} positions: "
-                "no room for an answer."
-            )
+        room = room_of(prompt_ids, max_new_tokens, target.vocab_size, target.longest_text)
         check_vocabulary(sampling, target.vocab_size)
         stop_ids = target.eos_token_ids.union(sampling.stop_token_ids)
         return Generation(list(prompt_ids), room, stop_ids, sampling, seed, logprobs=logprobs)

@@ -1,7 +1,7 @@
 """Files of a job to rows. In: names of files. Out: each row with its file, line and fingerprint, one at a time.
 
-JSON lines (also .gz, .zst, "-" for stdin) or .parquet, whose rows count as lines. Nothing is held but the row at hand, and of a
-line that is too long only its fingerprint.
+JSON lines, a JSON array, CSV (each also .gz, .zst; "-" is JSON lines on stdin) or .parquet; rows of an array and of .parquet
+count as lines. Nothing is held but the row at hand, and of a line that is too long only its fingerprint.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import json
 from collections.abc import Iterator
 from typing import IO, Any
 
-from lookahead.corpus import CorpusReport, kind_of, open_text, parquet_rows, parse_line
-from lookahead.errors import UsageError
+from lookahead.corpus import LINES, CorpusReport, kind_of, open_text, parquet_rows, parse_line
+from lookahead.errors import CorpusError, UsageError
+from lookahead.tables import TABLES, Found, json_file_rows, table_rows, without_mark
 
 LONGEST_LINE = 64 << 20  # bytes
 PIECE = 1 << 20  # bytes of a longer line that are read at a time
@@ -56,18 +57,42 @@ class Shard:
 
 def input_rows(name: str) -> Iterator[InputRow]:
     """The rows of one file; blank lines are none. Raises CorpusError if it cannot be read."""
-    if name != "-" and kind_of(name) == ".parquet":
+    kind = "" if name == "-" else kind_of(name)
+    if kind == ".parquet":
         for number, row in parquet_rows(name, CorpusReport()):
-            yield InputRow(name, number, row, fingerprint(json.dumps(row, default=str).encode("utf-8", "surrogatepass")))
+            yield _of_value(name, number, row)
         return
     with open_text(name) as file:
-        number = 0
-        while line := file.readline(LONGEST_LINE):
-            number += 1
-            if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-                yield InputRow(name, number, f"a line of more than {LONGEST_LINE >> 20} MiB", _skip(file, line))
-            elif line.strip():
-                yield InputRow(name, number, parse_line(line), fingerprint(line.strip()))
+        found: Iterator[Found] | None = table_rows(file, name, TABLES[kind]) if kind in TABLES else None
+        if kind == ".json":
+            found, file = json_file_rows(file, name)
+        if found is None:
+            yield from _of_lines(name, file)
+            return
+        yield from (_of_value(name, number, row) for number, row in found)
+
+
+def _of_value(name: str, number: int, row: dict[str, Any] | str) -> InputRow:
+    return InputRow(name, number, row, fingerprint(json.dumps(row, default=str).encode("utf-8", "surrogatepass")))
+
+
+def _of_lines(name: str, file: IO[bytes]) -> Iterator[InputRow]:
+    number = 0
+    while line := file.readline(LONGEST_LINE):
+        number += 1
+        if number == 1:
+            line = without_mark(line, name)
+            _check_kind(name, line)
+        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            yield InputRow(name, number, f"a line of more than {LONGEST_LINE >> 20} MiB", _skip(file, line))
+        elif line.strip():
+            yield InputRow(name, number, parse_line(line), fingerprint(line.strip()))
+
+
+def _check_kind(name: str, begin: bytes) -> None:
+    """Raises CorpusError for a file whose name does not tell what it is and that does not look like JSON lines."""
+    if name != "-" and kind_of(name) not in (*LINES, ".json", "") and begin.strip() and not begin.lstrip().startswith(b"{"):
+        raise CorpusError(f"{name}: unknown kind of file. Use .jsonl, .json, .csv, .tsv (also .gz, .zst) or .parquet.")
 
 
 def fingerprint(content: bytes) -> bytes:

@@ -18,6 +18,7 @@ from typing import Any
 import lookahead
 from lookahead.atomic import replacing
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.job.fields import is_template_file
 from lookahead.job.totals import JobTotals
 from lookahead.outputs import model_folder
 from lookahead.tokenizer import TOKENIZER_FILES
@@ -55,6 +56,9 @@ ANSWERING = (  # options that change what is answered, or how rows are written
     "dtype",
     "device",
     "attn",
+    "prompt_field",
+    "template",
+    "keep_fields",
     "chat",
     "system",
     "token_ids",
@@ -109,6 +113,8 @@ def describe(options: Mapping[str, Any], tries: Sequence[Trie], inputs: Sequence
     for name in ("json_schema", "grammar"):
         if options[name]:
             answering[name] = f"of content {_sampled(Path(options[name]))}"
+    if options["template"] and is_template_file(options["template"]):
+        answering["template"] = f"of content {_sampled(Path(options['template']))}"
     run = {
         "began": round(time.time(), 3),
         "options": dict(options),

@@ -20,7 +20,7 @@ class Request:
 
     prompts: several, each text or token ids; each gets n answers. param: the key that a problem is about.
     echo: the prompt's text stands before the answer's. number: of the row, from 0 through all files. file: its name where there
-    are several, else "". fingerprint: of id and content.
+    are several, else "". fingerprint: of id and content. kept: fields that the output row keeps.
     """
 
     id: Any
@@ -41,6 +41,7 @@ class Request:
     number: int = 0
     file: str = ""
     fingerprint: bytes = b""
+    kept: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def where(self) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lookahead.atomic import followed
 from lookahead.errors import UsageError
+from lookahead.job.fields import RowFields
 from lookahead.job.inputs import Shard
 from lookahead.job.journal import Done, JobFiles, Journal, read_done
 from lookahead.job.lock import OutputLock
@@ -33,15 +34,18 @@ def files_of(out: str | None, resume: bool, retry_errors: bool, overwrite: bool)
     return files if files.out.is_file() or not files.out.exists() else None
 
 
-def what_is_done(files: JobFiles, names: Sequence[str], shard: Shard, retry_errors: bool) -> Done:
-    """What an earlier run has done and need not be done again; changes no file.
+def what_is_done(
+    files: JobFiles, names: Sequence[str], shard: Shard, retry_errors: bool, fields: RowFields | None = None
+) -> Done:
+    """What an earlier run has done and need not be done again; changes no file. fields: see `rows.read_requests`.
 
     Raises LookaheadError if output and journal do not belong together, or rows of the input files have changed since.
     """
     done = read_done(files)
     if done.requests and "-" not in names:
         last = max(done.requests)
-        for _ in left_to_do(takewhile(lambda request: request.number <= last, read_requests(*names)), shard, done.requests):
+        answered = takewhile(lambda request: request.number <= last, read_requests(*names, fields=fields))
+        for _ in left_to_do(answered, shard, done.requests):
             pass
     if retry_errors:
         left = {number: content for number, content in done.requests.items() if number not in done.faults}

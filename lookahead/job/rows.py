@@ -16,12 +16,16 @@ from typing import Any
 
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.job import openai, params
+from lookahead.job.fields import KEEP, NO_FIELDS, RowFields
 from lookahead.job.inputs import Shard, fingerprint, input_rows
 from lookahead.job.request import Request, RowError
 
 
-def read_requests(*names: str) -> Iterator[Request]:
-    """One Request per row of files (see inputs.py). Raises CorpusError if one cannot be read or has no rows."""
+def read_requests(*names: str, fields: RowFields | None = None) -> Iterator[Request]:
+    """One Request per row of files (see inputs.py). fields: what of a row makes its prompt, and what it keeps.
+
+    Raises CorpusError if a file cannot be read or has no rows.
+    """
     number = 0
     for name in names:
         if name != "-" and not Path(name).exists():
@@ -34,7 +38,7 @@ def read_requests(*names: str) -> Iterator[Request]:
             if isinstance(found.row, str):
                 request = Request(row_id, found.line, problem=found.row)
             else:
-                request = parse_row(found.row, found.line, row_id)
+                request = parse_row(found.row, found.line, row_id, fields)
             content = fingerprint(found.fingerprint + _id_bytes(request.id))
             yield dataclasses.replace(request, number=number, file=file, fingerprint=content)
             number += 1
@@ -66,7 +70,8 @@ def without_duplicates(requests: Iterable[Request]) -> Iterator[Request]:
             continue
         problem = f"the id {json.dumps(request.id)} stands on {Request(None, line, file=file).where}, too"
         empty = Request(request.id, request.line, problem=problem, openai=request.openai)
-        yield dataclasses.replace(empty, number=request.number, file=request.file, fingerprint=request.fingerprint)
+        empty = dataclasses.replace(empty, kept=request.kept, number=request.number)
+        yield dataclasses.replace(empty, file=request.file, fingerprint=request.fingerprint)
 
 
 def left_to_do(requests: Iterable[Request], shard: Shard, done: Mapping[int, bytes]) -> Iterator[Request]:
@@ -95,17 +100,25 @@ def left_to_do(requests: Iterable[Request], shard: Shard, done: Mapping[int, byt
         )
 
 
-def parse_row(row: dict[str, Any], line: int, default_id: str | int | None = None) -> Request:
-    """A Request, with `problem` set where the row cannot be used. default_id: of a row that has none (default: its line)."""
+def parse_row(row: dict[str, Any], line: int, default_id: str | int | None = None, fields: RowFields | None = None) -> Request:
+    """A Request, with `problem` set where the row cannot be used.
+
+    default_id: of a row that has none (default: its line). fields: see `read_requests`.
+    """
     default_id = line if default_id is None else default_id
-    if openai.is_openai(row):
-        return openai.parse_line(row, line, default_id)
+    if openai.is_openai(row) and not (fields and fields.makes_prompts):
+        request = openai.parse_line(row, line, default_id)
+        if fields and fields.keep and not request.problem:
+            return Request(request.id, line, problem=f"is {NO_FIELDS}", param=KEEP, openai=True)
+        return request
     request = Request(default_id, line)
     try:
+        kept = fields.kept(row) if fields else {}
+        request = dataclasses.replace(request, kept=kept)
         if row.get("id") is not None:
             params.checked_id(row["id"], "id")
             request = dataclasses.replace(request, id=row["id"])
-        return dataclasses.replace(request, **_fields_of(row))
+        return dataclasses.replace(request, **_fields_of(fields.prompted(row) if fields else row))
     except RowError as error:
         return dataclasses.replace(request, problem=str(error), param=error.param)
 

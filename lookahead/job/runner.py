@@ -276,6 +276,7 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
         row = writer.answer(answer.request, answer.generations, list(map(str, texts)), _texts_of(answer, tokenizer))
     else:
         row = _output_row(answer, texts, counts, options, logprobs)
+    row.update(answer.request.kept)
     if options.echo:
         row.update(_echoed(answer.request, options))
     said = [(generation.prompt_ids[-LEFT_CONTEXT:], generation.token_ids) for generation in answer.generations]
@@ -342,7 +343,7 @@ def failed(request: Request, message: str, kind: str, seed: int = 0) -> Ended:
         row = openai.error_line(request, message, kind, kind == INVALID, seed)
     else:
         error = {"type": kind, "message": message, "line": request.line}
-        row = {"id": request.id, "finish_reason": "error", "error": error}
+        row = {"id": request.id, "finish_reason": "error", "error": error, **request.kept}
         if request.file:
             error["file"] = request.file
     counts = JobTotals(rows=1, errors=1, faults=int(kind != INVALID))

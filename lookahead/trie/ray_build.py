@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from lookahead.atomic import scratch_sibling, write_pieces
 from lookahead.cluster import connected
 from lookahead.corpus import CorpusReport, FilePart, read_documents, shares_of
+from lookahead.documents import Split
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.tokenizer import first_line, load_tokenizer
 from lookahead.trie import format
@@ -38,6 +39,8 @@ class CorpusOptions:
     text_field: str | None = None
     source: str | None = None
     strict: bool = False
+    split: Split = "file"
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def build_with_ray(
@@ -58,6 +61,7 @@ def build_with_ray(
     """
     effort = effort or Effort()
     names = [os.path.abspath(name) for name in names]  # tasks run in folders of their own
+    corpus = dataclasses.replace(corpus, sources={os.path.abspath(name): source for name, source in corpus.sources.items()})
     if corpus.tokenizer and os.path.exists(corpus.tokenizer):
         corpus = dataclasses.replace(corpus, tokenizer=os.path.abspath(corpus.tokenizer))
     described = {"min_count": min_count, **(options or {})}
@@ -100,7 +104,8 @@ def _build_share(
     try:
         tokenizer = load_tokenizer(corpus.tokenizer) if corpus.tokenizer else None
         vocabulary, field = corpus.identity.vocab_size, corpus.text_field
-        documents = read_documents(share, tokenizer, report, field, corpus.source, corpus.strict, vocabulary, effort.workers)
+        more = effort.workers, corpus.split, corpus.sources
+        documents = read_documents(share, tokenizer, report, field, corpus.source, corpus.strict, vocabulary, *more)
         first = next(documents, None)
         if first is None:
             return None, report, None

@@ -1,0 +1,180 @@
+"""Rows of CSV files and JSON arrays, and marks at the beginning of text files. In: bytes of an open file. Out: rows as objects.
+
+Nothing is held but the row at hand. A row that cannot be read is text that says why; a file that cannot raises CorpusError.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+from collections.abc import Iterator
+from typing import IO, Any
+
+from lookahead.errors import CorpusError
+
+TABLES = {".csv": ",", ".tsv": "\t"}  # suffix -> what stands between columns
+LONGEST = 64 << 20  # bytes or characters of a row
+PIECE = 1 << 20  # bytes read at a time
+SPACE = " \t\r\n"
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"{\0", b"\0{", b"[\0", b"\0[")
+
+Found = tuple[int, dict[str, Any] | str]  # number of the row (see each reader), the row or what is wrong with it
+
+
+def without_mark(begin: bytes, name: str) -> bytes:
+    """The beginning of a file without a UTF-8 byte-order mark. Raises CorpusError for UTF-16 and UTF-32."""
+    if begin.startswith((*UTF16, codecs.BOM_UTF32_BE)):
+        raise CorpusError(f"{name}: UTF-16 or UTF-32 text. Convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW")
+    return begin.removeprefix(codecs.BOM_UTF8)
+
+
+def unmarked(file: IO[bytes], name: str) -> IO[bytes]:
+    """A file that was just opened, without such a mark. Raises CorpusError as `without_mark` does."""
+    return io.BufferedReader(_Rest(without_mark(file.read(4), name), file), PIECE)
+
+
+def table_rows(file: IO[bytes], name: str, separator: str) -> Iterator[Found]:
+    """(number of the line where it begins, row) for each row of a CSV file with a header; every value is text.
+
+    An empty "id" is None. Raises CorpusError if there is no header, or it names a column twice.
+    """
+    csv.field_size_limit(LONGEST)
+    reader = csv.reader(_lines(file, name), delimiter=separator, strict=True)
+    header: list[str] | None = None
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            yield line, f"not CSV ({error})"
+            continue
+        if not cells:
+            continue
+        if header is None:
+            header = _checked_header(cells, f"{name}:{line}")
+        elif len(cells) != len(header):
+            yield line, f"has {len(cells)} columns, the header has {len(header)}"
+        elif not "".join(cells).isascii() and not _is_text(cells):
+            yield line, "not UTF-8 text"
+        else:
+            row: dict[str, Any] = dict(zip(header, cells, strict=True))
+            yield line, {**row, "id": None} if row.get("id") == "" else row
+    if header is None:
+        raise CorpusError(f"{name}: empty file. The first row of a CSV file names its columns.")
+
+
+def json_file_rows(file: IO[bytes], name: str) -> tuple[Iterator[Found] | None, IO[bytes]]:
+    """(rows of a .json file that is an array of objects, or one object; None where its lines are JSON, the file again).
+
+    Rows of an array are numbered from 1. Raises CorpusError, also as it is read on, for what is not JSON.
+    """
+    begin = without_mark(file.read(PIECE), name)
+    first = begin.lstrip()[:1]
+    again: IO[bytes] = io.BufferedReader(_Rest(begin, file))
+    if first == b"[":
+        return _array_rows(again, name), again
+    if first == b"{" and not _is_json(begin.lstrip().split(b"\n", 1)[0]):
+        return _one_object(again, name), again
+    return None, again
+
+
+def _array_rows(file: IO[bytes], name: str) -> Iterator[Found]:
+    """Elements of an array, one after the other: a long element is read piece by piece until it is whole."""
+    decoder, decode = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")()
+    text, number, ended = "", 0, False
+    wanted = PIECE
+
+    def more() -> None:
+        nonlocal text, ended
+        piece = file.read(wanted)
+        ended = not piece
+        try:
+            text += decode.decode(piece, final=ended)
+        except UnicodeDecodeError as error:
+            raise CorpusError(f"{name}: not UTF-8 text behind row {number}.") from error
+
+    more()
+    text = text.lstrip(SPACE)[1:]
+    while True:
+        text = text.lstrip(SPACE)
+        while not text and not ended:
+            more()
+            text = text.lstrip(SPACE)
+        if text[:1] == "]":
+            return
+        try:
+            value, end = decoder.raw_decode(text)
+        except (ValueError, RecursionError) as error:
+            if ended or isinstance(error, RecursionError) or len(text) > LONGEST:
+                raise CorpusError(f"{name}: not JSON behind row {number} of its array.") from error
+            wanted = max(PIECE, len(text))
+            more()
+            continue
+        rest = text[end:].lstrip(SPACE)
+        if not rest and not ended:  # what follows tells whether a number is whole
+            more()
+            continue
+        if rest[:1] not in (",", "]"):
+            raise CorpusError(f"{name}: not JSON behind row {number + 1} of its array.")
+        number, wanted = number + 1, PIECE
+        yield number, value if isinstance(value, dict) else f"a JSON {type(value).__name__}, not an object"
+        text = rest.removeprefix(",")
+
+
+def _one_object(file: IO[bytes], name: str) -> Iterator[Found]:
+    content = file.read(LONGEST)
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(f"{name}: neither a JSON array, nor JSON lines, nor one JSON object ({error}).") from error
+    yield 1, value
+
+
+def _checked_header(cells: list[str], where: str) -> list[str]:
+    twice = next((cell for place, cell in enumerate(cells) if cell in cells[:place]), None)
+    if twice is not None or not all(cells) or not _is_text(cells):
+        problem = f'names the column "{twice}" twice' if twice else "has a column without a name"
+        raise CorpusError(f"{where}: the header {problem}.")
+    return cells
+
+
+def _lines(file: IO[bytes], name: str) -> Iterator[str]:
+    """Lines of text; what is not UTF-8 becomes surrogates."""
+    number = 0
+    while line := file.readline(LONGEST):
+        number += 1
+        yield (without_mark(line, name) if number == 1 else line).decode("utf-8", "surrogateescape")
+
+
+def _is_text(cells: list[str]) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for cell in cells for character in cell)
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+class _Rest(io.RawIOBase):
+    """A beginning that was read already, and the file behind it."""
+
+    def __init__(self, begin: bytes, file: IO[bytes]):
+        self._begin, self._file = begin, file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._begin:
+            piece, self._begin = self._begin[: len(buffer)], self._begin[len(buffer) :]
+        else:
+            piece = self._file.read(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
