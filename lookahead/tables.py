@@ -17,6 +17,8 @@ from lookahead.errors import CorpusError
 TABLES = {".csv": ",", ".tsv": "\t"}  # suffix -> what stands between columns
 LONGEST = 64 << 20  # bytes or characters of a row
 PIECE = 1 << 20  # bytes read at a time
+LONGEST_NUMBER = 64  # characters
+HEAD = 1 << 16  # bytes that tell what a file holds
 SPACE = " \t\r\n"
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"{\0", b"\0{", b"[\0", b"\0[")
 
@@ -72,8 +74,12 @@ def json_file_rows(file: IO[bytes], name: str) -> tuple[Iterator[Found] | None, 
 
     Rows of an array are numbered from 1. Raises CorpusError, also as it is read on, for what is not JSON.
     """
-    begin = without_mark(file.read(PIECE), name)
+    begin = without_mark(file.read(HEAD), name)
+    while not begin.strip() and (piece := file.read(HEAD)):
+        begin = piece
     first = begin.lstrip()[:1]
+    if first == b"{" and b"\n" not in begin.lstrip():
+        begin += file.readline(LONGEST)
     again: IO[bytes] = io.BufferedReader(_Rest(begin, file))
     if first == b"[":
         return _array_rows(again, name), again
@@ -97,7 +103,8 @@ def _array_rows(file: IO[bytes], name: str) -> Iterator[Found]:
         except UnicodeDecodeError as error:
             raise CorpusError(f"{name}: not UTF-8 text behind row {number}.") from error
 
-    more()
+    while not text.strip(SPACE):
+        more()
     text = text.lstrip(SPACE)[1:]
     while True:
         text = text.lstrip(SPACE)
@@ -115,7 +122,8 @@ def _array_rows(file: IO[bytes], name: str) -> Iterator[Found]:
             more()
             continue
         rest = text[end:].lstrip(SPACE)
-        if not rest and not ended:  # what follows tells whether a number is whole
+        cut = not rest or (isinstance(value, int | float) and len(rest) < LONGEST_NUMBER)
+        if cut and rest[:1] not in (",", "]") and not ended:  # what follows tells whether a number is whole
             more()
             continue
         if rest[:1] not in (",", "]"):

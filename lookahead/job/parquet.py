@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lookahead.atomic import replacing
+from lookahead.job.fields import OWN
 
 BATCH = 1024  # rows
 IDS = ("id", "custom_id")
@@ -24,17 +25,60 @@ def write_parquet(rows: Path, out: Path) -> None:
 
     named: set[str] = set()
     texts: set[str] = set()  # columns of ids that are not all numbers
-    for row in _rows_of(rows):
-        named |= row.keys()
-        texts |= {name for name in IDS if name in row and not (isinstance(row[name], int) and abs(row[name]) < 1 << 63)}
-    fields = _fields(pyarrow, texts, "logprobs" in named)
+    kept = KeptColumns(pyarrow)
+    for batch in _batches(_rows_of(rows)):
+        for row in batch:
+            named |= row.keys()
+            texts |= {name for name in IDS if name in row and not (isinstance(row[name], int) and abs(row[name]) < 1 << 63)}
+        kept.see(batch)
+    fields = {**_fields(pyarrow, texts, "logprobs" in named), **kept.types}
     schema = pyarrow.schema([(name, kind) for name, kind in fields.items() if name in named])
     with replacing(out) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
         for batch in _batches(_rows_of(rows)):
             for row in batch:
                 row.update({name: str(row[name]) for name in texts if name in row})
                 _maps_as_pairs(row)
+                kept.as_text(row)
             writer.write_table(pyarrow.Table.from_pylist(batch, schema))
+
+
+class KeptColumns:
+    """Columns of fields that rows keep from the input: typed by their values, or JSON text where these have no common type.
+
+    types: of each such column, by name, in the order in which they come.
+    """
+
+    def __init__(self, arrow: Any):
+        self._arrow = arrow
+        self.types: dict[str, Any] = {}
+        self._mixed: set[str] = set()
+
+    def see(self, batch: list[dict[str, Any]]) -> None:
+        """Learn the types of the columns of some rows."""
+        for name in dict.fromkeys(name for row in batch for name in row if name not in OWN):
+            if name in self._mixed:
+                continue
+            try:
+                found = self._arrow.array([row.get(name) for row in batch]).type
+                seen = [self._arrow.schema([(name, kind)]) for kind in (self.types.get(name, found), found)]
+                self.types[name] = self._arrow.unify_schemas(seen, promote_options="permissive").field(name).type
+                if _has_empty_struct(self.types[name]):  # which Parquet cannot hold
+                    raise self._arrow.ArrowTypeError("an empty object")
+            except (self._arrow.ArrowException, OverflowError):
+                self._mixed.add(name)
+                self.types[name] = self._arrow.string()
+
+    def as_text(self, row: dict[str, Any]) -> None:
+        """Make JSON text of what stands in columns without a common type; text stays as it is."""
+        for name in self._mixed:
+            value = row.get(name)
+            if value is not None and not isinstance(value, str):
+                row[name] = json.dumps(value, ensure_ascii=False)
+
+
+def _has_empty_struct(kind: Any) -> bool:
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return str(kind) == "struct<>" or any(map(_has_empty_struct, inner))
 
 
 def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]:
