@@ -11,11 +11,12 @@ from lookahead.printable import in_one_line
 if TYPE_CHECKING:
     from lookahead.job.request import Request
     from lookahead.job.runner import JobOptions
+    from lookahead.job.setup import EngineSettings
 
 LISTED = 1000  # problems in --json
 
 
-def dry_run(requests: Iterable[Request], names: Sequence[str], model: str, job: JobOptions, json: bool) -> None:
+def dry_run(requests: Iterable[Request], names: Sequence[str], settings: EngineSettings, job: JobOptions, json: bool) -> None:
     """List each row that cannot be answered, then count. names: of the input files.
 
     Raises RowsFailedError if there are such rows.
@@ -26,7 +27,7 @@ def dry_run(requests: Iterable[Request], names: Sequence[str], model: str, job: 
     rows = tokens = longest = 0
     problems: list[dict[str, Any]] = []
     bad = 0
-    for checked in checked_rows(requests, model, job):
+    for checked in checked_rows(requests, settings, job):
         rows += 1
         tokens += checked.prompt_tokens
         longest = max(longest, checked.prompt_tokens)
@@ -41,7 +42,7 @@ def dry_run(requests: Iterable[Request], names: Sequence[str], model: str, job: 
             problems.append({"file": file, "line": request.line, "id": request.id, "message": checked.problem})
     if json:
         counts = {"rows": rows, "bad_rows": bad, "prompt_tokens": tokens, "longest_prompt_tokens": longest}
-        render.print_json({"model": model, **counts, "problems": problems})
+        render.print_json({"model": settings.model, **counts, "problems": problems})
     else:
         render.facts(
             [

@@ -315,7 +315,7 @@ def command(
 
         names = named_files(input)
         wanted = islice(read_requests(*names, fields=fields), limit)
-        checking.dry_run(left_to_do(without_duplicates(wanted), part, {}), names, model, prepared()[1], json)
+        checking.dry_run(left_to_do(without_duplicates(wanted), part, {}), names, *prepared(), json)
         return
     with contextlib.ExitStack() as stack:
         peers = None

@@ -16,7 +16,7 @@ from lookahead.errors import LookaheadError
 from lookahead.job.prompt import prompts_of
 from lookahead.job.request import Request
 from lookahead.job.runner import JobOptions
-from lookahead.job.setup import own_tokenizer
+from lookahead.job.setup import EngineSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Checked:
     prompt_tokens: int = 0
 
 
-def checked_rows(requests: Iterable[Request], model: str, options: JobOptions) -> Iterator[Checked]:
+def checked_rows(requests: Iterable[Request], settings: EngineSettings, options: JobOptions) -> Iterator[Checked]:
     """Each row, in order. Raises LookaheadError if the model's config or tokenizer, or an input, cannot be read."""
-    config = read_config(model).get_text_config(decoder=True)
-    vocab_size, longest, tokenizer = int(config.vocab_size), longest_text(config), own_tokenizer(model)
+    config = read_config(settings.model, settings.trust_remote_code, settings.revision).get_text_config(decoder=True)
+    vocab_size, longest, tokenizer = int(config.vocab_size), longest_text(config), settings.load_tokenizer()
     for request in requests:
         try:
             yield Checked(request, "", _prompt_tokens(request, tokenizer, options, vocab_size, longest))

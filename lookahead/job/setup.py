@@ -53,6 +53,12 @@ class EngineSettings:
         object.__setattr__(self, "tries", paths_of(self.tries, "tries"))
         object.__setattr__(self, "weights", numbers_of(self.weights, "weights"))
 
+    def load_tokenizer(self) -> Any | None:
+        """The tokenizer that was named, else the model's own; None if the model has none. Raises ModelError if it is broken."""
+        if self.tokenizer:
+            return load_tokenizer(self.tokenizer, self.trust_remote_code)
+        return own_tokenizer(self.model, self.trust_remote_code, self.revision)
+
     def load(self, compiling: Callable[[Callable[[], None]], None] = lambda compile: compile()) -> LoadedEngine:
         """Open the tries, load the model, compile the kernels.
 
