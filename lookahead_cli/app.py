@@ -21,7 +21,7 @@ import typer
 
 from lookahead import __version__
 from lookahead.printable import in_one_line
-from lookahead_cli import bench, build_trie, calibrate, demo, generate, inspect_trie, merge_tries, prune_trie, replay
+from lookahead_cli import bench, build_trie, calibrate, demo, generate, inspect_trie, merge_tries, prune_trie, replay, report
 from lookahead_cli.options import with_address
 
 app = typer.Typer(
@@ -31,9 +31,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (build_trie, inspect_trie, prune_trie, merge_tries, generate, bench, replay, calibrate, demo):
+for command in (build_trie, inspect_trie, prune_trie, merge_tries, generate, report, bench, replay, calibrate, demo):
     name = command.__name__.rpartition(".")[2].replace("_", "-")
-    reads_files = name in ("build-trie", "inspect-trie", "prune-trie", "merge-tries", "replay")
+    reads_files = name in ("build-trie", "inspect-trie", "prune-trie", "merge-tries", "replay", "report")
     app.command(name, no_args_is_help=reads_files)(command.command)
 
 

@@ -51,13 +51,16 @@ def report_page(comparisons: Sequence[Comparison], command_line: str, problems: 
         body += _section(comparison, number, swept)
     body += ["<h2>How it was measured</h2>", f"<pre>{escape(command_line)}</pre>", _method(first)]
     body += [f'<p class="soft">left out {escape(problem)}</p>' for problem in problems]
-    body.append(_table(["", ""], [(name, str(value)) for name, value in first.environment.items()]))
+    body.append(table(["", ""], [(name, str(value)) for name, value in first.environment.items()]))
+    return html_page(f"lookahead bench: {first.model}", body)
+
+
+def html_page(title: str, body: Sequence[str]) -> str:
+    """A page of these elements; the title is escaped."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>lookahead bench: {escape(first.model)}</title>\n<style>{STYLE}</style></head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body></html>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
     )
 
 
@@ -104,7 +107,7 @@ def _runs(comparison: Comparison) -> str:
             )
         )
     columns = ["decoding", "tokens/s", "speedup", "quartiles", "EDL", "drafted", "wasted", "forward ms", "peak MiB"]
-    return _table(columns, rows, ours=[run.drafts for run in comparison.runs])
+    return table(columns, rows, ours=[run.drafts for run in comparison.runs])
 
 
 def _time_figure(comparison: Comparison) -> Any:
@@ -175,7 +178,7 @@ def _verdict(comparison: Comparison) -> list[str]:
     ]
     if found.shown:
         columns = ["kind", "prompt", "run", "after tokens", "expected", "got", "scores", "within rounding up to"]
-        body.append(_table(columns, map(_divergence, found.shown)))
+        body.append(table(columns, map(_divergence, found.shown)))
         if len(found.divergences) > len(found.shown):
             body.append(f'<p class="soft">The first {len(found.shown)} of {len(found.divergences)}.</p>')
     return body
@@ -201,7 +204,7 @@ def _method(comparison: Comparison) -> str:
     )
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], ours: Sequence[bool] | None = None) -> str:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], ours: Sequence[bool] | None = None) -> str:
     """ours: rows that stand out."""
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     lines = []

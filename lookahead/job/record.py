@@ -1,0 +1,269 @@
+"""What each row of a job took. In: a job's output, finished or running. Out: counts of its rows in the order of completion.
+
+The journal beside the output says it all, also of a job that is running and of OpenAI lines; nothing is locked or written.
+Where there is no journal the rows themselves are read, in their order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lookahead.corpus import CorpusReport, json_rows, kind_of, parquet_rows
+from lookahead.errors import CorpusError, LookaheadError
+from lookahead.job.journal import COUNTS, JobFiles
+from lookahead.job.totals import JobTotals
+
+SHORTEST, LONGEST_BUCKET = 16, 1 << 20  # tokens of a prompt: bounds of the table's rows
+
+
+@dataclasses.dataclass(frozen=True)
+class RowRecord:
+    """One row. number: of its request, from 1. ended: seconds of answering after which it was there; None if unknown."""
+
+    number: int
+    counts: JobTotals
+    ended: float | None = None
+
+    @property
+    def edl(self) -> float | None:
+        """None where no decode step was made."""
+        return self.counts.edl if self.counts.steps else None
+
+    def as_json(self) -> dict[str, Any]:
+        counts = self.counts
+        return {
+            "row": self.number,
+            "failed": bool(counts.errors),
+            "prompt_tokens": counts.prompt_tokens,
+            "tokens": counts.tokens,
+            "steps": counts.steps,
+            "draft_tokens": counts.draft_tokens,
+            "accepted_tokens": counts.accepted_tokens,
+            "edl": None if self.edl is None else round(self.edl, 4),
+            "ended_seconds": None if self.ended is None else round(self.ended, 4),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Some rows of a job. name: their prompt lengths, or how many were completed before. ended: seconds, if they are known."""
+
+    name: str
+    rows: int
+    counts: JobTotals
+    ended: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        rate = {"tokens_per_second": round(self.counts.tokens_per_second, 2)} if self.counts.seconds else {}
+        return {
+            "part": self.name,
+            "rows": self.rows,
+            "tokens": self.counts.tokens,
+            "edl": round(self.counts.edl, 4),
+            **({} if self.ended is None else {"ended_seconds": round(self.ended, 4)}),
+            **rate,
+            "accepted_by_source": dict(self.counts.accepted_by_source.most_common()),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class JobRecord:
+    """A job. rows: in the order of completion. state: as its manifest says, or "" where there is none."""
+
+    name: str
+    rows: list[RowRecord]
+    state: str = ""
+    model: str = ""
+
+    @property
+    def totals(self) -> JobTotals:
+        return added(self.rows)
+
+    def by_prompt_length(self) -> list[Part]:
+        """Answered rows by their prompts' tokens, doubling from one part to the next."""
+        parts: dict[int, list[RowRecord]] = {}
+        for row in self.rows:
+            if row.counts.steps:
+                bound = SHORTEST
+                while bound < min(row.counts.prompt_tokens + 1, LONGEST_BUCKET):
+                    bound *= 2
+                parts.setdefault(bound, []).append(row)
+        names = {bound: f"{bound // 2 if bound > SHORTEST else 1:,} to {bound - 1:,}" for bound in parts}
+        return [Part(names[bound], len(parts[bound]), added(parts[bound])) for bound in sorted(parts)]
+
+    def by_time(self, most: int = 10) -> list[Part]:
+        """Parts of about as many rows each, as they were completed."""
+        count = min(most, len(self.rows))
+        bounds = [len(self.rows) * n // count for n in range(count + 1)] if count else []
+        parts = []
+        for begin, end in itertools.pairwise(bounds):
+            rows = self.rows[begin:end]
+            parts.append(Part(f"{begin + 1:,} to {end:,}", len(rows), added(rows), rows[-1].ended))
+        return parts
+
+    def edl_quantiles(self) -> dict[str, float]:
+        """Of the rows' EDL; nothing without rows that took steps."""
+        found = sorted(row.edl for row in self.rows if row.edl is not None)
+        if not found:
+            return {}
+        at = {"least": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9, "most": 1.0}
+        return {name: found[round(share * (len(found) - 1))] for name, share in at.items()}
+
+    def extremes(self, most: int = 5) -> list[RowRecord]:
+        """The rows of the lowest EDL, then those of the highest, each once."""
+        found = sorted((row for row in self.rows if row.edl is not None), key=lambda row: row.edl or 0.0)
+        return found if len(found) <= 2 * most else [*found[:most], *found[-most:]]
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `lookahead report --json` prints."""
+        return {
+            "job": self.name,
+            "state": self.state or None,
+            "model": self.model or None,
+            **self.totals.as_json(),
+            "edl_of_rows": {name: round(value, 4) for name, value in self.edl_quantiles().items()},
+            "by_prompt_length": [part.as_json() for part in self.by_prompt_length()],
+            "by_time": [part.as_json() for part in self.by_time()],
+            "by_row": [row.as_json() for row in self.rows],
+        }
+
+
+def added(rows: Sequence[RowRecord]) -> JobTotals:
+    totals = JobTotals()
+    for row in rows:
+        totals.merge(row.counts)
+    return totals
+
+
+def title_of(record: JobRecord) -> str:
+    """What job, and how far it is."""
+    totals = record.totals
+    parts = [f"{record.name}: {totals.rows:,} rows", f"{totals.tokens:,} tokens", f"EDL {totals.edl:.2f}"]
+    return ", ".join([*parts, *([record.state] if record.state else [])])
+
+
+def tables(record: JobRecord) -> list[tuple[str, list[str], list[tuple[str, ...]]]]:
+    """(title, columns, rows) of each table; those that would be empty are left out."""
+    found: list[tuple[str, list[str], list[tuple[str, ...]]]] = []
+    totals, steps = record.totals, max(1, record.totals.steps)
+    accepted = sum(totals.accepted_by_source.values())
+    found.append(
+        (
+            "Accepted tokens by source",
+            ["source", "tokens", "share", "per step"],
+            [
+                (name, f"{count:,}", f"{count / accepted:.1%}", f"{count / steps:.2f}")
+                for name, count in totals.accepted_by_source.most_common()
+            ],
+        )
+    )
+    by_length = [_of_part(part) for part in record.by_prompt_length()]
+    found.append(("EDL by prompt length", ["prompt tokens", "rows", "tokens", "EDL"], by_length))
+    timed = any(row.ended is not None for row in record.rows)
+    over_time = [
+        (*_of_part(part), *([f"{part.ended:,.1f}", f"{part.counts.tokens_per_second:,.1f}"] if part.ended is not None else []))
+        for part in record.by_time()
+    ]
+    columns = ["completed", "rows", "tokens", "EDL", *(["until s", "tokens/s"] if timed else [])]
+    found.append(("EDL over time, rows as they were completed", columns, over_time))
+    quantiles = record.edl_quantiles()
+    found.append(("EDL of rows", list(quantiles), [tuple(f"{value:.2f}" for value in quantiles.values())] if quantiles else []))
+    found.append(
+        (
+            "Rows of the lowest and the highest EDL",
+            ["row of the input", "prompt tokens", "tokens", "steps", "drafted", "accepted", "EDL"],
+            [
+                (
+                    f"{row.number:,}", f"{row.counts.prompt_tokens:,}", f"{row.counts.tokens:,}", f"{row.counts.steps:,}",
+                    f"{row.counts.draft_tokens:,}", f"{row.counts.accepted_tokens:,}", f"{row.edl:.2f}",
+                )
+                for row in record.extremes()
+            ],
+        )
+    )  # fmt: skip
+    return [each for each in found if each[2]]
+
+
+def _of_part(part: Part) -> tuple[str, ...]:
+    return part.name, f"{part.rows:,}", f"{part.counts.tokens:,}", f"{part.counts.edl:.2f}"
+
+
+def read_record(out: str) -> JobRecord:
+    """Of the job that writes or wrote to `out`. Raises LookaheadError if there is none, or its rows hold no counts."""
+    files = JobFiles(Path(out))
+    state, model = _of_manifest(files.manifest)
+    if files.journal.exists():
+        return JobRecord(out, list(_of_journal(files.journal)), state, model)
+    if not files.out.is_file():
+        raise CorpusError(f"{out}: no such file, and no journal of a job that writes it.")
+    rows = list(_of_rows(out))
+    if not any(row.counts.steps or row.counts.errors for row in rows):
+        raise LookaheadError(
+            f"{out}: its rows hold no steps (is it an output of lookahead generate?). Of OpenAI lines the counts stand in "
+            f"{files.journal.name}, which is not there."
+        )
+    return JobRecord(out, rows, state, model)
+
+
+def _of_journal(path: Path) -> Iterator[RowRecord]:
+    """The latest line about each row; one that was cut short is left out."""
+    latest: dict[int, dict[str, Any]] = {}
+    with path.open("rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                entry = json.loads(line)
+                latest.pop(entry["row"], None)  # so that it stands where it ended last
+                latest[entry["row"]] = entry
+    ended = 0.0
+    for number, entry in latest.items():
+        counts = JobTotals(
+            rows=1,
+            errors=int(bool(entry.get("error"))),
+            accepted_by_source=Counter(entry.get("accepted_by_source") or {}),
+            **{name: entry.get(name, 0) for name in COUNTS},
+        )
+        ended += counts.seconds  # since the row before it
+        yield RowRecord(number + 1, counts, ended)
+
+
+def _of_rows(out: str) -> Iterator[RowRecord]:
+    """Of output rows themselves. When they ended is not known."""
+    found = parquet_rows(out, CorpusReport()) if kind_of(out) == ".parquet" else json_rows(out)
+    for number, row in found:
+        if isinstance(row, str):
+            continue
+        answers = len(row.get("samples") or ()) or 1
+        tokens = _number(row, "completion_tokens")
+        by_source = row.get("accepted_by_source") or {}
+        counts = JobTotals(
+            rows=1,
+            errors=int(row.get("error") is not None),
+            prompt_tokens=_number(row, "prompt_tokens"),
+            tokens=tokens,
+            first_tokens=min(answers, tokens),
+            steps=_number(row, "steps"),
+            draft_tokens=_number(row, "draft_tokens"),
+            accepted_tokens=_number(row, "accepted_tokens"),
+            accepted_by_source=Counter(dict(by_source)),
+        )
+        yield RowRecord(number, counts)
+
+
+def _number(row: dict[str, Any], name: str) -> int:
+    return row[name] if type(row.get(name)) is int else 0
+
+
+def _of_manifest(path: Path) -> tuple[str, str]:
+    """(state, model); empty where it is not there or cannot be read."""
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        return str(manifest["state"]), str(manifest["answering"]["model"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", ""

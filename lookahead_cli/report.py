@@ -1,0 +1,64 @@
+"""lookahead report: what drafts brought to a job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lookahead_cli.options import Config, Context, Json, Overwrite
+
+
+def command(
+    output: Annotated[
+        str | None,
+        typer.Argument(metavar="OUT", help="Output of lookahead generate, finished or running; its journal is read beside it."),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE.html", help="Write it as one HTML page that needs no network.")
+    ] = None,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE.png", help="Draw the figures of the page to this file.")
+    ] = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    config: Config = None,
+    context: Context = None,  # type: ignore[assignment]
+) -> None:
+    """Say what drafts brought to a job: EDL by row, source, prompt length and time. Nothing of the job is touched.
+
+    Example: lookahead report out.jsonl -o report.html --plot report.png
+
+    Next: lookahead replay out.jsonl --trie answers.trie (what a trie would bring)
+    """
+    from pathlib import Path
+
+    from lookahead.atomic import replacing
+    from lookahead.errors import UsageError
+    from lookahead.job.journal import JobFiles
+    from lookahead.job.record import read_record, tables, title_of
+    from lookahead.outputs import PAGE, PICTURE, Input, Output, check_outputs
+    from lookahead_cli import render
+
+    if not output:
+        raise UsageError("name the output of a job: lookahead report out.jsonl.")
+    files = JobFiles(Path(output))
+    reads = Input("the report", [output, files.rows, files.journal, files.manifest])
+    check_outputs([Output("-o", out, PAGE), Output("--plot", plot, PICTURE)], [reads], overwrite)
+    record = read_record(output)
+    if plot or out:
+        from lookahead.bench import job_report
+        from lookahead.bench.plot import save_png
+
+        if plot:
+            save_png(job_report.job_figure(record), plot)
+        if out:
+            page = job_report.job_page(record, context.obj)
+            with replacing(out, "w") as file:
+                file.write(page)
+    if json:
+        render.print_json(record.as_json())
+        return
+    render.out.print(title_of(record), markup=False)
+    for title, columns, rows in tables(record):
+        render.table(title, columns, rows)
