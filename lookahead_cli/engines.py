@@ -28,13 +28,15 @@ from lookahead_cli.explain import Explainer
 
 
 class Answering(Protocol):
-    """Answers requests. whose: of the model's token ids. speedup: over plain decoding, of late."""
+    """Answers requests. whose: of the model's token ids. gain: (seconds that plain decoding would have taken, seconds taken) by
+    this run so far; None as long as too little has been measured.
+    """
 
     @property
     def whose(self) -> TokenizerIdentity: ...
 
     @property
-    def speedup(self) -> float | None: ...
+    def gain(self) -> tuple[float, float] | None: ...
 
     def run(
         self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
@@ -62,8 +64,8 @@ class OneEngine:
         return self.loaded.whose
 
     @property
-    def speedup(self) -> float | None:
-        return self.loaded.engine.budget.speedup
+    def gain(self) -> tuple[float, float] | None:
+        return self.loaded.engine.gain.seconds
 
     def run(
         self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
@@ -110,8 +112,8 @@ class Workers:
         return whose
 
     @property
-    def speedup(self) -> float | None:
-        return self.team.speedup
+    def gain(self) -> tuple[float, float] | None:
+        return self.team.gain
 
     def run(
         self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]

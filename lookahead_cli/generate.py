@@ -386,7 +386,7 @@ def command(
         progress = JobProgress(
             output.totals,
             lambda: None if counted.rows is None else part.size(min(counted.rows, most or counted.rows)),
-            lambda: answering.speedup if answering else None,
+            lambda: answering.gain if answering else None,
         )
         with output, on_signals() as asked:
 
@@ -458,7 +458,9 @@ def report(
 
     totals = progress.totals
     if json:
-        render.print_json({"model": model, "output": out, **totals.as_json(), **used})
+        speedup = progress.speedup
+        gain = {} if speedup is None else {"speedup_over_plain": round(speedup, 4)}
+        render.print_json({"model": model, "output": out, **totals.as_json(), **gain, **used})
     elif not quiet:
         progress.table()
     if totals.errors:

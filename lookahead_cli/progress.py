@@ -28,12 +28,12 @@ class Every:
 class JobProgress:
     """Called after each step of a job; mostly does nothing.
 
-    totals: of the job, changed by who writes rows. count: gives its rows as soon as they are known, until then None. speedup:
-    over plain decoding, or None.
+    totals: of the job, changed by who writes rows. count: gives its rows as soon as they are known, until then None. gain: gives
+    (seconds that plain decoding would have taken, seconds taken) by this run so far, or None.
     """
 
-    def __init__(self, totals: JobTotals, count: Callable[[], int | None], speedup: Callable[[], float | None]):
-        self.totals, self._count, self._speedup = totals, count, speedup
+    def __init__(self, totals: JobTotals, count: Callable[[], int | None], gain: Callable[[], tuple[float, float] | None]):
+        self.totals, self._count, self._gain = totals, count, gain
         self.before = JobTotals()  # of earlier runs of the job
         self.before.merge(totals)
         self.began = time.monotonic()
@@ -67,7 +67,9 @@ class JobProgress:
 
     @property
     def speedup(self) -> float | None:
-        return self._speedup()
+        """Over plain decoding, of this run; at most its EDL. None of one row, or where too little has been measured."""
+        gain, run = self._gain(), self.run
+        return min(gain[0] / gain[1], run.edl) if gain and run.rows > 1 and run.steps else None
 
     @property
     def seconds_left(self) -> float | None:

@@ -224,6 +224,9 @@ class GoodputBudget:
         if self._again:
             self._again -= 1
             return max(0, self._unseen - rows)
+        if not self.curve.known and self._table[SEEN, int(np.searchsorted(SIZES[:-1], rows))] < BELIEVED:
+            self._again, self._unseen = BELIEVED - 1, rows  # what all is weighed against: a plain step of so many rows
+            return 0
         for near in NEAR if tokens == self._before else ():
             column = int(np.searchsorted(SIZES, tokens)) + near
             if 0 <= column < len(SIZES) and SIZES[column] >= rows and self._table[SEEN, column] < BELIEVED:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import StoppingCriteriaList
 
+from lookahead.budget.gain import Gain
 from lookahead.budget.goodput import GoodputBudget, Rest
 from lookahead.budget.worth import Worth
 from lookahead.decode.batch import ALL_AT_ONCE, attended
@@ -265,6 +266,7 @@ class DecodingEngine:
         self.clock = Clock()
         self._slots: Slots | None = None  # of the latest run
         self.budget = GoodputBudget(target.costs())
+        self.gain = Gain(self.budget.curve)
         self._recycling = Worth()  # what the model almost said, where lengths are chosen by what pays
         self._steps = 0
         self._rested = Rest()  # of the row that ended last
@@ -416,9 +418,10 @@ class DecodingEngine:
         kept = _accepted_of(rows, pieces, accepted) if self.budget.waits else ()
         tells = self.drafter.options.strategy != "off" and (awake or self._steps % PLAIN_APART == 0)
         # Steps that took in prompts say nothing about the cost of those that do not.
+        parts = verified - drafted, drafted - began, recycled - computed
         if tells and all(piece.wanted == "all" for piece in pieces):
             said, step = sum(len(each.token_ids) for each in accepted), now() - began
-            self._learn_cost(rows, pieces, verified - drafted, step, said, kept)
+            self._learn_cost(rows, pieces, step, parts, said, kept)
             if awake:
                 given = self._accepted_from_recycled(rows) - before
                 self._learn_worth(recycled - computed, step, given, said, len(rows))
@@ -428,6 +431,8 @@ class DecodingEngine:
                     self._sources.observe_step(counts, step, said, len(rows), self.target.agreed)
         else:
             self.budget.settle(kept)
+            if self.drafter.options.strategy != "off" and taken_in:
+                self._note_prefill(rows, pieces, accepted, now() - began, parts)
 
     def _recycle(self, rows: list[RunningRow], pieces: list[Piece], scores: Scores) -> None:
         """Hand what the model almost said to the drafter, of the rows that are drafted for at present.
@@ -512,15 +517,42 @@ class DecodingEngine:
                 generation.observer(step)
 
     def _learn_cost(
-        self, rows: list[RunningRow], pieces: list[Piece], forward: float, step: float, said: int, kept: Sequence[int]
+        self,
+        rows: list[RunningRow],
+        pieces: list[Piece],
+        step: float,
+        parts: tuple[float, float, float],
+        said: int,
+        kept: Sequence[int],
     ) -> None:
-        """What the step took and gave. Of plain steps, once costs are known, only some tell."""
+        """What the step took and gave. Of plain steps, once costs are known, only some tell.
+
+        parts: seconds of its forward (recycling and verification included), drafting and recycling.
+        """
         sizes, stands_for = [0 if piece.tree is None else len(piece.tree) for piece in pieces], 1
         if max(sizes) == 1 and not self.budget.tries:
             if self._steps % PLAIN_APART:
                 return
             stands_for = PLAIN_APART
-        self.budget.observe(sum(sizes), forward, step, len(rows), *self._keys(rows), max(sizes), said, stands_for, kept)
+        keys, calls = self._keys(rows)
+        self.budget.observe(sum(sizes), parts[0], step, len(rows), keys, calls, max(sizes), said, stands_for, kept)
+        self.gain.step(sum(sizes), len(rows), keys, calls, max(sizes), 0, said, step, *parts, stands_for)
+
+    def _note_prefill(
+        self,
+        rows: list[RunningRow],
+        pieces: list[Piece],
+        accepted: list[Accepted],
+        step: float,
+        parts: tuple[float, float, float],
+    ) -> None:
+        """A step that took in prompts, maybe beside rows that decode. parts: as of `_learn_cost`."""
+        decoding = [slot for slot, piece in enumerate(pieces) if piece.wanted == "all"]
+        sizes = [0 if piece.tree is None else len(piece.tree) for piece in pieces]
+        own, keys = [sizes[slot] for slot in decoding], sum(rows[slot].length for slot in decoding)
+        said = sum(len(accepted[slot].token_ids) for slot in decoding)
+        prefilled = sum(sizes) - sum(own)
+        self.gain.step(sum(sizes), len(decoding), keys, 1, max(own, default=0), prefilled, said, step, *parts)
 
     def _keys(self, rows: list[RunningRow]) -> tuple[int, int]:
         """(keys that attention goes through for these rows, its calls), where each brings a token."""

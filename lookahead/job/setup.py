@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lookahead.arguments import numbers_of, paths_of
-from lookahead.budget import goodput
+from lookahead.budget import gain, goodput
 from lookahead.decode.best import best_tokens
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.generation_config import check, not_used
@@ -132,6 +132,7 @@ def assemble(
     def compile_kernels() -> None:
         drafter.warm_up()
         goodput.warm_up()
+        gain.warm_up()
         best_tokens(torch.zeros(1, BEST, dtype=target.dtype), np.zeros(1, np.int64), BEST)
 
     compiling(compile_kernels)

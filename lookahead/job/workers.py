@@ -18,6 +18,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing.connection import Connection
@@ -51,13 +52,13 @@ Said = tuple[list[int], list[int]]  # the last ids of a prompt, the answer's
 class Report:
     """What a worker tells. ended: rows, since the last report. batch_size: rows that it answers at once.
 
-    speedup: over plain decoding, of late. peak_memory: bytes. whose: of the model's token ids; None until it is loaded.
+    gain: see `budget.gain.Gain.seconds`. peak_memory: bytes. whose: of the model's token ids; None until it is loaded.
     error: why it cannot work.
     """
 
     ended: Sequence[Ended] = ()
     batch_size: int = 1
-    speedup: float | None = None
+    gain: tuple[float, float] | None = None
     peak_memory: int = 0
     whose: TokenizerIdentity | None = None
     notices: Sequence[str] = ()
@@ -110,14 +111,15 @@ class Worker:
         except Exception as error:
             self._ended.put(error)
             return
-        engine = loaded.engine
+        engine, summed_up = loaded.engine, time.monotonic()
 
         def between_steps() -> bool:
+            nonlocal summed_up
             self._hear(engine)
-            memory = peak_memory(engine.target.device)
-            self._report = dataclasses.replace(
-                self._report, batch_size=engine.batch_size, speedup=engine.budget.speedup, peak_memory=memory
-            )
+            memory, gain, now = peak_memory(engine.target.device), self._report.gain, time.monotonic()
+            if now > summed_up + REPORT_SECONDS:
+                gain, summed_up = engine.gain.seconds, now
+            self._report = dataclasses.replace(self._report, batch_size=engine.batch_size, gain=gain, peak_memory=memory)
             return False
 
         notices = tuple(filter(None, (*loaded.notices(self._options.sampling), kernel_cache.notice())))
@@ -214,6 +216,7 @@ class Team:
         self._again: collections.deque[_Task] = collections.deque()  # what lost workers held
         self._losses = 0  # since a row has ended
         self._notices: set[str] = set()
+        self._gains_of_lost: list[tuple[float, float] | None] = []
 
     def __enter__(self) -> Team:
         return self
@@ -229,10 +232,10 @@ class Team:
         return [post.report for post in self._posts if post.is_ready]
 
     @property
-    def speedup(self) -> float | None:
-        """Over plain decoding, of late, on average."""
-        known = [report.speedup for report in self.reports if report.speedup]
-        return sum(known) / len(known) if known else None
+    def gain(self) -> tuple[float, float] | None:
+        """The sums of all workers' gains, lost ones included; None if none has one."""
+        known = [gain for gain in (*self._gains_of_lost, *(report.gain for report in self.reports)) if gain]
+        return (sum(plain for plain, _ in known), sum(taken for _, taken in known)) if known else None
 
     def wait_until_ready(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Until one worker is. Raises LookaheadError if it cannot load what it needs."""
@@ -320,6 +323,7 @@ class Team:
             )
         log.warning("worker %d was lost (%s): another takes its %d rows.", post.number + 1, reason, len(post.tasks))
         post.member.dismiss()
+        self._gains_of_lost.append(post.report.gain)
         for task in post.tasks.values():
             task.losses += 1
             if task.losses < MOST_LOSSES:
