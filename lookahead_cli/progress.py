@@ -28,8 +28,8 @@ class Every:
 class JobProgress:
     """Called after each step of a job; mostly does nothing.
 
-    totals: of the job, changed by who writes rows. count: gives its rows as soon as they are known, until then None. gain: gives
-    (seconds that plain decoding would have taken, seconds taken) by this run so far, or None.
+    totals: of the job, changed by who writes rows. count: gives its rows as soon as they are known, until then None.
+    gain: gives (seconds that plain decoding would have taken, seconds taken) by this run so far, or None.
     """
 
     def __init__(self, totals: JobTotals, count: Callable[[], int | None], gain: Callable[[], tuple[float, float] | None]):
