@@ -113,6 +113,19 @@ def test_overwriting_one_of_two_hard_links_keeps_the_other(files: JobFiles, tmp_
     assert rows_of(files.out) == [{"id": 0}]
 
 
+def test_output_that_cannot_be_removed_is_one_error(files: JobFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.out.write_text("old")
+
+    def busy(path: Path, missing_ok: bool = False) -> None:
+        if path == files.out:
+            raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "unlink", busy)
+    with OutputLock(files, overwrite=True) as lock, pytest.raises(LookaheadError, match=r"cannot be written .*busy"):
+        lock.remove_files()
+    assert files.out.read_text() == "old"
+
+
 def test_exactly_one_of_many_that_start_at_once_holds_the_lock(files: JobFiles) -> None:
     """Those that give the lock back unused remove the file that others are about to lock."""
     inside, most, held = 0, 0, 0

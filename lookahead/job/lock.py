@@ -59,17 +59,22 @@ class OutputLock:
         return self.rows
 
     def remove_files(self) -> None:
-        """Forget what was written before: the journal is emptied in place, the output goes last."""
+        """Forget what was written before: the journal is emptied in place, the output goes last.
+
+        Raises LookaheadError if a file cannot be removed.
+        """
         files = self.files
-        with contextlib.suppress(FileNotFoundError):
-            files.manifest.unlink()
-        files.learned.unlink(missing_ok=True)
-        self.journal.truncate(0)
-        if self.rows is not None:
-            self.rows.close()
-            self.rows = None
-        for path in (files.rows, files.out):
-            path.unlink(missing_ok=True)
+        try:
+            for path in (files.manifest, files.learned):
+                path.unlink(missing_ok=True)
+            self.journal.truncate(0)
+            if self.rows is not None:
+                self.rows.close()
+                self.rows = None
+            for path in (files.rows, files.out):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def check(self, *others: tuple[FileIO | None, Path]) -> None:
         """Raise LookaheadError unless the names of the files still lead to those that are open here. others: further files."""
