@@ -1,7 +1,7 @@
 """kill -9 at random moments of jobs: resumed, each says what an uninterrupted one says, and leaves nothing behind.
 
-KILLS=100 is the number of kills, KILL_SEED where their moments begin. Half of them fall anywhere in a run, half after its last
-row, where rows are put in order, a Parquet file and a trie are written.
+KILLS=100 is the number of kills, KILL_SEED where their moments begin. A run is killed at any time, or once it has written a
+number of rows, or after its last row, where rows are put in order, a Parquet file and a trie are written.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.deep.servers import Server
 from tests.jobs import MODEL, UNSTEADY, questions, rows_of
 
 KILLS, SEED = int(os.environ.get("KILLS", 100)), int(os.environ.get("KILL_SEED", 1))
-ROWS = 48
-AFTER_LAST_ROW = 0.4  # seconds in which a job is killed after its last row, at most
+ROWS = 120
+AFTER_LAST_ROW, BETWEEN_ROWS = 0.4, 0.05  # seconds in which a job is killed after its last row, or one of the others, at most
 MOST_RUNS = 60  # of a job until it must be complete
 
 SAMPLED = ("--temperature", 0.8, "--samples", 2, "--seed", 3)
@@ -92,7 +92,7 @@ def test_job_killed_at_any_moment_says_what_an_uninterrupted_one_says(server: Se
     expected, documents, left = rows(whole / out), learned_documents(whole), sorted(os.listdir(whole))
     assert len(expected) == ROWS
     draw = random.Random(f"{SEED} {kind}")
-    kills = jobs = late = 0
+    kills = jobs = late = between = 0
     while kills < wanted:
         jobs += 1
         folder = tmp_path / str(jobs)
@@ -102,19 +102,22 @@ def test_job_killed_at_any_moment_says_what_an_uninterrupted_one_says(server: Se
             held = lines_in(written)
             pid = server.start(command(folder, source, out, options))
             if kills < wanted and run < MOST_RUNS - 1:
-                if draw.random() < 0.5:
+                moment = draw.random()
+                if moment < 0.15:
                     _sleep(draw.uniform(0, duration), pid)
                 else:
-                    deadline = time.monotonic() + 4 * duration + 60
-                    while held < ROWS and lines_in(written) < ROWS and time.monotonic() < deadline and _runs(pid):
+                    until = ROWS if moment > 0.75 else draw.randint(min(held + 1, ROWS), ROWS)
+                    while held < ROWS and lines_in(written) < until and _runs(pid):
                         time.sleep(0.002)
-                    _sleep(draw.uniform(0, AFTER_LAST_ROW), pid)
+                    _sleep(draw.uniform(0, AFTER_LAST_ROW if until == ROWS else BETWEEN_ROWS), pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             code = server.wait()
             if code == -signal.SIGKILL:
                 kills += 1
-                late += lines_in(written) >= ROWS or not written.exists()
+                now = lines_in(written) if written.exists() or not (folder / out).exists() else ROWS
+                late += now >= ROWS
+                between += held < now < ROWS
                 continue
             assert code == 3, server.errors.read_text()
             break
@@ -122,7 +125,7 @@ def test_job_killed_at_any_moment_says_what_an_uninterrupted_one_says(server: Se
         assert learned_documents(folder) == documents
         assert sorted(os.listdir(folder)) == left
         assert json.loads((folder / f"{out}.manifest.json").read_text())["state"] == "complete"
-    print(f"{kind}: {kills} kills ({late} of them after the last row), {jobs} jobs of {duration:.1f} s")
+    print(f"{kind}: {kills} kills ({between} of them between rows, {late} after the last one), {jobs} jobs of {duration:.1f} s")
 
 
 def _sleep(seconds: float, pid: int) -> None:
