@@ -8,6 +8,7 @@ hold None in columns that they do not use. Knows nothing of files, tokenizers an
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 TEXT_PARTS = ("text", "input_text", "output_text")  # of message content in parts
@@ -15,11 +16,16 @@ TEXT_PARTS = ("text", "input_text", "output_text")  # of message content in part
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One answer: its text, its token ids, or both. ends: the model ended it itself, so that it is not cut short."""
+    """One answer: its text, its token ids, or both. ends: the model ended it itself, so that it is not cut short.
+
+    index, of: which of how many samples of its row it is.
+    """
 
     text: str | None
     token_ids: list[int] | None
     ends: bool
+    index: int = 0
+    of: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +140,10 @@ def _answer(text: Any, ids: list[int] | None, finish_reason: Any) -> Answer | No
     return Answer(text, ids or None, finish_reason != "length") if text or ids else None
 
 
-def _some(answers: Any) -> list[Answer]:
-    return [answer for answer in answers if answer is not None]
+def _some(answers: Iterable[Answer | None]) -> list[Answer]:
+    """Those that say something."""
+    found = list(answers)
+    return [dataclasses.replace(each, index=n, of=len(found)) for n, each in enumerate(found) if each is not None]
 
 
 def _is_ids(value: Any) -> bool:

@@ -16,7 +16,9 @@ from lookahead_cli.options import (
     Json,
     Overwrite,
     Price,
+    PromptField,
     SessionTokens,
+    Template,
     TrieWeights,
 )
 from lookahead_cli.replays import Logs
@@ -121,6 +123,8 @@ def command(
     system: Annotated[
         str | None, typer.Option("--system", metavar="TEXT", help="System message of the job's chat prompts.")
     ] = None,
+    prompt_field: PromptField = None,
+    template: Template = None,
     trie: Annotated[
         list[str] | None,
         typer.Option(
@@ -243,7 +247,7 @@ def command(
         raise UsageError("name a file of logged answers: lookahead replay logged.jsonl. To try without one: lookahead demo")
     if system and chat is False:
         raise UsageError("--system is for chat prompts: leave --no-chat out.")
-    logs = Logs(pairs, trie or (), trie_weight, prompts or (), tokenizer, chat, system, rows)
+    logs = Logs(pairs, trie or (), trie_weight, prompts or (), tokenizer, chat, system, rows, prompt_field, template)
     asked = Asked(
         strategy, decoding_length, branch_length, session_tokens, price, sweep, baselines, explain, cost_profile, batch_size,
         repeat,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lookahead.bench.workloads import Contender, Workload, WorkloadReplay
     from lookahead.budget.profile import CostProfile
     from lookahead.draft.drafter import DraftOptions
-    from lookahead.job.pairs import Log
+    from lookahead.job.pairs import JobSettings, Log
     from lookahead.outputs import Input
     from lookahead.trie.file import Trie
 
@@ -111,7 +111,9 @@ def compile_for(workloads: list[Workload], option: DraftOptions) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Logs:
-    """What is replayed, as it was typed. chat, system: of the job that wrote the logs; None: as its manifest says."""
+    """What is replayed, as it was typed. chat, system, prompt_field, template: of the job that wrote the logs; None: as its
+    manifest says.
+    """
 
     paths: Sequence[str]
     tries: Sequence[str] = ()
@@ -121,6 +123,8 @@ class Logs:
     chat: bool | None = None
     system: str | None = None
     rows: int | None = None
+    prompt_field: str | None = None
+    template: str | None = None
 
     def reads(self, option: str) -> list[Input]:
         """The files that are read. option: under which the logs are given."""
@@ -169,10 +173,10 @@ def read_workloads(logs: Logs, shape: Any | None = None, model: str | None = Non
             for trie in some:
                 trie.check_tokenizer("", max(shape.vocab_size, tokenizers.vocab_size), "the model")
         log = read_log(path, logs.rows)
-        prompts, chat, system, wrote = _job_of(log, logs)
+        prompts, job = _job_of(log, logs)
         others = [trie for group in opened for trie in group]
-        of_log = partial(tokenizers.of, some, model if _has_tokenizer(model) else wrote, others)
-        pairs = pairs_of(log, of_log, prompts, chat, system, **limits)
+        of_log = partial(tokenizers.of, some, model if _has_tokenizer(model) else job.tokenizer, others)
+        pairs = pairs_of(log, of_log, prompts, job, **limits)
         for note in log.notes():
             render.notice(note)
         workloads.append(Workload(name, pairs, some, seconds, weights))
@@ -253,9 +257,10 @@ def tokenizer_to_show(loaded: Any | None, workloads: Sequence[Workload]) -> Any 
     return loaded if loaded is not None or not tries else tokenizer_of(tries[0], None, needed=False)
 
 
-def _job_of(log: Log, logs: Logs) -> tuple[Sequence[str], bool, str | None, str | None]:
-    """(prompt files, chat, system, model) of the job that wrote a log: what was given, else what its manifest says."""
+def _job_of(log: Log, logs: Logs) -> tuple[Sequence[str], JobSettings]:
+    """(prompt files, settings) of the job that wrote a log: what was given, else what its manifest says."""
     from lookahead.corpus import named_files
+    from lookahead.job.fields import RowFields, template_of
     from lookahead.job.pairs import settings_of
     from lookahead_cli import render
 
@@ -264,8 +269,12 @@ def _job_of(log: Log, logs: Logs) -> tuple[Sequence[str], bool, str | None, str 
     if log.lacks_prompts and not prompts and known.inputs and all(Path(name).is_file() for name in known.inputs):
         prompts = known.inputs
         render.notice(f"{log.path}: prompts are read from {', '.join(prompts)}, which its manifest names.")
+    fields = known.fields
+    if logs.prompt_field or logs.template:
+        fields = RowFields(logs.prompt_field, template_of(logs.template))
     chat = known.chat if logs.chat is None else logs.chat
-    return prompts, chat, known.system if logs.system is None else logs.system, known.model
+    system = known.system if logs.system is None else logs.system
+    return prompts, dataclasses.replace(known, chat=chat, system=system, fields=fields)
 
 
 def replay_on(

@@ -10,7 +10,8 @@ import pytest
 
 from lookahead.answers import answered, asked
 from lookahead.corpus import CorpusReport, read_documents
-from lookahead.job.pairs import pairs_of, read_log
+from lookahead.job.fields import RowFields
+from lookahead.job.pairs import JobSettings, pairs_of, read_log, settings_of
 from lookahead_cli.demo import samples_folder
 from tests.cli import Cli, write_jsonl
 
@@ -85,7 +86,7 @@ def test_chat_prompts_are_rendered_as_the_job_did(tmp_path: Path, tokenizer: Any
     out = write_jsonl(tmp_path / "out.jsonl", [said(1, [5], prompt_tokens=len(tokenizer(TEXT)["input_ids"]))])
     log = read_log(str(out))
     rendered = tokenizer(f"user: {TEXT}\nassistant:")["input_ids"]
-    assert pairs_of(log, lambda: tokenizer, [str(prompts)], chat=True) == [(rendered, [5])]
+    assert pairs_of(log, lambda: tokenizer, [str(prompts)], JobSettings(chat=True)) == [(rendered, [5])]
     assert log.other_prompts == 1  # the job was run without --chat: its prompt was shorter
     assert "--chat" in "".join(log.notes())
 
@@ -104,6 +105,48 @@ def test_openai_lines_are_joined_by_custom_id_whatever_their_content_is_made_of(
     found = pairs_of(log, lambda: tokenizer, [str(prompts)])
     assert found == [(rendered, [*ids, tokenizer.eos_token_id]), (rendered, ids)]
     assert log.failed == 2
+
+
+def test_several_prompts_of_a_line_and_echoed_ones_find_their_answers(tmp_path: Path, tokenizer: Any) -> None:
+    bodies = [{"prompt": ["the cat", "the dog"], "n": 2}, {"prompt": TEXT, "echo": True}]
+    requests = [{"custom_id": f"r-{n}", "url": "/v1/completions", "body": {"model": "m", **b}} for n, b in enumerate(bodies)]
+    prompts = write_jsonl(tmp_path / "in.jsonl", requests)
+    lines = []
+    for custom_id, texts in (("r-0", (" sat", " on", " the", " mat")), ("r-1", (TEXT + " and",))):
+        choices = [{"index": n, "text": text, "finish_reason": "length"} for n, text in enumerate(texts)]
+        lines.append({"custom_id": custom_id, "response": {"status_code": 200, "body": {"choices": choices}}, "error": None})
+    found = pairs_of(read_log(str(write_jsonl(tmp_path / "out.jsonl", lines))), lambda: tokenizer, [str(prompts)])
+
+    def ids(text: str) -> Any:
+        return tokenizer(text)["input_ids"]
+
+    expected = [("the cat", " sat"), ("the cat", " on"), ("the dog", " the"), ("the dog", " mat"), (TEXT, " and")]
+    assert found == [(ids(prompt), ids(answer)) for prompt, answer in expected]
+
+
+def test_prompts_are_made_of_fields_as_the_job_did(tmp_path: Path, tokenizer: Any) -> None:
+    prompts = write_jsonl(tmp_path / "in.jsonl", [{"q": "the cat", "a": "x"}])
+    out = write_jsonl(tmp_path / "out.jsonl", [said(1, [5])])
+    by_field, by_template = RowFields("q"), RowFields(template="on {{ q }}")
+    for fields, text in ((by_field, "the cat"), (by_template, "on the cat")):
+        found = pairs_of(read_log(str(out)), lambda: tokenizer, [str(prompts)], JobSettings(fields=fields))
+        assert found == [(tokenizer(text)["input_ids"], [5])]
+    options = {"prompt_field": "q", "model": "m", "tokenizer": "t", "chat": True, "system": "s"}
+    manifest = {"runs": [{"options": options}], "inputs": [{"path": str(prompts)}]}
+    (tmp_path / "out.jsonl.manifest.json").write_text(json.dumps(manifest))
+    known = settings_of(str(out))
+    assert (known.tokenizer, known.chat, known.system, known.inputs) == ("t", True, "s", [str(prompts)])
+    assert known.fields is not None
+    assert known.fields.prompt_field == "q"
+
+
+def test_logs_may_be_arrays_and_tables(tmp_path: Path, tokenizer: Any) -> None:
+    array, table = tmp_path / "log.json", tmp_path / "log.csv"
+    array.write_text(json.dumps([{"prompt": "the cat", "response": TEXT}]))
+    table.write_text(f"prompt,response\nthe cat,{TEXT}\n")
+    expected = pairs_of(read_log(str(array)), lambda: tokenizer)
+    assert len(expected) == 1
+    assert pairs_of(read_log(str(table)), lambda: tokenizer) == expected
 
 
 def test_kept_columns_do_not_pass_for_the_answer() -> None:
@@ -202,7 +245,7 @@ def test_echoed_prompts_and_joined_prompts_are_the_same_pairs(cli: Cli, job: Pat
     kept, apart = read_log(str(job / "echo.jsonl")), read_log(str(job / "plain.jsonl"))
     assert (kept.lacks_prompts, apart.lacks_prompts) == (False, True)
     pairs = pairs_of(kept, lambda: tokenizer)
-    assert pairs == pairs_of(apart, lambda: tokenizer, [str(job / "in.jsonl")], chat=True, system="Be brief.")
+    assert pairs == pairs_of(apart, lambda: tokenizer, [str(job / "in.jsonl")], JobSettings(chat=True, system="Be brief."))
     assert (len(pairs), kept.failed, kept.other_prompts, apart.other_prompts) == (4, 1, 0, 0)
     assert pairs[2][0] == [5, 6, 7]
     parquet = read_log(str(job / "echo.parquet"))

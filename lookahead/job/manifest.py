@@ -69,7 +69,14 @@ ANSWERING = (  # options that change what is answered, or how rows are written
 )
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}  # what --sampling greedy stands for
 # Of options that jobs of earlier versions did not have; the others: None.
-BEFORE = {"sampling": "greedy", "typical_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "trust_remote_code": False}
+BEFORE = {
+    "sampling": "greedy",
+    "typical_p": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "trust_remote_code": False,
+    "echo": False,
+}
 WEIGHTS = ("*.safetensors", "*.bin")
 CONFIGS = ("config.json", "generation_config.json", "chat_template.jinja", *TOKENIZER_FILES)
 SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 4096, 1 << 20

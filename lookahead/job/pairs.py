@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from lookahead.answers import Answer, answered, messages_of, prompt_of
-from lookahead.corpus import CorpusReport, json_rows, kind_of, parquet_rows
+from lookahead.corpus import kind_of
 from lookahead.errors import CorpusError, LookaheadError
+from lookahead.job.fields import RowFields, template_of
+from lookahead.job.inputs import input_rows
 from lookahead.job.journal import JobFiles
-from lookahead.job.prompt import prompt_ids_of
+from lookahead.job.prompt import prompts_of
 from lookahead.job.rows import Request, read_requests
 
 Pair = tuple[list[int], list[int]]
@@ -81,12 +83,16 @@ class Log:
 
 @dataclasses.dataclass(frozen=True)
 class JobSettings:
-    """How the job that wrote a log made token ids of prompts, as far as its manifest says."""
+    """How a job makes token ids of its prompts. tokenizer: a name. fields: see `RowFields`. inputs: its files of prompts."""
 
-    model: str | None = None
+    tokenizer: str | None = None
     chat: bool = False
     system: str | None = None
+    fields: RowFields | None = None
     inputs: Sequence[str] = ()
+
+
+UNKNOWN = JobSettings()
 
 
 def read_log(path: str, rows: int | None = None) -> Log:
@@ -97,8 +103,8 @@ def read_log(path: str, rows: int | None = None) -> Log:
     if path != "-" and not Path(path).is_file():
         raise CorpusError(f"{path}: no such file.")
     log, used, line = Log(path, []), 0, 0
-    parquet = path != "-" and kind_of(path) == ".parquet"
-    for line, row in parquet_rows(path, CorpusReport()) if parquet else json_rows(path):
+    for found_row in input_rows(path):
+        line, row = found_row.line, found_row.row
         if used == rows:
             break
         if isinstance(row, str):
@@ -141,14 +147,14 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 1 << 31 for token in value)
 
 
-def find_prompts(log: Log, names: Sequence[str]) -> dict[str, Request]:
+def find_prompts(log: Log, names: Sequence[str], fields: RowFields | None = None) -> dict[str, Request]:
     """The requests whose ids the answers of a log without prompts have, by `key_of` their ids. Only these are held in memory.
 
     names: the job's prompt files, all of them and in its order, as ids may be made of lines. Raises CorpusError if none fits.
     """
     wanted = {_key_of(log, logged.row_id) for logged in log.answers if logged.prompt is None}
     found: dict[str, Request] = {}
-    for request in read_requests(*names):
+    for request in read_requests(*names, fields=fields):
         key = _key_of(log, request.id)
         if key in wanted and key not in found and not request.problem:
             found[key] = request
@@ -169,8 +175,7 @@ def pairs_of(
     log: Log,
     tokenizer: Callable[[], Any | None],
     prompts: Sequence[str] = (),
-    chat: bool = False,
-    system: str | None = None,
+    job: JobSettings = UNKNOWN,
     vocab_size: int = 1 << 31,
     longest: int | None = None,
 ) -> list[Pair]:
@@ -187,7 +192,7 @@ def pairs_of(
             f"{log.path}:{lacking}: an answer without its prompt. Name the job's prompts with --prompts FILE (or write "
             "them with the answers: generate --echo)."
         )
-    requests = find_prompts(log, prompts) if lacking is not None else {}
+    requests = find_prompts(log, prompts, job.fields) if lacking is not None else {}
     pairs, loaded = [], None
     for logged in log.answers:
         request = requests.get(_key_of(log, logged.row_id)) if logged.prompt is None else _request_of(logged)
@@ -200,12 +205,14 @@ def pairs_of(
         if is_text and loaded is None and (loaded := tokenizer()) is None:
             raise CorpusError(f"{where}: holds text: name its tokenizer with --tokenizer MODEL_OR_FOLDER.")
         try:
-            prompt = prompt_ids_of(request, loaded, chat, system)
+            as_asked = logged.job and logged.prompt is not None  # as it was tokenized, system message and all
+            of_request = prompts_of(request, loaded, job.chat and not as_asked, None if as_asked else job.system)
         except LookaheadError as error:
             raise CorpusError(f"{where}: {error}") from error
-        response = _response_ids(logged.answer, loaded)
+        which = logged.answer.index * len(of_request) // logged.answer.of  # of several prompts each has as many answers
+        prompt, response = of_request[which], _response_ids(_without_prompt(logged.answer, request, which), loaded)
         log.retokenized += logged.job and logged.answer.token_ids is None
-        log.other_prompts += logged.prompt_tokens not in (None, len(prompt))
+        log.other_prompts += logged.prompt_tokens not in (None, sum(map(len, of_request)))
         _check(where, prompt, response, vocab_size, longest)
         pairs.append((prompt, response))
     return pairs
@@ -216,6 +223,14 @@ def _request_of(logged: Logged) -> Request:
     prompt = logged.prompt
     kind = "prompt" if isinstance(prompt, str) else "messages" if isinstance(prompt[0], dict) else "prompt_ids"
     return Request(logged.row_id, logged.line, **{kind: prompt})
+
+
+def _without_prompt(answer: Answer, request: Request, which: int) -> Answer:
+    """The answer to a request that wants its prompt before it (OpenAI's "echo"), without it."""
+    prompt = request.prompts[which] if request.prompts else request.prompt
+    if not request.echo or not isinstance(prompt, str) or answer.text is None:
+        return answer
+    return dataclasses.replace(answer, text=answer.text.removeprefix(prompt))
 
 
 def _response_ids(answer: Answer, tokenizer: Any | None) -> list[int]:
@@ -238,8 +253,10 @@ def settings_of(path: str) -> JobSettings:
     """Of the job that wrote the file, by the manifest beside it; of nothing where there is none."""
     try:
         manifest = json.loads(JobFiles(Path(path)).manifest.read_text(encoding="utf-8"))
-        options = manifest["answering"]
+        options = manifest["runs"][-1]["options"]
         inputs = [str(each["path"]) for each in manifest["inputs"]]
-        return JobSettings(options.get("model"), bool(options.get("chat")), options.get("system"), inputs)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return JobSettings()
+        fields = RowFields(options.get("prompt_field"), template_of(options.get("template")))
+        tokenizer = options.get("tokenizer") or options.get("model")
+        return JobSettings(tokenizer, bool(options.get("chat")), options.get("system"), fields, inputs)
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, LookaheadError):
+        return UNKNOWN
