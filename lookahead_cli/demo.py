@@ -65,7 +65,7 @@ def _run(folder: Path, rows: int) -> None:
     )
     prompts_of_three = folder / THREE
     prompts_of_three.write_text("\n".join(lines[:3]) + "\n", encoding="utf-8")
-    generate.command(model, [str(prompts_of_three)], answers, trie=[trie], overwrite=True, quiet=False)
+    generate.command(model, [str(prompts_of_three)], out=answers, trie=[trie], overwrite=True, quiet=False)
     _print_answers(prompts_of_three, Path(answers))
     say("4. The proof", "lookahead bench --model MODEL --input prompts.jsonl --trie answers.trie")
     options = [draft_options(name, length, 64) for name, length in (("auto", "auto"), ("hierarchical", "16"), ("single", "8"))]

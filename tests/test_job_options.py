@@ -120,7 +120,7 @@ def test_names_of_sources_are_escaped_in_metrics() -> None:
 
 def test_log_line_says_how_far_the_job_is_how_fast_and_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     totals = JobTotals(rows=10, tokens=100, first_tokens=10, steps=45)
-    progress = JobProgress(totals, 1000, lambda: (15.2, 10.0))
+    progress = JobProgress(totals, lambda: 1000, lambda: (15.2, 10.0))
     totals.merge(JobTotals(rows=10, errors=1, tokens=100, first_tokens=10, steps=45))
     progress.began -= 10
     progress.line()
@@ -129,7 +129,7 @@ def test_log_line_says_how_far_the_job_is_how_fast_and_how_long_it_takes(capsys:
 
 
 def test_progress_acts_when_its_time_has_come_and_not_before() -> None:
-    progress, done = JobProgress(JobTotals(), None, lambda: None), []
+    progress, done = JobProgress(JobTotals(), lambda: None, lambda: None), []
     progress.every(1000, lambda: done.append("late"))
     progress.every(0, lambda: done.append("now"))
     progress()
