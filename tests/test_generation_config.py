@@ -81,6 +81,10 @@ def test_field_that_is_not_used_is_said_in_one_line_and_changes_nothing(configur
     assert answers(target) == plain
 
 
+def test_line_stays_short_whatever_a_field_holds(configure):
+    assert len(not_used(configure(force_words_ids=[[5]] * 10_000, own_field="x" * 10_000), Sampling())) < 400
+
+
 def test_config_that_asks_for_nothing_says_nothing(configure):
     nothing = {"num_beams": 1, "num_return_sequences": 1, "token_healing": False, "cache_implementation": "static"}
     lengths = {"max_length": 4096, "max_new_tokens": 512, "_commit_hash": "abc"}

@@ -42,7 +42,7 @@ class Field:
 
 _HONOURED, _SAMPLING, _LENGTH, _NO_EFFECT = Field("honoured"), Field("sampling"), Field("length"), Field("no effect")
 _BEAMS = Field("not used", "there is no beam search", off=(1,))
-_FORCED = Field("not used", "there is no constrained beam search; see --regex and --grammar")
+_FORCED = Field("not used", "there is no constrained beam search (see --regex, --grammar)")
 _CACHE = Field("not used", "lookahead keeps its own cache", off=("dynamic", "static", "hybrid", "sliding_window"))
 _ASSISTED = Field("not used", "drafts come from tries", off=(False, 0))
 
@@ -191,9 +191,9 @@ def not_used(target: TargetModel, asked: Sampling) -> str:
         if value is None or (name.startswith("_") and field is None):
             continue
         if field is None:
-            found.append(f"{name} {value!r} is unknown here and not used")
+            found.append(f"{name} {value!r:.60} is unknown here and not used")
         elif field.use == "not used" and value not in field.off:
-            found.append(f"{name} {value!r} is not used: {field.why}")
+            found.append(f"{name} {value!r:.60} is not used: {field.why}")
     of_model = target.text_config.eos_token_id
     if own.eos_token_id is None and of_model is not None:
         found.append(f"it has no eos_token_id, so answers do not end at the {of_model} of config.json (see --stop-token-ids)")
