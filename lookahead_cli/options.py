@@ -146,6 +146,7 @@ Logprobs = Annotated[
     typer.Option(
         "--logprobs",
         min=0,
+        max=128,
         metavar="K",
         help="Write the log-probability that the model gives each token, and the K most probable in its place with theirs.",
     ),
@@ -222,7 +223,7 @@ DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Read and check all rows without loading the model's weights; list those that would fail."),
 ]
-Samples = Annotated[int, typer.Option("--samples", "-n", min=1, metavar="N", help="Answers to each prompt.")]
+Samples = Annotated[int, typer.Option("--samples", "-n", min=1, max=1024, metavar="N", help="Answers to each prompt.")]
 
 Ray = Annotated[
     str | None,

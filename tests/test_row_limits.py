@@ -182,3 +182,12 @@ def test_line_of_ten_megabytes_is_an_error_row_and_the_next_is_answered(tokenize
         with pytest.raises(LookaheadError, match="no room for an answer"):
             prompt_ids_of(request, tokenizer, longest=2048)
     assert prompt_ids_of(short, tokenizer, longest=2048)
+
+
+def test_options_of_the_line_have_the_limits_of_rows() -> None:
+    from lookahead.decode import limits
+    from lookahead_cli.job_schema import job_schema
+
+    properties = job_schema()["properties"]
+    assert properties["samples"]["maximum"] == limits.SAMPLES
+    assert properties["logprobs"]["maximum"] == limits.LOGPROBS
