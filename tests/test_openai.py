@@ -388,6 +388,7 @@ MESSAGES = st.lists(
     ),
     max_size=3,
 )
+NEARLY_VALID = st.dictionaries(st.sampled_from(KEYS), st.one_of(SCALARS, st.floats(0, 1), st.integers(0, 9)), max_size=1)
 BODIES = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5).flatmap(
     lambda body: st.one_of(
         st.just(body),
@@ -396,6 +397,8 @@ BODIES = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5).flatmap(
     )
 )
 ROWS = st.one_of(
+    NEARLY_VALID.map(lambda body: {"body": {**body, "prompt": "a"}}),
+    NEARLY_VALID.map(lambda params: {"prompt": "a", "params": params}),
     st.fixed_dictionaries(
         {"body": st.one_of(BODIES, VALUES)}, optional={"custom_id": VALUES, "url": VALUES, "method": VALUES, "x": VALUES}
     ),
@@ -410,6 +413,8 @@ ROWS = st.one_of(
 @example({"body": {"prompt": "a", "temperature": 10**400}})
 @example({"prompt": "a", "params": {"top_p": 10**400}})
 @example({"prompt": "a", "params": {"logit_bias": {"9" * 5000: 1}}})
+@example({"body": {"a\nkey": 1}})
+@example({"body": {"prompt": "a", "k" * 100_000: 1}})
 def test_every_row_is_a_request_or_has_a_problem(row: dict[str, Any]) -> None:
     request = parse_row(row, 3)
     forms = [request.prompt, request.messages, request.prompt_ids, request.prompts]

@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from lookahead.printable import in_one_line
+
+LONGEST_PROBLEM = 1000  # characters: a row may hold keys of any length
+
 
 class RowError(ValueError):
     """What is wrong with a row. param: the key that it is about, where it is one."""
 
     def __init__(self, problem: str, param: str | None = None):
-        super().__init__(problem)
+        line = in_one_line(problem)
+        super().__init__(line if len(line) <= LONGEST_PROBLEM else f"{line[:LONGEST_PROBLEM]}...")
         self.param = param
 
 
