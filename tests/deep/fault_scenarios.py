@@ -147,10 +147,97 @@ def small_runs() -> None:
     Effort.pages = lambda self: Pages(0)  # type: ignore[method-assign]
 
 
+# ---- jobs
+
+PROMPTS = [{"id": f"q{number}", "prompt": prompt} for number, prompt in enumerate(["Hello", "What is", "The cat"])]
+
+
+def job(made: Path, out: str, trie_before: bool) -> Scenario:
+    """generate, with all that it writes: rows, journal, manifest, metrics, a trie. It is resumed until it is done."""
+    import dataclasses
+
+    import torch
+
+    from lookahead.job.setup import EngineSettings
+
+    torch.set_num_threads(1)
+    (made / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
+    model = ("--model", str(TOKENIZER), "--input", "in.jsonl", "--max-new-tokens", "3", "--batch-size", "2", "--quiet")
+    command = ("generate", *model, "-o", out, "--metrics", "job.prom", "--save-trie", "learned.trie", "--resume")
+    given = ["in.jsonl"]
+    if trie_before:
+        run_here(made, *[part if part != out else "other.jsonl" for part in command])
+        given.append("learned.trie")
+    real = EngineSettings.load
+    loaded: list[Any] = []
+
+    def load_once(settings: EngineSettings, *arguments: Any) -> Any:
+        return loaded.pop() if loaded else real(settings, *arguments)
+
+    EngineSettings.load = load_once  # type: ignore[method-assign]
+    scenario = of_files(made, given, command)
+    loaded.append(real(EngineSettings(str(TOKENIZER), batch_size=2)))  # for the children, each of which takes its copy of it
+    answered, kept = rows_of(made / "warm" / out), documents_of(made / "warm")
+
+    def is_done(folder: Path) -> bool:
+        manifest = folder / f"{out}.manifest.json"
+        done = (folder / out).exists() and rows_of(folder / out) == answered and documents_of(folder) == kept
+        return done and manifest.exists() and json.loads(manifest.read_text())["state"] == "complete"
+
+    def whole(folder: Path) -> None:
+        rows = folder / (out if out.endswith(".jsonl") else f"{out}.partial.jsonl")
+        if rows.exists():  # the last line may be cut short
+            lines = rows.read_bytes().splitlines(keepends=True)
+            assert all(steady(json.loads(line)) in answered for line in lines if line.endswith(b"\n"))
+        elif (folder / out).exists():
+            assert rows_of(folder / out) == answered
+        documents_of(folder)
+        for manifest in folder.glob("*.manifest.json"):
+            json.loads(manifest.read_text())
+        if (folder / "job.prom").exists():
+            assert (folder / "job.prom").read_text().endswith("\n")
+
+    return dataclasses.replace(scenario, state=is_done, whole=whole, one_file=False)
+
+
+def steady(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row says in every run."""
+    return {name: row[name] for name in ("id", "text", "finish_reason", "completion_tokens")}
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        return [steady(row) for row in pyarrow.parquet.read_table(path).to_pylist()]
+    return [steady(json.loads(line)) for line in path.read_bytes().splitlines()]
+
+
+def documents_of(folder: Path) -> list[list[int]]:
+    """What the trie holds, checked; in any order, as rows end in any."""
+    from lookahead.trie.file import Trie
+
+    if not (folder / "learned.trie").exists():
+        return []
+    trie = Trie(folder / "learned.trie")
+    trie.verify()
+    return sorted(document.tolist() for document in trie.documents())
+
+
+def generate(made: Path) -> Scenario:
+    return job(made, "out.jsonl", trie_before=False)
+
+
+def generate_parquet(made: Path) -> Scenario:
+    """Into a Parquet file and a trie that is there."""
+    return job(made, "out.parquet", trie_before=True)
+
+
 SCENARIOS: dict[str, Callable[[Path], Scenario]] = {
     made.__name__: made
     for made in (
         build, build_in_runs, build_pruned, build_from_parquet, append, append_joining, merge, merge_in_place, prune,
+        generate, generate_parquet,
     )
 }  # fmt: skip
 
