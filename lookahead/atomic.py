@@ -176,6 +176,11 @@ def uninterrupted(call: Callable[..., Made], *arguments: Any) -> Made:
             continue
 
 
+def remove(path: Path) -> None:
+    """Remove a file, if it is there."""
+    uninterrupted(path.unlink, True)
+
+
 def reason(error: OSError) -> str:
     """What went wrong, in the system's words."""
     lines = str(error).strip().splitlines()

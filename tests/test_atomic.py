@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lookahead.atomic import locked, replacing, scratch_sibling
+from lookahead.atomic import locked, remove, replacing, scratch_sibling
 from lookahead.errors import LookaheadError
 
 pytest.importorskip("fcntl")  # without locks nothing is taken for left behind
@@ -403,3 +403,11 @@ def test_lock_of_a_missing_file_or_on_a_system_without_locks_does_nothing(tmp_pa
     with locked(kept):
         write(kept)
     assert kept.read_text() == "new"
+
+
+def test_removal_that_is_interrupted_is_made_again_and_a_missing_file_is_removed_already(kept, monkeypatch):
+    calls = fails(monkeypatch, "unlink", errno.EINTR)
+    remove(kept)
+    remove(kept)
+    assert len(calls) == 3
+    assert not kept.exists()

@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from lookahead.atomic import replacing
+from lookahead.atomic import remove, replacing
 from lookahead.errors import LookaheadError
 from lookahead.job.inputs import PIECE, fingerprint
 from lookahead.job.manifest import Manifest
@@ -286,9 +286,9 @@ class Journal:
         if self.files.is_parquet:
             write_parquet(self.files.rows, self.files.out)
             if not self.totals.faults:
-                self.files.rows.unlink()
+                remove(self.files.rows)
         if self._learned is not None and not os.fstat(self._learned.fileno()).st_size:
-            self.files.learned.unlink(missing_ok=True)
+            remove(self.files.learned)
         self.manifest.state = "complete"
 
     def learned(self) -> Iterator[TokenDocument]:
@@ -323,7 +323,7 @@ class Journal:
         self._learned = _opened(self.files.learned)
 
     def forget_learned(self) -> None:
-        self.files.learned.unlink(missing_ok=True)
+        remove(self.files.learned)
 
     def _last_saving(self) -> tuple[int, bytes] | None:
         """The line that notes a beginning save, and its number from 0; None if there is none."""

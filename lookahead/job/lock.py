@@ -12,6 +12,7 @@ import os
 from io import FileIO
 from pathlib import Path
 
+from lookahead.atomic import remove
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.job.journal import JobFiles
 
@@ -66,13 +67,13 @@ class OutputLock:
         files = self.files
         try:
             for path in (files.manifest, files.learned):
-                path.unlink(missing_ok=True)
+                remove(path)
             self.journal.truncate(0)
             if self.rows is not None:
                 self.rows.close()
                 self.rows = None
             for path in (files.rows, files.out):
-                path.unlink(missing_ok=True)
+                remove(path)
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -94,7 +95,7 @@ class OutputLock:
         """Give the lock back. A journal that was made for it alone is removed."""
         if self._created and not self.used and self.is_held and not os.fstat(self.journal.fileno()).st_size:
             with contextlib.suppress(OSError):
-                self.files.journal.unlink()
+                remove(self.files.journal)
         for file in (self.rows, self.journal):
             if file is not None:
                 file.close()

@@ -16,6 +16,7 @@ import errno
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -86,7 +87,7 @@ class Scenario:
 
     states: how it may be afterwards are the one before, and those in which runs without a fault leave it.
     whole: raises if a file is there by half, beside what `state` says. one_file: what a message says of an old or new file is
-    about the state.
+    about the state. notice: of a line that the command may say beside, such as that it goes on without its metrics.
     """
 
     prepare: Callable[[Path], None]
@@ -94,6 +95,7 @@ class Scenario:
     state: Callable[[Path], Any]
     whole: Callable[[Path], None] = lambda folder: None
     one_file: bool = True
+    notice: str = "^$"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +218,7 @@ def check(shim: Shim, scenario: Scenario, scratch: Path, stride: int = 1) -> dic
         found["fired"] += bool(ended.fired)
         found["codes"][ended.code] += 1
         killed = fault.action in (KILL, KILL_AFTER)
-        lines = [line for line in ended.error.splitlines() if line.strip()]
+        lines = [line for line in ended.error.splitlines() if line.strip() and not re.search(scenario.notice, line)]
         try:
             state = scenario.state(folder)
             scenario.whole(folder)
