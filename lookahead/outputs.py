@@ -23,6 +23,7 @@ from typing import Any
 from lookahead.atomic import followed, scratch_sibling
 from lookahead.errors import LookaheadError, UsageError
 
+PICTURES = (".png", ".pdf", ".svg")  # endings of what can be drawn
 TRIED_BYTES = 4096  # written to a temporary sibling: a full disk refuses them
 HEAD_BYTES = 4096  # of an existing file, from which its kind is seen
 MOST_JSON_BYTES = 256 << 20  # a larger file is not one of ours
@@ -73,6 +74,8 @@ def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite:
     """
     given = [(output, Path(output.path)) for output in outputs if output.path is not None]
     for output, path in given:
+        if output.kind is PICTURE and path.suffix.lower() not in PICTURES:
+            raise UsageError(f"{output.option} {path}: what is drawn is told by the ending. Use one of {', '.join(PICTURES)}.")
         _check_place(output, path)
     for (output, path), (other, other_path) in itertools.combinations(given, 2):
         if _same(path, other_path):

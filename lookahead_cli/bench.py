@@ -172,7 +172,8 @@ def command(
     ] = None,
     save: Annotated[str | None, typer.Option("--save", metavar="FILE", help="Write the JSON to this file as well.")] = None,
     plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE", help="Draw speed and EDL as a PNG; of a sweep by lengths.")
+        str | None,
+        typer.Option("--plot", metavar="FILE", help="Draw speed and EDL, of a sweep by lengths: .png, .pdf, .svg."),
     ] = None,
     report: Annotated[
         str | None,

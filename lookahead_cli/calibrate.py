@@ -57,7 +57,7 @@ def command(
     dtype: Dtype = "auto",
     device: Device = "auto",
     attn: Attention = None,
-    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the curve as a PNG.")] = None,
+    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the curve: .png, .pdf or .svg.")] = None,
     overwrite: Overwrite = False,
     json: Json = False,
     config: Config = None,

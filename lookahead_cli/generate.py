@@ -212,6 +212,14 @@ def command(
         str | None,
         typer.Option("--metrics", metavar="FILE", help="Keep counts and speed in this file, in the Prometheus text format."),
     ] = None,
+    metrics_label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metrics-label",
+            metavar="NAME=VALUE",
+            help="A label of all metrics, beside job (the output) and model; repeat for several.",
+        ),
+    ] = None,
     explain: Annotated[
         int | None,
         typer.Option(
@@ -245,6 +253,7 @@ def command(
     given = dict(locals())
     import contextlib
     import dataclasses
+    import os
     from pathlib import Path
 
     from lookahead.corpus import named_files
@@ -253,6 +262,7 @@ def command(
     from lookahead.job.inputs import Shard
     from lookahead.job.lock import OutputLock
     from lookahead.job.manifest import describe, go_on, read_manifest
+    from lookahead.job.metrics import labels_of
     from lookahead.job.resume import files_of, what_is_done
     from lookahead.job.rows import left_to_do, read_requests, without_duplicates
     from lookahead.outputs import Input
@@ -287,6 +297,9 @@ def command(
     if not learn and session_tokens != SESSION_TOKENS:
         raise UsageError("--no-learn remembers no answers: leave --session-tokens out.")
     drafts = draft_options(strategy, decoding_length, branch_length, session_tokens if learn else 0, price, recycle)
+    if metrics_label and not metrics:
+        raise UsageError("--metrics-label labels what --metrics FILE keeps: name that file.")
+    labels = labels_of(metrics_label or [], os.path.abspath(out) if out else "stdout", model)
     part = Shard.parse(shard)
     rows_at_once = 1 if explain else batch_size_of(batch_size)  # what is explained comes row by row
     constraint = constraint_of(json_schema, regex, choice, grammar)
@@ -388,6 +401,7 @@ def command(
             lambda: None if counted.rows is None else part.size(min(counted.rows, most or counted.rows)),
             lambda: answering.gain if answering else None,
         )
+        progress.labels = labels
         with output, on_signals() as asked:
 
             def stopped() -> bool:

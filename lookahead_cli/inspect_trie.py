@@ -45,9 +45,7 @@ def command(
     ] = None,
     plot: Annotated[
         str | None,
-        typer.Option(
-            "--plot", metavar="FILE.png", help="Draw EDL on the --coverage file against the size the trie is pruned to."
-        ),
+        typer.Option("--plot", metavar="FILE", help="Draw EDL on the --coverage file by size: .png, .pdf or .svg."),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte: checksums, order, tables.")] = False,
     tokenizer: Annotated[

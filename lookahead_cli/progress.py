@@ -34,6 +34,7 @@ class JobProgress:
 
     def __init__(self, totals: JobTotals, count: Callable[[], int | None], gain: Callable[[], tuple[float, float] | None]):
         self.totals, self._count, self._gain = totals, count, gain
+        self.labels: dict[str, str] = {}  # of the metrics
         self.before = JobTotals()  # of earlier runs of the job
         self.before.merge(totals)
         self.began = time.monotonic()
@@ -111,7 +112,7 @@ class JobProgress:
             "seconds_left": self.seconds_left,
         }
         try:
-            write_metrics(path, self.totals, gauges)
+            write_metrics(path, self.totals, gauges, self.labels)
         except LookaheadError as error:
             if not self._metrics_failed:
                 render.notice(f"--metrics {error} The job goes on.")

@@ -56,9 +56,9 @@ class Outputs:
 
         with contextlib.ExitStack() as stack:
             if self.plot:
-                from lookahead.bench.plot import save_png
+                from lookahead.bench.plot import save_figure
 
-                stack.callback(save_png, figure, self.plot)
+                stack.callback(save_figure, figure, self.plot)
             if self.report:
                 stack.callback(_write, self.report, page)
             if self.save:  # the last is called first
@@ -213,7 +213,9 @@ def command(
     save: Annotated[str | None, typer.Option("--save", metavar="FILE", help="Write the JSON to this file as well.")] = None,
     plot: Annotated[
         str | None,
-        typer.Option("--plot", metavar="FILE", help="With --sweep or --cost-profile: draw EDL (and predicted speed)."),
+        typer.Option(
+            "--plot", metavar="FILE", help="With --sweep or --cost-profile: draw EDL (and predicted speed): .png, .pdf or .svg."
+        ),
     ] = None,
     report: Annotated[
         str | None,

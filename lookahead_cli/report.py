@@ -48,10 +48,10 @@ def command(
     record = read_record(output)
     if plot or out:
         from lookahead.bench import job_report
-        from lookahead.bench.plot import save_png
+        from lookahead.bench.plot import save_figure
 
         if plot:
-            save_png(job_report.job_figure(record), plot)
+            save_figure(job_report.job_figure(record), plot)
         if out:
             page = job_report.job_page(record, context.obj)
             with replacing(out, "w") as file:

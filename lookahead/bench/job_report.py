@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.bench.plot import BLUE, GREY, INK, as_svg, bare
+from lookahead.bench.plot import BLUE, GREY, INK, as_svg, bare, from_zero, head
 from lookahead.bench.report import html_page, table
 from lookahead.job.record import JobRecord, Part, tables, title_of
+from lookahead.printable import in_one_line
 
 SOURCE_COLOURS = ("#2a6fdb", "#e08a1e", "#2fa36b", "#a05cc8", "#d0492f", "#4bb4c4", "#8c8c8c")
 WINDOW = 20  # rows of the line through the rows' EDL, or a twentieth of them if that is more
@@ -39,7 +40,7 @@ def job_figure(record: JobRecord, titled: bool = True) -> Any:
     for axis in (by_row, spread, by_length, by_source):
         bare(axis)
     if titled:
-        figure.suptitle(title_of(record), fontsize=10)
+        head(figure, title_of(record))
     return figure
 
 
@@ -58,7 +59,7 @@ def _draw_rows(axis: Any, record: JobRecord) -> None:
     axis.plot(along, tokens / np.maximum(1, steps), color=BLUE, linewidth=1.8, label=f"{window} rows together")
     axis.set_xlabel("seconds of answering" if timed else "rows")
     axis.set_ylabel("EDL")
-    axis.set_ylim(bottom=0)
+    from_zero(axis)
     axis.legend(frameon=False, fontsize=8, loc="lower right")
 
 
@@ -80,7 +81,7 @@ def _draw_sources(axis: Any, parts: Sequence[Part]) -> None:
         gained = []
         for count, part in zip(counts, parts, strict=True):
             gained.append(sum(count[member] for member in members) / max(1, part.counts.steps))
-        axis.bar(range(len(parts)), gained, bottom=below, color=colour, label=name, width=0.85)
+        axis.bar(range(len(parts)), gained, bottom=below, color=colour, label=in_one_line(name), width=0.85)
         below = [low + more for low, more in zip(below, gained, strict=True)]
     axis.set_xticks(range(len(parts)), [part.name.replace(" to ", "-") for part in parts], rotation=30, fontsize=8)
     axis.set_xlabel("rows, as they were completed")

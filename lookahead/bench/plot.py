@@ -1,4 +1,4 @@
-"""Figures as PNG or SVG. In: measured runs, or EDL by size of a trie. Out: a file, or the text of an SVG for a page.
+"""Figures as PNG, PDF or SVG. In: measured runs, or EDL by size of a trie. Out: a file, or the text of an SVG for a page.
 
 Lines and words are drawn in one ink, which a page's SVG takes from the page, so that it can be read on light and on dark.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -15,6 +18,7 @@ import matplotlib
 from lookahead.atomic import replacing
 from lookahead.bench.coverage import Capacity
 from lookahead.budget.profile import CDL_FACTOR, CostProfile
+from lookahead.printable import in_one_line
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
@@ -64,7 +68,7 @@ def comparison_figure(comparisons: Sequence[Comparison], titled: bool = True) ->
             axis.margins(x=0.15, y=0.02)
             bare(axis)
     if titled:
-        figure.suptitle(title_of(comparisons[0]), fontsize=10)
+        head(figure, title_of(comparisons[0]))
     return figure
 
 
@@ -82,21 +86,22 @@ def draw_capacity(curve: Sequence[Capacity], title: str, path: str) -> None:
 
     figure, axis = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     cold, sizes = curve[0], curve[1:]
-    axis.axhline(cold.edl, color=GREY, linestyle="--", linewidth=1)
-    axis.annotate(f"no trie: {cold.edl:.2f}", (1, cold.edl), (-4, 4), axis.get_yaxis_transform(), "offset points", ha="right")
-    axis.plot([c.tokens for c in sizes], [c.edl for c in sizes], "o-", color=BLUE)
-    for c in sizes:
-        label = f"{c.edl:.2f}\n{c.bytes / 2**20:.3g} MiB"
-        axis.annotate(label, (c.tokens, c.edl), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+    axis.axhline(cold.edl, color=GREY, linestyle="--", linewidth=1, label=f"no trie: {cold.edl:.2f}", zorder=1)
+    axis.plot([c.tokens for c in sizes], [c.edl for c in sizes], "o-", color=BLUE, label="with the trie", zorder=1)
+    for c in sizes:  # more tokens draft better: to the left above a point nothing is drawn
+        ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        place = (-7, 5)
+        axis.annotate(f"{c.edl:.2f}", (c.tokens, c.edl), place, textcoords="offset points", ha="right", fontsize=8, bbox=ground)
     axis.set_xscale("log", base=2)
-    axis.set_xticks([c.tokens for c in sizes], [_short(c.tokens) for c in sizes])
+    axis.set_xticks([c.tokens for c in sizes], [f"{_short(c.tokens)}\n{c.bytes / 2**20:.3g} MiB" for c in sizes])
     axis.minorticks_off()
-    axis.set_xlabel("tokens kept (the whole trie at the right)")
+    axis.set_xlabel("tokens kept, and size of the file (the whole trie at the right)")
     axis.set_ylabel("EDL (tokens per decode step)")
     axis.margins(x=0.08, y=0.2)
+    axis.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderpad=0)
     bare(axis)
-    figure.suptitle(title, fontsize=10)
-    save_png(figure, path)
+    head(figure, title)
+    save_figure(figure, path)
 
 
 def draw_profile(profile: CostProfile, path: str, rows: Sequence[int] = (1, 8, 32), context: int = 512) -> None:
@@ -110,9 +115,7 @@ def draw_profile(profile: CostProfile, path: str, rows: Sequence[int] = (1, 8, 3
         label = f"{number} row{'s' * (number > 1)}, CDL {profile.cdl(number, context)}"
         time.plot(lengths, [each * 1e3 for each in seconds], "o-", color=colour, label=label, markersize=3)
         share.plot(lengths, [each / seconds[0] for each in seconds], "o-", color=colour, markersize=3)
-    share.axhline(CDL_FACTOR, color=GREY, linestyle="--", linewidth=1)
-    place, shift = (0, CDL_FACTOR), (4, 4)
-    share.annotate(f"CDL: up to {CDL_FACTOR:g} times", place, shift, share.get_yaxis_transform(), "offset points")
+    share.axhline(CDL_FACTOR, color=GREY, linestyle="--", linewidth=1, label=f"{CDL_FACTOR:g} times: CDLs end here")
     time.set_ylabel("forward (ms)")
     share.set_ylabel("forward / that of one token per row")
     for axis in (time, share):
@@ -123,11 +126,12 @@ def draw_profile(profile: CostProfile, path: str, rows: Sequence[int] = (1, 8, 3
         axis.yaxis.set_major_formatter("{x:g}")
         axis.set_xlabel("decoding length (tokens of each row in one forward)")
         bare(axis)
-    time.legend(frameon=False)
+    for axis in (time, share):  # lines rise, so the upper left is free
+        axis.legend(frameon=False, loc="upper left")
     about = profile.setting
     kind = "" if profile.kind == "measured" else f" ({profile.kind})"
-    figure.suptitle(f"{about.model}, {about.device}, {about.dtype}, {context} tokens in the cache{kind}", fontsize=10)
-    save_png(figure, path)
+    head(figure, f"{about.model}, {about.device}, {about.dtype}, {context} tokens in the cache{kind}")
+    save_figure(figure, path)
 
 
 def _short(count: int) -> str:
@@ -143,6 +147,12 @@ def bare(axis: Any) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def from_zero(axis: Any) -> None:
+    """The vertical axis begins at 0 and ends above what is drawn, so that a level line is not the border."""
+    highest = axis.dataLim.ymax
+    axis.set_ylim(0, 1.08 * highest if highest > 0 else 1)
+
+
 def shades(count: int, second: bool = False) -> list[Any]:
     """Colours from light to dark, of one of two scales that are read on light and on dark ground."""
     scale = matplotlib.colormaps["plasma" if second else "viridis"]
@@ -156,13 +166,27 @@ def legend_beside(axis: Any, drawn: Sequence[Any]) -> None:
     axis.legend(handles.values(), handles, loc="center left", frameon=False, fontsize=9)
 
 
-def save_png(figure: Any, path: str) -> None:
-    """Atomically to `path`."""
+def save_figure(figure: Any, path: str) -> None:
+    """Atomically to `path`, as what its ending says: .png, .pdf or .svg."""
     from matplotlib import pyplot
 
+    kind = Path(path).suffix.lower().removeprefix(".")
     with replacing(path) as file:
-        figure.savefig(file, format="png", dpi=120)
+        _draw(figure, file, kind, dpi=120)
     pyplot.close(figure)
+
+
+def _draw(figure: Any, file: Any, kind: str, **options: Any) -> None:
+    """With what stands beyond the figure's border. A character that the font lacks is drawn as a box, without a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+        figure.savefig(file, format=kind, bbox_inches="tight", pad_inches=0.15, **options)
+
+
+def head(figure: Any, title: str) -> None:
+    """A title above a figure, in as many lines as it takes."""
+    width = int(12 * figure.get_figwidth())  # characters of this size that fit
+    figure.suptitle("\n".join(textwrap.wrap(in_one_line(title), width)), fontsize=10)
 
 
 def as_svg(figure: Any, name: str) -> str:
@@ -171,7 +195,7 @@ def as_svg(figure: Any, name: str) -> str:
 
     text = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        _draw(figure, text, "svg", transparent=True, metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.bench.plot import INK, bare, legend_beside, shades
+from lookahead.bench.plot import INK, bare, from_zero, head, legend_beside, shades
 from lookahead.bench.replay import ReplayResult
 from lookahead.bench.workloads import WorkloadReplay
+from lookahead.printable import in_one_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +79,9 @@ def replay_sweep_figure(replays: Sequence[WorkloadReplay]) -> Any:
     parts = figure.subfigures(len(swept), 1, squeeze=False)[:, 0]
     for part, grid in zip(parts, swept, strict=True):
         _draw(part.subplots(2, 3), grid)
-        part.suptitle(f"{grid.workload}: {grid.strategy}, {grid.start}", fontsize=11, x=0.01, ha="left", color=INK)
+        part.suptitle(f"{in_one_line(grid.workload)}: {grid.strategy}, {grid.start}", fontsize=11, x=0.01, ha="left", color=INK)
     rows, tokens = sum(each.rows for each in replays), sum(each.tokens for each in replays)
-    figure.suptitle(f"replay of {rows:,} logged answers, {tokens:,} tokens (no model)", fontsize=10)
+    head(figure, f"replay of {rows:,} logged answers, {tokens:,} tokens (no model)")
     return figure
 
 
@@ -131,7 +132,7 @@ def _lines(
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(tick) for tick in ticks])
     axis.minorticks_off()
-    axis.set_ylim(bottom=0)
+    from_zero(axis)
     axis.set_xlabel(along)
     axis.set_ylabel(up)
     bare(axis)

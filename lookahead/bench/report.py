@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lookahead.bench.plot import BLUE, GREY, as_svg, bare, comparison_figure, shades, title_of
 from lookahead.bench.sweep import in_words, sweep_figure
+from lookahead.printable import in_one_line
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
@@ -139,7 +140,7 @@ def _accepted_figure(comparison: Comparison) -> Any:
     begin = [0.0] * len(runs)
     for source, colour in zip(sources, shades(len(sources)), strict=True):
         shares = [100 * run.accepted_by_source[source] / sum(run.accepted_by_source.values()) for run in runs]
-        by_source.barh([run.name for run in runs], shares, left=begin, color=colour, label=source)
+        by_source.barh([run.name for run in runs], shares, left=begin, color=colour, label=in_one_line(source))
         begin = [left + share for left, share in zip(begin, shares, strict=True)]
     by_source.invert_yaxis()
     by_source.set_xlim(0, 100)

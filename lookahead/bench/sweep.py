@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lookahead.bench.plot import BLUE, GREY, INK, bare, legend_beside, shades, title_of
+from lookahead.bench.plot import BLUE, GREY, INK, bare, from_zero, head, legend_beside, shades, title_of
 from lookahead.bench.run import Run
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def sweep_figure(comparisons: Sequence[Comparison]) -> Any:
         axes = part.subplots(2, 3).T.flatten()
         _draw(axes, comparison, cells)
         part.suptitle(f"{strategy}, batch {comparison.batch_size}", fontsize=11, x=0.01, ha="left", color=INK)
-    figure.suptitle(title_of(comparisons[0]), fontsize=10)
+    head(figure, title_of(comparisons[0]))
     return figure
 
 
@@ -75,7 +75,7 @@ def _draw(axes: Any, comparison: Comparison, cells: Cells) -> None:
     known = [(length, run.forward_ms()) for length, run in longest if run.forward_ms() is not None]
     forward.plot([length for length, _ in known], [ms for _, ms in known], "o-", color=BLUE, markersize=4)
     _finish(forward, [length for length, _ in longest], "decoding length (tokens)", "forward time (ms, median)")
-    forward.set_ylim(bottom=0)
+    from_zero(forward)
     for axis, lines, what in (
         (speed_by_length, by_branch, "tokens_per_second"),
         (edl_by_length, by_branch, "edl"),
@@ -90,7 +90,7 @@ def _draw(axes: Any, comparison: Comparison, cells: Cells) -> None:
         axis.axhline(getattr(plain, what), color=GREY, linestyle=":", linewidth=1.5, label="plain")
         along = "decoding length (tokens)" if lines is by_branch else "branch length (tokens)"
         _finish(axis, lengths if lines is by_branch else branches, along, "tokens/s" if what != "edl" else "EDL")
-        axis.set_ylim(bottom=0)
+        from_zero(axis)
     legend_beside(key, [speed_by_length, speed_by_branch])
 
 
