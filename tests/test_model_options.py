@@ -139,6 +139,7 @@ def test_adapter_that_does_not_fit_is_refused_in_one_line(base: Path, adapter: P
     refused("no such folder", "./missing")
     refused("no adapter_config.json", base)
     refused("is a file", base / "config.json")
+    refused("no such folder, and not from the hub", "org/adapter-of-nobody")
 
 
 def test_missing_peft_is_said_with_what_to_install(base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +202,8 @@ def test_revision_goes_to_the_hub_with_config_weights_and_tokenizer(monkeypatch:
 
     for kind in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"):
         monkeypatch.setattr(f"transformers.{kind}.from_pretrained", of(kind))
+    for module in ("decode.model", "tokenizer"):
+        monkeypatch.setattr(f"lookahead.{module}.check_name", lambda *_: {})
     settings = EngineSettings("org/model", revision="v2", trust_remote_code=True)
     monkeypatch.setattr("lookahead.job.setup.assemble", lambda target, tokenizer, *_: (target, tokenizer))
     settings.load()

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from lookahead.errors import LookaheadError, ModelError
-from lookahead.hub import looks_like_path
+from lookahead.hub import check_name
 from lookahead.tokenizer import first_line
 
 CONFIG = "adapter_config.json"
 
 
-def check_adapter(adapter: str) -> None:
-    """Raise LookaheadError if PEFT is missing, ModelError for a path that holds no adapter. Reads no weights."""
+def check_adapter(adapter: str) -> dict[str, Any]:
+    """Further arguments for loading it, as of `hub.check_name`. Reads no weights.
+
+    Raises LookaheadError if PEFT is missing, ModelError for a path or hub name that holds no adapter.
+    """
     try:
         import peft  # noqa: F401
     except ImportError as error:
@@ -26,26 +29,28 @@ def check_adapter(adapter: str) -> None:
     path = Path(adapter)
     if path.is_file():
         raise ModelError(f"{adapter}: is a file. Give the adapter's folder, or a hub name such as org/adapter.")
-    if not path.is_dir() and looks_like_path(adapter):
-        raise ModelError(f"{adapter}: no such folder. Give an adapter's folder, or a hub name such as org/adapter.")
+    further = check_name(adapter, "an adapter's folder")
     if path.is_dir() and not (path / CONFIG).is_file():
         raise ModelError(f"{adapter}: no {CONFIG} in this folder, so it is not a PEFT adapter.")
+    return further
 
 
 def merged(model: Any, adapter: str) -> Any:
     """The model with the adapter's weights merged into its own, as of `PeftModel.merge_and_unload`.
 
-    Raises ModelError if the adapter was made for a model of other shapes, or is of a kind that is not merged into weights.
+    Raises what `check_adapter` does, and ModelError if the adapter was made for a model of other shapes, or is of a kind that is
+    not merged into weights.
     """
     from peft import PeftModel, get_peft_model_state_dict
     from peft.utils import load_peft_weights
 
+    further = check_adapter(adapter)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is missing is checked below
-            wrapped = PeftModel.from_pretrained(model, adapter)
+            wrapped = PeftModel.from_pretrained(model, adapter, **further)
             of_model = get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys()
-            of_file = load_peft_weights(adapter, device="cpu").keys()
+            of_file = load_peft_weights(adapter, device="cpu", **further).keys()
     except Exception as error:  # PEFT, torch and the hub raise many kinds
         shapes = [line.strip() for line in str(error).splitlines() if "size mismatch" in line]
         if shapes:
