@@ -39,6 +39,8 @@ def check_name(name: str, wanted: str, revision: str | None = None) -> dict[str,
     """
     if os.path.isdir(name):
         return {}
+    if os.path.isfile(name):
+        raise ModelError(f"{name}: is a file. Give {wanted}, or a hub name such as org/model.")
     if looks_like_path(name) or not HUB_NAME.fullmatch(name):
         raise ModelError(f"{name}: no such folder.{_meant(name)} Give {wanted}, or a hub name such as org/model.")
     if is_cached(name):

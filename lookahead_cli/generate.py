@@ -257,6 +257,7 @@ def command(
     from pathlib import Path
 
     from lookahead.corpus import named_files
+    from lookahead.hub import check_name
     from lookahead.job.counting import RowCount
     from lookahead.job.fields import KEEP, RowFields, is_template_file, keep_of, template_of
     from lookahead.job.inputs import Shard
@@ -309,9 +310,6 @@ def command(
 
     def prepared() -> tuple[EngineSettings, JobOptions]:
         """Importing what this needs takes seconds: it waits until the files are known to be right."""
-        from lookahead.hub import check_name
-
-        check_name(model, "a model folder", revision)
         from lookahead.job.runner import JobOptions
         from lookahead.job.setup import EngineSettings
 
@@ -350,6 +348,10 @@ def command(
         ]  # fmt: skip
         check_job_outputs(out, files, save_trie, metrics, reads, overwrite)
         known = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
+        if not resume:  # a job that is complete needs no model
+            check_name(model, "a model folder", revision)
+            if tokenizer:
+                check_name(tokenizer, "a folder with a tokenizer")
         done = manifest = lock = None
         if files is not None:
             lock = stack.enter_context(OutputLock(files, resume, overwrite))

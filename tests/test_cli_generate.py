@@ -8,16 +8,12 @@ import re
 import shutil
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lookahead.trie import build
-from lookahead.trie.build import TokenDocument, TokenizerIdentity
 from lookahead.trie.file import Trie
 from lookahead_cli.demo import samples_folder
-from lookahead_cli.generate import keep_learned
 from tests.architectures import tiny_config
 from tests.cli import Cli, write_jsonl
 
@@ -459,33 +455,3 @@ def test_option_that_makes_no_sense_is_a_usage_error(cli: Cli, tmp_path: Path, o
     result = cli("generate", "--model", MODEL, "--input", source, *options)
     assert result.code == 2
     assert message in result.err
-
-
-class Kept:
-    """A job's output that has kept one answer."""
-
-    forgotten = False
-
-    def learned(self) -> list[TokenDocument]:
-        return [TokenDocument([1, 2, 3], "outputs")]
-
-    def forget_learned(self) -> None:
-        self.forgotten = True
-
-
-def test_save_trie_adds_to_a_trie_that_another_job_makes_at_the_same_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, whose = tmp_path / "learned.trie", TokenizerIdentity(10, "0123456789abcdef", "tiny")
-    real = build.build_trie
-
-    def other_is_first(*arguments: Any, **options: Any) -> Any:
-        real([TokenDocument([4, 5], "outputs")], path, whose)
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(build, "build_trie", other_is_first)
-    output = Kept()
-    keep_learned(output, str(path), SimpleNamespace(whose=whose, recycled=lambda: ()), "model")  # type: ignore[arg-type]
-    assert [d.tolist() for d in Trie(path).documents()] == [[4, 5], [1, 2, 3]]
-    assert output.forgotten
-    assert [p.name for p in tmp_path.iterdir()] == ["learned.trie"]

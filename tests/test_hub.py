@@ -58,6 +58,12 @@ def test_folder_of_a_similar_name_is_offered(tmp_path, monkeypatch, online):
     assert online == []
 
 
+def test_file_is_called_a_file(tmp_path, online):
+    (tmp_path / "model.gguf").write_text("")
+    with pytest.raises(ModelError, match=r"model\.gguf: is a file\. Give a model folder, or a hub name"):
+        check_name(str(tmp_path / "model.gguf"), "a model folder")
+
+
 def test_hub_name_is_refused_at_once_where_the_hub_is_not_asked(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set"):
