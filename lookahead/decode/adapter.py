@@ -38,8 +38,8 @@ def check_adapter(adapter: str) -> dict[str, Any]:
 def merged(model: Any, adapter: str) -> Any:
     """The model with the adapter's weights merged into its own, as of `PeftModel.merge_and_unload`.
 
-    Raises what `check_adapter` does, and ModelError if the adapter was made for a model of other shapes, or is of a kind that is
-    not merged into weights.
+    Raises what `check_adapter` does, and ModelError if the adapter was made for a model of other shapes, or is of a kind that
+    is not merged into weights.
     """
     from peft import PeftModel, get_peft_model_state_dict
     from peft.utils import load_peft_weights
