@@ -9,10 +9,12 @@ from __future__ import annotations
 import atexit
 import gc
 import io
+import logging
 import re
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Annotated, Any
@@ -21,7 +23,19 @@ import typer
 
 from lookahead import __version__
 from lookahead.printable import in_one_line
-from lookahead_cli import bench, build_trie, calibrate, demo, generate, inspect_trie, merge_tries, prune_trie, replay, report
+from lookahead_cli import (
+    bench,
+    build_trie,
+    calibrate,
+    demo,
+    generate,
+    inspect_trie,
+    logs,
+    merge_tries,
+    prune_trie,
+    replay,
+    report,
+)
 from lookahead_cli.options import with_address
 
 app = typer.Typer(
@@ -58,20 +72,27 @@ def lookahead(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code. Everything a user can cause ends in one line on stderr."""
-    from lookahead.errors import LookaheadError
-
     if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding does not know is escaped there, as it is on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
-    typed = list(sys.argv[1:] if arguments is None else arguments)
+    typed, began = list(sys.argv[1:] if arguments is None else arguments), time.monotonic()
+    command_line = shlex.join(["lookahead", *typed])
+    with logs.lines(command_line):
+        code = _run(typed, command_line)
+        logs.ended(code, time.monotonic() - began)
+    return code
+
+
+def _run(typed: Sequence[str], command_line: str) -> int:
+    from lookahead.errors import LookaheadError
+
     try:
-        result = program()(
-            args=with_address(typed), prog_name="lookahead", standalone_mode=False, obj=shlex.join(["lookahead", *typed])
-        )
+        result = program()(args=with_address(typed), prog_name="lookahead", standalone_mode=False, obj=command_line)
     except LookaheadError as error:
-        _print_error(str(error))
+        _print_error(str(error), error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
+        logs.note("interrupted", logging.WARNING)
         return 130
     except BrokenPipeError:
         from lookahead_cli.render import abandon_stdout
@@ -86,7 +107,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if not hasattr(error, "format_message"):
             raise
         if message := " ".join(error.format_message().split()):  # none where the help has been shown instead
-            _print_error(message)
+            _print_error(message, 2)
         return 2
     return result if isinstance(result, int) else 0
 
@@ -102,7 +123,9 @@ def program() -> Any:
     return root
 
 
-def _print_error(message: str) -> None:
+def _print_error(message: str, code: int = 1) -> None:
+    if code != 2:  # a command line that is refused is no part of a log
+        logs.note(message, logging.ERROR)
     print(f"error: {in_one_line(message, getattr(sys.stderr, 'encoding', None))}", file=sys.stderr)
 
 

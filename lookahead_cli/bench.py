@@ -17,12 +17,14 @@ from lookahead_cli.options import (
     Device,
     Dtype,
     Json,
+    LogFile,
     MaxNewTokens,
     Model,
     Overwrite,
     Price,
     SessionTokens,
     TrieWeights,
+    Verbose,
     trie_weights,
 )
 
@@ -181,6 +183,8 @@ def command(
     ] = None,
     overwrite: Overwrite = False,
     json: Json = False,
+    log_file: LogFile = None,
+    verbose: Verbose = False,
     config: Config = None,
     context: Context = None,  # type: ignore[assignment]
 ) -> None:
@@ -227,7 +231,7 @@ def command(
         Input("--adapter", [adapter], hub=True),
         Input("--cost-profile", [cost_profile]), Input("--config", [config]),
     ]  # fmt: skip
-    outputs = Outputs(json, save, plot, report, overwrite, reads)
+    outputs = Outputs(json, save, plot, report, overwrite, reads, log_file)
     if replay and not random_weights:
         if any((input, attn, dtype != "auto", device != "auto", max_new_tokens != 256, not peers, check_lossless is not None)):
             raise UsageError(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lookahead_cli.options import Config, Json, MaxMemory, Overwrite, Ray, Workers
+from lookahead_cli.options import Config, Json, LogFile, MaxMemory, Overwrite, Ray, Verbose, Workers
 
 
 def command(
@@ -70,6 +70,8 @@ def command(
     ray: Ray = None,
     overwrite: Overwrite = False,
     json: Json = False,
+    log_file: LogFile = None,
+    verbose: Verbose = False,
     config: Config = None,
 ) -> None:
     """Build a trie from corpora: reads text, writes one file that drafts are looked up in.
@@ -115,7 +117,7 @@ def command(
     path = out or append or ""
     names = expand(corpus)
     reads = [Input("CORPUS", names), Input("--tokenizer", [tokenizer], hub=True), Input("--config", [config])]
-    check_outputs([Output("-o", out, TRIE), Output("--append", append)], reads, overwrite)
+    check_outputs([Output("-o", out, TRIE), Output("--append", append), Output("--log-file", log_file)], reads, overwrite)
     if ray and "-" in names:
         raise UsageError("--ray reads files, which every node opens itself, and no stdin.")
     if workers:

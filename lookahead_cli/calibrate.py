@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lookahead_cli.model_options import Revision, TrustRemoteCode
-from lookahead_cli.options import Attention, Config, Device, Dtype, Json, Model, Overwrite
+from lookahead_cli.options import Attention, Config, Device, Dtype, Json, LogFile, Model, Overwrite, Verbose
 
 if TYPE_CHECKING:
     from lookahead.budget.profile import CostProfile
@@ -60,6 +60,8 @@ def command(
     plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the curve: .png, .pdf or .svg.")] = None,
     overwrite: Overwrite = False,
     json: Json = False,
+    log_file: LogFile = None,
+    verbose: Verbose = False,
     config: Config = None,
 ) -> None:
     """Measure what a model's forwards cost on this machine, by tokens, rows and context, and keep it as a cost profile.
@@ -85,7 +87,8 @@ def command(
     if estimate and (random_weights or device != "auto" or attn):
         raise UsageError("--estimate measures nothing: leave out --random-weights, --device and --attn.")
     reads = [Input("--model", [model], hub=True), Input("--config", [config])]
-    check_outputs([Output("-o", out, PROFILE), Output("--plot", plot, PICTURE)], reads, overwrite)
+    outputs = [Output("-o", out, PROFILE), Output("--plot", plot, PICTURE), Output("--log-file", log_file)]
+    check_outputs(outputs, reads, overwrite)
     kept, problems = "", []
     if estimate:
         from lookahead.decode.model import estimated_profile

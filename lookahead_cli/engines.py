@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lookahead.decode.adapter import check_adapter
+from lookahead.decode.engine import Clock
 from lookahead.decode.memory import peak_memory
 from lookahead.decode.model import read_config
 from lookahead.decode.parallel import Peers
@@ -37,6 +38,11 @@ class Answering(Protocol):
 
     @property
     def gain(self) -> tuple[float, float] | None: ...
+
+    @property
+    def clock(self) -> Clock | None:
+        """Of the engine; None of those of other processes."""
+        ...
 
     def run(
         self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
@@ -66,6 +72,10 @@ class OneEngine:
     @property
     def gain(self) -> tuple[float, float] | None:
         return self.loaded.engine.gain.seconds
+
+    @property
+    def clock(self) -> Clock | None:
+        return self.loaded.engine.clock
 
     def run(
         self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
@@ -114,6 +124,10 @@ class Workers:
     @property
     def gain(self) -> tuple[float, float] | None:
         return self.team.gain
+
+    @property
+    def clock(self) -> Clock | None:
+        return None
 
     def run(
         self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]

@@ -25,6 +25,7 @@ from lookahead_cli.options import (
     JsonSchema,
     KeepFields,
     Limit,
+    LogFile,
     Logprobs,
     MaxNewTokens,
     Model,
@@ -40,6 +41,7 @@ from lookahead_cli.options import (
     Template,
     Tries,
     TrieWeights,
+    Verbose,
     batch_size_of,
     constraint_of,
     draft_options,
@@ -236,6 +238,8 @@ def command(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print all options as YAML for --config, and do nothing else.")
     ] = False,
+    log_file: LogFile = None,
+    verbose: Verbose = False,
     config: Config = None,
 ) -> None:
     """Answer files of prompts: the tokens that plain decoding gives, in fewer forwards of the model.
@@ -280,6 +284,8 @@ def command(
         raise UsageError("name a file of prompts: --input prompts.jsonl (or - for stdin).")
     if json and out is None and not dry_run:
         raise UsageError("--json prints a summary on stdout, where the answers go: name a file with -o.")
+    if quiet and verbose:
+        raise UsageError("--quiet and --verbose: give one of them.")
     if system and not chat:
         raise UsageError("--system needs --chat.")
     if explain and strategy == "off":
@@ -346,7 +352,7 @@ def command(
             Input("--config", [config]), Input("--json-schema", [json_schema]), Input("--grammar", [grammar]),
             Input("--template", [template if template and is_template_file(template) else None]),
         ]  # fmt: skip
-        check_job_outputs(out, files, save_trie, metrics, reads, overwrite)
+        check_job_outputs(out, files, save_trie, metrics, log_file, reads, overwrite)
         known = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
         if not resume:  # a job that is complete needs no model
             check_name(model, "a model folder", revision)
@@ -410,7 +416,8 @@ def command(
                 progress()
                 return asked.wanted()
 
-            with shown(progress, not (quiet or explain), Path(metrics) if metrics else None, output.save):
+            clock = answering.clock if answering else None
+            with shown(progress, not (quiet or explain), Path(metrics) if metrics else None, output.save, clock):
                 if answering and first:
                     answering.run(chain([first], requests), job, output.write, stopped)
             if not asked.wanted():
@@ -429,13 +436,19 @@ def command(
 
 
 def check_job_outputs(
-    out: str | None, files: JobFiles | None, save_trie: str | None, metrics: str | None, reads: list[Input], overwrite: bool
+    out: str | None,
+    files: JobFiles | None,
+    save_trie: str | None,
+    metrics: str | None,
+    log_file: str | None,
+    reads: list[Input],
+    overwrite: bool,
 ) -> None:
     """See `outputs.check_outputs`. files: of a job that writes to `out`; the files beside it are outputs, too."""
     from lookahead.outputs import JOURNAL, LEARNED, MANIFEST, METRICS, Output, check_outputs
 
     # A trie is only ever added to: one that is drafted from may be, and any other file is refused when it is opened.
-    outputs = [Output("-o", out)]
+    outputs = [Output("-o", out), Output("--log-file", log_file)]
     if files is not None:
         beside = [(files.journal, JOURNAL), (files.manifest, MANIFEST), (files.learned, LEARNED)]
         outputs += [Output("-o", path, kind) for path, kind in beside]
@@ -477,8 +490,7 @@ def report(
         speedup = progress.speedup
         gain = {} if speedup is None else {"speedup_over_plain": round(speedup, 4)}
         render.print_json({"model": model, "output": out, **totals.as_json(), **gain, **used})
-    elif not quiet:
-        progress.table()
+    progress.table(on_stderr=not (json or quiet))
     if totals.errors:
         again = f" {totals.faults} of them may succeed with --resume --retry-errors." if totals.faults and resumable else ""
         raise RowsFailedError(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lookahead_cli.options import Config, Json, MaxMemory, Overwrite, Workers, effort_of, weights_by_name
+from lookahead_cli.options import Config, Json, LogFile, MaxMemory, Overwrite, Verbose, Workers, effort_of, weights_by_name
 
 
 def command(
@@ -31,6 +31,8 @@ def command(
     max_memory: MaxMemory = "1GiB",
     overwrite: Overwrite = False,
     json: Json = False,
+    log_file: LogFile = None,
+    verbose: Verbose = False,
     config: Config = None,
 ) -> None:
     """Merge tries: counts add up, sources are kept; the result answers as one build over all corpora would.
@@ -45,7 +47,8 @@ def command(
     from lookahead.trie.edit import merge_tries
     from lookahead_cli import render
 
-    check_outputs([Output("-o", out, TRIE, ("TRIE",))], [Input("TRIE", tries), Input("--config", [config])], overwrite)
+    outputs = [Output("-o", out, TRIE, ("TRIE",)), Output("--log-file", log_file)]
+    check_outputs(outputs, [Input("TRIE", tries), Input("--config", [config])], overwrite)
     weights = weights_by_name(weight, "--weight")
     with render.stages(shown=not json) as progress:
         header = merge_tries(tries, out, weights, effort_of(max_memory, workers, progress), verify=verify)

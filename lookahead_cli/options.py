@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lookahead.errors import ConstraintError, UsageError
+from lookahead_cli import logs
 
 if TYPE_CHECKING:
     from lookahead.decode.constraint import Constraint
@@ -60,6 +61,21 @@ Config = Annotated[
         is_eager=True,
         metavar="FILE",
         help="YAML file with any options of this command; a flag on the line wins.",
+    ),
+]
+LogFile = Annotated[
+    str | None,
+    typer.Option(
+        "--log-file",
+        callback=logs.open_file,
+        metavar="FILE",
+        help="Append progress, notices, warnings and errors to this file, each line with a time stamp.",
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", callback=logs.be_verbose, help="Say more on stderr: model, costs, batch size, times of steps."
     ),
 ]
 Context = typer.Context  # its obj is the command line, as typed

@@ -7,13 +7,18 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lookahead.errors import LookaheadError
 from lookahead.job.metrics import write_metrics
 from lookahead.job.totals import JobTotals
-from lookahead_cli import render
+from lookahead_cli import logs, render
 
-BAR_SECONDS, LINE_SECONDS, METRICS_SECONDS, SAVE_SECONDS = 0.25, 10.0, 5.0, 10.0
+if TYPE_CHECKING:
+    from lookahead.decode.engine import Clock
+
+BAR_SECONDS, METRICS_SECONDS, SAVE_SECONDS, TIMES_SECONDS = 0.25, 5.0, 10.0, 60.0
+PARTS = ("draft", "forward", "verify")  # of a step, as the engine's clock has them
 
 
 @dataclasses.dataclass
@@ -97,11 +102,14 @@ class JobProgress:
             parts.append(f"{self.totals.errors:,} failed")
         return ", ".join(parts)
 
-    def line(self) -> None:
-        """A line of a log."""
+    def line(self, on_stderr: bool = True) -> None:
+        """A line on stderr, with a time stamp, and in the log file; or there alone."""
         left = self.seconds_left
         ending = f", {duration(left)} left" if left is not None else ""
-        render.notice(f"{self.rows}, {self.note()}{ending}")
+        text = f"{self.rows}, {self.note()}{ending}"
+        logs.note(text)
+        if on_stderr:
+            render.err.print(f"{logs.stamp(timespec='seconds')} {text}")
 
     def metrics(self, path: Path) -> None:
         """Replace the metrics file. One that can no longer be written does not end the job."""
@@ -118,8 +126,8 @@ class JobProgress:
                 render.notice(f"--metrics {error} The job goes on.")
             self._metrics_failed = True
 
-    def table(self) -> None:
-        """What the job came to."""
+    def table(self, on_stderr: bool = True) -> None:
+        """What the job came to: on stderr and in the log file; or there alone."""
         totals, run = self.totals, self.run
         rows = [("rows", f"{totals.rows:,} ({totals.errors:,} failed)"), ("tokens", f"{totals.tokens:,}")]
         if self.before.rows:
@@ -132,22 +140,49 @@ class JobProgress:
         if total := sum(run.accepted_by_source.values()):
             shares = [f"{name} {count / total:.0%}" for name, count in run.accepted_by_source.most_common()]
             rows.append(("accepted by", ", ".join(shares)))
-        render.summary(rows)
+        for name, value in rows:
+            logs.note(f"{name}: {value}")
+        if on_stderr:
+            render.summary(rows)
+
+
+class StepTimes:
+    """Logs what steps took on average, since the last time."""
+
+    def __init__(self, clock: Clock):
+        self._clock, self._before = clock, dataclasses.replace(clock)
+
+    def __call__(self) -> None:
+        now, before = dataclasses.replace(self._clock), self._before
+        if steps := now.steps - before.steps:
+            parts = (f"{part} {1e3 * (getattr(now, part) - getattr(before, part)) / steps:.2f} ms" for part in PARTS)
+            logs.package.info("%s", f"{steps:,} steps: {', '.join(parts)} on average")
+        self._before = now
 
 
 @contextlib.contextmanager
-def shown(progress: JobProgress, wanted: bool, metrics: Path | None, save: Callable[[], None]) -> Iterator[None]:
-    """Show the progress of a job for as long as the block runs. save: what else is to be done every ten seconds."""
+def shown(
+    progress: JobProgress, wanted: bool, metrics: Path | None, save: Callable[[], None], clock: Clock | None = None
+) -> Iterator[None]:
+    """Show the progress of a job for as long as the block runs. save: what else is to be done every ten seconds.
+
+    clock: of the engine; what steps take is logged every minute.
+    """
     progress.every(SAVE_SECONDS, save)
+    times = StepTimes(clock) if clock else None
+    if times:
+        progress.every(TIMES_SECONDS, times)
     if metrics is not None:
         progress.metrics(metrics)
         progress.every(METRICS_SECONDS, lambda: progress.metrics(metrics))
     with render.progress("answering", progress.expected, wanted, progress.totals.rows) as update:
         if wanted and render.err.is_terminal:
             progress.every(BAR_SECONDS, lambda: update(progress.totals.rows, progress.note(), progress.expected))
-        elif wanted:
-            progress.every(LINE_SECONDS, progress.line)
+        elif wanted or logs.is_kept():
+            progress.every(logs.LINE_SECONDS, lambda: progress.line(on_stderr=wanted))
         yield
+    if times:
+        times()
     if metrics is not None:
         progress.metrics(metrics)
 

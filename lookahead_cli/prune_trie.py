@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead_cli.options import Config, Json, MaxMemory, Overwrite, Workers, effort_of, size_in_bytes
+from lookahead_cli.options import Config, Json, LogFile, MaxMemory, Overwrite, Verbose, Workers, effort_of, size_in_bytes
 
 if TYPE_CHECKING:
     from lookahead.trie.file import Trie
@@ -42,6 +42,8 @@ def command(
     max_memory: MaxMemory = "1GiB",
     overwrite: Overwrite = False,
     json: Json = False,
+    log_file: LogFile = None,
+    verbose: Verbose = False,
     config: Config = None,
 ) -> None:
     """Write a smaller trie and say what it costs; the input stays as it is, unless -o names it and --overwrite is given.
@@ -61,7 +63,7 @@ def command(
         raise UsageError("nothing to prune: give --min-count, --max-tokens, --max-bytes or --drop-source.")
     reads = [Input("--coverage", [coverage]), Input("--tokenizer", [tokenizer], hub=True), Input("--config", [config])]
     reads += [] if overwrite else [Input("TRIE", [trie])]  # what is pruned is gone
-    check_outputs([Output("-o", out, TRIE)], reads, overwrite)
+    check_outputs([Output("-o", out, TRIE), Output("--log-file", log_file)], reads, overwrite)
     limit = size_in_bytes(max_bytes) if max_bytes else None
     before = Trie(trie)
     loaded = None

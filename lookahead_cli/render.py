@@ -27,6 +27,7 @@ from rich.text import Text
 
 from lookahead.json_text import json_text
 from lookahead.printable import in_one_line, printable
+from lookahead_cli import logs
 
 if TYPE_CHECKING:
     from lookahead.corpus import CorpusReport
@@ -69,8 +70,9 @@ def print_json(value: Any) -> None:
 
 
 def notice(text: str) -> None:
-    """A line on stderr."""
+    """A line on stderr, and in the log file if there is one."""
     err.print(in_one_line(text))
+    logs.note(text)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1, above: str = "") -> None:
@@ -156,10 +158,6 @@ def size(count: int) -> str:
     raise AssertionError
 
 
-def _ignore(done: int, note: str = "", total: int | None = None) -> None:
-    """Progress that nobody sees."""
-
-
 def _column(form: str) -> TextColumn:
     return TextColumn(form, markup=False)
 
@@ -170,8 +168,15 @@ def progress(description: str, total: int | None, shown: bool = True, done: int 
 
     The total that was given last holds; None leaves it as it is.
     """
+    log, of = logs.NowAndThen(), total
+
+    def noted(done: int, note: str = "", total: int | None = None) -> None:
+        nonlocal of
+        of = of if total is None else total
+        log(f"{description}: {done:,}{f' of {of:,}' if of is not None else ''} {note}".rstrip())
+
     if not shown or not err.is_terminal:
-        yield _ignore
+        yield noted
         return
     columns = [_column("{task.description}"), BarColumn(), MofNCompleteColumn(), _column("{task.fields[note]}")]
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=err, transient=True) as bar:
@@ -179,6 +184,7 @@ def progress(description: str, total: int | None, shown: bool = True, done: int 
 
         def update(done: int, note: str = "", total: int | None = None) -> None:
             bar.update(task, completed=done, note=note, total=total)
+            noted(done, note, total)
 
         yield update
 
@@ -191,8 +197,17 @@ def stages(
 
     report, total: in the stage "reading" the bar shows the bytes that `report` has read of `total`, and its rows.
     """
+    log, before = logs.NowAndThen(), ""
+
+    def noted(stage: str, done: int, of: int | None) -> None:
+        nonlocal before
+        if stage != before:
+            before = stage
+            logs.package.info("%s", stage)
+        log(f"{stage}: {done:,}{f' of {of:,}' if of is not None else ''} tokens")
+
     if not shown or not err.is_terminal:
-        yield lambda stage, done, total: None
+        yield noted
         return
     columns = [_column("{task.description:<8}"), BarColumn(), TaskProgressColumn(), _column("{task.fields[note]}")]
     lock = threading.Lock()
@@ -201,6 +216,7 @@ def stages(
         state: dict[str, float] = {}
 
         def update(stage: str, done: int, of: int | None) -> None:
+            noted(stage, done, of)
             with lock:
                 now = time.monotonic()
                 if stage != bar.tasks[0].description:

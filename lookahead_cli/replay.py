@@ -14,12 +14,14 @@ from lookahead_cli.options import (
     Config,
     Context,
     Json,
+    LogFile,
     Overwrite,
     Price,
     PromptField,
     SessionTokens,
     Template,
     TrieWeights,
+    Verbose,
 )
 from lookahead_cli.replays import Logs
 
@@ -40,13 +42,14 @@ class Outputs:
     report: str | None = None
     overwrite: bool = False
     reads: Sequence[Input] = ()
+    log_file: str | None = None
 
     def check(self) -> None:
         """See `outputs.check_outputs`."""
         from lookahead.outputs import BENCH, PAGE, PICTURE, Output, check_outputs
 
         outputs = [Output("--save", self.save, BENCH), Output("--plot", self.plot, PICTURE)]
-        outputs.append(Output("--report", self.report, PAGE))
+        outputs += [Output("--report", self.report, PAGE), Output("--log-file", self.log_file)]
         check_outputs(outputs, self.reads, self.overwrite)
 
     def keep(self, value: dict[str, Any], figure: Any | None = None, page: str = "") -> None:
@@ -223,6 +226,8 @@ def command(
     ] = None,
     overwrite: Overwrite = False,
     json: Json = False,
+    log_file: LogFile = None,
+    verbose: Verbose = False,
     config: Config = None,
     context: Context = None,  # type: ignore[assignment]
 ) -> None:
@@ -255,7 +260,7 @@ def command(
         repeat,
     )  # fmt: skip
     reads = [*logs.reads("LOG"), Input("--cost-profile", [cost_profile]), Input("--config", [config])]
-    run(logs, asked, Outputs(json, save, plot, report, overwrite, reads), context.obj)
+    run(logs, asked, Outputs(json, save, plot, report, overwrite, reads, log_file), context.obj)
 
 
 def run(logs: Logs, asked: Asked, outputs: Outputs, command_line: str) -> None:

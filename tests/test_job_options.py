@@ -125,6 +125,8 @@ def test_log_line_says_how_far_the_job_is_how_fast_and_how_long_it_takes(capsys:
     progress.began -= 10
     progress.line()
     line = " ".join(capsys.readouterr().err.split())
+    stamp, _, line = line.partition(" ")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", stamp)
     assert line == "20 of 1,000 rows, 10 tokens/s, EDL 2.00, 1.5x plain, 1 failed, 16 min 20 s left"
 
 

@@ -17,6 +17,7 @@ import hashlib
 import inspect
 import io
 import json
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,8 @@ from lookahead.decode.slots import PackedSlots, SeparateSlots, Slots
 from lookahead.errors import ModelError, UsageError
 from lookahead.hub import check_name
 from lookahead.tokenizer import TRUST, first_line, hub_arguments, quiet_hub
+
+log = logging.getLogger(__name__)
 
 Mode = Literal["packed", "tree", "chain", "replay", "plain"]
 # Multiplications that take as long as a call of attention does beside its work. On a CPU 20 us, measured with keys of 288 and
@@ -278,6 +281,7 @@ def load_model(
         with _quiet_transformers():
             model = merged(model, adapter)
     target = probed((model if device_map or tp_plan else lay_out(model.to(target_device))).eval(), name)
+    _log_setting(target)
     return target.in_step() if tp_plan else target
 
 
@@ -324,7 +328,19 @@ def random_model(
             )
     except Exception as error:
         raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
-    return probed(lay_out(model.to(target_device)).eval(), name)
+    target = probed(lay_out(model.to(target_device)).eval(), name)
+    _log_setting(target)
+    return target
+
+
+def _log_setting(target: TargetModel) -> None:
+    """How the model was loaded, for --verbose."""
+    setting, reason = target.setting, f" ({target.reason})" if target.reason else ""
+    where = f"{setting.device}, {setting.threads} threads" if setting.threads else setting.device
+    log.info(
+        "%s: %s, %s, attention %s, linear layers by %s", target.name, where, setting.dtype, setting.attention, setting.linear
+    )
+    log.info("%s: drafts are verified in mode %s%s", target.name, target.mode, reason)
 
 
 def read_config(name: str, trust_remote_code: bool = False, revision: str | None = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from lookahead.draft.sources import DraftSource
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
 from lookahead.trie.build import TokenizerIdentity
 from lookahead.trie.file import Trie
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +140,12 @@ def assemble(
 
     compiling(compile_kernels)
     size = batch_size or usual_batch_size(target.device.type)
-    return LoadedEngine(DecodingEngine(target, drafter, size, prefill_chunk, tokenizer), tokenizer, whose)
+    engine = DecodingEngine(target, drafter, size, prefill_chunk, tokenizer)
+    curve, lengths = engine.budget.curve, f"decoding length {drafts.decoding_length}, branch length {drafts.branch_length}"
+    costs = f"profile {target.setting.file_name}" if curve.known else "no profile, they are learned from the first steps"
+    log.info("costs of forwards: %s", costs)
+    log.info("batch size %d, strategy %s%s, %s", size, drafts.strategy, " (auto)" if drafts.adaptive else "", lengths)
+    return LoadedEngine(engine, tokenizer, whose)
 
 
 def usual_batch_size(device: str) -> int:
