@@ -92,7 +92,7 @@ def test_no_learn_drafts_nothing_from_earlier_answers(cli: Cli, tmp_path: Path) 
     cli.fails(2, *job, "--no-learn", "--session-tokens", 9, saying=["--no-learn", "--session-tokens"])
 
 
-METRIC = re.compile(r'lookahead_[a-z_]+(\{source="[^"]*"\})? -?[0-9.e+-]+')
+METRIC = re.compile(r'lookahead_[a-z_]+\{job="[^"]*",model="[^"]*"(,source="[^"]*")?\} -?[0-9.e+-]+')
 
 
 def test_metrics_file_is_in_the_prometheus_text_format(cli: Cli, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_metrics_file_is_in_the_prometheus_text_format(cli: Cli, tmp_path: Path)
     out = ("-o", tmp_path / "out.jsonl", "--quiet", "--metrics", file)
     assert cli("generate", "--model", MODEL, "--input", source, *out, "--max-new-tokens", 90).code == 3
     lines = file.read_text().splitlines()
-    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    values = {line.split("{")[0]: line.rsplit(" ", 1)[1] for line in lines if not line.startswith("#")}
     assert all(METRIC.fullmatch(line) for line in lines if not line.startswith("#"))
     assert float(values["lookahead_rows_total"]) == float(values["lookahead_rows_expected"]) == 4
     assert float(values["lookahead_rows_failed_total"]) == 1
