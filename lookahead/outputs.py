@@ -74,8 +74,6 @@ def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite:
     """
     given = [(output, Path(output.path)) for output in outputs if output.path is not None]
     for output, path in given:
-        if output.kind is PICTURE and path.suffix.lower() not in PICTURES:
-            raise UsageError(f"{output.option} {path}: what is drawn is told by the ending. Use one of {', '.join(PICTURES)}.")
         _check_place(output, path)
     for (output, path), (other, other_path) in itertools.combinations(given, 2):
         if _same(path, other_path):
@@ -94,6 +92,8 @@ def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite:
             raise UsageError(f"{output.option} {path}: exists and is not {output.kind.name}. Choose another file{instead}.")
     for output, path in given:
         try_output(output, path)
+        if output.kind is PICTURE and path.suffix.lower() not in PICTURES:
+            raise UsageError(f"{output.option} {path}: its ending names no kind of figure. Use one of {', '.join(PICTURES)}.")
 
 
 def try_output(output: Output, path: Path) -> None:

@@ -154,11 +154,12 @@ def test_own_files_are_of_their_kinds_and_empty_ones_of_any(tmp_path: Path) -> N
     assert outputs.METRICS.matches(tmp_path / "m.prom")
     assert all(outputs.PROFILE.matches(path) for path in SHIPPED.glob("*.json"))
     assert not any(outputs.BENCH.matches(path) for path in SHIPPED.glob("*.json"))
-    (tmp_path / "empty").touch()
+    empty = tmp_path / "empty.png"
+    empty.touch()
     kinds = (outputs.TRIE, outputs.METRICS, outputs.PICTURE, outputs.PAGE, outputs.PROFILE, outputs.BENCH, outputs.JOURNAL)
     for kind in kinds:
-        check_outputs([Output("-o", tmp_path / "empty", kind)], [])
-        assert not kind.matches(tmp_path / "empty")
+        check_outputs([Output("-o", empty, kind)], [])
+        assert not kind.matches(empty)
 
 
 def test_pictures_of_each_format_are_pictures(tmp_path: Path) -> None:

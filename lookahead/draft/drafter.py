@@ -17,7 +17,7 @@ from typing import Literal, Protocol, get_args
 
 import numpy as np
 
-from lookahead.arguments import numbers_of, paths_of
+from lookahead.arguments import numbers_of
 from lookahead.draft import planner
 from lookahead.draft.arrays import (
     TREE_PARENTS,
@@ -139,7 +139,8 @@ class Drafter:
         sources: DraftSource | Sequence[DraftSource] = (),
     ):
         self.options = options or DraftOptions()
-        self.tries = tuple(trie if isinstance(trie, Trie) else Trie(trie) for trie in paths_of(tries, "tries", Trie))
+        several = (tries,) if isinstance(tries, str | Path | Trie) else tries
+        self.tries = tuple(Trie(trie) if isinstance(trie, str | Path) else trie for trie in several)
         names = names_of([trie.path for trie in self.tries])
         self.source_names = ("prompt", "output", "session", "recycled", *(f"trie:{name}" for name in names))
         self.sources = Sources(sources, (*self.source_names, "grammar", "given"), first=len(self.source_names))

@@ -92,8 +92,9 @@ class OutputLock:
         return is_at(self.journal, self.files.journal)
 
     def close(self) -> None:
-        """Give the lock back. A journal that was made for it alone is removed."""
-        if self._created and not self.used and self.is_held and not os.fstat(self.journal.fileno()).st_size:
+        """Give the lock back. A journal that was made for locks alone, maybe by one that was refused, is removed."""
+        empty = not os.fstat(self.journal.fileno()).st_size
+        if empty and not self.used and self.is_held and (self._created or not self.files.existing()):
             with contextlib.suppress(OSError):
                 remove(self.files.journal)
         for file in (self.rows, self.journal):
