@@ -1,4 +1,5 @@
-"""Runs command lines in processes of their own, forked from one that has imported what they need: a job starts at once.
+"""Runs command lines in processes of their own, forked from one that has imported what they need and loaded kernels: a job
+starts at once.
 
 In: a line of JSON on stdin, [file for stderr, arguments...]. Out: a line "started PID", and at its end "ended STATUS" as of
 waitpid. For tests that kill many jobs.
@@ -9,21 +10,35 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 
 import torch
 import transformers.models.llama.modeling_llama  # noqa: F401 - what the demo model needs
 
-import lookahead.bench.coverage
 import lookahead.job.learned
 import lookahead.job.runner
 import lookahead.job.setup  # noqa: F401
+from lookahead.budget import goodput
+from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.trie.build import TokenDocument, TokenizerIdentity, append_trie, build_trie
 from lookahead_cli import engines  # noqa: F401
 from lookahead_cli.app import run
+
+
+def load_kernels() -> None:
+    """Those of drafting and of tries; torch must not have computed anything when this process forks."""
+    Drafter([], DraftOptions(adaptive=True)).warm_up()
+    goodput.warm_up()
+    with tempfile.TemporaryDirectory() as folder:
+        document, whose = TokenDocument([1, 2, 3] * 100, "x"), TokenizerIdentity(1000)
+        build_trie([document], f"{folder}/x.trie", whose)
+        append_trie([document], f"{folder}/x.trie", whose)
 
 
 def serve() -> None:
     """Until stdin ends."""
     torch.set_num_threads(1)
+    load_kernels()
     for line in sys.stdin:
         errors, *arguments = json.loads(line)
         pid = os.fork()

@@ -24,7 +24,7 @@ from tests.deep.servers import Server
 from tests.jobs import MODEL, UNSTEADY, questions, rows_of
 
 KILLS, SEED = int(os.environ.get("KILLS", 100)), int(os.environ.get("KILL_SEED", 1))
-ROWS = 120
+ROWS = 80
 AFTER_LAST_ROW, BETWEEN_ROWS = 0.4, 0.05  # seconds in which a job is killed after its last row, or one of the others, at most
 MOST_KILLS = 6  # of one job; then it runs to its end
 
@@ -66,7 +66,7 @@ def lines_in(path: Path) -> int:
 
 def command(folder: Path, source: Path, out: str, options: Sequence[object]) -> list[object]:
     placed = [folder / option if option == "learned.trie" else option for option in options]
-    job = ["generate", "--model", MODEL, "--input", source, "-o", folder / out, "--max-new-tokens", 16]
+    job = ["generate", "--model", MODEL, "--input", source, "-o", folder / out, "--max-new-tokens", 12]
     return [*job, "--quiet", "--resume", *placed]
 
 
