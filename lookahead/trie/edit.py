@@ -84,18 +84,20 @@ def merge_tries(
     with locked(out, effort.notice), replacing(out) as file:
         tries = [Trie(path) for path in named]
         options = options or {"merged": [trie.path.name for trie in tries]}
-        return _merge(tries, file, Path(out).parent, dict(weights or {}), effort, options, verify)
+        return merge_into(file, tries, Path(out).parent, effort, options, weights or {}, verify)
 
 
-def _merge(
-    tries: Sequence[Trie],
+def merge_into(
     file: IO[bytes],
+    tries: Sequence[Trie],
     folder: Path,
-    weights: Mapping[str, float],
     effort: Effort,
     options: Mapping[str, Any],
+    weights: Mapping[str, float] | None = None,
     verify: bool = True,
 ) -> format.TrieHeader:
+    """`merge_tries` into a file that is open. folder: where what does not fit into memory is kept meanwhile."""
+    weights = dict(weights or {})
     head = tries[0].header
     identity = TokenizerIdentity(head.vocab_size, head.tokenizer_fingerprint, head.tokenizer_name)
     unused = set(weights)
@@ -157,7 +159,7 @@ def prune_trie(
         described = dict(options or {"pruned_from": trie.path.name, "min_count": min_count})
         if len(trie.segments) > 1:
             joined = stack.enter_context(scratch_sibling(out))
-            _merge([trie], joined, Path(out).parent, {}, effort, described)
+            merge_into(joined, [trie], Path(out).parent, effort, described)
             trie = Trie(joined.name)
         dropped = [number for number, name in enumerate(known) if name in drop_sources]
         pruning = _Pruning(trie, min_count, Path(out), effort)

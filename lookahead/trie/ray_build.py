@@ -25,7 +25,8 @@ from lookahead.errors import CorpusError, LookaheadError
 from lookahead.tokenizer import first_line, load_tokenizer
 from lookahead.trie import format
 from lookahead.trie.build import Effort, TokenizerIdentity, build_trie
-from lookahead.trie.edit import merge_tries, prune_trie
+from lookahead.trie.edit import merge_into, merge_tries, prune_trie
+from lookahead.trie.file import Trie
 
 SMALLEST_SHARE = 4 << 20  # bytes of a corpus that are worth a task
 
@@ -91,9 +92,9 @@ def build_with_ray(
             raise CorpusError("no document with text in the corpus: nothing to build.")
         if min_count == 1:
             return merge_tries(tries, out, effort=effort, options=described)
-        whole = stack.enter_context(scratch_sibling(out)).name
-        merge_tries(tries, whole, effort=effort)
-        return prune_trie(whole, out, min_count, options=described, effort=effort)
+        whole = stack.enter_context(scratch_sibling(out))
+        merge_into(whole, [Trie(name) for name in tries], Path(out).parent, effort, described)
+        return prune_trie(whole.name, out, min_count, options=described, effort=effort)
 
 
 def _build_share(

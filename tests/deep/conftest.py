@@ -14,3 +14,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.deep)
+            item.add_marker(pytest.mark.timeout(0))
