@@ -281,7 +281,7 @@ class Batch:
                 self._run(engine, missing)
             self._stream()
         finally:
-            engine.let_go()  # weights may change before the next call
+            engine.release_cache()  # weights may change before the next call
 
     def _run(self, engine: DecodingEngine, rooms: Sequence[int]) -> None:
         """Let rows say up to so many tokens more."""
@@ -474,7 +474,7 @@ def _refuse_strangers(target: TargetModel, prompts: list[list[int]], drafter: An
     unknown = [t for prompt in prompts for t in prompt if not 0 <= t < target.vocab_size]
     if unknown:
         raise UsageError(f"input_ids has {unknown[0]}, which is outside the model's vocabulary of {target.vocab_size}.")
-    if drafter is not None and not hasattr(drafter, "draft_rows"):
+    if drafter is not None and not hasattr(drafter, "grow"):
         raise UsageError(f"drafter is a {type(drafter).__name__}: give a lookahead.Drafter, such as Drafter([Trie('a.trie')]).")
     for trie in getattr(drafter, "tries", ()):
         trie.check_tokenizer("", target.vocab_size, target.name)

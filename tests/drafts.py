@@ -27,6 +27,7 @@ class KnownAnswer:
     """
 
     source_names = ("known",)
+    wants_runner_up = False
 
     def __init__(self, answers, propose):
         self.options = DraftOptions(decoding_length=16, recycle=False)
@@ -46,8 +47,11 @@ class KnownAnswer:
         for row, token_ids in zip(rows, said, strict=True):
             row.accept(token_ids)
 
-    def draft_rows(self, rows, budgets, branch_lengths, price=None, guides=()):
+    def grow(self, rows, budgets, branch_lengths, price, guides, free):
         return [row.draft(branch_length) for row, branch_length in zip(rows, branch_lengths, strict=True)]
+
+    def cut(self, grown):
+        return grown
 
 
 class KnownRow:

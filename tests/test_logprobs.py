@@ -96,7 +96,7 @@ def test_rows_of_a_batch_get_as_many_as_each_asked_for(target):
 
 
 def test_nothing_is_computed_that_nobody_asked_for(target, monkeypatch):
-    monkeypatch.setattr("lookahead.decode.engine.logprobs_of", lambda *_: pytest.fail("computed"))
+    monkeypatch.setattr("lookahead.decode.row.logprobs_of", lambda *_: pytest.fail("computed"))
     engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 2)
     assert not any(request.error for request in engine.run([engine.request(prompt, 8) for prompt in PROMPTS]))
 
@@ -105,7 +105,7 @@ def test_row_whose_log_probabilities_fail_fails_and_no_other(target, monkeypatch
     def failing(*_):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("lookahead.decode.engine.logprobs_of", failing)
+    monkeypatch.setattr("lookahead.decode.row.logprobs_of", failing)
     engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 2)
     requests = [engine.request(PROMPTS[0], 8), engine.request(PROMPTS[1], 8, logprobs=1)]
     assert len(list(engine.run(requests))) == 2

@@ -107,7 +107,7 @@ def almost_say(drafter, row, random):
     tree = drafter._tree_of(row.number, nodes) if nodes else root_only(row.root)
     ids = np.array([random.sample(range(VOCABULARY), 4) for _ in range(len(tree))], np.int32)
     scores = np.array([sorted((random.gauss(0, 2) for _ in range(4)), reverse=True) for _ in range(len(tree))], np.float32)
-    drafter.recycle([row], [tree], lambda: (ids, scores))
+    drafter.note_runner_up([row], [tree], lambda: (ids, scores))
 
 
 def moments(situation, after_saying=lambda drafter, slow, row, slow_row: None, **options):

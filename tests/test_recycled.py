@@ -203,7 +203,7 @@ def test_what_is_recycled_serves_from_the_next_draft_on_and_under_its_name():
     drafter = Drafter([], DraftOptions(decoding_length=8))
     row = drafter.start([1, 2, 3])
     best = np.arange(40, 40 + BEST, dtype=np.int32)[None], np.zeros((1, BEST), np.float32)
-    drafter.recycle([row], [root_only(3)], lambda: best)
+    drafter.note_runner_up([row], [root_only(3)], lambda: best)
     row.accept([40])
     assert len(drafter.recycled) == 0  # what was said must not seem to have been foreseen
     row.accept([3])
@@ -219,7 +219,7 @@ def test_without_recycling_nothing_is_kept():
     drafter = Drafter([], DraftOptions(recycle=False))
     drafter.warm_up()
     row = drafter.start([1, 2, 3])
-    drafter.recycle([row], [root_only(3)], lambda: (np.ones((1, 1), np.int32), np.zeros((1, 1), np.float32)))
+    drafter.note_runner_up([row], [root_only(3)], lambda: (np.ones((1, 1), np.int32), np.zeros((1, 1), np.float32)))
     row.accept([4])
     row.draft()
     told(drafter.recycled, 1, 2)

@@ -54,8 +54,8 @@ def test_recycling_that_does_not_pay_is_left_off_where_lengths_are_chosen(tiny_m
     monkeypatch.setattr("lookahead.budget.worth.ITS_OWN", 0.0)
     engine = DecodingEngine(probed(tiny_model("llama")), Drafter([], DraftOptions(decoding_length=16, adaptive=adaptive)), 2)
     recycled = []
-    recycle = engine.drafter.recycle
-    monkeypatch.setattr(engine.drafter, "recycle", lambda *arguments: (recycled.append(1), recycle(*arguments)))
+    note = engine.drafter.note_runner_up
+    monkeypatch.setattr(engine.drafter, "note_runner_up", lambda *arguments: (recycled.append(1), note(*arguments)))
     answers = [engine.request([5, 6, 7 + k % 40], 48) for k in range(60)]
     for _ in engine.run(answers):
         pass
@@ -64,4 +64,4 @@ def test_recycling_that_does_not_pay_is_left_off_where_lengths_are_chosen(tiny_m
     assert (len(recycled) < steps / 2) == adaptive
     assert all(answer.error is None for answer in answers)
     engine.forget()
-    assert engine._recycling.pays
+    assert engine.drafter.runner_up.pays

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, Protocol, get_args
@@ -32,7 +31,8 @@ from lookahead.draft.mixture import AT, CELLS, FACTORS, FIRST_GRADIENTS, RECYCLE
 from lookahead.draft.own_text import OwnText, lead_common
 from lookahead.draft.places import SIZE, VOCABULARY, SortedText, table_of
 from lookahead.draft.priors import Priors, load_priors
-from lookahead.draft.recycled import ANY, BEST, PLACES, Recycled
+from lookahead.draft.recycled import ANY, BEST, Recycled
+from lookahead.draft.runner_up import BestTokens, RunnerUpTokens
 from lookahead.draft.sources import DraftSource, Grown, Limits, Sources
 from lookahead.draft.tree import DraftTree, as_parallel, root_only
 from lookahead.errors import UsageError
@@ -40,11 +40,6 @@ from lookahead.trie.file import Trie, names_of
 from lookahead.trie.session import SessionMemory
 
 NOTHING = np.empty(0, np.int64)
-# Of trees whose nodes' calibrated path probabilities stand in one array (float32), given where each begins there and its nodes
-# (int64 [trees, 2]): how many nodes each keeps, how many are to fill one up that are no guesses, and which.
-Choose = Callable[[np.ndarray, np.ndarray], tuple[list[int], int, int]]
-AlmostSaid = tuple[Sequence[DraftTree], np.ndarray, Callable[[], tuple[np.ndarray, np.ndarray]]]
-
 Strategy = Literal["hierarchical", "parallel", "single", "off"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 THREADS = 2  # that grow the trees of a batch
@@ -93,6 +88,21 @@ class Guide(Protocol):
 
     def possible(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bool]:
         """Which nodes of a tree could be accepted; parents come before children, node 0 is what was said last."""
+
+
+@dataclasses.dataclass(slots=True)
+class GrownTrees:
+    """The trees of some rows, as grown, most probable nodes first. They hold until the next `Drafter.grow`.
+
+    limits         int64 [rows, 5], see `planner.grow_rows`
+    probabilities  float32, calibrated, of paths: those of all rows' nodes in one array
+    spans          int64 [rows, 2]: where a tree begins there, and its nodes, root included
+    """
+
+    rows: Sequence[Row]
+    limits: np.ndarray
+    probabilities: np.ndarray
+    spans: np.ndarray
 
 
 class Row:
@@ -158,14 +168,10 @@ class Drafter:
                 self._trie_texts.append(text)
                 text_weights.append(weight)
         text_weights += [1.0] * len(self.session.runs)
-        self.recycled = Recycled.empty(PLACES if self.options.recycle else 0)
-        self._almost_said: AlmostSaid | None
-        self._uses_recycled = self._has_recycled = False
-        self.taken_in_seconds = 0.0  # at the latest draft, for what the model almost said
+        self.runner_up = RunnerUpTokens(self.options.recycle, self.tries)
         self.shared = shared_block(len(text_weights), CELLS, FACTORS, len(self.recycled.seen), BEST)
         self.shared.recycled_keys, self.shared.recycled_seen = self.recycled.keys, self.recycled.seen
         self.shared.recycled_tokens, self.shared.recycled_weights = self.recycled.tokens, self.recycled.weights
-        self._forget_what_was_almost_said()
         self.shared.given[:] = text_weights
         self.shared.edges = EDGES
         self._learn_from(self._priors)
@@ -176,9 +182,19 @@ class Drafter:
         self._scratch = [scratch_block(self.options.decoding_length, len(text_weights))]
         self._pool: ThreadPoolExecutor | None = None
         self._grew = 0  # nodes at the latest drafts
-        self._version = -1
+        self._remembered: list[SortedText] = []
         self._refresh_texts()
         self._find_common()
+
+    @property
+    def recycled(self) -> Recycled:
+        """The table of runner-up tokens."""
+        return self.runner_up.table
+
+    @property
+    def wants_runner_up(self) -> bool:
+        """Runner-up tokens are drafted from at present."""
+        return self.options.strategy != "off" and self.runner_up.pays
 
     def start(self, prompt_ids: Sequence[int] | np.ndarray) -> Row:
         """Begin a request: its prompt (at least one token) becomes its own text."""
@@ -228,106 +244,77 @@ class Drafter:
         price: float | None = None,
         guides: Sequence[Guide | None] = (),
         free: int = 0,
-        choose: Choose | None = None,
     ) -> list[DraftTree]:
-        """`Row.draft` for each row of a batch. Several threads share a large one; the GIL is free meanwhile.
-
-        guides: what each row may say; none: anything. Trees hold nothing else, and begin with what must come.
-        free: draft tokens of each row that come at no cost, so that they need to be worth a tenth of the price only.
-        choose: what trees keep of all that was grown; None: everything.
-        """
-        options = self.options
-        if options.strategy == "off":
+        """`Row.draft` for each row of a batch: everything that `grow` finds."""
+        if self.options.strategy == "off":
             return [root_only(row.root) for row in rows]
-        self._take_in()
+        return self.cut(self.grow(rows, budgets, branch_lengths, price, guides, free))
+
+    def grow(
+        self,
+        rows: Sequence[Row],
+        budgets: Sequence[int | None],
+        branch_lengths: Sequence[int | None],
+        price: float | None = None,
+        guides: Sequence[Guide | None] = (),
+        free: int = 0,
+    ) -> GrownTrees:
+        """The most probable continuations of each row's text, to be cut where they stop paying. Not with strategy "off".
+
+        budgets, branch_lengths: of each row, see `Row.draft`. price: path probability that a node must have. guides: what each
+        row may emit; none: anything. Trees hold nothing else, and begin with what must come. free: draft tokens of each row
+        that come at no cost, so that they need to be worth a tenth of the price only. Several threads share a large batch; the
+        GIL is free meanwhile.
+        """
+        options, count = self.options, len(rows)
+        limits, spans = self._limits[:count], self._spans[:count]
+        numbers = [row.number for row in rows]
+        limits[:, 0] = numbers
+        spans[:, 0] = (2 * limits[:, 0] + 1) * options.decoding_length
+        self.runner_up.add_pending()
+        self.shared.used[1] = self.runner_up.in_use
         most, longest = options.decoding_length - 1, options.branch_length
         price = options.price if price is None else price
-        limits, grown = self._limits[: len(rows)], self._grown[: len(rows)]
-        forced: list[int] = []
-        for k, row in enumerate(rows):
-            budget, depth = budgets[k], branch_lengths[k]
-            limits[k, 0] = row.number
-            limits[k, 1] = most if budget is None or budget > most else budget
-            limits[k, 2] = longest if depth is None or depth > longest else depth
-            limits[k, 3] = len(forced)
-            if guides and (guide := guides[k]):
-                forced += guide.forced()
-            limits[k, 4] = len(forced)
-            grown[k, 0] = (2 * row.number + 1) * (most + 1)
-        threads = min(THREADS, len(rows) // ROWS_PER_THREAD, self._grew // NODES_PER_THREAD)
-        must = np.array(forced, np.int64) if forced else NOTHING
+        limits[:, 1] = [most if budget is None or budget > most else budget for budget in budgets]
+        limits[:, 2] = [longest if depth is None or depth > longest else depth for depth in branch_lengths]
+        must = self._forced_tokens(guides, limits)
+        threads = min(THREADS, count // ROWS_PER_THREAD, self._grew // NODES_PER_THREAD)
         if threads > 1:
-            while len(self._scratch) < threads:
-                self._scratch.append(scratch_block(options.decoding_length, len(self.shared.texts)))
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(THREADS)
-            ends = [n * len(rows) // threads for n in range(threads + 1)]
-            parts = [slice(*pair) for pair in itertools.pairwise(ends)]
-            told = [(n, limits[part], must, price, free, grown[part]) for n, part in enumerate(parts)]
-            self._grew = sum(self._pool.map(lambda each: self._grow(*each), told))
+            self._grow_in_threads(threads, limits, must, price, free, spans)
         else:
-            self._grew = self._grow(0, limits, must, price, free, grown)
+            self._grew = self._grow(0, limits, must, price, free, spans)
         if self.sources:
-            self._merge_sources(rows, limits, price, free, grown)
+            self._merge_sources(rows, limits, price, free, spans)
         for k, (row, guide) in enumerate(zip(rows, guides, strict=False)):
             if guide:
-                grown[k, 1] = self._prune(row.number, guide)
-        kept, padding, filled = choose(self._reach, grown) if choose else (grown[:, 1].tolist(), 0, 0)
-        for row, nodes in zip(rows, kept, strict=True):
-            self.rows.kept[row.number] = nodes
-        trees = [self._tree_of(row.number, nodes) for row, nodes in zip(rows, kept, strict=True)]
-        if options.strategy == "parallel":
-            nodes_below = limits[:, 1].tolist() if choose is None else [nodes - 1 for nodes in kept]
-            trees = [as_parallel(tree, below) for tree, below in zip(trees, nodes_below, strict=True)]
+                spans[k, 1] = self._prune(row.number, guide)
+        return GrownTrees(rows, limits, self._probabilities, spans)
+
+    def cut(self, grown: GrownTrees, kept: Sequence[int] | None = None, padding: int = 0, padded: int = 0) -> list[DraftTree]:
+        """The draft tree of each row: its first nodes.
+
+        kept: how many, root included; None: all. padding: tokens, which are not guesses, that are added to the tree of the row
+        at index `padded`, to fill up a forward.
+        """
+        below = grown.limits[:, 1].tolist() if kept is None else [nodes - 1 for nodes in kept]
+        kept = grown.spans[:, 1].tolist() if kept is None else kept
+        numbers, widest = grown.limits[:, 0], max(kept, default=1)
+        self.rows.kept[numbers] = kept
+        tokens, probabilities = self.rows.trees[numbers, :, :widest], self.rows.reach[numbers, 1, :widest]  # copies
+        trees = []
+        for of_row, reach, nodes in zip(tokens, probabilities, kept, strict=True):
+            token_ids, parents, sources, matches = of_row[:, :nodes]
+            trees.append(DraftTree(token_ids, parents, reach[:nodes], sources, matches))
+        if self.options.strategy == "parallel":
+            trees = [as_parallel(tree, most) for tree, most in zip(trees, below, strict=True)]
         if padding:
-            trees[filled] = trees[filled].filled_up(padding)
+            trees[padded] = trees[padded].filled_up(padding)
         return trees
 
-    def recycle(
-        self, rows: Sequence[Row], trees: Sequence[DraftTree], best: Callable[[], tuple[np.ndarray, np.ndarray]]
-    ) -> None:
-        """The model was asked behind all nodes of these trees, each of which stands at the end of its row's text.
-
-        best: (int32 [nodes, BEST] token ids, float32 scores) of the best tokens there, best first; asked at the next draft. By
-        then the rows have been told what the model said, so that none of it seems to have been foreseen.
-        """
-        if not self.options.recycle:
-            return
-        before = []
-        for row in rows:
-            earlier = [ANY, ANY, *row.own.tokens[-3:-1].tolist()]
-            before.append((earlier[-1], earlier[-2]))
-        self._almost_said = trees, np.array(before, np.int32), best
-
-    def use_recycled(self, use: bool) -> None:
-        """From now on draft from what the model almost said, or do not."""
-        self._uses_recycled = use
-        self.shared.used[1] = use and self._has_recycled
-
-    def _forget_what_was_almost_said(self) -> None:
-        """But for what the tries keep of earlier jobs."""
-        self._almost_said = None
-        self.recycled.clear()
-        for trie in self.tries:
-            if trie.recycled:
-                self.recycled.take_over(Recycled(*trie.recycled), trie.header.vocab_size)
-        self._has_recycled = len(self.recycled) > 0
-        self.use_recycled(True)
-
-    def _take_in(self) -> None:
-        """What the model almost said in the last step comes into the table."""
-        self.taken_in_seconds = 0.0
-        if self._almost_said is None:
-            return
-        began = time.perf_counter()
-        trees, before, best = self._almost_said
-        self._almost_said = None
-        token_ids = np.concatenate([tree.token_ids for tree in trees])
-        parents = np.concatenate([tree.parents for tree in trees])
-        self.recycled.add(token_ids, parents, np.array([len(tree) for tree in trees]), before, *best())
-        self._has_recycled = True
-        self.use_recycled(self._uses_recycled)
-        self.taken_in_seconds = time.perf_counter() - began
+    def note_runner_up(self, rows: Sequence[Row], trees: Sequence[DraftTree], best: BestTokens) -> None:
+        """The model was asked behind all nodes of these trees, each of which stands at the end of its row's text."""
+        before = [[ANY, ANY, *row.own.tokens[-3:-1].tolist()][:-3:-1] for row in rows]
+        self.runner_up.note(trees, np.array(before, np.int32), best)
 
     def _finish(self, row: Row) -> None:
         self.sources.finish(row.number)
@@ -353,7 +340,7 @@ class Drafter:
         """Be as new: nothing remembered, nothing learned. No row may be running."""
         self.session.clear()
         self.sources.forget()
-        self._forget_what_was_almost_said()
+        self.runner_up.clear()
         self._learn_from(self._priors)
         self._refresh_texts()
         self._find_common()
@@ -363,7 +350,7 @@ class Drafter:
         probe = Drafter(self.tries, dataclasses.replace(self.options, session_tokens=16))
         row = probe.start([0, 1, 0, 1])
         best = np.zeros((1, BEST), np.int32), np.zeros((1, BEST), np.float32)
-        probe.recycle([row], [root_only(0)], lambda: best)
+        probe.note_runner_up([row], [root_only(0)], lambda: best)
         row.draft()
         row.accept([0])
         row.finish()
@@ -372,6 +359,30 @@ class Drafter:
         """From now on draft one branch only: the model takes no tree mask."""
         if self.options.strategy != "off":
             self.options = dataclasses.replace(self.options, strategy="single")
+
+    def _forced_tokens(self, guides: Sequence[Guide | None], limits: np.ndarray) -> np.ndarray:
+        """int64: what each row must emit next, one row behind the other; notes in `limits` where a row's begin and end."""
+        if not any(guides):
+            limits[:, 3:] = 0
+            return NOTHING
+        forced: list[int] = []
+        for k, guide in enumerate(guides):
+            limits[k, 3] = len(forced)
+            forced += guide.forced() if guide else ()
+            limits[k, 4] = len(forced)
+        return np.array(forced, np.int64)
+
+    def _grow_in_threads(
+        self, threads: int, limits: np.ndarray, must: np.ndarray, price: float, free: int, spans: np.ndarray
+    ) -> None:
+        while len(self._scratch) < threads:
+            self._scratch.append(scratch_block(self.options.decoding_length, len(self.shared.texts)))
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(THREADS)
+        ends = [n * len(limits) // threads for n in range(threads + 1)]
+        parts = [slice(*pair) for pair in itertools.pairwise(ends)]
+        calls = [(n, limits[part], must, price, free, spans[part]) for n, part in enumerate(parts)]
+        self._grew = sum(self._pool.map(lambda call: self._grow(*call), calls))
 
     def _grow(self, thread: int, limits: np.ndarray, must: np.ndarray, price: float, free: int, grown: np.ndarray) -> int:
         """Fill the trees of rows; returns their nodes. See `planner.grow_rows`."""
@@ -404,11 +415,6 @@ class Drafter:
             self.rows.nodes[number] = len(kept)
         return len(kept)
 
-    def _tree_of(self, number: int, nodes: int) -> DraftTree:
-        """A copy of the first nodes of the tree that was grown for a row."""
-        token_ids, parents, sources, matches = self.rows.trees[number, :, :nodes].copy()
-        return DraftTree(token_ids, parents, self.rows.reach[number, 1, :nodes].copy(), sources, matches)
-
     def _make_rows(self, more: int) -> None:
         """Room for so many more rows at once."""
         count = len(self._rows) + more
@@ -419,25 +425,31 @@ class Drafter:
         self.rows = block
         added = [Row(self, number) for number in range(len(self._rows), count)]
         self._rows += added
-        self._limits = np.zeros((count, 5), np.int64)  # of one draft_rows, see planner.py
-        self._reach, self._grown = block.reach.reshape(-1), np.zeros((count, 2), np.int64)  # see `Choose`
+        self._limits = np.zeros((count, 5), np.int64)  # of one `grow`, see planner.py
+        self._probabilities, self._spans = block.reach.reshape(-1), np.zeros((count, 2), np.int64)  # see `GrownTrees`
         self._free += added[::-1]
 
     def _refresh_texts(self) -> None:
-        """Point the table at the session's arrays of now. Rows that run look their context up anew."""
-        if self._version == self.session.version:
-            return
-        self._version = self.session.version
-        remembered = [SortedText(self.session.tokens, run.suffixes, run.first, SESSION) for run in self.session.runs[::-1]]
-        self._kept = [*self._trie_texts, *remembered]  # the table holds addresses only
-        self.shared.texts[:] = table_of(self._kept)
-        self.shared.used[0] = len(self._kept) - (not len(remembered[-1].suffixes))
-        self._find_roots([row for row in self._rows if len(row.own)])  # of free ones it is empty
+        """Point the table at the session's arrays. Running rows look their context up anew in those that have changed."""
+        runs = self.session.runs[::-1]  # the recent one changes with each output, the older one rarely
+        before, tries = self._remembered, len(self._trie_texts)
+        self._remembered = [SortedText(self.session.tokens, run.suffixes, run.first, SESSION) for run in runs]
+        changed = [
+            tries + number
+            for number, text in enumerate(self._remembered)
+            if not before or text.suffixes is not before[number].suffixes
+        ]
+        self.shared.texts[:] = table_of([*self._trie_texts, *self._remembered])  # it holds addresses only
+        self.shared.used[0] = len(self.shared.texts) - (not len(runs[-1].suffixes))
+        if changed:
+            running = [row for row in self._rows if len(row.own)]  # of free ones it is empty
+            self._find_roots(running, changed[0], changed[-1] + 1)
 
-    def _find_roots(self, rows: Sequence[Row]) -> None:
-        """Look the ends of these rows' texts up in all sorted texts."""
+    def _find_roots(self, rows: Sequence[Row], begin: int = 0, end: int | None = None) -> None:
+        """Look the ends of these rows' texts up in the sorted texts from `begin` to `end` (default: all)."""
         numbers = np.array([row.number for row in rows], np.int64)
-        planner.find_roots(numbers, self.shared.addresses, self.rows.addresses, self._scratch[0].addresses)
+        texts = begin, int(self.shared.used[0]) if end is None else min(end, int(self.shared.used[0]))
+        planner.find_roots(numbers, *texts, self.shared.addresses, self.rows.addresses, self._scratch[0].addresses)
 
     def _learn_from(self, priors: Priors) -> None:
         self.shared.lambdas, self.shared.earned = priors.fresh()

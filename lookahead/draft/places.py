@@ -181,12 +181,12 @@ def has_step(texts, steps, made, keys, node, text, wanted):
 
 
 @kernel
-def narrow_all(texts, used, steps, made, row, token, scratch):
-    """Append `token` to the context of a row, whose steps are all made, in the first `used` texts.
+def narrow_all(texts, begin, end, steps, made, row, token, scratch):
+    """Append `token` to the context of a row, whose steps are all made, in the texts from `begin` to `end`.
 
     scratch: as `steps`, its first row is overwritten.
     """
-    for text in range(used):
+    for text in range(begin, end):
         count = made[row, text, 0]
         for number in range(count):
             for column in range(4):

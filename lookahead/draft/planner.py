@@ -230,19 +230,20 @@ def _accept(shared, rows, scratch, row, said, learning):
                 shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], np.int64(0), own,
                 scratch.best[0, 0], scratch.best[0, 1], token, rows.aligned, row,
             )  # fmt: skip
-        narrow_all(shared.texts, shared.used[0], rows.steps, rows.made, row, token, scratch.steps)
+        narrow_all(shared.texts, 0, shared.used[0], rows.steps, rows.made, row, token, scratch.steps)
         rows.own[row, LENGTH] = append_tokens(
             own.log, own.heads, own.leaders, own.length, said[j : j + 1], scratch.recent, scratch.chains
         )
 
 
 @kernel
-def find_roots(numbers, shared_addresses, rows_addresses, scratch_addresses):
-    """Look the ends of the texts of these rows (int64, their numbers) up in all sorted texts."""
+def find_roots(numbers, begin, end, shared_addresses, rows_addresses, scratch_addresses):
+    """Look the ends of the texts of these rows (int64, their numbers) up in the sorted texts from `begin` to `end`."""
     shared, rows, scratch = shared_arrays(shared_addresses), rows_arrays(rows_addresses), scratch_arrays(scratch_addresses)
     for number in numbers:
         own = own_arrays(rows.own, number)
-        rows.made[number, :, 0], rows.made[number, :, 1] = 0, -1
-        for place in range(max(0, own.length - RECENT), own.length):
-            token = np.int64(own.log[TOKEN, place])
-            narrow_all(shared.texts, shared.used[0], rows.steps, rows.made, number, token, scratch.steps)
+        for text in range(begin, end):
+            rows.made[number, text, 0], rows.made[number, text, 1] = 0, -1
+        for position in range(max(0, own.length - RECENT), own.length):
+            token = np.int64(own.log[TOKEN, position])
+            narrow_all(shared.texts, begin, end, rows.steps, rows.made, number, token, scratch.steps)

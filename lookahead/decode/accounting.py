@@ -1,0 +1,214 @@
+"""What steps took and gave. In: each step as it went. Out: clocks and counts, and what the draft budget learns from them.
+
+The engine's step calls `StepTimes` at its marks and `Accounting.record` at its end; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lookahead.budget.gain import Gain
+from lookahead.budget.goodput import GoodputBudget
+from lookahead.decode.batch import ALL_AT_ONCE, attended
+from lookahead.decode.model import TargetModel
+from lookahead.decode.row import RunningRow, StepInput
+from lookahead.decode.verify import Accepted
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.explain import Step
+from lookahead.draft.sources import Sources
+
+PLAIN_APART = 4  # one in this many steps without drafts is timed
+
+
+@dataclasses.dataclass
+class Clock:
+    """Seconds that went into drafting (the budget included), forwards (prefill included) and verification, and how often.
+
+    taken_in: tokens of prompts that were prefilled.
+    """
+
+    draft: float = 0.0
+    forward: float = 0.0
+    verify: float = 0.0
+    steps: int = 0
+    taken_in: int = 0
+
+    def add(self, draft: float, forward: float, verify: float, taken_in: int = 0) -> None:
+        self.draft += draft
+        self.forward += forward
+        self.verify += verify
+        self.steps += 1
+        self.taken_in += taken_in
+
+
+class StepTimes:
+    """Clock readings of one step, in seconds: call `mark` after drafting, the forward, runner-up tokens and verification."""
+
+    __slots__ = ("_now", "marks")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.marks = [now()]
+
+    def mark(self) -> None:
+        self.marks.append(self._now())
+
+    @property
+    def verified(self) -> float:
+        """When verification ended."""
+        return self.marks[4]
+
+    @property
+    def drafting(self) -> float:
+        return self.marks[1] - self.marks[0]
+
+    @property
+    def forward(self) -> float:
+        """Of the forward alone."""
+        return self.marks[2] - self.marks[1]
+
+    @property
+    def runner_up(self) -> float:
+        """Of finding runner-up tokens."""
+        return self.marks[3] - self.marks[2]
+
+    @property
+    def verification(self) -> float:
+        """Runner-up tokens included."""
+        return self.marks[4] - self.marks[2]
+
+    @property
+    def after_drafting(self) -> float:
+        """Of forward, runner-up tokens and verification: what the costs of a forward include."""
+        return self.marks[4] - self.marks[1]
+
+    @property
+    def so_far(self) -> float:
+        return self._now() - self.marks[0]
+
+
+class Accounting:
+    """Clocks, costs and counts of an engine; teaches its budget and the drafter's sources.
+
+    clock: seconds by stage. gain: how many times faster than plain decoding. steps: begun so far.
+    """
+
+    def __init__(self, target: TargetModel, drafter: Drafter, budget: GoodputBudget):
+        self.target, self.drafter, self.budget = target, drafter, budget
+        self.clock = Clock()
+        self.gain = Gain(budget.curve)
+        self.steps = 0
+        self._sources: Sources | None = getattr(drafter, "sources", None)  # of the user's own
+
+    def begin(self) -> StepTimes:
+        """A step begins."""
+        self.steps += 1
+        return StepTimes(self.target.now)
+
+    def record(
+        self, rows: Sequence[RunningRow], inputs: Sequence[StepInput], accepted: Sequence[Accepted], times: StepTimes
+    ) -> None:
+        """A step has ended: count it, notify observers, and learn from what it took and gave. rows[k] is in slot k."""
+        active = any(row.is_drafted_for for row in rows)
+        by_source = self._count(rows, inputs, accepted, times.verified)
+        prefilled = sum(len(each) for each in inputs if each.wanted != "all")
+        self.clock.add(times.drafting, times.forward, times.verification, prefilled)
+        if active:
+            self.budget.drafted_in(times.drafting)
+        kept = _accepted_drafts(rows, inputs, accepted) if self.budget.waits else ()
+        drafts = self.drafter.options.strategy != "off"
+        # A step that prefills says nothing about the cost of those that do not. Of steps without drafts only some are timed.
+        if drafts and (active or self.steps % PLAIN_APART == 0) and all(each.wanted == "all" for each in inputs):
+            emitted, seconds = sum(len(each.token_ids) for each in accepted), times.so_far
+            self._learn_cost(rows, inputs, times, seconds, emitted, kept)
+            if active:
+                self._learn_utility(by_source, times, seconds, emitted, len(rows))
+            return
+        self.budget.settle(kept)
+        if drafts and prefilled:
+            self._note_prefill(rows, inputs, accepted, times, prefilled)
+
+    def keys(self, rows: Sequence[RunningRow]) -> tuple[int, int]:
+        """(keys that attention reads for these rows, its calls), where each brings a token."""
+        lengths = [row.length for row in rows]
+        if len(rows) == 1 or self.budget.curve.separate:
+            return sum(lengths), 1
+        return attended(np.array(lengths), ALL_AT_ONCE if self.budget.curve.bucketed else self.target.call)
+
+    def _count(
+        self, rows: Sequence[RunningRow], inputs: Sequence[StepInput], accepted: Sequence[Accepted], now: float
+    ) -> Counter[str]:
+        """Returns the accepted draft tokens of this step by draft source."""
+        names, by_source = self.drafter.source_names, Counter[str]()
+        for row, each, found in zip(rows, inputs, accepted, strict=True):
+            generation = row.generation
+            generation.seconds = now - row.began
+            if not found.token_ids or each.wanted != "all":
+                continue
+            assert each.tree is not None
+            for source in generation.count(each.tree, found.nodes, names):
+                by_source[source] += 1
+            if generation.observer:
+                prompt, emitted = generation.prompt_ids, found.token_ids
+                step = Step.of(generation.steps, prompt, generation.token_ids, each.tree, found.nodes, emitted, names)
+                generation.observer(step)
+        return by_source
+
+    def _learn_cost(
+        self,
+        rows: Sequence[RunningRow],
+        inputs: Sequence[StepInput],
+        times: StepTimes,
+        seconds: float,
+        emitted: int,
+        kept: Sequence[int],
+    ) -> None:
+        """From a step that only decodes. Once costs are known, one plain step in PLAIN_APART stands for all."""
+        sizes, stands_for = [len(each) for each in inputs], 1
+        if max(sizes) == 1 and not self.budget.tries:
+            if self.steps % PLAIN_APART:
+                return
+            stands_for = PLAIN_APART
+        keys, calls = self.keys(rows)
+        forward = sum(sizes), times.after_drafting
+        self.budget.observe(*forward, seconds, len(rows), keys, calls, max(sizes), emitted, stands_for, kept)
+        parts = times.after_drafting, times.drafting, times.runner_up
+        self.gain.step(sum(sizes), len(rows), keys, calls, max(sizes), 0, emitted, seconds, *parts, stands_for)
+
+    def _note_prefill(
+        self,
+        rows: Sequence[RunningRow],
+        inputs: Sequence[StepInput],
+        accepted: Sequence[Accepted],
+        times: StepTimes,
+        prefilled: int,
+    ) -> None:
+        """From a step that prefilled, maybe alongside rows that decode."""
+        decoding = [slot for slot, each in enumerate(inputs) if each.wanted == "all"]
+        own, keys = [len(inputs[slot]) for slot in decoding], sum(rows[slot].length for slot in decoding)
+        emitted = sum(len(accepted[slot].token_ids) for slot in decoding)
+        parts = times.so_far, times.after_drafting, times.drafting, times.runner_up
+        self.gain.step(sum(own) + prefilled, len(decoding), keys, 1, max(own, default=0), prefilled, emitted, *parts)
+
+    def _learn_utility(self, by_source: Counter[str], times: StepTimes, seconds: float, emitted: int, rows: int) -> None:
+        """Whether the draft sources that take time of their own pay for it. Where lengths are fixed, all are always used."""
+        agreed = self.target.agreed
+        if self.drafter.options.adaptive:
+            runner_up = self.drafter.runner_up
+            runner_up.observe(times.runner_up + agreed(runner_up.seconds), by_source["recycled"], seconds, emitted, rows)
+        if self._sources:
+            counts = [by_source[name] for name in self._sources.names]
+            self._sources.observe_step(counts, seconds, emitted, rows, agreed)
+
+
+def _accepted_drafts(rows: Sequence[RunningRow], inputs: Sequence[StepInput], accepted: Sequence[Accepted]) -> list[int]:
+    """Accepted draft tokens of each row that was drafted for; -1 where nobody knows."""
+    return [
+        len(found.nodes) - 1 if found.token_ids else -1
+        for row, each, found in zip(rows, inputs, accepted, strict=True)
+        if each.wanted == "all" and row.is_drafted_for
+    ]

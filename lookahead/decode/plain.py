@@ -1,0 +1,55 @@
+"""Decoding by the model's own `generate`, for models whose state cannot be rolled back. In: a request. Out: its tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import StoppingCriteriaList
+
+from lookahead.decode.constraint import Grammars
+from lookahead.decode.generation_config import bad_word_ids, generate_alone, generation_config
+from lookahead.decode.logprobs import logprobs_of
+from lookahead.decode.model import TargetModel
+from lookahead.decode.request import Generation
+from lookahead.decode.sampling import Allowed, guide_of, own_processors, stop_texts
+
+
+def decode_plainly(target: TargetModel, generation: Generation, tokenizer: Any, grammars: Grammars | None) -> None:
+    """Answer a request to its end; an error fails it."""
+    began = target.now()
+    try:
+        _generate(target, generation, tokenizer, grammars)
+    except Exception as error:
+        generation.fail(error)
+    generation.steps = max(0, len(generation.token_ids) - 1)
+    generation.seconds = target.now() - began
+
+
+def _generate(target: TargetModel, generation: Generation, tokenizer: Any, grammars: Grammars | None) -> None:
+    sampling, length = generation.sampling, len(generation.prompt_ids)
+    text = torch.tensor([generation.prompt_ids], device=target.device)
+    stops, guide = stop_texts(target, sampling, tokenizer), guide_of(sampling, grammars, generation.room)
+    processors = own_processors(sampling, length)
+    if guide:
+        processors.append(Allowed(guide, said_from=length))
+    bad_words = bad_word_ids(tuple(sampling.bad_words), tokenizer)
+    config = generation_config(target, sampling, length, generation.room, bad_words)
+    config.return_dict_in_generate, config.output_logits = True, generation.logprobs is not None
+    with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
+        torch.manual_seed(generation.seed)
+        output = generate_alone(
+            target,
+            config,
+            inputs=text,
+            attention_mask=torch.ones_like(text),
+            logits_processor=processors,
+            stopping_criteria=StoppingCriteriaList([stops] if stops else []),
+        )
+    emitted = output.sequences[0, length:].tolist()
+    stopped = stops is not None and bool(stops(output.sequences, None))
+    for number, token in enumerate(emitted, 1):
+        generation.add(token, stopped and number == len(emitted))
+    if generation.logprobs is not None:
+        scores = torch.cat(output.logits)
+        generation.token_logprobs = logprobs_of(scores, range(len(emitted)), emitted, generation.logprobs)

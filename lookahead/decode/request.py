@@ -1,0 +1,100 @@
+"""One request. In: a prompt and what the caller asks. Out: the tokens emitted so far, and what decoding them took."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from lookahead.decode.logprobs import TokenLogprobs
+from lookahead.decode.sampling import GREEDY, Chooser, Sampling
+from lookahead.draft.explain import Observer
+from lookahead.draft.tree import DraftTree, name_of
+from lookahead.errors import LookaheadError
+
+FinishReason = Literal["", "stop", "length", "error"]
+
+
+@dataclasses.dataclass
+class Generation:
+    """One request, waiting, running or finished.
+
+    prompt_ids: its text so far. room: maximum number of new tokens. stop_ids: tokens that end the answer. seed: of its random
+    stream. token_ids: the output, the token that ended it included. finish_reason: "" until then. error: why it failed.
+    steps: forwards after the prefill. draft_tokens, accepted_tokens: drafted and accepted, summed over steps;
+    accepted_by_source: the latter by draft source. seconds: from its first step to its last.
+    observer: is notified of what each decode step drafted and accepted.
+    forced: an answer that is taken as the model's choices, whatever its scores, which are computed all the same.
+    chooser: chooses tokens in place of `sampling` and `seed`; not where the model's own `generate` decodes.
+    logprobs: how many of the most probable tokens are kept with each emitted token, in token_logprobs; None: none are.
+    """
+
+    prompt_ids: list[int]
+    room: int
+    stop_ids: frozenset[int]
+    sampling: Sampling = GREEDY
+    seed: int = 0
+    observer: Observer | None = None
+    forced: Sequence[int] | None = None
+    chooser: Chooser | None = None
+    logprobs: int | None = None
+    token_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    finish_reason: FinishReason = ""
+    error: Exception | None = None
+    steps: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_source: Counter[str] = dataclasses.field(default_factory=Counter)
+    seconds: float = 0.0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def edl(self) -> float:
+        """Effective decoding length: tokens per decode step. The first token comes from the prefill and is not counted."""
+        return (len(self.token_ids) - 1) / self.steps if self.steps else 0.0
+
+    def add(self, token: int, stops: bool = False) -> None:
+        """Append an emitted token. stops: a stop text is complete with it."""
+        self.token_ids.append(token)
+        if stops or token in self.stop_ids:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) >= self.room:
+            self.finish_reason = "length"
+
+    def fail(self, error: Exception) -> None:
+        self.finish_reason, self.error = "error", error
+
+    def count(self, tree: DraftTree, nodes: Sequence[int], source_names: Sequence[str]) -> list[str]:
+        """Add one decode step to the counts. nodes: the root and the accepted. Returns the draft source of each accepted."""
+        self.steps += 1
+        self.draft_tokens += tree.draft_tokens
+        if len(nodes) == 1:
+            return []
+        self.accepted_tokens += len(nodes) - 1
+        sources = [name_of(source, source_names) for source in tree.sources[nodes[1:]].tolist()]
+        for source in sources:
+            self.accepted_by_source[source] += 1
+        return sources
+
+
+def room_of(prompt_ids: Sequence[int], max_new_tokens: int, vocab_size: int, longest: int) -> int:
+    """Maximum number of tokens of an answer. longest: positions of the model.
+
+    Raises LookaheadError for an empty prompt, one that leaves no room, and unknown ids.
+    """
+    if not len(prompt_ids):
+        raise LookaheadError("the prompt is empty.")
+    unknown = next((t for t in prompt_ids if not 0 <= t < vocab_size), None)
+    if unknown is not None:
+        raise LookaheadError(f"prompt token id {unknown} is outside the model's vocabulary of {vocab_size}.")
+    room = min(max_new_tokens, longest - len(prompt_ids))
+    if room < 1:
+        raise LookaheadError(
+            f"the prompt has {len(prompt_ids)} tokens and the model has {longest} positions: no room for an answer."
+        )
+    return room

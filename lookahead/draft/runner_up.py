@@ -1,0 +1,77 @@
+"""The draft source of runner-up tokens (Token Recycling, arXiv 2408.08696): what the model ranked highest at verified nodes.
+
+In: draft trees and the model's best tokens behind each node. Out: the table that drafts are made from (recycled.py), and
+whether using it pays. Best tokens are added to the table at the next draft: by then the rows have been notified of what the
+model emitted, so none of it seems to have been foreseen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lookahead.budget.worth import Worth
+from lookahead.draft.recycled import PLACES, Recycled
+from lookahead.draft.tree import DraftTree
+from lookahead.trie.file import Trie
+
+# Asked for at the next draft: (int32 [nodes, BEST] token ids, float32 scores) behind the nodes of some trees, best first.
+BestTokens = Callable[[], tuple[np.ndarray, np.ndarray]]
+
+
+class RunnerUpTokens:
+    """table: see `Recycled`; it holds nothing where the source is off. pays: use it at the next step.
+
+    seconds: that the latest `add_pending` took. tries: may keep runner-up tokens of earlier jobs.
+    """
+
+    def __init__(self, on: bool, tries: Sequence[Trie]):
+        self.table = Recycled.empty(PLACES if on else 0)
+        self.seconds = 0.0
+        self._on, self._tries = on, tries
+        self.clear()
+
+    @property
+    def pays(self) -> bool:
+        return self._on and self._utility.pays
+
+    @property
+    def in_use(self) -> bool:
+        """Drafts are made from the table."""
+        return self.pays and self._has_keys
+
+    def clear(self) -> None:
+        """Keep only what the tries hold; be tried anew."""
+        self._pending: tuple[Sequence[DraftTree], np.ndarray, BestTokens] | None = None
+        self._utility = Worth()
+        self.table.clear()
+        for trie in self._tries:
+            if trie.recycled:
+                self.table.take_over(Recycled(*trie.recycled), trie.header.vocab_size)
+        self._has_keys = len(self.table) > 0
+
+    def note(self, trees: Sequence[DraftTree], before: np.ndarray, best: BestTokens) -> None:
+        """These trees were verified. before: int32 [trees, 2], the tokens before each root, see `Recycled.add`."""
+        if self._on:
+            self._pending = trees, before, best
+
+    def add_pending(self) -> None:
+        """Add what was noted to the table."""
+        self.seconds = 0.0
+        if self._pending is None:
+            return
+        began = time.perf_counter()
+        trees, before, best = self._pending
+        self._pending = None
+        token_ids = np.concatenate([tree.token_ids for tree in trees])
+        parents = np.concatenate([tree.parents for tree in trees])
+        self.table.add(token_ids, parents, np.array([len(tree) for tree in trees]), before, *best())
+        self._has_keys = True
+        self.seconds = time.perf_counter() - began
+
+    def observe(self, seconds: float, accepted: int, step_seconds: float, emitted: int, rows: int) -> None:
+        """A step in which the source took `seconds` and `accepted` of its tokens were accepted. See `Worth.observe`."""
+        if self._on:
+            self._utility.observe(seconds, accepted, step_seconds, emitted, rows)
