@@ -1,7 +1,7 @@
 """CPU time that the engine itself takes for a step: everything but the model's forward.
 
 In: logged prompts and answers, tries. Out: microseconds of CPU time per step, for each batch size and way of drafting. The
-engine runs over a simulated model (lookahead/decode/pretend.py) that computes nothing, with the answers given, so what is
+engine runs over a simulated model (lookahead/models/simulated.py) that computes nothing, with the answers given, so what is
 measured is drafting, the draft budget, scheduling, packing, acceptance and accounting.
 
     python benchmarks/host_time.py
@@ -25,8 +25,8 @@ import torch
 from lookahead.budget import goodput
 from lookahead.budget.profile import CostProfile, read_profile
 from lookahead.decode.engine import DecodingEngine, Generation
-from lookahead.decode.pretend import pretend_model
 from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.models.simulated import simulated_model
 from lookahead.trie.file import Trie
 from lookahead_cli.app import run
 
@@ -66,7 +66,7 @@ def _run(
     """(CPU seconds, steps, tokens) of answering these rows."""
     drafter = Drafter(tries, options)
     drafter.warm_up()
-    engine = DecodingEngine(pretend_model(profile), drafter, batch_size, prefill_chunk=4096)
+    engine = DecodingEngine(simulated_model(profile), drafter, batch_size, prefill_chunk=4096)
     for _ in engine.run(_requests(engine, rows[-WARM_UP:])):
         pass
     steps = engine.clock.steps

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from lookahead.decode.constraint import Constraint
     from lookahead.decode.engine import DecodingEngine, Generation
     from lookahead.decode.logprobs import TokenLogprobs
-    from lookahead.decode.model import load_model
     from lookahead.draft.drafter import Drafter, DraftOptions
     from lookahead.draft.sources import DraftSource
     from lookahead.errors import LookaheadError
     from lookahead.hf import lookahead_generate
+    from lookahead.models.load import load_model
     from lookahead.trie.build import TokenDocument, TokenizerIdentity, append_trie, build_trie
     from lookahead.trie.edit import merge_tries, prune_trie
     from lookahead.trie.file import Trie
@@ -52,7 +52,7 @@ _HOMES = {
     "DecodingEngine": "lookahead.decode.engine",
     "Generation": "lookahead.decode.engine",
     "TokenLogprobs": "lookahead.decode.logprobs",
-    "load_model": "lookahead.decode.model",
+    "load_model": "lookahead.models.load",
     "LookaheadError": "lookahead.errors",
     "lookahead_generate": "lookahead.hf",
 }

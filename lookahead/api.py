@@ -21,16 +21,17 @@ from lookahead.arguments import numbers_of, paths_of
 from lookahead.decode.engine import FinishReason, Generation
 from lookahead.decode.limits import check_logprobs, is_count, shown
 from lookahead.decode.logprobs import TokenLogprobs
-from lookahead.decode.model import TargetModel, load_model
-from lookahead.decode.probe import probed
 from lookahead.decode.sampling import Sampling, seed_of
 from lookahead.decode.text import TextStream, text_of
 from lookahead.draft.drafter import DraftOptions
 from lookahead.draft.sources import DraftSource
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.forward.target import TargetModel
 from lookahead.job.prompt import prompt_ids_of
 from lookahead.job.rows import parse_row
 from lookahead.job.setup import assemble, own_tokenizer
+from lookahead.models.load import load_model
+from lookahead.models.probe import probed
 from lookahead.trie.file import Trie
 
 log = logging.getLogger(__name__)

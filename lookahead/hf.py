@@ -40,12 +40,12 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from lookahead.decode.constraint import Guide
 from lookahead.decode.engine import DecodingEngine, Generation
-from lookahead.decode.model import TargetModel
 from lookahead.decode.own_state import own_copies
-from lookahead.decode.probe import probed
-from lookahead.decode.slots import Scores
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import UsageError
+from lookahead.forward.slots import Scores
+from lookahead.forward.target import TargetModel
+from lookahead.models.probe import probed
 
 KEPT = "_lookahead"  # name of what is kept on a model
 ENGINES = 4  # that are kept, each with its drafter

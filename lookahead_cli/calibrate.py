@@ -91,13 +91,13 @@ def command(
     check_outputs(outputs, reads, overwrite)
     kept, problems = "", []
     if estimate:
-        from lookahead.decode.model import estimated_profile
+        from lookahead.models.load import estimated_profile
 
         profile = estimated_profile(model, dtype, estimate, trust_remote_code, revision)
     else:
         from lookahead.bench.calibrate import calibrate
         from lookahead.budget.profile import save_to_cache, why_not_cached
-        from lookahead.decode.model import load_model, random_model
+        from lookahead.models.load import load_model, random_model
 
         no_cache = why_not_cached()
         if no_cache and out is None:

@@ -10,19 +10,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lookahead.decode.adapter import check_adapter
 from lookahead.decode.engine import Clock
-from lookahead.decode.memory import peak_memory
-from lookahead.decode.model import read_config
-from lookahead.decode.parallel import Peers
 from lookahead.decode.sampling import GREEDY, Sampling
 from lookahead.errors import UsageError
+from lookahead.forward.memory import peak_memory
+from lookahead.forward.parallel import Peers
 from lookahead.job.journal import Ended
 from lookahead.job.ray_crew import RayCrew
 from lookahead.job.rows import Request
 from lookahead.job.runner import JobOptions, run_job
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.job.workers import LocalCrew, Team
+from lookahead.models.adapter import check_adapter
+from lookahead.models.load import read_config
 from lookahead.trie.build import TokenizerIdentity
 from lookahead_cli import render
 from lookahead_cli.explain import Explainer

@@ -337,7 +337,7 @@ def command(
     with contextlib.ExitStack() as stack:
         peers = None
         if tp_plan:
-            from lookahead.decode.parallel import joined
+            from lookahead.forward.parallel import joined
             from lookahead_cli.engines import follow
 
             peers = stack.enter_context(joined())

@@ -167,7 +167,7 @@ def read_workloads(logs: Logs, shape: Any | None = None, model: str | None = Non
         tokenizers.check(some)
         limits: dict[str, int] = {}
         if shape is not None:
-            from lookahead.decode.model import longest_text
+            from lookahead.forward.target import longest_text
 
             limits = {"vocab_size": shape.vocab_size, "longest": longest_text(shape)}
             for trie in some:
@@ -296,7 +296,7 @@ def replay_on(
     loading: trust_remote_code and revision, of `random_model`.
     """
     from lookahead.bench.compare import compare
-    from lookahead.decode.model import random_model, read_config
+    from lookahead.models.load import random_model, read_config
     from lookahead_cli import render
 
     shape = read_config(model, **(loading or {})).get_text_config(decoder=True)

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from lookahead.decode.engine import DecodingEngine, Generation
-from lookahead.decode.model import TargetModel
-from lookahead.decode.probe import probed
+from lookahead.forward.target import TargetModel
+from lookahead.models.probe import probed
 from lookahead.trie.build import TokenDocument, TokenizerIdentity, build_trie
 from lookahead.trie.file import Trie
 from tests.drafts import DRAFTS, VOCAB_SIZE, drafter_of

@@ -19,12 +19,13 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, SynthIDTextWatermarkingConfig, WatermarkingConfig
 
 from lookahead import lookahead_generate
+from lookahead.decode.chooser import check_generation_config
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.generation_config import FIELDS, check
-from lookahead.decode.probe import probed
+from lookahead.decode.generation_config import FIELDS
 from lookahead.decode.sampling import Sampling
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import ModelError
+from lookahead.models.probe import probed
 from tests.architectures import random_prompts, tiny_model
 from tests.drafts import VOCAB_SIZE, KnownAnswer, always_wrong, perfect, random_trees
 
@@ -316,7 +317,7 @@ def rows_of_engine(found: Case, expected: list[Any]) -> list[Any]:
         engine = DecodingEngine(target, drafter(found, expected), len(found.rows), found.prefill_chunk, tokenizer())
         sampling = Sampling(**found.asked)
         try:
-            check(target, tokenizer(), Sampling(sampling=sampling.sampling))
+            check_generation_config(target, tokenizer(), Sampling(sampling=sampling.sampling))
         except ModelError:
             return ["fails"] * len(found.rows)
         for _ in range(2 if found.draft == "own" else 1):  # the second time the drafter knows the answers

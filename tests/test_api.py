@@ -15,9 +15,9 @@ from transformers import LogitsProcessor
 
 from lookahead import Drafter, DraftOptions, GenerationParams, LookaheadEngine, LookaheadError, TokenDocument, Trie, build_trie
 from lookahead.api import GenerationResult
-from lookahead.decode.model import load_model
 from lookahead.decode.sampling import Sampling
 from lookahead.errors import TokenizerMismatchError, UsageError
+from lookahead.models.load import load_model
 from lookahead.tokenizer import identity, load_tokenizer
 from tests.cli import Cli, write_jsonl
 from tests.jobs import MODEL, PROMPTS

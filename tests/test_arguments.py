@@ -23,13 +23,14 @@ from lookahead import (
     prune_trie,
 )
 from lookahead.decode import limits
+from lookahead.decode.chooser import CountPenalty
 from lookahead.decode.constraint import Constraint
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.model import load_model
-from lookahead.decode.sampling import CountPenalty, Sampling
+from lookahead.decode.sampling import Sampling
 from lookahead.draft.drafter import DraftOptions
 from lookahead.errors import UsageError
 from lookahead.job.setup import EngineSettings
+from lookahead.models.load import load_model
 from lookahead.tokenizer import load_tokenizer
 from lookahead.trie.build import TokenizerIdentity
 from tests.jobs import MODEL, PROMPTS

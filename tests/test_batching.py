@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead.budget.goodput import TRIALS
-from lookahead.decode.batch import READ, MaskPlan, attended, bucket, pack, runs_of, work_of
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.probe import probed
 from lookahead.decode.sampling import Sampling
-from lookahead.decode.slots import PackedSlots
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.tree import chain
+from lookahead.forward.batch import READ, MaskPlan, attended, bucket, pack, runs_of, work_of
+from lookahead.forward.slots import PackedSlots, slots_of
+from lookahead.models.probe import probed
 from tests.architectures import plainly
 from tests.drafts import VOCAB_SIZE
 
@@ -213,7 +213,7 @@ def test_row_that_does_not_fit_alone_fails_and_the_others_go_on(target, monkeypa
 
 
 def test_room_that_is_not_there_is_not_taken(target, monkeypatch):
-    monkeypatch.setattr("lookahead.decode.slots.free_memory", lambda device: 200_000)
+    monkeypatch.setattr("lookahead.forward.slots.free_memory", lambda device: 200_000)
     engine = DecodingEngine(target, Drafter([], DraftOptions("off")), 8)
     requests = [engine.request([*range(3, 90)], 4) for _ in range(8)]
     assert len(list(engine.run(requests))) == 8
@@ -376,7 +376,7 @@ def test_streams_that_run_side_by_side_or_are_left_early_do_not_disturb_each_oth
 @pytest.mark.parametrize("architecture", ["llama", "bloom", "gpt_neo", "falcon_h1"])  # packed, tree or chain, chain, replay
 def test_draft_of_which_nothing_is_kept_leaves_its_slot_as_it_was(tiny_model, architecture: str) -> None:
     target = probed(tiny_model(architecture))
-    slots = target.slots()
+    slots = slots_of(target)
     slots.begin(slots.add([5, 6, 7, 8]))
     with torch.inference_mode():
         slots.forward([chain([5, 6, 7])], ["none"])

@@ -15,11 +15,12 @@ import torch
 from lookahead.bench.compare import Comparison, compare
 from lookahead.bench.lossless import SHOWN, lossless
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.kv_cache import SlotCache
-from lookahead.decode.model import TargetModel, random_model
-from lookahead.decode.probe import probed
-from lookahead.decode.slots import PackedSlots, Scores
 from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.forward.kv_cache import SlotCache
+from lookahead.forward.slots import PackedSlots, Scores
+from lookahead.forward.target import TargetModel
+from lookahead.models.load import random_model
+from lookahead.models.probe import probed
 from lookahead_cli.demo import samples_folder
 from tests.architectures import tiny_config
 from tests.cli import Cli, write_jsonl

@@ -16,11 +16,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCau
 
 from lookahead.decode.constraint import Constraint, Grammars, Guide
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.model import TargetModel, load_model
-from lookahead.decode.probe import probed
 from lookahead.decode.sampling import Sampling
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import ConstraintError, UsageError
+from lookahead.forward.target import TargetModel
+from lookahead.models.load import load_model
+from lookahead.models.probe import probed
 from lookahead.tokenizer import load_tokenizer
 from lookahead_cli.demo import samples_folder
 from tests.cli import Cli, write_jsonl

@@ -27,9 +27,9 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from lookahead import hf
-from lookahead.decode import kv_cache
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.forward import kv_cache
 from lookahead.hf import lookahead_generate
 from tests.architectures import plainly
 from tests.drafts import VOCAB_SIZE, KnownAnswer, random_trees

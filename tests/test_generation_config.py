@@ -14,8 +14,9 @@ from transformers import GenerationConfig, LogitsProcessor
 
 from lookahead import lookahead_generate
 from lookahead.api import GenerationParams, LookaheadEngine
+from lookahead.decode.chooser import check_generation_config
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.generation_config import FIELDS, check, generation_config, how_to_draw, not_used
+from lookahead.decode.generation_config import FIELDS, generation_config, how_to_draw, not_used
 from lookahead.decode.own_state import own_copies
 from lookahead.decode.sampling import Sampling
 from lookahead.draft.drafter import Drafter, DraftOptions
@@ -133,7 +134,7 @@ def test_stop_strings_of_the_config_end_answers_and_those_of_a_request_take_thei
 def test_config_that_cannot_be_used_is_refused_at_load(configure, fields, tokens, saying):
     target = configure(**fields)
     with pytest.raises(ModelError, match=saying) as raised:
-        check(target, tokens and tokens(), Sampling())
+        check_generation_config(target, tokens and tokens(), Sampling())
     assert "\n" not in str(raised.value)
     with pytest.raises(ModelError, match="generation config"):
         LookaheadEngine(target, tokens and tokens())

@@ -246,7 +246,7 @@ def test_second_job_is_refused_before_a_model_is_loaded(cli: Cli, files: JobFile
     def no_model(*arguments: object, **options: object) -> None:
         raise AssertionError("a model is loaded")
 
-    monkeypatch.setattr("lookahead.decode.model.load_model", no_model)
+    monkeypatch.setattr("lookahead.models.load.load_model", no_model)
     source = write_jsonl(files.out.with_name("in.jsonl"), questions(1))
     for out in (files.out, files.out.with_name("out.parquet")):
         job = ("generate", "--model", MODEL, "--input", source, "-o", out)

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from lookahead.decode import linear, processor
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.linear import (
+from lookahead.forward import processor
+from lookahead.models import linear
+from lookahead.models.linear import (
     ROUNDING,
     FbgemmWeight,
     LaidOutLinear,
@@ -21,8 +22,8 @@ from lookahead.decode.linear import (
     laid_out,
     lay_out,
 )
-from lookahead.decode.model import load_model
-from lookahead.decode.probe import probed
+from lookahead.models.load import load_model
+from lookahead.models.probe import probed
 from tests.architectures import VOCAB_SIZE, decoded, plainly, random_prompts
 from tests.drafts import drafter_of
 

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 from lookahead.api import GenerationParams, LookaheadEngine
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.logprobs import AT_ONCE, logprobs_of
-from lookahead.decode.probe import probed
 from lookahead.decode.sampling import Sampling, seed_of
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import UsageError
 from lookahead.job.logprobs import LogprobsOf
+from lookahead.models.probe import probed
 from lookahead.tokenizer import load_tokenizer
 from tests.cli import Cli, write_jsonl
 from tests.drafts import VOCAB_SIZE

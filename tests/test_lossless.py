@@ -17,14 +17,14 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, MistralForCausalLM
 
-from lookahead.decode.batch import MaskPlan, pack
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.kv_cache import SequenceCache, SlotCache, zeros
-from lookahead.decode.probe import _difference, _scores_alone, probed
-from lookahead.decode.sequence import BufferState
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError
+from lookahead.forward.batch import MaskPlan, pack
+from lookahead.forward.kv_cache import SequenceCache, SlotCache, zeros
+from lookahead.forward.sequence import BufferState
+from lookahead.models.probe import _difference, _scores_alone, probed
 from tests.architectures import NEW_TOKENS, SAYS_ENOUGH, decoded, plainly, random_prompts
 from tests.drafts import DRAFTS, VOCAB_SIZE, KnownAnswer, always_wrong, drafter_of, perfect, random_trees
 

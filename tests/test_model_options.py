@@ -16,12 +16,12 @@ from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from lookahead.api import GenerationParams, LookaheadEngine
-from lookahead.decode.model import load_model
 from lookahead.decode.sampling import Sampling
 from lookahead.errors import LookaheadError, ModelError, UsageError
 from lookahead.job.runner import JobOptions
 from lookahead.job.setup import EngineSettings
 from lookahead.job.workers import Worker
+from lookahead.models.load import load_model
 from lookahead.tokenizer import TOKENIZER_FILES
 from lookahead_cli.sampling_options import biases, token_id_lists
 from tests.architectures import plainly, random_prompts, tiny_config, tiny_model
@@ -204,7 +204,7 @@ def test_revision_goes_to_the_hub_with_config_weights_and_tokenizer(monkeypatch:
 
     for kind in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"):
         monkeypatch.setattr(f"transformers.{kind}.from_pretrained", of(kind))
-    for module in ("decode.model", "tokenizer"):
+    for module in ("models.load", "tokenizer"):
         monkeypatch.setattr(f"lookahead.{module}.check_name", lambda *_: {})
     settings = EngineSettings("org/model", revision="v2", trust_remote_code=True)
     monkeypatch.setattr("lookahead.job.setup.assemble", lambda target, tokenizer, *_: (target, tokenizer))

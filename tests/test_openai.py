@@ -37,7 +37,7 @@ def line(body: Any, custom_id: Any = "a", url: str | None = None, **more: Any) -
 @pytest.fixture(scope="module")
 def job() -> Any:
     """job(rows, **options) -> output rows; one engine for all tests."""
-    from lookahead.decode.model import load_model
+    from lookahead.models.load import load_model
     from lookahead.tokenizer import load_tokenizer
 
     target, tokenizer = load_model(str(MODEL), device="cpu"), load_tokenizer(str(MODEL))

@@ -215,7 +215,7 @@ def test_output_that_cannot_be_written_is_named_by_its_option_before_any_work(
     def no_model(*arguments: object, **options: object) -> None:
         raise AssertionError("a model is loaded")
 
-    monkeypatch.setattr("lookahead.decode.model.load_model", no_model)
+    monkeypatch.setattr("lookahead.models.load.load_model", no_model)
     cli.fails(1, *line.split(), UNWRITABLE / "x", saying=[f"{option} {UNWRITABLE / 'x'}: cannot write here"])
     cli.fails(1, *line.split(), here / "no" / "x", saying=[f"{option} {here / 'no' / 'x'}: its folder does not exist"])
     cli.fails(1, *line.split(), here / "model", saying=[f"{option} {here / 'model'}: is a folder"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from lookahead.decode.parallel import joined
+from lookahead.forward.parallel import joined
 from tests.cli import Cli, write_jsonl
 from tests.jobs import MODEL, questions, rows_of, steady
 

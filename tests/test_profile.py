@@ -18,11 +18,11 @@ from lookahead.budget.estimate import GPUS
 from lookahead.budget.goodput import CHANGED
 from lookahead.budget.profile import CostProfile, Setting, cached_profile, read_profile, save_to_cache, shipped_names
 from lookahead.decode.engine import DecodingEngine, Generation
-from lookahead.decode.model import estimated_profile
-from lookahead.decode.pretend import Clock, pretend_model
-from lookahead.decode.probe import probed
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.models.load import estimated_profile
+from lookahead.models.probe import probed
+from lookahead.models.simulated import Clock, simulated_model
 from tests.cli import Cli
 
 SETTING = Setting("model", "0123", "Some CPU @ 2 GHz", "float32", "sdpa", "packed", 2)
@@ -174,7 +174,7 @@ def test_calibrating_keeps_its_time_and_its_profile_costs_what_it_measured(tiny_
 def test_what_accepting_costs_is_measured_behind_packed_forwards() -> None:
     """A model that pretends to cost this gives it back."""
     truth = dataclasses.replace(PROFILE, per_said=0.002, per_move=0.03, per_moved_row=0.004)
-    profile, _ = calibrate(pretend_model(truth), 45.0)
+    profile, _ = calibrate(simulated_model(truth), 45.0)
     assert profile.per_said == pytest.approx(0.002, rel=0.1)
     assert profile.per_move == pytest.approx(0.03, rel=0.1)
     assert profile.per_moved_row == pytest.approx(0.004, rel=0.1)
@@ -212,12 +212,12 @@ def requests(count: int, prompt: int, answer: int) -> list[Generation]:
     ]
 
 
-def test_pretended_forwards_take_what_the_profile_says() -> None:
+def test_simulated_forwards_take_what_the_profile_says() -> None:
     """3 prompts of 10 tokens, 5 tokens said, 2 rows at once, no drafts: each forward's load is known. The first one of a size
     takes longer than those that follow.
     """
     profile = CostProfile(SETTING, "measured", (1, 100), (100.0, 1090.0), per_key=0.5, per_query_key=0.25, per_score=1.0)
-    target = pretend_model(profile)
+    target = simulated_model(profile)
     engine = DecodingEngine(target, Drafter((), DraftOptions("off")), 2)
     assert all(g.token_ids == g.forced for g in engine.run(requests(3, 10, 5)))
 
@@ -226,14 +226,14 @@ def test_pretended_forwards_take_what_the_profile_says() -> None:
 
     two = cost(20, 2, 0, 18) + CHANGED * cost(2, 2, 20) + sum(cost(2, 2, 2 * past) for past in range(11, 14))
     one = CHANGED * (cost(10, 1, 0, 9) + cost(1, 1, 10)) + sum(cost(1, 1, past) for past in range(11, 14))
-    assert target.now.pretended == pytest.approx(two + one, rel=1e-3)  # sweeping the caches takes away its own seconds
+    assert target.now.simulated == pytest.approx(two + one, rel=1e-3)  # sweeping the caches takes away its own seconds
 
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_rows_of_different_lengths_cost_what_attention_makes_of_them(separate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Side by side all are as long as the longest; what the budget is told of a step is what its forward was charged for."""
     profile = CostProfile(SETTING, "measured", (1, 4096), (1.0, 1.0), per_key=10.0, separate=separate)
-    engine, told = DecodingEngine(pretend_model(profile), Drafter((), DraftOptions(decoding_length=4)), 2), []
+    engine, told = DecodingEngine(simulated_model(profile), Drafter((), DraftOptions(decoding_length=4)), 2), []
     observe = engine.budget.observe
 
     def noted(tokens: int, forward: float, step: float, rows: int, keys: int, width: int, *more: object) -> None:
@@ -297,16 +297,16 @@ def test_bad_moments_of_the_machine_leave_no_trace_in_a_profile(monkeypatch: pyt
     random, pass_by = np.random.default_rng(seed), Clock.pass_by
     slow = np.where(random.random(10000) < 0.5, random.uniform(1.5, 2.5, 10000), 1.0)
     monkeypatch.setattr(
-        Clock, "pass_by", lambda self, seconds, on_cpu: pass_by(self, seconds * slow[int(self.pretended / 0.1)], on_cpu=False)
+        Clock, "pass_by", lambda self, seconds, on_cpu: pass_by(self, seconds * slow[int(self.simulated / 0.1)], on_cpu=False)
     )
-    found, _ = calibrate(pretend_model(truth), 45.0)
+    found, _ = calibrate(simulated_model(truth), 45.0)
     off = np.array([found.forward_seconds(t, 1, 128) / truth.forward_seconds(t, 1, 128) for t in found.tokens if t <= 64])
     assert len(off) >= 10
     assert off / np.median(off) == pytest.approx(np.ones(len(off)), rel=0.05)
 
 
 def test_calibrate_keeps_a_profile_that_jobs_find(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lookahead.decode.model import load_model
+    from lookahead.models.load import load_model
 
     monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
     result = cli(

@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.decode.best import BLOCK, best_tokens
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.recycled import ANY, BEST, KEPT, KINDS, PLACES, WAYS, Recycled
 from lookahead.draft.tree import chain, root_only
 from lookahead.errors import TrieFormatError
+from lookahead.forward.best import BLOCK, best_tokens
 from lookahead.trie.build import TokenDocument, TokenizerIdentity, append_trie, build_trie
 from lookahead.trie.edit import merge_tries, prune_trie
 from lookahead.trie.file import Trie
@@ -236,7 +236,7 @@ def outputs(target, prompts, batch_size, **options):
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_recycled_drafts_are_accepted_and_change_nothing(tiny_model, batch_size):
-    from lookahead.decode.probe import probed
+    from lookahead.models.probe import probed
 
     target = probed(tiny_model("llama"))
     prompts = [[5, 6, 7 + k] for k in range(6)]
@@ -250,7 +250,7 @@ def test_recycled_drafts_are_accepted_and_change_nothing(tiny_model, batch_size)
 
 
 def test_of_given_answers_nothing_is_recycled(tiny_model):
-    from lookahead.decode.probe import probed
+    from lookahead.models.probe import probed
 
     target = probed(tiny_model("llama"))
     engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8)), 1)

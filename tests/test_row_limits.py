@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from lookahead.decode.engine import DecodingEngine, Generation
-from lookahead.decode.probe import probed
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import LookaheadError
 from lookahead.job import prompt
@@ -20,6 +19,7 @@ from lookahead.job.prompt import prompt_ids_of
 from lookahead.job.request import Request
 from lookahead.job.rows import parse_row, read_requests
 from lookahead.job.runner import MANY_AT_ONCE, SAMPLES_IN_TURN, JobOptions, run_job
+from lookahead.models.probe import probed
 from tests.cli import write_jsonl
 
 

@@ -13,10 +13,10 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor
 
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.probe import probed
 from lookahead.decode.sampling import Sampling, seed_of
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import UsageError
+from lookahead.models.probe import probed
 from tests.drafts import VOCAB_SIZE
 
 PROMPTS = [[int(t) for t in np.random.default_rng(size).integers(3, VOCAB_SIZE, size)] for size in (1, 9, 20, 4, 13)]

@@ -14,11 +14,11 @@ import pytest
 from lookahead.api import GenerationParams, LookaheadEngine
 from lookahead.bench.replay import replay_with
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.model import TargetModel
-from lookahead.decode.probe import probed
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.sources import LONGEST, MOST_PATHS, DraftSource
 from lookahead.errors import UsageError
+from lookahead.forward.target import TargetModel
+from lookahead.models.probe import probed
 from tests.architectures import NEW_TOKENS, decoded, plainly, random_prompts
 
 Answers = list[tuple[list[int], list[int]]]

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead.decode.slots import Scores
 from lookahead.decode.verify import verify_and_accept
 from lookahead.draft.tree import DraftTree, root_only
+from lookahead.forward.slots import Scores
 
 
 def tree_of(token_ids, parents):

@@ -49,7 +49,7 @@ def test_what_takes_nothing_and_gives_nothing_is_left_on():
 
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_recycling_that_does_not_pay_is_left_off_where_lengths_are_chosen(tiny_model, monkeypatch, adaptive):
-    from lookahead.decode.probe import probed
+    from lookahead.models.probe import probed
 
     monkeypatch.setattr("lookahead.budget.worth.ITS_OWN", 0.0)
     engine = DecodingEngine(probed(tiny_model("llama")), Drafter([], DraftOptions(decoding_length=16, adaptive=adaptive)), 2)

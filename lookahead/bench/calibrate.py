@@ -25,11 +25,11 @@ import torch
 import lookahead
 from lookahead.budget.cost import FASTER
 from lookahead.budget.profile import CostProfile
-from lookahead.decode.batch import ALL_AT_ONCE, Work, runs_of, work_of
-from lookahead.decode.model import TargetModel
-from lookahead.decode.slots import PackedSlots, Slots, Wanted
 from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError
+from lookahead.forward.batch import ALL_AT_ONCE, Work, runs_of, work_of
+from lookahead.forward.slots import PackedSlots, Slots, Wanted, slots_of
+from lookahead.forward.target import TargetModel
 
 SHORT, LONG = 128, 1024  # tokens in the cache of each row
 CHUNK = 512  # tokens of a prompt that are taken in at once
@@ -281,7 +281,7 @@ class _Texts:
 
     def _filled(self, rows: int, context: int) -> Slots:
         """Slots of so many rows, all of one text, which is taken in but for its last token."""
-        slots, text = self.target.slots(), self._tokens(context + 1)
+        slots, text = slots_of(self.target), self._tokens(context + 1)
         for slot in range(rows):
             slots.add(text, MOST_WIDTH)
             done = slots.begin(slot) or 0

@@ -28,12 +28,13 @@ from lookahead.bench.peers import peers_of
 from lookahead.bench.run import Run, StepLog, Turn, progress
 from lookahead.budget.cost import SIZES
 from lookahead.decode.engine import Clock, DecodingEngine, Generation
-from lookahead.decode.memory import peak_memory, untidied
-from lookahead.decode.model import TargetModel
-from lookahead.decode.processor import processor_name
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError
+from lookahead.forward.memory import peak_memory, untidied
+from lookahead.forward.processor import processor_name
+from lookahead.forward.slots import slots_of
+from lookahead.forward.target import TargetModel
 from lookahead.trie.file import Trie
 
 PLAIN = "plain"
@@ -174,7 +175,7 @@ def _warm_up_sizes(target: TargetModel) -> None:
     """A forward of each size that drafts bring it to."""
     if target.mode == "plain":
         return
-    slots = target.slots()
+    slots = slots_of(target)
     slots.add([0, 0], LARGEST_WARMED)
     slots.begin(0)
     largest = min(LARGEST_WARMED, target.longest_text - 2)

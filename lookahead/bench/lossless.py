@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from lookahead.decode.model import TargetModel
+from lookahead.forward.target import TargetModel
 
 Ids = Sequence[int]
 Kind = Literal["near-tie", "different"]

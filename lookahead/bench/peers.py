@@ -16,8 +16,8 @@ import torch
 
 from lookahead.bench.run import Run, Turn, progress
 from lookahead.decode.generation_config import generate_alone, generation_config
-from lookahead.decode.model import TargetModel
 from lookahead.decode.sampling import GREEDY
+from lookahead.forward.target import TargetModel
 
 GENERATE, PROMPT_LOOKUP = "model.generate", "HF prompt lookup"
 COPIED = 10  # tokens that prompt lookup drafts at most

@@ -1,6 +1,6 @@
 """Speed on hardware that one does not have. In: logged answers and a cost profile. Out: the comparison that a bench would give.
 
-The real engine runs over a model that only costs time (decode/pretend.py): drafting, acceptance and the budget are those of
+The real engine runs over a model that only costs time (models/simulated.py): drafting, acceptance and the budget are those of
 the job, its answers being given. What this machine needs for drafting and bookkeeping counts as it is here.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from lookahead.bench.compare import Comparison, compare
 from lookahead.bench.replay import Pair
 from lookahead.budget.profile import CostProfile
-from lookahead.decode.pretend import pretend_model
 from lookahead.draft.drafter import DraftOptions
 from lookahead.errors import LookaheadError
+from lookahead.models.simulated import simulated_model
 from lookahead.trie.file import Trie
 
 
@@ -38,7 +38,7 @@ def predict(
         raise LookaheadError(f"a logged text has {longest} tokens, the model of the profile {profile.longest_text} positions.")
     prompts, answers = [prompt for prompt, _ in pairs], [answer for _, answer in pairs]
     found = compare(
-        pretend_model(profile), prompts, tries, options, peers=False,
+        simulated_model(profile), prompts, tries, options, peers=False,
         progress=progress, weights=weights, batch_size=batch_size, answers=answers, repeats=repeats,
     )  # fmt: skip
     for turn in (turn for run in found.runs for turn in run.turns):

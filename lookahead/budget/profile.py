@@ -6,7 +6,7 @@ A forward over `tokens` tokens of `rows` rows, with `keys` keys in the cache tha
 
 seconds, where width is the tokens of a row, of the one with the most where they differ, as attention pads the others; of
 several rows an odd width counts as one more, as it takes as long on CPUs. Keys are padded, too. Rows that differ much go in
-several calls of attention, where nothing is padded (decode/batch.py). f, the part that does not depend on what lies in the
+several calls of attention, where nothing is padded (forward/batch.py). f, the part that does not depend on what lies in the
 cache, is given at some sizes and interpolated between them; beyond the largest it goes on as between the last two. Tokens whose
 scores nobody wants (all but the last of a prompt) take per_score less. Models that take one row at a time pay for each row as
 for a forward of its own.
@@ -50,8 +50,8 @@ PER = ("per_row", "per_key", "per_query_key", "per_padding", "per_call", "per_sc
 class Setting:
     """What a profile holds for: another one's figures are others.
 
-    device: the processor's name. mode: how drafts are verified (decode/model.py). threads: of the CPU; 0 for others.
-    shape: fingerprint of the model's config. linear: who computes linear layers: torch, onednn or fbgemm (decode/linear.py).
+    device: the processor's name. mode: how drafts are verified (forward/target.py). threads: of the CPU; 0 for others.
+    shape: fingerprint of the model's config. linear: who computes linear layers: torch, onednn or fbgemm (models/linear.py).
     """
 
     model: str

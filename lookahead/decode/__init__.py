@@ -1,1 +1,1 @@
-"""Verifying drafts with the target model: loading, key/value cache, one step, and the loop."""
+"""The loop of lookahead decoding: requests, rows, steps, choosing tokens."""

@@ -13,13 +13,13 @@ import numpy as np
 
 from lookahead.budget.gain import Gain
 from lookahead.budget.goodput import GoodputBudget
-from lookahead.decode.batch import ALL_AT_ONCE, attended
-from lookahead.decode.model import TargetModel
 from lookahead.decode.row import RunningRow, StepInput
 from lookahead.decode.verify import Accepted
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import Step
 from lookahead.draft.sources import Sources
+from lookahead.forward.batch import ALL_AT_ONCE, attended
+from lookahead.forward.target import TargetModel
 
 PLAIN_APART = 4  # one in this many steps without drafts is timed
 

@@ -15,19 +15,19 @@ import torch
 
 from lookahead.budget.goodput import GoodputBudget, Rest
 from lookahead.decode.accounting import Accounting, Clock
+from lookahead.decode.chooser import Chooser, Given, Sampler
 from lookahead.decode.constraint import Grammars
-from lookahead.decode.limits import check_vocabulary
-from lookahead.decode.model import TargetModel
 from lookahead.decode.plain import decode_plainly
 from lookahead.decode.request import FinishReason, Generation, room_of
 from lookahead.decode.row import RunningRow, StepInput, note_logprobs
-from lookahead.decode.sampling import GREEDY, Chooser, Given, Sampler, Sampling
+from lookahead.decode.sampling import GREEDY, Sampling, check_vocabulary
 from lookahead.decode.scheduler import Scheduler, prefill_chunks
-from lookahead.decode.slots import Scores, Slots
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import Observer
 from lookahead.draft.recycled import BEST
 from lookahead.draft.tree import root_only
+from lookahead.forward.slots import Scores, Slots, slots_of
+from lookahead.forward.target import TargetModel
 
 __all__ = ["Clock", "DecodingEngine", "FinishReason", "Generation", "room_of"]
 
@@ -231,7 +231,7 @@ class DecodingEngine:
         self.drafter.note_runner_up([rows[slot].drafts for slot in slots], trees, scores.best_few(nodes, BEST))
 
     def _new_slots(self) -> Slots:
-        self._slots = self.target.slots()
+        self._slots = slots_of(self.target)
         return self._slots
 
     def release_cache(self) -> None:

@@ -12,14 +12,11 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from lookahead.errors import ModelError, UsageError
-from lookahead.tokenizer import first_line
-
-if TYPE_CHECKING:
-    from lookahead.decode.model import TargetModel
-    from lookahead.decode.sampling import Sampling
+from lookahead.decode.sampling import Sampling
+from lookahead.errors import UsageError
+from lookahead.forward.target import TargetModel
 
 Use = Literal["honoured", "sampling", "length", "not used", "no effect"]
 
@@ -158,23 +155,6 @@ def own_stop_strings(target: TargetModel) -> tuple[str, ...]:
     """Texts that end an answer by the model's generation config."""
     texts = getattr(target.model.generation_config, "stop_strings", None) or ()
     return (texts,) if isinstance(texts, str) else tuple(texts)
-
-
-def check(target: TargetModel, tokenizer: Any | None, asked: Sampling) -> None:
-    """Raise ModelError if the model's generation config is wrong, or needs what is not there. asked: as of `not_used`."""
-    from lookahead.decode.sampling import Sampler
-
-    if target.model is None:  # nothing but a cost profile
-        return
-    where = f"{target.name}: its generation config"
-    if own_stop_strings(target) and tokenizer is None:
-        raise ModelError(f"{where} has stop_strings, which need a tokenizer, and there is none: name one with --tokenizer.")
-    try:
-        with quiet_generation():
-            generation_config(target, asked, 2, 8).validate()
-        Sampler(target, asked, [0, 0], 8, 0, tokenizer)
-    except Exception as error:  # transformers raises many kinds
-        raise ModelError(f"{where} cannot be used ({first_line(error)}). Correct generation_config.json.") from error
 
 
 def not_used(target: TargetModel, asked: Sampling) -> str:

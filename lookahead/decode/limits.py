@@ -1,21 +1,17 @@
-"""What one request may ask, whether it comes as a row or from Python. In: Sampling. Out: UsageError that names the field.
+"""What one request may ask, whether it comes as a row or from Python. In: fields. Out: UsageError that names the field.
 
 Each limit bounds memory or time that one request can cost the others of a job. README lists them.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import numbers
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from lookahead.arguments import id_lists_of, texts_of, token_ids_of
 from lookahead.errors import UsageError
-
-if TYPE_CHECKING:
-    from lookahead.decode.sampling import Sampling
 
 SAMPLES = 1024  # answers to one row
 STOPS, STOP_LENGTH = 16, 128  # stop texts; characters of each: each costs a pass over the vocabulary, once
@@ -44,15 +40,6 @@ COUNTS = {
     "min_new_tokens": "0 or more tokens",
 }
 LISTS = ("stop", "stop_token_ids", "bad_words", "bad_words_ids")
-
-
-def check_sampling(sampling: Sampling) -> None:
-    """Bring sequences into tuples and check every field by itself. Raises UsageError."""
-    names = (*NUMBERS, *COUNTS, *LISTS, "logit_bias", "constraint")
-    if sampling.sampling not in ("greedy", "model"):
-        raise UsageError(f"sampling is {shown(sampling.sampling)}: it must be greedy or model.")
-    for name, value in checked({name: getattr(sampling, name) for name in names}).items():
-        object.__setattr__(sampling, name, value)
 
 
 def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,22 +71,6 @@ def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
     if not all(entry for name in ("bad_words_ids", "bad_words", "stop") for entry in found.get(name, ())):
         raise UsageError("bad_words_ids, bad_words and stop must not hold empty entries.")
     return found
-
-
-def check_vocabulary(sampling: Sampling, vocab_size: int) -> None:
-    """Raises UsageError for a token id that the model does not have, and for a bias that leaves no token."""
-    bad_words = itertools.chain.from_iterable(sampling.bad_words_ids)
-    named: list[tuple[str, Iterable[int]]] = [
-        ("stop_token_ids", sampling.stop_token_ids),
-        ("bad_words_ids", bad_words),
-        ("logit_bias", sampling.logit_bias),
-    ]
-    for name, ids in named:
-        for token in ids:
-            if not 0 <= token < vocab_size:
-                raise UsageError(f"{name} holds token id {token}, outside the model's vocabulary of {vocab_size}.")
-    if sum(bias <= LEAST_BIAS for bias in sampling.logit_bias.values()) >= vocab_size:
-        raise UsageError("logit_bias rules out every token of the vocabulary.")
 
 
 def check_samples(count: int, what: str = "n") -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from transformers import StoppingCriteriaList
 
+from lookahead.decode.chooser import Allowed, guide_of, own_processors, stop_texts
 from lookahead.decode.constraint import Grammars
 from lookahead.decode.generation_config import bad_word_ids, generate_alone, generation_config
 from lookahead.decode.logprobs import logprobs_of
-from lookahead.decode.model import TargetModel
 from lookahead.decode.request import Generation
-from lookahead.decode.sampling import Allowed, guide_of, own_processors, stop_texts
+from lookahead.forward.target import TargetModel
 
 
 def decode_plainly(target: TargetModel, generation: Generation, tokenizer: Any, grammars: Grammars | None) -> None:

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from lookahead.decode.chooser import Chooser
 from lookahead.decode.logprobs import TokenLogprobs
-from lookahead.decode.sampling import GREEDY, Chooser, Sampling
+from lookahead.decode.sampling import GREEDY, Sampling
 from lookahead.draft.explain import Observer
 from lookahead.draft.tree import DraftTree, name_of
 from lookahead.errors import LookaheadError

@@ -10,13 +10,13 @@ import itertools
 from collections.abc import Sequence
 
 from lookahead.budget.goodput import Rest
+from lookahead.decode.chooser import Chooser
 from lookahead.decode.logprobs import logprobs_of
 from lookahead.decode.request import Generation
-from lookahead.decode.sampling import Chooser
-from lookahead.decode.slots import Scores, Slots, Wanted
 from lookahead.decode.verify import Accepted, verify_and_accept
 from lookahead.draft.drafter import Row
 from lookahead.draft.tree import DraftTree, chain, root_only
+from lookahead.forward.slots import Scores, Slots, Wanted
 
 
 @dataclasses.dataclass(slots=True)

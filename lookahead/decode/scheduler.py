@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from lookahead.decode.memory import ran_out
 from lookahead.decode.request import Generation
 from lookahead.decode.row import RunningRow, StepInput
-from lookahead.decode.slots import Slots
+from lookahead.forward.memory import ran_out
+from lookahead.forward.slots import Slots
 
 log = logging.getLogger(__name__)
 

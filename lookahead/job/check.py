@@ -10,13 +10,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lookahead.decode.engine import room_of
-from lookahead.decode.limits import check_samples, check_vocabulary
-from lookahead.decode.model import longest_text, read_config
+from lookahead.decode.limits import check_samples
+from lookahead.decode.sampling import check_vocabulary
 from lookahead.errors import LookaheadError
+from lookahead.forward.target import longest_text
 from lookahead.job.prompt import prompts_of
 from lookahead.job.request import Request
 from lookahead.job.runner import JobOptions
 from lookahead.job.setup import EngineSettings
+from lookahead.models.load import read_config
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any, Literal
 from lookahead.answers import messages_of
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.limits import check_samples
-from lookahead.decode.memory import untidied
 from lookahead.decode.sampling import GREEDY, Sampling, seed_of
 from lookahead.decode.text import text_of
 from lookahead.draft.explain import Observer, ObserverOf, nobody
 from lookahead.errors import LookaheadError
+from lookahead.forward.memory import untidied
 from lookahead.job import openai
 from lookahead.job.journal import INVALID, Ended
 from lookahead.job.logprobs import LogprobsOf

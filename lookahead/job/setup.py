@@ -13,14 +13,16 @@ import torch
 
 from lookahead.arguments import numbers_of, paths_of
 from lookahead.budget import gain, goodput
-from lookahead.decode.best import best_tokens
+from lookahead.decode.chooser import check_generation_config
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.generation_config import check, not_used
-from lookahead.decode.model import TargetModel, load_model
+from lookahead.decode.generation_config import not_used
 from lookahead.decode.sampling import GREEDY, Sampling
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.recycled import BEST
 from lookahead.draft.sources import DraftSource
+from lookahead.forward.best import best_tokens
+from lookahead.forward.target import TargetModel
+from lookahead.models.load import load_model
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
 from lookahead.trie.build import TokenizerIdentity
 from lookahead.trie.file import Trie
@@ -92,7 +94,7 @@ class LoadedEngine:
         """
         target = self.engine.target
         if sampling.sampling == "model":
-            check(target, self.tokenizer, Sampling(sampling="model"))
+            check_generation_config(target, self.tokenizer, Sampling(sampling="model"))
         slower = "" if target.mode == "packed" else f"{target.name} verifies by {target.mode}: {target.reason}"
         return [notice for notice in (slower, not_used(target, sampling)) if notice]
 
@@ -122,7 +124,7 @@ def assemble(
 
     Raises TokenizerMismatchError for a trie of another tokenizer, ModelError for a generation config that cannot be used.
     """
-    check(target, tokenizer, GREEDY)
+    check_generation_config(target, tokenizer, GREEDY)
     whose = (
         identity(tokenizer, tokenizer_name or target.name)
         if tokenizer is not None

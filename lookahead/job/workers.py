@@ -26,8 +26,8 @@ from typing import Any, Protocol
 
 from lookahead import kernel_cache
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.memory import peak_memory, untidied
 from lookahead.errors import LookaheadError
+from lookahead.forward.memory import peak_memory, untidied
 from lookahead.job.journal import Ended
 from lookahead.job.rows import Request
 from lookahead.job.runner import FAULTY_BATCHES, JobOptions, Turns, answer, failed

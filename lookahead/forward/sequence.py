@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from lookahead.decode.batch import pack
-from lookahead.decode.kv_cache import SequenceCache
 from lookahead.draft.tree import DraftTree
-
-if TYPE_CHECKING:
-    from lookahead.decode.model import TargetModel
+from lookahead.forward.batch import pack
+from lookahead.forward.kv_cache import SequenceCache
+from lookahead.forward.target import TargetModel
 
 LAST_ONLY = {"logits_to_keep": 1}
 MOST_PENDING = 16  # accepted tokens that wait for the next forward

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from lookahead.decode.model import TargetModel
+from lookahead.forward.target import TargetModel
 
 NAME = "lookahead_far_masks"
 FARTHEST = 1 << 17  # positions; a few windows of any model

@@ -1,188 +1,26 @@
-"""The target model. In: a folder or hub name. Out: a stock Hugging Face causal LM and the way its drafts can be verified.
-
-How drafts are verified is decided by a probe at load (probe.py), not by a list of names:
-    packed  the trees of all slots in one forward, by an attention function of ours around the model's own
-    tree    one tree in one forward, by a tree attention mask
-    chain   one branch in one forward, by the model's own causal mask (models that take no tree mask)
-    replay  one branch, tried on a copy of the model's recurrent state
-    plain   no drafts: the model's own `generate` (models whose state cannot take in several tokens)
-"""
+"""Loading a model. In: a folder or hub name. Out: a stock Hugging Face causal LM, probed for how its drafts can be verified."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
-import hashlib
-import inspect
 import io
-import json
 import logging
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from lookahead.budget.cost import CostCurve
 from lookahead.budget.estimate import ModelSizes, estimate
-from lookahead.budget.profile import CostProfile, Setting, cached_profile
-from lookahead.decode.adapter import check_adapter, merged
-from lookahead.decode.attention import PackedAttention
-from lookahead.decode.batch import MaskPlan
-from lookahead.decode.linear import kind_of_linear, lay_out
-from lookahead.decode.parallel import agreed
-from lookahead.decode.processor import processor_name
-from lookahead.decode.slots import PackedSlots, SeparateSlots, Slots
+from lookahead.budget.profile import CostProfile
 from lookahead.errors import ModelError, UsageError
+from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.hub import check_name
+from lookahead.models.adapter import check_adapter, merged
+from lookahead.models.linear import lay_out
+from lookahead.models.probe import probed
 from lookahead.tokenizer import TRUST, first_line, hub_arguments, quiet_hub
 
 log = logging.getLogger(__name__)
-
-Mode = Literal["packed", "tree", "chain", "replay", "plain"]
-# Multiplications that take as long as a call of attention does beside its work. On a CPU 20 us, measured with keys of 288 and
-# of 768 values; on a GPU, not measured, 15 us at 2.7e13 a second.
-ON_CPU, ON_GPU = 8e5, 4e8
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclasses.dataclass(frozen=True)
-class TargetModel:
-    """A loaded model and how it verifies.
-
-    mode: see the module's docstring. reason: why it is not "packed".
-    place_bytes: memory that keys and values of one token take, where it is packed (0: not known).
-    bucketed: packed steps take one of a few shapes (default: on a GPU). now: the clock that steps are timed by.
-    agreed: what processes that share the model take a measured value for (parallel.py).
-    """
-
-    model: Any
-    name: str
-    mode: Mode
-    reason: str = ""
-    place_bytes: int = 0
-    bucketed: bool = False
-    now: Callable[[], float] = time.perf_counter  # seconds
-    agreed: Callable[[float], float] = float
-
-    @functools.cached_property  # transformers walks the parameters at each call
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @functools.cached_property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
-
-    @functools.cached_property
-    def text_config(self) -> Any:
-        return self.model.config.get_text_config(decoder=True)
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.text_config.vocab_size)
-
-    @functools.cached_property
-    def longest_text(self) -> int:
-        """Tokens of prompt and output that the model has positions for."""
-        return longest_text(self.text_config)
-
-    @functools.cached_property
-    def rope_changes_at(self) -> int:
-        """Length from which positions are encoded in another way ("longrope", "dynamic"), so that drafts cannot cross it."""
-        parameters = getattr(self.text_config, "rope_parameters", None) or {}
-        nested = [p for p in parameters.values() if isinstance(p, dict)]
-        for rope in (parameters, *nested):
-            if rope.get("rope_type") in ("longrope", "dynamic"):
-                original = rope.get("original_max_position_embeddings")
-                original = original or getattr(self.text_config, "original_max_position_embeddings", None)
-                return int(original or self.longest_text)
-        return 1 << 30
-
-    @functools.cached_property
-    def chooses_keys_from(self) -> int:
-        """Length from which layers look at their best keys only (sparse attention): which those are can hang on rounding."""
-        return int(getattr(self.text_config, "index_topk", None) or 1 << 30)
-
-    @functools.cached_property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end an answer, as `generate` sees them: those of the generation config alone."""
-        ids = self.model.generation_config.eos_token_id
-        return frozenset([ids] if isinstance(ids, int) else ids or [])
-
-    @functools.cached_property
-    def mask_plan(self) -> MaskPlan:
-        return MaskPlan.of(self.text_config)
-
-    @functools.cached_property
-    def call(self) -> float:
-        """Of attention: it takes as long as so many products of a query with a key, see `batch.runs_of`."""
-        return (ON_CPU if self.device.type == "cpu" else ON_GPU) / self.text_config.hidden_size
-
-    @functools.cached_property
-    def arguments(self) -> frozenset[str]:
-        """Names of what the model's forward takes."""
-        return frozenset(inspect.signature(self.model.forward).parameters)
-
-    @functools.cached_property
-    def state_name(self) -> str:
-        """What the model calls its memory of a text, as an argument and in its output."""
-        return next((name for name in ("cache_params", "state") if name in self.arguments), "past_key_values")
-
-    @functools.cached_property
-    def setting(self) -> Setting:
-        """What the costs of its forwards hang on."""
-        threads = torch.get_num_threads() if self.device.type == "cpu" else 0
-        attention = str(self.text_config._attn_implementation)
-        known = self.model.config, self.name, processor_name(self.device), self.dtype
-        return setting_of(*known, attention, self.mode, threads, kind_of_linear(self.model))
-
-    def costs(self) -> CostCurve:
-        """What its forwards cost, as measured for this setting beforehand, if it was; each engine learns on its own.
-
-        Where processes share the model, their first steps measure it: what each finds in its own cache is not agreed on, and
-        was measured with a whole model.
-        """
-        return CostCurve(None if self.is_shared else cached_profile(self.setting), self.bucketed)
-
-    @functools.cached_property
-    def packed_attention(self) -> PackedAttention:
-        return PackedAttention(self.model, self.mask_plan)
-
-    def decodes_plainly(self, length: int) -> bool:
-        """A text that grows to `length` tokens must be left to the model's own `generate`."""
-        return self.mode == "plain" or length > min(self.rope_changes_at, self.chooses_keys_from)
-
-    @property
-    def is_shared(self) -> bool:
-        """This is one of several processes that each hold a slice of every layer."""
-        return self.agreed is not float
-
-    def in_step(self) -> TargetModel:
-        """The same for one of several processes that share the model: they take what they measure from each other."""
-        return dataclasses.replace(self, now=lambda: agreed(time.perf_counter()), agreed=agreed)
-
-    def slots(self) -> Slots:
-        """Where sequences live while they are decoded. Not for models of mode "plain"."""
-        return PackedSlots(self) if self.mode == "packed" else SeparateSlots(self)
-
-
-def setting_of(
-    config: Any,
-    name: str,
-    device: str,
-    dtype: torch.dtype,
-    attention: str = "sdpa",
-    mode: Mode = "packed",
-    threads: int = 0,
-    linear: str = "torch",
-) -> Setting:
-    """The setting of a model of this config. Its shape is what the config says but for names and versions."""
-    left_out = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures")
-    shape = json.dumps({key: repr(value) for key, value in config.to_dict().items() if key not in left_out}, sort_keys=True)
-    fingerprint = hashlib.sha256(shape.encode()).hexdigest()[:16]
-    return Setting(name, fingerprint, device, str(dtype).removeprefix("torch."), attention, mode, threads, linear)
 
 
 def estimated_profile(
@@ -224,14 +62,6 @@ def _first_of(config: Any, *names: str) -> int:
     return next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 1)
 
 
-def longest_text(text_config: Any) -> int:
-    """Tokens that a model of this config has positions for."""
-    for field in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        if getattr(text_config, field, None):
-            return int(getattr(text_config, field))
-    return 1 << 30
-
-
 def load_model(
     name: str,
     dtype: str = "auto",
@@ -252,8 +82,6 @@ def load_model(
     Raises ModelError if it is no causal LM or cannot be loaded, UsageError for an unknown dtype or missing device.
     """
     from transformers import AutoModelForCausalLM
-
-    from lookahead.decode.probe import probed
 
     target_device, chosen = _device(device), _dtype(dtype)
     path = Path(name)
@@ -308,8 +136,6 @@ def random_model(
     It costs what the real one costs and says nothing that makes sense. Arguments and errors as of `load_model`.
     """
     from transformers import AutoModelForCausalLM
-
-    from lookahead.decode.probe import probed
 
     target_device, chosen = _device(device), _dtype(dtype)
     config = read_config(name, trust_remote_code, revision)

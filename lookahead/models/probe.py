@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from lookahead.decode.far_masks import far_masks_differ
-from lookahead.decode.model import Mode, TargetModel
-from lookahead.decode.slots import Slots, Wanted
 from lookahead.draft.tree import DraftTree, chain
 from lookahead.errors import ModelError
+from lookahead.forward.slots import Slots, Wanted, slots_of
+from lookahead.forward.target import Mode, TargetModel
+from lookahead.models.far_masks import far_masks_differ
+from lookahead.models.linear import kind_of_linear
 from lookahead.tokenizer import first_line
 
 PROMPTS = (12, 5)  # tokens
@@ -37,10 +38,12 @@ TREES = ("packed", "tree")
 def probed(model: Any, name: str = "model") -> TargetModel:
     """Wrap a loaded model, finding out how it verifies."""
     reasons: list[str] = []
+    linear = kind_of_linear(model)
     for mode in MODES:
-        target = TargetModel(model, name, mode, "; ".join(reasons), bucketed=mode == "packed" and model.device.type == "cuda")
+        bucketed = mode == "packed" and model.device.type == "cuda"
+        target = TargetModel(model, name, mode, "; ".join(reasons), bucketed=bucketed, linear=linear)
         try:
-            slots = target.slots()
+            slots = slots_of(target)
             error = _probe(target, slots) or (far_masks_differ(target) if mode in TREES else "")
         except Exception as failure:  # a model that cannot take the mask or the cache fails in its own way
             known = isinstance(failure, ModelError)
@@ -48,7 +51,7 @@ def probed(model: Any, name: str = "model") -> TargetModel:
         if not error:
             return dataclasses.replace(target, place_bytes=slots.place_bytes())
         reasons.append(f"no {mode} ({error})")
-    return TargetModel(model, name, "plain", "; ".join(reasons))
+    return TargetModel(model, name, "plain", "; ".join(reasons), linear=linear)
 
 
 def _probe(target: TargetModel, slots: Slots) -> str:

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from lookahead.decode.batch import Pack, upload
 from lookahead.errors import ModelError
+from lookahead.forward.batch import Pack, upload
 from lookahead.kernels import kernel
 
 

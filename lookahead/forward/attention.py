@@ -17,8 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from lookahead.decode.batch import Group, MaskPlan, Pack
 from lookahead.errors import ModelError
+from lookahead.forward.batch import Group, MaskPlan, Pack
 
 NAME = "lookahead_packed"
 FIELD = "_attn_implementation_internal"  # of a config: the function its layers use

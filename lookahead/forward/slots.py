@@ -10,20 +10,18 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 
-from lookahead.decode.batch import KEYS, Pack, pack, upload
-from lookahead.decode.best import best_tokens
-from lookahead.decode.kv_cache import SlotCache
-from lookahead.decode.memory import free_memory
-from lookahead.decode.sequence import SequenceState, sequence_state
 from lookahead.draft.tree import DraftTree
-
-if TYPE_CHECKING:
-    from lookahead.decode.model import TargetModel
+from lookahead.forward.batch import KEYS, Pack, pack, upload
+from lookahead.forward.best import best_tokens
+from lookahead.forward.kv_cache import SlotCache
+from lookahead.forward.memory import free_memory
+from lookahead.forward.sequence import SequenceState, sequence_state
+from lookahead.forward.target import TargetModel
 
 Wanted = Literal["all", "last", "none"]  # scores after which nodes of a tree
 SHARED_FROM = 8  # tokens that two texts must begin with alike for a copy to pay
@@ -131,6 +129,13 @@ class Slots(Protocol):
 
     def place_bytes(self) -> int:
         """Memory of the keys and values of one token, as far as the slots themselves hold them."""
+
+
+def slots_of(target: TargetModel) -> Slots:
+    """Where the sequences of a model live while they are decoded. Not for models of mode "plain"."""
+    if target.slots_factory:
+        return target.slots_factory(target)
+    return PackedSlots(target) if target.mode == "packed" else SeparateSlots(target)
 
 
 class PackedSlots:

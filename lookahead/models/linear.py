@@ -35,7 +35,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from lookahead.decode.processor import has_fast_mkl, multiplies_bfloat16
+from lookahead.forward.processor import has_fast_mkl, multiplies_bfloat16
 
 # Of each dtype that is laid out: how far products may be from torch's, as a share of the largest.
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}

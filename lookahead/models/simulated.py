@@ -1,7 +1,7 @@
-"""A model that is not there. In: a cost profile. Out: what the engine needs of a model whose answers are given (forced).
+"""A simulated model. In: a cost profile. Out: what the engine needs of a model whose answers are given (forced).
 
-The engine runs as ever: it drafts, budgets, packs prompts beside drafts, shares beginnings and keeps its books, and all that
-takes the time that it takes here. Only the forward computes nothing: it moves the clock on by what the profile says.
+The engine runs as always: it drafts, chooses draft lengths, packs prefill chunks alongside drafts, shares prefixes and learns
+costs, and all of that takes real time. Only the forward computes nothing: it advances the clock by what the profile says.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ import torch
 from lookahead.budget.cost import CostCurve
 from lookahead.budget.goodput import CHANGED, shape_of
 from lookahead.budget.profile import CostProfile, Setting
-from lookahead.decode.batch import ALL_AT_ONCE, SMALL, runs_of, work_of
-from lookahead.decode.kv_cache import SlotCache
-from lookahead.decode.model import DTYPES, TargetModel
-from lookahead.decode.slots import PackedSlots, Scores, Wanted
 from lookahead.draft.tree import DraftTree
+from lookahead.forward.batch import ALL_AT_ONCE, SMALL, runs_of, work_of
+from lookahead.forward.kv_cache import SlotCache
+from lookahead.forward.slots import PackedSlots, Scores, Wanted
+from lookahead.forward.target import DTYPES, TargetModel
 
 CACHES = 48 << 20  # bytes of a CPU's caches
 
 
 class Clock:
-    """Real seconds, and on top those that forwards are said to have taken."""
+    """Real seconds plus those that simulated forwards took."""
 
     def __init__(self) -> None:
-        self.pretended = 0.0
+        self.simulated = 0.0
         self._swept = np.zeros(CACHES // 8)
 
     def __call__(self) -> float:
-        return time.perf_counter() + self.pretended
+        return time.perf_counter() + self.simulated
 
     def pass_by(self, seconds: float, on_cpu: bool) -> None:
         """A forward takes `seconds`. One on the CPU leaves nothing else in its caches, which slows down what comes next."""
         began = time.perf_counter()
         if on_cpu:
             self._swept += 1
-        self.pretended += seconds - (time.perf_counter() - began)
+        self.simulated += seconds - (time.perf_counter() - began)
 
 
 @dataclasses.dataclass(frozen=True)
-class PretendModel(TargetModel):
-    """Made by `pretend_model`."""
+class SimulatedModel(TargetModel):
+    """Made by `simulated_model`."""
 
     profile: CostProfile = None  # type: ignore[assignment]
     now: Clock = dataclasses.field(default_factory=Clock)
@@ -80,19 +80,16 @@ class PretendModel(TargetModel):
     def decodes_plainly(self, length: int) -> bool:
         return False
 
-    def slots(self) -> PretendSlots:
-        return PretendSlots(self)
 
-
-def pretend_model(profile: CostProfile) -> PretendModel:
+def simulated_model(profile: CostProfile) -> SimulatedModel:
     """A model that costs what `profile` says."""
-    return PretendModel(None, profile.setting.model, "packed", profile=profile)
+    return SimulatedModel(None, profile.setting.model, "packed", slots_factory=SimulatedSlots, profile=profile)
 
 
-class PretendSlots(PackedSlots):
+class SimulatedSlots(PackedSlots):
     """Slots without keys and values. A forward moves the clock on, by what forwards of the same size in a row take, or more."""
 
-    def __init__(self, target: PretendModel):
+    def __init__(self, target: SimulatedModel):
         super().__init__(target)
         self.cache = NothingHeld(target)
         self._profile, self._clock = target.profile, target.now
@@ -127,13 +124,13 @@ class PretendSlots(PackedSlots):
 class NothingHeld(SlotCache):
     """Buffers of no size."""
 
-    def __init__(self, target: PretendModel):
+    def __init__(self, target: SimulatedModel):
         super().__init__()
         self._profile, self._clock = target.profile, target.now
 
     def move(self, slots: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
         if slots:
-            self._clock.pretended += self._profile.per_move + len(set(slots)) * self._profile.per_moved_row
+            self._clock.simulated += self._profile.per_move + len(set(slots)) * self._profile.per_moved_row
 
 
 class NoScores(Scores):
@@ -149,6 +146,6 @@ class NoScores(Scores):
 
     def best(self, slot: int, node: int) -> int:
         if self._asked:
-            self._clock.pretended += self._profile.per_said
+            self._clock.simulated += self._profile.per_said
         self._asked = True
         return 0

@@ -1,0 +1,1 @@
+"""From draft trees to scores: packing, attention, key/value cache, slots."""

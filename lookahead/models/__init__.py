@@ -1,0 +1,1 @@
+"""Loading models, and finding out how they verify drafts."""
