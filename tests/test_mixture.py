@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.draft import drafter as drafter_module
+from lookahead.draft import runner_up
 from lookahead.draft.arrays import CHAINS, DEPTHS, LEADERS, MOST_PLACES, RECENT, SLOTS, STEPS
 from lookahead.draft.calibration import EDGES, computed
 from lookahead.draft.drafter import Drafter, DraftOptions
@@ -20,7 +20,7 @@ from lookahead.draft.own_text import OwnText, own_places
 from lookahead.draft.places import HIGH, LOW, ORDER, PREFIX
 from lookahead.draft.planner import EXACT
 from lookahead.draft.priors import Priors
-from lookahead.draft.tree import root_only
+from lookahead.draft.tree import DraftTree, root_only
 from lookahead.trie import session
 from lookahead.trie.suffixes import DEPTH
 from tests import slow_mixture
@@ -104,7 +104,10 @@ def drafters_of(situation, **options):
 def almost_say(drafter, row, random):
     """The model was asked behind the nodes of the row's latest tree, and would have said anything."""
     nodes = drafter.rows.nodes[row.number]
-    tree = drafter._tree_of(row.number, nodes) if nodes else root_only(row.root)
+    tree = root_only(row.root)
+    if nodes:
+        token_ids, parents, sources, matches = drafter.rows.trees[row.number, :, :nodes].copy()
+        tree = DraftTree(token_ids, parents, drafter.rows.reach[row.number, 1, :nodes].copy(), sources, matches)
     ids = np.array([random.sample(range(VOCABULARY), 4) for _ in range(len(tree))], np.int32)
     scores = np.array([sorted((random.gauss(0, 2) for _ in range(4)), reverse=True) for _ in range(len(tree))], np.float32)
     drafter.note_runner_up([row], [tree], lambda: (ids, scores))
@@ -115,7 +118,7 @@ def moments(situation, after_saying=lambda drafter, slow, row, slow_row: None, *
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "RECENT", situation.merging[0])
         patch.setattr(session, "SHARE", situation.merging[1])
-        patch.setattr(drafter_module, "PLACES", 1 << 10)  # as many as are searched from end to end
+        patch.setattr(runner_up, "PLACES", 1 << 10)  # as many as are searched from end to end
         drafter, slow = drafters_of(situation, **options)
         running, random = [], Random(situation.seed)
         for piece in situation.job:
@@ -213,7 +216,7 @@ def steps_by_search(text: Text, context):
 
 def steps_of(drafter, steps, made, number):
     """The steps made of a context in a text, as `steps_by_search` tells them."""
-    text = drafter._kept[number]
+    text = [*drafter._trie_texts, *drafter._remembered][number]
     found = []
     for step in steps[number, : made[number, 0]]:
         places = text.suffixes[step[LOW] : step[HIGH]].astype(int) + step[PREFIX]
