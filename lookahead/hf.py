@@ -44,7 +44,7 @@ from lookahead.decode.model import TargetModel
 from lookahead.decode.own_state import own_copies
 from lookahead.decode.probe import probed
 from lookahead.decode.slots import Scores
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
 from lookahead.errors import UsageError
 
 KEPT = "_lookahead"  # name of what is kept on a model
@@ -373,7 +373,7 @@ class Kept:
         """An engine for `rows` rows; that of earlier calls with this drafter, if there is one, as it knows costs."""
         assert self._target is not None
         if drafter is None:
-            drafter = self._drafter = self._drafter or Drafter(options=DraftOptions(adaptive=True))
+            drafter = self._drafter = self._drafter or Drafter()
         known = [engine for engine in self._engines if engine.drafter is drafter]
         engine = known[0] if known else DecodingEngine(self._target, drafter)
         self._engines = [engine, *(e for e in self._engines if e is not engine)][:ENGINES]

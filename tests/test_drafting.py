@@ -402,6 +402,13 @@ def test_chains_only_gives_one_branch_from_then_on_and_leaves_off_as_it_is():
     assert off.start([1, 2, 1, 3, 1]).draft().draft_tokens == 0
 
 
+def test_lengths_are_adaptive_unless_they_are_fixed_or_nothing_is_drafted():
+    assert Drafter().options.adaptive
+    assert DraftOptions(branch_length=8).adaptive
+    assert not DraftOptions(adaptive=False).adaptive
+    assert not DraftOptions("off").adaptive
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -183,7 +183,7 @@ def test_what_accepting_costs_is_measured_behind_packed_forwards() -> None:
 def test_prediction_pays_for_accepting() -> None:
     profile = dataclasses.replace(PROFILE, kind="estimate", seconds=(1.0, 1.0, 1.0), per_row=0, per_key=0, per_query_key=0)
     pairs = [([1, 2, 3], [4, 5, 6, 7, 8, 9] * 5)] * 2
-    options = [DraftOptions("hierarchical", 8)]
+    options = [DraftOptions("hierarchical", 8, adaptive=False)]
     free, dear = (predict(dataclasses.replace(profile, per_said=said), pairs, [], options).runs for said in (0.0, 1.0))
     assert dear[0].seconds == pytest.approx(free[0].seconds, rel=0.02)  # a plain step asks once
     assert dear[1].seconds == pytest.approx(free[1].seconds + free[1].tokens - 2 - free[1].steps, rel=0.02)
@@ -233,7 +233,7 @@ def test_pretended_forwards_take_what_the_profile_says() -> None:
 def test_rows_of_different_lengths_cost_what_attention_makes_of_them(separate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Side by side all are as long as the longest; what the budget is told of a step is what its forward was charged for."""
     profile = CostProfile(SETTING, "measured", (1, 4096), (1.0, 1.0), per_key=10.0, separate=separate)
-    engine, told = DecodingEngine(pretend_model(profile), Drafter((), DraftOptions(decoding_length=4)), 2), []
+    engine, told = DecodingEngine(pretend_model(profile), Drafter((), DraftOptions(decoding_length=4, adaptive=False)), 2), []
     observe = engine.budget.observe
 
     def noted(tokens: int, forward: float, step: float, rows: int, keys: int, width: int, *more: object) -> None:
@@ -255,7 +255,7 @@ def test_prediction_gives_the_speedup_that_its_costs_imply() -> None:
     random = np.random.default_rng(1)
     pairs = [(random.integers(0, 500, 20).tolist(), random.integers(0, 500, 60).tolist())] * 3
     flat = CostProfile(SETTING, "measured", (1, 4096), (10.0, 10.0))
-    options = [DraftOptions(adaptive=True), DraftOptions(decoding_length=32)]
+    options = [DraftOptions(), DraftOptions(decoding_length=32, adaptive=False)]
     found = predict(flat, pairs, (), options)
     plain, auto, fixed = found.runs
     assert found.predicted
@@ -271,7 +271,7 @@ def test_prediction_gives_the_speedup_that_its_costs_imply() -> None:
 def test_text_too_long_for_the_profiles_model_is_refused() -> None:
     short = dataclasses.replace(PROFILE, longest_text=10)
     with pytest.raises(LookaheadError, match="12 tokens, the model of the profile 10 positions"):
-        predict(short, [([1] * 6, [2] * 6)], (), [DraftOptions()])
+        predict(short, [([1] * 6, [2] * 6)], (), [DraftOptions(adaptive=False)])
 
 
 def test_what_cells_take_is_told_apart_from_a_machine_that_is_slow_for_a_while() -> None:
