@@ -24,8 +24,8 @@ import torch
 
 import lookahead
 from lookahead.budget.cost import FASTER
-from lookahead.budget.profile import CostProfile
-from lookahead.decode.batch import ALL_AT_ONCE, Work, runs_of, work_of
+from lookahead.budget.profile import CostProfile, Forward, Work
+from lookahead.decode.batch import ALL_AT_ONCE, runs_of, work_of
 from lookahead.decode.model import TargetModel
 from lookahead.decode.slots import PackedSlots, Slots, Wanted
 from lookahead.draft.tree import chain
@@ -344,7 +344,7 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
         },
     )
     unscored = [(cell, seconds) for cell, seconds in measured if cell.wanted == "none" and cell.rows == 1]
-    saved = [(profile.forward_seconds(c.tokens, c.rows, c.rows * c.context) - each) / c.tokens for c, each in unscored]
+    saved = [(profile.forward_seconds(Forward(c.tokens, c.rows, c.rows * c.context)) - each) / c.tokens for c, each in unscored]
     return dataclasses.replace(profile, per_score=max(0.0, float(np.mean(saved)))) if saved else profile
 
 

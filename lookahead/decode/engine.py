@@ -19,8 +19,10 @@ import numpy as np
 import torch
 from transformers import StoppingCriteriaList
 
+from lookahead.budget.cost import MeasuredStep
 from lookahead.budget.gain import Gain
 from lookahead.budget.goodput import GoodputBudget, Rest
+from lookahead.budget.profile import Forward
 from lookahead.budget.worth import Worth
 from lookahead.decode.batch import ALL_AT_ONCE, attended
 from lookahead.decode.constraint import Grammars
@@ -490,7 +492,7 @@ class DecodingEngine:
         limits = drafts, [None] * len(awake), rooms
         if not options.adaptive:
             return self.drafter.draft_rows(*limits, options.price, guides)
-        beside = len(rows) - len(awake), fed, *self._keys(rows), options.strategy == "single"
+        beside = self._plain(rows), fed, options.strategy == "single"
         price, free = max(options.price, budget.price), budget.free(len(rows))
         drafted = self.drafter.draft_rows(
             *limits, price, guides, free, lambda reach, grown: budget.choose(reach, grown, *beside)
@@ -534,9 +536,10 @@ class DecodingEngine:
             if self._steps % PLAIN_APART:
                 return
             stands_for = PLAIN_APART
-        keys, calls = self._keys(rows)
-        self.budget.observe(sum(sizes), parts[0], step, len(rows), keys, calls, max(sizes), said, stands_for, kept)
-        self.gain.step(sum(sizes), len(rows), keys, calls, max(sizes), 0, said, step, *parts, stands_for)
+        forward = self._plain(rows)._replace(tokens=sum(sizes), width=max(sizes))
+        measured = MeasuredStep(forward, said, step, *parts, stands_for=stands_for)
+        self.budget.observe(measured, kept)
+        self.gain.step(measured)
 
     def _note_prefill(
         self,
@@ -552,14 +555,16 @@ class DecodingEngine:
         own, keys = [sizes[slot] for slot in decoding], sum(rows[slot].length for slot in decoding)
         said = sum(len(accepted[slot].token_ids) for slot in decoding)
         prefilled = sum(sizes) - sum(own)
-        self.gain.step(sum(sizes), len(decoding), keys, 1, max(own, default=0), prefilled, said, step, *parts)
+        forward = Forward(sum(sizes), len(decoding), keys, max(own, default=0))
+        self.gain.step(MeasuredStep(forward, said, step, *parts, prefilled=prefilled))
 
-    def _keys(self, rows: list[RunningRow]) -> tuple[int, int]:
-        """(keys that attention goes through for these rows, its calls), where each brings a token."""
+    def _plain(self, rows: list[RunningRow]) -> Forward:
+        """The forward in which each of these rows brings a token."""
         lengths = [row.length for row in rows]
         if len(rows) == 1 or self.budget.curve.separate:
-            return sum(lengths), 1
-        return attended(np.array(lengths), ALL_AT_ONCE if self.budget.curve.bucketed else self.target.call)
+            return Forward(len(rows), len(rows), sum(lengths))
+        keys, calls = attended(np.array(lengths), ALL_AT_ONCE if self.budget.curve.bucketed else self.target.call)
+        return Forward(len(rows), len(rows), keys, calls=calls)
 
     def _accepted_from_recycled(self, rows: list[RunningRow]) -> int:
         """Tokens of their answers so far, if it is to be known."""

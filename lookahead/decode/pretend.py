@@ -15,7 +15,7 @@ import torch
 
 from lookahead.budget.cost import CostCurve
 from lookahead.budget.goodput import CHANGED, shape_of
-from lookahead.budget.profile import CostProfile, Setting
+from lookahead.budget.profile import CostProfile, Forward, Setting
 from lookahead.decode.batch import ALL_AT_ONCE, SMALL, runs_of, work_of
 from lookahead.decode.kv_cache import SlotCache
 from lookahead.decode.model import DTYPES, TargetModel
@@ -107,11 +107,11 @@ class PretendSlots(PackedSlots):
         if rows:
             tokens = shape_of(total, total - scored, profile.bucketed)
             if profile.separate:
-                seconds = profile.forward_seconds(tokens, rows, int(held[sizes > 0].sum()), total - scored)
+                seconds = profile.forward_seconds(Forward(tokens, rows, int(held[sizes > 0].sum())), total - scored)
             else:
                 at_once = profile.bucketed and max(sizes) <= SMALL
                 work = work_of(runs_of(sizes, held, ALL_AT_ONCE if at_once else self.call), sizes, held)
-                seconds = profile.seconds_of(tokens, rows, *work)
+                seconds = profile.seconds_of(tokens, rows, work)
                 seconds -= profile.per_score * (total - scored)
             if self._before not in (0, tokens) and not profile.bucketed:
                 seconds *= CHANGED
