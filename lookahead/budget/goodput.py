@@ -29,7 +29,6 @@ from collections import namedtuple
 from collections.abc import Sequence
 
 import numpy as np
-from numba import carray
 
 from lookahead.budget.cost import (
     BELIEVED,
@@ -52,7 +51,7 @@ from lookahead.budget.cost import (
     seconds_of,
 )
 from lookahead.budget.profile import Forward
-from lookahead.kernels import Block, Layout, float64_at, inlined, int64_at, kernel
+from lookahead.kernels import Block, Layout, inlined, kernel, unpacker
 
 TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with several, times the root of their number
 LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of draft tokens, in turn
@@ -107,8 +106,8 @@ BOOKS: Layout = {
     "bets": (np.float64, ("trees", 2)),
     "accepted": (np.int64, ("trees",)),
 }
-# A plain named tuple: a kernel can make no other.
 Books = namedtuple("Books", tuple(BOOKS))  # type: ignore[misc]
+books_arrays = unpacker(BOOKS, Books)
 
 
 class GoodputBudget:
@@ -243,24 +242,6 @@ def books_on(curve: CostCurve) -> Block:
     return books
 
 
-@inlined
-def books_at(addresses):
-    """The Books of a block's addresses."""
-    trees, a = addresses[0], addresses[1:]
-    return Books(  # type: ignore[call-arg]
-        carray(float64_at(a[0]), (OWN + 1, len(SIZES))),
-        carray(float64_at(a[1]), (BUCKETED + 1,)),
-        carray(float64_at(a[2]), (len(SIZES), LATEST)),
-        carray(float64_at(a[3]), (LATEST,)),
-        carray(float64_at(a[4]), (PRICE + 1,)),
-        carray(float64_at(a[5]), (GAINS + len(SIZES), len(SIZES))),
-        carray(float64_at(a[6]), (2, len(PROMISES) + 1)),
-        carray(int64_at(a[7]), (trees,)),
-        carray(float64_at(a[8]), (trees, 2)),
-        carray(int64_at(a[9]), (trees,)),
-    )
-
-
 def nodes_near(nodes: float, others: int) -> int:
     """About so many draft tokens, which make a forward with `others` other tokens one of SIZES."""
     return max(0, int(SIZES[np.abs(SIZES - others - nodes).argmin()]) - others)
@@ -280,7 +261,7 @@ def learn(told, steps, addresses):
 
     steps: so far, these included. addresses: of BOOKS.
     """
-    books = books_at(addresses)
+    books = books_arrays(addresses)
     table, terms, others, state, of_sizes = books.table, books.terms, books.others, books.state, books.of_sizes
     for k in range(len(told)):
         others[(steps - len(told) + k) % LATEST] = told[k].seconds - told[k].forward_seconds
@@ -336,7 +317,7 @@ def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
     Attention pads trees to the widest or takes each alone, so other widths than that of the most probable nodes are tried, too,
     down to 2.
     """
-    books = books_at(addresses)
+    books = books_arrays(addresses)
     table, terms, record, state, of_sizes = books.table, books.terms, books.record, books.state, books.of_sizes
     kept, bets, starts, sizes = books.kept, books.bets, trees[:, 0], trees[:, 1]
     _settle(books.accepted, bets, record, state)
