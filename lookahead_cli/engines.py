@@ -23,7 +23,7 @@ from lookahead.job.rows import Request
 from lookahead.job.runner import JobOptions, run_job
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.job.workers import LocalCrew, Team
-from lookahead.trie.build import TokenizerIdentity
+from lookahead.token_documents import TokenizerIdentity
 from lookahead_cli import render
 from lookahead_cli.explain import Explainer
 

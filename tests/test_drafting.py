@@ -12,8 +12,8 @@ from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.planner import LOOKED_BEHIND
 from lookahead.draft.tree import DraftTree, as_parallel, chain, root_only
 from lookahead.errors import UsageError
-from lookahead.trie.edit import merge_tries
 from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_tries
 from tests.tries import append_ids, build_ids
 
 token = st.integers(0, 3)

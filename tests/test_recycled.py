@@ -19,9 +19,11 @@ from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.recycled import ANY, BEST, KEPT, KINDS, PLACES, WAYS, Recycled
 from lookahead.draft.tree import chain, root_only
 from lookahead.errors import TrieFormatError
-from lookahead.trie.build import TokenDocument, TokenizerIdentity, append_trie, build_trie
-from lookahead.trie.edit import merge_tries, prune_trie
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_tries
+from lookahead.trie.prune import prune_trie
 from tests.cli import Cli
 from tests.jobs import MODEL
 

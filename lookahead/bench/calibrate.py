@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import lookahead
 from lookahead.budget.cost import FASTER
 from lookahead.budget.profile import CostProfile, Forward, Work
 from lookahead.decode.batch import ALL_AT_ONCE, runs_of, work_of
@@ -30,6 +29,7 @@ from lookahead.decode.model import TargetModel
 from lookahead.decode.slots import PackedSlots, Slots, Wanted
 from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError
+from lookahead.version import __version__
 
 SHORT, LONG = 128, 1024  # tokens in the cache of each row
 CHUNK = 512  # tokens of a prompt that are taken in at once
@@ -334,7 +334,7 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
         vocab_size=target.vocab_size,
         longest_text=target.longest_text,
         about={
-            "lookahead": lookahead.__version__,
+            "lookahead": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "forwards": len(measured),

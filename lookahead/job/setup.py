@@ -21,8 +21,8 @@ from lookahead.decode.sampling import GREEDY, Sampling
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.recycled import BEST
 from lookahead.draft.sources import DraftSource
+from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
-from lookahead.trie.build import TokenizerIdentity
 from lookahead.trie.file import Trie
 
 log = logging.getLogger(__name__)
