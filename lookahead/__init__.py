@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from lookahead.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from lookahead.api import GenerationParams, GenerationResult, LookaheadEngine
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from lookahead.errors import LookaheadError
     from lookahead.hf import lookahead_generate
     from lookahead.models.load import load_model
-    from lookahead.trie.build import TokenDocument, TokenizerIdentity, append_trie, build_trie
-    from lookahead.trie.edit import merge_tries, prune_trie
+    from lookahead.token_documents import TokenDocument, TokenizerIdentity
+    from lookahead.trie.build import append_trie, build_trie
     from lookahead.trie.file import Trie
+    from lookahead.trie.merge import merge_tries
+    from lookahead.trie.prune import prune_trie
 
 _HOMES = {
     "LookaheadEngine": "lookahead.api",
@@ -40,10 +42,10 @@ _HOMES = {
     "GenerationResult": "lookahead.api",
     "build_trie": "lookahead.trie.build",
     "append_trie": "lookahead.trie.build",
-    "TokenDocument": "lookahead.trie.build",
-    "TokenizerIdentity": "lookahead.trie.build",
-    "merge_tries": "lookahead.trie.edit",
-    "prune_trie": "lookahead.trie.edit",
+    "TokenDocument": "lookahead.token_documents",
+    "TokenizerIdentity": "lookahead.token_documents",
+    "merge_tries": "lookahead.trie.merge",
+    "prune_trie": "lookahead.trie.prune",
     "Trie": "lookahead.trie.file",
     "Drafter": "lookahead.draft.drafter",
     "DraftOptions": "lookahead.draft.drafter",

@@ -114,7 +114,7 @@ class LookaheadEngine:
         tokenizer: a Hugging Face tokenizer. None: the model's own if the model is given by name, else none: prompts are then
         token ids, and answers have no text. tries: one or several to draft from, of this tokenizer; weights: how much an
         occurrence in each counts (default 1). batch_size: prompts that are answered at once (default: 8 on a CPU, 32 on a GPU).
-        drafts: default: DraftOptions(adaptive=True). dtype, device: of a model that is given by name, as of `load_model`.
+        drafts: default: DraftOptions(). dtype, device: of a model that is given by name, as of `load_model`.
         prefill_chunk: tokens of prompts that a step takes in at most. sources: draft sources of your own, see `DraftSource`.
         trust_remote_code, revision, adapter: of a model that is given by name, as of `load_model`.
         Raises LookaheadError if model, tokenizer or tries cannot be used, or not together.
@@ -143,7 +143,7 @@ class LookaheadEngine:
             target = probed(model.eval(), getattr(model, "name_or_path", "") or type(model).__name__)
         else:
             raise UsageError(f"model is a {type(model).__name__}: give a Hugging Face causal LM, its folder or its hub name.")
-        drafts = drafts or DraftOptions(adaptive=True)
+        drafts = drafts or DraftOptions()
         loaded = assemble(target, tokenizer, opened, weights, drafts, batch_size, prefill_chunk, sources=sources)
         for notice in loaded.notices():
             log.warning("%s", notice)

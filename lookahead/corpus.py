@@ -31,7 +31,7 @@ from lookahead.corpus_rows import Failed, Row, documents_of
 from lookahead.documents import TEXTS, Split, pieces_of
 from lookahead.errors import CorpusError
 from lookahead.tables import TABLES, json_file_rows, table_rows, unmarked, without_mark
-from lookahead.trie.build import LEFT_CONTEXT, TokenDocument
+from lookahead.token_documents import LEFT_CONTEXT, TokenDocument
 
 TEXT_PIECE = 1 << 20  # characters
 PROMPT_TAIL = 512  # characters of a prompt that are tokenized for its last LEFT_CONTEXT tokens

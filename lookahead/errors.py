@@ -39,3 +39,9 @@ class ModelError(LookaheadError):
 
 class ConstraintError(LookaheadError):
     """A JSON schema, regular expression or grammar that cannot be read, or that no answer can keep to."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, for messages that must stay one line."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")[:200]

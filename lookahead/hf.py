@@ -2,7 +2,7 @@
 
 In: what `generate` has prepared: ids, processors, stopping criteria, config. Out: what `model._sample` returns for it, scores
 included. Each row is a `Generation` whose tokens a `GenerateRow` chooses; the loop is the engine's. What `generate` does to its
-arguments before is not known here, but for those that it does not hand on (`_kept_back`).
+arguments before is not known here, but for those that it does not hand on (hf_call.py).
 
 Rows run ahead of each other, so processors and criteria see one row at a time, as [1, width + said] with its padding.
 """
@@ -11,22 +11,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import threading
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import torch
 from transformers import (
     EosTokenCriteria,
-    GenerationMixin,
     LogitsProcessorList,
     MaxLengthCriteria,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
-    StopStringCriteria,
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
@@ -35,24 +31,19 @@ from transformers.generation import (
     EncoderRepetitionPenaltyLogitsProcessor,
     GenerateDecoderOnlyOutput,
 )
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from lookahead.decode.constraint import Guide
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.own_state import own_copies
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
 from lookahead.errors import UsageError
 from lookahead.forward.slots import Scores
 from lookahead.forward.target import TargetModel
+from lookahead.hf_call import not_handed_on, prompts_of, refuse_unknown_ids, refuse_what_cannot_be, stop_criteria
 from lookahead.models.probe import probed
 
 KEPT = "_lookahead"  # name of what is kept on a model
 ENGINES = 4  # that are kept, each with its drafter
-# Beside the text, what `generate` hands on to `_sample` and has no part in what is said: how the forwards are to run.
-HARMLESS = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", "output_attentions", "output_hidden_states")
-CACHES = ("past_key_values", "cache_params")
-OTHER_CACHES = ("quantized", "offloaded", "offloaded_static")  # that a user wants for more than speed
 
 
 def lookahead_generate(
@@ -75,13 +66,13 @@ def lookahead_generate(
     stop_strings: see `generate`; asked for here so that it reaches us together with the tokenizer.
     Raises UsageError for what cannot be done in this way, and what processors, criteria and forwards raise.
     """
-    given = _kept_back()
+    given = not_handed_on()
     streamer = given.get("streamer") if streamer is None else streamer
     if stop_strings:
         tokenizer = given.get("tokenizer") if tokenizer is None else tokenizer
-        stopping_criteria = StoppingCriteriaList([*stopping_criteria, _stop_strings(stop_strings, tokenizer)])
-    _refuse_what_cannot_be(model, generation_config, {**given, "synced_gpus": synced_gpus or given.get("synced_gpus")})
-    prompts = _prompts(input_ids, model_kwargs)
+        stopping_criteria = StoppingCriteriaList([*stopping_criteria, stop_criteria(stop_strings, tokenizer)])
+    refuse_what_cannot_be(model, generation_config, {**given, "synced_gpus": synced_gpus or given.get("synced_gpus")})
+    prompts = prompts_of(input_ids, model_kwargs)
     longest = max(input_ids.shape[1] + 1, stopping_criteria.max_length or input_ids.shape[1] + 1)
     kept = _kept_of(model)
     with kept.lock:
@@ -89,7 +80,7 @@ def lookahead_generate(
         if target.decodes_plainly(longest):
             arguments = (logits_processor, stopping_criteria, generation_config)
             return model._sample(input_ids, *arguments, streamer=streamer, **model_kwargs)
-        _refuse_strangers(target, prompts, drafter)
+        refuse_unknown_ids(target, prompts, drafter)
         call = Call.of(input_ids, generation_config, logits_processor, stopping_criteria)
         batch = Batch(call, input_ids, prompts, streamer)
         batch.decode(kept.engine_of(drafter, rows=len(prompts)), longest - input_ids.shape[1])
@@ -373,7 +364,7 @@ class Kept:
         """An engine for `rows` rows; that of earlier calls with this drafter, if there is one, as it knows costs."""
         assert self._target is not None
         if drafter is None:
-            drafter = self._drafter = self._drafter or Drafter(options=DraftOptions(adaptive=True))
+            drafter = self._drafter = self._drafter or Drafter()
         known = [engine for engine in self._engines if engine.drafter is drafter]
         engine = known[0] if known else DecodingEngine(self._target, drafter)
         self._engines = [engine, *(e for e in self._engines if e is not engine)][:ENGINES]
@@ -388,93 +379,3 @@ def _kept_of(model: Any) -> Kept:
 
 def _name_of(model: Any) -> str:
     return getattr(model.config, "name_or_path", "") or type(model).__name__
-
-
-# ---- what `generate` was asked for
-
-
-def _kept_back() -> dict[str, Any]:
-    """Arguments of the call of `generate` we are in that transformers (5.23) does not hand on to a function, or not as given.
-
-    `GenerationMixin._extract_generation_mode_kwargs` drops the streamer, whose reader would wait for ever, and the tokenizer.
-    """
-    code = inspect.unwrap(GenerationMixin.generate).__code__
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    if frame is None or frame.f_back is None:
-        return {}
-    given = {name: frame.f_locals.get(name) for name in ("streamer", "assistant_model", "synced_gpus")}
-    caller = frame.f_back.f_locals.get("kwargs")  # of the decorator: `generate` has taken some out of its own
-    return {**given, **{name: caller.get(name) for name in ("tokenizer", *CACHES)}} if isinstance(caller, dict) else given
-
-
-def _stop_strings(texts: str | Sequence[str], tokenizer: Any) -> StopStringCriteria:
-    if tokenizer is None:
-        raise UsageError(
-            "stop_strings needs the model's tokenizer, which did not arrive: "
-            "give stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)]."
-        )
-    return StopStringCriteria(tokenizer, texts)
-
-
-def _refuse_what_cannot_be(model: Any, config: Any, given: dict[str, Any]) -> None:
-    """Raise UsageError if this is no decoding row by row that drafts could speed up."""
-    if model.config.is_encoder_decoder:
-        raise UsageError("lookahead_generate takes decoder-only models: leave custom_generate out.")
-    mode = config.get_generation_mode(given.get("assistant_model")).value
-    if mode not in ("greedy_search", "sample"):
-        raise UsageError(f"lookahead_generate does greedy decoding and sampling, not {mode}: leave one of the two out.")
-    if given.get("synced_gpus") or _is_sharded(model):
-        raise UsageError(
-            "lookahead_generate takes no synced_gpus, as processes would need unequal numbers of forwards: "
-            "load the model with tp_plan or device_map."
-        )
-    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
-        raise UsageError(
-            "lookahead_generate returns no attentions and hidden states, as one forward serves several tokens: "
-            "run the model once over the output."
-        )
-    for name in CACHES:  # `generate` makes one of its own where none was given
-        if given.get(name) is not None:
-            raise UsageError(f"lookahead_generate keeps its own cache: leave out {name} and give the whole text.")
-    if config.cache_implementation in OTHER_CACHES:
-        raise UsageError(
-            f"lookahead_generate keeps its own cache: leave out cache_implementation='{config.cache_implementation}'."
-        )
-
-
-def _is_sharded(model: Any) -> bool:
-    """Processes must run each forward together (FSDP, ZeRO 3), so that `generate` syncs them unasked."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
-        return False
-    return is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
-
-
-def _prompts(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[list[int]]:
-    """Each row's prompt without its padding. Raises UsageError for inputs that are more than this text."""
-    for name, value in model_kwargs.items():
-        if name not in (*HARMLESS, *CACHES) and value is not None:
-            raise UsageError(f"lookahead_generate decodes text given as input_ids: leave out {name}, or custom_generate.")
-    mask = model_kwargs.get("attention_mask")
-    lengths = [input_ids.shape[1]] * len(input_ids) if mask is None else (mask != 0).sum(-1).tolist()
-    positions = model_kwargs.get("position_ids")
-    for row, length in enumerate(lengths):
-        if not length or (mask is not None and not bool((mask[row, -length:] != 0).all())):
-            raise UsageError(f"row {row} of attention_mask is not 0 ... 0 1 ... 1: pad on the left (padding_side='left').")
-        if positions is not None:
-            own = positions[..., min(row, positions.shape[-2] - 1), -length:]
-            if not bool((own == torch.arange(length, device=own.device)).all()):
-                raise UsageError(f"row {row} of position_ids does not count from 0: leave position_ids out.")
-    return [ids[-length:].tolist() for ids, length in zip(input_ids, lengths, strict=True)]
-
-
-def _refuse_strangers(target: TargetModel, prompts: list[list[int]], drafter: Any) -> None:
-    """Raise LookaheadError for ids that the model does not know."""
-    unknown = [t for prompt in prompts for t in prompt if not 0 <= t < target.vocab_size]
-    if unknown:
-        raise UsageError(f"input_ids has {unknown[0]}, which is outside the model's vocabulary of {target.vocab_size}.")
-    if drafter is not None and not hasattr(drafter, "grow"):
-        raise UsageError(f"drafter is a {type(drafter).__name__}: give a lookahead.Drafter, such as Drafter([Trie('a.trie')]).")
-    for trie in getattr(drafter, "tries", ()):
-        trie.check_tokenizer("", target.vocab_size, target.name)

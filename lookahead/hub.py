@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lookahead.errors import ModelError
+from lookahead.errors import ModelError, first_line
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 PATIENCE = 5.0  # seconds for the hub to answer
@@ -118,7 +118,5 @@ def _problem(name: str, revision: str | None) -> str:
     except HfHubHTTPError:
         return ""
     except Exception as error:  # of whatever library makes the request
-        from lookahead.tokenizer import first_line
-
         return f"it does not answer: {first_line(error)}"
     return ""

@@ -7,10 +7,14 @@ np.int64: what is called with one that begins as a literal is compiled twice.
 numba keeps what it has compiled until the function's own file changes. But the kernels that it calls are a part of it, as are
 constants, and those may come from other files. So here it is kept until any file with kernels changes, or one that these import
 from (`_sources`): after an update, a kernel of yesterday would write where arrays no longer are. Where: see kernel_cache.py.
+numba has no public way to do so. Its own cache takes only a place (`NUMBA_CACHE_DIR`, `NUMBA_CACHE_LOCATOR_CLASSES`, which hold
+for the user's own functions too), not what a kernel depends on nor who may have written it; so the cache of a kernel is put
+into its dispatcher's `_cache`, the one private field of numba that we write.
 
 One that is given forty arrays spends more time on taking them over, and on counting references to them, than on a short draft.
-So a `Block` allocates them and tells their addresses in one array; inside the kernel they are views again, which nobody counts.
-Whoever calls a kernel keeps the blocks alive.
+So a `Block` allocates them and keeps their addresses in one array; inside the kernel they are views again, which nobody counts.
+Both follow from one `Layout`: the code that makes the views (`unpacker`) is generated from it. Whoever calls a kernel keeps the
+blocks alive.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
-from numba import types
+from numba import carray, types
 from numba.extending import intrinsic
 
 from lookahead.kernel_cache import KernelCache
@@ -76,19 +80,59 @@ def pointer_to(numba_type):
 uint16_at, uint32_at, uint64_at = (pointer_to(t) for t in (types.uint16, types.uint32, types.uint64))
 int32_at, int64_at = pointer_to(types.int32), pointer_to(types.int64)
 float32_at, float64_at = pointer_to(types.float32), pointer_to(types.float64)
+POINTERS = {"int32": int32_at, "int64": int64_at, "float32": float32_at, "float64": float64_at}  # by dtype
+
+# name -> (dtype, shape). A string in a shape is a size by name, or such a size and more: "texts", "texts + 1".
+Layout = Mapping[str, tuple[Any, tuple[int | str, ...]]]
 
 
-Layout = Mapping[str, tuple[Any, tuple[int | str, ...]]]  # name -> (dtype, shape); a string in a shape is a size by name
+def sizes_in(layout: Layout) -> list[str]:
+    """The names of sizes in the shapes of a layout, in the order in which they first stand there."""
+    named = (size.partition(" + ")[0] for _, shape in layout.values() for size in shape if isinstance(size, str))
+    return list(dict.fromkeys(named))
+
+
+def _extent(size: int | str, sizes: Mapping[str, int]) -> int:
+    """The number that a size in a shape stands for."""
+    if isinstance(size, int):
+        return size
+    name, _, more = size.partition(" + ")
+    return sizes[name] + int(more or 0)
+
+
+def unpacker(layout: Layout, record: Any) -> Any:
+    """For kernels: a function from the addresses of a `Block` of this layout to its arrays, as a `record`.
+
+    record: a named tuple of the layout's names, `namedtuple(NAME, tuple(layout))`; the function is named name_arrays.
+    """
+    sizes = sizes_in(layout)
+    views = [
+        f"carray(pointers_{np.dtype(dtype)}(addresses[{number}]), ({', '.join(map(str, shape))},))"
+        for number, (dtype, shape) in enumerate(layout.values(), len(sizes))
+    ]
+    name = f"{record.__name__.lower()}_arrays"
+    lines = (
+        f"def {name}(addresses):",
+        *(f"    {size} = addresses[{number}]" for number, size in enumerate(sizes)),
+        f"    return record({', '.join(views)})",
+    )
+    # The function's module and name, and SOURCES, are what its machine code is kept under.
+    names = {"__name__": record.__module__, "carray": carray, "record": record}
+    names.update({f"pointers_{dtype}": pointer for dtype, pointer in POINTERS.items()})
+    exec(compile("\n".join(lines), f"<{name}>", "exec"), names)
+    return inlined(names[name])
 
 
 class Block:
     """Arrays of one layout, as attributes."""
 
     def __init__(self, layout: Layout, **sizes: int):
-        self.sizes = sizes
+        """sizes: those that the layout names, in any order."""
+        self.sizes = {name: sizes.pop(name) for name in sizes_in(layout)}
+        assert not sizes, f"the layout has no sizes named {', '.join(sizes)}"
         self.names = tuple(layout)
         for name, (dtype, shape) in layout.items():
-            setattr(self, name, np.zeros([sizes[n] if isinstance(n, str) else n for n in shape], dtype))
+            setattr(self, name, np.zeros([_extent(size, self.sizes) for size in shape], dtype))
         self.refresh()
 
     if TYPE_CHECKING:  # the arrays

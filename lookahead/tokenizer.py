@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lookahead.errors import ModelError
+from lookahead.errors import ModelError, first_line
 from lookahead.hub import check_name
-from lookahead.trie.build import TokenizerIdentity
+from lookahead.token_documents import TokenizerIdentity
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False, revision: str | None = None) -> Any:
@@ -82,12 +82,6 @@ def quiet_hub() -> Iterator[None]:
         yield
     finally:
         hub.setLevel(level)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, for messages that must stay one line."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".")[:200]
 
 
 def identity(tokenizer: Any, name: str) -> TokenizerIdentity:

@@ -21,8 +21,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lookahead import __version__
 from lookahead.printable import in_one_line
+from lookahead.version import __version__
 from lookahead_cli import (
     bench,
     build_trie,

@@ -91,7 +91,8 @@ def command(
     from lookahead.errors import CorpusError, UsageError
     from lookahead.hub import tokenizer_of_trie
     from lookahead.outputs import TRIE, Input, Output, check_outputs
-    from lookahead.trie.build import TokenizerIdentity, append_trie, build_trie
+    from lookahead.token_documents import TokenizerIdentity
+    from lookahead.trie.build import append_trie, build_trie
     from lookahead.trie.file import Trie
     from lookahead_cli import render
     from lookahead_cli.options import effort_of
@@ -138,7 +139,7 @@ def command(
         options = {"text_field": text_field or "auto", **({"split": split} if split != "file" else {})}
         try:
             if ray:
-                from lookahead.trie.ray_build import CorpusOptions, build_with_ray
+                from lookahead.cluster.build import CorpusOptions, build_with_ray
 
                 shared = CorpusOptions(tokenizer, whose, *read, *of_text)
                 header = build_with_ray(ray, names, path, shared, report, min_count, options, effort, cores=workers or 1)

@@ -139,13 +139,13 @@ def command(
 
 def print_profile(profile: CostProfile, context: int) -> None:
     """The curve as a table with bars, and the CDL of several numbers of rows."""
-    from lookahead.budget.profile import CDL_FACTOR
+    from lookahead.budget.profile import CDL_FACTOR, Forward
     from lookahead_cli import render
 
     setting = profile.setting
     threads = f", {setting.threads} threads" if setting.threads else ""
     names = [f"{rows} row{'s' * (rows > 1)}" for rows in ROWS]
-    costs = [[profile.forward_seconds(rows * n, rows, rows * context) * 1e3 for n in LENGTHS] for rows in ROWS]
+    costs = [[profile.forward_seconds(Forward(rows * n, rows, rows * context)) * 1e3 for n in LENGTHS] for rows in ROWS]
     bars = ["#" * round(BAR * each / max(costs[0])) for each in costs[0]]
     render.table(
         f"{setting.model}: {setting.device}{threads}, {setting.dtype}, {setting.attention}, {context} tokens in the cache "

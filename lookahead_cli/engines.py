@@ -23,7 +23,7 @@ from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.job.workers import LocalCrew, Team
 from lookahead.models.adapter import check_adapter
 from lookahead.models.load import read_config
-from lookahead.trie.build import TokenizerIdentity
+from lookahead.token_documents import TokenizerIdentity
 from lookahead_cli import render
 from lookahead_cli.explain import Explainer
 

@@ -44,7 +44,7 @@ def command(
     from pathlib import Path
 
     from lookahead.outputs import TRIE, Input, Output, check_outputs
-    from lookahead.trie.edit import merge_tries
+    from lookahead.trie.merge import merge_tries
     from lookahead_cli import render
 
     outputs = [Output("-o", out, TRIE, ("TRIE",)), Output("--log-file", log_file)]

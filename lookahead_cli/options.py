@@ -17,8 +17,8 @@ from lookahead_cli import logs
 if TYPE_CHECKING:
     from lookahead.decode.constraint import Constraint
     from lookahead.draft.drafter import DraftOptions
-    from lookahead.trie.build import Effort, Progress
     from lookahead.trie.file import Trie
+    from lookahead.trie.segment import Effort, Progress
 
 
 def _load_config(context: typer.Context, path: str | None) -> str | None:
@@ -350,7 +350,7 @@ def effort_of(max_memory: str, workers: int, progress: Progress | None = None) -
     """What a build, merge or prune may use; 0 workers: one per core that this process may run on."""
     import os
 
-    from lookahead.trie.build import Effort, no_progress
+    from lookahead.trie.segment import Effort, no_progress
     from lookahead_cli.render import notice
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

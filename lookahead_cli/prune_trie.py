@@ -55,8 +55,8 @@ def command(
     """
     from lookahead.errors import UsageError
     from lookahead.outputs import TRIE, Input, Output, check_outputs
-    from lookahead.trie.edit import prune_trie
     from lookahead.trie.file import Trie
+    from lookahead.trie.prune import prune_trie
     from lookahead_cli import render
 
     if min_count == 1 and max_tokens is None and max_bytes is None and not drop_source:

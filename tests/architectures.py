@@ -22,7 +22,8 @@ import torch
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.forward.target import TargetModel
 from lookahead.models.probe import probed
-from lookahead.trie.build import TokenDocument, TokenizerIdentity, build_trie
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
 from tests.drafts import DRAFTS, VOCAB_SIZE, drafter_of
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from lookahead.trie.build import TokenDocument, TokenizerIdentity, build_trie
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
 from tests import architectures
 

@@ -16,7 +16,7 @@ def drafter_of(draft, answers, trie):
     if draft == "none":
         return Drafter([], DraftOptions("off"))
     if draft == "trie":
-        return Drafter([trie], DraftOptions(decoding_length=16))
+        return Drafter([trie], DraftOptions(decoding_length=16, adaptive=False))
     return KnownAnswer(answers, {"perfect": perfect, "always_wrong": always_wrong, "random_trees": random_trees(0)}[draft])
 
 
@@ -30,7 +30,7 @@ class KnownAnswer:
     wants_runner_up = False
 
     def __init__(self, answers, propose):
-        self.options = DraftOptions(decoding_length=16, recycle=False)
+        self.options = DraftOptions(decoding_length=16, recycle=False, adaptive=False)
         self.answers = {tuple(prompt): answer for prompt, answer in answers}
         self.propose = propose
         self.chains_only = False

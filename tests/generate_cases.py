@@ -329,7 +329,7 @@ def rows_of_engine(found: Case, expected: list[Any]) -> list[Any]:
 
 def drafter(found: Case, expected: list[Any]) -> Any:
     if found.draft == "own":
-        return Drafter([], DraftOptions(decoding_length=16))
+        return Drafter([], DraftOptions(decoding_length=16, adaptive=False))
     if found.draft == "none":
         return Drafter([], DraftOptions("off"))
     proposals = {"random": random_trees(found.number), "perfect": perfect, "wrong": always_wrong}

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead.trie import format
-from lookahead.trie.build import MAX_SEGMENTS, Effort
-from lookahead.trie.edit import merge_tries, prune_trie
+from lookahead.trie.build import MAX_SEGMENTS
 from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_tries
+from lookahead.trie.prune import prune_trie
+from lookahead.trie.segment import Effort
 from tests.tries import ARRAYS, VOCAB_SIZES, append_ids, assert_answers, build_ids, corpora, texts, tiny_runs
 
 

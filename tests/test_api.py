@@ -22,7 +22,7 @@ from lookahead.tokenizer import identity, load_tokenizer
 from tests.cli import Cli, write_jsonl
 from tests.jobs import MODEL, PROMPTS
 
-FIXED = DraftOptions(decoding_length=16)  # the same drafts in every run, whatever forwards cost
+FIXED = DraftOptions(decoding_length=16, adaptive=False)  # the same drafts in every run, whatever forwards cost
 SHORT = GenerationParams(max_new_tokens=24)
 WILD = GenerationParams(max_new_tokens=40, temperature=3.0)  # parts of characters, too
 

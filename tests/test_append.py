@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.errors import CorpusError, LookaheadError, TokenizerMismatchError, TrieFormatError
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie import build
-from lookahead.trie.build import MAX_SEGMENTS, Effort, TokenDocument, TokenizerIdentity, append_trie, kept_segments
-from lookahead.trie.edit import merge_tries
+from lookahead.trie.build import MAX_SEGMENTS, append_trie, kept_segments
 from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_tries
+from lookahead.trie.segment import Effort
 from tests.tries import ARRAYS, FINGERPRINT, append_ids, assert_answers, build_ids, rewrite_arrays, tiny_runs
 
 DOCUMENTS = [[1, 2, 3, 4, 1, 2, 3, 5], [7]]
@@ -293,7 +295,7 @@ def test_segments_joined_are_the_build_over_all_documents(path, monkeypatch):
 
 APPENDING = """
 import sys
-from lookahead.trie.build import Effort
+from lookahead.trie.segment import Effort
 from tests.tries import append_ids
 path, source = sys.argv[1:]
 print("ready", flush=True)

@@ -31,8 +31,8 @@ from lookahead.draft.drafter import DraftOptions
 from lookahead.errors import UsageError
 from lookahead.job.setup import EngineSettings
 from lookahead.models.load import load_model
+from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import load_tokenizer
-from lookahead.trie.build import TokenizerIdentity
 from tests.jobs import MODEL, PROMPTS
 
 WHOSE = TokenizerIdentity(10)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from lookahead.bench.baselines import BASELINES, BRANCH, PROMPT_WEIGHT, OriginalTrie, PromptLookup
+from benchmarks.baselines import BASELINES, BRANCH, PROMPT_WEIGHT, OriginalTrie, PromptLookup
 from lookahead.bench.replay import replay
 from lookahead.draft.drafter import DraftOptions
 from lookahead.draft.tree import DraftTree

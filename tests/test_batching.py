@@ -59,7 +59,9 @@ def test_any_schedule_yields_what_each_row_says_alone(
     target, alone, rows, batch_size, prefill_chunk, decoding_length, bucketed
 ):
     target = dataclasses.replace(target, bucketed=bucketed)
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=decoding_length)), batch_size, prefill_chunk)
+    engine = DecodingEngine(
+        target, Drafter([], DraftOptions(decoding_length=decoding_length, adaptive=False)), batch_size, prefill_chunk
+    )
     requests = [engine.request(prompt, new_tokens) for prompt, new_tokens in rows]
     most_at_once = begun = ended = 0
 
@@ -119,7 +121,7 @@ def test_forwards_that_take_in_prompts_are_of_few_sizes_on_a_cpu(target, alone, 
     monkeypatch.setattr(type(target.model), "forward", seen)
     random = np.random.default_rng(5)
     texts = [tuple(map(int, random.integers(3, VOCAB_SIZE, size))) for size in (97, 65, 64, 130, 71, 203)]
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=6)), 2)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=6, adaptive=False)), 2)
     requests = [engine.request(list(text), 9) for text in texts]
     for _ in engine.run(requests):
         pass
@@ -165,7 +167,7 @@ class Crowded:
 def test_batch_gets_smaller_when_memory_runs_out_and_nothing_is_lost(target, alone, monkeypatch, caplog, most):
     slots_of = target.slots
     monkeypatch.setitem(target.__dict__, "slots", lambda: Crowded(slots_of(), most))
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 8)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 8)
     prompts = [tuple(range(3 + n, 9 + 2 * n)) for n in range(12)]
     requests = [engine.request(prompt, 12) for prompt in prompts]
     assert len(list(engine.run(requests))) == 12
@@ -187,7 +189,7 @@ def test_memory_that_runs_out_after_verification_costs_no_token(target, alone, m
 
     slots_of = target.slots
     monkeypatch.setitem(target.__dict__, "slots", lambda: Late(slots_of(), 2))
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 6)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 6)
     prompts = [tuple(range(3 + n, 9 + 2 * n)) for n in range(8)]
     requests = [engine.request(prompt, 1 + 4 * (n % 2)) for n, prompt in enumerate(prompts)]
     assert len(list(engine.run(requests))) == 8
@@ -333,7 +335,7 @@ def test_steps_of_a_job_take_few_shapes_where_that_is_asked_for(target):
         masks.add((group.slots.stop, group.width, group.length))
 
     target = dataclasses.replace(target, bucketed=True)
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 4)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 4)
     requests = [engine.request([*range(3, 9 + n)], 30) for n in range(30)]
     handle = target.model.register_forward_pre_hook(note, with_kwargs=True)
     try:
@@ -347,7 +349,7 @@ def test_steps_of_a_job_take_few_shapes_where_that_is_asked_for(target):
 
 
 def test_next_run_shares_what_the_last_one_took_in_until_it_is_forgotten(target, alone):
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 2)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 2)
     prompt = tuple(range(3, 60))
     taken_in = []
     for _ in range(2):
@@ -360,7 +362,7 @@ def test_next_run_shares_what_the_last_one_took_in_until_it_is_forgotten(target,
 
 
 def test_streams_that_run_side_by_side_or_are_left_early_do_not_disturb_each_other(target, alone):
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=4)), 2)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=4, adaptive=False)), 2)
     prompts = [tuple(range(3 + n, 20 + n)) for n in range(3)]
     requests = [engine.request(prompt, 12) for prompt in prompts]
     streams = [engine.stream(request) for request in requests]

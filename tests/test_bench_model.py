@@ -28,7 +28,7 @@ from tests.drafts import VOCAB_SIZE
 
 MODEL = samples_folder() / "demo-model"
 PROMPTS = samples_folder() / "prompts.jsonl"
-OPTIONS = [DraftOptions(decoding_length=8)]
+OPTIONS = [DraftOptions(decoding_length=8, adaptive=False)]
 PEERS = ["model.generate", "HF prompt lookup"]
 OF_A_COMPARISON = {
     "model", "device", "dtype", "mode", "batch_size", "rows", "repeats", "forced", "runs", "lossless", "lossless_rows",

@@ -32,7 +32,7 @@ from tests.drafts import VOCAB_SIZE
 
 MODEL, PROMPTS = samples_folder() / "demo-model", samples_folder() / "prompts.jsonl"
 ON_MODEL = ("bench", "--model", MODEL, "--input", PROMPTS)
-FIXED = DraftOptions(decoding_length=8)
+FIXED = DraftOptions(decoding_length=8, adaptive=False)
 TIMES = ("draft_seconds", "forward_seconds", "verify_seconds", "rest_seconds")
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.budget.cost import EVEN, SIZES, CostCurve, bucket
+from lookahead.budget.cost import EVEN, SIZES, CostCurve, MeasuredStep, bucket
 from lookahead.budget.goodput import (
     CHANGED,
     DEBT,
@@ -25,7 +25,7 @@ from lookahead.budget.goodput import (
     Rest,
     shape_of,
 )
-from lookahead.budget.profile import CostProfile, Setting
+from lookahead.budget.profile import CostProfile, Forward, Setting
 from lookahead.draft.tree import DraftTree, chain
 
 SETTING = Setting("model", "shape", "CPU", "float32", "sdpa", "packed", 2)
@@ -57,8 +57,13 @@ def play(
             wrong = np.flatnonzero(random.random(tree.draft_tokens) >= p)
             said += int(wrong[0]) if len(wrong) else tree.draft_tokens
         seconds = cost(tokens) * (5.0 if random.random() < noise else 1.0)
-        budget.observe(tokens, seconds, seconds + 1e-4, len(probabilities), said=said)
+        budget.observe(step_of(tokens, seconds, said, len(probabilities)))
     return budget
+
+
+def step_of(tokens: int, seconds: float, emitted: int = 1, rows: int = 1, beside: float = 1e-4) -> MeasuredStep:
+    """One whose forward took `seconds`, and all else `beside`."""
+    return MeasuredStep(Forward(tokens, rows), emitted, seconds + beside, seconds)
 
 
 def laid_out(trees: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -82,7 +87,7 @@ def tokens_of_steps(cost, budget: GoodputBudget, probability: float, steps: int)
     for _ in range(steps):
         tokens.append(len(cut(budget, [chain_of(probability)])[0]))
         seconds = cost(tokens[-1])
-        budget.observe(tokens[-1], seconds, seconds + 1e-4, said=min(tokens[-1], 3))
+        budget.observe(step_of(tokens[-1], seconds, min(tokens[-1], 3)))
     return np.array(tokens)
 
 
@@ -94,10 +99,15 @@ def budget_of(curve: CostCurve, plain_over_spent: float, outside: float = 1e-4) 
     return budget
 
 
+def speedup_of(budget: GoodputBudget) -> float:
+    """Over plain decoding, by what steps should have taken: what tokens are worth follows from it."""
+    return budget.books.state[PLAIN] / budget.books.state[SPENT]
+
+
 def sizes(budget: GoodputBudget, probabilities) -> list[int]:
     """Draft tokens of each row that pay now."""
     trees = [chain_of(p).probabilities for p in probabilities]
-    fresh = budget_of(budget.curve, budget.speedup or 1.0)
+    fresh = budget_of(budget.curve, speedup_of(budget))
     return [nodes - 1 for nodes in fresh.choose(*laid_out(trees), chains=True)[0]]
 
 
@@ -109,31 +119,31 @@ def linear(slope: float):
 def test_cost_of_any_size_is_read_off_the_observed_steps() -> None:
     curve = CostCurve()
     for tokens, seconds in (*((1, 1.0), (8, 2.0), (16, 4.0)) * 3, (8, 99.0)):
-        curve.observe(tokens, seconds)
-    assert [curve.seconds(tokens) for tokens in (1, 8, 16)] == pytest.approx([1.0, 2.0, 4.0], rel=0.02)
-    assert 1.0 < curve.seconds(4) < 2.0 < curve.seconds(12) < 4.0 < curve.seconds(64)
+        curve.observe(Forward(tokens), seconds)
+    assert [curve.seconds(Forward(tokens)) for tokens in (1, 8, 16)] == pytest.approx([1.0, 2.0, 4.0], rel=0.02)
+    assert 1.0 < curve.seconds(Forward(4)) < 2.0 < curve.seconds(Forward(12)) < 4.0 < curve.seconds(Forward(64))
 
 
 def test_one_slow_step_of_a_size_is_not_believed() -> None:
     curve = CostCurve(profile_of(linear(0.1)))
     for _ in range(3):
-        curve.observe(1, 0.01)
-    curve.observe(8, 5.0)
-    assert curve.seconds(8) == pytest.approx(linear(0.1)(8))
+        curve.observe(Forward(1), 0.01)
+    curve.observe(Forward(8), 5.0)
+    assert curve.seconds(Forward(8)) == pytest.approx(linear(0.1)(8))
 
 
 def test_cost_may_fall_with_size_where_the_machine_is_so() -> None:
     curve = CostCurve()
     for tokens, seconds in ((1, 6.0), (3, 12.0), (4, 8.0)) * 3:
-        curve.observe(tokens, seconds)
-    assert [curve.seconds(tokens) for tokens in (1, 3, 4)] == pytest.approx([6.0, 12.0, 8.0])
+        curve.observe(Forward(tokens), seconds)
+    assert [curve.seconds(Forward(tokens)) for tokens in (1, 3, 4)] == pytest.approx([6.0, 12.0, 8.0])
 
 
 def test_machine_that_is_slower_than_its_profile_says_is_so_at_sizes_nobody_has_seen() -> None:
     curve = CostCurve(profile_of(linear(0.1)))
     for tokens in (1, 1, 4, 4):
-        curve.observe(tokens, 1.5 * linear(0.1)(tokens))
-    assert curve.seconds(64) == pytest.approx(1.5 * linear(0.1)(64))
+        curve.observe(Forward(tokens), 1.5 * linear(0.1)(tokens))
+    assert curve.seconds(Forward(64)) == pytest.approx(1.5 * linear(0.1)(64))
 
 
 def test_slow_hour_of_the_machine_does_not_stick_to_the_sizes_seen_in_it() -> None:
@@ -142,9 +152,9 @@ def test_slow_hour_of_the_machine_does_not_stick_to_the_sizes_seen_in_it() -> No
     for slower, seen in ((1.0, (1, 8, 16)), (2.0, (1, 8, 16)), (1.0, (1, 8))):
         for _ in range(200):
             for tokens in seen:
-                curve.observe(tokens, slower * cost(tokens))
-    assert curve.seconds(8) == pytest.approx(cost(8), rel=0.03)
-    assert curve.seconds(16) == pytest.approx(cost(16), rel=0.06)
+                curve.observe(Forward(tokens), slower * cost(tokens))
+    assert curve.seconds(Forward(8)) == pytest.approx(cost(8), rel=0.03)
+    assert curve.seconds(Forward(16)) == pytest.approx(cost(16), rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +169,8 @@ def test_small_differences_from_the_profile_are_noise_until_seen_often(
     slower = {24: 1.0, 32: 1.02, 48: 1.5}
     for _ in range(steps):
         for tokens, times in slower.items():
-            curve.observe(tokens, times * cost(tokens))
-    small, large = (curve.seconds(size) / cost(size) / curve.seconds(24) * cost(24) for size in (32, 48))
+            curve.observe(Forward(tokens), times * cost(tokens))
+    small, large = (curve.seconds(Forward(size)) / cost(size) / curve.seconds(Forward(24)) * cost(24) for size in (32, 48))
     assert least - 0.004 < small < most + 0.004
     assert large == pytest.approx(1.5, rel=0.03)
 
@@ -173,10 +183,10 @@ def test_where_small_forwards_are_slower_beside_the_profile_than_large_ones_a_li
     curve = CostCurve(profile_of(profile))
     for _ in range(60):
         for tokens, times in {6: 1.0, 12: 1.0, 16: 1.0, 3: 2.0}.items():
-            curve.observe(tokens, times * cost(tokens))
+            curve.observe(Forward(tokens), times * cost(tokens))
     for tokens in (6, 8, 12, 24, 48):
         expected, by_profile = cost(tokens) / cost(16), profile(tokens) / profile(16)
-        assert abs(curve.seconds(tokens) / curve.seconds(16) - expected) < 0.3 * abs(by_profile - expected)
+        assert abs(curve.seconds(Forward(tokens)) / curve.seconds(Forward(16)) - expected) < 0.3 * abs(by_profile - expected)
 
 
 def test_a_line_leads_only_so_far() -> None:
@@ -184,9 +194,9 @@ def test_a_line_leads_only_so_far() -> None:
     for apart in (0.75, 1.25):
         curve = CostCurve(profile_of(linear(0.1)))
         for _ in range(60):
-            curve.observe(3, linear(0.1)(3))
-            curve.observe(4, apart * linear(0.1)(4))
-        ratios = [curve.seconds(tokens) / linear(0.1)(tokens) for tokens in SIZES.tolist()]
+            curve.observe(Forward(3), linear(0.1)(3))
+            curve.observe(Forward(4), apart * linear(0.1)(4))
+        ratios = [curve.seconds(Forward(tokens)) / linear(0.1)(tokens) for tokens in SIZES.tolist()]
         assert min(ratios) > 0.5
         assert max(ratios) < 1.6
 
@@ -194,14 +204,14 @@ def test_a_line_leads_only_so_far() -> None:
 def test_rows_and_keys_cost_what_the_profile_says_of_them() -> None:
     profile = profile_of(linear(0.1), per_row=0.001, per_key=1e-6, per_query_key=2e-7)
     expected = linear(0.1)(32) + 8 * 0.001 + 4000 * (1e-6 + 2e-7 * 32 / 8)
-    assert CostCurve(profile).seconds(32, rows=8, keys=4000) == pytest.approx(expected)
-    assert profile.forward_seconds(32, 8, 4000) == pytest.approx(expected)
+    assert CostCurve(profile).seconds(Forward(32, rows=8, keys=4000)) == pytest.approx(expected)
+    assert profile.forward_seconds(Forward(32, 8, 4000)) == pytest.approx(expected)
 
 
 def test_rows_that_go_one_at_a_time_cost_a_forward_each() -> None:
     profile = profile_of(linear(0.1), per_key=1e-6, separate=True)
-    assert CostCurve(profile).seconds(32, rows=8, keys=800) == pytest.approx(8 * (linear(0.1)(4) + 100e-6))
-    assert profile.forward_seconds(32, 8, 800) == pytest.approx(8 * (linear(0.1)(4) + 100e-6))
+    assert CostCurve(profile).seconds(Forward(32, rows=8, keys=800)) == pytest.approx(8 * (linear(0.1)(4) + 100e-6))
+    assert profile.forward_seconds(Forward(32, 8, 800)) == pytest.approx(8 * (linear(0.1)(4) + 100e-6))
 
 
 def test_flat_cost_drafts_as_much_as_is_allowed() -> None:
@@ -239,7 +249,7 @@ def test_budgets_of_a_long_noisy_job_stay_near_the_quiet_ones() -> None:
             (tree,) = cut(budget, [chain_of(chance, 31)])
             seconds = cost(len(tree)) * (5.0 if slow[step] else 1.0)
             said = 1 + chance * (1 - chance**tree.draft_tokens) / (1 - chance)
-            budget.observe(len(tree), seconds, seconds + 1e-4, said=said)
+            budget.observe(step_of(len(tree), seconds, said))
             drafted[step] = tree.draft_tokens
         chosen.append(drafted[1000:].reshape(-1, 1000).mean(axis=1))
     quiet, noisy = chosen
@@ -381,12 +391,12 @@ def test_tokens_are_worth_what_they_are_with_as_many_rows() -> None:
     pair = [chain_of(0.5)] * 2
     for rows, said in ((2, 2), (8, 32)) * 300:
         cut(budget, [chain_of(0.5)] * rows)
-        budget.observe(rows, linear(0.05)(rows), linear(0.05)(rows), rows=rows, said=said)
+        budget.observe(step_of(rows, linear(0.05)(rows), said, rows, beside=0.0))
     only_pairs = GoodputBudget(CostCurve(profile_of(linear(0.05))))
     for _ in range(300):
         cut(only_pairs, pair)
-        only_pairs.observe(2, linear(0.05)(2), linear(0.05)(2), rows=2, said=2)
-    assert budget.speedup == pytest.approx(2.5, rel=0.05)
+        only_pairs.observe(step_of(2, linear(0.05)(2), 2, rows=2, beside=0.0))
+    assert speedup_of(budget) == pytest.approx(2.5, rel=0.05)
     budget._again = only_pairs._again = 0
     budget._looked = only_pairs._looked = 1000  # neither is to look
     assert sum(map(len, cut(budget, pair))) == sum(map(len, cut(only_pairs, pair))) > 2
@@ -408,7 +418,7 @@ def test_beside_prompts_what_a_forward_is_filled_up_with_anyway_is_drafted(rows:
 
 def test_what_drafts_save_is_compared_with_what_drafting_takes() -> None:
     curve = CostCurve(profile_of(linear(0.01)))
-    budget, plain = budget_of(curve, 1.0), curve.seconds(1)
+    budget, plain = budget_of(curve, 1.0), curve.seconds(Forward(1))
     cut(budget, [chain_of(0.5)])
     assert budget.returns == np.inf  # nothing is known yet
     for seconds, pays in ((2 * plain, False), (plain / 100, True), (2 * plain, True)):  # the last, a slow moment
@@ -432,7 +442,7 @@ def test_size_stays_where_trees_differ_a_little_and_follows_where_they_change_fo
     for low, high in ((0.55, 0.8), (0.1, 0.2), (0.55, 0.8)):
         for _ in range(400):
             (tree,) = cut(budget, [chain_of(random.uniform(low, high))])
-            budget.observe(len(tree), linear(0.05)(len(tree)), linear(0.05)(len(tree)) + 1e-4, said=len(tree))
+            budget.observe(step_of(len(tree), linear(0.05)(len(tree)), len(tree)))
             drafted.append(tree.draft_tokens)
     many, few, again = (np.array(drafted[start + 100 : start + 400]) for start in (0, 400, 800))
     assert np.mean(np.diff(many) != 0) < 0.3  # without a usual size: 0.42
@@ -454,7 +464,7 @@ def test_looking_takes_a_small_share_of_the_time() -> None:
     for step in range(5000):
         (tree,) = cut(budget, [chain_of(0.02)])
         seconds = linear(0.2)(len(tree))
-        budget.observe(len(tree), seconds, seconds + 1e-4)
+        budget.observe(step_of(len(tree), seconds))
         if step >= len(TRIALS):
             spent, plain = spent + seconds, plain + linear(0.2)(1)
     assert plain < spent <= 1.01 * plain
@@ -465,17 +475,17 @@ def test_first_forward_that_takes_very_long_does_not_decide_what_tokens_are_wort
     """It compiles kernels and wakes threads; whether its draft was right says no more than another's."""
     budget = GoodputBudget(CostCurve(profile_of(linear(0.02))))
     slow = 300 * linear(0.02)(24)
-    budget.observe(24, slow, slow, said=said)
+    budget.observe(step_of(24, slow, said, beside=0.0))
     play(linear(0.02), [0.8], steps=50, budget=budget)
     quiet = play(linear(0.02), [0.8], steps=50, profile=profile_of(linear(0.02)))
-    assert budget.speedup == pytest.approx(quiet.speedup, rel=0.25)
+    assert speedup_of(budget) == pytest.approx(speedup_of(quiet), rel=0.25)
 
 
 def test_looks_go_on_after_one_that_drafts_nothing() -> None:
     budget, tokens = GoodputBudget(CostCurve(profile_of(linear(0.3)))), []
     for _ in range(4000):
         tokens.append(sum(map(len, cut(budget, [chain_of(0.3, 7)] * 8))))
-        budget.observe(tokens[-1], linear(0.3)(tokens[-1]), linear(0.3)(tokens[-1]) + 1e-4, 8, said=8)
+        budget.observe(step_of(tokens[-1], linear(0.3)(tokens[-1]), 8, rows=8))
     assert min(tokens[:1000]) == 8
     assert len(set(tokens[2000:])) > 1
 
@@ -504,15 +514,15 @@ def test_size_that_the_profile_wrongly_says_is_dear_is_tried_and_soon_taken(size
 def test_rows_that_bring_more_than_others_make_attention_dearer() -> None:
     """Attention pads rows to the widest, up to a point beyond which they are split."""
     profile = profile_of(linear(0.01), per_query_key=1e-6, per_call=1e-3)
-    even, uneven, split = (CostCurve(profile).seconds(32, 8, 1000, width) for width in (4, 6, 30))
+    even, uneven, split = (CostCurve(profile).seconds(Forward(32, 8, 1000, width)) for width in (4, 6, 30))
     assert uneven - even == pytest.approx(2 * 1000 * 1e-6)
     assert split - even == pytest.approx(7 * 1e-3)
     for width, seconds in ((6, uneven), (30, split)):
-        assert profile.forward_seconds(32, 8, 1000, width=width) == pytest.approx(seconds)
+        assert profile.forward_seconds(Forward(32, 8, 1000, width)) == pytest.approx(seconds)
     padded = dataclasses.replace(profile, per_padding=1e-4)
-    for seconds in (CostCurve(padded).seconds, lambda *size: padded.forward_seconds(*size[:3], width=size[3])):
-        assert seconds(32, 8, 1000, 4) == pytest.approx(even)
-        assert seconds(32, 8, 1000, 6) == pytest.approx(uneven + (8 * 6 - 32) * 1e-4)
+    for seconds in (CostCurve(padded).seconds, padded.forward_seconds):
+        assert seconds(Forward(32, 8, 1000, 4)) == pytest.approx(even)
+        assert seconds(Forward(32, 8, 1000, 6)) == pytest.approx(uneven + (8 * 6 - 32) * 1e-4)
 
 
 @pytest.mark.parametrize("per_padding", [0.0, 1e-4, 1e-3, 1e-2])
@@ -531,8 +541,8 @@ def saved_by(profile: CostProfile, ratios: Sequence[float], drafted: Sequence[in
     """Seconds that a first step saves over a plain one. drafted: draft tokens of each row, a chain each."""
     rows, tokens = len(ratios), len(ratios) + sum(drafted)
     said = rows + sum(ratio**depth for ratio, count in zip(ratios, drafted, strict=True) for depth in range(1, count + 1))
-    worth = profile.forward_seconds(rows, rows) / rows
-    return said * worth - profile.forward_seconds(tokens, rows, width=1 + max(drafted))
+    worth = profile.forward_seconds(Forward(rows, rows)) / rows
+    return said * worth - profile.forward_seconds(Forward(tokens, rows, width=1 + max(drafted)))
 
 
 def sizes_of_best_prefix(profile: CostProfile, ratios: Sequence[float]) -> list[int]:
@@ -553,7 +563,7 @@ def test_trials_take_sizes_that_forwards_have_and_know_plain_steps_too() -> None
         budget, seen = GoodputBudget(CostCurve()), []
         while budget.tries:
             seen.append(sum(map(len, cut(budget, [chain_of(0.9)] * rows))))
-            budget.observe(seen[-1], 0.01, 0.011, rows)
+            budget.observe(step_of(seen[-1], 0.01, rows=rows, beside=0.001))
         assert set(seen) <= set(SIZES.tolist()) | {rows}
         assert rows in seen
         assert len(set(seen)) == 4

@@ -88,6 +88,13 @@ def test_baselines_run_beside_ours_at_every_length_warm_and_cold(cli: Cli, pairs
     assert edl["prompt-lookup", 16, "warm"] == edl["prompt-lookup", 16, "cold"]
 
 
+def test_baselines_without_a_checkout_are_refused_before_anything_is_replayed(
+    cli: Cli, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lookahead.bench.baselines.CHECKOUT", tmp_path)
+    cli.fails(2, "replay", pairs, "--baselines", saying=["--baselines", "checkout", "pip install -e ."])
+
+
 def test_several_workloads_give_what_each_gives_alone_and_the_geometric_mean(
     cli: Cli, pairs: Path, others: Path, trie: Path
 ) -> None:

@@ -29,7 +29,7 @@ from tests.schemas import SCHEMAS
 
 MODEL = samples_folder() / "demo-model"
 PROMPTS = ["Tom has 3 apples and buys 4 more. How many", "Answer in JSON:", "The box is red. Ana"]
-OFF, DRAFTS = DraftOptions("off"), DraftOptions(decoding_length=16)
+OFF, DRAFTS = DraftOptions("off"), DraftOptions(decoding_length=16, adaptive=False)
 
 
 @pytest.fixture(scope="module")

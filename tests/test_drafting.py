@@ -12,8 +12,8 @@ from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.planner import LOOKED_BEHIND
 from lookahead.draft.tree import DraftTree, as_parallel, chain, root_only
 from lookahead.errors import UsageError
-from lookahead.trie.edit import merge_tries
 from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_tries
 from tests.tries import append_ids, build_ids
 
 token = st.integers(0, 3)
@@ -400,6 +400,13 @@ def test_chains_only_gives_one_branch_from_then_on_and_leaves_off_as_it_is():
     off = Drafter([], DraftOptions("off"))
     off.restrict_to_chains()
     assert off.start([1, 2, 1, 3, 1]).draft().draft_tokens == 0
+
+
+def test_lengths_are_adaptive_unless_they_are_fixed_or_nothing_is_drafted():
+    assert Drafter().options.adaptive
+    assert DraftOptions(branch_length=8).adaptive
+    assert not DraftOptions(adaptive=False).adaptive
+    assert not DraftOptions("off").adaptive
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from lookahead.budget.cost import CostCurve
+from lookahead.budget.cost import CostCurve, MeasuredStep
 from lookahead.budget.gain import ENOUGH, Gain
+from lookahead.budget.profile import Forward
 from lookahead.job.totals import JobTotals
 from lookahead.job.workers import Team
 from lookahead_cli.progress import JobProgress
@@ -25,8 +26,8 @@ def curve() -> CostCurve:
     """As learned from steps of one and of eight tokens."""
     curve = CostCurve()
     for _ in range(20):
-        curve.observe(1, PLAIN)
-        curve.observe(8, DRAFTED)
+        curve.observe(Forward(1), PLAIN)
+        curve.observe(Forward(8), DRAFTED)
     return curve
 
 
@@ -34,7 +35,7 @@ def draft_step(gain: Gain, accepted: int, slower: float = 1.0, recycling: float 
     """Of one row; its forward and all else take `slower` times as long as usual."""
     seconds = DRAFTED + BESIDE + DRAFTING + recycling
     parts = (DRAFTED + recycling, DRAFTING, recycling)
-    gain.step(8, 1, 0, 1, 8, 0, accepted, slower * seconds, *(slower * part for part in parts))
+    gain.step(MeasuredStep(Forward(8, width=8), accepted, slower * seconds, *(slower * part for part in parts)))
 
 
 def ratio(gain: Gain) -> float:
@@ -72,14 +73,14 @@ def test_prefill_takes_as_long_either_way(curve: CostCurve) -> None:
     gain = Gain(curve)
     for _ in range(100):
         draft_step(gain, accepted=3)
-        gain.step(60, 0, 0, 1, 0, 60, 0, 0.018, 0.018, 0.0, 0.0)
+        gain.step(MeasuredStep(Forward(60, rows=0), 0, 0.018, 0.018, prefilled=60))
     decoding = 3 * (PLAIN + BESIDE) / (DRAFTED + BESIDE + DRAFTING)
     assert ratio(gain) == pytest.approx((decoding + 1) / 2, rel=0.02)
 
 
 def test_run_is_never_said_to_be_faster_than_its_tokens_per_step(curve: CostCurve) -> None:
     for _ in range(50):
-        curve.observe(1, 40 * PLAIN)  # a machine on which one token takes longer than eight
+        curve.observe(Forward(1), 40 * PLAIN)  # a machine on which one token takes longer than eight
     gain = Gain(curve)
     for _ in range(100):
         draft_step(gain, accepted=2)

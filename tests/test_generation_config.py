@@ -44,7 +44,9 @@ def configure(monkeypatch):
 
 
 def answers(target, sampling=None, prompts=PROMPTS, batch_size=4):
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), batch_size, tokenizer=tokenizer())
+    engine = DecodingEngine(
+        target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), batch_size, tokenizer=tokenizer()
+    )
     requests = [engine.request(prompt, NEW_TOKENS, sampling or Sampling(), 7) for prompt in prompts]
     list(engine.run(iter(requests)))
     for request in requests:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import TrieFormatError
 from lookahead.trie import build
-from lookahead.trie.edit import merge_tries, prune_trie
 from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_tries
+from lookahead.trie.prune import prune_trie
 from tests.tries import ARRAYS, append_ids, arrays_of, ask_everything, build_ids, rewrite_arrays, verifies
 
 DOCUMENTS = [[1, 2, 3, 4, 1, 2, 3, 5], [7], [1, 2, 3, 4, 6]]

@@ -13,8 +13,9 @@ import pytest
 from lookahead import hub
 from lookahead.errors import ModelError
 from lookahead.hub import check_name, tokenizer_of_trie
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.tokenizer import load_tokenizer
-from lookahead.trie.build import TokenDocument, TokenizerIdentity, build_trie
+from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
 from tests.cli import Cli, write_jsonl
 

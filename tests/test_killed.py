@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from lookahead.trie.build import Effort, TokenDocument, TokenizerIdentity, append_trie, build_trie
-from lookahead.trie.edit import merge_tries, prune_trie
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_tries
+from lookahead.trie.prune import prune_trie
+from lookahead.trie.segment import Effort
 
 IDENTITY = TokenizerIdentity(1000)
 KILLS = int(os.environ.get("KILLS", 3))  # of each command; more by hand: KILLS=50 pytest tests/test_killed.py

@@ -16,7 +16,7 @@ from lookahead.job.learned import copies_in, save_learned
 from lookahead.job.lock import OutputLock
 from lookahead.job.manifest import Manifest
 from lookahead.job.totals import JobTotals
-from lookahead.trie.build import TokenDocument, TokenizerIdentity
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.file import Trie
 from tests.tries import build_ids
 

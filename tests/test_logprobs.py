@@ -67,7 +67,7 @@ def assert_exact(target, request, asked):
 @pytest.mark.parametrize("name", WISHES)
 def test_they_are_those_of_a_plain_forward_with_drafts_and_without(target, name, batch_size):
     plain = run(target, DraftOptions("off"), batch_size, WISHES[name])
-    drafted = run(target, DraftOptions(decoding_length=16), batch_size, WISHES[name])
+    drafted = run(target, DraftOptions(decoding_length=16, adaptive=False), batch_size, WISHES[name])
     for one, other in zip(plain, drafted, strict=True):
         assert one.token_ids == other.token_ids
         assert_exact(target, one, 3)
@@ -77,7 +77,7 @@ def test_they_are_those_of_a_plain_forward_with_drafts_and_without(target, name,
 @pytest.mark.parametrize("architecture", ["gptj", "gpt_neo", "mamba"])  # trees, chains, the model's own generate
 def test_they_are_those_of_a_plain_forward_in_every_mode(tiny_model, device, architecture):
     target = probed(tiny_model(architecture, device), architecture)
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8)), 2)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8, adaptive=False)), 2)
     for sampling in (WISHES["greedy"], WISHES["sampled-penalties"]):
         requests = [engine.request(prompt, 10, sampling, 1, 2) for prompt in PROMPTS[:3]]
         for request in engine.run(requests):
@@ -86,7 +86,7 @@ def test_they_are_those_of_a_plain_forward_in_every_mode(tiny_model, device, arc
 
 
 def test_rows_of_a_batch_get_as_many_as_each_asked_for(target):
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 5)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 5)
     asked = [None, 0, 1, 5, 1000]
     requests = [engine.request(prompt, 8, logprobs=most) for prompt, most in zip(PROMPTS, asked, strict=True)]
     assert len(list(engine.run(requests))) == 5
@@ -97,7 +97,7 @@ def test_rows_of_a_batch_get_as_many_as_each_asked_for(target):
 
 def test_nothing_is_computed_that_nobody_asked_for(target, monkeypatch):
     monkeypatch.setattr("lookahead.decode.row.logprobs_of", lambda *_: pytest.fail("computed"))
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 2)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 2)
     assert not any(request.error for request in engine.run([engine.request(prompt, 8) for prompt in PROMPTS]))
 
 
@@ -106,7 +106,7 @@ def test_row_whose_log_probabilities_fail_fails_and_no_other(target, monkeypatch
         raise MemoryError("no room")
 
     monkeypatch.setattr("lookahead.decode.row.logprobs_of", failing)
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 2)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 2)
     requests = [engine.request(PROMPTS[0], 8), engine.request(PROMPTS[1], 8, logprobs=1)]
     assert len(list(engine.run(requests))) == 2
     assert [str(request.error) for request in requests] == ["None", "no room"]
@@ -127,7 +127,7 @@ def test_half_precision_is_summed_in_float32_and_long_lists_are_cut():
 
 
 def test_results_from_python_hold_them(target):
-    engine = LookaheadEngine(target, drafts=DraftOptions(decoding_length=16))
+    engine = LookaheadEngine(target, drafts=DraftOptions(decoding_length=16, adaptive=False))
     with_them, without = engine.generate(PROMPTS[:2], [GenerationParams(max_new_tokens=6, logprobs=2), GenerationParams()])
     assert [found.token_id for found in with_them.logprobs] == with_them.token_ids
     assert all(found.top[0][1] >= found.top[1][1] for found in with_them.logprobs)

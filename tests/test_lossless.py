@@ -118,7 +118,7 @@ def test_any_draft_at_any_batch_size_yields_the_plain_greedy_tokens(tiny_model, 
 @pytest.mark.parametrize("decoding_length", [2, 7, 64])
 def test_every_strategy_and_length_yields_the_plain_greedy_tokens(target_of, answers_of, strategy, decoding_length):
     target, answers = target_of("mistral"), answers_of("mistral")
-    engine = DecodingEngine(target, Drafter([], DraftOptions(strategy, decoding_length)))
+    engine = DecodingEngine(target, Drafter([], DraftOptions(strategy, decoding_length, adaptive=False)))
     for _ in range(2):  # the second time all answers are known
         for prompt, answer in answers:
             generation = engine.generate(prompt, NEW_TOKENS)

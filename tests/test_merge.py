@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead.errors import TokenizerMismatchError, TrieFormatError, UsageError
-from lookahead.trie.build import Effort, TokenDocument, TokenizerIdentity, append_trie, build_trie
-from lookahead.trie.edit import merge_tries
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_tries
+from lookahead.trie.segment import Effort
 from tests.tries import ARRAYS, tiny_runs
 
 IDENTITY = TokenizerIdentity(6, "f" * 16, "tiny")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,10 @@ import pytest
 from lookahead.bench import calibrate as calibrating
 from lookahead.bench.calibrate import Cell, at_one_pace, calibrate, calm, fitted
 from lookahead.bench.planner import predict
-from lookahead.budget.cost import SIZES
+from lookahead.budget.cost import SIZES, MeasuredStep
 from lookahead.budget.estimate import GPUS
 from lookahead.budget.goodput import CHANGED
-from lookahead.budget.profile import CostProfile, Setting, cached_profile, read_profile, save_to_cache, shipped_names
+from lookahead.budget.profile import CostProfile, Forward, Setting, cached_profile, read_profile, save_to_cache, shipped_names
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import LookaheadError, UsageError
@@ -50,8 +51,8 @@ def test_forward_costs_are_read_off_and_go_on_beyond_the_largest_size() -> None:
     assert PROFILE.at(1) == pytest.approx(0.010)
     assert PROFILE.at(36) == pytest.approx(0.026)
     assert PROFILE.at(120) == pytest.approx(0.068)
-    assert PROFILE.forward_seconds(8, 2, 1000) == pytest.approx(0.012 + 2e-4 + 1000 * (1e-6 + 4e-7))
-    assert PROFILE.forward_seconds(8, 1, 0, unscored=7) == pytest.approx(0.012 + 1e-4 - 7e-5)
+    assert PROFILE.forward_seconds(Forward(8, 2, 1000)) == pytest.approx(0.012 + 2e-4 + 1000 * (1e-6 + 4e-7))
+    assert PROFILE.forward_seconds(Forward(8), unscored=7) == pytest.approx(0.012 + 1e-4 - 7e-5)
 
 
 def test_cdl_is_the_longest_draft_whose_forward_costs_at_most_a_factor() -> None:
@@ -115,7 +116,7 @@ def test_terms_are_found_in_what_was_measured(tiny_model) -> None:
 
     def costs(profile: CostProfile, c: Cell) -> float:
         work = c.in_attention(target.call)
-        return profile.seconds_of(c.tokens, c.rows, *work) - profile.per_score * c.tokens * (c.wanted == "none")
+        return profile.seconds_of(c.tokens, c.rows, work) - profile.per_score * c.tokens * (c.wanted == "none")
 
     cells = [(cell, costs(truth, cell)) for cell in calibrating.CELLS]
     found = fitted(target, cells, 3)
@@ -131,7 +132,7 @@ def test_few_cells_give_a_profile_without_the_terms_that_they_do_not_tell(tiny_m
     """A model too slow for more than one row and context."""
     cells = [(Cell(1, 128, width), 0.1 + 0.01 * width) for width in (1, 16, 4)]
     found = fitted(probed(tiny_model("llama")), cells, 1)
-    assert found.forward_seconds(8, 1, 128) == pytest.approx(0.18)
+    assert found.forward_seconds(Forward(8, 1, 128)) == pytest.approx(0.18)
     assert (found.per_row, found.per_key, found.per_query_key) == (0.0, 0.0, 0.0)
 
 
@@ -151,7 +152,9 @@ def test_what_long_contexts_take_too_much_makes_no_size_dear_beside_others(tiny_
         for cell in calibrating.CELLS
     ]
     found = fitted(probed(tiny_model("llama")), cells, 1)
-    assert found.forward_seconds(3, 1, 128) / found.forward_seconds(1, 1, 128) == pytest.approx(0.13 / 0.11, rel=0.01)
+    assert found.forward_seconds(Forward(3, 1, 128)) / found.forward_seconds(Forward(1, 1, 128)) == pytest.approx(
+        0.13 / 0.11, rel=0.01
+    )
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neo", "falcon_h1"])  # packed, chain, replay
@@ -164,7 +167,7 @@ def test_calibrating_keeps_its_time_and_its_profile_costs_what_it_measured(tiny_
     assert profile.separate == (target.mode != "packed")
     assert profile.setting == target.setting
     off = [
-        profile.forward_seconds(c.tokens, c.rows, c.rows * c.context) / seconds
+        profile.forward_seconds(Forward(c.tokens, c.rows, c.rows * c.context)) / seconds
         for c, seconds in measured
         if c.wanted == "all" and (c.rows == 1 or not profile.separate)
     ]
@@ -183,7 +186,7 @@ def test_what_accepting_costs_is_measured_behind_packed_forwards() -> None:
 def test_prediction_pays_for_accepting() -> None:
     profile = dataclasses.replace(PROFILE, kind="estimate", seconds=(1.0, 1.0, 1.0), per_row=0, per_key=0, per_query_key=0)
     pairs = [([1, 2, 3], [4, 5, 6, 7, 8, 9] * 5)] * 2
-    options = [DraftOptions("hierarchical", 8)]
+    options = [DraftOptions("hierarchical", 8, adaptive=False)]
     free, dear = (predict(dataclasses.replace(profile, per_said=said), pairs, [], options).runs for said in (0.0, 1.0))
     assert dear[0].seconds == pytest.approx(free[0].seconds, rel=0.02)  # a plain step asks once
     assert dear[1].seconds == pytest.approx(free[1].seconds + free[1].tokens - 2 - free[1].steps, rel=0.02)
@@ -233,12 +236,12 @@ def test_simulated_forwards_take_what_the_profile_says() -> None:
 def test_rows_of_different_lengths_cost_what_attention_makes_of_them(separate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Side by side all are as long as the longest; what the budget is told of a step is what its forward was charged for."""
     profile = CostProfile(SETTING, "measured", (1, 4096), (1.0, 1.0), per_key=10.0, separate=separate)
-    engine, told = DecodingEngine(simulated_model(profile), Drafter((), DraftOptions(decoding_length=4)), 2), []
+    engine, told = DecodingEngine(simulated_model(profile), Drafter((), DraftOptions(decoding_length=4, adaptive=False)), 2), []
     observe = engine.budget.observe
 
-    def noted(tokens: int, forward: float, step: float, rows: int, keys: int, width: int, *more: object) -> None:
-        told.append((rows, keys, forward, profile.forward_seconds(tokens, rows, keys, 0, width)))
-        observe(tokens, forward, step, rows, keys, width, *more)
+    def noted(step: MeasuredStep, accepted: Sequence[int]) -> None:
+        told.append((step.forward.rows, step.forward.keys, step.forward_seconds, profile.forward_seconds(step.forward)))
+        observe(step, accepted)
 
     monkeypatch.setattr(engine.budget, "observe", noted)
     short, long = requests(1, 10, 30)[0], requests(1, 300, 30)[0]
@@ -255,7 +258,7 @@ def test_prediction_gives_the_speedup_that_its_costs_imply() -> None:
     random = np.random.default_rng(1)
     pairs = [(random.integers(0, 500, 20).tolist(), random.integers(0, 500, 60).tolist())] * 3
     flat = CostProfile(SETTING, "measured", (1, 4096), (10.0, 10.0))
-    options = [DraftOptions(adaptive=True), DraftOptions(decoding_length=32)]
+    options = [DraftOptions(), DraftOptions(decoding_length=32, adaptive=False)]
     found = predict(flat, pairs, (), options)
     plain, auto, fixed = found.runs
     assert found.predicted
@@ -271,7 +274,7 @@ def test_prediction_gives_the_speedup_that_its_costs_imply() -> None:
 def test_text_too_long_for_the_profiles_model_is_refused() -> None:
     short = dataclasses.replace(PROFILE, longest_text=10)
     with pytest.raises(LookaheadError, match="12 tokens, the model of the profile 10 positions"):
-        predict(short, [([1] * 6, [2] * 6)], (), [DraftOptions()])
+        predict(short, [([1] * 6, [2] * 6)], (), [DraftOptions(adaptive=False)])
 
 
 def test_what_cells_take_is_told_apart_from_a_machine_that_is_slow_for_a_while() -> None:
@@ -300,7 +303,9 @@ def test_bad_moments_of_the_machine_leave_no_trace_in_a_profile(monkeypatch: pyt
         Clock, "pass_by", lambda self, seconds, on_cpu: pass_by(self, seconds * slow[int(self.simulated / 0.1)], on_cpu=False)
     )
     found, _ = calibrate(simulated_model(truth), 45.0)
-    off = np.array([found.forward_seconds(t, 1, 128) / truth.forward_seconds(t, 1, 128) for t in found.tokens if t <= 64])
+    off = np.array(
+        [found.forward_seconds(Forward(t, 1, 128)) / truth.forward_seconds(Forward(t, 1, 128)) for t in found.tokens if t <= 64]
+    )
     assert len(off) >= 10
     assert off / np.median(off) == pytest.approx(np.ones(len(off)), rel=0.05)
 
@@ -318,7 +323,9 @@ def test_calibrate_keeps_a_profile_that_jobs_find(cli: Cli, tmp_path: Path, monk
     target = load_model(DEMO)
     assert target.costs().known
     assert not target.in_step().costs().known  # of a model that processes share
-    assert target.costs().seconds(1) == pytest.approx(read_profile(str(tmp_path / "p.json")).forward_seconds(1))
+    assert target.costs().seconds(Forward(1)) == pytest.approx(
+        read_profile(str(tmp_path / "p.json")).forward_seconds(Forward(1))
+    )
 
 
 def test_calibrate_estimates_and_says_what_is_wrong(cli: Cli, tmp_path: Path) -> None:
@@ -358,7 +365,9 @@ def test_replay_with_a_profile_adds_the_predicted_speed(cli: Cli, logged: str, t
     plain, auto, hierarchical = predicted["runs"]
     assert hierarchical["speedup"] == fixed["predicted_speedup"] > 1.5
     assert auto["speedup"] > 0.95 * hierarchical["speedup"]
-    assert plain["forward_ms"]["p50"] == pytest.approx(read_profile("llama-7b-h200").forward_seconds(1, 1, 50) * 1e3, rel=0.1)
+    assert plain["forward_ms"]["p50"] == pytest.approx(
+        read_profile("llama-7b-h200").forward_seconds(Forward(1, 1, 50)) * 1e3, rel=0.1
+    )
     assert hierarchical["edl"] == pytest.approx(fixed["edl"], rel=0.05)
     sizes = cli(*asked, "--batch-size", "1,4", "--report", str(tmp_path / "r.html"), "--json").json["predicted"]["batches"]
     assert [each["batch_size"] for each in sizes] == [1, 4]

@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead.errors import LookaheadError, TrieFormatError, UsageError
-from lookahead.trie.build import Effort, TokenDocument, TokenizerIdentity, append_trie, build_trie
-from lookahead.trie.edit import BRANCH_DEPTH, UNIT, merge_tries, prune_trie
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_tries
+from lookahead.trie.prune import BRANCH_DEPTH, UNIT, prune_trie
+from lookahead.trie.segment import Effort
 from lookahead.trie.suffixes import DEPTH
 
 VOCAB_SIZE = 6

@@ -19,9 +19,11 @@ from lookahead.draft.recycled import ANY, BEST, KEPT, KINDS, PLACES, WAYS, Recyc
 from lookahead.draft.tree import chain, root_only
 from lookahead.errors import TrieFormatError
 from lookahead.forward.best import BLOCK, best_tokens
-from lookahead.trie.build import TokenDocument, TokenizerIdentity, append_trie, build_trie
-from lookahead.trie.edit import merge_tries, prune_trie
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_tries
+from lookahead.trie.prune import prune_trie
 from tests.cli import Cli
 from tests.jobs import MODEL
 
@@ -227,7 +229,7 @@ def test_without_recycling_nothing_is_kept():
 
 
 def outputs(target, prompts, batch_size, **options):
-    engine = DecodingEngine(target, Drafter([], DraftOptions(**options)), batch_size)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(**{"adaptive": False, **options})), batch_size)
     generations = [engine.request(prompt, 48) for prompt in prompts]
     for _ in engine.run(generations):
         pass
@@ -253,7 +255,7 @@ def test_of_given_answers_nothing_is_recycled(tiny_model):
     from lookahead.models.probe import probed
 
     target = probed(tiny_model("llama"))
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8)), 1)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8, adaptive=False)), 1)
     generation = dataclasses.replace(engine.request([1, 2, 3], 8), forced=[4, 5, 6, 7, 8, 9, 10, 11])
     for _ in engine.run([generation]):
         pass

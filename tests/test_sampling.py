@@ -96,7 +96,9 @@ def test_row_says_what_generate_says_with_its_seed_whatever_is_drafted_and_besid
     expected = [by_generate(target, prompt, sampling, seed_of(0, n)) for n, prompt in enumerate(PROMPTS)]
     assert run(DecodingEngine(target, Drafter([], DraftOptions("off"))), sampling) == expected
     for batch_size in (1, 3, 8):
-        engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), batch_size, prefill_chunk=7)
+        engine = DecodingEngine(
+            target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), batch_size, prefill_chunk=7
+        )
         for _ in range(2):  # the second time with the first answers as drafts
             assert run(engine, sampling) == expected
         assert batch_size > 1 or engine.clock.steps < 2 * sum(map(len, expected))  # drafts were accepted
@@ -119,14 +121,14 @@ def test_tokens_of_the_answer_are_penalised_by_their_count_or_presence(target, s
         said.append(int(scores.argmax()))
         if said[-1] == 2:
             break
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 3)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 3)
     for _ in range(2):
         assert run(engine, sampling)[1] == said
     assert run(engine, Sampling())[1] != said
 
 
 def test_rows_may_ask_for_different_things_in_one_batch(target):
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 4)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 4)
     asked = [*SETTINGS.values()]
     requests = [engine.request(PROMPTS[n % 5], NEW_TOKENS, sampling, n) for n, sampling in enumerate(asked)]
     for _ in engine.run(requests):
@@ -141,7 +143,9 @@ def test_20_000_draws_follow_the_models_own_distribution(target, drafted):
     rows, length, sampling = 2_500, 8, Sampling(temperature=2.0)
     target = dataclasses.replace(target)
     target.__dict__["eos_token_ids"] = frozenset()  # all answers are as long
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8) if drafted else DraftOptions("off")), 64)
+    engine = DecodingEngine(
+        target, Drafter([], DraftOptions(decoding_length=8, adaptive=False) if drafted else DraftOptions("off")), 64
+    )
     requests = [engine.request(PROMPTS[1], length, sampling, seed_of(1, n)) for n in range(rows)]
     assert len(list(engine.run(iter(requests)))) == rows
     assert drafted == (sum(request.accepted_tokens for request in requests) > rows / 10)
@@ -168,7 +172,7 @@ def test_processor_that_fails_fails_its_own_row_only(target):
                 raise ValueError("too long for me")
             return scores
 
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16)), 3)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 3)
     requests = [engine.request(prompt, NEW_TOKENS) for prompt in PROMPTS]
     requests[1] = engine.request(PROMPTS[1], NEW_TOKENS, Sampling(processors=(Failing(),)))
     assert len(list(engine.run(requests))) == 5

@@ -120,7 +120,7 @@ def answers(tiny_model: Any) -> Answers:
 
 def run(target: TargetModel, answers: Answers, source: Any, batch_size: int = 1, **options: Any) -> Any:
     """Generations of all prompts; each must have the tokens of plain decoding."""
-    drafter = Drafter([], DraftOptions(**options), sources=[source])
+    drafter = Drafter([], DraftOptions(**{"adaptive": False, **options}), sources=[source])
     engine = DecodingEngine(target, drafter, batch_size)
     done = decoded(engine, [prompt for prompt, _ in answers])
     for generation, (_, answer) in zip(done, answers, strict=True):
@@ -191,7 +191,9 @@ def test_trust_follows_what_is_accepted(answers: Answers) -> None:
     """What a wrong source proposes sinks to nearly nothing, what a perfect one proposes rises to nearly 1."""
     pairs = [(prompt, answer) for prompt, answer in answers if len(answer) > 8] * 4
     for propose, low, high in ((perfect, 0.9, 1.0), (wrong, 0.0, 0.05)):
-        drafter = Drafter([], DraftOptions(decoding_length=8, session_tokens=0), sources=Source(answers, propose))
+        drafter = Drafter(
+            [], DraftOptions(decoding_length=8, session_tokens=0, adaptive=False), sources=Source(answers, propose)
+        )
         replay_with(drafter, pairs)
         row = drafter.start(pairs[0][0])
         tree = row.draft()
@@ -203,7 +205,7 @@ def test_trust_follows_what_is_accepted(answers: Answers) -> None:
 def test_wrong_source_costs_hardly_any_edl(answers: Answers) -> None:
     """Its branches lose against ours as soon as it is known."""
     pairs = [(prompt, answer) for prompt, answer in answers] * 6
-    options = DraftOptions(decoding_length=8)
+    options = DraftOptions(decoding_length=8, adaptive=False)
     alone = replay_with(Drafter([], options), pairs)
     beside = replay_with(Drafter([], options, sources=[Source(answers, wrong)]), pairs)
     assert beside.edl > 0.97 * alone.edl
@@ -211,7 +213,7 @@ def test_wrong_source_costs_hardly_any_edl(answers: Answers) -> None:
 
 def test_merged_trees_do_not_count_in_our_calibration(answers: Answers) -> None:
     for propose, counts in ((perfect, False), (SOURCES["empty"], True)):
-        drafter = Drafter([], DraftOptions(), sources=[Source(answers, propose)])
+        drafter = Drafter([], DraftOptions(adaptive=False), sources=[Source(answers, propose)])
         replay_with(drafter, answers)
         assert bool(drafter.calibration.counted.sum() > 0) is counts
 
@@ -231,7 +233,7 @@ class OnlyEven:
 
 def test_proposals_that_a_grammar_forbids_are_not_drafted() -> None:
     source = Source([([1], [4, 6, 7, 8, 10])], lambda rest, context: [rest, [5, 6], [4, 6, 8, 10]])
-    drafter = Drafter([], DraftOptions(decoding_length=8), sources=[source])
+    drafter = Drafter([], DraftOptions(decoding_length=8, adaptive=False), sources=[source])
     row = drafter.start([1])
     (tree,) = drafter.draft_rows([row], [None], [None], guides=[OnlyEven()])
     assert tree.token_ids.tolist() == [1, 4, 6, 8, 10]
@@ -240,7 +242,7 @@ def test_proposals_that_a_grammar_forbids_are_not_drafted() -> None:
 
 def test_price_and_lengths_hold_for_proposals_too() -> None:
     source = Source([([1], list(range(2, 60)))], perfect)
-    drafter = Drafter([], DraftOptions(decoding_length=16), sources=[source])
+    drafter = Drafter([], DraftOptions(decoding_length=16, adaptive=False), sources=[source])
     row = drafter.start([1])
     assert row.draft(budget=5).token_ids.tolist()[:4] == [1, 2, 3, 4]
     assert row.draft(budget=5).draft_tokens == 5
@@ -276,7 +278,7 @@ def test_engine_takes_sources_and_counts_them_by_name(tiny_model: Any, answers: 
         def propose(self, request: int, context: np.ndarray, most: int) -> Any:
             return Source(answers, perfect).propose(request, context, most)
 
-    engine = LookaheadEngine(tiny_model("llama"), sources=Known(), drafts=DraftOptions())
+    engine = LookaheadEngine(tiny_model("llama"), sources=Known(), drafts=DraftOptions(adaptive=False))
     results = engine.generate([prompt for prompt, _ in answers], GenerationParams(max_new_tokens=NEW_TOKENS))
     assert [result.token_ids for result in results] == [answer for _, answer in answers]
     assert sum(result.accepted_by_source.get("Known", 0) for result in results) > 0

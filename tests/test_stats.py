@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.trie.build import Effort
-from lookahead.trie.edit import merge_tries
 from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_tries
+from lookahead.trie.segment import Effort
 from lookahead.trie.stats import BRANCH_LENGTH, continuations, overview
 from tests.tries import VOCAB_SIZES, append_ids, build_ids, counts_of, small_blocks, texts, tiny_runs
 

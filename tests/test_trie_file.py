@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 
 from lookahead.errors import CorpusError, LookaheadError, TokenizerMismatchError, TrieFormatError
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie import format
-from lookahead.trie.build import Effort, TokenDocument, TokenizerIdentity, build_trie
+from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
+from lookahead.trie.segment import Effort
 from tests.tries import ARRAYS, build_ids, corpora, tiny_runs
 
 DOCUMENTS = [[1, 2, 3, 4, 1, 2, 3, 5], [7], [1, 2, 3, 4, 6]]

@@ -23,7 +23,7 @@ from lookahead.job.runner import JobOptions, run_job
 from lookahead.job.setup import EngineSettings
 from lookahead.job.totals import JobTotals
 from lookahead.job.workers import LOST, MOST_LOSSES, LocalCrew, Member, Report, Said, Team, Worker
-from lookahead.trie.build import TokenizerIdentity
+from lookahead.token_documents import TokenizerIdentity
 from lookahead_cli.app import run
 from lookahead_cli.options import with_address
 from tests.cli import Cli, write_jsonl
@@ -295,7 +295,7 @@ def test_address_of_a_cluster_may_be_left_out() -> None:
 
 @pytest.mark.ray
 def test_trie_of_a_cluster_is_that_of_one_machine(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lookahead.trie import ray_build
+    from lookahead.cluster import build as ray_build
 
     draw = random.Random(1)
     rows: list[Any] = [{"ids": [draw.randrange(50) for _ in range(draw.randrange(1, 60))]} for _ in range(3000)]

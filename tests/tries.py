@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import TrieFormatError
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie import build, format, runs, stats
-from lookahead.trie.build import Effort, TokenDocument, TokenizerIdentity, append_trie, build_trie
+from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.runs import Pages
+from lookahead.trie.segment import Effort
 from lookahead.trie.suffixes import DEPTH, SAMPLE
 
 # 65534 is the last vocabulary whose tokens are packed four to a key, 65535 the last with two-byte tokens.

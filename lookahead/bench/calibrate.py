@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 import torch
 
-import lookahead
 from lookahead.budget.cost import FASTER
-from lookahead.budget.profile import CostProfile
+from lookahead.budget.profile import CostProfile, Forward, Work
 from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError
-from lookahead.forward.batch import ALL_AT_ONCE, Work, runs_of, work_of
+from lookahead.forward.batch import ALL_AT_ONCE, runs_of, work_of
 from lookahead.forward.slots import PackedSlots, Slots, Wanted, slots_of
 from lookahead.forward.target import TargetModel
+from lookahead.version import __version__
 
 SHORT, LONG = 128, 1024  # tokens in the cache of each row
 CHUNK = 512  # tokens of a prompt that are taken in at once
@@ -334,7 +334,7 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
         vocab_size=target.vocab_size,
         longest_text=target.longest_text,
         about={
-            "lookahead": lookahead.__version__,
+            "lookahead": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "forwards": len(measured),
@@ -344,7 +344,7 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
         },
     )
     unscored = [(cell, seconds) for cell, seconds in measured if cell.wanted == "none" and cell.rows == 1]
-    saved = [(profile.forward_seconds(c.tokens, c.rows, c.rows * c.context) - each) / c.tokens for c, each in unscored]
+    saved = [(profile.forward_seconds(Forward(c.tokens, c.rows, c.rows * c.context)) - each) / c.tokens for c, each in unscored]
     return dataclasses.replace(profile, per_score=max(0.0, float(np.mean(saved)))) if saved else profile
 
 

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-import lookahead
 from lookahead.bench.lossless import Lossless, lossless
 from lookahead.bench.peers import peers_of
 from lookahead.bench.run import Run, StepLog, Turn, progress
@@ -36,6 +35,7 @@ from lookahead.forward.processor import processor_name
 from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
 from lookahead.trie.file import Trie
+from lookahead.version import __version__
 
 PLAIN = "plain"
 REFILLS = 4  # prompts of a turn for each slot, where there are several
@@ -227,7 +227,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     import transformers
 
     return {
-        "lookahead": lookahead.__version__,
+        "lookahead": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -12,9 +12,9 @@ from lookahead.bench.replay import ReplayResult, replay
 from lookahead.corpus import CorpusReport, expand, read_documents
 from lookahead.draft.drafter import DraftOptions
 from lookahead.errors import CorpusError, LookaheadError
-from lookahead.trie.build import Effort
-from lookahead.trie.edit import prune_trie
 from lookahead.trie.file import Trie
+from lookahead.trie.prune import prune_trie
+from lookahead.trie.segment import Effort
 
 SHARES = (64, 32, 16, 8, 4, 2)  # a capacity curve has the trie pruned to 1 / share of its tokens
 

@@ -17,7 +17,7 @@ import matplotlib
 
 from lookahead.atomic import replacing
 from lookahead.bench.coverage import Capacity
-from lookahead.budget.profile import CDL_FACTOR, CostProfile
+from lookahead.budget.profile import CDL_FACTOR, CostProfile, Forward
 from lookahead.printable import in_one_line
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def draw_profile(profile: CostProfile, path: str, rows: Sequence[int] = (1, 8, 3
     figure, (time, share) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     lengths = [n for n in profile.tokens if n <= 128]
     for number, colour in zip(rows, (BLUE, "#d9822b", "#3f9b4f"), strict=False):
-        seconds = [profile.forward_seconds(number * n, number, number * context) for n in lengths]
+        seconds = [profile.forward_seconds(Forward(number * n, number, number * context)) for n in lengths]
         label = f"{number} row{'s' * (number > 1)}, CDL {profile.cdl(number, context)}"
         time.plot(lengths, [each * 1e3 for each in seconds], "o-", color=colour, label=label, markersize=3)
         share.plot(lengths, [each / seconds[0] for each in seconds], "o-", color=colour, markersize=3)

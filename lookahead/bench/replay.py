@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lookahead.bench.baselines import BASELINES
+from lookahead.bench.baselines import baseline_class
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.explain import ObserverOf, Step, nobody
 from lookahead.draft.tree import DraftTree
@@ -91,10 +91,10 @@ def replay(
 ) -> ReplayResult:
     """Draft along each response and accept what it says; outputs of earlier pairs are remembered, as in a job.
 
-    baseline: a name in BASELINES, which then drafts instead, within the same lengths.
+    baseline: a name in `baselines.BASELINES`, which then drafts instead, within the same lengths; it needs a checkout.
     weights: of the tries, see `Drafter`; baselines know none.
     """
-    drafter: DraftSource = BASELINES[baseline](tries, options) if baseline else Drafter(tries, options, weights)
+    drafter: DraftSource = baseline_class(baseline)(tries, options) if baseline else Drafter(tries, options, weights)
     return replay_with(drafter, pairs, "warm" if tries else "cold", baseline or options.strategy, observer_of)
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from lookahead.bench.baselines import baseline_class
 from lookahead.bench.replay import Pair, ReplayResult, replay
 from lookahead.draft.drafter import DraftOptions
 from lookahead.trie.file import Trie
@@ -70,8 +71,14 @@ class Mean:
 def replay_workloads(
     workloads: Sequence[Workload], contenders: Sequence[Contender], progress: Callable[[int], None] = lambda done: None
 ) -> list[WorkloadReplay]:
-    """Replay each workload with each contender, warm if it has tries and cold; progress(runs done)."""
+    """Replay each workload with each contender, warm if it has tries and cold; progress(runs done).
+
+    Raises UsageError for a baseline without a checkout, before anything is replayed.
+    """
     replays, done = [], 0
+    for name, _ in contenders:
+        if name:
+            baseline_class(name)
     for workload in workloads:
         results = []
         for result in workload.replay(contenders):

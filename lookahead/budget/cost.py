@@ -17,9 +17,12 @@ Costs need not rise with size: float32 products of two or three rows take longer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
-from lookahead.budget.profile import NEVER, CostProfile, in_attention
+from lookahead.budget.profile import NEVER, CostProfile, Forward, in_attention
 from lookahead.kernels import inlined, kernel
 
 # Forwards with drafts take one of these sizes: kernels are compiled for each size anew, and few sizes are soon known.
@@ -46,11 +49,49 @@ PER_ROW, PER_KEY, PER_QUERY_KEY, PER_PADDING, PER_CALL, SEPARATE, PACE, KNOWN, B
 UP, DOWN = 1 + 0.04 * FASTER, 1 - 0.04 * (1 - FASTER)
 
 
-class CostCurve:
-    """Seconds of a forward over `tokens` tokens of `rows` rows with `keys` keys in the cache, all together and padded.
+class MeasuredStep(NamedTuple):
+    """What a step took and gave.
 
-    width: tokens of the row with the most, to which attention pads the others; 0: all have as many. calls: of attention, if all
-    had as many; where they have not, rows may go alone. known: there is a profile.
+    forward: its size, prompts' tokens included. emitted: tokens that came out for the rows that decode, the model's own
+    included. seconds: of the whole step. forward_seconds: of what follows drafting: the forward, recycling and verification.
+    draft_seconds, recycling_seconds: of it, what a plain step would not take. prefilled: tokens of prompts alongside the rows
+    that decode. stands_for: steps like it, this one included, of which only this one is noted.
+    """
+
+    forward: Forward
+    emitted: int
+    seconds: float
+    forward_seconds: float
+    draft_seconds: float = 0.0
+    recycling_seconds: float = 0.0
+    prefilled: int = 0
+    stands_for: int = 1
+
+
+# The same in an array, for kernels.
+STEPS = np.dtype([(name, np.float64) for name in (*Forward._fields, *MeasuredStep._fields[1:])])
+
+
+def as_records(steps: Sequence[MeasuredStep]) -> np.ndarray:
+    """STEPS [steps]"""
+    return np.array([(*step.forward, *step[1:]) for step in steps], STEPS)
+
+
+@inlined
+def forward_of(step):
+    """The `Forward` of an entry of STEPS."""
+    return Forward(int(step.tokens), int(step.rows), int(step.keys), int(step.width), int(step.calls))
+
+
+@inlined
+def resized(forward, tokens, width):
+    """A `Forward` of the same rows over so many tokens, `width` of the row with the most (0: all have as many)."""
+    return Forward(int(tokens), forward.rows, forward.keys, int(width), forward.calls)
+
+
+class CostCurve:
+    """Seconds of a `Forward`. known: there is a profile.
+
     bucketed: forwards take one of a few shapes, see `bucket`. separate: rows go one at a time, and nothing is padded.
     """
 
@@ -69,13 +110,13 @@ class CostCurve:
             self.terms[PER_CALL] = call if self.bucketed else profile.per_call
         self.latest = np.zeros((len(SIZES), LATEST))
 
-    def observe(self, tokens: int, seconds: float, rows: int = 1, keys: int = 0, width: int = 0, calls: int = 1) -> None:
+    def observe(self, forward: Forward, seconds: float) -> None:
         """A forward took `seconds`."""
-        observe(tokens, rows, keys, calls, width, seconds, self.table, self.terms, self.latest)
+        observe(forward, seconds, self.table, self.terms, self.latest)
 
-    def seconds(self, tokens: int, rows: int = 1, keys: int = 0, width: int = 0, calls: int = 1) -> float:
+    def seconds(self, forward: Forward) -> float:
         """Of a forward of this size. Needs a profile or an observed step."""
-        return float(seconds_of(tokens, tokens, rows, keys, calls, width, self.table, self.terms, 0))
+        return float(seconds_of(forward, forward.tokens, self.table, self.terms, 0))
 
 
 @kernel
@@ -112,20 +153,21 @@ def faster_of(latest, filled):
 
 
 @kernel
-def seconds_of(tokens, own, rows, keys, calls, width, table, terms, place):
-    """See `CostCurve.seconds`. own: tokens of the rows themselves, without those of prompts beside them.
+def seconds_of(forward, own, table, terms, place):
+    """See `CostCurve.seconds`. own: tokens of the rows themselves, without those of prompts alongside them.
 
     place: where to begin looking for the size's columns.
     """
-    return _seconds(tokens, own, rows, keys, calls, width, table, terms, place, True)
+    return _seconds(forward, own, table, terms, place, True)
 
 
 @inlined
-def _seconds(tokens, own, rows, keys, calls, width, table, terms, place, now):
+def _seconds(forward, own, table, terms, place, now):
     """Seconds of a forward: now, or as expected without what steps have taught."""
-    times = 1.0
+    times, tokens, own, rows, keys = 1.0, float(forward.tokens), float(own), forward.rows, float(forward.keys)
+    width, calls = forward.width, forward.calls
     if terms[SEPARATE] > 0:
-        tokens, own, keys, times, place = tokens / rows, own / rows, keys / rows, rows, 0
+        tokens, own, keys, times, place = tokens / rows, own / rows, keys / rows, float(rows), 0
         rows, width, calls = 1, 0, 1
     place = place_of(tokens, table, place)
     share = (tokens - table[SIZE, place]) / (table[SIZE, place + 1] - table[SIZE, place])
@@ -134,7 +176,7 @@ def _seconds(tokens, own, rows, keys, calls, width, table, terms, place, now):
     if now:
         ratio = terms[PACE] * (table[RATIO, place] + min(1.0, share) * (table[RATIO, place + 1] - table[RATIO, place]))
     in_cache = in_attention(
-        own, rows, keys, width, calls, terms[PER_KEY], terms[PER_QUERY_KEY], terms[PER_PADDING], terms[PER_CALL]
+        Forward(own, rows, keys, width, calls), terms[PER_KEY], terms[PER_QUERY_KEY], terms[PER_PADDING], terms[PER_CALL]
     )
     return times * ratio * (base + terms[PER_ROW] * rows + in_cache)
 
@@ -183,15 +225,15 @@ def _slope(table, usual):
 
 
 @kernel
-def observe(tokens, rows, keys, calls, width, seconds, table, terms, latest):
+def observe(forward, seconds, table, terms, latest):
     """See `CostCurve.observe`. latest: float64 [sizes, LATEST], ratios of real to expected seconds, by the pace of then.
 
     Then each size's ratio anew: the usual one, by the line, and with what it takes beside that; a size that nobody has seen
     with what those next to it do.
     """
     columns = table.shape[1]
-    ratio = seconds / _seconds(tokens, tokens, rows, keys, calls, width, table, terms, 0, False) / terms[PACE]
-    size = tokens / rows if terms[SEPARATE] > 0 else float(tokens)
+    ratio = seconds / _seconds(forward, forward.tokens, table, terms, 0, False) / terms[PACE]
+    size = forward.tokens / forward.rows if terms[SEPARATE] > 0 else float(forward.tokens)
     column = 0
     while column < columns - 1 and table[SIZE, column] < size:
         column += 1

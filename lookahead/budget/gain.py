@@ -14,7 +14,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.budget.cost import BELIEVED, FASTER, KNOWN, SEEN, SIZE, CostCurve, seconds_of
+from lookahead.budget.cost import (
+    BELIEVED,
+    FASTER,
+    KNOWN,
+    SEEN,
+    SIZE,
+    CostCurve,
+    MeasuredStep,
+    as_records,
+    forward_of,
+    resized,
+    seconds_of,
+)
+from lookahead.budget.profile import Forward
 from lookahead.kernels import inlined, kernel
 
 AT_ONCE = 64  # steps that are added up together
@@ -23,9 +36,6 @@ FEW = 8  # steps: from less than so many it is not learned what they take outsid
 NEAR = 0.66  # from so many times a plain step's tokens to twice as many, a size tells of it
 SURE = 0.5  # of the seconds of those: the cost of their plain steps must have been measured
 
-# What is known of a step. DRAFTING, RECYCLING: seconds of it that a plain step would not take. PREFILLED: tokens of prompts
-# beside the rows that decode. STANDS_FOR: steps like it.
-TOKENS, ROWS, KEYS, CALLS, WIDTH, PREFILLED, ACCEPTED, SECONDS, FORWARD, DRAFTING, RECYCLING, STANDS_FOR = range(12)
 # Sums over steps; the last is no sum: seconds that a step takes outside of forward and drafting, of late.
 PLAIN_SUM, TAKEN_SUM, DECODING_SUM, MEASURED_SUM, STEPS_SUM, OTHER = range(6)
 
@@ -35,32 +45,12 @@ class Gain:
 
     def __init__(self, curve: CostCurve) -> None:
         self._curve = curve
-        self._steps: list[tuple[float, ...]] = []
+        self._steps: list[MeasuredStep] = []
         self._sums = np.zeros(OTHER + 1)
 
-    def step(
-        self,
-        tokens: int,
-        rows: int,
-        keys: int,
-        calls: int,
-        width: int,
-        prefilled: int,
-        accepted: int,
-        seconds: float,
-        forward: float,
-        drafting: float,
-        recycling: float,
-        stands_for: int = 1,
-    ) -> None:
-        """A step of `rows` rows that decode, in whose forward of `tokens` tokens `prefilled` ones are of prompts.
-
-        keys, calls, width: see `CostCurve`. accepted: tokens that came out for the rows that decode, the model's own included.
-        seconds: of the step, `forward`, `drafting` and `recycling` included.
-        """
-        self._steps.append(
-            (tokens, rows, keys, calls, width, prefilled, accepted, seconds, forward, drafting, recycling, stands_for)
-        )
+    def step(self, step: MeasuredStep) -> None:
+        """A step of the run. Rows, keys, width and calls of its forward are those of the rows that decode; none may."""
+        self._steps.append(step)
         if len(self._steps) >= AT_ONCE:
             self._add()
 
@@ -73,43 +63,42 @@ class Gain:
 
     def _add(self) -> None:
         if self._steps:
-            add_up(np.array(self._steps), self._curve.table, self._curve.terms, self._sums)
+            add_up(as_records(self._steps), self._curve.table, self._curve.terms, self._sums)
             self._steps.clear()
 
 
 def warm_up() -> None:
     """Compile the kernel (once per machine)."""
     gain = Gain(CostCurve())
-    gain.step(1, 1, 1, 1, 1, 0, 1, 1.0, 1.0, 0.0, 0.0)
+    gain.step(MeasuredStep(Forward(1), 1, 1.0, 1.0))
     gain._add()
 
 
 @kernel
 def add_up(steps, table, terms, sums):
-    """Add steps, float64 [steps, 12], to the sums, float64 [6]."""
+    """Add steps, STEPS [steps], to the sums, float64 [6]."""
     beside, decoding, recycling = np.empty(len(steps)), np.int64(0), 0.0
     for k in range(len(steps)):  # seconds outside of forward and drafting: plain steps take them, too
-        recycling += steps[k, RECYCLING] / len(steps)
-        if steps[k, ROWS] > 0 and steps[k, PREFILLED] == 0:
-            beside[decoding] = steps[k, SECONDS] - steps[k, FORWARD] - steps[k, DRAFTING]
+        recycling += steps[k].recycling_seconds / len(steps)
+        if steps[k].rows > 0 and steps[k].prefilled == 0:
+            beside[decoding] = steps[k].seconds - steps[k].forward_seconds - steps[k].draft_seconds
             decoding += 1
     if decoding >= FEW or (decoding > 0 and sums[OTHER] == 0):
         sums[OTHER] = max(0.0, np.sort(beside[:decoding])[int(FASTER * (decoding - 1))])
     other = sums[OTHER] - recycling  # costs of forwards include recycling
     for k in range(len(steps)):
-        seconds, weight = steps[k, SECONDS], steps[k, STANDS_FOR]
-        tokens, rows, prefilled, keys = steps[k, TOKENS], int(steps[k, ROWS]), int(steps[k, PREFILLED]), int(steps[k, KEYS])
+        step, forward = steps[k], forward_of(steps[k])
+        seconds, weight, rows, prefilled = step.seconds, step.stands_for, forward.rows, int(step.prefilled)
         sums[TAKEN_SUM] += weight * seconds
         if rows == 0:
             sums[PLAIN_SUM] += weight * seconds
             continue
-        calls, width = int(steps[k, CALLS]), int(steps[k, WIDTH])
-        taken = seconds_of(tokens, tokens - prefilled, rows, keys, calls, width, table, terms, 0) + other
-        plain = seconds_of(rows + prefilled, float(rows), rows, keys, calls, 0, table, terms, 0) + other
-        alone = seconds_of(float(rows), float(rows), rows, keys, calls, 0, table, terms, 0) + other
+        taken = seconds_of(forward, forward.tokens - prefilled, table, terms, 0) + other
+        plain = seconds_of(resized(forward, rows + prefilled, 0), rows, table, terms, 0) + other
+        alone = seconds_of(resized(forward, rows, 0), rows, table, terms, 0) + other
         plain, alone = min(1.0, plain / taken), min(1.0, alone / taken)  # of the step's own seconds
-        own = seconds - steps[k, DRAFTING] - steps[k, RECYCLING]
-        sums[PLAIN_SUM] += weight * own * (plain + max(0.0, steps[k, ACCEPTED] / rows - 1) * alone)
+        own = seconds - step.draft_seconds - step.recycling_seconds
+        sums[PLAIN_SUM] += weight * own * (plain + max(0.0, step.emitted / rows - 1) * alone)
         sums[DECODING_SUM] += weight * seconds
         sums[STEPS_SUM] += weight
         if _is_measured(rows, table, terms):

@@ -29,7 +29,6 @@ from collections import namedtuple
 from collections.abc import Sequence
 
 import numpy as np
-from numba import carray
 
 from lookahead.budget.cost import (
     BELIEVED,
@@ -40,14 +39,19 @@ from lookahead.budget.cost import (
     SIZE,
     SIZES,
     CostCurve,
+    MeasuredStep,
+    as_records,
     bucket,
     evened,
     faster_of,
+    forward_of,
     observe,
     place_of,
+    resized,
     seconds_of,
 )
-from lookahead.kernels import Block, Layout, float64_at, inlined, int64_at, kernel
+from lookahead.budget.profile import Forward
+from lookahead.kernels import Block, Layout, inlined, kernel, unpacker
 
 TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with several, times the root of their number
 LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of draft tokens, in turn
@@ -102,8 +106,8 @@ BOOKS: Layout = {
     "bets": (np.float64, ("trees", 2)),
     "accepted": (np.int64, ("trees",)),
 }
-# A plain named tuple: a kernel can make no other.
 Books = namedtuple("Books", tuple(BOOKS))  # type: ignore[misc]
+books_arrays = unpacker(BOOKS, Books)
 
 
 class GoodputBudget:
@@ -111,7 +115,6 @@ class GoodputBudget:
 
     price: path probability below which nodes need not be drafted. waits: the latest choice is to be settled. returns: time that
     the latest one's drafts save, in times that drafting takes; infinite where that is not known.
-    speedup: over plain decoding, by what steps should have taken, all but the latest few; None before the first.
     """
 
     def __init__(self, curve: CostCurve) -> None:
@@ -125,12 +128,7 @@ class GoodputBudget:
         self._before = 0  # tokens of the latest forward
         self.books = books_on(curve)
         self._state, self._table = self.books.state, self.books.table
-        self._told: list[tuple[float, ...]] = []  # steps to be learned from, see `learn`
-
-    @property
-    def speedup(self) -> float | None:
-        plain, spent = self._state[PLAIN], self._state[SPENT]
-        return float(plain / spent) if spent else None
+        self._told: list[MeasuredStep] = []  # steps to be learned from
 
     @property
     def tries(self) -> bool:
@@ -145,26 +143,26 @@ class GoodputBudget:
         self,
         probabilities: np.ndarray,
         trees: np.ndarray,
-        others: int = 0,
+        plain: Forward | None = None,
         fed: int = 0,
-        keys: int = 0,
-        calls: int = 1,
         chains: bool = False,
     ) -> tuple[list[int], int, int]:
         """The most probable nodes of all trees, as many as pay: (of each tree the first so many, root included; tokens more,
         which are no guesses; the number of the tree that takes those).
 
         probabilities: float32, of paths; those of a tree begin at one of `trees`[:, 0] and are so many as `trees`[:, 1] says
-        (int64), root included, parents before children. others: rows that decode without a tree. fed: tokens of prompts that
-        the forward takes in beside. keys, calls: of all these rows, see `CostCurve`. Where there are fewer nodes than make a
-        forward one of SIZES, one tree is filled up, as other sizes are slow on some CPUs; not if it must be a chain.
+        (int64), root included, parents before children. plain: the forward of all rows that decode if none had a draft: a token
+        each, also of those without a tree; None: of the rows with trees, and nothing is in the cache. fed: tokens of prompts
+        that the forward prefills alongside. Where there are fewer nodes than make a forward one of SIZES, one tree is filled
+        up, as other sizes are slow on some CPUs; not if it must be a chain.
         """
         count, steps, wanted = len(trees), self._steps, AS_MANY_AS_PAY
+        plain = plain or Forward(count, count)
         if count > len(self.books.kept):
             self._make_room(count)
         if self.tries:
-            wanted = nodes_near(TRIALS[steps] * (count + others) ** 0.5, count + others + fed)
-        asked = probabilities, trees, others, fed, keys, calls, chains, self._before
+            wanted = nodes_near(TRIALS[steps] * plain.rows**0.5, plain.rows + fed)
+        asked = probabilities, trees, plain, fed, chains, self._before
         drafted, padding, filled, tokens = choose(*asked, wanted, self.books.addresses)
         self._drafted = drafted + padding or self._drafted  # looks aside
         self.returns = np.inf
@@ -174,7 +172,7 @@ class GoodputBudget:
             self.price = CAUTION * self._state.item(PRICE)
             if not fed and (self._again or (steps - self._looked >= LOOK_APART and self._state.item(SPARE) > 0)):
                 saved, self._looked = self._state.item(SAVED), steps
-                look = self._look(drafted, tokens, count + others)
+                look = self._look(drafted, tokens, plain.rows)
                 drafted, padding, filled, tokens = choose(*asked, look, self.books.addresses)
                 self._state[SPARE] -= saved - self._state.item(SAVED)
         self._before, self.waits = tokens, True
@@ -194,27 +192,13 @@ class GoodputBudget:
             for tree, tokens in enumerate(accepted):
                 self.books.accepted[tree] = tokens
 
-    def observe(
-        self,
-        tokens: int,
-        forward_seconds: float,
-        step_seconds: float,
-        rows: int = 1,
-        keys: int = 0,
-        calls: int = 1,
-        width: int = 0,
-        said: int = 1,
-        stands_for: int = 1,
-        accepted: Sequence[int] = (),
-    ) -> None:
-        """A step without prompts: its forward over `tokens` tokens and the whole of it took so long; `said` tokens came out.
-
-        rows, keys, calls, width: see `CostCurve`. stands_for: steps like it that are not told. accepted: see `settle`.
-        """
+    def observe(self, step: MeasuredStep, accepted: Sequence[int] = ()) -> None:
+        """A step without prompts. accepted: see `settle`."""
         self._steps += 1
-        self._before = tokens
-        shape = bucket(tokens) if self.curve.bucketed else tokens
-        self._told.append((shape, rows, keys, calls, width, forward_seconds, step_seconds, said, stands_for))
+        self._before = int(step.forward.tokens)
+        if self.curve.bucketed:
+            step = step._replace(forward=step.forward._replace(tokens=bucket(self._before)))
+        self._told.append(step)
         if len(self._told) == TOLD or (not self.curve.known and self._steps <= len(TRIALS)):
             self._learn()
         self.settle(accepted)
@@ -236,7 +220,7 @@ class GoodputBudget:
 
     def _learn(self) -> None:
         """From the steps that were told since the last time."""
-        learn(np.array(self._told), self._steps, self.books.addresses)
+        learn(as_records(self._told), self._steps, self.books.addresses)
         self._told.clear()
 
     def _make_room(self, trees: int) -> None:
@@ -253,27 +237,9 @@ def books_on(curve: CostCurve) -> Block:
     books = Block(BOOKS, trees=1)
     books.table, books.terms, books.latest = curve.table, curve.terms, curve.latest
     books.state[DOUBTED], books.accepted[:] = DOUBT, -1
-    books.state[SPARE] = FIRST_LOOKS * curve.seconds(1) if curve.known else 0.0
+    books.state[SPARE] = FIRST_LOOKS * curve.seconds(Forward(1)) if curve.known else 0.0
     books.refresh()
     return books
-
-
-@inlined
-def books_at(addresses):
-    """The Books of a block's addresses."""
-    trees, a = addresses[0], addresses[1:]
-    return Books(  # type: ignore[call-arg]
-        carray(float64_at(a[0]), (OWN + 1, len(SIZES))),
-        carray(float64_at(a[1]), (BUCKETED + 1,)),
-        carray(float64_at(a[2]), (len(SIZES), LATEST)),
-        carray(float64_at(a[3]), (LATEST,)),
-        carray(float64_at(a[4]), (PRICE + 1,)),
-        carray(float64_at(a[5]), (GAINS + len(SIZES), len(SIZES))),
-        carray(float64_at(a[6]), (2, len(PROMISES) + 1)),
-        carray(int64_at(a[7]), (trees,)),
-        carray(float64_at(a[8]), (trees, 2)),
-        carray(int64_at(a[9]), (trees,)),
-    )
 
 
 def nodes_near(nodes: float, others: int) -> int:
@@ -285,28 +251,29 @@ def warm_up() -> None:
     """Compile the kernels (once per machine), so that no step waits for it."""
     budget = GoodputBudget(CostCurve())
     budget.choose(np.ones(1, np.float32), np.array([[0, 1]]))
-    budget.observe(1, 1e-3, 1e-3, accepted=[0])  # without a profile it is learned from at once
+    budget.observe(MeasuredStep(Forward(1), 1, 1e-3, 1e-3), accepted=[0])  # without a profile it is learned from at once
     bucket(1)
 
 
 @kernel
 def learn(told, steps, addresses):
-    """See `GoodputBudget.observe`, from whose arguments `told`, float64 [steps, 9], comes: all but the last, step after step.
+    """See `GoodputBudget.observe`. told: STEPS, those since the last time.
 
     steps: so far, these included. addresses: of BOOKS.
     """
-    books = books_at(addresses)
+    books = books_arrays(addresses)
     table, terms, others, state, of_sizes = books.table, books.terms, books.others, books.state, books.of_sizes
     for k in range(len(told)):
-        others[(steps - len(told) + k) % LATEST] = told[k, 6] - told[k, 5]
+        others[(steps - len(told) + k) % LATEST] = told[k].seconds - told[k].forward_seconds
     state[OTHER] = faster_of(others, min(steps, LATEST))
     for k in range(len(told)):
-        tokens, rows, keys, calls, width = int(told[k, 0]), int(told[k, 1]), int(told[k, 2]), int(told[k, 3]), int(told[k, 4])
-        said, stands_for = told[k, 7], told[k, 8]
-        observe(tokens, rows, keys, calls, width, told[k, 5], table, terms, books.latest)
-        spent = seconds_of(tokens, tokens, rows, keys, calls, width, table, terms, 0) + state[OTHER]
-        plain = seconds_of(rows, rows, rows, keys, calls, 0, table, terms, 0) + state[OTHER]
-        steps_spent, steps_plain, column = stands_for * spent / plain, stands_for * said / rows, place_of(rows, table, 0)
+        forward, stands_for = forward_of(told[k]), told[k].stands_for
+        rows = forward.rows
+        observe(forward, told[k].forward_seconds, table, terms, books.latest)
+        spent = seconds_of(forward, forward.tokens, table, terms, 0) + state[OTHER]
+        plain = seconds_of(resized(forward, rows, 0), rows, table, terms, 0) + state[OTHER]
+        column = place_of(rows, table, 0)
+        steps_spent, steps_plain = stands_for * spent / plain, stands_for * told[k].emitted / rows
         state[SPENT] = MEMORY * state[SPENT] + steps_spent
         state[PLAIN] = MEMORY * state[PLAIN] + steps_plain
         of_sizes[ROWS_SPENT, column] = MEMORY * of_sizes[ROWS_SPENT, column] + steps_spent
@@ -340,7 +307,7 @@ class Rest:
 
 
 @kernel
-def choose(probabilities, trees, others, fed, keys, calls, chains, before, wanted, addresses):
+def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
     """Take draft nodes, the most probable first. Returns how many it takes, how many tokens fill the forward up, the number of
     the tree that those are to join, and the forward's tokens.
 
@@ -350,15 +317,15 @@ def choose(probabilities, trees, others, fed, keys, calls, chains, before, wante
     Attention pads trees to the widest or takes each alone, so other widths than that of the most probable nodes are tried, too,
     down to 2.
     """
-    books = books_at(addresses)
+    books = books_arrays(addresses)
     table, terms, record, state, of_sizes = books.table, books.terms, books.record, books.state, books.of_sizes
     kept, bets, starts, sizes = books.kept, books.bets, trees[:, 0], trees[:, 1]
     _settle(books.accepted, bets, record, state)
     count, bucketed = len(trees), terms[BUCKETED] > 0
     fills = not (chains or fed > 0 or bucketed)
-    rows = count + others
+    rows = plain.rows
     speed = max(1.0, _speed(rows, table, state, of_sizes))
-    of_plain = seconds_of(rows, rows, rows, keys, calls, 0, table, terms, 0)
+    of_plain = seconds_of(resized(plain, rows, 0), rows, table, terms, 0)
     worth = (of_plain + state[OTHER]) / (rows * speed)  # seconds, of one token
     counts_as, total, limit = np.empty(count), np.int64(0), np.int64(0)
     usual_rate, rates = state[RATES] / max(1.0, state[TREES]), 0.0
@@ -381,16 +348,16 @@ def choose(probabilities, trees, others, fed, keys, calls, chains, before, wante
     for column in range(len(gains)):
         if gains[column] > gain and table[SIZE, column] > tokens:
             usual, gain = table[SIZE, column], gains[column]
-    plain = seconds_of(tokens, rows if fed > 0 else tokens, rows, keys, calls, 0, table, terms, 0)
+    undrafted = seconds_of(resized(plain, tokens, 0), rows if fed > 0 else tokens, table, terms, 0)
     before = 0 if bucketed or fed > 0 else before  # prompts are of any size: each choice changes it
-    most = rows * worth - plain * changed(tokens, before, usual)
+    most = rows * worth - undrafted * changed(tokens, before, usual)
     saves = np.full(len(gains), -np.inf)
     best, widest, padding = 0, 1, 0
     kept[:count] = 1
     while limit > 1:
         saved, taken, width, filling = _take(
-            probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, calls, worth, bucketed, fills, wanted,
-            table, terms, before, usual, saves, owners,
+            probabilities, starts, sizes, total, counts_as, limit, plain, fed, worth, bucketed, fills, wanted, table,
+             terms, before, usual, saves, owners,
         )  # fmt: skip
         if saved > most or (wanted >= 0 and taken > 0):
             most, best, widest, padding = saved, taken, width, filling
@@ -404,7 +371,7 @@ def choose(probabilities, trees, others, fed, keys, calls, chains, before, wante
         limit += limit % 2
     for column in range(len(gains) if wanted < 0 and fed == 0 else 0):
         if saves[column] > -np.inf:
-            gains[column] = OF_LATE * gains[column] + (1 - OF_LATE) * (saves[column] - (rows * worth - plain))
+            gains[column] = OF_LATE * gains[column] + (1 - OF_LATE) * (saves[column] - (rows * worth - undrafted))
     filled = -1  # the smallest that has drafts
     for tree in range(count):
         bets[tree, 1] = promised(probabilities, starts[tree], kept[tree])
@@ -413,12 +380,12 @@ def choose(probabilities, trees, others, fed, keys, calls, chains, before, wante
     tokens = shape_of(rows + fed + best, fed, bucketed) + padding
     state[SAVED], state[GAINED] = most, np.inf
     if fed == 0:
-        now, price = seconds_of(tokens, tokens, rows, keys, calls, widest, table, terms, 0), np.inf
+        now, price = seconds_of(resized(plain, tokens, widest), tokens, table, terms, 0), np.inf
         for more in SECANTS:
             larger = shape_of(rows + best + padding + more, fed, bucketed)
-            price = min(price, (seconds_of(larger, larger, rows, keys, calls, widest, table, terms, 0) - now) / more)
+            price = min(price, (seconds_of(resized(plain, larger, widest), larger, table, terms, 0) - now) / more)
         state[PRICE] = max(0.0, price) / worth
-        state[GAINED] = most + now * (changed(tokens, before, usual) - 1) - (rows * worth - plain)
+        state[GAINED] = most + now * (changed(tokens, before, usual) - 1) - (rows * worth - undrafted)
     return best, padding, filled, tokens
 
 
@@ -462,8 +429,8 @@ def changed(tokens, before, usual):
 
 @inlined
 def _take(
-    probabilities, starts, sizes, total, counts_as, limit, rows, fed, keys, calls, worth, bucketed, fills, wanted,
-    table, terms, before, usual, saves, owners,
+    probabilities, starts, sizes, total, counts_as, limit, plain, fed, worth, bucketed, fills, wanted, table,
+     terms, before, usual, saves, owners,
 ):  # fmt: skip
     """Of trees of at most `limit` nodes: (seconds saved, draft nodes, width of the widest tree, tokens that fill up) at best.
 
@@ -471,7 +438,7 @@ def _take(
     takes the seconds that forwards of these sizes save, changes aside, where that is more. owners: int64 [total], takes the
     tree of each node in the order in which they are taken.
     """
-    trees, nodes = len(sizes), 0
+    trees, nodes, rows = len(sizes), 0, plain.rows
     heads = np.ones(trees, np.int64)  # next node of each tree
     reach = np.ones(trees)  # least probability of its nodes, that one included
     ahead = np.empty(trees)  # what that one counts; -1: there is none
@@ -510,7 +477,7 @@ def _take(
             if fills and taken == total and tokens < table[SIZE, place + 1]:
                 filling = int(table[SIZE, place + 1]) - tokens
         own = rows + taken if fed > 0 else tokens + filling
-        seconds = seconds_of(tokens + filling, own, rows, keys, calls, width, table, terms, place)
+        seconds = seconds_of(resized(plain, tokens + filling, width), own, table, terms, place)
         saved = said * worth - seconds * changed(tokens + filling, before, usual)
         if tokens == table[SIZE, place]:
             saves[place] = max(saves[place], said * worth - seconds)
@@ -518,7 +485,8 @@ def _take(
             most, best, widest, padding = saved, taken, width, filling
     for column in range(place + 1, len(saves) if taken == total else 0):
         further = table[SIZE, column] - rows - fed - taken
-        seconds = seconds_of(table[SIZE, column], table[SIZE, column], rows, keys, calls, width, table, terms, place)
+        size = int(table[SIZE, column])
+        seconds = seconds_of(resized(plain, size, width), size, table, terms, place)
         saves[column] = max(saves[column], (said + further * NOT_GROWN * least) * worth - seconds)
     return most, best, widest, padding
 

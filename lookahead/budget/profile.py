@@ -4,12 +4,12 @@ A forward over `tokens` tokens of `rows` rows, with `keys` keys in the cache tha
 
     f(tokens) + per_row rows + per_key keys + per_query_key keys width + per_padding (rows width - tokens) + per_call (calls-1)
 
-seconds, where width is the tokens of a row, of the one with the most where they differ, as attention pads the others; of
-several rows an odd width counts as one more, as it takes as long on CPUs. Keys are padded, too. Rows that differ much go in
-several calls of attention, where nothing is padded (forward/batch.py). f, the part that does not depend on what lies in the
-cache, is given at some sizes and interpolated between them; beyond the largest it goes on as between the last two. Tokens whose
-scores nobody wants (all but the last of a prompt) take per_score less. Models that take one row at a time pay for each row as
-for a forward of its own.
+seconds (see `Forward`), where width is the tokens of a row, of the one with the most where they differ, as attention pads the
+others; of several rows an odd width counts as one more, as it takes as long on CPUs. Keys are padded, too. Rows that differ
+much go in several calls of attention, where nothing is padded (forward/batch.py). f, the part that does not depend on what lies
+in the cache, is given at some sizes and interpolated between them; beyond the largest it goes on as between the last two.
+Tokens whose scores nobody wants (all but the last of a prompt) take per_score less. Models that take one row at a time pay for
+each row as for a forward of its own.
 
 Behind the forward, asking what the model says after a node takes per_said (the first time is part of the forward). Where nodes
 that are accepted do not stand side by side, moving their keys and values takes per_move, and per_moved_row for each row.
@@ -28,7 +28,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +44,33 @@ NEVER = 1e9  # seconds of a further call of attention, where all rows share one
 CDL_FACTOR = 1.2  # a critical decoding length's forward costs at most so many times that of one token
 MOST_KNOTS = 1000
 PER = ("per_row", "per_key", "per_query_key", "per_padding", "per_call", "per_score", "per_said", "per_move", "per_moved_row")
+
+
+class Forward(NamedTuple):
+    """The size of a forward, on which its cost depends. Kernels take it, too.
+
+    tokens: of all rows, padding included. rows: that have any. keys: in the cache, that attention goes through for these rows,
+    all together and padded. width: tokens of the row with the most, to which attention pads the others; 0: all have as many.
+    calls: of attention, if all rows had as many tokens; where they have not, there are more, up to one of each row.
+    Whole numbers, but for tokens and keys of the average row, where rows go one at a time.
+    """
+
+    tokens: float
+    rows: int = 1
+    keys: float = 0
+    width: int = 0
+    calls: int = 1
+
+
+class Work(NamedTuple):
+    """Of attention in a forward. keys: in the cache, padding included. products: of queries with them, an odd number of queries
+    counting as one more where slots share a call. padding: queries that are. calls: beside the first.
+    """
+
+    keys: int
+    products: int
+    padding: int
+    calls: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,24 +127,22 @@ class CostProfile:
     longest_text: int = 1 << 30
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def forward_seconds(
-        self, tokens: int, rows: int = 1, keys: int = 0, unscored: int = 0, width: int = 0, calls: int = 1
-    ) -> float:
-        """Of a forward of this size. unscored: tokens among them whose scores are not wanted. width: 0 if all have as many.
-
-        calls: of attention, if all rows had as many tokens. Where they have not, there are more, up to one of each row.
-        """
+    def forward_seconds(self, forward: Forward, unscored: int = 0) -> float:
+        """Seconds of a forward of this size. unscored: tokens among them whose scores are not wanted."""
         if self.separate:
-            return rows * self._seconds(tokens / rows, 1, keys / rows, 0, 1) - self.per_score * unscored
-        return self._seconds(tokens, rows, keys, width, calls) - self.per_score * unscored
+            rows = forward.rows
+            return rows * self._seconds(Forward(forward.tokens / rows, 1, forward.keys / rows)) - self.per_score * unscored
+        return self._seconds(forward) - self.per_score * unscored
 
-    def _seconds(self, tokens: float, rows: int, keys: float, width: int, calls: int) -> float:
+    def _seconds(self, forward: Forward) -> float:
         per = self.per_key, self.per_query_key, self.per_padding, NEVER if self.bucketed else self.per_call
-        return self.at(tokens) + self.per_row * rows + float(in_attention(tokens, rows, keys, width, calls, *per))
+        sized = forward._replace(tokens=float(forward.tokens), keys=float(forward.keys))  # one type, so compiled once
+        return self.at(forward.tokens) + self.per_row * forward.rows + float(in_attention(sized, *per))
 
-    def seconds_of(self, tokens: int, rows: int, keys: int, products: int, padding: int, calls: int) -> float:
-        """Of a forward of which it is known what rows share a call of attention, all scores being wanted: see `batch.Work`."""
-        in_attention = self.per_key * keys + self.per_query_key * products + self.per_padding * padding + self.per_call * calls
+    def seconds_of(self, tokens: int, rows: int, work: Work) -> float:
+        """Of a forward of which it is known what rows share a call of attention, all scores being wanted."""
+        in_attention = self.per_key * work.keys + self.per_query_key * work.products
+        in_attention += self.per_padding * work.padding + self.per_call * work.calls
         return self.at(tokens) + self.per_row * rows + in_attention
 
     def at(self, tokens: float) -> float:
@@ -130,10 +155,11 @@ class CostProfile:
 
     def cdl(self, rows: int = 1, context: int = 512, factor: float = CDL_FACTOR) -> int:
         """Critical decoding length: tokens of each row up to which a forward costs at most `factor` of a plain one."""
-        keys, allowed = rows * context, factor * self.forward_seconds(rows, rows, rows * context)
+        keys = rows * context
+        allowed = factor * self.forward_seconds(Forward(rows, rows, keys))
         largest = 1
         for length in range(1, 1025):
-            if self.forward_seconds(rows * length, rows, keys) <= allowed:
+            if self.forward_seconds(Forward(rows * length, rows, keys)) <= allowed:
                 largest = length
         return largest
 
@@ -148,11 +174,9 @@ class CostProfile:
 
 
 @kernel
-def in_attention(tokens, rows, keys, width, calls, per_key, per_query_key, per_padding, per_call):
-    """Seconds of a forward that hang on what lies in the cache: rows are padded to the widest, or each goes alone.
-
-    tokens: of the rows, all together. width, calls: see `CostProfile.forward_seconds`.
-    """
+def in_attention(forward, per_key, per_query_key, per_padding, per_call):
+    """Seconds of a `Forward` that depend on what lies in the cache: rows are padded to the widest, or each goes alone."""
+    tokens, rows, keys, width, calls = forward
     own = tokens / rows
     widest = max(own, float(width + width % 2 if width > 1 and rows > 1 else width))
     padded = keys * per_query_key * widest + per_padding * (rows * widest - tokens)

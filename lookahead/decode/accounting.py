@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from lookahead.budget.cost import MeasuredStep
 from lookahead.budget.gain import Gain
 from lookahead.budget.goodput import GoodputBudget
+from lookahead.budget.profile import Forward
 from lookahead.decode.row import RunningRow, StepInput
 from lookahead.decode.verify import Accepted
 from lookahead.draft.drafter import Drafter
@@ -132,12 +134,13 @@ class Accounting:
         if drafts and prefilled:
             self._note_prefill(rows, inputs, accepted, times, prefilled)
 
-    def keys(self, rows: Sequence[RunningRow]) -> tuple[int, int]:
-        """(keys that attention reads for these rows, its calls), where each brings a token."""
+    def plain_forward(self, rows: Sequence[RunningRow]) -> Forward:
+        """The forward of these rows without drafts: each brings one token."""
         lengths = [row.length for row in rows]
         if len(rows) == 1 or self.budget.curve.separate:
-            return sum(lengths), 1
-        return attended(np.array(lengths), ALL_AT_ONCE if self.budget.curve.bucketed else self.target.call)
+            return Forward(len(rows), len(rows), sum(lengths))
+        keys, calls = attended(np.array(lengths), ALL_AT_ONCE if self.budget.curve.bucketed else self.target.call)
+        return Forward(len(rows), len(rows), keys, calls=calls)
 
     def _count(
         self, rows: Sequence[RunningRow], inputs: Sequence[StepInput], accepted: Sequence[Accepted], now: float
@@ -173,11 +176,11 @@ class Accounting:
             if self.steps % PLAIN_APART:
                 return
             stands_for = PLAIN_APART
-        keys, calls = self.keys(rows)
-        forward = sum(sizes), times.after_drafting
-        self.budget.observe(*forward, seconds, len(rows), keys, calls, max(sizes), emitted, stands_for, kept)
+        forward = self.plain_forward(rows)._replace(tokens=sum(sizes), width=max(sizes))
         parts = times.after_drafting, times.drafting, times.runner_up
-        self.gain.step(sum(sizes), len(rows), keys, calls, max(sizes), 0, emitted, seconds, *parts, stands_for)
+        measured = MeasuredStep(forward, emitted, seconds, *parts, stands_for=stands_for)
+        self.budget.observe(measured, kept)
+        self.gain.step(measured)
 
     def _note_prefill(
         self,
@@ -191,8 +194,9 @@ class Accounting:
         decoding = [slot for slot, each in enumerate(inputs) if each.wanted == "all"]
         own, keys = [len(inputs[slot]) for slot in decoding], sum(rows[slot].length for slot in decoding)
         emitted = sum(len(accepted[slot].token_ids) for slot in decoding)
+        forward = Forward(sum(own) + prefilled, len(decoding), keys, max(own, default=0))
         parts = times.so_far, times.after_drafting, times.drafting, times.runner_up
-        self.gain.step(sum(own) + prefilled, len(decoding), keys, 1, max(own, default=0), prefilled, emitted, *parts)
+        self.gain.step(MeasuredStep(forward, emitted, *parts, prefilled=prefilled))
 
     def _learn_utility(self, by_source: Counter[str], times: StepTimes, seconds: float, emitted: int, rows: int) -> None:
         """Whether the draft sources that take time of their own pay for it. Where lengths are fixed, all are always used."""

@@ -176,9 +176,8 @@ class DecodingEngine:
             depths, guides = [self._longest_branch(row) for row in active], [row.chooser.guide for row in active]
             grown = self.drafter.grow([row.drafts for row in active], [None] * len(active), depths, price, guides, free)
             if self.drafter.options.adaptive:
-                keys = self.accounting.keys([rows[slot] for slot in decoding])
-                others = len(decoding) - len(active)
-                kept = self.budget.choose(grown.probabilities, grown.spans, others, prefilled, *keys, single)
+                plain = self.accounting.plain_forward([rows[slot] for slot in decoding])
+                kept = self.budget.choose(grown.probabilities, grown.spans, plain, prefilled, single)
                 trees = iter(self.drafter.cut(grown, *kept))
             else:
                 trees = iter(self.drafter.cut(grown))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import namedtuple
 
 import numpy as np
-from numba import carray
 
-from lookahead.kernels import Block, Layout, float32_at, float64_at, inlined, int32_at, int64_at
+from lookahead.kernels import Block, Layout, unpacker
 
 SLOTS = 240  # different tokens that the experts of one node may propose
 HASHES = 512
@@ -44,14 +43,14 @@ SCRATCH: Layout = {
     "experts": (np.int64, (EXPERTS,)),  # their cells
     "expert_values": (np.float32, (EXPERTS, 2)),  # lambda, share of the token that was said
     "current": (np.int64, ("texts",)),
-    "touched": (np.int64, ("texts", MOST_SAMPLED)),  # slots that an expert credits, as often as texts offer them
+    "touched": (np.int64, ("offers",)),  # slots that an expert credits, as often as texts offer them
     "own_slots": (np.int64, (SLOTS, 2)),  # and the match length of the first place found
     "used_factors": (np.int32, (SLOTS, 4)),
     "chains": (np.int64, (CHAINS,)),  # slots in the own text's hash tables
     "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
 }
-# Plain named tuples: a kernel can make no other.
 Scratch = namedtuple("Scratch", tuple(SCRATCH))  # type: ignore[misc]
+scratch_arrays = unpacker(SCRATCH, Scratch)
 
 # What all rows share. Each array is explained where it is used.
 SHARED: Layout = {
@@ -77,6 +76,7 @@ SHARED: Layout = {
     "recycled_weights": (np.float32, ("places", "best")),
 }
 Shared = namedtuple("Shared", tuple(SHARED))  # type: ignore[misc]
+shared_arrays = unpacker(SHARED, Shared)
 
 # What is kept of each row: its own text's addresses, what its context matches, and the latest tree.
 ROWS: Layout = {
@@ -90,11 +90,11 @@ ROWS: Layout = {
     "kept": (np.int64, ("rows",)),  # of them, to be verified
 }
 Rows = namedtuple("Rows", tuple(ROWS))  # type: ignore[misc]
+rows_arrays = unpacker(ROWS, Rows)
 
 
 def scratch_block(nodes: int, texts: int) -> Block:
-    sizes = {"nodes": nodes, "texts": texts, "texts + 1": texts + 1, "candidates": 32 * nodes + SLOTS}
-    return Block(SCRATCH, **sizes)
+    return Block(SCRATCH, nodes=nodes, texts=texts, candidates=32 * nodes + SLOTS, offers=texts * MOST_SAMPLED)
 
 
 def shared_block(texts: int, cells: int, factors: int, places: int, best: int) -> Block:
@@ -102,83 +102,4 @@ def shared_block(texts: int, cells: int, factors: int, places: int, best: int) -
 
 
 def rows_block(rows: int, texts: int, nodes: int) -> Block:
-    sizes = {"rows": rows, "texts": texts, "texts + 1": texts + 1, "nodes": nodes}
-    return Block(ROWS, **sizes)
-
-
-@inlined
-def scratch_arrays(addresses):
-    """The Scratch of a block's addresses."""
-    nodes, texts, most = addresses[0], addresses[1], addresses[3]
-    a = addresses[4:]
-    return Scratch(  # type: ignore[call-arg]
-        carray(int64_at(a[0]), (nodes, 2)),
-        carray(int64_at(a[1]), (nodes, texts, STEPS, 4)),
-        carray(int64_at(a[2]), (nodes, texts, 2)),
-        carray(int64_at(a[3]), (nodes, texts + 1, 4)),
-        carray(int64_at(a[4]), (nodes, 2)),
-        carray(int32_at(a[5]), (most, 5)),
-        carray(float32_at(a[6]), (most,)),
-        carray(int32_at(a[7]), (most,)),
-        carray(int64_at(a[8]), (BINS,)),
-        carray(int32_at(a[9]), (SLOTS + 1, 9)),
-        carray(float32_at(a[10]), (SLOTS + 1, 4)),
-        carray(int64_at(a[11]), (HASHES,)),
-        carray(int32_at(a[12]), (HASHES,)),
-        carray(int64_at(a[13]), (2,)),
-        carray(int64_at(a[14]), (MOST_PLACES, 3)),
-        carray(int64_at(a[15]), (EXPERTS,)),
-        carray(float32_at(a[16]), (EXPERTS, 2)),
-        carray(int64_at(a[17]), (texts,)),
-        carray(int64_at(a[18]), (texts * MOST_SAMPLED,)),
-        carray(int64_at(a[19]), (SLOTS, 2)),
-        carray(int32_at(a[20]), (SLOTS, 4)),
-        carray(int64_at(a[21]), (CHAINS,)),
-        carray(int64_at(a[22]), (RECENT,)),
-    )
-
-
-@inlined
-def shared_arrays(addresses):
-    """The Shared of a block's addresses."""
-    texts, cells, factors, places, best = addresses[0], addresses[1], addresses[2], addresses[3], addresses[4]
-    a = addresses[5:]
-    return Shared(  # type: ignore[call-arg]
-        carray(int64_at(a[0]), (texts, COLUMNS)),
-        carray(float32_at(a[1]), (texts,)),
-        carray(float32_at(a[2]), (texts,)),
-        carray(float32_at(a[3]), (texts, 3)),
-        carray(int64_at(a[4]), (LEADERS, 3)),
-        carray(float32_at(a[5]), (LEADERS,)),
-        carray(float32_at(a[6]), (cells,)),
-        carray(float32_at(a[7]), (cells, 2)),
-        carray(float32_at(a[8]), (factors,)),
-        carray(float32_at(a[9]), (factors, 2)),
-        carray(float32_at(a[10]), (BINS,)),
-        carray(float32_at(a[11]), (BINS,)),
-        carray(float64_at(a[12]), (2, BINS)),
-        carray(float32_at(a[13]), (DEPTHS,)),
-        carray(float64_at(a[14]), (2, DEPTHS)),
-        carray(int64_at(a[15]), (2,)),
-        carray(int32_at(a[16]), (places, 3)),
-        carray(int32_at(a[17]), (places,)),
-        carray(int32_at(a[18]), (places, best)),
-        carray(float32_at(a[19]), (places, best)),
-    )
-
-
-@inlined
-def rows_arrays(addresses):
-    """The Rows of a block's addresses."""
-    rows, texts, nodes = addresses[0], addresses[1], addresses[3]
-    a = addresses[4:]
-    return Rows(  # type: ignore[call-arg]
-        carray(int64_at(a[0]), (rows, OWN_COLUMNS)),
-        carray(int64_at(a[1]), (rows, texts, STEPS, 4)),
-        carray(int64_at(a[2]), (rows, texts, 2)),
-        carray(int64_at(a[3]), (rows, texts + 1, 4)),
-        carray(int32_at(a[4]), (rows, 4, nodes)),
-        carray(float32_at(a[5]), (rows, 2, nodes)),
-        carray(int64_at(a[6]), (rows,)),
-        carray(int64_at(a[7]), (rows,)),
-    )
+    return Block(ROWS, rows=rows, texts=texts, nodes=nodes)

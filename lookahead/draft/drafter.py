@@ -55,7 +55,9 @@ class DraftOptions:
     branch_length    draft tokens on one path below the root
     price            probability that a path must have to be worth one more token in the forward
     session_tokens   output tokens of the job that are remembered
-    adaptive         decoding_length is the limit; each step verifies what pays at measured costs (budget/goodput.py)
+    adaptive         decoding_length is the limit; in an engine, each step verifies the nodes that pay at measured costs, none
+                     if none do (budget/goodput.py). False: each step drafts up to decoding_length, whatever it costs. A `Row`
+                     that is used without an engine has no budget and always does so. "off" drafts nothing: always False
     learn            learn from what is accepted; else every job drafts by the shipped priors
     recycle          draft from what the model almost said, too (recycled.py)
     """
@@ -65,13 +67,15 @@ class DraftOptions:
     branch_length: int = 64
     price: float = 0.0
     session_tokens: int = 4_000_000
-    adaptive: bool = False
+    adaptive: bool = True
     learn: bool = True
     recycle: bool = True
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
             raise UsageError(f"strategy {self.strategy!r}: choose one of {', '.join(STRATEGIES)}.")
+        if self.strategy == "off":
+            object.__setattr__(self, "adaptive", False)
         if not 1 <= self.decoding_length <= 1024 or not 1 <= self.branch_length <= 1024:
             raise UsageError("decoding length and branch length must lie between 1 and 1024 tokens.")
         if not 0 <= self.price <= 1:

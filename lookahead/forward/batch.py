@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from lookahead.budget.cost import bucket, evened
+from lookahead.budget.profile import Work
 from lookahead.draft.tree import DraftTree
 from lookahead.kernels import kernel
 
@@ -191,17 +192,6 @@ def runs_of(sizes, pasts, call):
             runs[run, 2], runs[run, 3] = sizes[first:last].max(), (pasts[first:last] + sizes[first:last]).max()
         last = first if first >= 0 else last - 1
     return runs[run:]
-
-
-class Work(NamedTuple):
-    """Of attention in a forward. keys: in the cache, padding included. products: of queries with them, an odd number of queries
-    counting as one more where slots share a call. padding: queries that are. calls: beside the first.
-    """
-
-    keys: int
-    products: int
-    padding: int
-    calls: int
 
 
 def work_of(runs: np.ndarray, sizes: np.ndarray, pasts: np.ndarray) -> Work:

@@ -33,7 +33,7 @@ from lookahead.job.inputs import PIECE, fingerprint
 from lookahead.job.manifest import Manifest
 from lookahead.job.parquet import write_parquet
 from lookahead.job.totals import JobTotals
-from lookahead.trie.build import TokenDocument
+from lookahead.token_documents import TokenDocument
 
 if TYPE_CHECKING:
     from lookahead.job.lock import OutputLock

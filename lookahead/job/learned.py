@@ -14,8 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
-from lookahead.trie.build import Effort, TokenDocument, TokenizerIdentity, append_trie, build_trie
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
+from lookahead.trie.segment import Effort
 
 
 class Keeper(Protocol):

@@ -15,7 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import lookahead
 from lookahead.atomic import replacing
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.job.fields import is_template_file
@@ -23,6 +22,7 @@ from lookahead.job.totals import JobTotals
 from lookahead.outputs import model_folder
 from lookahead.tokenizer import TOKENIZER_FILES
 from lookahead.trie.file import Trie
+from lookahead.version import __version__
 
 ANSWERING = (  # options that change what is answered, or how rows are written
     "model",
@@ -127,7 +127,7 @@ def describe(options: Mapping[str, Any], tries: Sequence[Trie], inputs: Sequence
         "options": dict(options),
         "tries": [{"path": str(trie.path), "content_hash": trie.header.content_hash} for trie in tries],
         "versions": {
-            "lookahead": lookahead.__version__,
+            "lookahead": __version__,
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")},
         },

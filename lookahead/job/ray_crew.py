@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from lookahead.cluster import connected
+from lookahead.cluster.connect import connected
 from lookahead.errors import UsageError
 from lookahead.job.rows import Request
 from lookahead.job.runner import JobOptions

@@ -23,7 +23,7 @@ from lookahead.job.logprobs import LogprobsOf
 from lookahead.job.prompt import messages_asked, prompts_of
 from lookahead.job.rows import Request
 from lookahead.job.totals import JobTotals
-from lookahead.trie.build import LEFT_CONTEXT
+from lookahead.token_documents import LEFT_CONTEXT
 
 FAULTS, FAULTY_BATCHES = 100, 4  # so many rows, and of so many batches, fail one after the other: then the job ends
 SAMPLES_IN_TURN = 8  # of one row that begin before the next rows have their turn

@@ -23,8 +23,8 @@ from lookahead.draft.sources import DraftSource
 from lookahead.forward.best import best_tokens
 from lookahead.forward.target import TargetModel
 from lookahead.models.load import load_model
+from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
-from lookahead.trie.build import TokenizerIdentity
 from lookahead.trie.file import Trie
 
 log = logging.getLogger(__name__)

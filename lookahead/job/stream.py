@@ -12,7 +12,7 @@ from lookahead.errors import LookaheadError
 from lookahead.job.journal import Ended
 from lookahead.job.totals import JobTotals
 from lookahead.json_text import json_text
-from lookahead.trie.build import TokenDocument
+from lookahead.token_documents import TokenDocument
 
 
 class Stream:

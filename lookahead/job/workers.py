@@ -32,8 +32,8 @@ from lookahead.job.journal import Ended
 from lookahead.job.rows import Request
 from lookahead.job.runner import FAULTY_BATCHES, JobOptions, Turns, answer, failed
 from lookahead.job.setup import EngineSettings
+from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import first_line
-from lookahead.trie.build import TokenizerIdentity
 
 log = logging.getLogger(__name__)
 

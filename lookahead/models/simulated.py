@@ -15,7 +15,7 @@ import torch
 
 from lookahead.budget.cost import CostCurve
 from lookahead.budget.goodput import CHANGED, shape_of
-from lookahead.budget.profile import CostProfile, Setting
+from lookahead.budget.profile import CostProfile, Forward, Setting
 from lookahead.draft.tree import DraftTree
 from lookahead.forward.batch import ALL_AT_ONCE, SMALL, runs_of, work_of
 from lookahead.forward.kv_cache import SlotCache
@@ -104,11 +104,11 @@ class SimulatedSlots(PackedSlots):
         if rows:
             tokens = shape_of(total, total - scored, profile.bucketed)
             if profile.separate:
-                seconds = profile.forward_seconds(tokens, rows, int(held[sizes > 0].sum()), total - scored)
+                seconds = profile.forward_seconds(Forward(tokens, rows, int(held[sizes > 0].sum())), total - scored)
             else:
                 at_once = profile.bucketed and max(sizes) <= SMALL
                 work = work_of(runs_of(sizes, held, ALL_AT_ONCE if at_once else self.call), sizes, held)
-                seconds = profile.seconds_of(tokens, rows, *work)
+                seconds = profile.seconds_of(tokens, rows, work)
                 seconds -= profile.per_score * (total - scored)
             if self._before not in (0, tokens) and not profile.bucketed:
                 seconds *= CHANGED

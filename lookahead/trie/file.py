@@ -18,7 +18,7 @@ import numpy as np
 from lookahead.atomic import reason
 from lookahead.errors import TokenizerMismatchError, TrieFormatError, UsageError
 from lookahead.trie import format
-from lookahead.trie.search import child_ranges, match_orders, matching_range
+from lookahead.trie.search import child_ranges, matching_range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,23 +109,13 @@ class Trie:
 
         It is the root if even the last token does not.
         """
-        context = np.asarray(context, np.int32)
-        matches = self.match_orders(context, len(context), min(longest, len(context), self.header.depth))
-        found = np.flatnonzero((matches[:, 0] < matches[:, 1]).any(0))
-        if not len(found):
-            return self.root()
-        length = int(found[-1])
-        return Match(length, tuple((low, high) for low, high in matches[:, :, length].tolist()))
-
-    def match_orders(self, context: np.ndarray, length: int, longest: int) -> np.ndarray:
-        """int64 [segments, 2, longest + 1]: in each segment, the range of suffixes that begin with the last m tokens of
-        context[:length] (int32), for m = 1 to `longest`; an empty range where there is none, or m is beyond the file's depth.
-        """
-        matches = np.zeros((len(self.segments), 2, longest + 1), np.int64)
-        limit = min(longest, self.header.depth)
-        for s, (lows, highs) in zip(self.segments, matches, strict=True):
-            match_orders(s.tokens, s.suffixes, s.first, s.samples, context, length, limit, lows, highs)
-        return matches
+        found = self.root()
+        for length in range(1, min(longest, len(context), self.header.depth) + 1):
+            match = self.match(context[len(context) - length :])
+            if not match.count:
+                break
+            found = match
+        return found
 
     def match(self, pattern: Sequence[int] | np.ndarray) -> Match:
         """All places where `pattern` (1 to depth token ids) stands; count 0 if there is none."""

@@ -15,8 +15,8 @@
                                                       (= vocab_size, no real token has this id)
     suffixes          uint32 | uint64  suffixes       positions in `tokens`, sorted by the text that starts there
     first             uint32 | uint64  vocab_size+1   suffixes[first[t]:first[t+1]] start with token t
-    samples           uint64           suffixes/256   the first tokens of every 256th suffix, packed as in suffixes.py: a search
-                                                      reads these few pages first
+    samples           uint64           suffixes/256   the first tokens of every 256th suffix, packed as in suffixes.py: part of
+                                                      this format version, which earlier readers search with; ours do not
     document_ends     uint32 | uint64  documents      position of each document's separator
     document_sources  uint16           documents      index into the header's sources
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from lookahead.kernels import kernel
-from lookahead.trie.build import Effort
 from lookahead.trie.file import Match, Trie
 from lookahead.trie.runs import Run, blocks_of, merged
+from lookahead.trie.segment import Effort
 from lookahead.trie.suffixes import first_token_shares
 
 BRANCH_LENGTH = 4  # tokens of the branches that `overview` lists

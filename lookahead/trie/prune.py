@@ -1,4 +1,4 @@
-"""Merging and pruning tries. In: trie files. Out: one new file; the inputs stay as they are."""
+"""Pruning tries. In: a trie file and limits. Out: a smaller one; the input stays as it is."""
 
 from __future__ import annotations
 
@@ -8,25 +8,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-import lookahead
-from lookahead.arguments import paths_of, texts_of
+from lookahead.arguments import texts_of
 from lookahead.atomic import locked, replacing, scratch_sibling
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.kernels import kernel
 from lookahead.trie import format
-from lookahead.trie.build import (
-    Effort,
-    Part,
-    SourceTable,
-    TokenizerIdentity,
-    check_same_tokenizer,
-    finish_segment,
-    write_segment,
-)
 from lookahead.trie.check import (
     UNSORTED,
     check_first,
@@ -37,7 +27,9 @@ from lookahead.trie.check import (
     checked_tokens,
 )
 from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_into
 from lookahead.trie.runs import Scratch
+from lookahead.trie.segment import Effort, SourceTable, finish_segment, header_like
 from lookahead.trie.suffixes import (
     AHEAD,
     DEPTH,
@@ -58,72 +50,6 @@ INDEXED = 0x80  # mark of a position whose suffix stays; the other bits are its 
 DROPPED, KEPT, CUT = 0, 1, 2  # what becomes of a token whose suffix does not: gone, text, or a separator in its place
 MOVED = 1 << 18  # tokens and suffixes written at a time
 RANK = 64  # tokens between two entries of the table of new positions
-
-
-def merge_tries(
-    paths: str | Path | Sequence[str | Path],
-    out: str | Path,
-    weights: Mapping[str, float] | None = None,
-    effort: Effort | None = None,
-    options: Mapping[str, Any] | None = None,
-    verify: bool = True,
-) -> format.TrieHeader:
-    """One file of one segment that answers every query as a build over all the corpora would. Returns the header written.
-
-    weights: source name or trie file -> weight of its documents in drafting (default: as it was).
-    options: what the header says about how the file was made (default: the names of the tries).
-    verify: check that a single segment, which is merged with none, is sorted; all else is always checked on the way.
-    Waits for another process that is writing `out`.
-    Raises TokenizerMismatchError for tries of different tokenizers, UsageError for a weight that names nothing,
-    TrieFormatError for a damaged trie.
-    """
-    named = paths_of(paths, "paths")
-    if not named:
-        raise UsageError("no trie to merge: name one at least.")
-    effort = effort or Effort()
-    with locked(out, effort.notice), replacing(out) as file:
-        tries = [Trie(path) for path in named]
-        options = options or {"merged": [trie.path.name for trie in tries]}
-        return merge_into(file, tries, Path(out).parent, effort, options, weights or {}, verify)
-
-
-def merge_into(
-    file: IO[bytes],
-    tries: Sequence[Trie],
-    folder: Path,
-    effort: Effort,
-    options: Mapping[str, Any],
-    weights: Mapping[str, float] | None = None,
-    verify: bool = True,
-) -> format.TrieHeader:
-    """`merge_tries` into a file that is open. folder: where what does not fit into memory is kept meanwhile."""
-    weights = dict(weights or {})
-    head = tries[0].header
-    identity = TokenizerIdentity(head.vocab_size, head.tokenizer_fingerprint, head.tokenizer_name)
-    unused = set(weights)
-    sources = SourceTable()
-    parts = []
-    for trie in tries:
-        check_same_tokenizer(trie, identity, str(tries[0].path))
-        numbers = []
-        for source in trie.header.sources:
-            keys = [k for k in (source.name, str(trie.path), trie.path.name, trie.name) if k in weights]
-            unused -= set(keys)
-            numbers.append(sources.number(source.name, weights[keys[0]] if keys else source.weight))
-        parts += [Part(trie, segment, np.array(numbers), not verify) for segment in trie.segments]
-    for name, weight in weights.items():
-        if not 0 < weight <= format.MAX_WEIGHT:
-            raise UsageError(f"--weight {name}={weight:g}: give a number above 0, at most {format.MAX_WEIGHT:g}.")
-    if unused:
-        known = ", ".join(sorted({source.name for source in sources.sources()}))
-        raise UsageError(f"--weight {min(unused)}: no such trie or source (sources: {known}).")
-    writer = format.TrieWriter(file)
-    write_segment(writer, parts, (), sources, head.vocab_size, folder, effort)
-    for trie in tries:
-        check_recycled(trie)
-    if recycled := [trie.recycled for trie in tries if trie.recycled]:
-        writer.write_recycled([np.concatenate(arrays) for arrays in zip(*recycled, strict=True)])
-    return writer.finish(_like(head, sources.sources(), options))
 
 
 def prune_trie(
@@ -169,7 +95,7 @@ def prune_trie(
         writer = format.TrieWriter(file)
         sources = pruning.write(writer)
         writer.write_recycled(trie.recycled)
-        return writer.finish(_like(trie.header, sources, described))
+        return writer.finish(header_like(trie.header, sources, described))
 
 
 class _Pruning:
@@ -327,10 +253,6 @@ class _Pruning:
             end = max(begin + 1, int(np.searchsorted(self.starts, self.starts[begin] + format.CHUNK)))
             yield begin, end
             begin = end
-
-
-def _like(header: format.TrieHeader, sources: tuple[format.Source, ...], options: Mapping[str, Any]) -> format.TrieHeader:
-    return dataclasses.replace(header, sources=sources, options=dict(options), tool_version=lookahead.__version__)
 
 
 @kernel

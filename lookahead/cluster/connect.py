@@ -8,8 +8,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from lookahead.errors import LookaheadError, UsageError
-from lookahead.tokenizer import first_line
+from lookahead.errors import LookaheadError, UsageError, first_line
 
 PATIENCE = 10.0  # seconds
 

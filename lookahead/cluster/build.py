@@ -1,4 +1,4 @@
-"""Corpora to a trie file by the machines of a Ray cluster. In: file names. Out: one file, as `build.build_trie` writes it.
+"""Corpora to a trie file by the machines of a Ray cluster. In: file names. Out: one file, as `trie.build.build_trie` writes it.
 
 The corpus is cut into shares of about equal size, in order; a task makes a trie of each, and these are merged here. Every node
 must be able to open the corpus files under their names.
@@ -18,15 +18,18 @@ from typing import Any
 import numpy as np
 
 from lookahead.atomic import scratch_sibling, write_pieces
-from lookahead.cluster import connected
+from lookahead.cluster.connect import connected
 from lookahead.corpus import CorpusReport, FilePart, read_documents, shares_of
 from lookahead.documents import Split
-from lookahead.errors import CorpusError, LookaheadError
-from lookahead.tokenizer import first_line, load_tokenizer
+from lookahead.errors import CorpusError, LookaheadError, first_line
+from lookahead.token_documents import TokenizerIdentity
+from lookahead.tokenizer import load_tokenizer
 from lookahead.trie import format
-from lookahead.trie.build import Effort, TokenizerIdentity, build_trie
-from lookahead.trie.edit import merge_into, merge_tries, prune_trie
+from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_into, merge_tries
+from lookahead.trie.prune import prune_trie
+from lookahead.trie.segment import Effort
 
 SMALLEST_SHARE = 4 << 20  # bytes of a corpus that are worth a task
 
@@ -57,7 +60,7 @@ def build_with_ray(
 ) -> format.TrieHeader:
     """Write the trie of these files to `out`, atomically. Returns the header written.
 
-    address: see `cluster.connected`. effort: of the merge, and its memory of each task. cores: of a task. Rows that cannot be
+    address: see `connect.connected`. effort: of the merge, and its memory of each task. cores: of a task. Rows that cannot be
     used go to `report`. Raises what `build_trie` raises, and LookaheadError if there is no cluster.
     """
     effort = effort or Effort()
