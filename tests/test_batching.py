@@ -95,15 +95,12 @@ def test_rows_end_as_they_end_and_the_next_takes_the_free_slot_at_once(target):
 def test_beginning_that_prompts_share_goes_through_the_model_once(target, alone):
     beginning = tuple(int(t) for t in np.random.default_rng(1).integers(3, VOCAB_SIZE, 150))
     ends = [tuple(int(t) for t in np.random.default_rng(n).integers(3, VOCAB_SIZE, 5)) for n in range(32)]
-    engine = DecodingEngine(target, Drafter([], DraftOptions("off")), 8, prefill_chunk=32)
-    made, slots_of = [], target.slots
-    target.__dict__["slots"] = lambda: made.append(slots_of()) or made[-1]
-    try:
-        requests = [engine.request([*beginning, *end], 4) for end in ends]
-        for _ in engine.run(requests):
-            pass
-    finally:
-        del target.__dict__["slots"]
+    made = []
+    watched = dataclasses.replace(target, slots_factory=lambda each: made.append(slots_of(target)) or made[-1])
+    engine = DecodingEngine(watched, Drafter([], DraftOptions("off")), 8, prefill_chunk=32)
+    requests = [engine.request([*beginning, *end], 4) for end in ends]
+    for _ in engine.run(requests):
+        pass
     assert made[0].prefilled <= 1.1 * (len(beginning) + sum(map(len, ends)))
     assert [r.token_ids for r in requests] == [alone((*beginning, *end), 4) for end in ends]
 
@@ -164,10 +161,9 @@ class Crowded:
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
-def test_batch_gets_smaller_when_memory_runs_out_and_nothing_is_lost(target, alone, monkeypatch, caplog, most):
-    slots_of = target.slots
-    monkeypatch.setitem(target.__dict__, "slots", lambda: Crowded(slots_of(), most))
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 8)
+def test_batch_gets_smaller_when_memory_runs_out_and_nothing_is_lost(target, alone, caplog, most):
+    crowded = dataclasses.replace(target, slots_factory=lambda each: Crowded(slots_of(target), most))
+    engine = DecodingEngine(crowded, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 8)
     prompts = [tuple(range(3 + n, 9 + 2 * n)) for n in range(12)]
     requests = [engine.request(prompt, 12) for prompt in prompts]
     assert len(list(engine.run(requests))) == 12
@@ -177,7 +173,7 @@ def test_batch_gets_smaller_when_memory_runs_out_and_nothing_is_lost(target, alo
     assert all(not len(row.own) for row in engine.drafter._rows)
 
 
-def test_memory_that_runs_out_after_verification_costs_no_token(target, alone, monkeypatch):
+def test_memory_that_runs_out_after_verification_costs_no_token(target, alone):
     class Late(Crowded):
         def forward(self, trees, wanted):
             return self.slots.forward(trees, wanted)
@@ -187,9 +183,8 @@ def test_memory_that_runs_out_after_verification_costs_no_token(target, alone, m
                 raise MemoryError("no room for so many")
             self.slots.keep(nodes)
 
-    slots_of = target.slots
-    monkeypatch.setitem(target.__dict__, "slots", lambda: Late(slots_of(), 2))
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 6)
+    crowded = dataclasses.replace(target, slots_factory=lambda each: Late(slots_of(target), 2))
+    engine = DecodingEngine(crowded, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 6)
     prompts = [tuple(range(3 + n, 9 + 2 * n)) for n in range(8)]
     requests = [engine.request(prompt, 1 + 4 * (n % 2)) for n, prompt in enumerate(prompts)]
     assert len(list(engine.run(requests))) == 8
@@ -205,10 +200,9 @@ def test_request_that_cannot_begin_fails_alone(target, alone):
     assert requests[3].token_ids == alone((5, 9), 4)
 
 
-def test_row_that_does_not_fit_alone_fails_and_the_others_go_on(target, monkeypatch):
-    slots_of = target.slots
-    monkeypatch.setitem(target.__dict__, "slots", lambda: Crowded(slots_of(), 0))
-    engine = DecodingEngine(target, Drafter(), 4)
+def test_row_that_does_not_fit_alone_fails_and_the_others_go_on(target):
+    crowded = dataclasses.replace(target, slots_factory=lambda each: Crowded(slots_of(target), 0))
+    engine = DecodingEngine(crowded, Drafter(), 4)
     requests = [engine.request([5, 6], 4) for _ in range(3)]
     assert len(list(engine.run(requests))) == 3
     assert {type(request.error) for request in requests} == {MemoryError}
