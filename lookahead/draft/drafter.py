@@ -271,16 +271,17 @@ class Drafter:
         GIL is free meanwhile.
         """
         options, count = self.options, len(rows)
-        limits, spans = self._limits[:count], self._spans[:count]
-        numbers = [row.number for row in rows]
-        limits[:, 0] = numbers
-        spans[:, 0] = (2 * limits[:, 0] + 1) * options.decoding_length
         self.runner_up.add_pending()
         self.shared.used[1] = self.runner_up.in_use
         most, longest = options.decoding_length - 1, options.branch_length
         price = options.price if price is None else price
-        limits[:, 1] = [most if budget is None or budget > most else budget for budget in budgets]
-        limits[:, 2] = [longest if depth is None or depth > longest else depth for depth in branch_lengths]
+        limits, spans = self._limits[:count], self._spans[:count]
+        for k, row in enumerate(rows):
+            budget, depth = budgets[k], branch_lengths[k]
+            limits[k, 0] = row.number
+            limits[k, 1] = most if budget is None or budget > most else budget
+            limits[k, 2] = longest if depth is None or depth > longest else depth
+            spans[k, 0] = (2 * row.number + 1) * (most + 1)
         must = self._forced_tokens(guides, limits)
         threads = min(THREADS, count // ROWS_PER_THREAD, self._grew // NODES_PER_THREAD)
         if threads > 1:
@@ -302,13 +303,12 @@ class Drafter:
         """
         below = grown.limits[:, 1].tolist() if kept is None else [nodes - 1 for nodes in kept]
         kept = grown.spans[:, 1].tolist() if kept is None else kept
-        numbers, widest = grown.limits[:, 0], max(kept, default=1)
-        self.rows.kept[numbers] = kept
-        tokens, probabilities = self.rows.trees[numbers, :, :widest], self.rows.reach[numbers, 1, :widest]  # copies
-        trees = []
-        for of_row, reach, nodes in zip(tokens, probabilities, kept, strict=True):
-            token_ids, parents, sources, matches = of_row[:, :nodes]
-            trees.append(DraftTree(token_ids, parents, reach[:nodes], sources, matches))
+        trees, arrays = [], self.rows
+        for row, nodes in zip(grown.rows, kept, strict=True):
+            number = row.number
+            arrays.kept[number] = nodes
+            token_ids, parents, sources, matches = arrays.trees[number, :, :nodes].copy()
+            trees.append(DraftTree(token_ids, parents, arrays.reach[number, 1, :nodes].copy(), sources, matches))
         if self.options.strategy == "parallel":
             trees = [as_parallel(tree, most) for tree, most in zip(trees, below, strict=True)]
         if padding:
