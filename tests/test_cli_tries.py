@@ -280,12 +280,12 @@ def test_same_corpus_gives_the_same_bytes_whatever_the_memory_and_the_workers(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    monkeypatch.setattr("lookahead.trie.build.GROUP_DOCUMENTS", 50)
+    monkeypatch.setattr("lookahead.trie.segment.GROUP_DOCUMENTS", 50)
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": [i % 7, i % 5, 3, i % 11, *range(i % 13)]} for i in range(3000)])
     made = []
     for number, (memory, workers) in enumerate([("2GiB", 1), ("2GiB", 3), ("64MiB", 1), ("1MiB", 2)]):
         if memory == "1MiB":  # as if no more than some documents were left to be held
-            monkeypatch.setattr("lookahead.trie.build.Effort.arrays", property(lambda self: 2000))
+            monkeypatch.setattr("lookahead.trie.segment.Effort.arrays", property(lambda self: 2000))
         out = tmp_path / f"{number}.trie"
         assert cli("build-trie", corpus, "-o", out, "--vocab-size", 20, "--max-memory", memory, "--workers", workers).code == 0
         made.append(out.read_bytes())

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.errors import TrieFormatError
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
-from lookahead.trie import build, format, runs, stats
+from lookahead.trie import format, runs, stats
+from lookahead.trie import segment as segments
 from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.runs import Pages
@@ -119,7 +120,7 @@ def append_ids(path: Path, documents: Sequence[Sequence[int]], vocab_size: int =
 def tiny_runs(documents: int = 1) -> Iterator[None]:
     """Every `documents` documents are a run of their own on disk, merged in small blocks; pages are let go after each step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "GROUP_DOCUMENTS", documents)
+        patch.setattr(segments, "GROUP_DOCUMENTS", documents)
         patch.setattr(Effort, "arrays", property(lambda self: 8))
         patch.setattr(Effort, "pages", lambda self: Pages(0))
         small_blocks(patch, 256)

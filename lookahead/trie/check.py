@@ -16,17 +16,17 @@ import numpy as np
 
 from lookahead.kernels import kernel
 from lookahead.trie import format
+from lookahead.trie.mapped import MappedTrie, Segment
 from lookahead.trie.suffixes import AHEAD, DEPTH, SAMPLE, compare_suffixes, fetch_texts, sample_keys
 
 if TYPE_CHECKING:
-    from lookahead.trie.file import Segment, Trie
     from lookahead.trie.runs import Pages
 
 CHECKED = 1 << 20  # suffixes checked at a time; a multiple of SAMPLE
 UNSORTED = "suffixes are not sorted"
 
 
-def check_trie(trie: Trie, workers: int = 1, pages: Pages | None = None) -> None:
+def check_trie(trie: MappedTrie, workers: int = 1, pages: Pages | None = None) -> None:
     """Read the whole file: checksums, zeros between sections, ids, document ends, sources, suffix order, first-token table,
     samples, content hash. workers: threads.
     """
@@ -50,7 +50,7 @@ def check_trie(trie: Trie, workers: int = 1, pages: Pages | None = None) -> None
         raise trie.damaged("the header's content hash does not fit it")
 
 
-def checked_section(trie: Trie, section: format.Section, pages: Pages | None = None) -> Iterator[np.ndarray]:
+def checked_section(trie: MappedTrie, section: format.Section, pages: Pages | None = None) -> Iterator[np.ndarray]:
     """A section in chunks; raises at its end if its checksum differs, so that damage gets no fresh one."""
     array, crc = format.section_array(trie.mapped, section), 0
     for begin in range(0, section.entries, format.CHUNK):
@@ -62,7 +62,7 @@ def checked_section(trie: Trie, section: format.Section, pages: Pages | None = N
     format.check_crc(trie.path, section, crc)
 
 
-def checked_documents(trie: Trie, segment: Segment, pages: Pages | None = None) -> tuple[np.ndarray, np.ndarray]:
+def checked_documents(trie: MappedTrie, segment: Segment, pages: Pages | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(ends, source numbers) of a segment's documents, int64. Raises if they contradict its length or the header."""
     where, whose = segment.section("document_ends"), segment.section("document_sources")
     ends = np.concatenate(list(checked_section(trie, where, pages))).astype(np.int64)
@@ -77,7 +77,7 @@ def checked_documents(trie: Trie, segment: Segment, pages: Pages | None = None) 
     return ends, numbers
 
 
-def checked_tokens(trie: Trie, segment: Segment, ends: np.ndarray, pages: Pages | None = None) -> Iterator[np.ndarray]:
+def checked_tokens(trie: MappedTrie, segment: Segment, ends: np.ndarray, pages: Pages | None = None) -> Iterator[np.ndarray]:
     """The tokens of a segment in chunks. Raises if one is outside the vocabulary, or separators do not stand at `ends`."""
     section, separator = segment.section("tokens"), trie.header.separator
     begin = seen = 0
@@ -93,7 +93,7 @@ def checked_tokens(trie: Trie, segment: Segment, ends: np.ndarray, pages: Pages 
         begin, seen = begin + len(chunk), seen + len(found)
 
 
-def check_suffixes(trie: Trie, segment: Segment, workers: int = 1, pages: Pages | None = None) -> None:
+def check_suffixes(trie: MappedTrie, segment: Segment, workers: int = 1, pages: Pages | None = None) -> None:
     """Raise unless the suffixes are sorted positions of tokens, and table and samples fit them. The tokens must be checked."""
     tokens, suffixes, section = segment.tokens, segment.suffixes, segment.section("suffixes")
     separator, samples = trie.header.separator, segment.samples
@@ -127,7 +127,7 @@ def check_suffixes(trie: Trie, segment: Segment, workers: int = 1, pages: Pages 
     check_first(trie, segment)
 
 
-def check_first(trie: Trie, segment: Segment) -> None:
+def check_first(trie: MappedTrie, segment: Segment) -> None:
     """Raise unless the first-token table fits the suffixes, whose positions must be checked, and which must be sorted."""
     section = segment.section("first")
     first = segment.first.astype(np.int64)
@@ -143,7 +143,7 @@ def check_first(trie: Trie, segment: Segment) -> None:
             raise trie.damaged("the first-token table does not fit the suffixes", section, int(held[np.argmax(wrong)]))
 
 
-def check_recycled(trie: Trie, pages: Pages | None = None) -> None:
+def check_recycled(trie: MappedTrie, pages: Pages | None = None) -> None:
     """Raise if what a job's model almost said is damaged. What no entry can be is left out by who reads it."""
     for section in trie.header.recycled:
         for _ in checked_section(trie, section, pages):

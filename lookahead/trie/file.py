@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from lookahead.atomic import reason
-from lookahead.errors import TokenizerMismatchError, TrieFormatError, UsageError
-from lookahead.trie import format
+from lookahead.errors import TokenizerMismatchError, UsageError
+from lookahead.trie.check import check_trie
+from lookahead.trie.mapped import MappedTrie
 from lookahead.trie.search import child_ranges, matching_range
 
 
@@ -36,55 +35,8 @@ class Match:
         return sum(high - low for low, high in self.ranges)
 
 
-class Segment:
-    """One sorted part of a trie file: its arrays, named as the sections in format.py."""
-
-    def __init__(self, header: format.SegmentHeader, mapped: mmap.mmap):
-        self.header = header
-        arrays = {section.name: format.section_array(mapped, section) for section in header.sections}
-        self.tokens = arrays["tokens"]
-        self.suffixes = arrays["suffixes"]
-        self.first = arrays["first"]
-        self.samples = arrays["samples"]
-        self.document_ends = arrays["document_ends"]
-        self.document_sources = arrays["document_sources"]
-
-    def section(self, name: str) -> format.Section:
-        """Where the array of this name stands in the file."""
-        return next(section for section in self.header.sections if section.name == name)
-
-
-class Trie:
-    """Read-only, memory-mapped; any number of processes and threads may share one file.
-
-    A file that is replaced meanwhile stays readable here as it was when it was opened.
-    """
-
-    def __init__(self, path: str | Path):
-        """Open and check the header. Raises TrieFormatError for a file that is cut, altered or of another version."""
-        self.path = Path(path)
-        try:
-            with self.path.open("rb") as file:
-                self.header = format.read_header(self.path, file)
-                self.mapped = format.map_file(self.path, file, self.header)
-                if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a look-up touches single pages, far apart
-                    self.mapped.madvise(mmap.MADV_NOHUGEPAGE)
-        except OSError as error:
-            raise TrieFormatError(f"{self.path}: cannot be read ({reason(error)}).") from error
-        self.segments = tuple(Segment(segment, self.mapped) for segment in self.header.segments)
-        self.recycled = self._recycled()
-        self.source_weights = np.array([s.weight for s in self.header.sources], np.float32)
-        self.weighted = bool((self.source_weights != 1).any())
-
-    @property
-    def name(self) -> str:
-        """Short name that reports use."""
-        return self.path.stem
-
-    def _recycled(self) -> tuple[np.ndarray, ...]:
-        """What a job's model almost said: the arrays of format.RECYCLED; none if the file holds nothing of it."""
-        shapes = {name: (-1, width) if width > 1 else (-1,) for name, (_, width) in format.RECYCLED.items()}
-        return tuple(format.section_array(self.mapped, s).reshape(shapes[s.name]) for s in self.header.recycled)
+class Trie(MappedTrie):
+    """A trie file that can be asked; see `MappedTrie`."""
 
     def check_tokenizer(self, fingerprint: str, vocab_size: int, name: str) -> None:
         """Raise TokenizerMismatchError unless token ids mean the same here and for the tokenizer or model `name`."""
@@ -154,14 +106,7 @@ class Trie:
 
         Raises TrieFormatError with the first thing that is wrong.
         """
-        from lookahead.trie.check import check_trie
-
         check_trie(self, workers)
-
-    def damaged(self, what: str, section: format.Section | None = None, entry: int = 0) -> TrieFormatError:
-        """The error for a file whose parts contradict each other; where: at an entry of a section."""
-        where = f"section {section.name} at byte {section.byte(entry)}: " if section else ""
-        return TrieFormatError(f"{self.path}: {where}{what}. Rebuild.")
 
 
 def names_of(paths: Sequence[str | Path]) -> list[str]:

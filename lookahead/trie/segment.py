@@ -19,7 +19,8 @@ from lookahead.errors import CorpusError, TokenizerMismatchError, UsageError
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie import format
 from lookahead.trie.check import check_suffixes, checked_documents, checked_section, checked_tokens
-from lookahead.trie.file import Segment, Trie
+from lookahead.trie.file import Trie
+from lookahead.trie.mapped import Segment
 from lookahead.trie.runs import BASE_BYTES, Pages, Run, Scratch, merged
 from lookahead.trie.suffixes import DEPTH, SAMPLE, add_counts, add_first_tokens, sort_suffixes
 from lookahead.version import __version__

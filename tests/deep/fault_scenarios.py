@@ -138,11 +138,11 @@ def prune(made: Path) -> Scenario:
 
 def small_runs() -> None:
     """Memory for a few documents only, so that there are many runs: for this process and its children."""
-    from lookahead.trie import build
+    from lookahead.trie import segment
     from lookahead.trie.runs import Pages
     from lookahead.trie.segment import Effort
 
-    build.GROUP_DOCUMENTS = 8
+    segment.GROUP_DOCUMENTS = 8
     Effort.arrays = property(lambda self: 8)  # type: ignore[assignment]
     Effort.pages = lambda self: Pages(0)  # type: ignore[method-assign]
 
