@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lookahead.draft.drafter import DraftOptions
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree, chain, root_only
 from lookahead.trie.file import Trie
 

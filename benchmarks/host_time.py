@@ -25,7 +25,8 @@ import torch
 from lookahead.budget import goodput
 from lookahead.budget.profile import CostProfile, read_profile
 from lookahead.decode.engine import DecodingEngine, Generation
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.models.simulated import simulated_model
 from lookahead.trie.file import Trie
 from lookahead_cli.app import run

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from lookahead.decode.constraint import Constraint
     from lookahead.decode.engine import DecodingEngine, Generation
     from lookahead.decode.logprobs import TokenLogprobs
-    from lookahead.draft.drafter import Drafter, DraftOptions
+    from lookahead.draft.drafter import Drafter
+    from lookahead.draft.options import DraftOptions
     from lookahead.draft.sources import DraftSource
     from lookahead.errors import LookaheadError
     from lookahead.hf import lookahead_generate
@@ -48,7 +49,7 @@ _HOMES = {
     "prune_trie": "lookahead.trie.prune",
     "Trie": "lookahead.trie.file",
     "Drafter": "lookahead.draft.drafter",
-    "DraftOptions": "lookahead.draft.drafter",
+    "DraftOptions": "lookahead.draft.options",
     "DraftSource": "lookahead.draft.sources",
     "Constraint": "lookahead.decode.constraint",
     "DecodingEngine": "lookahead.decode.engine",

@@ -23,7 +23,7 @@ from lookahead.decode.limits import check_logprobs, is_count, shown
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.sampling import Sampling, seed_of
 from lookahead.decode.text import TextStream, text_of
-from lookahead.draft.drafter import DraftOptions
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.sources import DraftSource
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.forward.target import TargetModel

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lookahead_cli.options import draft_options
 
 if TYPE_CHECKING:
-    from lookahead.draft.drafter import DraftOptions
+    from lookahead.draft.options import DraftOptions
 
 MOST_AT_ONCE = 1024
 STRATEGIES = ["auto", "hierarchical", "parallel", "single"]  # auto, the first, needs a model

@@ -269,8 +269,9 @@ class Drafted:
 
 def draft_after(trie: Trie, context: np.ndarray, decoding_length: int) -> Drafted:
     """The tree that a request whose prompt is `context` drafts first, in a job that has not said anything yet."""
-    from lookahead.draft.drafter import Drafter, DraftOptions
+    from lookahead.draft.drafter import Drafter
     from lookahead.draft.explain import evidence
+    from lookahead.draft.options import DraftOptions
 
     drafter = Drafter([trie], DraftOptions(decoding_length=decoding_length))
     tree = drafter.start(context).draft()

@@ -16,7 +16,7 @@ from lookahead_cli import logs
 
 if TYPE_CHECKING:
     from lookahead.decode.constraint import Constraint
-    from lookahead.draft.drafter import DraftOptions
+    from lookahead.draft.options import DraftOptions
     from lookahead.trie.file import Trie
     from lookahead.trie.segment import Effort, Progress
 
@@ -289,7 +289,7 @@ def draft_options(
 
     Raises UsageError for an unknown strategy or a length that is no number.
     """
-    from lookahead.draft.drafter import DraftOptions
+    from lookahead.draft.options import DraftOptions
 
     fixed = decoding_length != "auto"
     if fixed and not decoding_length.isdecimal():

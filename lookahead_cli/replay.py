@@ -28,7 +28,7 @@ from lookahead_cli.replays import Logs
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
     from lookahead.bench.workloads import WorkloadReplay
-    from lookahead.draft.drafter import DraftOptions
+    from lookahead.draft.options import DraftOptions
     from lookahead.outputs import Input
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
     from lookahead.bench.workloads import Contender, Workload, WorkloadReplay
     from lookahead.budget.profile import CostProfile
-    from lookahead.draft.drafter import DraftOptions
+    from lookahead.draft.options import DraftOptions
     from lookahead.job.pairs import JobSettings, Log
     from lookahead.outputs import Input
     from lookahead.trie.file import Trie

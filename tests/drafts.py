@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree, chain
 
 VOCAB_SIZE = 97  # of the tiny models

@@ -23,7 +23,8 @@ from lookahead.decode.chooser import check_generation_config
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.generation_config import FIELDS
 from lookahead.decode.sampling import Sampling
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.errors import ModelError
 from lookahead.models.probe import probed
 from tests.architectures import random_prompts, tiny_model

@@ -20,8 +20,7 @@ import numpy as np
 
 from lookahead.draft import mixture
 from lookahead.draft.arrays import EXPERTS, LEADERS, STEPS
-from lookahead.draft.drafter import Drafter
-from lookahead.draft.mixture import (
+from lookahead.draft.cells import (
     ALIGNED,
     COUNTS,
     HITS,
@@ -38,6 +37,7 @@ from lookahead.draft.mixture import (
     SHARES,
     UNPLACED,
 )
+from lookahead.draft.drafter import Drafter
 from lookahead.draft.planner import EXACT, SLACK, UNHEARD
 from lookahead.draft.recycled import ANY, ASKED, KINDS
 from lookahead.trie.suffixes import DEPTH
@@ -463,8 +463,8 @@ class SlowDrafter:
 
         def sample() -> int:
             if floor <= 0:
-                return mixture.MOST_SAMPLED
-            return int(min(max(mixture.RESOLUTION * rest / floor, F(mixture.FEWEST)), F(mixture.MOST_SAMPLED)))
+                return experts.MOST_SAMPLED
+            return int(min(max(experts.RESOLUTION * rest / floor, F(experts.FEWEST)), F(experts.MOST_SAMPLED)))
 
         experts = self.experts(row, node, sample)
         while rest >= floor and (expert := next(experts, None)):

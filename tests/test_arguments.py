@@ -27,7 +27,7 @@ from lookahead.decode.chooser import CountPenalty
 from lookahead.decode.constraint import Constraint
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.sampling import Sampling
-from lookahead.draft.drafter import DraftOptions
+from lookahead.draft.options import DraftOptions
 from lookahead.errors import UsageError
 from lookahead.job.setup import EngineSettings
 from lookahead.models.load import load_model

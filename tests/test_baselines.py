@@ -14,7 +14,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from benchmarks.baselines import BASELINES, BRANCH, PROMPT_WEIGHT, OriginalTrie, PromptLookup
 from lookahead.bench.replay import replay
-from lookahead.draft.drafter import DraftOptions
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
 
 tokens = st.integers(0, 4)

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from lookahead.budget.goodput import TRIALS
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.sampling import Sampling
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain
 from lookahead.forward.batch import READ, MaskPlan, attended, bucket, pack, runs_of, work_of
 from lookahead.forward.slots import PackedSlots, slots_of

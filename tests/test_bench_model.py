@@ -15,7 +15,8 @@ import torch
 from lookahead.bench.compare import Comparison, compare
 from lookahead.bench.lossless import SHOWN, lossless
 from lookahead.decode.engine import DecodingEngine
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.slots import PackedSlots, Scores
 from lookahead.forward.target import TargetModel

@@ -22,8 +22,8 @@ from lookahead.bench.report import report_page
 from lookahead.bench.run import Run, StepLog, Turn, median_turn, progress
 from lookahead.bench.sweep import grid
 from lookahead.decode.engine import DecodingEngine
-from lookahead.draft.drafter import DraftOptions
 from lookahead.draft.explain import Step
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
 from lookahead.models.probe import probed
 from lookahead_cli.demo import samples_folder

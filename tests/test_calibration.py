@@ -23,7 +23,8 @@ from lookahead.draft.calibration import (
     computed,
     count_nodes,
 )
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.priors import formula
 
 probability = st.floats(float(LEAST), 1.0, width=32)

@@ -17,7 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCau
 from lookahead.decode.constraint import Constraint, Grammars, Guide
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.sampling import Sampling
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.errors import ConstraintError, UsageError
 from lookahead.forward.target import TargetModel
 from lookahead.models.load import load_model

@@ -27,7 +27,8 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from lookahead import hf
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.forward import kv_cache
 from lookahead.hf import lookahead_generate

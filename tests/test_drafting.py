@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lookahead.draft.calibration import EDGES, Calibration, computed
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.planner import LOOKED_BEHIND
 from lookahead.draft.tree import DraftTree, as_parallel, chain, root_only
 from lookahead.errors import UsageError

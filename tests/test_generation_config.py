@@ -19,7 +19,8 @@ from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.generation_config import FIELDS, generation_config, how_to_draw, not_used
 from lookahead.decode.own_state import own_copies
 from lookahead.decode.sampling import Sampling
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.errors import ModelError, UsageError
 from tests.architectures import plainly, random_prompts
 from tests.generate_cases import NOT_USED, Wandering, target_of, tokenizer

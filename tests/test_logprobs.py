@@ -16,7 +16,8 @@ from lookahead.api import GenerationParams, LookaheadEngine
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.logprobs import AT_ONCE, logprobs_of
 from lookahead.decode.sampling import Sampling, seed_of
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.errors import UsageError
 from lookahead.job.logprobs import LogprobsOf
 from lookahead.models.probe import probed

@@ -18,7 +18,8 @@ import torch
 from transformers import LlamaForCausalLM, MistralForCausalLM
 
 from lookahead.decode.engine import DecodingEngine
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError
 from lookahead.forward.batch import MaskPlan, pack

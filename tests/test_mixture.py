@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from lookahead.draft import runner_up
 from lookahead.draft.arrays import CHAINS, DEPTHS, LEADERS, MOST_PLACES, RECENT, SLOTS, STEPS
 from lookahead.draft.calibration import EDGES, computed
-from lookahead.draft.drafter import Drafter, DraftOptions
-from lookahead.draft.mixture import AT, CELLS, FACTORS, MEMORY
+from lookahead.draft.cells import AT, CELLS
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.mixture import FACTORS, MEMORY
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.own_text import OwnText, own_places
 from lookahead.draft.places import HIGH, LOW, ORDER, PREFIX
 from lookahead.draft.planner import EXACT

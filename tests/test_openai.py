@@ -15,7 +15,8 @@ from openai.types.shared import ErrorObject
 
 from lookahead.decode import limits
 from lookahead.decode.engine import DecodingEngine
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.job.journal import Ended
 from lookahead.job.prompt import prompts_of
 from lookahead.job.request import Request

@@ -19,7 +19,8 @@ from lookahead.budget.estimate import GPUS
 from lookahead.budget.goodput import CHANGED
 from lookahead.budget.profile import CostProfile, Forward, Setting, cached_profile, read_profile, save_to_cache, shipped_names
 from lookahead.decode.engine import DecodingEngine, Generation
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.models.load import estimated_profile
 from lookahead.models.probe import probed

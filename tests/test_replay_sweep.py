@@ -9,7 +9,7 @@ import pytest
 
 from lookahead.bench.replay_sweep import Grid, grids, replay_sweep_figure
 from lookahead.bench.workloads import Workload, replay_workloads
-from lookahead.draft.drafter import DraftOptions
+from lookahead.draft.options import DraftOptions
 from tests.cli import Cli, write_jsonl
 
 ROWS = [{"prompt_ids": [1, 2, 3, n], "response_ids": [n, 1, 2, 3, 4, 5, 6, n, 7, 8, 9]} for n in range(20, 30)]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from lookahead.decode.engine import DecodingEngine, Generation
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError
 from lookahead.job import prompt
 from lookahead.job.journal import Ended

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.draft.drafter import Drafter, DraftOptions, as_parallel
+from lookahead.draft.drafter import Drafter, as_parallel
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.priors import formula
 from lookahead.draft.tree import DraftTree
 from tests.tries import append_ids, build_ids

@@ -14,7 +14,8 @@ from transformers import GenerationConfig, LogitsProcessor
 
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.sampling import Sampling, seed_of
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.errors import UsageError
 from lookahead.models.probe import probed
 from tests.drafts import VOCAB_SIZE

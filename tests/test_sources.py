@@ -14,7 +14,8 @@ import pytest
 from lookahead.api import GenerationParams, LookaheadEngine
 from lookahead.bench.replay import replay_with
 from lookahead.decode.engine import DecodingEngine
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.sources import LONGEST, MOST_PATHS, DraftSource
 from lookahead.errors import UsageError
 from lookahead.forward.target import TargetModel

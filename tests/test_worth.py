@@ -6,7 +6,8 @@ import pytest
 
 from lookahead.budget.worth import ITS_OWN, LONGEST_REST, REST, TRIAL, Worth
 from lookahead.decode.engine import DecodingEngine
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 
 STEP, SAID = 10e-3, 4
 

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.errors import TrieFormatError
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie import format, runs, stats

@@ -27,7 +27,8 @@ from lookahead.bench.peers import peers_of
 from lookahead.bench.run import Run, StepLog, Turn, progress
 from lookahead.budget.cost import SIZES
 from lookahead.decode.engine import Clock, DecodingEngine, Generation
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError
 from lookahead.forward.memory import peak_memory, untidied

@@ -10,7 +10,7 @@ from typing import Any
 
 from lookahead.bench.replay import ReplayResult, replay
 from lookahead.corpus import CorpusReport, expand, read_documents
-from lookahead.draft.drafter import DraftOptions
+from lookahead.draft.options import DraftOptions
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.trie.file import Trie
 from lookahead.trie.prune import prune_trie

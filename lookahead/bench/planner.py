@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from lookahead.bench.compare import Comparison, compare
 from lookahead.bench.replay import Pair
 from lookahead.budget.profile import CostProfile
-from lookahead.draft.drafter import DraftOptions
+from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError
 from lookahead.models.simulated import simulated_model
 from lookahead.trie.file import Trie

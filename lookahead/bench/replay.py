@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from lookahead.bench.baselines import baseline_class
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import ObserverOf, Step, nobody
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
 from lookahead.trie.file import Trie
 

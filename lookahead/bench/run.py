@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from lookahead.decode.engine import Clock
-from lookahead.draft.drafter import DraftOptions
 from lookahead.draft.explain import Step
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
 
 

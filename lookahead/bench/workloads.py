@@ -9,7 +9,7 @@ from typing import Any
 
 from lookahead.bench.baselines import baseline_class
 from lookahead.bench.replay import Pair, ReplayResult, replay
-from lookahead.draft.drafter import DraftOptions
+from lookahead.draft.options import DraftOptions
 from lookahead.trie.file import Trie
 
 Contender = tuple[str | None, DraftOptions]  # (name of a baseline or None for our drafter, its lengths)

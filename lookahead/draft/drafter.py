@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 import numpy as np
 
@@ -27,7 +27,9 @@ from lookahead.draft.arrays import (
     shared_block,
 )
 from lookahead.draft.calibration import EDGES, Calibration
-from lookahead.draft.mixture import AT, CELLS, FACTORS, FIRST_GRADIENTS, RECYCLED, SESSION
+from lookahead.draft.cells import AT, CELLS, RECYCLED, SESSION
+from lookahead.draft.mixture import FACTORS, FIRST_GRADIENTS
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.own_text import OwnText, lead_common
 from lookahead.draft.places import SIZE, VOCABULARY, SortedText, table_of
 from lookahead.draft.priors import Priors, load_priors
@@ -35,53 +37,13 @@ from lookahead.draft.recycled import ANY, BEST, Recycled
 from lookahead.draft.runner_up import BestTokens, RunnerUpTokens
 from lookahead.draft.sources import DraftSource, Grown, Limits, Sources
 from lookahead.draft.tree import DraftTree, as_parallel, root_only
-from lookahead.errors import UsageError
 from lookahead.trie.file import Trie, names_of
 from lookahead.trie.session import SessionMemory
 
 NOTHING = np.empty(0, np.int64)
-Strategy = Literal["hierarchical", "parallel", "single", "off"]
-STRATEGIES: tuple[str, ...] = get_args(Strategy)
 THREADS = 2  # that grow the trees of a batch
 ROWS_PER_THREAD = 4  # fewer are not worth waking a thread, nor are
 NODES_PER_THREAD = 64  # fewer nodes, by the latest drafts
-
-
-@dataclasses.dataclass(frozen=True)
-class DraftOptions:
-    """How much is guessed in a step.
-
-    decoding_length  tokens in one forward: the root + the draft tokens
-    branch_length    draft tokens on one path below the root
-    price            probability that a path must have to be worth one more token in the forward
-    session_tokens   output tokens of the job that are remembered
-    adaptive         decoding_length is the limit; in an engine, each step verifies the nodes that pay at measured costs, none
-                     if none do (budget/goodput.py). False: each step drafts up to decoding_length, whatever it costs. A `Row`
-                     that is used without an engine has no budget and always does so. "off" drafts nothing: always False
-    learn            learn from what is accepted; else every job drafts by the shipped priors
-    recycle          draft from what the model almost said, too (recycled.py)
-    """
-
-    strategy: Strategy = "hierarchical"
-    decoding_length: int = 64
-    branch_length: int = 64
-    price: float = 0.0
-    session_tokens: int = 4_000_000
-    adaptive: bool = True
-    learn: bool = True
-    recycle: bool = True
-
-    def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise UsageError(f"strategy {self.strategy!r}: choose one of {', '.join(STRATEGIES)}.")
-        if self.strategy == "off":
-            object.__setattr__(self, "adaptive", False)
-        if not 1 <= self.decoding_length <= 1024 or not 1 <= self.branch_length <= 1024:
-            raise UsageError("decoding length and branch length must lie between 1 and 1024 tokens.")
-        if not 0 <= self.price <= 1:
-            raise UsageError("the price of a draft token must lie between 0 and 1.")
-        if self.session_tokens < 0:
-            raise UsageError("session tokens must be 0 or more.")
 
 
 class Guide(Protocol):

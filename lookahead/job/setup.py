@@ -17,7 +17,8 @@ from lookahead.decode.chooser import check_generation_config
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.generation_config import not_used
 from lookahead.decode.sampling import GREEDY, Sampling
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.draft.recycled import BEST
 from lookahead.draft.sources import DraftSource
 from lookahead.forward.best import best_tokens

@@ -19,7 +19,8 @@ import lookahead.job.learned
 import lookahead.job.runner
 import lookahead.job.setup  # noqa: F401
 from lookahead.budget import goodput
-from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import append_trie, build_trie
 from lookahead_cli import engines  # noqa: F401
