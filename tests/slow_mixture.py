@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from lookahead.draft import mixture
-from lookahead.draft.arrays import EXPERTS, LEADERS, STEPS
+from lookahead.draft.arrays import EXPERTS, LEADERS, MOST_SAMPLED, STEPS
 from lookahead.draft.cells import (
     ALIGNED,
     COUNTS,
@@ -38,6 +38,7 @@ from lookahead.draft.cells import (
     UNPLACED,
 )
 from lookahead.draft.drafter import Drafter
+from lookahead.draft.experts import FEWEST, RESOLUTION
 from lookahead.draft.planner import EXACT, SLACK, UNHEARD
 from lookahead.draft.recycled import ANY, ASKED, KINDS
 from lookahead.trie.suffixes import DEPTH
@@ -463,8 +464,8 @@ class SlowDrafter:
 
         def sample() -> int:
             if floor <= 0:
-                return experts.MOST_SAMPLED
-            return int(min(max(experts.RESOLUTION * rest / floor, F(experts.FEWEST)), F(experts.MOST_SAMPLED)))
+                return MOST_SAMPLED
+            return int(min(max(RESOLUTION * rest / floor, F(FEWEST)), F(MOST_SAMPLED)))
 
         experts = self.experts(row, node, sample)
         while rest >= floor and (expert := next(experts, None)):
