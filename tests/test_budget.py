@@ -10,20 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.budget.cost import EVEN, SIZES, CostCurve, MeasuredStep, bucket
+from lookahead.budget.backoff import BACKOFFS, DEBT, OWN_DEBT, Backoff
+from lookahead.budget.books import GAINS, OTHER, PLAIN, SPENT
+from lookahead.budget.cost import EVEN, SIZES, CostCurve, MeasuredStep, bucket, shape_of
 from lookahead.budget.goodput import (
     CHANGED,
-    DEBT,
-    GAINS,
-    OTHER,
-    OWN_DEBT,
-    PLAIN,
-    RESTS,
-    SPENT,
     TRIALS,
     GoodputBudget,
-    Rest,
-    shape_of,
 )
 from lookahead.budget.profile import CostProfile, Forward, Setting
 from lookahead.draft.tree import DraftTree, chain
@@ -570,7 +563,7 @@ def test_trials_take_sizes_that_forwards_have_and_know_plain_steps_too() -> None
 
 
 def test_rows_whose_drafts_never_pay_rest_ever_longer_and_wake_together() -> None:
-    rests, woke = [Rest(), Rest()], ([], [])  # type: tuple[list[Rest], tuple[list[int], list[int]]]
+    rests, woke = [Backoff(), Backoff()], ([], [])  # type: tuple[list[Backoff], tuple[list[int], list[int]]]
     for step in range(200):
         for rest, steps, began in zip(rests, woke, (0, 13), strict=True):
             if step >= began and rest.is_over(step):
@@ -578,8 +571,8 @@ def test_rows_whose_drafts_never_pay_rest_ever_longer_and_wake_together() -> Non
                 steps.append(step)
     assert woke[0][:DEBT] == list(range(DEBT))
     apart = np.diff(woke[0])
-    assert set(apart[-10:]) == {1 + RESTS[-1]}
-    assert max(apart) == 1 + RESTS[-1]
+    assert set(apart[-10:]) == {1 + BACKOFFS[-1]}
+    assert max(apart) == 1 + BACKOFFS[-1]
     assert woke[0][-10:] == woke[1][-10:]
     rests[0].drafted(100.0, 200)
     assert rests[0].is_over(201)
@@ -587,18 +580,18 @@ def test_rows_whose_drafts_never_pay_rest_ever_longer_and_wake_together() -> Non
 
 @pytest.mark.parametrize(("saved", "rests"), [((1.2, 0.0), True), ((0.9,), True), ((2.2, 0.0), False), ((1.0,), False)])
 def test_row_rests_if_drafts_save_less_on_the_whole_than_drafting_takes(saved: tuple[float, ...], rests: bool) -> None:
-    rest = Rest()
+    rest = Backoff()
     for step in range(200):
         rest.drafted(saved[step % len(saved)], step)
     assert rest.is_over(200) != rests
 
 
 def test_row_begins_as_the_one_before_ended() -> None:
-    before, drafts = Rest(), []
+    before, drafts = Backoff(), []
     for step in range(50):
         before.drafted(0.0, step)
-    for after in (None, Rest(), before):
-        rest, step = Rest(after), 0
+    for after in (None, Backoff(), before):
+        rest, step = Backoff(after), 0
         while rest.is_over(step):
             rest.drafted(0.0, step)
             step += 1

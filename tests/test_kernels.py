@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lookahead import kernels
@@ -31,6 +33,46 @@ from lookahead.most import AT_MOST
 def twice(number):
     return 2 * limited(number) + 1000 * AT_MOST
 """
+
+LAYOUT: kernels.Layout = {
+    "counts": (np.int64, ("rows", 2)),
+    "shares": (np.float64, ("columns + 1",)),
+    "tokens": (np.int32, (3,)),
+    "weights": (np.float32, ("rows", "columns")),
+}
+Arrays = namedtuple("Arrays", tuple(LAYOUT))
+arrays_arrays = kernels.unpacker(LAYOUT, Arrays)
+
+
+@kernels.kernel
+def fill(addresses):
+    """Each array with a number of its own; returns their sizes."""
+    arrays = arrays_arrays(addresses)
+    arrays.counts[:], arrays.shares[:], arrays.tokens[:], arrays.weights[:] = 1, 2, 3, 4
+    return arrays.counts.shape, arrays.shares.shape, arrays.tokens.shape, arrays.weights.shape
+
+
+def test_a_kernel_sees_the_arrays_of_a_block_as_its_layout_declares_them() -> None:
+    block = kernels.Block(LAYOUT, columns=5, rows=2)
+    assert fill(block.addresses) == ((2, 2), (6,), (3,), (2, 5))
+    for number, (name, (dtype, _)) in enumerate(LAYOUT.items(), 1):
+        assert getattr(block, name).dtype == dtype
+        assert (getattr(block, name) == number).all()
+
+
+def test_a_block_that_grows_is_seen_with_its_new_sizes() -> None:
+    block = kernels.Block(LAYOUT, columns=1, rows=1)
+    block.sizes["rows"], block.counts, block.weights = 3, np.zeros((3, 2), np.int64), np.zeros((3, 1), np.float32)
+    block.refresh()
+    assert fill(block.addresses) == ((3, 2), (2,), (3,), (3, 1))
+    assert (block.counts == 1).all()
+
+
+def test_sizes_are_those_that_the_layout_names() -> None:
+    with pytest.raises(KeyError, match="rows"):
+        kernels.Block(LAYOUT, columns=1)
+    with pytest.raises(AssertionError, match="depth"):
+        kernels.Block(LAYOUT, columns=1, rows=1, depth=1)
 
 
 @pytest.fixture

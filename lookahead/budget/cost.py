@@ -139,6 +139,12 @@ def evened(size):
 
 
 @inlined
+def shape_of(tokens, fed, bucketed):
+    """Tokens of a forward, padding included. fed: those of prompts among them."""
+    return bucket(tokens) if bucketed else evened(tokens) if fed > 0 else tokens
+
+
+@inlined
 def place_of(tokens, table, place):
     """The column behind which a size lies; place: one that is not behind it."""
     while place < table.shape[1] - 2 and table[SIZE, place + 1] <= tokens:

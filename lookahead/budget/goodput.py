@@ -25,16 +25,35 @@ nodes are worth less than those of a tree that promises little.
 from __future__ import annotations
 
 import itertools
-from collections import namedtuple
 from collections.abc import Sequence
 
 import numpy as np
 
+from lookahead.budget.books import (
+    DOUBT,
+    DOUBTED,
+    GAINED,
+    GAINS,
+    KEPT,
+    OTHER,
+    PLAIN,
+    PRICE,
+    PROMISED,
+    PROMISES,
+    RATES,
+    ROWS_PLAIN,
+    ROWS_SPENT,
+    SAVED,
+    SPARE,
+    SPENT,
+    TREES,
+    books_arrays,
+    books_on,
+)
 from lookahead.budget.cost import (
     BELIEVED,
     BUCKETED,
     LATEST,
-    OWN,
     SEEN,
     SIZE,
     SIZES,
@@ -42,21 +61,20 @@ from lookahead.budget.cost import (
     MeasuredStep,
     as_records,
     bucket,
-    evened,
     faster_of,
     forward_of,
     observe,
     place_of,
     resized,
     seconds_of,
+    shape_of,
 )
 from lookahead.budget.profile import Forward
-from lookahead.kernels import Block, Layout, inlined, kernel, unpacker
+from lookahead.kernels import inlined, kernel
 
 TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with several, times the root of their number
 LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of draft tokens, in turn
 LOOK_SHARE = 0.002  # of the time goes into looking
-FIRST_LOOKS = 1.0  # plain steps that may go into looks before
 LOOK_APART = 10  # steps between two looks at least
 NEAR = (1, -1, 2, -2, 3, -3)  # places from the usual size in SIZES, of those that are looked at first if not believed
 MEMORY = 0.99  # weight of the past at each step: about 100 steps count
@@ -65,49 +83,16 @@ OF_LATE = 0.98  # weight of the past, at each choice, in what sizes would have s
 NOT_GROWN = 0.7  # of the least probability of a tree's nodes: that of those which were not grown, as they cost too much
 CAUTION = 1.2  # a node is drafted if its probability is worth so many times what it costs now: drafting takes time, too
 
-PROMISED, KEPT = 0, 1  # rows of the record: draft tokens that trees of about one promise should have kept, and that they did
-PROMISES = np.array([0.25, 0.4, 0.6, 0.85, 1.15, 1.5, 2.0, 2.7, 3.6, 5.0])  # of the first FIRST draft tokens
 FIRST = 15
 PERSISTS = 0.2  # of what a tree promises beside the usual, so much the next one of its row does, too
-DOUBT = 10.0  # tokens kept as promised, before any were
 UNSURE = 8.0  # steps as fast as those with other numbers of rows, before any with this one
 FADING = 0.998  # weight of the past in the record at each draft
 
 SLOWER = 1.02  # times what drafting took before: more than so much longer it does not seem to take
-DEBT = 8  # times what drafting takes: when so much more has been spent on a row's drafts than they save, it rests
-OWN_DEBT = 2  # of it, so much at least is a row's own: rows of a job are alike, so it begins as the latest one ended
-RESTS = (1, 2, 4, 8)  # steps, for each time more
 NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in so many
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
 TOLD = 8  # steps that are learned from at once: behind a forward, nothing that a kernel needs is in the caches any more
-# The state. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in such
-# steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a step
-# outside of its forward, seconds that may go into looks, and how many of the record's units DOUBT is. Sums over trees, the past
-# fading: trees, and tokens that steps with them should say. The latest choice: seconds that it saves, that its drafts save, and
-# the probability at which one more node would pay.
-PLAIN, SPENT, OTHER, SPARE, DOUBTED, TREES, RATES, SAVED, GAINED, PRICE = range(10)
-# Of each of SIZES, taken for a number of rows: the sums PLAIN and SPENT of steps with about so many. From GAINS on, taken
-# likewise, each has a row of the array: seconds that forwards of each size would have saved over plain ones, of late.
-ROWS_PLAIN, ROWS_SPENT, GAINS = range(3)
-
-# What a budget knows, for its kernels.
-BOOKS: Layout = {
-    "table": (np.float64, (OWN + 1, len(SIZES))),  # these three are the curve's, see cost.py
-    "terms": (np.float64, (BUCKETED + 1,)),
-    "latest": (np.float64, (len(SIZES), LATEST)),
-    "others": (np.float64, (LATEST,)),  # seconds outside of forwards, of the latest steps
-    "state": (np.float64, (PRICE + 1,)),
-    "of_sizes": (np.float64, (GAINS + len(SIZES), len(SIZES))),
-    "record": (np.float64, (2, len(PROMISES) + 1)),
-    # Of each tree of the latest choice: nodes taken, its root included; its promise's column of the record, and draft tokens
-    # that it should keep; those that it has kept, -1 where that is not known or is recorded.
-    "kept": (np.int64, ("trees",)),
-    "bets": (np.float64, ("trees", 2)),
-    "accepted": (np.int64, ("trees",)),
-}
-Books = namedtuple("Books", tuple(BOOKS))  # type: ignore[misc]
-books_arrays = unpacker(BOOKS, Books)
 
 
 class GoodputBudget:
@@ -200,7 +185,8 @@ class GoodputBudget:
             step = step._replace(forward=step.forward._replace(tokens=bucket(self._before)))
         self._told.append(step)
         if len(self._told) == TOLD or (not self.curve.known and self._steps <= len(TRIALS)):
-            self._learn()
+            learn(as_records(self._told), self._steps, self.books.addresses)
+            self._told.clear()
         self.settle(accepted)
 
     def _look(self, drafted: int, tokens: int, rows: int) -> int:
@@ -218,11 +204,6 @@ class GoodputBudget:
                 return self._unseen - rows
         return nodes_near(max(drafted, 3) * next(self._looks), rows)
 
-    def _learn(self) -> None:
-        """From the steps that were told since the last time."""
-        learn(as_records(self._told), self._steps, self.books.addresses)
-        self._told.clear()
-
     def _make_room(self, trees: int) -> None:
         """For so many trees in one choice."""
         books = self.books
@@ -230,16 +211,6 @@ class GoodputBudget:
         books.kept, books.bets = np.pad(books.kept, (0, more)), np.pad(books.bets, ((0, more), (0, 0)))
         books.accepted = np.pad(books.accepted, (0, more), constant_values=-1)
         books.refresh()
-
-
-def books_on(curve: CostCurve) -> Block:
-    """Those of a budget that knows nothing but this curve."""
-    books = Block(BOOKS, trees=1)
-    books.table, books.terms, books.latest = curve.table, curve.terms, curve.latest
-    books.state[DOUBTED], books.accepted[:] = DOUBT, -1
-    books.state[SPARE] = FIRST_LOOKS * curve.seconds(Forward(1)) if curve.known else 0.0
-    books.refresh()
-    return books
 
 
 def nodes_near(nodes: float, others: int) -> int:
@@ -279,31 +250,6 @@ def learn(told, steps, addresses):
         of_sizes[ROWS_SPENT, column] = MEMORY * of_sizes[ROWS_SPENT, column] + steps_spent
         of_sizes[ROWS_PLAIN, column] = MEMORY * of_sizes[ROWS_PLAIN, column] + steps_plain
         state[SPARE] += LOOK_SHARE * stands_for * spent
-
-
-class Rest:
-    """When a row is drafted for: at each step while drafts pay; while they do not, ever more rarely, down to one step in 9.
-
-    Rows that rest longest wake at the same steps, as one draft for several rows takes less than one for each.
-    after: of the row that ended last.
-    """
-
-    def __init__(self, after: Rest | None = None) -> None:
-        self._debt: float = min(after._debt, DEBT - OWN_DEBT) if after else 0.0  # see DEBT
-        self._until = 0  # number of the step at which it is over
-
-    def is_over(self, step: int) -> bool:
-        """The row is to be drafted for at the step of this number."""
-        return step >= self._until
-
-    def drafted(self, returns: float, step: int) -> None:
-        """At the step of this number drafts saved so many times what drafting took."""
-        self._debt = min(max(0.0, self._debt + 1 - returns), DEBT + len(RESTS) - 1)
-        self._until = step + 1
-        if self._debt >= DEBT:
-            rest = RESTS[int(self._debt) - DEBT]
-            apart = 1 + rest
-            self._until = step + apart if rest < RESTS[-1] else (step // apart + 1) * apart
 
 
 @kernel
@@ -499,9 +445,3 @@ def promised(probabilities, start, count):
         least = min(least, probabilities[node])
         total += least
     return total
-
-
-@inlined
-def shape_of(tokens, fed, bucketed):
-    """Tokens of a forward, padding included. fed: those of prompts among them."""
-    return bucket(tokens) if bucketed else evened(tokens) if fed > 0 else tokens

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from lookahead.budget.goodput import GoodputBudget, Rest
+from lookahead.budget.backoff import Backoff
+from lookahead.budget.goodput import GoodputBudget
 from lookahead.decode.accounting import Accounting, Clock
 from lookahead.decode.chooser import Chooser, Given, Sampler
 from lookahead.decode.constraint import Grammars
@@ -50,7 +51,7 @@ class DecodingEngine:
         self.accounting = Accounting(target, drafter, self.budget)
         self.gain = self.accounting.gain
         self._slots: Slots | None = None  # of the latest run
-        self._backoff = Rest()  # of the row that ended last, which the next ones inherit
+        self._backoff = Backoff()  # of the row that ended last, which the next ones inherit
         if sources := getattr(drafter, "sources", None):
             sources.vocab_size = target.vocab_size
         if target.mode in ("chain", "replay"):
@@ -249,7 +250,7 @@ class DecodingEngine:
     def forget(self) -> None:
         """Remember nothing of earlier requests. The budget keeps what it learned. No request may be running."""
         self.release_cache()
-        self._backoff = Rest()
+        self._backoff = Backoff()
         self.drafter.forget()
 
     def _start(self, generation: Generation) -> RunningRow | None:
@@ -263,7 +264,7 @@ class DecodingEngine:
         except Exception as error:  # transformers refuses some settings
             generation.fail(error)
             return None
-        drafts, backoff = self.drafter.start(generation.prompt_ids), Rest(self._backoff)
+        drafts, backoff = self.drafter.start(generation.prompt_ids), Backoff(self._backoff)
         return RunningRow(generation, drafts, chooser, backoff, self.target.now())
 
     @functools.cached_property

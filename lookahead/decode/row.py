@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from lookahead.budget.goodput import Rest
+from lookahead.budget.backoff import Backoff
 from lookahead.decode.chooser import Chooser
 from lookahead.decode.logprobs import logprobs_of
 from lookahead.decode.request import Generation
@@ -37,7 +37,7 @@ class RunningRow:
     is_drafted_for: at this step. backoff: when it is drafted for.
     """
 
-    def __init__(self, generation: Generation, drafts: Row, chooser: Chooser, backoff: Rest, began: float):
+    def __init__(self, generation: Generation, drafts: Row, chooser: Chooser, backoff: Backoff, began: float):
         self.generation = generation
         self.drafts = drafts
         self.chooser = chooser

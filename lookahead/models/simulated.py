@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lookahead.budget.cost import CostCurve
-from lookahead.budget.goodput import CHANGED, shape_of
+from lookahead.budget.cost import CostCurve, shape_of
+from lookahead.budget.goodput import CHANGED
 from lookahead.budget.profile import CostProfile, Forward, Setting
 from lookahead.draft.tree import DraftTree
 from lookahead.forward.batch import ALL_AT_ONCE, SMALL, runs_of, work_of
