@@ -33,6 +33,7 @@ def preload() -> None:
     from lookahead.budget import gain, goodput
     from lookahead.draft.drafter import Drafter, DraftOptions
     from lookahead.trie.build import TokenDocument, TokenizerIdentity, append_trie, build_trie
+    from lookahead.trie.edit import merge_tries, prune_trie
 
     torch.set_num_threads(1)
     Drafter([], DraftOptions(adaptive=True)).warm_up()
@@ -42,6 +43,8 @@ def preload() -> None:
         document, whose = TokenDocument([1, 2, 3] * 100, "x"), TokenizerIdentity(1000)
         build_trie([document], f"{folder}/x.trie", whose)
         append_trie([document], f"{folder}/x.trie", whose)
+        merge_tries([f"{folder}/x.trie"], f"{folder}/y.trie")
+        prune_trie(f"{folder}/y.trie", f"{folder}/y.trie", 2)
     gc.freeze()  # half a million objects: nobody looks through them again, so their pages stay shared
 
 
