@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from lookahead import api
-from lookahead.decode.model import TargetModel, load_model
+from lookahead.forward.target import TargetModel
 from lookahead.job import setup
+from lookahead.models import load
 
 DOORS = (setup, api)  # modules that call `load_model` by this name
 MOST_MODELS = 4  # that are kept
@@ -26,7 +27,7 @@ MOST_MODELS = 4  # that are kept
 
 def load_once(patch: pytest.MonkeyPatch) -> None:
     """As long as `patch` lasts."""
-    loader = Loader(load_model)
+    loader = Loader(load.load_model)
     for door in DOORS:
         patch.setattr(door, "load_model", loader)
 
@@ -37,7 +38,7 @@ def refuse_to_load(patch: pytest.MonkeyPatch) -> None:
     def no_model(*arguments: object, **options: object) -> None:
         raise AssertionError("a model is loaded")
 
-    for door in DOORS:
+    for door in (*DOORS, load):
         patch.setattr(door, "load_model", no_model)
 
 

@@ -32,11 +32,13 @@ def preload() -> None:
 
     from lookahead.budget import gain, goodput
     from lookahead.draft.drafter import Drafter, DraftOptions
-    from lookahead.trie.build import TokenDocument, TokenizerIdentity, append_trie, build_trie
-    from lookahead.trie.edit import merge_tries, prune_trie
+    from lookahead.token_documents import TokenDocument, TokenizerIdentity
+    from lookahead.trie.build import append_trie, build_trie
+    from lookahead.trie.merge import merge_tries
+    from lookahead.trie.prune import prune_trie
 
     torch.set_num_threads(1)
-    Drafter([], DraftOptions(adaptive=True)).warm_up()
+    Drafter([], DraftOptions()).warm_up()
     goodput.warm_up()
     gain.warm_up()
     with tempfile.TemporaryDirectory() as folder:

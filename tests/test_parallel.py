@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from lookahead.forward.parallel import joined
 from tests.cli import Cli, write_jsonl
+from tests.depth import deep
 from tests.jobs import MODEL, questions, rows_of, steady
 from tests.processes import Program
 
@@ -61,17 +63,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_processes_that_share_a_model_write_the_rows_of_one(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [started_as_torchrun_does, *deep([started_by_torchrun])])
+def test_processes_that_share_a_model_write_the_rows_of_one(
+    cli: Cli, tmp_path: Path, start: Callable[..., tuple[int, str]]
+) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [*questions(12), {"id": "s", "prompt": "A", "params": {"temperature": 0.9}}])
     job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 24, "--token-ids")
     assert cli(*job, "-o", tmp_path / "one.jsonl").code == 0
     out = tmp_path / "two.jsonl"
-    code, err = started_by_torchrun(*job, "-o", out, "--tp-plan", "auto", "--batch-size", 4)
+    code, err = start(*job, "-o", out, "--tp-plan", "auto", "--batch-size", 4)
     assert code == 0, err
     assert steady(out) == steady(tmp_path / "one.jsonl")
     assert sum(row["accepted_tokens"] for row in rows_of(out)) > 0
     # Nothing is left to do: the leader does not call the others, and they end too.
-    code, err = started_as_torchrun_does(*job, "-o", out, "--tp-plan", "auto", "--resume")
+    code, err = start(*job, "-o", out, "--tp-plan", "auto", "--resume")
     assert code == 0, err
 
 
