@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
-from tests import architectures
+from tests import architectures, loading
 
 torch.set_num_threads(1)
 if "PYTEST_XDIST_WORKER" in os.environ:  # tests run beside each other, and so do the commands that they start
@@ -22,10 +23,38 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # tests run beside each other, and so d
 
 LONGEST = ("test_workers", "test_job_resume", "test_parallel", "test_custom_generate", "test_api", "test_cli_bench")
 
+hypothesis.settings.register_profile("fast", max_examples=25, deadline=None)
+hypothesis.settings.register_profile("deep", max_examples=200, deadline=None)
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests take longest first: what is left at the end, when workers share out the rest, is short."""
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`-m deep` takes the deep profile of hypothesis, and so does HYPOTHESIS_PROFILE=deep."""
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("deep" if selects_deep(config) else "fast"))
+
+
+def selects_deep(config: pytest.Config) -> bool:
+    expression = config.option.markexpr
+    return "deep" in expression and "not deep" not in expression
+
+
+@pytest.hookimpl(tryfirst=True)  # marks are there before others select by them
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Properties are deep tests too, where these are asked for. Files whose tests take longest come first: what is left at the
+    end, when workers share out the rest, is short.
+    """
+    if selects_deep(config):
+        for item in items:
+            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+                item.add_marker(pytest.mark.deep)
     items.sort(key=lambda item: item.path.stem not in LONGEST)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def models_are_loaded_once() -> Iterator[None]:
+    """See loading.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        loading.load_once(patch)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

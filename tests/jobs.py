@@ -6,24 +6,32 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lookahead_cli.demo import samples_folder
+from tests.processes import Program
 
 MODEL = samples_folder() / "demo-model"
 PROMPTS = [json.loads(line)["prompt"] for line in (samples_folder() / "prompts.jsonl").read_text("utf-8").splitlines()]
 UNSTEADY = {"seconds", "steps", "draft_tokens", "accepted_tokens", "edl", "accepted_by_source"}  # hang on what is remembered
 
 
-def job_process(*options: object, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
-    """`lookahead generate` with the demo model. before: called in the new process, such as to limit it."""
-    command = [sys.executable, "-c", "from lookahead_cli.app import main; main()", "generate", "--model", str(MODEL)]
+COMMAND = "from lookahead_cli.app import main; main()"
+
+
+def job_process(*options: object, limits: Mapping[str, int] | None = None) -> Program:
+    """`lookahead generate` with the demo model, in a process that starts at once. limits: see `Program`."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*command, *map(str, options)], stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=before
-    )
+    return Program(COMMAND, "generate", "--model", MODEL, *options, environment=environment, limits=limits)
+
+
+def installed_command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """`lookahead`, as users start it."""
+    command = [Path(sys.executable).with_name("lookahead"), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, env=environment, timeout=300)
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.trie import format
@@ -90,7 +90,6 @@ def corpora_in_parts(draw):
 
 @pytest.mark.parametrize("make", WAYS)
 @given(corpora_in_parts())
-@settings(max_examples=25, deadline=None)
 def test_counts_continuations_and_longest_matches_are_those_of_a_scan(make, corpus):
     parts, contexts, vocab_size = corpus
     with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +113,6 @@ def test_texts_longer_than_a_window_and_alike_beyond_the_depth_are_counted(make,
 
 @pytest.mark.parametrize("make", [merged, merged_from_appended_files])
 @given(corpora_in_parts())
-@settings(max_examples=15, deadline=None)
 def test_merge_is_the_build_over_all_corpora_array_for_array(make, corpus):
     parts, _, vocab_size = corpus
     with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +127,6 @@ def test_merge_is_the_build_over_all_corpora_array_for_array(make, corpus):
 
 
 @given(corpora(longest=12), st.permutations(range(6)))
-@settings(max_examples=20, deadline=None)
 def test_counts_do_not_depend_on_the_order_of_documents(corpus, order):
     documents, vocab_size = corpus
     shuffled = [documents[number] for number in order if number < len(documents)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from lookahead.trie.build import MAX_SEGMENTS, append_trie, kept_segments
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
 from lookahead.trie.segment import Effort
+from tests.processes import Program
 from tests.tries import ARRAYS, FINGERPRINT, append_ids, assert_answers, build_ids, rewrite_arrays, tiny_runs
 
 DOCUMENTS = [[1, 2, 3, 4, 1, 2, 3, 5], [7]]
@@ -308,8 +307,7 @@ for number in range(4):
 def test_processes_that_append_to_one_trie_at_once_lose_nothing(tmp_path):
     path = tmp_path / "shared.trie"
     build_ids(path, [[9, 8]], source="first")
-    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    others = [subprocess.Popen([sys.executable, "-c", APPENDING, path, source], **piped) for source in ("a", "b")]
+    others = [Program(APPENDING, path, source) for source in ("a", "b")]
     for other in others:
         assert other.stdout.readline() == "ready\n"
     for other in others:

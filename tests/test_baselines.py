@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -106,7 +106,6 @@ def test_prompt_lookup_drafts_nothing_behind_a_new_token_or_after_the_request():
     assert drafted(lookup, [3, 1, 5, 1]) == [(5,), (5, 1)]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(0, 40))
 def test_prompt_lookup_drafts_what_hugging_face_drafts(text, prompt_length):
     prompt, output = text[: max(1, prompt_length)], text[max(1, prompt_length) :]
@@ -217,7 +216,6 @@ def branches(text: list[int], longest: int, whole: bool) -> Counter[tuple[int, .
     return counts
 
 
-@settings(max_examples=200, deadline=None)
 @given(requests, st.integers(1, 4))
 def test_frequencies_are_those_of_a_trie_that_inserts_every_branch(requests, branch_length):
     trie = OriginalTrie([], DraftOptions(decoding_length=1024, branch_length=branch_length))
@@ -250,7 +248,6 @@ def test_frequencies_are_those_of_a_trie_that_inserts_every_branch(requests, bra
 
 
 @pytest.mark.parametrize("name", BASELINES)
-@settings(max_examples=100, deadline=None)
 @given(
     requests=requests,
     decoding_length=st.integers(1, 24),

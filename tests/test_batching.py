@@ -11,7 +11,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.budget.goodput import TRIALS
@@ -55,7 +55,6 @@ def prompts(draw):
     decoding_length=st.sampled_from([1, 4, 16]),
     bucketed=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
 def test_any_schedule_yields_what_each_row_says_alone(
     target, alone, rows, batch_size, prefill_chunk, decoding_length, bucketed
 ):
@@ -240,7 +239,6 @@ def test_neighbours_share_a_call_of_attention_where_padding_costs_less(sizes, pa
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 900)), min_size=1, max_size=7).filter(lambda s: any(n for n, _ in s)),
     st.sampled_from([0.0, 300.0, 3000.0, 1e18]),
 )
-@settings(max_examples=200, deadline=None)
 def test_no_other_sharing_of_calls_costs_less(slots, call):
     sizes, pasts = np.array(slots).T.copy()
 
@@ -280,7 +278,6 @@ def test_no_other_sharing_of_calls_costs_less(slots, call):
     st.sampled_from([0.0, 200.0, 1e9]),
     st.integers(0, 1000),
 )
-@settings(max_examples=100, deadline=None)
 def test_each_token_sees_its_slots_past_its_ancestors_and_itself_within_the_window(slots, window, call, seed):
     random = np.random.default_rng(seed)
     trees, parents = [], []

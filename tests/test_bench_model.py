@@ -25,6 +25,7 @@ from lookahead.models.probe import probed
 from lookahead_cli.demo import samples_folder
 from tests.architectures import tiny_config
 from tests.cli import Cli, write_jsonl
+from tests.depth import deep
 from tests.drafts import VOCAB_SIZE
 
 MODEL = samples_folder() / "demo-model"
@@ -127,7 +128,7 @@ def test_batch_size_is_not_for_a_replay_without_a_model(cli: Cli, pairs: Path) -
 # divergences
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "mixtral"])
+@pytest.mark.parametrize("architecture", ["llama", *deep(["gemma3", "mixtral"])])
 def test_divergences_of_a_healthy_bfloat16_model_are_near_ties(half: Callable[..., TargetModel], architecture: str) -> None:
     target, prompts = half(architecture), prompts_of(16)
     plain = answers(target, prompts, DraftOptions(strategy="off"), 1)
@@ -328,7 +329,7 @@ def forced(target: TargetModel, batch_size: int) -> Comparison:
     return found
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt_neo"])
+@pytest.mark.parametrize("architecture", ["llama", *deep(["gpt_neo"])])
 def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(
     tiny_model: Callable[..., Any], architecture: str
 ) -> None:

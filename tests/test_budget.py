@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.budget.backoff import BACKOFFS, DEBT, OWN_DEBT, Backoff
@@ -286,7 +286,6 @@ def test_what_is_kept_of_a_tree_is_a_tree_of_its_first_nodes() -> None:
     st.one_of(st.just(0), st.integers(1, 40)),
     st.integers(-1, len(SIZES) - 1),
 )
-@settings(deadline=None, max_examples=300)
 def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], speed: float, before: int, usual: int) -> None:
     """Against every number of nodes, each priced in plain Python, a forward of another size than the one before higher, and one
     of an unusual size.

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lookahead.draft.arrays import BINS, DEPTHS
@@ -32,7 +32,6 @@ ONE = bin_of(np.float32(1.0))
 
 
 @given(probability)
-@settings(max_examples=200, deadline=None)
 def test_bin_of_a_probability_is_the_one_between_whose_edges_it_lies(p):
     number = bin_of(np.float32(p))
     assert EDGES[number] <= p < EDGES[number + 1]
@@ -49,7 +48,6 @@ def test_bins_are_eight_to_an_octave():
     st.lists(st.integers(0, 2)),
     st.integers(1, 26),
 )
-@settings(max_examples=150, deadline=None)
 def test_nodes_behind_verified_ones_count_as_predicted_and_those_of_them_that_were_said_as_accepted(nodes, said, verified):
     paths, reach = [()], [1.0]
     parents, token_ids = [-1], [9]
@@ -90,7 +88,6 @@ def calibration_of(counts, ratio=1.0):
 
 
 @given(counts, st.sampled_from([0.5, 1.0, 1.5]))
-@settings(max_examples=200, deadline=None)
 def test_curve_never_falls_and_stays_a_probability(counts, ratio):
     curve = calibration_of(counts, ratio).curve
     assert (np.diff(curve) >= 0).all()
@@ -103,7 +100,6 @@ def test_curve_never_falls_and_stays_a_probability(counts, ratio):
 @example([(186, 1.0, 0.0)], 1 - 2**-53)  # as float32 the price is 1
 @example([(170, 117.0, 1.0)], 1 - 2**-53)
 @example([(191, 5.0, 0.0)], 0.5)  # what every probability from a half on is worth
-@settings(max_examples=200, deadline=None)
 def test_computed_probability_of_a_price_is_worth_the_price(counts, price):
     calibration = calibration_of(counts)
     curve = calibration.curve
@@ -118,7 +114,6 @@ def test_computed_probability_of_a_price_is_worth_the_price(counts, price):
 
 
 @given(counts, probability)
-@settings(max_examples=100, deadline=None)
 def test_between_edges_the_curve_is_interpolated(counts, p):
     curve = calibration_of(counts).curve
     assert calibrated(np.float32(p), EDGES, curve) == pytest.approx(np.interp(p, EDGES, curve), rel=1e-4, abs=1e-9)
@@ -156,7 +151,6 @@ def test_past_counts_half_when_there_is_much_of_it(name):
 
 
 @given(st.lists(st.tuples(st.integers(1, DEPTHS - 1), st.floats(0, 300), st.floats(0, 1)), max_size=60))
-@settings(max_examples=100, deadline=None)
 def test_factor_of_a_depth_is_that_of_what_was_accepted_there_and_never_rises(seen):
     calibration = Calibration()
     for depth, promised, share in seen:

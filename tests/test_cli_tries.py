@@ -15,6 +15,8 @@ import pytest
 
 from lookahead.trie.file import Trie
 from tests.cli import Cli, write_jsonl
+from tests.jobs import COMMAND
+from tests.processes import Program
 
 
 @pytest.fixture
@@ -367,12 +369,9 @@ def test_pipe_or_device_is_never_replaced_by_a_file(cli: Cli, corpus: Path, toke
 
 
 def test_reader_that_leaves_early_is_no_error(ids_trie: Path) -> None:
-    code = "import sys; from lookahead_cli.app import main; sys.argv = ['lookahead', 'inspect-trie', sys.argv[1]]; main()"
-    with subprocess.Popen([sys.executable, "-c", code, str(ids_trie)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stderr is not None
+    with Program(COMMAND, "inspect-trie", ids_trie) as child:
         child.stdout.close()
-        assert child.stderr.read() == b""
+        assert child.stderr.read() == ""
         assert child.wait() == 0
 
 

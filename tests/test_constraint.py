@@ -26,6 +26,7 @@ from lookahead.models.probe import probed
 from lookahead.tokenizer import load_tokenizer
 from lookahead_cli.demo import samples_folder
 from tests.cli import Cli, write_jsonl
+from tests.depth import deep
 from tests.schemas import SCHEMAS
 
 MODEL = samples_folder() / "demo-model"
@@ -101,14 +102,20 @@ def schema(value: dict[str, Any], **wishes: Any) -> Sampling:
 # answers
 
 
+WAYS = ((DRAFTS, 4, 2), (DraftOptions(adaptive=True), 8, 1))  # drafts, rows at once, how many times the same is asked
+
+
+@pytest.mark.parametrize("ways", [WAYS, *deep([((DRAFTS, 1, 1),)])], ids=len)
 @pytest.mark.parametrize("model", ["demo", "random_model"])
-def test_answers_validate_and_are_those_without_drafts(model: str, tokenizer: Any, request: pytest.FixtureRequest) -> None:
+def test_answers_validate_and_are_those_without_drafts(
+    model: str, ways: Any, tokenizer: Any, request: pytest.FixtureRequest
+) -> None:
     target = request.getfixturevalue(model)
     wishes = [schema(each) for each in SCHEMAS.values()]
     plain = answers(target, tokenizer, wishes, batch_size=8)
     for name, generation in zip(SCHEMAS, plain, strict=True):
         jsonschema.validate(json.loads(text_of(tokenizer, generation)), SCHEMAS[name])
-    for options, batch_size, times in ((DRAFTS, 1, 1), (DRAFTS, 4, 2), (DraftOptions(adaptive=True), 8, 1)):
+    for options, batch_size, times in ways:
         found = answers(target, tokenizer, wishes, options, batch_size, times=times)
         for name, before, generation in zip(SCHEMAS, plain, found, strict=True):
             assert generation.token_ids == before.token_ids, name
@@ -116,10 +123,11 @@ def test_answers_validate_and_are_those_without_drafts(model: str, tokenizer: An
             assert sum(g.steps for g in found) < 0.7 * sum(g.steps for g in plain)
 
 
+@pytest.mark.parametrize("batch_size", [3, *deep([1])])
 @pytest.mark.parametrize(
     "wishes",
     [
-        {"temperature": 1.0},
+        *deep([{"temperature": 1.0}]),
         {"temperature": 0.8, "top_p": 0.9, "top_k": 40},
         {"repetition_penalty": 1.3},
         {"temperature": 1.0, "presence_penalty": 1.0, "min_p": 0.02},
@@ -128,12 +136,13 @@ def test_answers_validate_and_are_those_without_drafts(model: str, tokenizer: An
     ],
     ids=str,
 )
-def test_samplers_keep_to_the_constraint_too(demo: TargetModel, tokenizer: Any, wishes: dict[str, Any]) -> None:
+def test_samplers_keep_to_the_constraint_too(
+    demo: TargetModel, tokenizer: Any, wishes: dict[str, Any], batch_size: int
+) -> None:
     sampled = [schema(SCHEMAS[name], **wishes) for name in ("person", "list of points", "told apart by kind")]
     plain = answers(demo, tokenizer, sampled, room=70)
-    for batch_size in (1, 3):
-        found = answers(demo, tokenizer, sampled, DRAFTS, batch_size, room=70, times=2)
-        assert [g.token_ids for g in found] == [g.token_ids for g in plain]
+    found = answers(demo, tokenizer, sampled, DRAFTS, batch_size, room=70, times=2)
+    assert [g.token_ids for g in found] == [g.token_ids for g in plain]
     if "stop" not in wishes:
         for generation, wish in zip(plain, sampled, strict=True):
             jsonschema.validate(json.loads(text_of(tokenizer, generation)), json.loads(wish.constraint.text))
@@ -165,12 +174,12 @@ def test_regular_expressions_choices_and_grammars(
 
 def test_each_row_has_its_own_and_some_have_none(demo: TargetModel, tokenizer: Any) -> None:
     wishes = [schema(SCHEMAS["person"]), Sampling(), Sampling(constraint=Constraint.of("choice", ["yes", "no"])), Sampling()]
-    alone = [answers(demo, tokenizer, [Sampling()] * n + [wish])[n].token_ids for n, wish in enumerate(wishes)]
-    assert [g.token_ids for g in answers(demo, tokenizer, wishes, DRAFTS, 4)] == alone
-    assert text_of(tokenizer, answers(demo, tokenizer, wishes)[2]) in ("yes", "no")
+    alone = [answers(demo, tokenizer, [Sampling()] * n + [wish], room=60)[n] for n, wish in enumerate(wishes)]
+    assert [g.token_ids for g in answers(demo, tokenizer, wishes, DRAFTS, 4, room=60)] == [g.token_ids for g in alone]
+    assert text_of(tokenizer, alone[2]) in ("yes", "no")
 
 
-@pytest.mark.parametrize("room", [1, 2, 5, 20, 40, 60])
+@pytest.mark.parametrize("room", [1, 5, 40, *deep([2, 20, 60])])
 @pytest.mark.parametrize("wish", [{}, {"temperature": 1.5}, {"repetition_penalty": 1.2}], ids=str)
 def test_answers_are_complete_if_there_is_room_for_any(
     random_model: TargetModel, tokenizer: Any, grammars: Grammars, room: int, wish: dict[str, Any]
@@ -256,6 +265,7 @@ def test_allowed_tokens_are_those_that_are_allowed_one_by_one(grammars: Grammars
 # cost
 
 
+@pytest.mark.deep  # it measures times
 def test_a_step_costs_a_small_part_of_the_output_layer_at_a_large_vocabulary() -> None:
     """128,000 tokens. What a step asks: what must come, which nodes are possible, is the best token allowed; and the mask."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -7,7 +7,7 @@ import gzip
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead import corpus
@@ -101,7 +101,6 @@ WORDS = st.lists(
 
 
 @given(st.lists(WORDS, min_size=1, max_size=3), st.integers(0, 20))
-@settings(max_examples=30, deadline=None)
 def test_long_prompt_keeps_the_tokens_it_would_keep_if_it_were_tokenized_whole(tmp_path_factory, tokenizer, prompts, offset):
     path = tmp_path_factory.getbasetemp() / "prompts.jsonl"
     rows = [{"prompt": ("y" * offset + " ".join(words)), "response": " the dog"} for words in prompts]

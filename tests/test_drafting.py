@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lookahead.draft.calibration import EDGES, Calibration, computed
@@ -58,7 +58,6 @@ def answered(drafter, prompt, answer):
     st.one_of(st.none(), st.integers(0, 10)),
     st.sampled_from([0.0, 0.02, 0.3]),
 )
-@settings(max_examples=80, deadline=None)
 def test_every_draft_is_a_tree_within_all_limits(requests, strategy, decoding_length, branch_length, budget, longest, price):
     drafter = Drafter([], DraftOptions(strategy, decoding_length, branch_length, price))
     for prompt, steps in requests:
@@ -89,7 +88,6 @@ def test_every_draft_is_a_tree_within_all_limits(requests, strategy, decoding_le
 
 
 @given(requests, document_lists)
-@settings(max_examples=30, deadline=None)
 def test_children_of_a_node_share_at_most_its_probability(tmp_path_factory, requests, documents):
     drafter = Drafter([build_ids(tmp_path_factory.mktemp("t") / "x.trie", documents)], DraftOptions(decoding_length=40))
     for prompt, steps in requests:
@@ -206,7 +204,6 @@ def test_branch_of_a_heavier_source_is_drafted_first(make_trie):
 
 
 @given(st.lists(document_lists, min_size=2, max_size=4), st.lists(token, min_size=1, max_size=2))
-@settings(max_examples=30, deadline=None)
 def test_next_tokens_of_a_trie_of_many_segments_are_those_of_the_merged_one(tmp_path_factory, parts, context):
     path = tmp_path_factory.mktemp("parts") / "x.trie"
     trie = build_ids(path, parts[0])
@@ -339,7 +336,6 @@ def test_ended_row_makes_room_for_the_next():
 
 @given(st.lists(token, min_size=10, max_size=40))
 @example([0, 0, 0, 0, 2, 1, 0, 1, 1, 0, 2, 1, 2, 1, 0, 0, 0])  # a likely token after one worth too little to be looked behind
-@settings(max_examples=40, deadline=None)
 def test_tree_of_a_higher_price_is_the_beginning_of_that_of_a_lower_one(text):
     row = Drafter([], DraftOptions(decoding_length=1000)).start(text)
     cheap, dear = row.draft(None, 3, price=0.05), row.draft(None, 3, price=0.2)

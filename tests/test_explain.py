@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -123,7 +123,6 @@ def explained_trees(draw):
 
 
 @given(explained_trees())
-@settings(max_examples=300, deadline=None)
 def test_every_node_is_drawn_once_or_counted_as_left_out_and_stands_behind_its_parent(explained):
     tree, accepted, own, most = explained
     found = outline(tree, NAMES, accepted, own, most)
@@ -342,7 +341,6 @@ def test_replay_of_ids_is_drawn_as_ids_and_says_how_many_are_not_shown():
 
 
 @given(explained_trees(), st.sampled_from([30, 80, 100]), st.randoms())
-@settings(max_examples=100, deadline=None)
 def test_drawing_fits_its_width_and_holds_all_of_the_text(explained, width, random):
     tree, accepted, own, most = explained
     tree.token_ids[:] = [random.randrange(len(Words.words)) for _ in range(len(tree))]

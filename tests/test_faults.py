@@ -9,7 +9,7 @@ import warnings
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.errors import TrieFormatError
@@ -264,7 +264,6 @@ def places(value):
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
 def test_anything_anywhere_in_the_header_is_refused_or_harmless(two_segments, tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "fuzzed.trie"
     path.unlink(missing_ok=True)

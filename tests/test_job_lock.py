@@ -24,6 +24,7 @@ from lookahead.job.resume import files_of
 from lookahead.job.totals import JobTotals
 from tests.cli import Cli, write_jsonl
 from tests.jobs import MODEL, questions, rows_of
+from tests.loading import refuse_to_load
 
 pytest.importorskip("fcntl")
 
@@ -243,10 +244,7 @@ def test_job_through_a_link_writes_beside_its_target_and_the_link_stays(cli: Cli
 
 
 def test_second_job_is_refused_before_a_model_is_loaded(cli: Cli, files: JobFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_model(*arguments: object, **options: object) -> None:
-        raise AssertionError("a model is loaded")
-
-    monkeypatch.setattr("lookahead.models.load.load_model", no_model)
+    refuse_to_load(monkeypatch)
     source = write_jsonl(files.out.with_name("in.jsonl"), questions(1))
     for out in (files.out, files.out.with_name("out.parquet")):
         job = ("generate", "--model", MODEL, "--input", source, "-o", out)

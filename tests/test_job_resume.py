@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import resource
 import signal
 import time
 from pathlib import Path
@@ -15,11 +13,10 @@ import pytest
 
 from lookahead.errors import LookaheadError
 from tests.cli import Cli, write_jsonl
-from tests.jobs import MODEL, PROMPTS, job_process, questions, rows_of, steady
+from tests.jobs import MODEL, PROMPTS, installed_command, job_process, questions, rows_of, steady
 
-# A SIGKILL, a SIGTERM, and so on.
-KILLS = int(os.environ.get("KILLS", 2))  # more by hand: KILLS=30 JOB_ROWS=2000 pytest tests/test_job_resume.py -k kill
-ROWS = int(os.environ.get("JOB_ROWS", 120))
+KILLS = (signal.SIGKILL, signal.SIGTERM)  # tests/deep/test_killed_jobs.py does it a hundred times
+ROWS = 120
 
 
 @pytest.fixture
@@ -77,31 +74,26 @@ def wait_for_rows(path: Path, count: int) -> None:
     raise AssertionError(f"no {count} rows in {path}")
 
 
-def run_to_the_end(*options: object) -> None:
-    with job_process(*options) as job:
-        _, err = job.communicate()
-        assert job.returncode == 0, err
-
-
 def test_job_killed_again_and_again_says_what_an_uninterrupted_one_says(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", questions(ROWS))
     options = ("--input", source, "--max-new-tokens", 24, "--token-ids", "--quiet")
-    run_to_the_end(*options, "-o", tmp_path / "whole.jsonl")
+    ended = installed_command("generate", "--model", MODEL, *options, "-o", tmp_path / "whole.jsonl")
+    assert ended.returncode == 0, ended.stderr
     duration = json.loads((tmp_path / "whole.jsonl.manifest.json").read_text())["counts"]["seconds"]
     out = tmp_path / "out.jsonl"
-    draw = random.Random()
-    for kill in range(KILLS):
-        number = (signal.SIGKILL, signal.SIGTERM)[kill % 2]
+    draw = random.Random(1)
+    for number in KILLS:
         held = out.read_bytes().count(b"\n") if out.exists() else 0
         with job_process(*options, "-o", out, "--resume") as child:
             if held < ROWS:
                 wait_for_rows(out, held + 1)
-            time.sleep(draw.uniform(0, 1.6 * duration / KILLS))
+            time.sleep(draw.uniform(0, 1.6 * duration / len(KILLS)))
             child.send_signal(number)
             child.communicate()
             assert child.returncode in (-number, 128 + number, 0)
-    print(f"{out.read_bytes().count(10)} of {ROWS} rows when killed for the last time")
-    run_to_the_end(*options, "-o", out, "--resume")
+    with job_process(*options, "-o", out, "--resume") as child:
+        _, err = child.communicate()
+    assert child.returncode == 0, err
     assert steady(out) == steady(tmp_path / "whole.jsonl")
     counts = json.loads((tmp_path / "out.jsonl.manifest.json").read_text())["counts"]
     whole = json.loads((tmp_path / "whole.jsonl.manifest.json").read_text())["counts"]
@@ -143,10 +135,7 @@ def test_full_disk_is_named_and_the_job_goes_on_when_there_is_room(cli: Cli, tmp
     out = tmp_path / "out.jsonl"
     options = ("--input", source, "-o", out, "--max-new-tokens", 8, "--quiet", "--resume")
 
-    def small_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
-
-    with job_process(*options, before=small_disk) as child:
+    with job_process(*options, limits={"RLIMIT_FSIZE": 6000}) as child:
         _, err = child.communicate()
     assert child.returncode == 1
     assert "write failed (File too large)" in err

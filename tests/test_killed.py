@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,9 +16,10 @@ from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
 from lookahead.trie.prune import prune_trie
 from lookahead.trie.segment import Effort
+from tests.depth import deep
+from tests.processes import Program
 
 IDENTITY = TokenizerIdentity(1000)
-KILLS = int(os.environ.get("KILLS", 3))  # of each command; more by hand: KILLS=50 pytest tests/test_killed.py
 
 # Says when it begins, so that the kill falls into the work and not into the imports.
 CHILD = """
@@ -56,9 +54,10 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("kills", [3, *deep([50])])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_killed_command_leaves_the_old_file_or_the_new_one_whole(
-    command: str, before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, kills: int, before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     shutil.copytree(before, tmp_path / "whole")
@@ -66,13 +65,13 @@ def test_killed_command_leaves_the_old_file_or_the_new_one_whole(
     COMMANDS[command](tmp_path / "whole")
     duration = time.perf_counter() - began
     old, new = (folder.joinpath("target.trie").read_bytes() for folder in (before, tmp_path / "whole"))
-    for number in range(KILLS):
+    draw = random.Random(f"{command} {kills}")
+    for number in range(kills):
         folder = tmp_path / str(number)
         shutil.copytree(before, folder)
-        with subprocess.Popen([sys.executable, "-c", CHILD, command, str(folder)], stdout=subprocess.PIPE) as child:
-            assert child.stdout is not None
+        with Program(CHILD, command, folder) as child:
             child.stdout.readline()
-            time.sleep(random.uniform(0, 1.2 * duration))
+            time.sleep(draw.uniform(0, 1.2 * duration))
             child.send_signal(signal.SIGKILL)
         assert (folder / "target.trie").read_bytes() in (old, new)
         Trie(folder / "target.trie").verify()

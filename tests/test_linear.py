@@ -25,6 +25,7 @@ from lookahead.models.linear import (
 from lookahead.models.load import load_model
 from lookahead.models.probe import probed
 from tests.architectures import VOCAB_SIZE, decoded, plainly, random_prompts
+from tests.depth import deep
 from tests.drafts import drafter_of
 
 DEMO = "samples/demo-model"
@@ -60,8 +61,12 @@ def test_laid_out_layer_says_what_the_layer_says(
     assert after.weight.equal(before.weight), "a model that looks into its layer finds the weight"
 
 
+WAYS = [("perfect", 3), ("random_trees", 1)]
+
+
+@pytest.mark.parametrize("ways", [WAYS, *deep([[("perfect", 1), ("random_trees", 3)]])], ids=str)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_model_says_the_same_and_any_draft_yields_its_plain_tokens(tiny_model, make_trie, architecture):  # type: ignore[no-untyped-def]
+def test_model_says_the_same_and_any_draft_yields_its_plain_tokens(tiny_model, make_trie, architecture, ways):  # type: ignore[no-untyped-def]
     stock = tiny_model(architecture)
     model = lay_out(copy.deepcopy(stock))
     prompts = random_prompts()
@@ -72,10 +77,9 @@ def test_model_says_the_same_and_any_draft_yields_its_plain_tokens(tiny_model, m
     target = probed(model)
     assert target.mode == probed(stock).mode
     trie = make_trie([[*prompt, *answer] for prompt, answer in answers], VOCAB_SIZE)
-    for draft in ("perfect", "random_trees"):
-        for batch_size in (1, 3):
-            done = decoded(DecodingEngine(target, drafter_of(draft, answers, trie), batch_size), prompts)
-            assert [g.token_ids for g in done] == [answer for _, answer in answers], (draft, batch_size)
+    for draft, batch_size in ways:
+        done = decoded(DecodingEngine(target, drafter_of(draft, answers, trie), batch_size), prompts)
+        assert [g.token_ids for g in done] == [answer for _, answer in answers], (draft, batch_size)
 
 
 def test_weights_are_let_go_but_for_those_that_others_share() -> None:

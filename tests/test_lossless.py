@@ -27,6 +27,7 @@ from lookahead.forward.kv_cache import SequenceCache, SlotCache, zeros
 from lookahead.forward.sequence import BufferState
 from lookahead.models.probe import _difference, _scores_alone, probed
 from tests.architectures import NEW_TOKENS, SAYS_ENOUGH, decoded, plainly, random_prompts
+from tests.depth import deep
 from tests.drafts import DRAFTS, VOCAB_SIZE, KnownAnswer, always_wrong, drafter_of, perfect, random_trees
 
 MODES = {  # python -m tests.architectures knows more of them
@@ -52,6 +53,14 @@ MODES = {  # python -m tests.architectures knows more of them
     "mamba": "plain",
 }
 PROMPTS = random_prompts((1, 9, 20))
+
+IN_FULL = ("llama", "gptj", "gpt_neo", "qwen3_next", "mamba")  # one of each mode: every draft at every batch size
+PRODUCT = list(itertools.product(DRAFTS, (1, 3, 8)))
+FEW = [("perfect", 3), ("random_trees", 3)]
+WAYS = [
+    *((name, PRODUCT if name in IN_FULL else FEW) for name in MODES),
+    *deep((name, [way for way in PRODUCT if way not in FEW]) for name in MODES if name not in IN_FULL),
+]
 
 
 @pytest.fixture(scope="session")
@@ -85,14 +94,18 @@ def test_probe_finds_the_same_in_half_precision(tiny_model, target_of, architect
     assert probed(rounded).mode == target_of(architecture).mode
 
 
-@pytest.mark.parametrize("architecture", MODES)
-def test_any_draft_at_any_batch_size_yields_the_plain_greedy_tokens(tiny_model, target_of, make_trie, device, architecture):
+@pytest.mark.parametrize(
+    ("architecture", "ways"), WAYS, ids=lambda value: value if isinstance(value, str) else f"{len(value)} ways"
+)
+def test_any_draft_at_any_batch_size_yields_the_plain_greedy_tokens(
+    tiny_model, target_of, make_trie, device, architecture, ways
+):
     target, model = target_of(architecture, device), tiny_model(architecture, device)
     prompts = random_prompts()  # more than slots
     answers = [(prompt, plainly(model, prompt)) for prompt in prompts]
     assert len({token for _, answer in answers for token in answer}) >= SAYS_ENOUGH
     trie = make_trie([[*prompt, *answer] for prompt, answer in answers], VOCAB_SIZE)
-    for draft, batch_size in itertools.product(DRAFTS, (1, 3, 8)):
+    for draft, batch_size in ways:
         drafter = drafter_of(draft, answers, trie)
         done = decoded(DecodingEngine(target, drafter, batch_size, prefill_chunk=6 if batch_size == 3 else 512), prompts)
         for generation, (_, answer) in zip(done, answers, strict=True):
@@ -162,7 +175,7 @@ def test_stream_left_early_frees_its_row_for_the_next_request(target_of, answers
 # ---- where an answer ends
 
 
-@pytest.mark.parametrize("place", range(1, 12))
+@pytest.mark.parametrize("place", [1, 7, 8, 9, 11, *deep([2, 3, 4, 5, 6, 10])])  # a draft has seven tokens
 def test_answer_stops_at_an_end_of_sequence_inside_an_accepted_branch(target_of, answers_of, monkeypatch, place):
     prompt, answer = answers_of("mistral")[1]
     model = target_of("mistral").model

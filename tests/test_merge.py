@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.errors import TokenizerMismatchError, TrieFormatError, UsageError
@@ -45,7 +45,6 @@ def sources_of_documents(trie):
 
 
 @given(documents_of_sources, documents_of_sources, documents_of_sources)
-@settings(max_examples=25, deadline=None)
 def test_merged_tries_hold_what_a_build_over_all_corpora_holds(first, second, third):
     with tempfile.TemporaryDirectory() as folder:
         one, two = build(folder, "1.trie", first), build(folder, "2.trie", second)

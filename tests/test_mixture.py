@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.draft import runner_up
@@ -163,7 +163,6 @@ def found_places(own, context):
     st.lists(st.integers(0, 3), max_size=40),
     st.sampled_from([1, 2, 1 << 11]),
 )
-@settings(max_examples=150, deadline=None)
 def test_places_of_the_own_text_are_those_a_search_finds(text, path, slots):
     own = OwnText()
     own.heads = np.full((CHAINS, slots), -1, np.int32)  # one slot: all places are on the chain of each hash
@@ -182,7 +181,6 @@ def test_newest_places_of_each_match_length_are_taken_as_far_as_there_is_room():
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.sampled_from([1, 1 << 11]))
-@settings(max_examples=80, deadline=None)
 def test_commonest_tokens_of_the_own_text_are_those_seen_behind_most_others(text, slots):
     own = OwnText()
     own.heads = np.full((CHAINS, slots), -1, np.int32)
@@ -229,7 +227,6 @@ def steps_of(drafter, steps, made, number):
 
 
 @given(situations)
-@settings(max_examples=60, deadline=None)
 def test_steps_of_the_context_are_those_a_search_finds_in_every_text(situation):
     for drafter, row, slow, slow_row, _ in moments(situation):
         assert drafter.shared.used[0] >= len(slow.texts) - 1
@@ -242,7 +239,6 @@ def test_steps_of_the_context_are_those_a_search_finds_in_every_text(situation):
 
 
 @given(situations)
-@settings(max_examples=60, deadline=None)
 def test_steps_of_each_node_are_those_a_search_finds_as_far_as_they_were_needed(situation):
     for drafter, row, slow, slow_row, (budget, _, _) in moments(situation):
         scratch = drafter._scratch[0]
@@ -322,7 +318,6 @@ def test_no_more_tokens_are_proposed_than_there_is_room_for(decoding_length, wei
 
 
 @given(situations)
-@settings(max_examples=120, deadline=None)
 def test_probability_of_each_next_token_is_that_of_the_mixture(situation):
     for drafter, row, slow, slow_row, _ in moments(situation):
         row.draft(63, 1)
@@ -343,7 +338,6 @@ def compare_beliefs(drafter, slow, *_):
 
 
 @given(situations)
-@settings(max_examples=120, deadline=None)
 def test_what_was_said_teaches_cells_trust_and_factors_as_in_the_mixture(situation):
     for _ in moments(situation, compare_beliefs):
         pass
@@ -358,14 +352,12 @@ def compare_aligned(drafter, slow, row, slow_row):
 
 
 @given(situations)
-@settings(max_examples=60, deadline=None)
 def test_broken_matches_are_kept_where_they_would_be_now(situation):
     for _ in moments(situation, compare_aligned):
         pass
 
 
 @given(situations, st.integers(2, 400))
-@settings(max_examples=30, deadline=None)
 def test_cells_remember_a_bounded_number_of_observations(situation, observations):
     drafter, slow = drafters_of(situation)
     drafter.shared.earned[:, 1] = observations
@@ -381,7 +373,6 @@ def test_cells_remember_a_bounded_number_of_observations(situation, observations
 
 
 @given(situations, st.sampled_from(["hierarchical", "single"]))
-@settings(max_examples=200, deadline=None)
 def test_tree_grows_by_the_most_probable_path_that_is_left(situation, strategy):
     for drafter, row, slow, slow_row, (budget, branch_length, price) in moments(situation, strategy=strategy):
         drafter.shared.by_depth[1:] = np.random.default_rng(situation.seed).uniform(0.7, 1, DEPTHS - 1).cumprod()
@@ -391,7 +382,6 @@ def test_tree_grows_by_the_most_probable_path_that_is_left(situation, strategy):
 
 
 @given(situations, st.integers(1, 20))
-@settings(max_examples=60, deadline=None)
 def test_tree_grows_on_under_the_price_as_long_as_that_costs_nothing(situation, free):
     for drafter, row, slow, slow_row, (budget, branch_length, price) in moments(situation):
         drafter.draft_rows([row], [budget], [branch_length], price, free=free)
@@ -400,7 +390,6 @@ def test_tree_grows_on_under_the_price_as_long_as_that_costs_nothing(situation, 
 
 
 @given(situations)
-@settings(max_examples=60, deadline=None)
 def test_without_learning_beliefs_stay_and_drafts_are_those_of_the_mixture(situation):
     priors = priors_of(situation.seed)
     for drafter, row, slow, slow_row, (budget, branch_length, _) in moments(situation, learn=False):

@@ -16,6 +16,7 @@ from lookahead.errors import LookaheadError, UsageError
 from lookahead.outputs import Input, Output, check_outputs
 from tests.cli import Cli, write_jsonl
 from tests.jobs import MODEL
+from tests.loading import refuse_to_load
 from tests.tries import build_ids
 
 
@@ -212,10 +213,7 @@ UNWRITABLE = Path("/proc/self/task")  # a folder that takes no new file, from ro
 def test_output_that_cannot_be_written_is_named_by_its_option_before_any_work(
     cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch, line: str, option: str
 ) -> None:
-    def no_model(*arguments: object, **options: object) -> None:
-        raise AssertionError("a model is loaded")
-
-    monkeypatch.setattr("lookahead.models.load.load_model", no_model)
+    refuse_to_load(monkeypatch)
     cli.fails(1, *line.split(), UNWRITABLE / "x", saying=[f"{option} {UNWRITABLE / 'x'}: cannot write here"])
     cli.fails(1, *line.split(), here / "no" / "x", saying=[f"{option} {here / 'no' / 'x'}: its folder does not exist"])
     cli.fails(1, *line.split(), here / "model", saying=[f"{option} {here / 'model'}: is a folder"])

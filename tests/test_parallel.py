@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ import torch.distributed as dist
 
 from lookahead.forward.parallel import joined
 from tests.cli import Cli, write_jsonl
+from tests.depth import deep
 from tests.jobs import MODEL, questions, rows_of, steady
+from tests.processes import Program
 
 pytest.importorskip("accelerate")
 
@@ -22,12 +25,34 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     return Cli(capsys)
 
 
-def two_processes(*options: object) -> subprocess.CompletedProcess[str]:
+SCRIPT = Path(__file__).with_name("run_cli.py")
+
+
+def started_by_torchrun(*options: object) -> tuple[int, str]:
+    """Two processes; the exit code and stderr."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
-    script = Path(__file__).with_name("run_cli.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [*command, str(script), *map(str, options)]
-    return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300)
+    words = [*command, str(SCRIPT), *map(str, options)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300)
+    return done.returncode, done.stderr
+
+
+def started_as_torchrun_does(*options: object) -> tuple[int, str]:
+    """Two processes that start at once."""
+    group = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(free_port()),
+    }
+    code = f"import runpy; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    ranks = [Program(code, *options, environment={**group, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
+    said = []
+    for rank in ranks:
+        with rank:
+            said.append(rank.communicate(timeout=300)[1])
+    return max(abs(rank.returncode or 0) for rank in ranks), "".join(said)
 
 
 def free_port() -> int:
@@ -38,18 +63,21 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_processes_that_share_a_model_write_the_rows_of_one(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [started_as_torchrun_does, *deep([started_by_torchrun])])
+def test_processes_that_share_a_model_write_the_rows_of_one(
+    cli: Cli, tmp_path: Path, start: Callable[..., tuple[int, str]]
+) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [*questions(12), {"id": "s", "prompt": "A", "params": {"temperature": 0.9}}])
     job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 24, "--token-ids")
     assert cli(*job, "-o", tmp_path / "one.jsonl").code == 0
     out = tmp_path / "two.jsonl"
-    result = two_processes(*job, "-o", out, "--tp-plan", "auto", "--batch-size", 4)
-    assert result.returncode == 0, result.stderr
+    code, err = start(*job, "-o", out, "--tp-plan", "auto", "--batch-size", 4)
+    assert code == 0, err
     assert steady(out) == steady(tmp_path / "one.jsonl")
     assert sum(row["accepted_tokens"] for row in rows_of(out)) > 0
     # Nothing is left to do: the leader does not call the others, and they end too.
-    result = two_processes(*job, "-o", out, "--tp-plan", "auto", "--resume")
-    assert result.returncode == 0, result.stderr
+    code, err = start(*job, "-o", out, "--tp-plan", "auto", "--resume")
+    assert code == 0, err
 
 
 def test_processes_leave_the_group_that_they_joined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from lookahead.models.load import estimated_profile
 from lookahead.models.probe import probed
 from lookahead.models.simulated import Clock, simulated_model
 from tests.cli import Cli
+from tests.depth import deep
 
 SETTING = Setting("model", "0123", "Some CPU @ 2 GHz", "float32", "sdpa", "packed", 2)
 PROFILE = CostProfile(
@@ -158,13 +159,18 @@ def test_what_long_contexts_take_too_much_makes_no_size_dear_beside_others(tiny_
     )
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt_neo", "falcon_h1"])  # packed, chain, replay
-def test_calibrating_keeps_its_time_and_its_profile_costs_what_it_measured(tiny_model, architecture: str) -> None:
-    target, shares = probed(tiny_model(architecture)), []
-    began = time.perf_counter()
-    profile, measured = calibrate(target, 3.0, shares.append)
+@pytest.mark.deep  # it measures times
+def test_calibrating_keeps_its_time(tiny_model) -> None:
+    target, shares, began = probed(tiny_model("llama")), [], time.perf_counter()
+    calibrate(target, 3.0, shares.append)
     assert time.perf_counter() - began < 9.0
     assert shares[-1] > 0.5
+
+
+@pytest.mark.parametrize("architecture", ["llama", *deep(["gpt_neo", "falcon_h1"])])  # packed, chain, replay
+def test_profile_costs_what_calibrating_measured(tiny_model, architecture: str) -> None:
+    target = probed(tiny_model(architecture))
+    profile, measured = calibrate(target, 3.0)
     assert profile.separate == (target.mode != "packed")
     assert profile.setting == target.setting
     off = [

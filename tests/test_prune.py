@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.errors import LookaheadError, TrieFormatError, UsageError
@@ -127,7 +127,6 @@ WIDE = 500  # vocabulary of mixed_documents
 
 
 @given(mixed_documents, st.integers(2, 4))
-@settings(max_examples=60, deadline=None)
 def test_min_count_keeps_the_branches_seen_often_enough_and_the_text_they_need(documents, min_count):
     texts, indexed = pruned_slowly(documents, min_count)
     documents = [TokenDocument(ids, "a") for ids in documents]
@@ -152,7 +151,6 @@ def test_min_count_keeps_the_branches_seen_often_enough_and_the_text_they_need(d
 
 
 @given(documents_of_sources, documents_of_sources, st.integers(1, 60))
-@settings(max_examples=25, deadline=None)
 def test_trie_of_several_segments_is_pruned_as_the_merged_one(first, more, max_tokens):
     with tempfile.TemporaryDirectory() as folder:
         path = build(folder, "appended.trie", first).path
@@ -188,7 +186,6 @@ def test_long_documents_are_kept_piecewise(tmp_path):
 
 
 @given(documents_of_sources, st.integers(0, 40))
-@settings(max_examples=25, deadline=None)
 def test_max_tokens_leaves_whole_documents_within_the_limit(documents, max_tokens):
     with tempfile.TemporaryDirectory() as folder:
         whole = build(folder, "whole.trie", documents)
@@ -268,7 +265,6 @@ def test_limits_that_are_large_enough_leave_everything(tmp_path):
 
 
 @given(documents_of_sources)
-@settings(max_examples=25, deadline=None)
 def test_dropping_a_source_leaves_what_a_build_from_the_others_holds(documents):
     with tempfile.TemporaryDirectory() as folder:
         whole = build(folder, "whole.trie", documents)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.decode.engine import DecodingEngine
@@ -40,7 +40,6 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
     st.sampled_from([-3.0, 0.0, 3.0]),
     st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
 def test_best_scores_are_those_of_a_sort(seed, dtype, vocabulary, mean, infinite):
     scores = torch.empty(4, vocabulary).normal_(mean, 1, generator=torch.Generator().manual_seed(seed)).to(dtype)
     if infinite:
@@ -95,7 +94,6 @@ def slowly(steps):
 
 
 @given(st.integers(0, 1 << 30))
-@settings(max_examples=60, deadline=None)
 def test_table_sums_up_the_shares_of_candidates_by_key(seed):
     random = np.random.default_rng(seed)
     table, steps = Recycled.empty(1 << 12), []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.draft.drafter import Drafter, as_parallel
@@ -306,7 +306,6 @@ def test_output_of_one_row_is_drafted_for_the_others_as_soon_as_it_is_finished()
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(token, max_size=6)), max_size=30), st.sampled_from([20, 1000]))
-@settings(max_examples=60, deadline=None)
 def test_drafts_stay_trees_of_their_own_row_while_others_start_and_finish(steps, session_tokens):
     drafter = drafter_of(decoding_length=16, session_tokens=session_tokens)
     running = {}

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.errors import LookaheadError, TrieFormatError
@@ -31,7 +31,6 @@ def merge(tokens, separator, runs, workers=1, limit=1 << 40):
 
 
 @given(corpora(longest=24), st.sampled_from([0, 1 << 40]), st.sampled_from([1, 16, 40, 1 << 14]), st.data())
-@settings(max_examples=100, deadline=None)
 def test_merged_runs_are_the_sorted_whole(corpus, limit, block, data):
     documents, vocab_size = corpus
     tokens = flat(documents, vocab_size)
@@ -111,7 +110,6 @@ positions = st.one_of(st.lists(st.integers(0, 31), max_size=24), st.lists(st.int
 
 
 @given(positions, positions, st.booleans(), st.sampled_from([1, 16, 1 << 14]))
-@settings(max_examples=200, deadline=None)
 def test_arbitrary_runs_come_out_whole_and_sorted_ones_sorted(left, right, sort, block):
     tokens = flat([[0, 0, 1, 2] * 7 + [3, 3]] * 2, 4)  # 31 tokens each
     rank = {p: number for number, p in enumerate([*sort_suffixes(tokens, 4).tolist(), 30, 61])}

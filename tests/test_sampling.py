@@ -18,6 +18,7 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import UsageError
 from lookahead.models.probe import probed
+from tests.depth import deep
 from tests.drafts import VOCAB_SIZE
 
 PROMPTS = [[int(t) for t in np.random.default_rng(size).integers(3, VOCAB_SIZE, size)] for size in (1, 9, 20, 4, 13)]
@@ -91,18 +92,16 @@ def run(engine, sampling, prompts=PROMPTS, new_tokens=NEW_TOKENS):
     return [request.token_ids for request in requests]
 
 
+@pytest.mark.parametrize("batch_size", [3, *deep([1, 8])])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_row_says_what_generate_says_with_its_seed_whatever_is_drafted_and_beside_whom(target, name):
+def test_row_says_what_generate_says_with_its_seed_whatever_is_drafted_and_beside_whom(target, name, batch_size):
     sampling = SETTINGS[name]
     expected = [by_generate(target, prompt, sampling, seed_of(0, n)) for n, prompt in enumerate(PROMPTS)]
     assert run(DecodingEngine(target, Drafter([], DraftOptions("off"))), sampling) == expected
-    for batch_size in (1, 3, 8):
-        engine = DecodingEngine(
-            target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), batch_size, prefill_chunk=7
-        )
-        for _ in range(2):  # the second time with the first answers as drafts
-            assert run(engine, sampling) == expected
-        assert batch_size > 1 or engine.clock.steps < 2 * sum(map(len, expected))  # drafts were accepted
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), batch_size, prefill_chunk=7)
+    for _ in range(2):  # the second time with the first answers as drafts
+        assert run(engine, sampling) == expected
+    assert batch_size > 1 or engine.clock.steps < 2 * sum(map(len, expected))  # drafts were accepted
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name not in ("temperature", "hot")])
@@ -138,7 +137,7 @@ def test_rows_may_ask_for_different_things_in_one_batch(target):
         assert request.token_ids == by_generate(target, PROMPTS[n % 5], sampling, n)
 
 
-@pytest.mark.parametrize("drafted", [False, True], ids=["plain", "drafted"])
+@pytest.mark.parametrize("drafted", [True, *deep([False])], ids=["drafted", "plain"])
 def test_20_000_draws_follow_the_models_own_distribution(target, drafted):
     """Chi-square of how often each token was drawn against the sum of its exact probabilities in each context."""
     rows, length, sampling = 2_500, 8, Sampling(temperature=2.0)

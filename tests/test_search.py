@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.trie.search import child_ranges, matching_range
@@ -37,7 +37,6 @@ def children(index, length, low, high):
 
 
 @given(corpora(), st.data())
-@settings(max_examples=100, deadline=None)
 def test_matching_range_holds_all_places_of_a_pattern_and_no_other(corpus, data):
     documents, vocab_size = corpus
     index = segment_of(documents, vocab_size)
@@ -77,7 +76,6 @@ def test_no_branch_crosses_from_one_document_into_the_next():
 
 
 @given(corpora(longest=24))
-@settings(max_examples=100, deadline=None)
 def test_child_ranges_count_each_next_token(corpus):
     documents, vocab_size = corpus
     index = segment_of(documents, vocab_size)
@@ -126,7 +124,6 @@ positions = st.one_of(
 
 
 @given(st.lists(positions, max_size=40), st.lists(positions, min_size=5, max_size=5), st.integers(0, 1 << 16), st.booleans())
-@settings(max_examples=200, deadline=None)
 def test_ranges_stay_inside_whatever_suffixes_and_table_say(suffixes, first, seed, sort):
     """The tokens are the middle of a larger array of sevens: one read outside of it would show as a child."""
     around = np.full(260, 7, np.uint16)

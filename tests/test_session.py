@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.trie import session
@@ -61,7 +61,6 @@ def assert_sorted_and_whole(memory):
 
 
 @given(documents_with_left_context, st.sampled_from([(1, 1), (1, 4), (1, 1000), (10, 2), (30, 8), (1 << 14, 8)]))
-@settings(max_examples=100, deadline=None)
 def test_runs_are_sorted_and_hold_each_output_from_its_last_left_token_on(documents, merging):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "RECENT", merging[0])
@@ -80,7 +79,6 @@ def test_runs_are_sorted_and_hold_each_output_from_its_last_left_token_on(docume
 
 
 @given(documents_with_left_context, st.integers(2, 90), st.sampled_from([(1, 1000), (10, 2), (1 << 14, 8)]))
-@settings(max_examples=150, deadline=None)
 def test_full_memory_lets_the_oldest_outputs_go_whole_and_keeps_the_newest(documents, capacity, merging):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "RECENT", merging[0])
@@ -205,7 +203,6 @@ def test_left_context_and_output_may_be_arrays_of_any_integers():
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(0, 3), min_size=1, max_size=60))
-@settings(max_examples=60, deadline=None)
 def test_merged_positions_are_those_of_one_sort(earlier, later):
     tokens = [*earlier, CLOSED, *later, CLOSED]
     array = np.array(tokens, np.uint32)

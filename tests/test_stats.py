@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.trie.file import Trie
@@ -42,7 +42,6 @@ def corpora_in_parts(draw):
 
 
 @given(corpora_in_parts(), st.sampled_from([BRANCH_LENGTH, 8, 32]), st.sampled_from([0, 1, 3, 1000]))
-@settings(max_examples=50, deadline=None)
 def test_overview_is_that_of_a_scan_whatever_the_segments(corpus, deepest, most):
     parts, vocab_size = corpus
     documents = [document for part in parts for document in part]

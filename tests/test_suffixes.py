@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.trie.check import first_unsorted
@@ -24,7 +24,6 @@ from tests.tries import VOCAB_SIZES, corpora, flat, keys_slowly, sorted_slowly
 
 
 @given(corpora(), st.sampled_from([1, 4, 8, DEPTH]), st.sampled_from([1, 3]))
-@settings(max_examples=150, deadline=None)
 def test_suffixes_are_sorted_by_their_first_tokens_then_by_position(corpus, depth, workers):
     documents, vocab_size = corpus
     tokens = flat(documents, vocab_size)
@@ -79,7 +78,6 @@ def test_documents_of_one_token_and_of_the_largest_id_are_sorted():
 
 
 @given(corpora(longest=12))
-@settings(max_examples=50, deadline=None)
 def test_sorted_suffixes_pass_the_order_check_and_any_two_swapped_fail_it(corpus):
     documents, vocab_size = corpus
     tokens = flat(documents, vocab_size)
@@ -115,7 +113,6 @@ def test_sampled_key_of_a_text_that_no_separator_closes_ends_with_the_tokens():
 
 
 @given(corpora(longest=12), st.booleans())
-@settings(max_examples=50, deadline=None)
 def test_count_before_is_the_number_of_smaller_texts(corpus, equal_too):
     documents, vocab_size = corpus
     tokens = flat(documents, vocab_size)
@@ -146,7 +143,6 @@ def merged_block(tokens, separator, parts):
 
 
 @given(corpora(), st.integers(1, 5), st.data())
-@settings(max_examples=150, deadline=None)
 def test_merging_sorted_parts_is_sorting_the_whole(corpus, count, data):
     documents, vocab_size = corpus
     tokens = flat(documents, vocab_size)
@@ -167,7 +163,6 @@ def test_equal_texts_keep_the_order_of_the_parts(vocab_size):
 
 
 @given(corpora(longest=12), st.data())
-@settings(max_examples=50, deadline=None)
 def test_part_that_is_not_sorted_is_not_accepted(corpus, data):
     documents, vocab_size = corpus
     tokens = flat([*documents, [0, 1]], vocab_size)

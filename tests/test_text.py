@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -109,7 +109,6 @@ def random_ids(tokenizer):
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
-@settings(max_examples=250, deadline=None)
 def test_pieces_together_are_the_text_of_the_whole(name, data):
     tokenizer = TOKENIZERS[name]
     ids = data.draw(random_ids(tokenizer))
@@ -127,7 +126,6 @@ LETTERS |= {byte: chr(256 + n) for n, byte in enumerate(byte for byte in range(2
 @example([0xF0, 0x9F, 0x90] * 30)
 @example([0x80] * 90)
 @example([0xE2, 0x82] * 40 + [0xAC])
-@settings(max_examples=300, deadline=None)
 def test_bytes_that_are_no_text_become_the_replacement_characters_of_the_whole(values):
     tokenizer = TOKENIZERS["byte-level"]
     ids = tokenizer.convert_tokens_to_ids([LETTERS[value] for value in values])
@@ -136,7 +134,6 @@ def test_bytes_that_are_no_text_become_the_replacement_characters_of_the_whole(v
 
 
 @given(st.text(max_size=80))
-@settings(max_examples=100, deadline=None)
 def test_no_piece_of_text_ends_in_half_a_character(text):
     tokenizer = TOKENIZERS["byte-level"]
     text = text.replace("\ufffd", "")

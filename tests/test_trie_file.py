@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from lookahead.errors import CorpusError, LookaheadError, TokenizerMismatchError, TrieFormatError
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
@@ -130,7 +130,6 @@ def test_same_documents_differ_only_in_the_time_otherwise(tmp_path, monkeypatch)
 
 
 @given(corpora())
-@settings(max_examples=25, deadline=None)
 def test_bytes_do_not_depend_on_memory_or_workers(tmp_path_factory, corpus):
     documents, vocab_size = corpus
     folder = tmp_path_factory.mktemp("builds")

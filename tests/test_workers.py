@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from lookahead.cluster import connected
 from lookahead.errors import LookaheadError
 from lookahead.job.journal import Ended
 from lookahead.job.ray_crew import cores_each
@@ -27,10 +28,10 @@ from lookahead.token_documents import TokenizerIdentity
 from lookahead_cli.app import run
 from lookahead_cli.options import with_address
 from tests.cli import Cli, write_jsonl
+from tests.depth import deep
 from tests.jobs import MODEL, job_process, questions, rows_of, steady
 
 LIMITS = ("--token-ids", "--max-new-tokens", 24)
-RAY = pytest.param("--ray", marks=pytest.mark.ray)
 
 
 @pytest.fixture
@@ -188,7 +189,7 @@ def test_worker_that_cannot_load_says_why() -> None:
     while not (report := worker.exchange([], [])).error:
         pass
     assert "no.trie" in str(report.error)
-    with Team(LocalCrew(EngineSettings("no-model/"), JobOptions(), 2)) as team, pytest.raises(LookaheadError, match="no-model"):
+    with Team(LocalCrew(EngineSettings("no-model/"), JobOptions(), 1)) as team, pytest.raises(LookaheadError, match="no-model"):
         team.wait_until_ready()
 
 
@@ -212,25 +213,34 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, 
     return source, steady(folder / "one.jsonl")
 
 
-@pytest.mark.parametrize("where", [None, RAY])
+@pytest.mark.parametrize(
+    ("where", "killed"),
+    [
+        (None, True),
+        pytest.param("--ray", False, marks=pytest.mark.ray),
+        pytest.param("--ray", True, marks=[pytest.mark.ray, pytest.mark.deep]),
+    ],
+)
 def test_job_that_was_killed_and_then_loses_a_worker_writes_the_rows_of_one(
-    where: str | None, job: Any, cli: Cli, tmp_path: Path
+    where: str | None, killed: bool, job: Any, cli: Cli, tmp_path: Path
 ) -> None:
     source, rows = job
     out, learned = tmp_path / "out.jsonl", tmp_path / "learned.trie"
     options = ("--input", source, "-o", out, "--save-trie", learned, *two_workers(where))
-    with job_process(*options) as child:
-        workers = once_at_work(child, out)
-        assert len(workers) == 2
-        child.kill()
-        child.communicate()
-    deadline = time.monotonic() + 30
-    while any(is_alive(pid) for pid in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert len(rows_of(out)) < len(rows)
+    if killed:
+        with job_process(*options) as child:
+            workers = once_at_work(child, out)
+            assert len(workers) == 2
+            child.kill()
+            child.communicate()
+        deadline = time.monotonic() + 30
+        while any(is_alive(pid) for pid in workers):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert len(rows_of(out)) < len(rows)
     with job_process(*options, "--resume") as child:
-        os.kill(once_at_work(child, out)[0], signal.SIGKILL)
+        workers = once_at_work(child, out)
+        os.kill(workers[0], signal.SIGKILL)
         _, err = child.communicate(timeout=120)
     assert child.returncode == 3  # of the bad row
     assert "was lost" in err
@@ -240,7 +250,7 @@ def test_job_that_was_killed_and_then_loses_a_worker_writes_the_rows_of_one(
     assert cli("inspect-trie", learned, "--json").json["documents"] == 120
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *deep([signal.SIGTERM])])
 def test_stopped_job_of_workers_says_how_to_go_on(job: Any, tmp_path: Path, number: signal.Signals) -> None:
     source, rows = job
     out = tmp_path / "out.jsonl"
@@ -303,18 +313,18 @@ def test_trie_of_a_cluster_is_that_of_one_machine(cli: Cli, tmp_path: Path, monk
     first = write_jsonl(tmp_path / "a.jsonl", rows[:2500])
     second = write_jsonl(tmp_path / "b.jsonl", rows[2500:])
     monkeypatch.setattr(ray_build, "SMALLEST_SHARE", 1 << 14)
-    for more in ((), ("--min-count", 2)):
-        results = []
-        for name, where in (("one", ()), ("many", ("--ray", "local"))):
-            out = tmp_path / f"{name}{len(more)}.trie"
-            results.append(cli("build-trie", first, second, "-o", out, "--vocab-size", 50, "--json", *more, *where))
-        one, many = [result.json for result in results]
-        assert one["content_hash"] == many["content_hash"]
-        assert (many["rows"], many["bad_rows"], many["sources"]) == (2999, 1, one["sources"])
-        assert "a.jsonl:1701" in results[1].err
-    cli.fails(
-        1, "build-trie", first, "-o", tmp_path / "s.trie", "--vocab-size", 50, "--strict", "--ray", "local", saying=["1701"]
-    )
+    strict = ("build-trie", first, "-o", tmp_path / "s.trie", "--vocab-size", 50, "--strict", "--ray", "local")
+    with connected("local"):  # one cluster for all commands
+        for more in ((), ("--min-count", 2)):
+            results = []
+            for name, where in (("one", ()), ("many", ("--ray", "local"))):
+                out = tmp_path / f"{name}{len(more)}.trie"
+                results.append(cli("build-trie", first, second, "-o", out, "--vocab-size", 50, "--json", *more, *where))
+            one, many = [result.json for result in results]
+            assert one["content_hash"] == many["content_hash"]
+            assert (many["rows"], many["bad_rows"], many["sources"]) == (2999, 1, one["sources"])
+            assert "a.jsonl:1701" in results[1].err
+        cli.fails(1, *strict, saying=["1701"])
 
 
 def two_workers(where: str | None) -> tuple[object, ...]:

@@ -39,7 +39,7 @@ def connected(address: str) -> Iterator[Any]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         try:
-            ray.init(address, **quiet)
+            ray.init(address, **quiet, **({"include_dashboard": False} if address == "local" else {}))
         except ConnectionError:
             if address != "auto":
                 raise

@@ -11,8 +11,9 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ import pytest
 
 from lookahead.trie.file import Trie
 from tests.cli import write_jsonl
-from tests.deep.servers import Server
-from tests.jobs import MODEL, UNSTEADY, questions, rows_of
+from tests.jobs import UNSTEADY, job_process, questions, rows_of
+from tests.processes import Program
 
 KILLS, SEED = int(os.environ.get("KILLS", 100)), int(os.environ.get("KILL_SEED", 1))
 ROWS = 80
@@ -37,13 +38,6 @@ KINDS: dict[str, tuple[int, str, Sequence[object]]] = {  # share of the kills in
     "workers": (15, "out.jsonl", ("--batch-size", 4, *TWO, *SAMPLED, "--save-trie", "learned.trie")),
     "workers, parquet": (15, "out.parquet", ("--batch-size", 4, *TWO, "--save-trie", "learned.trie")),
 }
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
-    yield server
-    server.close()
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -64,10 +58,9 @@ def lines_in(path: Path) -> int:
     return 0
 
 
-def command(folder: Path, source: Path, out: str, options: Sequence[object]) -> list[object]:
+def started(folder: Path, source: Path, out: str, options: Sequence[object]) -> Program:
     placed = [folder / option if option == "learned.trie" else option for option in options]
-    job = ["generate", "--model", MODEL, "--input", source, "-o", folder / out, "--max-new-tokens", 12]
-    return [*job, "--quiet", "--resume", *placed]
+    return job_process("--input", source, "-o", folder / out, "--max-new-tokens", 12, "--quiet", "--resume", *placed)
 
 
 def learned_documents(folder: Path) -> int:
@@ -76,9 +69,8 @@ def learned_documents(folder: Path) -> int:
     return sum(source.documents for source in trie.header.sources)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("kind", KINDS)
-def test_job_killed_at_any_moment_says_what_an_uninterrupted_one_says(server: Server, tmp_path: Path, kind: str) -> None:
+def test_job_killed_at_any_moment_says_what_an_uninterrupted_one_says(tmp_path: Path, kind: str) -> None:
     percent, out, options = KINDS[kind]
     wanted = -(-KILLS * percent // 100)
     source = write_jsonl(tmp_path / "in.jsonl", [*questions(ROWS - 1), {"id": "wrong"}])
@@ -86,8 +78,9 @@ def test_job_killed_at_any_moment_says_what_an_uninterrupted_one_says(server: Se
     for folder in (tmp_path / "first", whole):  # the first one may compile kernels
         folder.mkdir()
         began = time.monotonic()
-        server.start(command(folder, source, out, options))
-        assert server.wait() == 3, server.errors.read_text()
+        with started(folder, source, out, options) as job:
+            _, err = job.communicate()
+        assert job.returncode == 3, err
         duration = time.monotonic() - began
     expected, documents, left = rows(whole / out), learned_documents(whole), sorted(os.listdir(whole))
     assert len(expected) == ROWS
@@ -100,26 +93,26 @@ def test_job_killed_at_any_moment_says_what_an_uninterrupted_one_says(server: Se
         written = folder / (out if out.endswith(".jsonl") else f"{out}.partial.jsonl")
         for run in range(MOST_KILLS + 1):
             held = lines_in(written)
-            pid = server.start(command(folder, source, out, options))
+            job = started(folder, source, out, options)
             if kills < wanted and run < MOST_KILLS:
                 moment = draw.random()
                 if moment < 0.15 or held >= ROWS:
-                    _sleep(draw.uniform(0, duration), pid)
+                    _sleep(draw.uniform(0, duration), job)
                 else:
                     until = ROWS if moment > 0.75 else draw.randint(min(held + 1, ROWS), ROWS)
-                    while lines_in(written) < until and _runs(pid):
+                    while lines_in(written) < until and job.poll() is None:
                         time.sleep(0.002)
-                    _sleep(draw.uniform(0, AFTER_LAST_ROW if until == ROWS else BETWEEN_ROWS), pid)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            code = server.wait()
-            if code == -signal.SIGKILL:
+                    _sleep(draw.uniform(0, AFTER_LAST_ROW if until == ROWS else BETWEEN_ROWS), job)
+                job.kill()
+            with job:
+                err = "" if job.wait() < 0 else job.communicate()[1]  # workers of a killed job may live a little longer
+            if job.returncode == -signal.SIGKILL:
                 kills += 1
                 now = lines_in(written) if written.exists() or not (folder / out).exists() else ROWS
                 late += now >= ROWS
                 between += held < now < ROWS
                 continue
-            assert code == 3, server.errors.read_text()
+            assert job.returncode == 3, err
             break
         assert rows(folder / out) == expected
         assert learned_documents(folder) == documents
@@ -128,16 +121,7 @@ def test_job_killed_at_any_moment_says_what_an_uninterrupted_one_says(server: Se
     print(f"{kind}: {kills} kills ({between} of them between rows, {late} after the last one), {jobs} jobs of {duration:.1f} s")
 
 
-def _sleep(seconds: float, pid: int) -> None:
-    """No longer than the process runs."""
-    deadline = time.monotonic() + seconds
-    while _runs(pid) and (left := deadline - time.monotonic()) > 0:
-        time.sleep(min(left, 0.01))
-
-
-def _runs(pid: int) -> bool:
-    """Not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def _sleep(seconds: float, job: Program) -> None:
+    """No longer than it runs."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        job.wait(seconds)

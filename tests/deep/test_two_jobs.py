@@ -5,38 +5,26 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lookahead.trie.file import Trie
 from tests.cli import write_jsonl
-from tests.deep.servers import Server
-from tests.jobs import MODEL, questions, rows_of
+from tests.jobs import job_process, questions, rows_of
+from tests.processes import Program
 
 ROUNDS, ROWS = int(os.environ.get("ROUNDS", 12)), 8
 BUSY = "another process is writing it"
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
-    servers = [Server(tmp_path_factory.mktemp("server")) for _ in range(2)]
-    yield servers
-    for server in servers:
-        server.close()
+def job(source: Path, out: Path, *options: object) -> Program:
+    return job_process("--input", source, "-o", out, "--max-new-tokens", 6, "--quiet", *options)
 
 
-def job(source: Path, out: Path, *options: object) -> list[object]:
-    return ["generate", "--model", MODEL, "--input", source, "-o", out, "--max-new-tokens", 6, "--quiet", *options]
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize("option", ["", "--resume", "--overwrite"])
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_of_two_jobs_with_one_output_one_writes_all_its_rows(
-    servers: list[Server], tmp_path: Path, option: str, name: str
-) -> None:
+def test_of_two_jobs_with_one_output_one_writes_all_its_rows(tmp_path: Path, option: str, name: str) -> None:
     """The other one ends with one line, or finds what the first has written."""
     sources = [write_jsonl(tmp_path / f"{number}.jsonl", questions(ROWS + number)) for number in range(2)]
     draw = random.Random(f"{option} {name}")
@@ -44,11 +32,12 @@ def test_of_two_jobs_with_one_output_one_writes_all_its_rows(
     for round_ in range(ROUNDS):
         out = tmp_path / str(round_) / name
         out.parent.mkdir()
-        for server, source in zip(servers, sources, strict=True):
-            server.start(job(source, out, *([option] if option else [])))
+        jobs = []
+        for source in sources:
+            jobs.append(job(source, out, *([option] if option else [])))
             time.sleep(draw.choice([0, 0, draw.uniform(0, 0.2), draw.uniform(0, 2)]))
-        codes = [server.wait() for server in servers]
-        errors = [server.errors.read_text().strip() for server in servers]
+        errors = [ended(each) for each in jobs]
+        codes = [each.returncode for each in jobs]
         refused = [error for error in errors if BUSY in error]
         busy += len(refused)
         if refused:
@@ -67,8 +56,7 @@ def test_of_two_jobs_with_one_output_one_writes_all_its_rows(
     assert busy > ROUNDS // 4
 
 
-@pytest.mark.deep
-def test_two_jobs_that_save_one_trie_lose_no_answer(servers: list[Server], tmp_path: Path) -> None:
+def test_two_jobs_that_save_one_trie_lose_no_answer(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", questions(ROWS))
     trie = tmp_path / "learned.trie"
     saved = 0
@@ -76,13 +64,19 @@ def test_two_jobs_that_save_one_trie_lose_no_answer(servers: list[Server], tmp_p
         if round_ % 3 == 0:
             trie.unlink(missing_ok=True)  # made by one of them
             saved = 0
-        for number, server in enumerate(servers):
-            server.start(job(source, tmp_path / f"{round_}-{number}.jsonl", "--save-trie", trie))
-        assert [server.wait() for server in servers] == [0, 0], [server.errors.read_text() for server in servers]
+        jobs = [job(source, tmp_path / f"{round_}-{number}.jsonl", "--save-trie", trie) for number in range(2)]
+        errors = [ended(each) for each in jobs]
+        assert [each.returncode for each in jobs] == [0, 0], errors
         saved += 2 * ROWS
         opened = Trie(trie)
         opened.verify()
         assert sum(each.documents for each in opened.header.sources) == saved
+
+
+def ended(job: Program) -> str:
+    """What it has written on stderr."""
+    with job:
+        return job.communicate()[1].strip()
 
 
 def _ids(path: Path) -> list[str]:

@@ -1,0 +1,67 @@
+"""A model in a folder is loaded and probed once per process of the tests: most of their jobs run the demo model.
+
+What an engine learns is its own; only the model and how it verifies are shared. `load_model` itself loads at each call, and so
+do the commands that tests start as processes.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead import api
+from lookahead.forward.target import TargetModel
+from lookahead.job import setup
+from lookahead.models import load
+
+DOORS = (setup, api)  # modules that call `load_model` by this name
+MOST_MODELS = 4  # that are kept
+
+
+def load_once(patch: pytest.MonkeyPatch) -> None:
+    """As long as `patch` lasts."""
+    loader = Loader(load.load_model)
+    for door in DOORS:
+        patch.setattr(door, "load_model", loader)
+
+
+def refuse_to_load(patch: pytest.MonkeyPatch) -> None:
+    """A test fails that loads a model after this."""
+
+    def no_model(*arguments: object, **options: object) -> None:
+        raise AssertionError("a model is loaded")
+
+    for door in (*DOORS, load):
+        patch.setattr(door, "load_model", no_model)
+
+
+class Loader:
+    """load_model that answers for a folder it knows, as long as no file of it has changed."""
+
+    def __init__(self, load: Callable[..., TargetModel]):
+        self.load = load
+        self.signature = inspect.signature(load)
+        self.loaded = functools.lru_cache(MOST_MODELS)(self._load)
+
+    def __call__(self, *arguments: Any, **options: Any) -> TargetModel:
+        bound = self.signature.bind(*arguments, **options)
+        bound.apply_defaults()
+        chosen = bound.arguments
+        folder = Path(chosen["name"])
+        if not folder.is_dir() or any(chosen[name] for name in ("device_map", "tp_plan", "revision", "adapter")):
+            return self.load(*arguments, **options)
+        files = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir()))
+        target, generation_config = self.loaded(tuple(chosen.items()), files)
+        target.model.generation_config = copy.deepcopy(generation_config)
+        return dataclasses.replace(target)  # what is cached of its settings, such as its threads, is read again
+
+    def _load(self, chosen: tuple[tuple[str, Any], ...], files: object) -> tuple[TargetModel, Any]:
+        target = self.load(**dict(chosen))
+        return target, copy.deepcopy(target.model.generation_config)
