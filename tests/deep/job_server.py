@@ -20,9 +20,9 @@ import lookahead.job.runner
 import lookahead.job.setup  # noqa: F401
 from lookahead.budget import goodput
 from lookahead.draft.drafter import Drafter, DraftOptions
+from lookahead.job import engines  # noqa: F401
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import append_trie, build_trie
-from lookahead_cli import engines  # noqa: F401
 from lookahead_cli.app import run
 
 
