@@ -44,7 +44,9 @@ def another(name: str) -> Any:
         return not each.field.default
     if name in ("sampling", "order"):
         return {"sampling": "model", "order": "completion"}[name]
-    return "cuda" if name == "device" else "something" if str in members else 1 + (each.field.default or 0)
+    if float in members:
+        return 0.5
+    return "xpu" if name == "device" else "something" if str in members else 1 + (each.field.default or 0)
 
 
 # ---- declarations ----
