@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from lookahead.draft.sources import DraftSource
     from lookahead.errors import LookaheadError
     from lookahead.hf import lookahead_generate
+    from lookahead.job.events import JobEvents
+    from lookahead.job.report import JobReport
+    from lookahead.job.run import run_job
+    from lookahead.job.spec import JobSpec
     from lookahead.models.load import load_model
     from lookahead.token_documents import TokenDocument, TokenizerIdentity
     from lookahead.trie.build import append_trie, build_trie
@@ -58,6 +62,10 @@ _HOMES = {
     "load_model": "lookahead.models.load",
     "LookaheadError": "lookahead.errors",
     "lookahead_generate": "lookahead.hf",
+    "JobSpec": "lookahead.job.spec",
+    "JobEvents": "lookahead.job.events",
+    "JobReport": "lookahead.job.report",
+    "run_job": "lookahead.job.run",
 }
 
 __all__ = [
@@ -69,6 +77,9 @@ __all__ = [
     "Generation",
     "GenerationParams",
     "GenerationResult",
+    "JobEvents",
+    "JobReport",
+    "JobSpec",
     "LookaheadEngine",
     "LookaheadError",
     "TokenDocument",
@@ -81,6 +92,7 @@ __all__ = [
     "lookahead_generate",
     "merge_tries",
     "prune_trie",
+    "run_job",
 ]
 
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lookahead_cli.model_options import Revision, TrustRemoteCode
-from lookahead_cli.options import Attention, Config, Device, Dtype, Json, LogFile, Model, Overwrite, Verbose
+from lookahead.errors import LookaheadError
+from lookahead_cli.options import (
+    Attention,
+    Config,
+    Context,
+    Device,
+    Dtype,
+    Json,
+    LogFile,
+    Model,
+    Overwrite,
+    Revision,
+    TrustRemoteCode,
+    Verbose,
+)
+from lookahead_cli.parameters import refuse
 
 if TYPE_CHECKING:
     from lookahead.budget.profile import CostProfile
@@ -63,6 +78,7 @@ def command(
     log_file: LogFile = None,
     verbose: Verbose = False,
     config: Config = None,
+    ctx: Context = None,  # type: ignore[assignment]
 ) -> None:
     """Measure what a model's forwards cost on this machine, by tokens, rows and context, and keep it as a cost profile.
 
@@ -76,65 +92,97 @@ def command(
 
     Next: lookahead bench --replay logged.jsonl --tokenizer org/model --cost-profile h200.json
     """
-    from lookahead.errors import LookaheadError, UsageError
+    from lookahead.errors import UsageError
     from lookahead.outputs import PICTURE, PROFILE, Input, Output, check_outputs
-    from lookahead_cli import render
 
     if model is None:
         raise UsageError("name a model: --model org/name or a folder.")
     if estimate and out is None:
         raise UsageError("--estimate: name a file with -o; this machine's own jobs have no use for it.")
-    if estimate and (random_weights or device != "auto" or attn):
-        raise UsageError("--estimate measures nothing: leave out --random-weights, --device and --attn.")
+    if estimate:
+        refuse(ctx, "--estimate measures nothing", "random_weights", "device", "attn", "seconds")
     reads = [Input("--model", [model], hub=True), Input("--config", [config])]
     outputs = [Output("-o", out, PROFILE), Output("--plot", plot, PICTURE), Output("--log-file", log_file)]
     check_outputs(outputs, reads, overwrite)
-    kept, problems = "", []
     if estimate:
         from lookahead.models.load import estimated_profile
 
-        profile = estimated_profile(model, dtype, estimate, trust_remote_code, revision)
+        kept = Kept(estimated_profile(model, dtype, estimate, trust_remote_code, revision))
     else:
-        from lookahead.bench.calibrate import calibrate
-        from lookahead.budget.profile import save_to_cache, why_not_cached
-        from lookahead.models.load import load_model, random_model
+        kept = measured((model, dtype, device, attn), random_weights, trust_remote_code, revision, seconds, out, json)
+    kept.save(out)
+    show(kept, context, json, plot)
+    if kept.problems:
+        raise kept.problems[0]
 
-        no_cache = why_not_cached()
-        if no_cache and out is None:
-            raise LookaheadError(f"{no_cache} Or name a file with -o.")
-        if no_cache:
-            render.notice(f"{no_cache} The profile goes to {out} only.")
-        load = random_model if random_weights else load_model
-        target = load(model, dtype, device, attn, trust_remote_code=trust_remote_code, revision=revision)
-        if target.mode not in ("packed", "plain"):
-            render.notice(f"{model} verifies by {target.mode}: {target.reason}")
-        with render.progress("measuring", 100, shown=not json) as update:
-            profile, _ = calibrate(target, seconds, lambda share: update(round(100 * share), "%"))
-        if not no_cache:
+
+@dataclasses.dataclass
+class Kept:
+    """A profile, where it was written to, and what went wrong there: the profile is shown first."""
+
+    profile: CostProfile
+    paths: list[str] = dataclasses.field(default_factory=list)
+    problems: list[LookaheadError] = dataclasses.field(default_factory=list)
+
+    def save(self, out: str | None) -> None:
+        if out:
             try:
-                kept = str(save_to_cache(profile))
-            except LookaheadError as error:  # what was measured is shown before it ends with the error
-                problems.append(error)
-    if out:
+                self.profile.save(out)
+                self.paths.append(out)
+            except LookaheadError as error:
+                self.problems.append(LookaheadError(f"-o {error}"))
+
+
+def measured(
+    loading: tuple[str, str, str, str | None],
+    random_weights: bool,
+    trust_remote_code: bool,
+    revision: str | None,
+    seconds: int,
+    out: str | None,
+    json: bool,
+) -> Kept:
+    """Measure a model, and keep its profile in the cache. loading: model, dtype, device, attention."""
+    from lookahead.bench.calibrate import calibrate
+    from lookahead.budget.profile import save_to_cache, why_not_cached
+    from lookahead.models.load import load_model, random_model
+    from lookahead_cli import render
+
+    no_cache = why_not_cached()
+    if no_cache and out is None:
+        raise LookaheadError(f"{no_cache} Or name a file with -o.")
+    if no_cache:
+        render.notice(f"{no_cache} The profile goes to {out} only.")
+    load = random_model if random_weights else load_model
+    target = load(*loading, trust_remote_code=trust_remote_code, revision=revision)
+    if target.mode not in ("packed", "plain"):
+        render.notice(f"{loading[0]} verifies by {target.mode}: {target.reason}")
+    with render.progress("measuring", 100, shown=not json) as update:
+        kept = Kept(calibrate(target, seconds, lambda share: update(round(100 * share), "%"))[0])
+    if not no_cache:
         try:
-            profile.save(out)
+            kept.paths.append(str(save_to_cache(kept.profile)))
         except LookaheadError as error:
-            problems.append(LookaheadError(f"-o {error}"))
-            out = None
+            kept.problems.append(error)
+    return kept
+
+
+def show(kept: Kept, context: int, json: bool, plot: str | None) -> None:
+    """Print the profile, as JSON or as a table, and draw it."""
+    from lookahead_cli import render
+
+    profile, paths = kept.profile, kept.paths
     if json:
-        render.print_json(
-            {**profile.as_json(), "cdl": {str(rows): profile.cdl(rows, context) for rows in ROWS}, "path": kept or out}
-        )
+        cdl = {str(rows): profile.cdl(rows, context) for rows in ROWS}
+        render.print_json({**profile.as_json(), "cdl": cdl, "path": paths[0] if paths else None})
     else:
         print_profile(profile, context)
-        for path in filter(None, (kept, out)):
+        for path in paths:
             render.out.print(f"kept in {path}")
     if plot:
         from lookahead.bench.plot import draw_profile
 
         draw_profile(profile, plot, ROWS, context)
-    if problems:
-        raise problems[0]
 
 
 def print_profile(profile: CostProfile, context: int) -> None:

@@ -39,48 +39,67 @@ def command(
 def _run(folder: Path, rows: int) -> None:
     import logging
 
-    from lookahead_cli import bench, build_trie, generate, inspect_trie, render
-    from lookahead_cli.options import draft_options
-
     logging.getLogger("transformers").setLevel(logging.ERROR)
     samples = samples_folder()
-    model, trie, answers = str(samples / "demo-model"), str(folder / TRIE_FILE), str(folder / ANSWERS)
-    prompts = folder / PROMPTS
+    model, trie = str(samples / "demo-model"), str(folder / TRIE_FILE)
+    prompts, three = folder / PROMPTS, folder / THREE
     lines = (samples / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:rows]
     prompts.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    three.write_text("\n".join(lines[:3]) + "\n", encoding="utf-8")
+    _build_and_inspect(samples / "corpus.jsonl", trie, model)
+    _generate(model, trie, three, folder / ANSWERS)
+    _bench(model, trie, prompts)
 
-    def say(step: str, command_line: str) -> None:
-        render.out.print(f"\n{step}", style="bold")
-        render.out.print(f"$ {command_line}", style="dim")
 
-    say(
+def _say(step: str, command_line: str) -> None:
+    from lookahead_cli import render
+
+    render.out.print(f"\n{step}", style="bold")
+    render.out.print(f"$ {command_line}", style="dim")
+
+
+def _build_and_inspect(corpus: Path, trie: str, model: str) -> None:
+    from lookahead.bench.trie_report import TrieQuestions
+    from lookahead.corpus_build import BuildSpec, CorpusBuild
+    from lookahead_cli import build_trie, inspect_trie
+
+    _say(
         "1. A trie of the answers in the training corpus", "lookahead build-trie corpus.jsonl -o answers.trie --tokenizer MODEL"
     )
-    build_trie.command([str(samples / "corpus.jsonl")], trie, tokenizer=model, source="gsm8k train answers")
-    say("2. What it would draft", 'lookahead inspect-trie answers.trie --query " He has 3 *" --top 5')
-    inspect_trie.command(trie, " He has 3 *", top=5)
-    say(
+    build = CorpusBuild(BuildSpec([str(corpus)], trie, tokenizer=model, source="gsm8k train answers"))
+    build_trie.print_built(build_trie.run(build))
+    _say("2. What it would draft", 'lookahead inspect-trie answers.trie --query " He has 3 *" --top 5')
+    inspect_trie.show(trie, inspect_trie.inspect(trie, TrieQuestions(" He has 3 *", top=5)))
+
+
+def _generate(model: str, trie: str, prompts: Path, answers: Path) -> None:
+    from lookahead.job.spec import JobSpec
+    from lookahead_cli import generate
+
+    _say(
         "3. Answers to held-out questions",
         "lookahead generate --model MODEL --input prompts.jsonl --trie answers.trie -o answers.jsonl",
     )
-    prompts_of_three = folder / THREE
-    prompts_of_three.write_text("\n".join(lines[:3]) + "\n", encoding="utf-8")
-    generate.command(model, [str(prompts_of_three)], out=answers, trie=[trie], overwrite=True, quiet=False)
-    _print_answers(prompts_of_three, Path(answers))
-    say("4. The proof", "lookahead bench --model MODEL --input prompts.jsonl --trie answers.trie")
+    generate.answer(JobSpec.of(model=model, input=prompts, out=answers, trie=trie, overwrite=True))
+    _print_answers(prompts, answers)
+
+
+def _bench(model: str, trie: str, prompts: Path) -> None:
+    from lookahead.bench.on_model import ModelBench, bench_prompts
+    from lookahead.job.drafting import draft_options
+    from lookahead_cli import bench_options, comparison, render
+
+    _say("4. The proof", "lookahead bench --model MODEL --input prompts.jsonl --trie answers.trie")
     options = [draft_options(name, length, 64) for name, length in (("auto", "auto"), ("hierarchical", "16"), ("single", "8"))]
-    (comparison,), _ = bench.compare_on(
-        model, str(prompts), [trie], options, None, 256, "float32", "auto", None, True, True, shown=True
-    )
-    bench.print_comparison(comparison)
-    best = comparison.runs[1]
-    same = sum(a == b for a, b in zip(best.outputs, comparison.runs[0].outputs, strict=True))
+    bench = ModelBench(model, options, dtype="float32", lossless_rows=None)
+    (compared,), _ = bench_prompts(bench, str(prompts), [trie], events=bench_options.on_screen(json=False))
+    comparison.print_comparison(compared)
+    best, plain = compared.runs[1], compared.runs[0]
+    same = sum(a == b for a, b in zip(best.outputs, plain.outputs, strict=True))
     render.out.print(
-        f"\n{same}/{comparison.rows} outputs identical, {best.speedup:.1f} times faster", style="bold green", end=" "
+        f"\n{same}/{compared.rows} outputs identical, {best.speedup:.1f} times faster", style="bold green", end=" "
     )
-    render.out.print(
-        f"than plain decoding ({best.tokens_per_second:.0f} against {comparison.runs[0].tokens_per_second:.0f} tokens/s)"
-    )
+    render.out.print(f"than plain decoding ({best.tokens_per_second:.0f} against {plain.tokens_per_second:.0f} tokens/s)")
 
 
 def check_kept(folder: Path) -> None:

@@ -1,41 +1,33 @@
-"""job.yaml of `generate`: its JSON Schema and an example with every option, both made from the options themselves.
+"""job.yaml of `generate`: its JSON Schema and an example with every option, both made from the options of a job.
 
 `python -m lookahead_cli.job_schema` writes job.schema.json anew.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
-import types
-import typing
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lookahead.job.options import kinds
+from lookahead.job.spec import OPTIONS, PANELS, JobSpec
+
 SCHEMA = Path(__file__).with_name("job.schema.json")
-NOT_IN_A_FILE = ("config", "print_config")
-JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 def job_schema() -> dict[str, Any]:
     """Keys are names of options, with - or _ as they are typed."""
-    from lookahead_cli.generate import command
-
     properties: dict[str, Any] = {}
-    hints = typing.get_type_hints(command, include_extras=True)
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name in NOT_IN_A_FILE:
-            continue
-        kind, option = typing.get_args(hints[name])
-        described = {**_type_of(kind), "description": option.help}
-        if option.min is not None:
-            described["minimum"] = option.min
-        if option.max is not None:
-            described["maximum"] = option.max
-        if parameter.default is not None:
-            described["default"] = parameter.default
+    for name, each in OPTIONS.items():
+        described = {**_type_of(kinds(PANELS[each.group][1])[name]), "description": each.about.help}
+        if each.about.least is not None:
+            described["minimum"] = each.about.least
+        if each.about.most is not None:
+            described["maximum"] = each.about.most
+        if each.field.default is not None:
+            described["default"] = each.field.default
         properties[name.replace("_", "-")] = described
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -47,28 +39,22 @@ def job_schema() -> dict[str, Any]:
     }
 
 
-def _type_of(kind: Any) -> dict[str, Any]:
-    """Of the annotation of an option; what may be repeated may be one value or a list, numbers given as text may be numbers."""
-    members = typing.get_args(kind) if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union else (kind,)
-    found: list[str] = []
-    for member in members:
-        if member is type(None):
-            found.append("null")
-        elif typing.get_origin(member) is list:
-            scalar = ["string", "number"]
-            return {"type": [*scalar, "array", "null"], "items": {"type": scalar}}
-        else:
-            found.append(JSON_TYPES[member])
+def _type_of(members: tuple[type, ...]) -> dict[str, Any]:
+    """Of an option; what may be repeated may be one value or a list, numbers given as text may be numbers."""
+    if tuple in members:
+        scalar = ["string", "number"]
+        return {"type": [*scalar, "array", "null"], "items": {"type": scalar}}
+    found = [JSON_TYPES[member] for member in members if not (member is int and str in members)]
     if "string" in found:
         found.append("number")  # such as decoding-length: 16
     return {"type": found if len(found) > 1 else found[0]}
 
 
-def print_options(options: Mapping[str, Any]) -> None:
-    """All options as they hold now, as YAML on stdout."""
+def print_options(spec: JobSpec) -> None:
+    """All options as they hold now, as YAML on stdout; null: not given."""
     import yaml
 
-    values = {name.replace("_", "-"): value for name, value in options.items() if name not in NOT_IN_A_FILE}
+    values = {name.replace("_", "-"): value for name, value in spec.options().items()}
     print(f"# yaml-language-server: $schema={SCHEMA}")
     is_utf8 = (sys.stdout.encoding or "").lower().startswith("utf")
     print(yaml.safe_dump(values, sort_keys=False, allow_unicode=is_utf8), end="")

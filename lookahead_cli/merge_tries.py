@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from lookahead_cli.options import Config, Json, LogFile, MaxMemory, Overwrite, Verbose, Workers, effort_of, weights_by_name
+from lookahead.job.drafting import weights_by_name
+from lookahead_cli.options import Config, Json, LogFile, MaxMemory, Overwrite, Verbose, Workers, effort_of
 
 
 def command(

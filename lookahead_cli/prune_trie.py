@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead_cli.options import Config, Json, LogFile, MaxMemory, Overwrite, Verbose, Workers, effort_of, size_in_bytes
+from lookahead_cli.options import (
+    Config,
+    Context,
+    Json,
+    LogFile,
+    MaxMemory,
+    Overwrite,
+    Verbose,
+    Workers,
+    effort_of,
+    size_in_bytes,
+)
+from lookahead_cli.parameters import given
 
 if TYPE_CHECKING:
     from lookahead.trie.file import Trie
@@ -45,6 +57,7 @@ def command(
     log_file: LogFile = None,
     verbose: Verbose = False,
     config: Config = None,
+    context: Context = None,  # type: ignore[assignment]
 ) -> None:
     """Write a smaller trie and say what it costs; the input stays as it is, unless -o names it and --overwrite is given.
 
@@ -53,64 +66,60 @@ def command(
 
     Example: lookahead prune-trie answers.trie -o small.trie --max-bytes 64MiB --coverage held-out.jsonl
     """
+    from lookahead.bench.trie_text import load_tokenizer_of
     from lookahead.errors import UsageError
     from lookahead.outputs import TRIE, Input, Output, check_outputs
     from lookahead.trie.file import Trie
     from lookahead.trie.prune import prune_trie
     from lookahead_cli import render
 
-    if min_count == 1 and max_tokens is None and max_bytes is None and not drop_source:
+    if not given(context, "min_count", "max_tokens", "max_bytes", "drop_source"):
         raise UsageError("nothing to prune: give --min-count, --max-tokens, --max-bytes or --drop-source.")
     reads = [Input("--coverage", [coverage]), Input("--tokenizer", [tokenizer], hub=True), Input("--config", [config])]
     reads += [] if overwrite else [Input("TRIE", [trie])]  # what is pruned is gone
     check_outputs([Output("-o", out, TRIE), Output("--log-file", log_file)], reads, overwrite)
     limit = size_in_bytes(max_bytes) if max_bytes else None
-    before = Trie(trie)
+    opened = Trie(trie)
     loaded = None
-    if coverage is not None and before.header.tokenizer_fingerprint:
-        from lookahead_cli.inspect_trie import tokenizer_of
-
-        loaded = tokenizer_of(before, tokenizer, needed=True)
-    costs = [_edl(before, coverage, loaded)] if coverage else []
+    if coverage is not None and opened.header.tokenizer_fingerprint:
+        loaded = load_tokenizer_of(opened, tokenizer, needed=True)
+    before = _described(opened, coverage, loaded)
     with render.stages(shown=not json) as progress:
         effort = effort_of(max_memory, workers, progress)
         prune_trie(trie, out, min_count, max_tokens, limit, drop_source or (), effort=effort)
-    after = Trie(out)
-    if coverage:
-        costs.append(_edl(after, coverage, loaded))
-    rows: list[dict[str, Any]] = [
-        {
-            "trie": str(t.path),
-            "tokens": t.header.tokens,
-            "documents": t.header.documents,
-            "branches": t.header.branches,
-            "bytes": t.path.stat().st_size,
-            **({"edl": round(costs[i], 4)} if costs else {}),
-        }
-        for i, t in enumerate((before, after))
-    ]
+    after = _described(Trie(out), coverage, loaded)
     if json:
-        render.print_json({"before": rows[0], "after": rows[1]})
+        render.print_json({"before": before, "after": after})
         return
+    costs = ["EDL"] if coverage else []
+    rows = {"before": before, "after": after}
     render.table(
         f"{trie} -> {out}",
-        ["", "tokens", "documents", "branches", "size", *(["EDL"] if costs else [])],
+        ["", "tokens", "documents", "branches", "size", *costs],
         [
             (
-                when,
-                r["tokens"],
-                r["documents"],
-                r["branches"],
-                render.size(r["bytes"]),
-                *([f"{r['edl']:.2f}"] if costs else []),
+                *(when, row["tokens"], row["documents"], row["branches"], render.size(row["bytes"])),
+                *([f"{row['edl']:.2f}"] if costs else []),
             )
-            for when, r in zip(("before", "after"), rows, strict=True)
+            for when, row in rows.items()
         ],
     )
 
 
-def _edl(trie: Trie, path: str, tokenizer: Any | None) -> float:
-    from lookahead.bench.coverage import coverage
+def _described(trie: Trie, coverage: str | None, tokenizer: Any | None) -> dict[str, Any]:
+    """Sizes of a trie, and what EDL to expect on the documents of a corpus file."""
+    from lookahead.bench.coverage import coverage as measure
     from lookahead_cli import render
 
-    return render.patiently(lambda: coverage([trie], path, tokenizer).edl, render.COMPILING)
+    header = trie.header
+    found = {
+        "trie": str(trie.path),
+        "tokens": header.tokens,
+        "documents": header.documents,
+        "branches": header.branches,
+        "bytes": trie.path.stat().st_size,
+    }
+    if coverage:
+        edl = render.patiently(lambda: measure([trie], coverage, tokenizer).edl, render.COMPILING)
+        found["edl"] = round(edl, 4)
+    return found

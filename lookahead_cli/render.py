@@ -25,6 +25,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from lookahead.job.events import COMPILING  # noqa: F401 - of those who wait
 from lookahead.json_text import json_text
 from lookahead.printable import in_one_line, printable
 from lookahead_cli import logs
@@ -60,8 +61,6 @@ err = _Console(stderr=True)
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # that are shown of all
 
 Result = TypeVar("Result")
-
-COMPILING = "Compiling kernels, once per machine (some seconds) ..."
 
 
 def print_json(value: Any) -> None:

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead_cli.contenders import batch_sizes_of, contenders, swept
+from lookahead.errors import UsageError
+from lookahead.job.spec import SESSION_TOKENS
+from lookahead_cli.bench_options import (
+    Baselines,
+    BranchLengths,
+    Explain,
+    NamedTries,
+    Outputs,
+    Plot,
+    Report,
+    Rows,
+    Save,
+    figure_of,
+    on_screen,
+    page_of,
+)
 from lookahead_cli.options import (
-    SESSION_TOKENS,
+    COSTS,
+    DRAFTING,
+    IO,
+    RUNS,
     Config,
     Context,
     Json,
@@ -23,78 +39,10 @@ from lookahead_cli.options import (
     TrieWeights,
     Verbose,
 )
-from lookahead_cli.replays import Logs
+from lookahead_cli.parameters import given
 
 if TYPE_CHECKING:
-    from lookahead.bench.compare import Comparison
-    from lookahead.bench.workloads import WorkloadReplay
-    from lookahead.draft.options import DraftOptions
-    from lookahead.outputs import Input
-
-
-@dataclasses.dataclass(frozen=True)
-class Outputs:
-    """Files to write; None: not asked for. json: one object on stdout in place of tables. reads: what is read meanwhile."""
-
-    json: bool
-    save: str | None = None
-    plot: str | None = None
-    report: str | None = None
-    overwrite: bool = False
-    reads: Sequence[Input] = ()
-    log_file: str | None = None
-
-    def check(self) -> None:
-        """See `outputs.check_outputs`."""
-        from lookahead.outputs import BENCH, PAGE, PICTURE, Output, check_outputs
-
-        outputs = [Output("--save", self.save, BENCH), Output("--plot", self.plot, PICTURE)]
-        outputs += [Output("--report", self.report, PAGE), Output("--log-file", self.log_file)]
-        check_outputs(outputs, self.reads, self.overwrite)
-
-    def keep(self, value: dict[str, Any], figure: Any | None = None, page: str = "") -> None:
-        """Write the JSON, the page and the figure to their files; one that cannot be written costs none of the others."""
-        import contextlib
-        import json
-
-        with contextlib.ExitStack() as stack:
-            if self.plot:
-                from lookahead.bench.plot import save_figure
-
-                stack.callback(save_figure, figure, self.plot)
-            if self.report:
-                stack.callback(_write, self.report, page)
-            if self.save:  # the last is called first
-                stack.callback(_write, self.save, json.dumps(value, indent=2) + "\n")
-
-
-def _write(path: str, text: str) -> None:
-    from lookahead.atomic import replacing
-
-    with replacing(path, "w") as file:
-        file.write(text)
-
-
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """Which runs are wanted, as it was typed."""
-
-    strategy: str | None = None
-    decoding_length: str | None = None
-    branch_length: str | None = None
-    session_tokens: int = SESSION_TOKENS
-    price: float = 0.0
-    sweep: bool = False
-    baselines: bool = False
-    explain: int | None = None
-    cost_profile: str | None = None
-    batch_size: str = "1"
-    repeat: int = 1
-
-    def options(self, timed: bool) -> list[DraftOptions]:
-        """Of each run. timed: what forwards cost is known. Raises UsageError."""
-        make = swept if self.sweep else contenders
-        return make(self.strategy, self.decoding_length, self.branch_length, self.session_tokens, self.price, timed)
+    from lookahead.bench.replay_run import ReplayReport, ReplaySpec
 
 
 def command(
@@ -114,6 +62,7 @@ def command(
             metavar="FILE",
             help="The job's --input, if its output does not hold the prompts (generate --echo): joined by id; repeat for "
             "several. Default: the files that the output's manifest names.",
+            rich_help_panel=IO,
         ),
     ] = None,
     chat: Annotated[
@@ -121,22 +70,15 @@ def command(
         typer.Option(
             "--chat/--no-chat",
             help='Wrap each "prompt" in the tokenizer\'s chat template, as the job did. Default: as its manifest says.',
+            rich_help_panel=IO,
         ),
     ] = None,
     system: Annotated[
-        str | None, typer.Option("--system", metavar="TEXT", help="System message of the job's chat prompts.")
+        str | None,
+        typer.Option("--system", metavar="TEXT", help="System message of the job's chat prompts.", rich_help_panel=IO),
     ] = None,
     prompt_field: PromptField = None,
     template: Template = None,
-    trie: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--trie",
-            metavar="[NAME=]FILE",
-            help="Prebuilt trie to draft from; repeat for several. NAME=FILE: for the workload of that name only.",
-        ),
-    ] = None,
-    trie_weight: TrieWeights = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -144,15 +86,19 @@ def command(
             metavar="NAME_OR_DIR",
             help="Tokenizer of logs that hold text. Default: the one that the trie was built with, else that of the "
             "job's model.",
+            rich_help_panel=IO,
         ),
     ] = None,
-    rows: Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Use the first N rows only.")] = None,
+    rows: Rows = None,
+    trie: NamedTries = None,
+    trie_weight: TrieWeights = None,
     strategy: Annotated[
         str | None,
         typer.Option(
             "--strategy",
             metavar="NAME[,NAME]",
             help="Of hierarchical, parallel, single, and with --cost-profile auto. Default: all; with --sweep hierarchical.",
+            rich_help_panel=DRAFTING,
         ),
     ] = None,
     decoding_length: Annotated[
@@ -162,42 +108,21 @@ def command(
             metavar="N[,N]",
             help="Tokens in one forward: the last token + the draft tokens. Default: 64, with --cost-profile 16, with --sweep "
             "2,4,8,16,32,64.",
+            rich_help_panel=DRAFTING,
         ),
     ] = None,
-    branch_length: Annotated[
-        str | None,
-        typer.Option(
-            "--branch-length",
-            metavar="N[,N]",
-            help="Draft tokens on one path at most; several with --sweep only. Default: 64, with --sweep 4,8,16,64.",
-        ),
-    ] = None,
+    branch_length: BranchLengths = None,
+    session_tokens: SessionTokens = SESSION_TOKENS,
+    price: Price = 0.0,
     sweep: Annotated[
         bool,
         typer.Option(
             "--sweep",
             help="Every decoding length with every branch length: EDL, draft tokens and draft time; --plot draws them.",
+            rich_help_panel=RUNS,
         ),
     ] = False,
-    session_tokens: SessionTokens = SESSION_TOKENS,
-    price: Price = 0.0,
-    baselines: Annotated[
-        bool,
-        typer.Option(
-            "--baselines/--no-baselines",
-            help="Also prompt lookup and the original lookahead trie, at the same decoding lengths.",
-        ),
-    ] = False,
-    explain: Annotated[
-        int | None,
-        typer.Option(
-            "--explain",
-            min=1,
-            metavar="ROWS",
-            help="Show each step of the first ROWS rows, as the first strategy drafts them, warm if there is a trie. On "
-            "stdout; with --json on stderr.",
-        ),
-    ] = None,
+    baselines: Baselines = False,
     cost_profile: Annotated[
         str | None,
         typer.Option(
@@ -205,25 +130,29 @@ def command(
             metavar="PROFILE",
             help="Predict the speed on other hardware: a file of lookahead calibrate, or a shipped profile such as "
             "llama-7b-h200.",
+            rich_help_panel=COSTS,
         ),
     ] = None,
     batch_size: Annotated[
-        str, typer.Option("--batch-size", metavar="N[,N]", help="With --cost-profile: answers decoded at once.")
+        str,
+        typer.Option(
+            "--batch-size", metavar="N[,N]", help="With --cost-profile: answers decoded at once.", rich_help_panel=COSTS
+        ),
     ] = "1",
     repeat: Annotated[
-        int, typer.Option("--repeat", min=1, metavar="N", help="With --cost-profile: predict N times, see bench.")
-    ] = 1,
-    save: Annotated[str | None, typer.Option("--save", metavar="FILE", help="Write the JSON to this file as well.")] = None,
-    plot: Annotated[
-        str | None,
+        int,
         typer.Option(
-            "--plot", metavar="FILE", help="With --sweep or --cost-profile: draw EDL (and predicted speed): .png, .pdf or .svg."
+            "--repeat",
+            min=1,
+            metavar="N",
+            help="With --cost-profile: predict N times, see bench.",
+            rich_help_panel=COSTS,
         ),
-    ] = None,
-    report: Annotated[
-        str | None,
-        typer.Option("--report", metavar="FILE", help="With --cost-profile: write all of it as one HTML page."),
-    ] = None,
+    ] = 1,
+    explain: Explain = None,
+    save: Save = None,
+    plot: Plot = None,
+    report: Report = None,
     overwrite: Overwrite = False,
     json: Json = False,
     log_file: LogFile = None,
@@ -247,7 +176,9 @@ def command(
 
     Next: lookahead bench --model org/model --input prompts.jsonl --trie answers.trie
     """
-    from lookahead.errors import UsageError
+    from lookahead.bench.contenders import Contenders, batch_sizes_of
+    from lookahead.bench.logged import Logs
+    from lookahead.bench.replay_run import ReplaySpec
     from lookahead.outputs import Input
 
     if not pairs:
@@ -255,67 +186,44 @@ def command(
     if system and chat is False:
         raise UsageError("--system is for chat prompts: leave --no-chat out.")
     logs = Logs(pairs, trie or (), trie_weight, prompts or (), tokenizer, chat, system, rows, prompt_field, template)
-    asked = Asked(
-        strategy, decoding_length, branch_length, session_tokens, price, sweep, baselines, explain, cost_profile, batch_size,
-        repeat,
-    )  # fmt: skip
+    contenders = Contenders(strategy, decoding_length, branch_length, session_tokens, price, sweep)
+    sizes = batch_sizes_of(batch_size)
+    spec = ReplaySpec(logs, contenders, baselines, explain or 0, cost_profile, sizes, repeat)
     reads = [*logs.reads("LOG"), Input("--cost-profile", [cost_profile]), Input("--config", [config])]
-    run(logs, asked, Outputs(json, save, plot, report, overwrite, reads, log_file), context.obj)
+    run(spec, Outputs(json, save, plot, report, overwrite, reads, log_file), context)
 
 
-def run(logs: Logs, asked: Asked, outputs: Outputs, command_line: str) -> None:
+def run(spec: ReplaySpec, outputs: Outputs, context: typer.Context) -> None:
     """Replay, print and write what was asked for; with a cost profile also the predicted speed."""
-    from lookahead.bench.workloads import as_json
-    from lookahead.budget.profile import read_profile
-    from lookahead.errors import UsageError
+    from lookahead.bench.replay_run import replay_logs
     from lookahead_cli import render
     from lookahead_cli.comparison import print_comparison
     from lookahead_cli.replay_tables import print_replays, print_sweeps
-    from lookahead_cli.replays import explain_rows, fixed, predict_all, read_workloads, replay_all, tokenizer_to_show
 
-    timed = asked.cost_profile is not None
-    options, batch_sizes = asked.options(timed), batch_sizes_of(asked.batch_size)
+    sweep = spec.contenders.sweep
+    spec.options()  # refuses what is wrong with them before any file is looked at
     outputs.check()
-    if not timed and (outputs.report or asked.repeat > 1 or batch_sizes != [1] or (outputs.plot and not asked.sweep)):
+    if spec.cost_profile is None and (
+        given(context, "report", "repeat", "batch_size") or (outputs.plot is not None and not sweep)
+    ):
         raise UsageError(
             "--replay runs no model: --report, --repeat and --batch-size need --cost-profile, or bench with --model and "
             "--random-weights; --plot needs one of these or --sweep."
         )
-    if timed and len(logs.paths) > 1 and (outputs.plot or outputs.report):
+    if spec.cost_profile is not None and len(spec.logs.paths) > 1 and (outputs.plot or outputs.report):
         raise UsageError("--plot and --report with --cost-profile show one workload: give one log.")
-    if asked.sweep and asked.baselines:
-        raise UsageError("--baselines draft by lengths of their own: leave --sweep out.")
-    profile = read_profile(asked.cost_profile) if asked.cost_profile else None
-    workloads, loaded = read_workloads(logs)
-    if asked.explain:
-        console = render.err if outputs.json else render.out
-        explain_rows(workloads, options[0], tokenizer_to_show(loaded, workloads), asked.explain, console)
-    replays = replay_all(workloads, fixed(options), asked.baselines)
-    value = as_json(replays)
-    if not outputs.json:
-        (print_sweeps if asked.sweep else print_replays)(replays)
-    comparisons: list[Comparison] = []
-    if profile:
-        comparisons = predict_all(profile, workloads, options, batch_sizes, asked.repeat, value, shown=not outputs.json)
+    found = replay_logs(spec, on_screen(outputs.json))
     if outputs.json:
-        render.print_json(value)
+        render.print_json(found.value)
     else:
-        for comparison in comparisons:
-            print_comparison(comparison, asked.sweep)
-    page = ""
-    if outputs.report:
-        from lookahead.bench.report import report_page
-
-        page = report_page(comparisons, command_line, (), asked.sweep)
-    outputs.keep(value, _figure(replays, comparisons, asked.sweep) if outputs.plot else None, page)
+        (print_sweeps if sweep else print_replays)(found.replays)
+        for comparison in found.comparisons:
+            print_comparison(comparison, sweep)
+    outputs.keep(found.value, lambda: _figure(found, sweep), lambda: page_of(found.comparisons, context.obj, (), sweep))
 
 
-def _figure(replays: Sequence[WorkloadReplay], comparisons: Sequence[Comparison], sweep: bool) -> Any:
+def _figure(found: ReplayReport, sweep: bool) -> Any:
     """Of predicted speeds where there are any, else of the replays of a sweep."""
-    from lookahead.bench.plot import comparison_figure
     from lookahead.bench.replay_sweep import replay_sweep_figure
-    from lookahead.bench.sweep import sweep_figure
 
-    if not comparisons:
-        return replay_sweep_figure(replays)
-    return sweep_figure(comparisons) if sweep else comparison_figure(comparisons)
+    return figure_of(found.comparisons, sweep) if found.comparisons else replay_sweep_figure(found.replays)

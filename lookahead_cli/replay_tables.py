@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lookahead.bench.replay_run import label
+
 if TYPE_CHECKING:
     from lookahead.bench.replay import ReplayResult
     from lookahead.bench.workloads import WorkloadReplay
@@ -102,10 +104,6 @@ def _lines(replays: list[WorkloadReplay]) -> dict[str, dict[str, ReplayResult]]:
                 if r.start == start:
                     lines.setdefault(label(r.strategy, r.decoding_length, start), {})[each.name] = r
     return lines
-
-
-def label(strategy: str, decoding_length: int, start: str) -> str:
-    return f"{strategy} {decoding_length} {start}"
 
 
 def _edl(found: dict[str, ReplayResult], replay: WorkloadReplay) -> float | None:

@@ -15,8 +15,9 @@ import pytest
 from lookahead.job import counting
 from lookahead.job.counting import RowCount, count_rows
 from lookahead.job.inputs import input_rows
+from lookahead.job.progress import JobProgress
 from lookahead.job.totals import JobTotals
-from lookahead_cli.progress import JobProgress
+from lookahead_cli.progress import rows_done
 from tests.cli import Cli
 from tests.jobs import MODEL
 
@@ -78,9 +79,9 @@ def test_total_and_time_left_appear_as_soon_as_rows_are_counted() -> None:
     known: list[int] = []
     progress = JobProgress(JobTotals(), lambda: known[0] if known else None, lambda: None)
     progress.totals.merge(JobTotals(rows=10))
-    assert (progress.rows, progress.seconds_left) == ("10 rows", None)
+    assert (rows_done(progress), progress.seconds_left) == ("10 rows", None)
     known.append(30)
-    assert progress.rows == "10 of 30 rows"
+    assert rows_done(progress) == "10 of 30 rows"
     progress.began -= 100
     assert progress.seconds_left == pytest.approx(200, abs=10)
 

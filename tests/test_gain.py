@@ -11,9 +11,9 @@ import pytest
 from lookahead.budget.cost import CostCurve, MeasuredStep
 from lookahead.budget.gain import ENOUGH, Gain
 from lookahead.budget.profile import Forward
+from lookahead.job.progress import JobProgress
 from lookahead.job.totals import JobTotals
 from lookahead.job.workers import Team
-from lookahead_cli.progress import JobProgress
 from tests.cli import Cli, write_jsonl
 from tests.jobs import MODEL, questions
 

@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from lookahead.job.metrics import metrics_text
+from lookahead.job.progress import Every, JobProgress
 from lookahead.job.totals import JobTotals
 from lookahead_cli.job_schema import SCHEMA, job_schema
-from lookahead_cli.progress import Every, JobProgress, duration
+from lookahead_cli.progress import duration, line
 from tests.cli import Cli, write_jsonl
 from tests.jobs import MODEL, PROMPTS, questions, rows_of
 
@@ -123,11 +124,10 @@ def test_log_line_says_how_far_the_job_is_how_fast_and_how_long_it_takes(capsys:
     progress = JobProgress(totals, lambda: 1000, lambda: (15.2, 10.0))
     totals.merge(JobTotals(rows=10, errors=1, tokens=100, first_tokens=10, steps=45))
     progress.began -= 10
-    progress.line()
-    line = " ".join(capsys.readouterr().err.split())
-    stamp, _, line = line.partition(" ")
+    line(progress)
+    stamp, _, said = " ".join(capsys.readouterr().err.split()).partition(" ")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", stamp)
-    assert line == "20 of 1,000 rows, 10 tokens/s, EDL 2.00, 1.5x plain, 1 failed, 16 min 20 s left"
+    assert said == "20 of 1,000 rows, 10 tokens/s, EDL 2.00, 1.5x plain, 1 failed, 16 min 20 s left"
 
 
 def test_progress_acts_when_its_time_has_come_and_not_before() -> None:

@@ -193,7 +193,7 @@ def test_job_ends_when_the_machine_fails_row_after_row_and_goes_on_when_it_works
 ) -> None:
     from transformers import LlamaForCausalLM
 
-    from lookahead_cli import engines
+    from lookahead.job import engines
 
     load, works = engines.load_here, LlamaForCausalLM.forward
     write_jsonl(job.source, list(questions(150)))

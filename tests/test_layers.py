@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 # Lowest first; a room imports those before it. Files of lookahead/ itself that are not named here are the ground.
 ROOMS = (
     *("ground", "trie", "budget", "draft", "forward", "decode", "models"),  # decode is handed a model and loads none
-    *("cluster", "job", "bench", "api", "hf_call", "hf", "lookahead_cli"),
+    *("cluster", "corpus_build", "job", "bench", "api", "hf_call", "hf", "lookahead_cli"),
 )
 CIRCLES = [  # that are still to be untied
     {"job.journal", "job.lock"},  # the lock names the journal's files

@@ -19,11 +19,11 @@ from lookahead.api import GenerationParams, LookaheadEngine
 from lookahead.decode.sampling import Sampling
 from lookahead.errors import LookaheadError, ModelError, UsageError
 from lookahead.job.runner import JobOptions
+from lookahead.job.sampling import biases, token_id_lists
 from lookahead.job.setup import EngineSettings
 from lookahead.job.workers import Worker
 from lookahead.models.load import load_model
 from lookahead.tokenizer import TOKENIZER_FILES
-from lookahead_cli.sampling_options import biases, token_id_lists
 from tests.architectures import plainly, random_prompts, tiny_config, tiny_model
 from tests.cli import Cli, write_jsonl
 from tests.jobs import MODEL, PROMPTS, rows_of

@@ -21,7 +21,7 @@ from lookahead.job.journal import Ended
 from lookahead.job.prompt import prompts_of
 from lookahead.job.request import Request
 from lookahead.job.rows import parse_row, read_requests
-from lookahead.job.runner import JobOptions, run_job
+from lookahead.job.runner import JobOptions, run_rows
 from tests.cli import Cli, write_jsonl
 from tests.jobs import MODEL, PROMPTS
 
@@ -46,7 +46,7 @@ def job() -> Any:
     def run(rows: list[Any], batch_size: int = 4, **options: Any) -> list[dict[str, Any]]:
         engine = DecodingEngine(target, Drafter([], DraftOptions("off")), batch_size, tokenizer=tokenizer)
         written: list[Ended] = []
-        run_job(
+        run_rows(
             engine, tokenizer, requests_of(rows), JobOptions(**{"max_new_tokens": 8, "created": 7, **options}), written.append
         )
         return [ended.row for ended in written]

@@ -19,7 +19,7 @@ from lookahead.job.journal import Ended
 from lookahead.job.prompt import prompt_ids_of
 from lookahead.job.request import Request
 from lookahead.job.rows import parse_row, read_requests
-from lookahead.job.runner import MANY_AT_ONCE, SAMPLES_IN_TURN, JobOptions, run_job
+from lookahead.job.runner import MANY_AT_ONCE, SAMPLES_IN_TURN, JobOptions, run_rows
 from lookahead.models.probe import probed
 from tests.cli import write_jsonl
 
@@ -47,7 +47,7 @@ class Job:
             self.made.append(made[0])
 
         requests = [dataclasses.replace(parse_row(row, n + 1), number=n) for n, row in enumerate(rows)]
-        run_job(engine, None, requests, JobOptions(**{"max_new_tokens": 3, "in_order": False, **options}), write)
+        run_rows(engine, None, requests, JobOptions(**{"max_new_tokens": 3, "in_order": False, **options}), write)
         return written
 
 
@@ -131,7 +131,7 @@ def test_rows_that_ask_too_much_are_error_rows_by_line_and_the_others_are_answer
     source = write_jsonl(tmp_path / "in.jsonl", [each for bad in rows for each in (bad, {"prompt_ids": [5, 6]})])
     written: list[dict[str, Any]] = []
     engine = DecodingEngine(job.target, Drafter([], DraftOptions("off")), 4)
-    run_job(engine, None, read_requests(str(source)), JobOptions(3), lambda ended: written.append(ended.row))
+    run_rows(engine, None, read_requests(str(source)), JobOptions(3), lambda ended: written.append(ended.row))
     assert len(written) == 2 * len(rows)
     for place, (bad, good) in enumerate(zip(written[::2], written[1::2], strict=True)):
         assert len(good["token_ids"]) <= 3

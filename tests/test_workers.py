@@ -20,7 +20,7 @@ from lookahead.errors import LookaheadError
 from lookahead.job.journal import Ended
 from lookahead.job.ray_crew import cores_each
 from lookahead.job.rows import Request, parse_row
-from lookahead.job.runner import JobOptions, run_job
+from lookahead.job.runner import JobOptions, run_rows
 from lookahead.job.setup import EngineSettings
 from lookahead.job.totals import JobTotals
 from lookahead.job.workers import LOST, MOST_LOSSES, LocalCrew, Member, Report, Said, Team, Worker
@@ -168,7 +168,7 @@ def test_worker_answers_as_one_engine_does_and_takes_in_what_others_say() -> Non
     requests = [Request(r.id, r.line, prompt=r.prompt, number=n) for n, r in enumerate(requests)]
     alone: list[Ended] = []
     loaded = settings.load()
-    run_job(loaded.engine, loaded.tokenizer, requests, options, alone.append)
+    run_rows(loaded.engine, loaded.tokenizer, requests, options, alone.append)
     worker = Worker(settings, options)
     while (report := worker.exchange([], [])).whose is None:
         assert report.error is None

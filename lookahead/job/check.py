@@ -6,19 +6,26 @@ What only answering can show stays unknown: a processor that fails, no memory, a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
+from lookahead.corpus import named_files
 from lookahead.decode.engine import room_of
 from lookahead.decode.limits import check_samples
 from lookahead.decode.sampling import check_vocabulary
 from lookahead.errors import LookaheadError
 from lookahead.forward.target import longest_text
+from lookahead.job.plan import plan_of
 from lookahead.job.prompt import prompts_of
 from lookahead.job.request import Request
+from lookahead.job.rows import left_to_do, read_requests, without_duplicates
 from lookahead.job.runner import JobOptions
 from lookahead.job.setup import EngineSettings
+from lookahead.job.spec import JobSpec
 from lookahead.models.load import read_config
+
+LISTED = 1000  # problems in JSON
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +35,48 @@ class Checked:
     request: Request
     problem: str = ""
     prompt_tokens: int = 0
+
+
+@dataclasses.dataclass
+class CheckReport:
+    """What `check_job` found. prompt_tokens: of all rows; longest: of one row. problems: the first LISTED, as JSON objects."""
+
+    model: str
+    rows: int = 0
+    bad_rows: int = 0
+    prompt_tokens: int = 0
+    longest: int = 0
+    problems: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `generate --dry-run --json` prints."""
+        counts = {"rows": self.rows, "bad_rows": self.bad_rows, "prompt_tokens": self.prompt_tokens}
+        return {"model": self.model, **counts, "longest_prompt_tokens": self.longest, "problems": self.problems}
+
+
+def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None) -> CheckReport:
+    """Read and check all rows of a job; nothing is written, and no weights are loaded.
+
+    found: called with each row that cannot be answered, as FILE:LINE: what is wrong. Raises LookaheadError as `run_job` does.
+    """
+    plan = plan_of(spec)
+    names = named_files(spec.io.input or ())
+    wanted = islice(read_requests(*names, fields=plan.fields), spec.io.limit)
+    requests = left_to_do(without_duplicates(wanted), plan.shard, {})
+    report = CheckReport(plan.model)
+    for checked in checked_rows(requests, plan.engine_settings(), plan.row_options()):
+        report.rows += 1
+        report.prompt_tokens += checked.prompt_tokens
+        report.longest = max(report.longest, checked.prompt_tokens)
+        if not checked.problem:
+            continue
+        report.bad_rows += 1
+        request = checked.request
+        file = request.file or names[0]
+        found(f"{file}:{request.line}: {checked.problem}")
+        if len(report.problems) < LISTED:
+            report.problems.append({"file": file, "line": request.line, "id": request.id, "message": checked.problem})
+    return report
 
 
 def checked_rows(requests: Iterable[Request], settings: EngineSettings, options: JobOptions) -> Iterator[Checked]:

@@ -1,6 +1,7 @@
 """What a job was run with. In: its options and files. Out: OUT.manifest.json, and what about it has changed since.
 
-Options that change no answer (tries, drafting, batch size, ...) may differ between the runs of a job; each run's are kept.
+Options that declare that they change no answer (see spec.py: tries, drafting, batch size, ...) may differ between the runs of
+a job; each run's are kept.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,65 +19,14 @@ from typing import Any
 from lookahead.atomic import replacing
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.job.fields import is_template_file
+from lookahead.job.spec import OPTIONS, JobSpec
 from lookahead.job.totals import JobTotals
 from lookahead.outputs import model_folder
 from lookahead.tokenizer import TOKENIZER_FILES
 from lookahead.trie.file import Trie
 from lookahead.version import __version__
 
-ANSWERING = (  # options that change what is answered, or how rows are written
-    "model",
-    "revision",
-    "adapter",
-    "tokenizer",
-    "trust_remote_code",
-    "max_new_tokens",
-    "sampling",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "no_repeat_ngram_size",
-    "min_new_tokens",
-    "stop",
-    "stop_token_ids",
-    "bad_words",
-    "bad_words_ids",
-    "logit_bias",
-    "json_schema",
-    "regex",
-    "choice",
-    "grammar",
-    "samples",
-    "seed",
-    "dtype",
-    "device",
-    "attn",
-    "prompt_field",
-    "template",
-    "keep_fields",
-    "chat",
-    "system",
-    "token_ids",
-    "echo",
-    "logprobs",
-    "order",
-    "shard",
-)
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}  # what --sampling greedy stands for
-# Of options that jobs of earlier versions did not have; the others: None.
-BEFORE = {
-    "sampling": "greedy",
-    "typical_p": 1.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "trust_remote_code": False,
-    "echo": False,
-}
 WEIGHTS = ("*.safetensors", "*.bin")
 CONFIGS = ("config.json", "generation_config.json", "chat_template.jinja", *TOKENIZER_FILES)
 SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 4096, 1 << 20
@@ -111,20 +61,11 @@ class Manifest:
         self.write(path, totals)
 
 
-def describe(options: Mapping[str, Any], tries: Sequence[Trie], inputs: Sequence[str]) -> Manifest:
-    """The manifest of a job that begins. options: all of the line. tries, inputs: as they are now."""
-    answering = {name: options[name] for name in ANSWERING}
-    answering["device"] = _kind_of_device(options["device"])  # which of several of a kind does not matter
-    if answering["sampling"] == "greedy":
-        answering.update({name: value for name, value in GREEDY.items() if answering[name] is None})
-    for name in ("json_schema", "grammar"):
-        if options[name]:
-            answering[name] = f"of content {_sampled(Path(options[name]))}"
-    if options["template"] and is_template_file(options["template"]):
-        answering["template"] = f"of content {_sampled(Path(options['template']))}"
+def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Manifest:
+    """The manifest of a job that begins. tries, inputs: as they are now."""
     run = {
         "began": round(time.time(), 3),
-        "options": dict(options),
+        "options": spec.options(),
         "tries": [{"path": str(trie.path), "content_hash": trie.header.content_hash} for trie in tries],
         "versions": {
             "lookahead": __version__,
@@ -133,8 +74,22 @@ def describe(options: Mapping[str, Any], tries: Sequence[Trie], inputs: Sequence
         },
         "machine": f"{platform.machine()} {platform.system()}",
     }
-    files = fingerprint_model(options["model"], options["revision"], options["adapter"], options["tokenizer"])
-    return Manifest(json.loads(json.dumps(answering)), files, [run], [_input(name) for name in inputs])
+    model = spec.model
+    files = fingerprint_model(str(model.model), model.revision, model.adapter, model.tokenizer)
+    return Manifest(answering(spec), files, [run], [_input(name) for name in inputs])
+
+
+def answering(spec: JobSpec) -> dict[str, Any]:
+    """The options that change answers, as two runs of a job must agree in them: files by content, defaults spelled out."""
+    options = spec.options()
+    found = {name: options[name] for name, each in OPTIONS.items() if each.about.changes_answers}
+    found["device"] = _kind_of_device(found["device"] or "auto")  # which of several of a kind does not matter
+    if found["sampling"] == "greedy":
+        found.update({name: value for name, value in GREEDY.items() if found[name] is None})
+    for name, value in found.items():
+        if value and OPTIONS[name].about.is_file and is_template_file(value):
+            found[name] = f"of content {_sampled(Path(value))}"
+    return dict(json.loads(json.dumps(found)))
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -151,9 +106,11 @@ def go_on(before: Manifest, now: Manifest, out: Path) -> Manifest:
     """The manifest of a job that is gone on with. Raises UsageError naming each option and model file that has changed."""
     files_known = bool(before.model_files and now.model_files)  # then it does not matter in which folder they lie
     by_files = {"model": "", "revision": "", "adapter": "adapter/", "tokenizer": "tokenizer/"}
+    then_too = now.answering.keys() <= before.answering.keys()
+    known_then = before.answering if then_too else {**answering(JobSpec()), **before.answering}  # a later option: its default
     changed = []
     for name, value in now.answering.items():
-        then = before.answering.get(name, BEFORE.get(name))
+        then = None if known_then[name] == [] else known_then[name]
         prefix = by_files.get(name)
         known = prefix is not None and all(
             any(file.startswith(prefix) for file in files) for files in (before.model_files, now.model_files)
@@ -230,6 +187,6 @@ def _input(name: str) -> dict[str, Any]:
 def _flag(name: str, value: Any) -> str:
     """An option as it would be typed."""
     option = f"--{name.replace('_', '-')}"
-    if value is None or value is False or value == []:
+    if value is None or value is False:
         return f"no {option}"
     return option if value is True else f"{option} {value}"

@@ -83,7 +83,7 @@ class _Answer:
         return not self.running and not self.left
 
 
-def run_job(
+def run_rows(
     engine: DecodingEngine,
     tokenizer: Any | None,
     requests: Iterable[Request],
@@ -153,7 +153,7 @@ def answer(
     """Hands each request's place, from 0, and output row to `put`, as they end.
 
     requests: None where there is none at the moment; it is asked again after each step, and no more once no row is running.
-    stopped: as of `run_job`.
+    stopped: as of `run_rows`.
     """
     rows = _Rows(engine, tokenizer, options, put)
     for generation in engine.run(rows.generations(iter(requests)), stopped):

@@ -249,7 +249,7 @@ class Team:
         write: Callable[[Ended], None],
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """As `runner.run_job`. stopped: asked several times a second; what is being answered then is given up.
+        """As `runner.run_rows`. stopped: asked several times a second; what is being answered then is given up.
 
         Raises LookaheadError where workers are lost one after the other, too.
         """

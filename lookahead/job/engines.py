@@ -15,17 +15,16 @@ from lookahead.decode.sampling import GREEDY, Sampling
 from lookahead.errors import UsageError
 from lookahead.forward.memory import peak_memory
 from lookahead.forward.parallel import Peers
+from lookahead.job.events import COMPILING, Events, JobEvents
 from lookahead.job.journal import Ended
 from lookahead.job.ray_crew import RayCrew
 from lookahead.job.rows import Request
-from lookahead.job.runner import JobOptions, run_job
+from lookahead.job.runner import JobOptions, run_rows
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.job.workers import LocalCrew, Team
 from lookahead.models.adapter import check_adapter
 from lookahead.models.load import read_config
 from lookahead.token_documents import TokenizerIdentity
-from lookahead_cli import render
-from lookahead_cli.explain import Explainer
 
 
 class Answering(Protocol):
@@ -47,7 +46,7 @@ class Answering(Protocol):
     def run(
         self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
     ) -> None:
-        """See `runner.run_job`."""
+        """See `runner.run_rows`."""
         ...
 
     def used(self) -> dict[str, Any]:
@@ -80,7 +79,7 @@ class OneEngine:
     def run(
         self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
     ) -> None:
-        run_job(self.loaded.engine, self.loaded.tokenizer, requests, job, write, stopped)
+        run_rows(self.loaded.engine, self.loaded.tokenizer, requests, job, write, stopped)
 
     def used(self) -> dict[str, Any]:
         engine = self.loaded.engine
@@ -106,7 +105,7 @@ def follow(peers: Peers, settings: EngineSettings, job: JobOptions) -> None:
     """Take the steps that the leader takes."""
     if peers.begin():
         loaded = settings.load()
-        run_job(loaded.engine, loaded.tokenizer, peers.each(), job, lambda row: None, peers.told)
+        run_rows(loaded.engine, loaded.tokenizer, peers.each(), job, lambda row: None, peers.told)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,32 +144,33 @@ class Workers:
         return ()
 
 
-def load_here(settings: EngineSettings, sampling: Sampling = GREEDY) -> LoadedEngine:
+def load_here(settings: EngineSettings, events: Events, sampling: Sampling = GREEDY) -> LoadedEngine:
     """An engine in this process. sampling: of its rows. Raises LookaheadError if model or tries cannot be used."""
-    loaded = settings.load(lambda compile_kernels: render.patiently(compile_kernels, render.COMPILING))
+    loaded = settings.load(lambda compile_kernels: events.patiently(compile_kernels, COMPILING))
     for notice in loaded.notices(sampling):
-        render.notice(notice)
+        events.notice(notice)
     return loaded
 
 
 def here(
-    settings: EngineSettings, job: JobOptions, peers: Peers | None, explained: int | None, on_stdout: bool
+    settings: EngineSettings, job: JobOptions, peers: Peers | None, explained: int | None, events: JobEvents
 ) -> tuple[OneEngine, JobOptions]:
     """An engine in this process, and the job. peers: who shares its model. explained: rows whose steps are shown."""
     if peers:
         peers.begin()
-    loaded = load_here(settings, job.sampling)
+    loaded = load_here(settings, events, job.sampling)
     if explained:
         target = loaded.engine.target
         if target.mode == "plain":
             raise UsageError(f"--explain: nothing is drafted for {settings.model}: {target.reason}")
-        explainer = Explainer(render.out if on_stdout else render.err, loaded.tokenizer, rows=explained)
-        job = dataclasses.replace(job, observer_of=explainer.observer_of)
+        job = dataclasses.replace(job, observer_of=events.observers(loaded.tokenizer, explained))
     return SharedModel(loaded, peers) if peers else OneEngine(loaded), job
 
 
 @contextlib.contextmanager
-def workers(settings: EngineSettings, job: JobOptions, ray: str | None, size: int | None) -> Iterator[Workers]:
+def workers(
+    settings: EngineSettings, job: JobOptions, ray: str | None, size: int | None, events: JobEvents
+) -> Iterator[Workers]:
     """Workers of which one is ready, as long as the block runs. ray: address of a cluster; None: this machine.
 
     Raises UsageError if there cannot be so many, LookaheadError if they cannot load what they need.
@@ -193,5 +193,5 @@ def workers(settings: EngineSettings, job: JobOptions, ray: str | None, size: in
     crew = RayCrew(ray, settings, job, size or 0) if ray else LocalCrew(settings, job, size or 1)
     drafts = settings.drafts
     with Team(crew, learn=drafts.strategy != "off" and drafts.session_tokens > 0) as team:
-        render.patiently(team.wait_until_ready, f"Starting {crew.size} workers ...")
+        events.patiently(team.wait_until_ready, f"Starting {crew.size} workers ...")
         yield Workers(team)

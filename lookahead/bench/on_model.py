@@ -1,0 +1,158 @@
+"""A bench on a model. In: a `ModelBench`. Out: plain decoding against every strategy and the peers, for each batch size.
+
+The prompts of a file are answered; or logged answers are replayed on a model of random weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from lookahead.bench.compare import Comparison, compare
+from lookahead.bench.events import BenchEvents
+from lookahead.bench.logged import Logs, Shape, read_workloads
+from lookahead.bench.replay_run import compile_for
+from lookahead.draft.options import DraftOptions
+from lookahead.errors import LookaheadError
+from lookahead.job.drafting import open_tries, trie_weights
+from lookahead.job.engines import load_here
+from lookahead.job.prompt import prompts_of
+from lookahead.job.rows import read_requests
+from lookahead.job.setup import EngineSettings, LoadedEngine
+from lookahead.models.load import random_model, read_config
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelBench:
+    """A model, and what is compared on it.
+
+    options: of each run of ours. batch_sizes: prompts decoded at once, measured in turn. peers: also Hugging Face's own.
+    repeats, recycling: see `compare.compare`. lossless_rows: the first rows, whose outputs are checked; None: all; 0: none.
+    """
+
+    model: str
+    options: Sequence[DraftOptions]
+    batch_sizes: Sequence[int] = (1,)
+    dtype: str = "auto"
+    device: str = "auto"
+    attention: str | None = None
+    peers: bool = True
+    repeats: int = 1
+    recycling: bool = False
+    lossless_rows: int | None = 64
+    revision: str | None = None
+    adapter: str | None = None
+    tokenizer: str | None = None
+    trust_remote_code: bool = False
+
+
+def bench_prompts(
+    bench: ModelBench,
+    path: str,
+    tries: Sequence[str] = (),
+    weights: Sequence[str] | None = None,
+    max_new_tokens: int = 256,
+    rows: int | None = None,
+    events: BenchEvents | None = None,
+) -> tuple[list[Comparison], list[str]]:
+    """(a comparison for each batch size, what is wrong with rows that were left out)
+
+    path: of a file of prompts, as for generate. tries, weights: files, and NAME=W as typed. rows: the first, None: all.
+    Raises LookaheadError if no row can be answered.
+    """
+    events = events or BenchEvents()
+    requests = list(islice(read_requests(path), rows))
+    of_each = trie_weights(weights, [open_tries(tries)])[0]
+    loaded = load_here(
+        EngineSettings(
+            bench.model,
+            tuple(tries),
+            tuple(of_each),
+            bench.options[0],
+            bench.dtype,
+            bench.device,
+            bench.attention,
+            trust_remote_code=bench.trust_remote_code,
+            revision=bench.revision,
+            adapter=bench.adapter,
+            tokenizer=bench.tokenizer,
+        ),
+        events,
+    )
+    prompts, failed = [], []
+    for request in requests:
+        try:
+            if request.problem:
+                raise LookaheadError(request.problem + ".")
+            for ids in prompts_of(request, loaded.tokenizer, longest=loaded.engine.target.longest_text):
+                loaded.engine.request(ids, max_new_tokens)
+                prompts.append(ids)
+        except LookaheadError as error:
+            failed.append(f"{path}:{request.line}: {error}")
+    if not prompts:
+        raise LookaheadError(failed[0])
+    return [_compared(bench, loaded, prompts, of_each, max_new_tokens, size, events) for size in bench.batch_sizes], failed
+
+
+def _compared(
+    bench: ModelBench,
+    loaded: LoadedEngine,
+    prompts: list[list[int]],
+    weights: Sequence[float],
+    max_new_tokens: int,
+    batch_size: int,
+    events: BenchEvents,
+) -> Comparison:
+    with events.working(f"answering, batch {batch_size}", len(prompts) * bench.repeats, "prompts") as progress:
+        return compare(
+            loaded.engine.target,
+            prompts,
+            loaded.engine.drafter.tries,
+            bench.options,
+            max_new_tokens,
+            bench.peers,
+            bench.lossless_rows != 0,
+            progress=progress,
+            weights=weights,
+            batch_size=batch_size,
+            repeats=bench.repeats,
+            lossless_rows=bench.lossless_rows,
+            recycling=bench.recycling,
+        )
+
+
+def bench_logged(bench: ModelBench, logs: Logs, events: BenchEvents | None = None) -> list[Comparison]:
+    """Replay a log on a model of random weights, its answers taken as the model's choices; one comparison for each batch size.
+
+    Raises LookaheadError for a log that the model has no room for.
+    """
+    events = events or BenchEvents()
+    loading: dict[str, Any] = {"trust_remote_code": bench.trust_remote_code, "revision": bench.revision}
+    config = read_config(bench.model, **loading).get_text_config(decoder=True)
+    ((workload,), _) = read_workloads(logs, events, Shape(bench.model, config))
+    compile_for([workload], bench.options[0], events)
+    target = random_model(bench.model, bench.dtype, bench.device, bench.attention, **loading)
+    if target.mode != "packed":
+        events.notice(f"{bench.model} verifies by {target.mode}: {target.reason}")
+    prompts, answers = [prompt for prompt, _ in workload.pairs], [answer for _, answer in workload.pairs]
+    comparisons = []
+    for size in bench.batch_sizes:
+        with events.working(f"replaying, batch {size}", len(prompts) * bench.repeats, "answers") as progress:
+            comparisons.append(
+                compare(
+                    target,
+                    prompts,
+                    workload.tries,
+                    bench.options,
+                    peers=bench.peers,
+                    progress=progress,
+                    weights=workload.weights,
+                    batch_size=size,
+                    answers=answers,
+                    repeats=bench.repeats,
+                    recycling=bench.recycling,
+                )
+            )
+    return comparisons

@@ -1,0 +1,146 @@
+"""A replay of logged answers, without a model. In: a `ReplaySpec`. Out: EDL of each strategy; with costs, predicted speed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lookahead.bench.baselines import BASELINES
+from lookahead.bench.contenders import Contenders
+from lookahead.bench.events import BenchEvents
+from lookahead.bench.logged import Logs, read_workloads, tokenizer_to_show
+from lookahead.bench.replay import replay
+from lookahead.bench.workloads import Contender, Workload, WorkloadReplay, replay_workloads
+from lookahead.bench.workloads import as_json as replays_as_json
+from lookahead.budget.profile import CostProfile, read_profile
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
+from lookahead.errors import UsageError
+from lookahead.job.events import COMPILING
+
+if TYPE_CHECKING:
+    from lookahead.bench.compare import Comparison
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplaySpec:
+    """baselines: also those of plain Python. explain: rows whose steps are shown first; 0: none.
+
+    cost_profile: file or name of the profile that speed is predicted from, at each of batch_sizes, `repeats` times; None: no
+    speed is predicted.
+    """
+
+    logs: Logs
+    contenders: Contenders
+    baselines: bool = False
+    explain: int = 0
+    cost_profile: str | None = None
+    batch_sizes: Sequence[int] = (1,)
+    repeats: int = 1
+
+    def options(self) -> list[DraftOptions]:
+        """Of each run. Raises UsageError."""
+        return self.contenders.options(timed=self.cost_profile is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayReport:
+    """replays: of each workload. comparisons: the predicted ones, of each workload and batch size. value: as JSON."""
+
+    replays: list[WorkloadReplay]
+    comparisons: list[Comparison]
+    value: dict[str, Any]
+
+
+def replay_logs(spec: ReplaySpec, events: BenchEvents) -> ReplayReport:
+    """Raises UsageError for what does not go together, LookaheadError for files that cannot be used."""
+    options = spec.options()
+    if spec.contenders.sweep and spec.baselines:
+        raise UsageError("--baselines draft by lengths of their own: leave --sweep out.")
+    profile = read_profile(spec.cost_profile) if spec.cost_profile else None
+    workloads, loaded = read_workloads(spec.logs, events)
+    if spec.explain:
+        explain_rows(workloads, options[0], tokenizer_to_show(loaded, workloads), spec.explain, events)
+    replays = _replay_all(workloads, _fixed(options), spec.baselines, events)
+    value, comparisons = replays_as_json(replays), []
+    if profile:
+        for workload, of_workload in zip(workloads, value.get("workloads", [value]), strict=True):
+            predicted = _predicted(spec, profile, workload, options, events)
+            if len(workloads) > 1:
+                predicted = [dataclasses.replace(each, model=f"{workload.name} on {each.model}") for each in predicted]
+            _add_predicted(of_workload, predicted, "warm" if workload.tries else "cold")
+            comparisons += predicted
+    return ReplayReport(replays, comparisons, value)
+
+
+def _replay_all(
+    workloads: list[Workload], options: list[DraftOptions], baselines: bool, events: BenchEvents
+) -> list[WorkloadReplay]:
+    """Replay each workload with each of `options`, and with `baselines` at the same decoding lengths."""
+    contenders: list[Contender] = [(None, option) for option in options]
+    if baselines:
+        at_each_length = {option.decoding_length: option for option in options}.values()
+        contenders += [(name, option) for name in BASELINES for option in at_each_length]
+    compile_for(workloads, options[0], events)
+    runs = len(contenders) * sum(len(workload.starts) for workload in workloads)
+    with events.working("replaying", runs, "runs") as progress:
+        return replay_workloads(workloads, contenders, progress=progress)
+
+
+def _fixed(options: list[DraftOptions]) -> list[DraftOptions]:
+    """Those that need no costs; if there are none, the first at its longest."""
+    return [option for option in options if not option.adaptive] or [dataclasses.replace(options[0], adaptive=False)]
+
+
+def _predicted(
+    spec: ReplaySpec, profile: CostProfile, workload: Workload, options: list[DraftOptions], events: BenchEvents
+) -> list[Comparison]:
+    """What a bench with forwards of these costs would show, for each batch size."""
+    from lookahead.bench.planner import predict  # loads torch, which no other replay needs
+
+    found = []
+    for size in spec.batch_sizes:
+        with events.working(f"predicting, batch {size}", len(workload.pairs) * spec.repeats, "answers") as progress:
+            drafting = workload.tries, options, workload.weights
+            found.append(predict(profile, workload.pairs, *drafting, size, spec.repeats, progress))
+    return found
+
+
+def _add_predicted(value: dict[str, Any], predicted: list[Comparison], start: str) -> None:
+    """To the JSON of a replay: "predicted", and the speedup of each strategy at the first batch size."""
+    from lookahead.bench.compare import as_json
+
+    for run in predicted[0].runs[1:]:
+        for strategy in value["strategies"]:
+            lengths = strategy["strategy"], strategy["decoding_length"], strategy["branch_length"], strategy["start"]
+            if not run.adaptive and lengths == (run.strategy, run.decoding_length, run.branch_length, start):
+                strategy["predicted_speedup"] = round(run.speedup, 4)
+    value["predicted"] = as_json(predicted)
+
+
+def explain_rows(
+    workloads: list[Workload], option: DraftOptions, tokenizer: Any | None, rows: int, events: BenchEvents
+) -> None:
+    """Show each step of the first rows of each workload, warm if it has tries: what they are in the replay of all rows."""
+    compile_for(workloads, option, events)
+    for workload in workloads:
+        start = "warm" if workload.tries else "cold"
+        name = f"{workload.name}, {label(option.strategy, option.decoding_length, start)}, "
+        observer_of = events.observers(tokenizer, rows, name)
+        replay(workload.pairs[:rows], workload.tries, option, weights=workload.weights, observer_of=observer_of)
+
+
+def label(strategy: str, decoding_length: int, start: str) -> str:
+    """Of one run: "hierarchical 64 warm"."""
+    return f"{strategy} {decoding_length} {start}"
+
+
+def compile_for(workloads: list[Workload], option: DraftOptions, events: BenchEvents) -> None:
+    """Have all kernels compiled, so that no draft waits for it."""
+
+    def compile_kernels() -> None:
+        for workload in workloads:
+            Drafter(workload.tries, option).warm_up()
+
+    events.patiently(compile_kernels, COMPILING)

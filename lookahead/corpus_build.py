@@ -1,0 +1,157 @@
+"""A trie of corpora. In: names of files, and what of their rows is text. Out: one trie file, and what was read and left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lookahead.corpus import CorpusReport, expand, folder_sources, read_documents, size_of
+from lookahead.errors import CorpusError, UsageError
+from lookahead.hub import tokenizer_of_trie
+from lookahead.token_documents import TokenizerIdentity
+from lookahead.trie.build import append_trie, build_trie
+from lookahead.trie.file import Trie
+from lookahead.trie.format import TrieHeader
+from lookahead.trie.segment import Effort
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildSpec:
+    """corpus: files, folders, globs, "-" for stdin. Exactly one of out (a new trie) and append (one that exists) is given.
+
+    tokenizer: name or folder; vocab_size: of rows of ids, which need no tokenizer; with append neither need be given.
+    text_field, source, strict, split: see `corpus.read_documents`. min_count: branches seen less often are left out.
+    verify: with append, read the trie to its last byte first. threads: 0: one per core. ray: address of a cluster.
+    """
+
+    corpus: Sequence[str]
+    out: str | None = None
+    append: str | None = None
+    tokenizer: str | None = None
+    vocab_size: int | None = None
+    text_field: str | None = None
+    split: str = "file"
+    min_count: int = 1
+    source: str | None = None
+    strict: bool = False
+    verify: bool = True
+    threads: int = 0
+    ray: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class BuiltTrie:
+    """path, header: of the trie. added: tokens that it did not hold before. size: bytes. report: of the rows."""
+
+    path: str
+    header: TrieHeader
+    added: int
+    size: int
+    seconds: float
+    report: CorpusReport
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `build-trie --json` prints."""
+        header, report = self.header, self.report
+        return {
+            "trie": self.path,
+            "rows": report.rows,
+            "bad_rows": report.bad,
+            "failed_rows": report.failed,
+            "request_rows": report.requests,
+            "documents": header.documents,
+            "tokens": header.tokens,
+            "added_tokens": self.added,
+            "segments": len(header.segments),
+            "vocab_size": header.vocab_size,
+            "bytes": self.size,
+            "seconds": round(self.seconds, 3),
+            "content_hash": header.content_hash,
+            "sources": [{"name": s.name, "documents": s.documents, "tokens": s.tokens} for s in header.sources],
+        }
+
+
+class CorpusBuild:
+    """A build whose options and files are right. names: the files that are read; size: their bytes, None if unknown.
+
+    report: of the rows read so far. Raises UsageError for options that do not go together, LookaheadError for files that
+    cannot be read.
+    """
+
+    def __init__(self, spec: BuildSpec):
+        _check(spec)
+        self.before = Trie(spec.append) if spec.append is not None else None
+        self.spec = spec if self.before is None else _as_before(spec, self.before)
+        if (self.spec.tokenizer is None) == (self.spec.vocab_size is None):
+            raise UsageError("give either --tokenizer NAME_OR_DIR (text) or --vocab-size N (rows of ids).")
+        if spec.split not in ("file", "paragraphs"):
+            raise UsageError(f"--split {spec.split}: choose file or paragraphs.")
+        self.path = spec.out or spec.append or ""
+        self.names = expand(list(spec.corpus))
+        self.report = CorpusReport()
+
+    @property
+    def size(self) -> int | None:
+        return size_of(self.names)
+
+    def run(self, effort: Effort) -> BuiltTrie:
+        """Read, tokenize, sort and write. Raises CorpusError for a corpus without a row that can be used."""
+        spec, report = self.spec, self.report
+        if spec.ray and "-" in self.names:
+            raise UsageError("--ray reads files, which every node opens itself, and no stdin.")
+        if spec.threads:
+            os.environ["RAYON_NUM_THREADS"] = str(spec.threads)  # of the tokenizers library
+        began = time.perf_counter()
+        try:
+            header = self._built(effort)
+        except CorpusError as error:
+            if report.problems:
+                raise CorpusError(f"{report.problems[0]} ({report.bad} bad rows; {error})") from error
+            raise
+        added = header.tokens - (self.before.header.tokens if self.before is not None else 0)
+        return BuiltTrie(self.path, header, added, Path(self.path).stat().st_size, time.perf_counter() - began, report)
+
+    def _built(self, effort: Effort) -> TrieHeader:
+        spec = self.spec
+        loaded, whose = None, TokenizerIdentity(spec.vocab_size or 0)
+        if spec.tokenizer is not None:
+            from lookahead.tokenizer import identity, load_tokenizer
+
+            loaded = load_tokenizer(spec.tokenizer)
+            whose = identity(loaded, spec.tokenizer)
+        of_text: tuple[Any, dict[str, str]] = spec.split, folder_sources(list(spec.corpus))
+        read = spec.text_field, spec.source, spec.strict
+        options = {"text_field": spec.text_field or "auto", **({"split": spec.split} if spec.split != "file" else {})}
+        if spec.ray:
+            from lookahead.cluster.build import CorpusOptions, build_with_ray
+
+            shared, cores = CorpusOptions(spec.tokenizer, whose, *read, *of_text), spec.threads or 1
+            files = self.names, self.path
+            return build_with_ray(spec.ray, *files, shared, self.report, spec.min_count, options, effort, cores=cores)
+        documents = read_documents(self.names, loaded, self.report, *read, whose.vocab_size, effort.workers, *of_text)
+        if spec.append is not None:
+            return append_trie(documents, spec.append, whose, effort, verify=spec.verify)
+        return build_trie(documents, self.path, whose, spec.min_count, options, effort)
+
+
+def _check(spec: BuildSpec) -> None:
+    """Raise UsageError for options that do not go together."""
+    if (spec.out is None) == (spec.append is None):
+        raise UsageError("give either -o OUT.trie (a new trie) or --append F.trie (an existing one).")
+    if spec.append is not None and spec.ray:
+        raise UsageError("--ray does not go with --append: build a trie of its own, then lookahead merge-tries.")
+    if spec.append is not None and spec.min_count > 1:
+        raise UsageError("--min-count does not go with --append: append first, then lookahead prune-trie --min-count N.")
+
+
+def _as_before(spec: BuildSpec, trie: Trie) -> BuildSpec:
+    """With the tokenizer, or the vocabulary, of the trie that is added to, where none is given."""
+    if spec.tokenizer is not None or spec.vocab_size is not None:
+        return spec
+    if not trie.header.tokenizer_name:
+        return dataclasses.replace(spec, vocab_size=trie.header.vocab_size)
+    return dataclasses.replace(spec, tokenizer=tokenizer_of_trie(trie.path, trie.header.tokenizer_name))

@@ -1,0 +1,52 @@
+"""What the caller of a job is told while it runs. Derive from `JobEvents` to show progress, or to stop a job."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lookahead.errors import UsageError
+
+if TYPE_CHECKING:
+    from lookahead.draft.explain import ObserverOf
+    from lookahead.job.progress import JobProgress
+
+log = logging.getLogger(__name__)
+COMPILING = "Compiling kernels, once per machine (some seconds) ..."
+
+
+class Events:
+    """Silent: notices go to the log of the package."""
+
+    def notice(self, text: str) -> None:
+        """A line that a user should read, such as why a model verifies drafts in a slower way."""
+        log.warning("%s", text)
+
+    def patiently(self, act: Callable[[], None], why: str) -> None:
+        """Calls `act`, which can take seconds. why: what it does, for somebody who waits."""
+        act()
+
+
+class JobEvents(Events):
+    """What happens in a job. Nothing stops it, unless `stopped` says so.
+
+    Called in the thread that runs the job: notice and patiently at any time, then running, and within it after each step
+    progress and stopped.
+    """
+
+    def running(self, progress: JobProgress) -> contextlib.AbstractContextManager[None]:
+        """Entered before the first row is answered, and left when what the job writes is complete or the job fails."""
+        return contextlib.nullcontext()
+
+    def progress(self, progress: JobProgress) -> None:
+        """A step has been made."""
+
+    def stopped(self) -> bool:
+        """True ends the job after the step at hand; what is written until then is resumable."""
+        return False
+
+    def observers(self, tokenizer: Any | None, rows: int) -> ObserverOf:
+        """Who is told the steps of each row, with option explain=rows. Raises UsageError where that is nobody."""
+        raise UsageError("--explain: these events show no steps. Define observers(), see lookahead/job/events.py.")

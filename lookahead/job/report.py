@@ -1,0 +1,44 @@
+"""What a job came to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from lookahead.job.totals import JobTotals
+
+if TYPE_CHECKING:
+    from lookahead.job.progress import JobProgress
+
+
+@dataclasses.dataclass(frozen=True)
+class JobReport:
+    """state: complete; stopped, with rows left to answer; or led, in a process whose part of the model another one leads.
+
+    out: the file of answers; None: stdout. totals: of the whole job; run: of this run; seconds: of this run, loading excluded.
+    speedup: of this run over plain decoding, None where too little was measured. expected: rows of the job, None if unknown.
+    used: workers, batch size and peak memory (bytes) by name. resumable: the job can be resumed, as it writes to a file.
+    """
+
+    state: Literal["complete", "stopped", "led"]
+    model: str
+    out: str | None
+    totals: JobTotals = dataclasses.field(default_factory=JobTotals)
+    run: JobTotals = dataclasses.field(default_factory=JobTotals)
+    seconds: float = 0.0
+    speedup: float | None = None
+    expected: int | None = None
+    used: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    resumable: bool = False
+
+    @classmethod
+    def of(cls, progress: JobProgress, **about: Any) -> JobReport:
+        """As things stand now."""
+        counts = {name: getattr(progress, name) for name in ("totals", "run", "seconds", "speedup", "expected")}
+        return cls(**counts, **about)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `generate --json` prints."""
+        gain = {} if self.speedup is None else {"speedup_over_plain": round(self.speedup, 4)}
+        return {"model": self.model, "output": self.out, **self.totals.as_json(), **gain, **self.used}

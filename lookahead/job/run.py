@@ -1,0 +1,262 @@
+"""The front door of jobs. In: a `JobSpec`. Out: rows in its output, and a `JobReport`.
+
+    report = run_job(JobSpec.of(model="org/model", input="prompts.jsonl", out="answers.jsonl", resume=True))
+
+A job is opened (its files are checked, locked and read), answered (by an engine of this process, by workers, by a Ray cluster
+or by processes that share a model) and closed (its answers go to a trie, its rows into their order).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lookahead.corpus import named_files
+from lookahead.errors import UsageError
+from lookahead.hub import check_name
+from lookahead.job.counting import RowCount
+from lookahead.job.drafting import open_tries
+from lookahead.job.events import JobEvents
+from lookahead.job.fields import KEEP, is_template_file
+from lookahead.job.journal import Done, JobFiles, Journal
+from lookahead.job.lock import OutputLock
+from lookahead.job.manifest import Manifest, describe, go_on, read_manifest
+from lookahead.job.plan import JobPlan, plan_of
+from lookahead.job.progress import JobProgress
+from lookahead.job.report import JobReport
+from lookahead.job.request import Request
+from lookahead.job.resume import files_of, open_journal, what_is_done
+from lookahead.job.rows import left_to_do, read_requests, without_duplicates
+from lookahead.job.spec import JobSpec
+from lookahead.outputs import JOURNAL, LEARNED, MANIFEST, METRICS, Input, Output, check_outputs
+
+if TYPE_CHECKING:
+    from lookahead.forward.parallel import Peers
+    from lookahead.job.engines import Answering
+    from lookahead.job.runner import JobOptions
+    from lookahead.job.stream import Stream
+    from lookahead.trie.file import Trie
+
+METRICS_SECONDS, SAVE_SECONDS = 5.0, 10.0
+
+
+def run_job(spec: JobSpec, events: JobEvents | None = None, config: str | None = None) -> JobReport:
+    """Answer the rows of a job that are not answered yet; begins it, or resumes it where spec says so.
+
+    events: what the caller is told; None: notices go to the log. config: the file that the options came from, which must not
+    be replaced. Failed rows are counted in the report and raise nothing.
+
+    Raises UsageError for options that do not go together, LookaheadError for files or a model that cannot be used and for a job
+    that cannot be completed: what is written until then is resumable.
+    """
+    events = events or JobEvents()
+    if spec.io.dry_run:
+        raise UsageError("--dry-run answers nothing: see lookahead.job.check.check_job.")
+    plan = plan_of(spec)
+    with contextlib.ExitStack() as stack:
+        peers = None
+        if spec.scale_out.tp_plan:
+            from lookahead.forward.parallel import joined
+
+            peers = stack.enter_context(joined())
+            if not peers.leads:
+                from lookahead.job.engines import follow
+
+                follow(peers, plan.engine_settings(), plan.row_options())
+                return JobReport("led", plan.model, spec.io.out)
+        opened = _open(plan, config, stack)
+        if opened.done and opened.done.whole:
+            if opened.first is not None:
+                raise UsageError(
+                    f"{spec.io.out}: is complete, no rows can be added. Choose another -o, or start anew with --overwrite."
+                )
+            progress = JobProgress(opened.done.totals)
+            return JobReport.of(progress, state="complete", model=plan.model, out=spec.io.out, resumable=True)
+        return _answer(plan, opened, peers, events, stack)
+
+
+@dataclasses.dataclass
+class _Opened:
+    """A job whose files are right. files, lock, manifest, done: None where it writes to a stream, done where it begins.
+
+    first: of the requests that are left, `others` follow it; None: all are answered. most: rows that are looked at; None: all.
+    learned: the trie of --save-trie, if there is one.
+    """
+
+    names: list[str]
+    files: JobFiles | None
+    lock: OutputLock | None
+    manifest: Manifest | None
+    done: Done | None
+    first: Request | None
+    others: Iterator[Request]
+    most: int | None
+    learned: list[Trie]
+
+
+def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Opened:
+    """Check, lock and read the files. Raises LookaheadError for what cannot be used, before the model is loaded."""
+    io, model, save_trie = plan.spec.io, plan.spec.model, plan.spec.drafting.save_trie
+    files = files_of(io.out, io.resume, io.retry_errors, io.overwrite)
+    names = named_files(io.input or ())
+    _check_outputs(plan.spec, files, names, config)
+    learned = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
+    if not io.resume:  # a job that is complete needs no model
+        check_name(plan.model, "a model folder", model.revision)
+        if model.tokenizer:
+            check_name(model.tokenizer, "a folder with a tokenizer")
+    done = manifest = lock = None
+    if files is not None:
+        lock = stack.enter_context(OutputLock(files, io.resume, io.overwrite))
+        manifest = describe(plan.spec, plan.tries, names)
+        if io.resume and files.hold_rows():
+            manifest = go_on(read_manifest(files.manifest), manifest, files.out)
+            done = what_is_done(files, names, plan.shard, io.retry_errors, plan.fields)
+    # A missing or empty input is known before the model is loaded.
+    answered = done.requests if done else {}
+    most = None if io.limit is None else max(io.limit, *(number + 1 for number in answered), 0)
+    wanted = islice(read_requests(*names, fields=plan.fields), most)
+    others = left_to_do(without_duplicates(wanted), plan.shard, answered)
+    first = next(others, None)
+    if first and first.problem and first.param == KEEP:
+        raise UsageError(f"--keep-fields {io.keep_fields}: {first.where} {first.problem}.")
+    return _Opened(names, files, lock, manifest, done, first, others, most, learned)
+
+
+def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], config: str | None) -> None:
+    """See `outputs.check_outputs`. files: of a job that writes to a file; those beside it are outputs, too."""
+    io, drafting, model = spec.io, spec.drafting, spec.model
+    template = io.template if io.template and is_template_file(io.template) else None
+    reads = [
+        Input("--input", names),
+        Input("--trie", drafting.trie or []),
+        Input("--model", [model.model], hub=True),
+        Input("--adapter", [model.adapter], hub=True),
+        Input("--tokenizer", [model.tokenizer], hub=True),
+        Input("--config", [config]),
+        Input("--json-schema", [spec.constraints.json_schema]),
+        Input("--grammar", [spec.constraints.grammar]),
+        Input("--template", [template]),
+    ]
+    # A trie is only ever added to: one that is drafted from may be, and any other file is refused when it is opened.
+    outputs = [Output("-o", io.out), Output("--log-file", spec.reporting.log_file)]
+    if files is not None:
+        beside = [(files.journal, JOURNAL), (files.manifest, MANIFEST), (files.learned, LEARNED)]
+        outputs += [Output("-o", path, kind) for path, kind in beside]
+        if files.is_parquet:
+            outputs.append(Output("-o", files.rows))
+    outputs.append(Output("--save-trie", drafting.save_trie, updates=("--trie",)))
+    outputs.append(Output("--metrics", spec.reporting.metrics, METRICS))
+    check_outputs(outputs, reads, io.overwrite)
+
+
+def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEvents, stack: contextlib.ExitStack) -> JobReport:
+    """Answer what is left, and complete what is written."""
+    spec = plan.spec
+    wanted = spec.reporting.metrics or not spec.reporting.quiet
+    counted = stack.enter_context(RowCount(opened.names if wanted else []))
+    answering, options = _answering(plan, opened, peers, events, stack)
+    output = _output(plan, opened)
+    progress = JobProgress(
+        output.totals,
+        lambda: None if counted.rows is None else plan.shard.size(min(counted.rows, opened.most or counted.rows)),
+        lambda: answering.gain if answering else None,
+        answering.clock if answering else None,
+    )
+    progress.labels = plan.labels
+    with output, events.running(progress):
+        requests = chain([opened.first], opened.others) if opened.first else None
+        stopped = _run(answering, requests, options, output, progress, spec.reporting.metrics, events)
+        if not stopped:
+            _keep_learned(plan, output, answering, events)
+            output.finish(options.in_order)
+    if stopped and not isinstance(output, Journal):
+        _keep_learned(plan, output, answering, events)
+    return JobReport.of(
+        progress,
+        state="stopped" if stopped else "complete",
+        model=plan.model,
+        out=spec.io.out,
+        used=answering.used() if answering else {},
+        resumable=opened.files is not None,
+    )
+
+
+def _answering(
+    plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEvents, stack: contextlib.ExitStack
+) -> tuple[Answering | None, JobOptions]:
+    """Who answers, and what rows ask for that say nothing of their own; None where nothing is left that needs a model."""
+    from lookahead.job import engines
+    from lookahead.trie.segment import check_same_tokenizer
+
+    settings, options = plan.engine_settings(), plan.row_options()
+    if opened.manifest:  # a job that is resumed answers as it began
+        options = dataclasses.replace(options, created=int(opened.manifest.runs[0]["began"]))
+    kept = plan.spec.drafting.save_trie and opened.files and opened.files.learned.exists()
+    if opened.first is None and not kept:
+        return None, options
+    answering: Answering
+    scale_out, explained = plan.spec.scale_out, plan.spec.reporting.explain
+    if scale_out.ray or (scale_out.workers or 1) > 1:
+        answering = stack.enter_context(engines.workers(settings, options, scale_out.ray, scale_out.workers, events))
+    else:
+        answering, options = engines.here(settings, options, peers, explained, events)
+    for trie in opened.learned:
+        check_same_tokenizer(trie, answering.whose, plan.model)
+    return answering, options
+
+
+def _output(plan: JobPlan, opened: _Opened) -> Journal | Stream:
+    """What rows are written to: a file that can be resumed; else stdout or a device."""
+    from lookahead.job.stream import Stream
+
+    out, learn = plan.spec.io.out, bool(plan.spec.drafting.save_trie)
+    if opened.lock and opened.manifest:
+        return open_journal(opened.lock, opened.done, opened.manifest, plan.spec.io.retry_errors, learn)
+    if out is None:
+        return Stream(sys.stdout, "stdout", learn)
+    return Stream(open(out, "w", encoding="utf-8"), out, learn)
+
+
+def _run(
+    answering: Answering | None,
+    requests: Iterator[Request] | None,
+    options: JobOptions,
+    output: Journal | Stream,
+    progress: JobProgress,
+    metrics: str | None,
+    events: JobEvents,
+) -> bool:
+    """Answer requests (None: there are none); True if the caller has stopped the job. metrics: the file that is kept."""
+
+    def write_metrics() -> None:
+        if metrics is not None:
+            progress.write_metrics(Path(metrics), events.notice)
+
+    def stopped() -> bool:
+        progress()
+        events.progress(progress)
+        return events.stopped()
+
+    progress.every(SAVE_SECONDS, output.save)
+    progress.every(METRICS_SECONDS, write_metrics)
+    write_metrics()
+    if answering and requests:
+        answering.run(requests, options, output.write, stopped)
+    write_metrics()
+    return events.stopped()
+
+
+def _keep_learned(plan: JobPlan, output: Journal | Stream, answering: Answering | None, events: JobEvents) -> None:
+    """Put the answers that were kept into the trie of --save-trie, new or not."""
+    from lookahead.job.learned import save_learned
+    from lookahead.trie.segment import Effort
+
+    trie = plan.spec.drafting.save_trie
+    if trie is not None and answering is not None:  # else nothing was kept
+        save_learned(output, trie, answering.whose, answering.recycled, plan.model, Effort(notice=events.notice))

@@ -1,0 +1,429 @@
+"""A job as a value. In: options, from Python, a command line or job.yaml. Out: a `JobSpec`, for `run.run_job`.
+
+Each group of options is a panel of `lookahead generate --help`. Each option declares whether it changes answers (see
+options.py): a job that is resumed must agree in those, and may differ in the others. No file is read here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lookahead.errors import UsageError
+from lookahead.job.options import Option, OptionGroup, declared, option
+
+SESSION_TOKENS = 4_000_000
+PREFILL_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class InputOutput(OptionGroup):
+    """Rows that are read, and rows that are written."""
+
+    input: Sequence[str] | None = option(
+        None,
+        "Prompts: JSON lines, a JSON array, .csv, .tsv (also .gz, .zst) or .parquet, a glob, - for stdin; repeat for several.",
+        metavar="FILE",
+        changes_answers=False,
+    )
+    prompt_field: str | None = option(
+        None, "Field or column of a row that holds the prompt's text.", metavar="NAME", changes_answers=True
+    )
+    template: str | None = option(
+        None,
+        "Jinja template that makes each prompt of its row's fields, such as 'Question: {{ question }}'.",
+        metavar="FILE_OR_TEXT",
+        changes_answers=True,
+        is_file=True,
+    )
+    chat: bool = option(
+        False,
+        'Wrap each "prompt" as a user message in the model\'s chat template.',
+        flags=("--chat/--no-chat",),
+        changes_answers=True,
+    )
+    system: str | None = option(None, "System message of chat prompts.", metavar="TEXT", changes_answers=True)
+    limit: int | None = option(None, "Answer the first N rows only.", least=1, metavar="N", changes_answers=False)
+    dry_run: bool = option(
+        False,
+        "Read and check all rows without loading the model's weights; list those that would fail.",
+        changes_answers=False,
+    )
+    out: str | None = option(
+        None,
+        "Answers: one JSON line per prompt, or .parquet. Default: JSON lines on stdout.",
+        flags=("--out", "-o"),
+        metavar="FILE",
+        changes_answers=False,
+    )
+    order: str = option(
+        "input",
+        "Write answers in the order of their prompts (input) or as they end (completion).",
+        metavar="NAME",
+        changes_answers=True,
+    )
+    keep_fields: str | None = option(
+        None,
+        "Fields of the input that output rows keep, with commas between them.",
+        metavar="NAMES|all",
+        changes_answers=True,
+    )
+    token_ids: bool = option(False, "Write token_ids beside the text.", changes_answers=True)
+    echo: bool = option(
+        False, "Keep each prompt beside its answer, so that lookahead replay needs no other file.", changes_answers=True
+    )
+    logprobs: int | None = option(
+        None,
+        "Write the log-probability that the model gives each token, and the K most probable in its place with theirs.",
+        least=0,
+        most=128,
+        metavar="K",
+        changes_answers=True,
+    )
+    resume: bool = option(False, "Go on with the job that was writing to -o; start it if there is none.", changes_answers=False)
+    retry_errors: bool = option(
+        False, "With --resume: answer failed rows again, but for those whose input is bad.", changes_answers=False
+    )
+    overwrite: bool = option(False, "Replace an existing output file.", changes_answers=False)
+
+
+@dataclass(frozen=True)
+class Drafting(OptionGroup):
+    """Where drafts come from and how long they are. Nothing of it changes an answer."""
+
+    trie: Sequence[str] | None = option(
+        None, "Prebuilt trie to draft from; repeat for several.", metavar="FILE", changes_answers=False
+    )
+    trie_weight: Sequence[str] | None = option(
+        None,
+        "Weight of a --trie, named as its file without the ending: how much a place in it counts (default 1); repeat for "
+        "several.",
+        metavar="NAME=W",
+        changes_answers=False,
+    )
+    strategy: str = option(
+        "auto",
+        "auto or hierarchical (a tree), parallel (branches side by side), single (one branch), off (plain decoding).",
+        metavar="NAME",
+        changes_answers=False,
+    )
+    decoding_length: int | str = option(
+        "auto",
+        "Tokens in one forward: the last token + the draft tokens. auto: up to 64, as many as pay at measured costs; with "
+        "--strategy auto a number is the limit.",
+        metavar="N|auto",
+        changes_answers=False,
+    )
+    branch_length: int = option(64, "Draft tokens on one path at most.", least=1, most=1024, metavar="N", changes_answers=False)
+    session_tokens: int | None = option(
+        None,
+        "Tokens of earlier answers that are remembered to draft from, 8 bytes each; 0: none.",
+        least=0,
+        metavar="N",
+        default_text=str(SESSION_TOKENS),
+        changes_answers=False,
+    )
+    learn: bool = option(True, "Draft from earlier answers of this job.", flags=("--learn/--no-learn",), changes_answers=False)
+    recycle: bool = option(
+        True,
+        "Draft from what the model almost said: its best few tokens at each node.",
+        flags=("--recycle/--no-recycle",),
+        changes_answers=False,
+    )
+    price: float = option(
+        0.0,
+        "Draft only tokens that will be accepted with this probability or more, at most --decoding-length.",
+        least=0,
+        most=1,
+        metavar="P",
+        changes_answers=False,
+    )
+    save_trie: str | None = option(
+        None,
+        "Keep this job's outputs as a trie, so that the next job starts warm; one that exists is added to.",
+        metavar="FILE",
+        changes_answers=False,
+    )
+
+
+@dataclass(frozen=True)
+class SamplingOptions(OptionGroup):
+    """How tokens are chosen, where a row's "params" say nothing else."""
+
+    max_new_tokens: int = option(256, "Tokens per answer at most.", least=1, metavar="N", changes_answers=True)
+    min_new_tokens: int | None = option(
+        None, "Tokens before an answer may end by a token.", least=0, metavar="N", changes_answers=True
+    )
+    sampling: str = option(
+        "greedy",
+        "Where no temperature is given: greedy (the most probable token), or model: do_sample, temperature, top_k, top_p and "
+        "the like as the model's generation config has them.",
+        metavar="NAME",
+        changes_answers=True,
+    )
+    temperature: float | None = option(
+        None, "0: the most probable token always (greedy); above: sample.", least=0, metavar="T", changes_answers=True
+    )
+    top_k: int | None = option(
+        None, "Sample from the K most probable tokens; 0: from all.", least=0, metavar="K", changes_answers=True
+    )
+    top_p: float | None = option(
+        None, "Sample from the least set of tokens with this probability.", metavar="P", changes_answers=True
+    )
+    min_p: float | None = option(
+        None, "Sample from tokens at least P times as probable as the best one.", metavar="P", changes_answers=True
+    )
+    typical_p: float | None = option(
+        None, "Sample from the most typical tokens with this probability together.", metavar="P", changes_answers=True
+    )
+    repetition_penalty: float | None = option(
+        None, "Above 1: what was said becomes less probable.", metavar="R", changes_answers=True
+    )
+    frequency_penalty: float = option(
+        0.0, "Off a token's score for each time it is in the answer.", metavar="F", changes_answers=True
+    )
+    presence_penalty: float = option(0.0, "Off a token's score once it is in the answer.", metavar="F", changes_answers=True)
+    no_repeat_ngram_size: int | None = option(
+        None, "No N tokens in a row occur twice; 0: off.", least=0, metavar="N", changes_answers=True
+    )
+    stop: Sequence[str] | None = option(
+        None, "End an answer with it; repeat for several.", metavar="TEXT", changes_answers=True
+    )
+    stop_token_ids: Sequence[int] | None = option(
+        None, "End an answer with this token, too; repeat for several.", metavar="ID", changes_answers=True
+    )
+    bad_words: Sequence[str] | None = option(
+        None, "Tokens that never follow each other, as text; repeat for several.", metavar="TEXT", changes_answers=True
+    )
+    bad_words_ids: Sequence[str] | None = option(
+        None, "The same as token ids, such as 17,4; repeat for several.", metavar="ID[,ID]", changes_answers=True
+    )
+    logit_bias: Sequence[str] | None = option(
+        None, "Add B to the score of a token, such as 17=-5; repeat for several.", metavar="ID=B", changes_answers=True
+    )
+    samples: int = option(
+        1, "Answers to each prompt.", flags=("--samples", "-n"), least=1, most=1024, metavar="N", changes_answers=True
+    )
+    seed: int = option(
+        0, "With a row's id it makes the row's random stream: the same in any order.", metavar="N", changes_answers=True
+    )
+
+
+@dataclass(frozen=True)
+class Constraints(OptionGroup):
+    """What answers must look like: one of these, or nothing."""
+
+    json_schema: str | None = option(
+        None,
+        "Answers are JSON that validates against the schema in FILE.",
+        metavar="FILE",
+        changes_answers=True,
+        is_file=True,
+    )
+    regex: str | None = option(
+        None, "Answers match this regular expression, as a whole.", metavar="REGEX", changes_answers=True
+    )
+    choice: Sequence[str] | None = option(
+        None, "Answers are one of these texts; repeat for each.", metavar="TEXT", changes_answers=True
+    )
+    grammar: str | None = option(
+        None,
+        "Answers keep to the grammar in FILE: Lark (start: ...) or EBNF (root ::= ...).",
+        metavar="FILE",
+        changes_answers=True,
+        is_file=True,
+    )
+
+
+@dataclass(frozen=True)
+class ModelOptions(OptionGroup):
+    """The model that answers, and how it is loaded."""
+
+    model: str | None = option(None, "Causal LM: a folder or a hub name.", metavar="NAME_OR_DIR", changes_answers=True)
+    revision: str | None = option(
+        None, "Branch, tag or commit of the model, where --model is a hub name.", metavar="NAME", changes_answers=True
+    )
+    adapter: str | None = option(
+        None,
+        "PEFT adapter (such as LoRA) of the model, merged into its weights. Needs pip install 'lookahead[adapter]'.",
+        metavar="NAME_OR_DIR",
+        changes_answers=True,
+    )
+    tokenizer: str | None = option(None, "Another tokenizer than the model's own.", metavar="NAME_OR_DIR", changes_answers=True)
+    trust_remote_code: bool = option(
+        False, "Run the Python code that comes with the model or its tokenizer. Read it first.", changes_answers=True
+    )
+    dtype: str = option(
+        "auto",
+        "auto (float32 on a CPU, the checkpoint's own on a GPU), float32, bfloat16 or float16.",
+        changes_answers=True,
+    )
+    device: str | None = option(None, "auto, cpu, cuda or cuda:N.", default_text="auto", changes_answers=True)
+    attn: str | None = option(
+        None, "Attention implementation: sdpa or eager (default: the model's).", metavar="NAME", changes_answers=True
+    )
+
+
+@dataclass(frozen=True)
+class ScaleOut(OptionGroup):
+    """How many rows at once, on how many processes and devices. A shard answers other rows, so it is another job."""
+
+    batch_size: int | str | None = option(
+        None,
+        "Rows that are answered at once. auto: 8 on a CPU, 32 on a GPU; fewer where memory runs out.",
+        metavar="N|auto",
+        default_text="auto",
+        changes_answers=False,
+    )
+    prefill_chunk: int = option(
+        PREFILL_CHUNK,
+        "New prompts' tokens that a step takes in at most, beside drafts.",
+        least=1,
+        metavar="N",
+        changes_answers=False,
+    )
+    shard: str | None = option(
+        None,
+        "Answer every N-th row from the I-th on: one of N jobs that share the input.",
+        metavar="I/N",
+        changes_answers=True,
+    )
+    workers: int | None = option(
+        None,
+        "Answer by N processes: one to a GPU of this machine or a share of its cores; with --ray, of the cluster's (default "
+        "there: all GPUs, or one to a node).",
+        least=1,
+        metavar="N",
+        changes_answers=False,
+    )
+    ray: str | None = option(
+        None,
+        "Run on a Ray cluster: the one at this address, or that this machine is part of, or Ray on this machine alone. Needs "
+        "pip install 'lookahead[ray]'.",
+        metavar="[HOST:PORT]",
+        changes_answers=False,
+    )
+    device_map: str | None = option(
+        None,
+        "Spread one model over this machine's GPUs, as transformers does: auto.",
+        metavar="MAP",
+        changes_answers=False,
+    )
+    tp_plan: str | None = option(
+        None,
+        "Tensor parallel, as transformers does: auto. Start it by torchrun --no-python --nproc-per-node N lookahead.",
+        metavar="PLAN",
+        changes_answers=False,
+    )
+
+
+@dataclass(frozen=True)
+class Reporting(OptionGroup):
+    """What is told of the job while it runs.
+
+    json, log_file and verbose are of the command: from Python, `JobEvents` of your own stand in for them.
+    """
+
+    metrics: str | None = option(
+        None, "Keep counts and speed in this file, in the Prometheus text format.", metavar="FILE", changes_answers=False
+    )
+    metrics_label: Sequence[str] | None = option(
+        None,
+        "A label of all metrics, beside job (the output) and model; repeat for several.",
+        metavar="NAME=VALUE",
+        changes_answers=False,
+    )
+    explain: int | None = option(
+        None,
+        "Show each step of the first ROWS rows: what was drafted, how likely, from where, and what was accepted. On stdout; "
+        "on stderr where answers or --json go there.",
+        least=1,
+        metavar="ROWS",
+        changes_answers=False,
+    )
+    quiet: bool = option(False, "No progress and no summary on stderr.", flags=("--quiet", "-q"), changes_answers=False)
+    json: bool = option(False, "Print a summary as one JSON object on stdout (needs -o).", changes_answers=False)
+    log_file: str | None = option(
+        None,
+        "Append progress, notices, warnings and errors to this file, each line with a time stamp.",
+        metavar="FILE",
+        changes_answers=False,
+    )
+    verbose: bool = option(
+        False,
+        "Say more on stderr: model, costs, batch size, times of steps.",
+        flags=("--verbose", "-v"),
+        changes_answers=False,
+    )
+
+
+PANELS: dict[str, tuple[str, type[OptionGroup]]] = {  # by attribute of a JobSpec
+    "io": ("Input and output", InputOutput),
+    "drafting": ("Drafting", Drafting),
+    "sampling": ("Sampling", SamplingOptions),
+    "constraints": ("Constraints", Constraints),
+    "model": ("Model", ModelOptions),
+    "scale_out": ("Scale-out", ScaleOut),
+    "reporting": ("Reporting", Reporting),
+}
+
+
+@dataclass(frozen=True)
+class OptionOfJob:
+    """One option. group: the attribute of a `JobSpec` that it belongs to. panel: its title. field: of the group's dataclass."""
+
+    group: str
+    panel: str
+    field: dataclasses.Field[Any]
+
+    @property
+    def name(self) -> str:
+        return self.field.name
+
+    @property
+    def about(self) -> Option:
+        return declared(self.field)
+
+
+def _all_options() -> Iterator[OptionOfJob]:
+    for group, (panel, kind) in PANELS.items():
+        for field in dataclasses.fields(kind):
+            declared(field)
+            yield OptionOfJob(group, panel, field)
+
+
+OPTIONS = {each.name: each for each in _all_options()}  # fails here for an option that does not declare itself
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job: what is answered by which model, how, and what is kept.
+
+    JobSpec.of(model="org/model", input="prompts.jsonl", out="answers.jsonl", max_new_tokens=64) takes options by the names
+    that they have on the command line and in job.yaml.
+    """
+
+    io: InputOutput = dataclasses.field(default_factory=InputOutput)
+    drafting: Drafting = dataclasses.field(default_factory=Drafting)
+    sampling: SamplingOptions = dataclasses.field(default_factory=SamplingOptions)
+    constraints: Constraints = dataclasses.field(default_factory=Constraints)
+    model: ModelOptions = dataclasses.field(default_factory=ModelOptions)
+    scale_out: ScaleOut = dataclasses.field(default_factory=ScaleOut)
+    reporting: Reporting = dataclasses.field(default_factory=Reporting)
+
+    @classmethod
+    def of(cls, **options: Any) -> JobSpec:
+        """Of options by name, such as max_new_tokens=64. Raises UsageError for an unknown name or a value that is none."""
+        groups: dict[str, dict[str, Any]] = {group: {} for group in PANELS}
+        for name, value in options.items():
+            if name not in OPTIONS:
+                raise UsageError(f"a job has no option {name!r} (known: {', '.join(sorted(OPTIONS))}).")
+            groups[OPTIONS[name].group][name] = value
+        return cls(**{group: PANELS[group][1](**values) for group, values in groups.items()})  # type: ignore[arg-type]
+
+    def options(self) -> dict[str, Any]:
+        """All options by name; several values of one as a list."""
+        found = {name: getattr(getattr(self, each.group), name) for name, each in OPTIONS.items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
