@@ -23,6 +23,7 @@ from lookahead.decode.limits import check_logprobs, is_count, shown
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.sampling import Sampling, seed_of
 from lookahead.decode.text import TextStream, text_of
+from lookahead.draft.counts import DraftCounts
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.sources import DraftSource
 from lookahead.errors import LookaheadError, UsageError
@@ -61,26 +62,22 @@ class GenerationParams(Sampling):
         check_logprobs(self.logprobs)
 
 
-@dataclasses.dataclass(frozen=True)
-class GenerationResult:
+@dataclasses.dataclass
+class GenerationResult(DraftCounts):
     """An answer, or why there is none.
 
     text: without special tokens; a stop text that ended the answer is part of it. None if there is no tokenizer.
     token_ids: all, the token that ended the answer included.
     finish_reason: "stop", "length" (max_new_tokens, or the model's positions), or "error"; then `error` says what happened, and
     text and token_ids hold what was said until then.
-    steps: forwards after the prefill. draft_tokens, accepted_tokens: guessed, and right, in all steps; accepted_by_source: the
-    latter by who guessed them. edl: tokens per step. logprobs: one for each token, if they were asked for (decode/logprobs.py).
+    edl: tokens per step. logprobs: one for each token, if they were asked for (decode/logprobs.py). steps, draft_tokens,
+    accepted_tokens, accepted_by_source: see `DraftCounts`.
     """
 
     text: str | None
     token_ids: list[int]
     finish_reason: FinishReason
     prompt_tokens: int
-    steps: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_by_source: dict[str, int] = dataclasses.field(default_factory=dict)
     edl: float = 0.0
     logprobs: list[TokenLogprobs] | None = None
     error: LookaheadError | None = None
@@ -249,13 +246,10 @@ class LookaheadEngine:
             generation.token_ids,
             generation.finish_reason,
             generation.prompt_tokens,
-            generation.steps,
-            generation.draft_tokens,
-            generation.accepted_tokens,
-            dict(generation.accepted_by_source),
             generation.edl,
             None if generation.logprobs is None else generation.token_logprobs,
             _of_family(generation.error) if generation.error else None,
+            **{field.name: getattr(generation, field.name) for field in dataclasses.fields(DraftCounts)},
         )
 
     def _text(self, token_ids: list[int]) -> str | None:

@@ -31,7 +31,7 @@ def print_comparison(comparison: Comparison, swept: bool = False) -> None:
                 f"{run.speedup:.2f}x",
                 "{:.2f}-{:.2f}".format(*run.speedup_spread) if run is not comparison.runs[0] else "",
                 f"{run.edl:.2f}",
-                f"{run.draft_tokens / max(1, run.steps):.1f}",
+                f"{run.counts.draft_tokens_per_step:.1f}",
                 f"{run.draft_tokens_wasted / max(1, run.steps):.1f}",
             )
             for run in comparison.runs
@@ -43,7 +43,7 @@ def print_comparison(comparison: Comparison, swept: bool = False) -> None:
 
         render.out.print(in_words(comparison))
     best = comparison.best
-    render.accepted_by_source(best.name, best.accepted_by_source)
+    render.accepted_by_source(best.name, best.counts.accepted_by_source)
     render.accepted_by_depth(best.name, best.accepted_by_depth)
     if comparison.lossless:
         found, first = comparison.lossless, comparison.lossless_rows

@@ -41,7 +41,7 @@ def _print_one(replay: WorkloadReplay) -> None:
                 r.start,
                 r.decoding_length,
                 f"{r.edl:.2f}",
-                f"{r.draft_tokens / max(1, r.steps):.1f}",
+                f"{r.draft_tokens_per_step:.1f}",
                 *map(_microseconds, r.as_json()["draft_us"].values()),
                 _microseconds(r.as_json()["update_us"]["p50"]),
             )
@@ -87,7 +87,7 @@ def _print_cost(replays: list[WorkloadReplay]) -> None:
         [
             (
                 line,
-                f"{_mean(r.draft_tokens / max(1, r.steps) for r in results):.1f}",
+                f"{_mean(r.draft_tokens_per_step for r in results):.1f}",
                 *(_microseconds(_mean(r.as_json()["draft_us"][which] for r in results)) for which in ("p50", "p99")),
             )
             for line, results in ((line, list(found.values())) for line, found in _lines(replays).items())

@@ -308,7 +308,7 @@ def test_scores_are_computed_and_waited_for_where_answers_are_given(
     run = found.runs[1]
     assert len(asked) > sum(each.tokens for each in found.runs if each.strategy != "peer")  # for each token, and to warm up
     assert max(asked) > 1  # drafted nodes are scored too
-    assert run.draft_tokens > 0
+    assert run.counts.draft_tokens > 0
 
 
 @pytest.mark.parametrize("architecture", ["gpt_neo", "gpt2"])

@@ -56,7 +56,7 @@ def compared(tiny_model: Callable[..., Any]) -> Comparison:
 
 
 def turn(tokens: int, seconds: float) -> Turn:
-    return Turn([[0] * tokens], seconds, steps=tokens, forwards=tokens, draft_tokens=0, accepted_tokens=0)
+    return Turn([[0] * tokens], seconds, steps=tokens, forwards=tokens)
 
 
 def run_of(*turns: Turn) -> Run:
@@ -210,8 +210,8 @@ def test_each_repeat_is_the_same_work(tiny_model: Callable[..., Any], compared: 
     for run in once.runs:
         other = by_name[run.name]
         assert other.outputs == run.outputs
-        assert (other.steps, other.draft_tokens, other.accepted_by_source) == (
-            run.steps, run.draft_tokens, run.accepted_by_source,
+        assert (other.steps, other.counts.draft_tokens, other.counts.accepted_by_source) == (
+            run.steps, run.counts.draft_tokens, run.counts.accepted_by_source,
         )  # fmt: skip
     assert (once.repeats, compared.repeats, compared.as_json()["repeats"]) == (1, 2, 2)
 

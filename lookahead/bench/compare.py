@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import itertools
 import platform
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from lookahead.bench.peers import peers_of
 from lookahead.bench.run import Run, StepLog, Turn, progress
 from lookahead.budget.cost import SIZES
 from lookahead.decode.engine import Clock, DecodingEngine, Generation
+from lookahead.draft.counts import summed
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain
@@ -292,11 +292,8 @@ def _ours(name: str, engine: DecodingEngine, request: Request) -> Run:
         yield Turn(
             [generation.token_ids for generation in generations],
             seconds,
-            steps=sum(generation.steps for generation in generations),
             forwards=log.steps,
-            draft_tokens=sum(generation.draft_tokens for generation in generations),
-            accepted_tokens=sum(generation.accepted_tokens for generation in generations),
-            accepted_by_source=sum((generation.accepted_by_source for generation in generations), Counter()),
+            **vars(summed(generations)),
             offered_by_depth=offered,
             accepted_by_depth=accepted,
             clock=Clock(log.draft, log.forward, log.verify, log.steps, log.taken_in),

@@ -96,7 +96,7 @@ def job_page(record: JobRecord, command_line: str) -> str:
     totals = record.totals
     facts = [f"{totals.rows:,} rows ({totals.errors:,} failed)", f"{totals.tokens:,} tokens"]
     facts += [f"{totals.tokens_per_second:,.1f} tokens/s"] if totals.seconds else []
-    facts += [f"{totals.draft_tokens / max(1, totals.steps):.1f} draft tokens per step"]
+    facts += [f"{totals.draft_tokens_per_step:.1f} draft tokens per step"]
     body = [
         f"<h1>{escape(record.name)}</h1>",
         f'<p class="headline">EDL {totals.edl:.2f}</p>',

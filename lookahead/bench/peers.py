@@ -17,6 +17,7 @@ import torch
 from lookahead.bench.run import Run, Turn, progress
 from lookahead.decode.generation_config import generate_alone, generation_config
 from lookahead.decode.sampling import GREEDY
+from lookahead.draft.counts import summed
 from lookahead.forward.target import TargetModel
 
 GENERATE, PROMPT_LOOKUP = "model.generate", "HF prompt lookup"
@@ -108,7 +109,7 @@ def _peer(
         steps = watcher.forwards - 1 if arguments else sum(len(output) - 1 for output in outputs)
         drafted = watcher.draft_tokens if arguments else 0
         accepted = sum(map(len, outputs)) - watcher.forwards if arguments else 0  # each forward gives one more than that
-        return Turn(outputs, seconds, steps, watcher.forwards, drafted, accepted)
+        return Turn(outputs, seconds, watcher.forwards, steps=steps, draft_tokens=drafted, accepted_tokens=accepted)
 
     def room(row: int) -> int:
         return min(max_new_tokens, target.longest_text - len(prompts[row]))
@@ -139,10 +140,8 @@ def _joined(parts: Sequence[Turn]) -> Turn:
     return Turn(
         outputs=[output for part in parts for output in part.outputs],
         seconds=sum(part.seconds for part in parts),
-        steps=sum(part.steps for part in parts),
         forwards=sum(part.forwards for part in parts),
-        draft_tokens=sum(part.draft_tokens for part in parts),
-        accepted_tokens=sum(part.accepted_tokens for part in parts),
+        **vars(summed(parts)),
     )
 
 

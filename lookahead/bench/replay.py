@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from lookahead.bench.baselines import baseline_class
+from lookahead.draft.counts import DraftCounts
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import ObserverOf, Step, nobody
 from lookahead.draft.options import DraftOptions
@@ -42,8 +42,8 @@ class DraftSource(Protocol):
     def start(self, prompt_ids: Sequence[int]) -> DraftRow: ...
 
 
-@dataclasses.dataclass(frozen=True)
-class ReplayResult:
+@dataclasses.dataclass
+class ReplayResult(DraftCounts):
     """One strategy or baseline over all pairs. Latencies in microseconds; edl as in METHOD: tokens after the first / steps."""
 
     strategy: str
@@ -51,11 +51,8 @@ class ReplayResult:
     branch_length: int
     start: str  # warm: with tries; cold: without
     tokens: int
-    steps: int
-    draft_tokens: int
     draft_us: np.ndarray  # per step
     update_us: np.ndarray  # per step
-    accepted_by_source: Counter[str]
 
     @property
     def contender(self) -> tuple[str, int, int, str]:
@@ -75,7 +72,7 @@ class ReplayResult:
             "start": self.start,
             "steps": self.steps,
             "edl": round(self.edl, 4),
-            "draft_tokens_per_step": round(self.draft_tokens / max(1, self.steps), 2),
+            "draft_tokens_per_step": round(self.draft_tokens_per_step, 2),
             "draft_us": _percentiles(self.draft_us),
             "update_us": _percentiles(self.update_us),
             "accepted_by_source": dict(self.accepted_by_source),
@@ -103,14 +100,13 @@ def replay_with(
     drafter: DraftSource, pairs: Sequence[Pair], start: str = "cold", strategy: str = "", observer_of: ObserverOf = nobody
 ) -> ReplayResult:
     """`replay` with a drafter that is kept, and what it learns with it."""
-    tokens = steps = draft_tokens = 0
+    tokens, counts = 0, DraftCounts()
     draft_us, update_us = [], []
-    by_source: Counter[str] = Counter()
     for number, (prompt, response) in enumerate(pairs, 1):
         observer = observer_of(number)
         row = drafter.start(prompt)
         row.accept(response[:1])
-        done, before = 1, steps
+        done, before = 1, counts.steps
         while done < len(response):
             began = time.perf_counter()
             tree = row.draft(branch_length=len(response) - done)
@@ -120,13 +116,11 @@ def replay_with(
             row.accept(accepted)
             update_us.append((time.perf_counter() - updating) * 1e6)
             draft_us.append((drafted - began) * 1e6)
-            by_source.update(drafter.source_names[tree.sources[node]] for node in path[1:])
+            counts.count(tree, path, drafter.source_names)
             tokens += len(accepted)
-            steps += 1
-            draft_tokens += tree.draft_tokens
             done += len(accepted)
             if observer:
-                observer(Step.of(steps - before, prompt, response[:done], tree, path, accepted, drafter.source_names))
+                observer(Step.of(counts.steps - before, prompt, response[:done], tree, path, accepted, drafter.source_names))
         row.finish()
     return ReplayResult(
         strategy,
@@ -134,11 +128,9 @@ def replay_with(
         drafter.options.branch_length,
         start,
         tokens,
-        steps,
-        draft_tokens,
         np.array(draft_us),
         np.array(update_us),
-        by_source,
+        **vars(counts),
     )
 
 

@@ -62,7 +62,7 @@ def grids(replays: Sequence[WorkloadReplay]) -> list[Grid]:
 
 def drafted(result: ReplayResult) -> float:
     """Draft tokens per step."""
-    return result.draft_tokens / max(1, result.steps)
+    return result.draft_tokens_per_step
 
 
 def draft_us(result: ReplayResult) -> float:

@@ -84,7 +84,7 @@ def _section(comparison: Comparison, number: int, swept: bool) -> list[str]:
         body.append(as_svg(sweep_figure([comparison]), f"sweep{number}"))
     body += ["<h3>Speed and EDL</h3>", as_svg(comparison_figure([comparison], titled=False), f"speed{number}")]
     body += ["<h3>Where the time went</h3>", as_svg(_time_figure(comparison), f"time{number}")]
-    if any(run.accepted_by_source for run in _shown(comparison)):
+    if any(run.counts.accepted_by_source for run in _shown(comparison)):
         body += ["<h3>Whose drafts were accepted, and how deep</h3>", as_svg(_accepted_figure(comparison), f"accepted{number}")]
     return [*body, "<h3>Lossless</h3>", *_verdict(comparison)]
 
@@ -101,7 +101,7 @@ def _runs(comparison: Comparison) -> str:
                 f"{run.speedup:.2f}x",
                 f"{low:.2f} to {high:.2f}",
                 f"{run.edl:.2f}",
-                f"{run.draft_tokens / max(1, run.steps):.1f}",
+                f"{run.counts.draft_tokens_per_step:.1f}",
                 f"{run.draft_tokens_wasted / max(1, run.steps):.1f}",
                 f"{forward_ms:.2f}" if forward_ms else "-",
                 f"{run.peak_memory_bytes / 2**20:,.0f}",
@@ -134,12 +134,12 @@ def _accepted_figure(comparison: Comparison) -> Any:
     """Bars of accepted tokens by source; of the steps that drafted so deep, the share in which that was accepted."""
     from matplotlib import pyplot
 
-    runs = [run for run in _shown(comparison) if run.accepted_by_source]
-    sources = list(dict.fromkeys(source for run in runs for source, _ in run.accepted_by_source.most_common()))
+    runs = [run for run in _shown(comparison) if run.counts.accepted_by_source]
+    sources = list(dict.fromkeys(source for run in runs for source, _ in run.counts.accepted_by_source.most_common()))
     figure, (by_source, by_depth) = pyplot.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
     begin = [0.0] * len(runs)
     for source, colour in zip(sources, shades(len(sources)), strict=True):
-        shares = [100 * run.accepted_by_source[source] / sum(run.accepted_by_source.values()) for run in runs]
+        shares = [100 * run.counts.accepted_by_source[source] / sum(run.counts.accepted_by_source.values()) for run in runs]
         by_source.barh([run.name for run in runs], shares, left=begin, color=colour, label=in_one_line(source))
         begin = [left + share for left, share in zip(begin, shares, strict=True)]
     by_source.invert_yaxis()

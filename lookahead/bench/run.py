@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lookahead.decode.engine import Clock
+from lookahead.draft.counts import DraftCounts, summed
 from lookahead.draft.explain import Step
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
@@ -48,7 +49,7 @@ class StepLog(Clock):
 
 
 @dataclasses.dataclass
-class Turn:
+class Turn(DraftCounts):
     """What a contender did with the rows of one turn.
 
     steps: summed over rows. forwards: of the model, several rows in one; 0 where a peer's are not counted. clock: None for a
@@ -57,11 +58,7 @@ class Turn:
 
     outputs: list[list[int]]
     seconds: float
-    steps: int
     forwards: int
-    draft_tokens: int
-    accepted_tokens: int
-    accepted_by_source: Counter[str] = dataclasses.field(default_factory=Counter)
     offered_by_depth: Counter[int] = dataclasses.field(default_factory=Counter)
     accepted_by_depth: Counter[int] = dataclasses.field(default_factory=Counter)
     clock: Clock | None = None
@@ -160,21 +157,21 @@ class Run:
         return sum(turn.seconds for turn in self.turns)
 
     @property
+    def counts(self) -> DraftCounts:
+        return summed(self.turns)
+
+    @property
     def steps(self) -> int:
-        return sum(turn.steps for turn in self.turns)
+        return self.counts.steps
 
     @property
     def forwards(self) -> int:
         return sum(turn.forwards for turn in self.turns)
 
     @property
-    def draft_tokens(self) -> int:
-        return sum(turn.draft_tokens for turn in self.turns)
-
-    @property
     def draft_tokens_wasted(self) -> int:
         """Drafted and not accepted."""
-        return self.draft_tokens - sum(turn.accepted_tokens for turn in self.turns)
+        return self.counts.draft_tokens - self.counts.accepted_tokens
 
     @property
     def tokens_per_second(self) -> float:
@@ -187,10 +184,6 @@ class Run:
     @property
     def peak_memory_bytes(self) -> int:
         return max(turn.peak_memory_bytes for turn in self.turns)
-
-    @property
-    def accepted_by_source(self) -> Counter[str]:
-        return sum((turn.accepted_by_source for turn in self.turns), Counter())
 
     @property
     def accepted_by_depth(self) -> list[tuple[int, int, int]]:
@@ -232,10 +225,10 @@ class Run:
             "speedup": round(self.speedup, 4),
             "speedup_spread": [round(ratio, 4) for ratio in self.speedup_spread],
             "peak_memory_bytes": self.peak_memory_bytes,
-            "draft_tokens": self.draft_tokens,
+            "draft_tokens": self.counts.draft_tokens,
             "draft_tokens_wasted": self.draft_tokens_wasted,
             "draft_tokens_wasted_per_step": round(self.draft_tokens_wasted / max(1, self.steps), 4),
-            "accepted_by_source": dict(self.accepted_by_source),
+            "accepted_by_source": dict(self.counts.accepted_by_source),
             "accepted_by_depth": depths if split else None,
             **{f"{part}_seconds": round(getattr(split, part), 4) if split else None for part in TIME_PARTS},
             "forward_ms": {"p50": round(forward_ms, 4), "p99": round(self.forward_ms(99) or 0.0, 4)} if forward_ms else None,

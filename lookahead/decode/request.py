@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
 from lookahead.decode.chooser import Chooser
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.sampling import GREEDY, Sampling
+from lookahead.draft.counts import DraftCounts
 from lookahead.draft.explain import Observer
-from lookahead.draft.tree import DraftTree, name_of
 from lookahead.errors import LookaheadError
 
 FinishReason = Literal["", "stop", "length", "error"]
 
 
 @dataclasses.dataclass
-class Generation:
+class Generation(DraftCounts):
     """One request, waiting, running or finished.
 
     prompt_ids: its text so far. room: maximum number of new tokens. stop_ids: tokens that end the answer. seed: of its random
     stream. token_ids: the output, the token that ended it included. finish_reason: "" until then. error: why it failed.
-    steps: forwards after the prefill. draft_tokens, accepted_tokens: drafted and accepted, summed over steps;
-    accepted_by_source: the latter by draft source. seconds: from its first step to its last.
+    seconds: from its first step to its last. What its steps drafted and accepted: see `DraftCounts`.
     observer: is notified of what each decode step drafted and accepted.
     forced: an answer that is taken as the model's choices, whatever its scores, which are computed all the same.
     chooser: chooses tokens in place of `sampling` and `seed`; not where the model's own `generate` decodes.
@@ -44,10 +42,6 @@ class Generation:
     token_ids: list[int] = dataclasses.field(default_factory=list)
     finish_reason: FinishReason = ""
     error: Exception | None = None
-    steps: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_by_source: Counter[str] = dataclasses.field(default_factory=Counter)
     seconds: float = 0.0
 
     @property
@@ -69,18 +63,6 @@ class Generation:
 
     def fail(self, error: Exception) -> None:
         self.finish_reason, self.error = "error", error
-
-    def count(self, tree: DraftTree, nodes: Sequence[int], source_names: Sequence[str]) -> list[str]:
-        """Add one decode step to the counts. nodes: the root and the accepted. Returns the draft source of each accepted."""
-        self.steps += 1
-        self.draft_tokens += tree.draft_tokens
-        if len(nodes) == 1:
-            return []
-        self.accepted_tokens += len(nodes) - 1
-        sources = [name_of(source, source_names) for source in tree.sources[nodes[1:]].tolist()]
-        for source in sources:
-            self.accepted_by_source[source] += 1
-        return sources
 
 
 def room_of(prompt_ids: Sequence[int], max_new_tokens: int, vocab_size: int, longest: int) -> int:

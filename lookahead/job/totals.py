@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from typing import TYPE_CHECKING, Any
+
+from lookahead.draft.counts import DraftCounts
 
 if TYPE_CHECKING:
     from lookahead.decode.engine import Generation
 
 
 @dataclasses.dataclass
-class JobTotals:
+class JobTotals(DraftCounts):
     """Sums over the rows of a job, or counts of one row.
 
     errors: failed rows; faults: those of them that are not the row's own fault and may succeed when tried again.
@@ -24,11 +25,7 @@ class JobTotals:
     prompt_tokens: int = 0
     tokens: int = 0
     first_tokens: int = 0
-    steps: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
     seconds: float = 0.0
-    accepted_by_source: Counter[str] = dataclasses.field(default_factory=Counter)
 
     @property
     def edl(self) -> float:
@@ -42,10 +39,7 @@ class JobTotals:
         """Count an answer."""
         self.tokens += len(generation.token_ids)
         self.first_tokens += bool(generation.token_ids)
-        self.steps += generation.steps
-        self.draft_tokens += generation.draft_tokens
-        self.accepted_tokens += generation.accepted_tokens
-        self.accepted_by_source.update(generation.accepted_by_source)
+        self.add_counts(generation)
 
     def merge(self, other: JobTotals) -> None:
         """Add the counts of another."""
@@ -62,8 +56,11 @@ class JobTotals:
 
     def as_json(self) -> dict[str, Any]:
         """The object that `generate --json` prints."""
-        fields = dataclasses.asdict(self)
-        fields["accepted_by_source"] = dict(self.accepted_by_source)
-        del fields["first_tokens"]
-        rate = round(self.tokens_per_second, 2)
-        return {**fields, "seconds": round(self.seconds, 4), "edl": round(self.edl, 4), "tokens_per_second": rate}
+        names = ("rows", "errors", "faults", "prompt_tokens", "tokens", "steps", "draft_tokens", "accepted_tokens")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "seconds": round(self.seconds, 4),
+            "accepted_by_source": dict(self.accepted_by_source),
+            "edl": round(self.edl, 4),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+        }
