@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import contextlib
 import gc
+import importlib
 import json
 import os
 import resource
@@ -21,6 +22,15 @@ import sys
 import tempfile
 from typing import Any
 
+# What a job on the demo model imports on its way.
+MODULES = (
+    "transformers.models.llama.modeling_llama",
+    "lookahead.job.run",
+    "lookahead.job.engines",
+    "lookahead.job.learned",
+    "lookahead.models.load",
+    "lookahead_cli.app",
+)
 Task = dict[str, Any]
 MOST_BYTES = 1 << 20  # of a task
 
@@ -28,7 +38,6 @@ MOST_BYTES = 1 << 20  # of a task
 def preload() -> None:
     """What jobs on the demo model and edits of tries import and compile. torch must not have computed anything at a fork."""
     import torch
-    import transformers.models.llama.modeling_llama  # noqa: F401
 
     from lookahead.budget import gain, goodput
     from lookahead.draft.drafter import Drafter
@@ -38,6 +47,8 @@ def preload() -> None:
     from lookahead.trie.merge import merge_tries
     from lookahead.trie.prune import prune_trie
 
+    for name in MODULES:
+        importlib.import_module(name)
     torch.set_num_threads(1)
     Drafter([], DraftOptions()).warm_up()
     goodput.warm_up()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lookahead.cluster import connected
+from lookahead.cluster.connect import connected
 from lookahead.errors import LookaheadError
 from lookahead.job.journal import Ended
 from lookahead.job.ray_crew import cores_each
