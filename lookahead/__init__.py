@@ -8,6 +8,8 @@
     for text in engine.stream("Question: How many legs do 5 cats have?\\nAnswer:"):
         print(text, end="", flush=True)
 
+A job, resumable, as `lookahead generate` runs it: run_job(JobSpec.of(model=..., input=..., out=...)), see lookahead/job/run.py.
+
 Inside transformers: model.generate(**inputs, custom_generate=lookahead_generate), see lookahead/hf.py.
 
 Names are imported when they are first used: `import lookahead` alone loads neither numpy nor torch.

@@ -21,7 +21,8 @@ def job_schema() -> dict[str, Any]:
     """Keys are names of options, with - or _ as they are typed."""
     properties: dict[str, Any] = {}
     for name, each in OPTIONS.items():
-        described = {**_type_of(kinds(PANELS[each.group][1])[name]), "description": each.about.help}
+        default = f" Default: {each.about.default_text}." if each.about.default_text else ""
+        described = {**_type_of(kinds(PANELS[each.group][1])[name]), "description": each.about.help + default}
         if each.about.least is not None:
             described["minimum"] = each.about.least
         if each.about.most is not None:

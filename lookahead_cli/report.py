@@ -35,7 +35,7 @@ def command(
 
     from lookahead.atomic import replacing
     from lookahead.errors import UsageError
-    from lookahead.job.journal import JobFiles
+    from lookahead.job.files import JobFiles
     from lookahead.job.record import read_record, tables, title_of
     from lookahead.outputs import PAGE, PICTURE, Input, Output, check_outputs
     from lookahead_cli import render

@@ -17,7 +17,8 @@ import pytest
 
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.job import journal as journals
-from lookahead.job.journal import Done, Ended, JobFiles, Journal, read_done
+from lookahead.job.files import JobFiles
+from lookahead.job.journal import Done, Ended, Journal, read_done
 from lookahead.job.lock import OutputLock
 from lookahead.job.manifest import Manifest
 from lookahead.job.resume import files_of

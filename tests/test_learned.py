@@ -11,7 +11,8 @@ import pytest
 
 from lookahead.errors import LookaheadError
 from lookahead.job import learned
-from lookahead.job.journal import Done, Ended, JobFiles, Journal
+from lookahead.job.files import JobFiles
+from lookahead.job.journal import Done, Ended, Journal
 from lookahead.job.learned import copies_in, save_learned
 from lookahead.job.lock import OutputLock
 from lookahead.job.manifest import Manifest

@@ -23,20 +23,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
 from lookahead.atomic import remove, replacing
 from lookahead.errors import LookaheadError
+from lookahead.job.files import JobFiles
 from lookahead.job.inputs import PIECE, fingerprint
+from lookahead.job.lock import OutputLock
 from lookahead.job.manifest import Manifest
 from lookahead.job.parquet import write_parquet
 from lookahead.job.totals import JobTotals
 from lookahead.token_documents import TokenDocument
-
-if TYPE_CHECKING:
-    from lookahead.job.lock import OutputLock
 
 INVALID = "invalid_row"  # the type of an error that is the row's own fault
 RESERVE = 1 << 16  # bytes kept on the disk for the last manifest of a run, at least
@@ -58,45 +57,6 @@ class Ended:
     counts: JobTotals
     error: str = ""
     said: Sequence[tuple[list[int], list[int]]] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class JobFiles:
-    """Names of the files of a job that is written to `out`."""
-
-    out: Path
-
-    @property
-    def is_parquet(self) -> bool:
-        return self.out.suffix == ".parquet"
-
-    @property
-    def rows(self) -> Path:
-        """JSON lines, one a row."""
-        return self._beside(".partial.jsonl") if self.is_parquet else self.out
-
-    @property
-    def journal(self) -> Path:
-        return self._beside(".journal")
-
-    @property
-    def manifest(self) -> Path:
-        return self._beside(".manifest.json")
-
-    @property
-    def learned(self) -> Path:
-        return self._beside(".learned.jsonl")
-
-    def existing(self) -> Path | None:
-        """The output, or what is there of it."""
-        return next((path for path in (self.out, self.rows) if path.exists()), None)
-
-    def hold_rows(self) -> bool:
-        """A job has written here."""
-        return any(path.exists() and path.stat().st_size for path in (self.out, self.rows))
-
-    def _beside(self, ending: str) -> Path:
-        return self.out.with_name(self.out.name + ending)
 
 
 @dataclasses.dataclass

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lookahead.atomic import remove
 from lookahead.errors import LookaheadError, UsageError
-from lookahead.job.journal import JobFiles
+from lookahead.job.files import JobFiles
 
 try:
     import fcntl

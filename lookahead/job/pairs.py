@@ -17,8 +17,8 @@ from lookahead.answers import Answer, answered, messages_of, prompt_of
 from lookahead.corpus import kind_of
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.job.fields import RowFields, template_of
+from lookahead.job.files import JobFiles
 from lookahead.job.inputs import input_rows
-from lookahead.job.journal import JobFiles
 from lookahead.job.prompt import prompts_of
 from lookahead.job.rows import Request, read_requests
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from lookahead.corpus import CorpusReport, json_rows, kind_of, parquet_rows
 from lookahead.errors import CorpusError, LookaheadError
-from lookahead.job.journal import COUNTS, JobFiles
+from lookahead.job.files import JobFiles
+from lookahead.job.journal import COUNTS
 from lookahead.job.totals import JobTotals
 
 SHORTEST, LONGEST_BUCKET = 16, 1 << 20  # tokens of a prompt: bounds of the table's rows

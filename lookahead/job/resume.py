@@ -10,8 +10,9 @@ from pathlib import Path
 from lookahead.atomic import followed
 from lookahead.errors import UsageError
 from lookahead.job.fields import RowFields
+from lookahead.job.files import JobFiles
 from lookahead.job.inputs import Shard
-from lookahead.job.journal import Done, JobFiles, Journal, read_done
+from lookahead.job.journal import Done, Journal, read_done
 from lookahead.job.lock import OutputLock
 from lookahead.job.manifest import Manifest
 from lookahead.job.rows import left_to_do, read_requests

@@ -23,7 +23,8 @@ from lookahead.job.counting import RowCount
 from lookahead.job.drafting import open_tries
 from lookahead.job.events import JobEvents
 from lookahead.job.fields import KEEP, is_template_file
-from lookahead.job.journal import Done, JobFiles, Journal
+from lookahead.job.files import JobFiles
+from lookahead.job.journal import Done, Journal
 from lookahead.job.lock import OutputLock
 from lookahead.job.manifest import Manifest, describe, go_on, read_manifest
 from lookahead.job.plan import JobPlan, plan_of
