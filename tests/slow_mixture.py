@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.draft import mixture
+from lookahead.draft import cells, learning, mixture
+from lookahead.draft.aligned import ALIGN_FROM, ALIGN_MOST
 from lookahead.draft.arrays import EXPERTS, LEADERS, STEPS
-from lookahead.draft.drafter import Drafter
-from lookahead.draft.mixture import (
+from lookahead.draft.cells import (
     ALIGNED,
     COUNTS,
     HITS,
@@ -38,6 +38,7 @@ from lookahead.draft.mixture import (
     SHARES,
     UNPLACED,
 )
+from lookahead.draft.drafter import Drafter
 from lookahead.draft.planner import EXACT, SLACK, UNHEARD
 from lookahead.draft.recycled import ANY, ASKED, KINDS
 from lookahead.trie.suffixes import DEPTH
@@ -491,7 +492,7 @@ class SlowDrafter:
         self, row: SlowRow, node: Node, guesses: dict[int, Guess], asked: list[tuple[int, Expert]], least: Any
     ) -> None:
         longest = next((expert.order for _, expert in asked if expert.group is not None), 0)
-        last = node.context[-1] * 40503 % mixture.LAST_TOKENS
+        last = node.context[-1] * 40503 % cells.LAST_TOKENS
         total = after = ZERO
         for guess in guesses.values():
             total += guess.p
@@ -500,10 +501,10 @@ class SlowDrafter:
                 distance = len(row.tokens) - 1 - guess.place
                 recency = 0 if own == NEVER else min(RECENCIES - 1, 1 + distance.bit_length())
                 guess.factors = (
-                    mixture.BY_ORDERS + int(np.ravel_multi_index((own, other, longest), (NEVER + 1, NEVER + 1, ORDERS))),
-                    mixture.BY_RECENCY + int(np.ravel_multi_index((own, recency), (NEVER + 1, RECENCIES))),
-                    mixture.BY_LAST + 4 * last + (own < NEVER) + 2 * (other < NEVER),
-                    mixture.BY_RECYCLED + 4 * guess.recycled + (own < NEVER) + 2 * (other < NEVER),
+                    cells.BY_ORDERS + int(np.ravel_multi_index((own, other, longest), (NEVER + 1, NEVER + 1, ORDERS))),
+                    cells.BY_RECENCY + int(np.ravel_multi_index((own, recency), (NEVER + 1, RECENCIES))),
+                    cells.BY_LAST + 4 * last + (own < NEVER) + 2 * (other < NEVER),
+                    cells.BY_RECYCLED + 4 * guess.recycled + (own < NEVER) + 2 * (other < NEVER),
                 )
                 one, two, three, four = self.factors[list(guess.factors)]
                 guess.p = guess.p * (one * two * three * four)
@@ -526,7 +527,7 @@ class SlowDrafter:
         for (cell, _), part in zip(asked, gave, strict=True):
             share = part / total if total > 0 else ZERO
             self.earned[cell] += share, reaches
-            if self.earned[cell, 1] > mixture.MEMORY:
+            if self.earned[cell, 1] > learning.MEMORY:
                 self.earned[cell] /= 2
             self.lambdas[cell] = self.earned[cell, 0] / self.earned[cell, 1]
             reaches = reaches - share
@@ -537,12 +538,12 @@ class SlowDrafter:
         """What a text's longest match gave to what was said, if it was asked, against what the mixture gave."""
         for number, weighed in node.longest.items():
             gave = summed(count for token, count in weighed if token == actual)
-            self.trust[number] *= mixture.TRUST_MEMORY
+            self.trust[number] *= learning.TRUST_MEMORY
             self.trust[number] += gave / summed(count for _, count in weighed), said
         used = self.trust[: len(self.texts)]
-        ratios = (used[:, 0] + mixture.DOUBT) / (used[:, 1] + mixture.DOUBT)
+        ratios = (used[:, 0] + learning.DOUBT) / (used[:, 1] + learning.DOUBT)
         relative = ratios / ratios.max()
-        self.weights[: len(used)] = self.drafter.shared.given[: len(used)] * np.maximum(mixture.LEAST_TRUST, relative**2)
+        self.weights[: len(used)] = self.drafter.shared.given[: len(used)] * np.maximum(learning.LEAST_TRUST, relative**2)
 
     def learn_factors(self, guesses: dict[int, Guess], actual: int) -> None:
         """One step of AdaGrad on the log-likelihood; what is hardly wrong teaches nothing."""
@@ -551,8 +552,8 @@ class SlowDrafter:
             if token != actual and gradient > -1e-3:
                 continue
             for f in guess.factors:
-                squares = self.learned[f, 1] = min(self.learned[f, 1] + gradient * gradient, F(mixture.MOST_GRADIENTS))
-                self.learned[f, 0] += F(mixture.RATE) * gradient / np.sqrt(squares)
+                squares = self.learned[f, 1] = min(self.learned[f, 1] + gradient * gradient, F(learning.MOST_GRADIENTS))
+                self.learned[f, 0] += F(learning.RATE) * gradient / np.sqrt(squares)
                 self.factors[f] = np.exp(self.learned[f, 0])
 
     def move_aligned(self, row: SlowRow, node: Node, token: int) -> dict[int, Aligned]:
@@ -563,7 +564,7 @@ class SlowDrafter:
             order, places = self._longest_match(node, number)
             expected = {follows(place) for place in places} - {END}  # where all documents end, no match is broken
             before = node.aligned.get(number)
-            if order >= mixture.ALIGN_FROM and len(places) <= mixture.ALIGN_MOST and expected:
+            if order >= ALIGN_FROM and len(places) <= ALIGN_MOST and expected:
                 if token not in expected:
                     missed_before = before.missed if before and before.at + 1 == places[0] else 0
                     moved[number] = Aligned(places[0], order, missed_before + 1, 0)

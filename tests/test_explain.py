@@ -14,9 +14,9 @@ from rich.console import Console
 
 from lookahead.bench.replay import replay
 from lookahead.decode.engine import DecodingEngine
+from lookahead.draft.cells import RECYCLED
 from lookahead.draft.drafter import Drafter, DraftOptions
 from lookahead.draft.explain import CONTEXT, OWN, Evidence, Step, evidence, outline
-from lookahead.draft.mixture import RECYCLED
 from lookahead.draft.tree import DraftTree, root_only
 from lookahead.models.probe import probed
 from lookahead_cli.explain import LONGEST_SOURCE, Explainer, draw, end_of, percent, shown

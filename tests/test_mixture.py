@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead.draft import runner_up
+from lookahead.draft.aligned import AT
 from lookahead.draft.arrays import CHAINS, DEPTHS, LEADERS, MOST_PLACES, RECENT, SLOTS, STEPS
 from lookahead.draft.calibration import EDGES, computed
+from lookahead.draft.cells import CELLS, FACTORS
 from lookahead.draft.drafter import Drafter, DraftOptions
-from lookahead.draft.mixture import AT, CELLS, FACTORS, MEMORY
+from lookahead.draft.learning import MEMORY
 from lookahead.draft.own_text import OwnText, own_places
 from lookahead.draft.places import HIGH, LOW, ORDER, PREFIX
 from lookahead.draft.planner import EXACT

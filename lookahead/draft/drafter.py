@@ -18,6 +18,7 @@ import numpy as np
 
 from lookahead.arguments import numbers_of
 from lookahead.draft import planner
+from lookahead.draft.aligned import AT
 from lookahead.draft.arrays import (
     TREE_PARENTS,
     TREE_TOKENS,
@@ -27,7 +28,8 @@ from lookahead.draft.arrays import (
     shared_block,
 )
 from lookahead.draft.calibration import EDGES, Calibration
-from lookahead.draft.mixture import AT, CELLS, FACTORS, FIRST_GRADIENTS, RECYCLED, SESSION
+from lookahead.draft.cells import CELLS, FACTORS, RECYCLED, SESSION
+from lookahead.draft.learning import FIRST_GRADIENTS
 from lookahead.draft.own_text import OwnText, lead_common
 from lookahead.draft.places import SIZE, VOCABULARY, SortedText, table_of
 from lookahead.draft.priors import Priors, load_priors

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from lookahead.draft.aligned import move_aligned
 from lookahead.draft.arrays import (
     BINS,
     RECENT,
@@ -25,7 +26,9 @@ from lookahead.draft.arrays import (
     shared_arrays,
 )
 from lookahead.draft.calibration import LEAST, bin_of, calibrated, computed, count_nodes, deeper, edge_of
-from lookahead.draft.mixture import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P, learn, mix, move_aligned, rescore
+from lookahead.draft.cells import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P
+from lookahead.draft.learning import learn
+from lookahead.draft.mixture import mix, rescore
 from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
 from lookahead.draft.tree import GRAMMAR

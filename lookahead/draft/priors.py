@@ -14,7 +14,7 @@ import msgpack
 import numpy as np
 
 from lookahead.draft.arrays import BINS
-from lookahead.draft.mixture import ALIGNED, CELLS, COUNTS, ORDERS, OWN, RANKS, RECYCLED_CELLS, SHARES
+from lookahead.draft.cells import ALIGNED, CELLS, COUNTS, ORDERS, OWN, RANKS, RECYCLED_CELLS, SHARES
 
 TYPICAL_ORDER = (0, 1, 2, 3, 4.5, 7, 12, 24)  # of each order bucket
 STRENGTH = 16.0  # observations that a trained belief stands for
@@ -35,7 +35,7 @@ class Priors:
     strength: float = STRENGTH
 
     def fresh(self) -> tuple[np.ndarray, np.ndarray]:
-        """(lambdas, earned) for a new job; see `mixture`."""
+        """(lambdas, earned) for a new job; see `learning.learn`."""
         earned = np.empty((CELLS, 2), np.float32)
         earned[:, 0], earned[:, 1] = self.lambdas * self.strength, self.strength
         return self.lambdas.astype(np.float32), earned
