@@ -14,6 +14,7 @@ from lookahead.trie import format
 from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.segment import Effort
+from lookahead.trie.writer import TrieWriter
 from tests.tries import ARRAYS, build_ids, corpora, tiny_runs
 
 DOCUMENTS = [[1, 2, 3, 4, 1, 2, 3, 5], [7], [1, 2, 3, 4, 6]]
@@ -204,7 +205,7 @@ def test_every_section_starts_at_a_multiple_of_64_bytes_and_the_header_follows_t
 def test_what_is_being_written_is_no_trie_before_its_end(tmp_path, make_trie):
     trie = make_trie(DOCUMENTS)
     with (tmp_path / "half.trie").open("w+b") as file:
-        writer = format.TrieWriter(file)
+        writer = TrieWriter(file)
         for name in ARRAYS:
             writer.write(name, getattr(trie.segments[0], name), 10)
         writer.end_segment(14, 3)

@@ -27,6 +27,7 @@ from lookahead.trie.file import Trie
 from lookahead.trie.runs import Pages
 from lookahead.trie.segment import Effort
 from lookahead.trie.suffixes import DEPTH, SAMPLE
+from lookahead.trie.writer import TrieWriter
 
 # 65534 is the last vocabulary whose tokens are packed four to a key, 65535 the last with two-byte tokens.
 VOCAB_SIZES = [4, 65534, 65535, 70000]
@@ -142,7 +143,7 @@ def rewrite_arrays(trie: Trie, path: Path, changed: dict[str, np.ndarray], heade
     """Write `trie` to `path` with some arrays of its first segment exchanged; the file's checksums fit them."""
     path.unlink(missing_ok=True)  # the old file may be mapped
     with path.open("w+b") as file:
-        writer = format.TrieWriter(file)
+        writer = TrieWriter(file)
         for number, segment in enumerate(trie.segments):
             arrays = {**arrays_of(segment), **({} if number else changed)}
             for name in ARRAYS:

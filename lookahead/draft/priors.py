@@ -35,7 +35,7 @@ class Priors:
     strength: float = STRENGTH
 
     def fresh(self) -> tuple[np.ndarray, np.ndarray]:
-        """(lambdas, earned) for a new job; see `mixture`."""
+        """(lambdas, earned) for a new job; see `learning.learn`."""
         earned = np.empty((CELLS, 2), np.float32)
         earned[:, 0], earned[:, 1] = self.lambdas * self.strength, self.strength
         return self.lambdas.astype(np.float32), earned

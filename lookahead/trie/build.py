@@ -23,6 +23,7 @@ from lookahead.trie.file import Trie
 from lookahead.trie.prune import prune_trie
 from lookahead.trie.segment import Effort, Part, SourceTable, check_same_tokenizer, write_segment
 from lookahead.trie.suffixes import DEPTH
+from lookahead.trie.writer import TrieWriter
 from lookahead.version import __version__
 
 MAX_SEGMENTS = 8  # an append to as many joins the smaller ones
@@ -52,7 +53,7 @@ def build_trie(
         else:
             stack.enter_context(locked(out, effort.notice))
             file = stack.enter_context(replacing(out, new=new))
-        writer, sources = format.TrieWriter(file), SourceTable()
+        writer, sources = TrieWriter(file), SourceTable()
         write_segment(writer, [], documents, sources, tokenizer.vocab_size, Path(out).parent, effort)
         writer.write_recycled(recycled)
         header = format.TrieHeader(
@@ -117,7 +118,7 @@ def _append(
 
     kept = kept_segments([segment.tokens for segment in old.header.segments])
     with replacing(path, check=check) as file:
-        writer, sources = format.TrieWriter(file), SourceTable(old.header.sources)
+        writer, sources = TrieWriter(file), SourceTable(old.header.sources)
         if kept:
             writer.keep(old.mapped, old.header.segments[:kept])
         parts = [Part(old, segment, np.arange(len(old.header.sources))) for segment in old.segments[kept:]]

@@ -16,6 +16,7 @@ from lookahead.trie import format
 from lookahead.trie.check import check_recycled
 from lookahead.trie.file import Trie
 from lookahead.trie.segment import Effort, Part, SourceTable, check_same_tokenizer, header_like, write_segment
+from lookahead.trie.writer import TrieWriter
 
 
 def merge_tries(
@@ -75,7 +76,7 @@ def merge_into(
     if unused:
         known = ", ".join(sorted({source.name for source in sources.sources()}))
         raise UsageError(f"--weight {min(unused)}: no such trie or source (sources: {known}).")
-    writer = format.TrieWriter(file)
+    writer = TrieWriter(file)
     write_segment(writer, parts, (), sources, head.vocab_size, folder, effort)
     for trie in tries:
         check_recycled(trie)

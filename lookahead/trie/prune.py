@@ -41,6 +41,7 @@ from lookahead.trie.suffixes import (
     key_digits,
     pack,
 )
+from lookahead.trie.writer import TrieWriter
 
 # A branch is pruned by the count of its first tokens: the context token, and the continuation that it would draft.
 BRANCH_DEPTH = 3
@@ -92,7 +93,7 @@ def prune_trie(
         room = math.inf if max_bytes is None else max_bytes - pruning.fixed_bytes(described)
         pruning.choose(dropped, math.inf if max_tokens is None else max_tokens, room)
         file = stack.enter_context(replacing(out))
-        writer = format.TrieWriter(file)
+        writer = TrieWriter(file)
         sources = pruning.write(writer)
         writer.write_recycled(trie.recycled)
         return writer.finish(header_like(trie.header, sources, described))
@@ -205,7 +206,7 @@ class _Pruning:
             self.pages.trim()
         self.marks[at:] = DROPPED
 
-    def write(self, writer: format.TrieWriter) -> tuple[format.Source, ...]:
+    def write(self, writer: TrieWriter) -> tuple[format.Source, ...]:
         """Write what was chosen as one segment; returns its sources."""
         segment, separator = self.segment, self.separator
         step = MOVED // RANK * RANK

@@ -23,6 +23,7 @@ from lookahead.trie.file import Trie
 from lookahead.trie.mapped import Segment
 from lookahead.trie.runs import BASE_BYTES, Pages, Run, Scratch, merged
 from lookahead.trie.suffixes import DEPTH, SAMPLE, add_counts, add_first_tokens, sort_suffixes
+from lookahead.trie.writer import TrieWriter
 from lookahead.version import __version__
 
 MAX_MEMORY = 2 << 30
@@ -126,7 +127,7 @@ class SourceTable:
 
 
 def write_segment(
-    writer: format.TrieWriter,
+    writer: TrieWriter,
     parts: Sequence[Part],
     documents: TokenDocument | Iterable[TokenDocument],
     sources: SourceTable,
@@ -181,7 +182,7 @@ def write_segment(
 
 
 def finish_segment(
-    writer: format.TrieWriter,
+    writer: TrieWriter,
     n: int,
     blocks: Iterable[tuple[np.ndarray, np.ndarray]],
     ends: Sequence[tuple[np.ndarray, int]],
