@@ -17,6 +17,7 @@ from lookahead.trie.file import Trie
 from tests import architectures, loading
 
 torch.set_num_threads(1)
+os.environ.setdefault("RAY_worker_niceness", "0")  # of 15, Ray's own, its workers wait for the tests that run beside them
 if "PYTEST_XDIST_WORKER" in os.environ:  # tests run beside each other, and so do the commands that they start
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
