@@ -17,7 +17,6 @@ Costs need not rise with size: float32 products of two or three rows take longer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -68,19 +67,31 @@ class MeasuredStep(NamedTuple):
     stands_for: int = 1
 
 
-# The same in an array, for kernels.
-STEPS = np.dtype([(name, np.float64) for name in (*Forward._fields, *MeasuredStep._fields[1:])])
+class StepLog:
+    """Measured steps until a kernel takes them, at most `room`; an array, as structured ones take numba 50 us to recognise."""
 
+    def __init__(self, room: int) -> None:
+        self._rows = np.empty((room, len(Forward._fields) + len(MeasuredStep._fields) - 1))
+        self._filled = 0
 
-def as_records(steps: Sequence[MeasuredStep]) -> np.ndarray:
-    """STEPS [steps]"""
-    return np.array([(*step.forward, *step[1:]) for step in steps], STEPS)
+    def __len__(self) -> int:
+        return self._filled
+
+    def add(self, step: MeasuredStep) -> None:
+        self._rows[self._filled] = (*step.forward, *step[1:])
+        self._filled += 1
+
+    def take(self) -> np.ndarray:
+        """float64 [steps, 12], each for `step_of`, until the next one is added. The log is empty then."""
+        rows, self._filled = self._rows[: self._filled], 0
+        return rows
 
 
 @inlined
-def forward_of(step):
-    """The `Forward` of an entry of STEPS."""
-    return Forward(int(step.tokens), int(step.rows), int(step.keys), int(step.width), int(step.calls))
+def step_of(row):
+    """The `MeasuredStep` of a row of a `StepLog`: its fields in their order, those of the forward first."""
+    forward = Forward(int(row[0]), int(row[1]), int(row[2]), int(row[3]), int(row[4]))
+    return MeasuredStep(forward, row[5], row[6], row[7], row[8], row[9], row[10], row[11])
 
 
 @inlined

@@ -22,10 +22,10 @@ from lookahead.budget.cost import (
     SIZE,
     CostCurve,
     MeasuredStep,
-    as_records,
-    forward_of,
+    StepLog,
     resized,
     seconds_of,
+    step_of,
 )
 from lookahead.budget.profile import Forward
 from lookahead.kernels import inlined, kernel
@@ -45,13 +45,13 @@ class Gain:
 
     def __init__(self, curve: CostCurve) -> None:
         self._curve = curve
-        self._steps: list[MeasuredStep] = []
+        self._steps = StepLog(AT_ONCE)
         self._sums = np.zeros(OTHER + 1)
 
     def step(self, step: MeasuredStep) -> None:
         """A step of the run. Rows, keys, width and calls of its forward are those of the rows that decode; none may."""
-        self._steps.append(step)
-        if len(self._steps) >= AT_ONCE:
+        self._steps.add(step)
+        if len(self._steps) == AT_ONCE:
             self._add()
 
     @property
@@ -62,9 +62,8 @@ class Gain:
         return (plain, taken) if steps >= ENOUGH and measured >= SURE * decoding else None
 
     def _add(self) -> None:
-        if self._steps:
-            add_up(as_records(self._steps), self._curve.table, self._curve.terms, self._sums)
-            self._steps.clear()
+        if len(self._steps):
+            add_up(self._steps.take(), self._curve.table, self._curve.terms, self._sums)
 
 
 def warm_up() -> None:
@@ -76,19 +75,21 @@ def warm_up() -> None:
 
 @kernel
 def add_up(steps, table, terms, sums):
-    """Add steps, STEPS [steps], to the sums, float64 [6]."""
+    """Add steps, float64 [steps, 12], see `StepLog`, to the sums, float64 [6]."""
     beside, decoding, recycling = np.empty(len(steps)), np.int64(0), 0.0
     for k in range(len(steps)):  # seconds outside of forward and drafting: plain steps take them, too
-        recycling += steps[k].recycling_seconds / len(steps)
-        if steps[k].rows > 0 and steps[k].prefilled == 0:
-            beside[decoding] = steps[k].seconds - steps[k].forward_seconds - steps[k].draft_seconds
+        step = step_of(steps[k])
+        recycling += step.recycling_seconds / len(steps)
+        if step.forward.rows > 0 and step.prefilled == 0:
+            beside[decoding] = step.seconds - step.forward_seconds - step.draft_seconds
             decoding += 1
     if decoding >= FEW or (decoding > 0 and sums[OTHER] == 0):
         sums[OTHER] = max(0.0, np.sort(beside[:decoding])[int(FASTER * (decoding - 1))])
     other = sums[OTHER] - recycling  # costs of forwards include recycling
     for k in range(len(steps)):
-        step, forward = steps[k], forward_of(steps[k])
-        seconds, weight, rows, prefilled = step.seconds, step.stands_for, forward.rows, int(step.prefilled)
+        step = step_of(steps[k])
+        forward, prefilled = step.forward, int(step.prefilled)
+        seconds, weight, rows = step.seconds, step.stands_for, forward.rows
         sums[TAKEN_SUM] += weight * seconds
         if rows == 0:
             sums[PLAIN_SUM] += weight * seconds

@@ -59,15 +59,15 @@ from lookahead.budget.cost import (
     SIZES,
     CostCurve,
     MeasuredStep,
-    as_records,
+    StepLog,
     bucket,
     faster_of,
-    forward_of,
     observe,
     place_of,
     resized,
     seconds_of,
     shape_of,
+    step_of,
 )
 from lookahead.budget.profile import Forward
 from lookahead.kernels import inlined, kernel
@@ -113,7 +113,7 @@ class GoodputBudget:
         self._before = 0  # tokens of the latest forward
         self.books = books_on(curve)
         self._state, self._table = self.books.state, self.books.table
-        self._told: list[MeasuredStep] = []  # steps to be learned from
+        self._told = StepLog(TOLD)  # steps to be learned from
 
     @property
     def tries(self) -> bool:
@@ -183,10 +183,9 @@ class GoodputBudget:
         self._before = int(step.forward.tokens)
         if self.curve.bucketed:
             step = step._replace(forward=step.forward._replace(tokens=bucket(self._before)))
-        self._told.append(step)
+        self._told.add(step)
         if len(self._told) == TOLD or (not self.curve.known and self._steps <= len(TRIALS)):
-            learn(as_records(self._told), self._steps, self.books.addresses)
-            self._told.clear()
+            learn(self._told.take(), self._steps, self.books.addresses)
         self.settle(accepted)
 
     def _look(self, drafted: int, tokens: int, rows: int) -> int:
@@ -228,23 +227,24 @@ def warm_up() -> None:
 
 @kernel
 def learn(told, steps, addresses):
-    """See `GoodputBudget.observe`. told: STEPS, those since the last time.
+    """See `GoodputBudget.observe`. told: float64 [steps, 12], see `StepLog`: those since the last time.
 
     steps: so far, these included. addresses: of BOOKS.
     """
     books = books_arrays(addresses)
     table, terms, others, state, of_sizes = books.table, books.terms, books.others, books.state, books.of_sizes
     for k in range(len(told)):
-        others[(steps - len(told) + k) % LATEST] = told[k].seconds - told[k].forward_seconds
+        step = step_of(told[k])
+        others[(steps - len(told) + k) % LATEST] = step.seconds - step.forward_seconds
     state[OTHER] = faster_of(others, min(steps, LATEST))
     for k in range(len(told)):
-        forward, stands_for = forward_of(told[k]), told[k].stands_for
-        rows = forward.rows
-        observe(forward, told[k].forward_seconds, table, terms, books.latest)
+        step = step_of(told[k])
+        forward, stands_for, rows = step.forward, step.stands_for, step.forward.rows
+        observe(forward, step.forward_seconds, table, terms, books.latest)
         spent = seconds_of(forward, forward.tokens, table, terms, 0) + state[OTHER]
         plain = seconds_of(resized(forward, rows, 0), rows, table, terms, 0) + state[OTHER]
         column = place_of(rows, table, 0)
-        steps_spent, steps_plain = stands_for * spent / plain, stands_for * told[k].emitted / rows
+        steps_spent, steps_plain = stands_for * spent / plain, stands_for * step.emitted / rows
         state[SPENT] = MEMORY * state[SPENT] + steps_spent
         state[PLAIN] = MEMORY * state[PLAIN] + steps_plain
         of_sizes[ROWS_SPENT, column] = MEMORY * of_sizes[ROWS_SPENT, column] + steps_spent
