@@ -58,7 +58,10 @@ class Loader:
         if not folder.is_dir() or any(chosen[name] for name in ("device_map", "tp_plan", "revision", "adapter")):
             return self.load(*arguments, **options)
         files = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir()))
+        hits = self.loaded.cache_info().hits
         target, generation_config = self.loaded(tuple(chosen.items()), files)
+        if self.loaded.cache_info().hits > hits:
+            load._log_setting(target)
         target.model.generation_config = copy.deepcopy(generation_config)
         return dataclasses.replace(target)  # what is cached of its settings, such as its threads, is read again
 
