@@ -32,6 +32,12 @@ def load_once(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(door, "load_model", loader)
 
 
+def load_each_time(patch: pytest.MonkeyPatch) -> None:
+    """As users do."""
+    for door in DOORS:
+        patch.setattr(door, "load_model", load.load_model)
+
+
 def refuse_to_load(patch: pytest.MonkeyPatch) -> None:
     """A test fails that loads a model after this."""
 

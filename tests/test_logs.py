@@ -13,6 +13,7 @@ from lookahead_cli import logs, render
 from lookahead_cli.app import run
 from tests.cli import Cli, write_jsonl
 from tests.jobs import MODEL, questions
+from tests.loading import load_each_time
 
 LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d) (DEBUG|INFO|WARNING|ERROR) (.+)")
 
@@ -55,7 +56,10 @@ def test_log_of_a_job_has_what_stderr_shows_with_time_stamps(cli: Cli, tmp_path:
     assert ("INFO", "rows: 5 (1 failed)") in again[len(found) :]
 
 
-def test_verbose_says_how_drafts_are_verified_at_what_costs_and_what_steps_take(cli: Cli, tmp_path: Path) -> None:
+def test_verbose_says_how_drafts_are_verified_at_what_costs_and_what_steps_take(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_each_time(monkeypatch)
     shown = cli(*job(tmp_path, "--verbose", "--log-file", tmp_path / "job.log"))
     for text in ("verified in mode packed", "costs of forwards: no profile", "batch size 8", " steps: draft "):
         assert text in shown.err
