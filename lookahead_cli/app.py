@@ -7,6 +7,7 @@ terminated (SIGTERM). Heavy imports happen inside the command that needs them, s
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import io
 import logging
@@ -112,6 +113,7 @@ def _run(typed: Sequence[str], command_line: str) -> int:
     return result if isinstance(result, int) else 0
 
 
+@functools.cache
 def program() -> Any:
     """The command line as a tree of commands, whose options' help is text and not markup."""
     root = typer.main.get_command(app)

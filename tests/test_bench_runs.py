@@ -125,9 +125,13 @@ def test_contenders_take_turns_within_an_answer(tiny_model: Callable[..., Any], 
         step(engine, *arguments)
 
     monkeypatch.setattr(DecodingEngine, "_step", noted)
+    gc.unfreeze()  # what tests keep frozen
     compare(probed(tiny_model("llama")), prompts_of(1), [], [FIXED], max_new_tokens=3 * AT_A_TIME, peers=False, warm_up=0)
     assert len(list(itertools.groupby(said))) >= 5
     assert gc.get_freeze_count() == 0
+    gc.freeze()
+    compare(probed(tiny_model("llama")), prompts_of(1), [], [FIXED], max_new_tokens=4, peers=False, warm_up=0)
+    assert gc.get_freeze_count() > 0  # what others keep frozen stays so
 
 
 def test_contender_that_is_ahead_waits_for_the_others() -> None:

@@ -15,8 +15,12 @@ import torch
 def untidied() -> Iterator[None]:
     """While open, the garbage collector looks only at what is made meanwhile.
 
-    Models and libraries are a million objects, and going through them all takes a quarter of a second, again and again.
+    Models and libraries are a million objects, and going through them all takes a quarter of a second, again and again. Where
+    objects are frozen already, by an application or by an outer block, it does nothing: unfreezing would undo that.
     """
+    if gc.get_freeze_count():
+        yield
+        return
     gc.collect()
     gc.freeze()
     try:
