@@ -342,7 +342,7 @@ def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(
         assert (forced_run.steps, forced_run.draft_tokens_wasted) == (run.steps, run.draft_tokens_wasted)
     lookup = again.runs[-1]
     assert lookup.name == "HF prompt lookup"
-    assert 0 < lookup.draft_tokens_wasted < lookup.draft_tokens  # it is not told what is right
+    assert 0 < lookup.draft_tokens_wasted < lookup.counts.draft_tokens  # it is not told what is right
 
 
 def test_generate_is_forced_row_by_row_in_a_batch(half: Callable[..., TargetModel]) -> None:

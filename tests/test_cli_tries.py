@@ -371,7 +371,7 @@ def test_pipe_or_device_is_never_replaced_by_a_file(cli: Cli, corpus: Path, toke
 def test_reader_that_leaves_early_is_no_error(ids_trie: Path) -> None:
     with Program(COMMAND, "inspect-trie", ids_trie) as child:
         child.stdout.close()
-        assert child.stderr.read() == ""
+        assert child.stderr.read() in ("", "Reading the trie ...\n")  # the latter where that takes long
         assert child.wait() == 0
 
 
