@@ -25,7 +25,7 @@ from lookahead.models.probe import probed
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
-from tests.drafts import DRAFTS, VOCAB_SIZE, drafter_of
+from tests.support.drafts import DRAFTS, VOCAB_SIZE, drafter_of
 
 SETTINGS = ((1, 512), (3, 6), (8, 6), (8, 512))  # slots; tokens of prompts that a step takes in
 NEW_TOKENS = 24

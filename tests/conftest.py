@@ -15,7 +15,8 @@ import torch
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
-from tests import architectures, loading
+from tests import architectures
+from tests.support import loading
 
 torch.set_num_threads(1)
 os.environ.setdefault("RAY_worker_niceness", "0")  # of 15, Ray's own, its workers wait for the tests that run beside them

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import os
 
-from tests.generate_cases import case, difference
+from tests.support.generate_cases import case, difference
 
 CASES = int(os.environ.get("LOOKAHEAD_FUZZ_CASES", "2000"))
 FIRST = int(os.environ.get("LOOKAHEAD_FUZZ_FROM", "0"))

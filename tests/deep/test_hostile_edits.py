@@ -14,8 +14,8 @@ import pytest
 
 from lookahead.errors import LookaheadError, TrieFormatError
 from lookahead.trie.file import Trie
-from tests.test_hostile import EDITS
-from tests.tries import ARRAYS, append_ids, arrays_of, build_ids, rewrite_arrays
+from tests.support.tries import ARRAYS, append_ids, arrays_of, build_ids, rewrite_arrays
+from tests.trie.test_hostile import EDITS
 
 FILES = int(os.environ.get("HOSTILE_FILES", 1200))  # each goes through every edit
 

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from lookahead.trie.file import Trie
-from tests.cli import write_jsonl
-from tests.jobs import UNSTEADY, job_process, questions, rows_of
-from tests.processes import Program
+from tests.support.cli import write_jsonl
+from tests.support.jobs import UNSTEADY, job_process, questions, rows_of
+from tests.support.processes import Program
 
 KILLS, SEED = int(os.environ.get("KILLS", 100)), int(os.environ.get("KILL_SEED", 1))
 ROWS = 80

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import write_jsonl
-from tests.jobs import MODEL
+from tests.support.cli import write_jsonl
+from tests.support.jobs import MODEL
 
 ROWS = int(os.environ.get("LONG_JOB_ROWS", 20_000))
 MIB = 1 << 20

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import Cli
-from tests.test_readme_replays import LINES, cli, folder, runs  # noqa: F401 - fixtures
+from tests.cli.test_readme_replays import LINES, cli, folder, runs  # noqa: F401 - fixtures
+from tests.support.cli import Cli
 
 
 @pytest.mark.parametrize("line", LINES)

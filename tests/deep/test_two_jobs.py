@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from lookahead.trie.file import Trie
-from tests.cli import write_jsonl
-from tests.jobs import job_process, questions, rows_of
-from tests.processes import Program
+from tests.support.cli import write_jsonl
+from tests.support.jobs import job_process, questions, rows_of
+from tests.support.processes import Program
 
 ROUNDS, ROWS = int(os.environ.get("ROUNDS", 12)), 8
 BUSY = "another process is writing it"

@@ -1,0 +1,314 @@
+"""The engine from Python: what jobs answer, in a list or as it comes; one thing at a time; errors of one family."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import json
+import threading
+
+import numpy as np
+import pytest
+import torch
+from transformers import LogitsProcessor
+
+from lookahead import Drafter, DraftOptions, GenerationParams, LookaheadEngine, LookaheadError, TokenDocument, Trie, build_trie
+from lookahead.api import GenerationResult
+from lookahead.decode.sampling import Sampling
+from lookahead.errors import TokenizerMismatchError, UsageError
+from lookahead.models.load import load_model
+from lookahead.tokenizer import identity, load_tokenizer
+from tests.support.cli import Cli, write_jsonl
+from tests.support.jobs import MODEL, PROMPTS
+
+FIXED = DraftOptions(decoding_length=16, adaptive=False)  # the same drafts in every run, whatever forwards cost
+SHORT = GenerationParams(max_new_tokens=24)
+WILD = GenerationParams(max_new_tokens=40, temperature=3.0)  # parts of characters, too
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load_model(str(MODEL), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(str(MODEL))
+
+
+@pytest.fixture
+def engine(target, tokenizer):
+    return LookaheadEngine(target, tokenizer, batch_size=3, drafts=FIXED)
+
+
+def engines(target, tokenizer):
+    """At several batch sizes, with drafts and without."""
+    for batch_size, drafts in ((1, FIXED), (3, FIXED), (8, DraftOptions("off")), (2, DraftOptions(adaptive=True))):
+        yield LookaheadEngine(target, tokenizer, batch_size=batch_size, drafts=drafts, prefill_chunk=50)
+
+
+def said_by(results):
+    return [(result.text, result.token_ids, result.finish_reason) for result in results]
+
+
+# ---- generate
+
+
+def test_answers_are_those_of_the_models_own_generate_in_the_order_of_the_prompts(target, tokenizer):
+    expected = []
+    for prompt in PROMPTS[:4]:
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        said = target.model.generate(ids, do_sample=False, max_new_tokens=24)[0, ids.shape[1] :]
+        expected.append((tokenizer.decode(said, skip_special_tokens=True), said.tolist()))
+    for engine in engines(target, tokenizer):
+        results = engine.generate(PROMPTS[:4], SHORT)
+        assert [(result.text, result.token_ids) for result in results] == expected
+        assert [result.prompt_tokens for result in results] == [len(tokenizer(p)["input_ids"]) for p in PROMPTS[:4]]
+
+
+def test_samples_are_those_of_a_job_on_a_file_of_the_same_prompts(target, tokenizer, capsys, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": prompt} for prompt in PROMPTS[:3]])
+    job = ("--max-new-tokens", 40, "--temperature", 3.0, "--seed", 5, "--token-ids")
+    rows = [json.loads(line) for line in Cli(capsys)("generate", "--model", MODEL, "--input", source, *job).out.splitlines()]
+    expected = [(row["text"], row["token_ids"], row["finish_reason"]) for row in rows]
+    params = dataclasses.replace(WILD, seed=5)
+    for engine in engines(target, tokenizer):
+        assert said_by(engine.generate(PROMPTS[:3], params)) == expected
+    assert said_by(engine.generate(PROMPTS[:3], WILD)) != expected
+
+
+def test_result_counts_what_a_generation_counts(engine):
+    (result,) = engine.generate([PROMPTS[0]], GenerationParams(max_new_tokens=60))
+    assert result.finish_reason in ("stop", "length")
+    assert 0 < result.accepted_tokens == sum(result.accepted_by_source.values()) < result.draft_tokens
+    assert result.edl == (len(result.token_ids) - 1) / result.steps > 1
+    assert result.error is None
+
+
+def test_prompts_may_be_text_messages_ids_and_arrays_one_or_several(engine, tokenizer):
+    question = PROMPTS[0].removeprefix("Question: ").removesuffix("\nAnswer:")
+    ids = tokenizer(PROMPTS[0])["input_ids"]
+    chat = [{"role": "user", "content": question}]
+    forms = [PROMPTS[0], chat, ids, tuple(ids), np.array(ids), torch.tensor(ids), [*np.array(ids)]]
+    expected = said_by(engine.generate(PROMPTS[0], SHORT))
+    assert len(expected) == 1
+    for form in forms:
+        assert said_by(engine.generate(form, SHORT)) == expected
+    assert said_by(engine.generate(forms, SHORT)) == expected * len(forms)
+    assert said_by(engine.generate(torch.tensor([ids, ids]), SHORT)) == expected * 2
+    assert engine.generate([]) == []
+
+
+def test_each_prompt_may_have_params_of_its_own(engine):
+    several = [GenerationParams(max_new_tokens=limit, stop=stop) for limit, stop in ((3, ()), (60, (".",)), (5, ()))]
+    results = engine.generate(PROMPTS[:3], several)
+    assert [len(results[place].token_ids) for place in (0, 2)] == [3, 5]
+    assert results[1].finish_reason == "stop"
+    assert results[1].text.endswith(".")
+    for wrong in (several[:2], [SHORT], [SHORT] * 4):
+        with pytest.raises(UsageError, match=f"{len(wrong)} params for 3 prompts"):
+            engine.generate(PROMPTS[:3], wrong)
+    for wrong in (Sampling(), {"temperature": 1}, [SHORT, SHORT, 3]):
+        with pytest.raises(UsageError, match="give GenerationParams"):
+            engine.generate(PROMPTS[:3], wrong)
+
+
+def test_prompt_that_fails_has_an_error_and_takes_no_other_down(engine):
+    class Failing(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            raise ValueError("not me")
+
+    bad = {
+        "": '"prompt" is empty',
+        (5, -1): "not a list of token ids",
+        (5, 99999): "outside the model's vocabulary",
+        (5,) * 2000: "no room for an answer",
+        ("a", 5): "not a list of token ids",
+        7: "a prompt is a int",
+        None: "a prompt is a NoneType",
+    }
+    params = [SHORT] * (len(bad) + 2) + [GenerationParams(processors=(Failing(),))]
+    results = engine.generate([PROMPTS[0], *bad, PROMPTS[1], PROMPTS[2]], params)
+    assert said_by([results[0], results[-2]]) == said_by(engine.generate(PROMPTS[:2], SHORT))
+    for number, (result, saying) in enumerate(zip(results[1:-2], bad.values(), strict=True), 2):
+        assert (result.finish_reason, result.text, result.token_ids) == ("error", "", [])
+        assert isinstance(result.error, LookaheadError)
+        assert saying in str(result.error)
+        assert "a prompt is" in saying or f"prompt {number}: " in str(result.error)
+    assert str(results[-1].error) == "ValueError: not me"
+    assert isinstance(results[-1].error.__cause__, ValueError)
+
+
+def test_params_hold_all_that_sampling_holds_and_pass_it_on(engine, monkeypatch):
+    """New fields of Sampling come by themselves."""
+    own = {field.name for field in dataclasses.fields(GenerationParams)} - {f.name for f in dataclasses.fields(Sampling)}
+    assert {"max_new_tokens", "seed"} <= own
+    seen = []
+    monkeypatch.setattr("lookahead.decode.engine.Sampler", lambda target, sampling, *rest: seen.append(sampling) or 1 / 0)
+    params = GenerationParams(temperature=0.5, top_k=3, stop=("x",), logit_bias={4: 1.0}, seed=2)
+    engine.generate(PROMPTS[0], params)
+    assert seen == [params]
+
+
+@pytest.mark.parametrize("wish", [{"max_new_tokens": 0}, {"max_new_tokens": 2.5}, {"temperature": -1}, {"top_p": 0}])
+def test_params_that_make_no_sense_are_refused(wish):
+    with pytest.raises(UsageError, match=next(iter(wish))):
+        GenerationParams(**wish)
+
+
+# ---- what an engine is made of
+
+
+def test_model_may_be_a_name_an_object_or_a_target(target, tokenizer):
+    expected = said_by(LookaheadEngine(target, tokenizer).generate(PROMPTS[:2], SHORT))
+    target.model.train()
+    for engine in (LookaheadEngine(MODEL, device="cpu"), LookaheadEngine(target.model, tokenizer)):
+        assert said_by(engine.generate(PROMPTS[:2], SHORT)) == expected
+    assert not target.model.training
+
+
+def test_without_a_tokenizer_prompts_are_ids_and_answers_have_no_text(target, tokenizer):
+    engine, ids = LookaheadEngine(target.model), tokenizer(PROMPTS[0])["input_ids"]
+    results = engine.generate([ids, PROMPTS[0]], SHORT)
+    assert results[0].token_ids == LookaheadEngine(target, tokenizer).generate(ids, SHORT)[0].token_ids
+    assert [result.text for result in results] == [None, None]
+    assert "no tokenizer" in str(results[1].error)
+    with pytest.raises(LookaheadError, match="no tokenizer"):
+        engine.stream(ids)
+
+
+def test_model_that_takes_no_drafts_answers_and_streams(tiny_model, caplog):
+    engine = LookaheadEngine(tiny_model("mamba"))
+    assert "verifies by plain" in caplog.text
+    assert len(engine.generate([5, 6, 7], GenerationParams(max_new_tokens=4))[0].token_ids) <= 4
+
+
+def test_tries_are_drafted_from_and_those_of_another_tokenizer_refused(target, tokenizer, tokenizer_folder, tmp_path):
+    answers = LookaheadEngine(target, tokenizer).generate(PROMPTS[:3], SHORT)
+    documents = [TokenDocument(answer.token_ids, "answers") for answer in answers]
+    build_trie(documents, tmp_path / "answers.trie", identity(tokenizer, "demo"))
+    for trie in (tmp_path / "answers.trie", str(tmp_path / "answers.trie"), Trie(tmp_path / "answers.trie")):
+        engine = LookaheadEngine(target, tokenizer, [trie], drafts=FIXED, weights=[2.0])
+        results = engine.generate(PROMPTS[:3], SHORT)
+        assert said_by(results) == said_by(answers)
+        assert sum(result.accepted_by_source.get("trie:answers", 0) for result in results) > 30
+    other = load_tokenizer(str(tokenizer_folder))
+    build_trie([TokenDocument([1, 2], "x")], tmp_path / "other.trie", identity(other, "other"))
+    with pytest.raises(TokenizerMismatchError, match="Rebuild"):
+        LookaheadEngine(target, tokenizer, [tmp_path / "other.trie"])
+
+
+@pytest.mark.parametrize(
+    ("wishes", "saying"),
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"prefill_chunk": 1.5}, "prefill_chunk is 1.5"),
+        ({"weights": [1.0]}, "0 tries"),
+        ({"dtype": "float32"}, "given by name"),
+        ({"device": "cpu"}, "given by name"),
+        ({"model": 3}, "model is a int"),
+        ({"model": "no-model/"}, "no such folder|cannot be read"),
+        ({"tries": ["no.trie"]}, "no.trie: cannot be read"),
+    ],
+)
+def test_what_makes_no_engine_is_refused(target, tokenizer, wishes, saying):
+    with pytest.raises(LookaheadError, match=saying):
+        LookaheadEngine(**{"model": target, "tokenizer": tokenizer, **wishes})
+
+
+# ---- stream
+
+
+@pytest.mark.parametrize("params", [SHORT, WILD, GenerationParams(stop=(". ", "="))], ids=["greedy", "wild", "stop"])
+def test_pieces_of_a_stream_are_the_text_that_generate_gives(target, tokenizer, params):
+    for engine in [*engines(target, tokenizer)][:2]:
+        for prompt in PROMPTS[:2]:
+            (expected,) = engine.generate(prompt, params)
+            assert "".join(engine.stream(prompt, params)) == expected.text
+            assert expected.text
+
+
+def test_stream_returns_the_result(engine):
+    def pieces():
+        results.append((yield from engine.stream(PROMPTS[0], SHORT)))
+
+    results: list[GenerationResult] = []
+    text = "".join(pieces())
+    assert results[0].text == text
+    assert said_by(results) == said_by(engine.generate(PROMPTS[0], SHORT))
+
+
+def test_first_text_comes_with_the_prefill_and_each_step_gives_its_own(engine, tokenizer):
+    stream, clock = engine.stream(PROMPTS[0], SHORT), engine._engine.clock
+    assert clock.steps == 0
+    first = next(stream)
+    assert clock.steps == 1
+    (expected,) = engine_again(engine).generate(PROMPTS[0], SHORT)
+    assert first == tokenizer.decode(expected.token_ids[:1])
+    pieces, steps = 1, 1
+    for _ in stream:
+        pieces += 1
+        assert clock.steps == steps + 1
+        steps = clock.steps
+    assert pieces > 3
+
+
+def engine_again(engine):
+    """Another one, of the same model."""
+    return LookaheadEngine(engine._engine.target, engine.tokenizer, drafts=FIXED)
+
+
+def test_stream_that_is_closed_early_frees_its_slot_and_the_engine_goes_on(engine):
+    expected = said_by(engine_again(engine).generate(PROMPTS[:4], SHORT))
+    for _ in range(4):
+        stream = engine.stream(PROMPTS[0], SHORT)
+        next(stream)
+        stream.close()
+        assert engine._engine._slots.open == 0
+        drafter = engine._engine.drafter
+        assert isinstance(drafter, Drafter)
+        assert len(drafter._free) == len(drafter._rows)
+    for piece in engine.stream(PROMPTS[1], SHORT):  # left without closing it
+        assert piece
+        break
+    gc.collect()
+    assert said_by(engine.generate(PROMPTS[:4], SHORT)) == expected
+
+
+def test_engine_in_use_says_so_and_goes_on_afterwards(engine):
+    expected = "".join(engine.stream(PROMPTS[0], SHORT))
+    stream = engine.stream(PROMPTS[0], SHORT)
+    waiting = engine.stream(PROMPTS[1], SHORT)  # has not begun
+    text = next(stream)
+    for call in (lambda: engine.generate(PROMPTS[1]), lambda: next(waiting)):
+        with pytest.raises(LookaheadError, match="in use: read its open stream to the end or close"):
+            call()
+    found = []
+
+    def elsewhere():
+        with contextlib.suppress(LookaheadError):
+            found.append(engine.generate(PROMPTS[1], SHORT))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert not found
+    assert text + "".join(stream) == expected
+    elsewhere()
+    assert len(found) == 1
+
+
+def test_failing_stream_raises_one_of_the_family_and_leaves_the_engine_usable(engine):
+    class FailingLater(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            if input_ids.shape[1] > len(ids) + 4:
+                raise ValueError("later")
+            return scores
+
+    ids = engine.tokenizer(PROMPTS[0])["input_ids"]
+    with pytest.raises(LookaheadError, match='"prompt" is empty'):
+        engine.stream("")  # at once
+    with pytest.raises(LookaheadError, match="ValueError: later"):
+        list(engine.stream(ids, GenerationParams(processors=(FailingLater(),))))
+    assert engine.generate(ids, SHORT)[0].error is None

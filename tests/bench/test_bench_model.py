@@ -1,0 +1,385 @@
+"""bench on models: batch sizes, what excuses a divergence, logged answers forced on a model. Counts and ratios, never times."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lookahead.bench.compare import Comparison, compare
+from lookahead.bench.lossless import SHOWN, lossless
+from lookahead.decode.engine import DecodingEngine
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
+from lookahead.forward.kv_cache import SlotCache
+from lookahead.forward.slots import PackedSlots, Scores
+from lookahead.forward.target import TargetModel
+from lookahead.models.load import random_model
+from lookahead.models.probe import probed
+from lookahead_cli.demo import samples_folder
+from tests.architectures import tiny_config
+from tests.support.cli import Cli, write_jsonl
+from tests.support.depth import deep
+from tests.support.drafts import VOCAB_SIZE
+
+MODEL = samples_folder() / "demo-model"
+PROMPTS = samples_folder() / "prompts.jsonl"
+OPTIONS = [DraftOptions(decoding_length=8, adaptive=False)]
+PEERS = ["model.generate", "HF prompt lookup"]
+OF_A_COMPARISON = {
+    "model", "device", "dtype", "mode", "batch_size", "rows", "repeats", "forced", "runs", "lossless", "lossless_rows",
+    "divergences", "environment", "predicted",
+}  # fmt: skip
+OF_A_DIVERGENCE = {"row", "run", "place", "expected", "got", "expected_score", "got_score", "tolerance", "kind"}
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+def prompts_of(count: int) -> list[list[int]]:
+    """Of 3 to 10 tokens, which repeat themselves, so that something is drafted."""
+    generator = np.random.default_rng(0)
+    return [[*ids, *ids][: 3 + number % 8] for number, ids in enumerate(generator.integers(3, VOCAB_SIZE, (count, 5)).tolist())]
+
+
+@pytest.fixture(scope="session")
+def half(tiny_model: Callable[..., Any]) -> Callable[[str], TargetModel]:
+    """half(architecture) -> a tiny model in bfloat16."""
+    import copy
+
+    return lambda architecture: probed(copy.deepcopy(tiny_model(architecture)).bfloat16())
+
+
+# batch sizes
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_all_contenders_say_the_same_at_every_batch_size(tiny_model: Callable[..., Any], batch_size: int) -> None:
+    prompts, done = prompts_of(14), []
+    found = compare(
+        probed(tiny_model("llama")), prompts, [], OPTIONS, max_new_tokens=12, batch_size=batch_size, progress=done.append
+    )
+    names = ["plain", "hierarchical 8", *PEERS]
+    assert [run.name for run in found.runs] == names if batch_size == 1 else names[:-1]
+    plain = found.runs[0]
+    assert all(run.outputs == plain.outputs for run in found.runs)
+    assert len(plain.outputs) == 14
+    assert found.lossless is not None
+    assert (found.lossless.checked, found.lossless.identical) == (14, 14)
+    assert (plain.edl, found.runs[2].edl) == (1, 1)
+    assert found.runs[1].steps < plain.steps
+    assert done[-1] == 14
+
+
+def test_slots_share_forwards_and_are_filled_again_within_a_turn(tiny_model: Callable[..., Any]) -> None:
+    target, prompts = probed(tiny_model("llama")), prompts_of(16)
+    alone, together = (
+        compare(target, prompts, [], OPTIONS, 8, peers=False, check_lossless=False, batch_size=size).runs[0] for size in (1, 2)
+    )
+    assert alone.steps == together.steps
+    assert alone.forwards == alone.steps + 16  # a prefill each
+    assert together.forwards == pytest.approx(alone.forwards / 2, rel=0.2)
+
+
+def test_generate_in_a_batch_keeps_each_row_within_the_models_positions(tiny_model: Callable[..., Any]) -> None:
+    prompts = [ids * 3 for ids in prompts_of(12)]  # up to 30 tokens of 32
+    found = compare(probed(tiny_model("gpt2_short")), prompts, [], OPTIONS, max_new_tokens=20, batch_size=4)
+    assert found.runs[0].outputs == found.runs[2].outputs
+    assert {len(output) for output in found.runs[0].outputs} >= {2, 20}
+
+
+def test_batch_sizes_give_one_object_or_one_for_each(cli: Cli, tmp_path: Path) -> None:
+    asked = (
+        "bench", "--model", MODEL, "--input", PROMPTS, "--rows", 4, "--max-new-tokens", 12, "--strategy", "hierarchical",
+    )  # fmt: skip
+    one = cli(*asked, "--batch-size", 2, "--json").json
+    assert set(one) == OF_A_COMPARISON
+    assert one["batch_size"] == 2
+    assert one["lossless"] == {"checked": 4, "identical": 4, "near_tie": 0, "different": 0}
+    assert one["divergences"] == []
+    saved, plot = tmp_path / "b.json", tmp_path / "b.png"
+    result = cli(*asked, "--batch-size", "1,2,1", "--save", saved, "--plot", plot)
+    assert [f"batch {n}\n" in result.out for n in (1, 2)] == [True, True]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    several = json.loads(saved.read_text())
+    assert set(several) == {"batches"}
+    assert [(each["batch_size"], set(each)) for each in several["batches"]] == [(1, OF_A_COMPARISON), (2, OF_A_COMPARISON)]
+    names = [[run["name"] for run in each["runs"]] for each in several["batches"]]
+    assert names == [["plain", "hierarchical 16", "model.generate", *lookup] for lookup in (["HF prompt lookup"], [])]
+
+
+@pytest.mark.parametrize("sizes", ["0", "many", "1,,2", "-1", "1.5", "2000", ""])
+def test_batch_sizes_that_are_none_are_refused(cli: Cli, sizes: str) -> None:
+    cli.fails(2, "bench", "--model", MODEL, "--input", PROMPTS, f"--batch-size={sizes}", saying=["--batch-size", "1,4,8"])
+
+
+def test_batch_size_is_not_for_a_replay_without_a_model(cli: Cli, pairs: Path) -> None:
+    cli.fails(2, "bench", "--replay", pairs, "--batch-size", 2, saying=["--replay runs no model", "--batch-size"])
+
+
+# divergences
+
+
+@pytest.mark.parametrize("architecture", ["llama", *deep(["gemma3", "mixtral"])])
+def test_divergences_of_a_healthy_bfloat16_model_are_near_ties(half: Callable[..., TargetModel], architecture: str) -> None:
+    target, prompts = half(architecture), prompts_of(16)
+    plain = answers(target, prompts, DraftOptions(strategy="off"), 1)
+    outputs = {str(size): answers(target, prompts, OPTIONS[0], size) for size in (1, 4, 8)}
+    found = lossless(target, prompts, plain, outputs)
+    assert found.different == 0, [each for each in found.divergences if each.kind == "different"]
+    assert found.near_tie > 0
+    assert found.identical + found.near_tie == found.checked == 48
+    for each in found.divergences:
+        assert each.got == outputs[each.run][each.row - 1][each.place]
+        assert each.expected == plain[each.row - 1][each.place]
+        assert plain[each.row - 1][: each.place] == outputs[each.run][each.row - 1][: each.place]
+        assert None not in dataclasses.astuple(each)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scores_that_are_perturbed_make_outputs_different(
+    tiny_model: Callable[..., Any], half: Callable[..., TargetModel], monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    target, prompts = half("llama") if dtype == "bfloat16" else probed(tiny_model("llama")), prompts_of(8)
+    plain = answers(target, prompts, DraftOptions(strategy="off"), 2)
+    right = PackedSlots.forward
+
+    def wrong(*arguments: Any) -> Scores:
+        scores = right(*arguments)
+        scores.logits += torch.randn_like(scores.logits) * scores.logits.std()
+        return scores
+
+    torch.manual_seed(0)
+    monkeypatch.setattr(PackedSlots, "forward", wrong)
+    found = lossless(target, prompts, plain, {"wrong": answers(target, prompts, OPTIONS[0], 2)})
+    assert found.different == found.checked == 8
+
+
+def test_cache_that_keeps_rejected_drafts_is_told_from_rounding(
+    half: Callable[..., TargetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, prompts = half("llama"), prompts_of(8)
+    plain = answers(target, prompts, DraftOptions(strategy="off"), 2)
+    monkeypatch.setattr(SlotCache, "move", lambda *arguments: None)
+    found = lossless(target, prompts, plain, {"wrong": answers(target, prompts, OPTIONS[0], 2)})
+    assert found.different > 0
+
+
+def test_one_wrong_token_behind_a_near_tie_is_found_where_it_stands(half: Callable[..., TargetModel]) -> None:
+    target, prompts = half("llama"), prompts_of(16)
+    plain = answers(target, prompts, DraftOptions(strategy="off"), 1)
+    other = answers(target, prompts, OPTIONS[0], 4)
+    (first, *_) = lossless(target, prompts, plain, {"right": other}).divergences
+    row, place = first.row - 1, first.place + 2
+    other[row][place] = (other[row][place] + 1) % VOCAB_SIZE
+    found = [each for each in lossless(target, prompts, plain, {"wrong": other}).divergences if each.row == first.row]
+    assert [(each.place, each.got, each.kind) for each in found] == [(place, other[row][place], "different")]
+    assert (found[0].expected_score or 0) - (found[0].got_score or 0) > (found[0].tolerance or 0)
+
+
+def test_answer_that_ends_early_is_different_and_different_ones_are_shown_first(half: Callable[..., TargetModel]) -> None:
+    target, prompts = half("llama"), prompts_of(16)
+    plain = answers(target, prompts, DraftOptions(strategy="off"), 1)
+    other = answers(target, prompts, OPTIONS[0], 4)
+    cut = [*plain[:-1], plain[-1][:5]]
+    found = lossless(target, prompts, plain, {**{str(n): other for n in range(SHOWN)}, "cut": cut})
+    assert found.near_tie > SHOWN
+    assert len(found.shown) == SHOWN
+    shown = found.shown[0]
+    assert (shown.run, shown.row, shown.place, shown.got, shown.kind) == ("cut", 16, 5, None, "different")
+    assert [each.kind for each in found.shown[1:]] == ["near-tie"] * (SHOWN - 1)
+
+
+def test_near_ties_are_listed_below_the_table_and_in_the_json(cli: Cli) -> None:
+    asked = (
+        "bench", "--model", MODEL, "--input", PROMPTS, "--rows", 4, "--max-new-tokens", 40, "--strategy", "hierarchical,single",
+        "--dtype", "bfloat16", "--no-peers", "--batch-size", 2,
+    )  # fmt: skip
+    value = cli(*asked, "--json").json
+    assert value["dtype"] == "bfloat16"
+    assert value["lossless"]["different"] == 0
+    assert len(value["divergences"]) == value["lossless"]["near_tie"] > 0
+    for each in value["divergences"]:
+        assert set(each) == OF_A_DIVERGENCE
+        assert each["kind"] == "near-tie"
+    first = value["divergences"][0]
+    line = f"near-tie: prompt {first['row']}, {first['run']}, after {first['place']} tokens: token {first['got']} ("
+    assert line in cli(*asked).out
+
+
+def answers(target: TargetModel, prompts: list[list[int]], options: DraftOptions, batch_size: int) -> list[list[int]]:
+    engine = DecodingEngine(target, Drafter((), options), batch_size)
+    generations = [engine.request(prompt, 40) for prompt in prompts]
+    for generation in engine.run(generations):
+        assert generation.error is None
+    return [generation.token_ids for generation in generations]
+
+
+# logged answers on a model
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    """Ten logged answers that repeat each other and their prompts."""
+    rows = [{"prompt_ids": [1, 2, 3, n], "response_ids": [n, 1, 2, 3, 4, 5, 6, n, 2, 8, 9]} for n in range(20, 30)]
+    return write_jsonl(tmp_path / "pairs.jsonl", rows)
+
+
+@pytest.fixture(scope="session")
+def shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but the config of a tiny model, whose token 2 ends texts."""
+    folder = tmp_path_factory.mktemp("shape")
+    tiny_config("llama").save_pretrained(folder)
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    return folder
+
+
+def test_forced_replay_needs_a_config_only_and_accepts_what_a_replay_without_model_does(
+    cli: Cli, pairs: Path, shape: Path
+) -> None:
+    asked = ("bench", "--replay", pairs, "--strategy", "hierarchical,single", "--decoding-length", "8", "--json")
+    value = cli(*asked, "--model", shape, "--random-weights").json
+    assert set(value) == OF_A_COMPARISON
+    assert (value["rows"], value["forced"], value["lossless"], value["divergences"]) == (10, True, None, [])
+    assert [run["name"] for run in value["runs"]] == ["plain", "hierarchical 8", "single 8", *PEERS]
+    assert {run["tokens"] for run in value["runs"]} == {110}  # token 2 ends nothing here
+    plain, *drafting, generate, lookup = value["runs"]
+    assert (generate["edl"], generate["steps"], lookup["edl"] > 1) == (1, 100, True)
+    assert (plain["edl"], plain["steps"], plain["forwards"]) == (1, 100, 110)
+    without = cli(*asked).json["strategies"]
+    assert [(run["strategy"], run["steps"], run["edl"]) for run in drafting] == [
+        (run["strategy"], run["steps"], run["edl"]) for run in without
+    ]
+    assert [set(run["accepted_by_source"]) for run in drafting] == [{"prompt", "output", "session"}] * 2
+
+
+def test_forced_replay_takes_tries_batch_sizes_and_dtypes(cli: Cli, pairs: Path, shape: Path, tmp_path: Path) -> None:
+    corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": json.loads(line)["response_ids"]} for line in pairs.open()])
+    assert cli("build-trie", corpus, "-o", tmp_path / "c.trie", "--vocab-size", 40).code == 0
+    asked = ("bench", "--replay", pairs, "--model", shape, "--random-weights", "--strategy", "hierarchical", "--dtype")
+    asked = (*asked, "bfloat16", "--attn", "eager", "--batch-size", "1,4")
+    warm = cli(*asked, "--trie", tmp_path / "c.trie", "--json").json["batches"]
+    assert [(each["batch_size"], each["dtype"], each["runs"][0]["tokens"]) for each in warm] == [
+        (1, "bfloat16", 110),
+        (4, "bfloat16", 110),
+    ]
+    cold = cli(*asked, "--json").json["batches"]
+    assert all(w["runs"][1]["edl"] > c["runs"][1]["edl"] > 1 for w, c in zip(warm, cold, strict=True))
+    assert "trie:c" in warm[0]["runs"][1]["accepted_by_source"]
+    out = cli(*asked).out
+    assert f"{shape} (random weights): 10 logged answers, cpu, bfloat16, batch 4" in out
+    assert "lossless" not in out
+
+
+def test_weights_of_the_folder_are_not_read(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((MODEL / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"no weights at all")
+    text = [{"prompt": "Question: a\nAnswer:", "response": " He has 2 + 2 = 4 apples."}] * 3
+    rows = write_jsonl(tmp_path / "t.jsonl", text)
+    asked = ("bench", "--replay", rows, "--model", tmp_path, "--random-weights", "--strategy", "single", "--json")
+    assert cli(*asked, "--tokenizer", MODEL).json["rows"] == 3
+    cli.fails(1, *asked, saying=["t.jsonl:1", "--tokenizer"])
+
+
+def test_random_model_is_the_same_each_time_and_leaves_the_random_stream_alone(shape: Path) -> None:
+    state = torch.random.get_rng_state()
+    one, two = (random_model(str(shape)).model.state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_scores_are_computed_and_waited_for_where_answers_are_given(
+    tiny_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    best = Scores.best
+    monkeypatch.setattr(
+        Scores, "best", lambda scores, slot, node: asked.append(len(scores.of(slot))) or best(scores, slot, node)
+    )
+    found = forced(probed(tiny_model("llama")), batch_size=1)
+    run = found.runs[1]
+    assert len(asked) > sum(each.tokens for each in found.runs if each.strategy != "peer")  # for each token, and to warm up
+    assert max(asked) > 1  # drafted nodes are scored too
+    assert run.counts.draft_tokens > 0
+
+
+@pytest.mark.parametrize("architecture", ["gpt_neo", "gpt2"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_answers_are_forced_on_models_of_other_modes(
+    tiny_model: Callable[..., Any], architecture: str, batch_size: int
+) -> None:
+    found = forced(probed(tiny_model(architecture)), batch_size)
+    assert found.runs[1].steps < found.runs[0].steps
+
+
+def forced(target: TargetModel, batch_size: int) -> Comparison:
+    prompts = prompts_of(6)
+    logged = [[*prompt, *prompt, *prompt][:12] for prompt in prompts]
+    found = compare(target, prompts, [], OPTIONS, batch_size=batch_size, answers=logged)
+    assert all(run.outputs == logged for run in found.runs)
+    assert found.lossless is None
+    return found
+
+
+@pytest.mark.parametrize("architecture", ["llama", *deep(["gpt_neo"])])
+def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(
+    tiny_model: Callable[..., Any], architecture: str
+) -> None:
+    target, prompts = probed(tiny_model(architecture)), [ids * 2 for ids in prompts_of(8)]
+    options = [dataclasses.replace(option, recycle=False) for option in OPTIONS]  # of given answers nothing is recycled
+    free = compare(target, prompts, [], options, max_new_tokens=24, check_lossless=False)
+    again = compare(target, prompts, [], options, answers=free.runs[0].outputs)
+    for run, forced_run in zip(free.runs, again.runs, strict=True):
+        assert forced_run.outputs == run.outputs
+        assert (forced_run.steps, forced_run.draft_tokens_wasted) == (run.steps, run.draft_tokens_wasted)
+    lookup = again.runs[-1]
+    assert lookup.name == "HF prompt lookup"
+    assert 0 < lookup.draft_tokens_wasted < lookup.counts.draft_tokens  # it is not told what is right
+
+
+def test_generate_is_forced_row_by_row_in_a_batch(half: Callable[..., TargetModel]) -> None:
+    target, prompts = half("llama"), prompts_of(7)
+    logged = [[*prompt, 2, *prompt][: 3 + number] for number, prompt in enumerate(prompts)]  # of several lengths
+    found = compare(target, prompts, [], OPTIONS, batch_size=3, answers=logged)
+    assert [run.name for run in found.runs] == ["plain", "hierarchical 8", "model.generate"]
+    assert all(run.outputs == logged for run in found.runs)
+
+
+def test_forced_replay_refuses_what_does_not_fit(cli: Cli, pairs: Path, shape: Path, tmp_path: Path) -> None:
+    asked = ("bench", "--model", shape, "--random-weights", "--strategy", "single")
+    cli.fails(2, "bench", "--random-weights", saying=["--random-weights", "--model", "--replay"])
+    cli.fails(2, "bench", "--random-weights", "--replay", pairs, saying=["--random-weights", "--model"])
+    cli.fails(2, *asked, "--input", pairs, saying=["--random-weights", "--replay"])
+    cli.fails(2, *asked, "--replay", pairs, "--input", pairs, saying=["--random-weights", "--input"])
+    cli.fails(2, *asked, "--replay", pairs, "--replay", pairs, saying=["one --replay"])
+    cli.fails(2, *asked, "--replay", pairs, "--baselines", saying=["--baselines"])
+    cli.fails(2, *asked, "--replay", pairs, "--max-new-tokens", 3, saying=["--max-new-tokens"])
+    cli.fails(2, *asked, "--replay", pairs, "--check-lossless", saying=["--check-lossless", "nothing to compare"])
+    cli.fails(2, *asked, "--replay", pairs, "--batch-size", 0, saying=["--batch-size 0"])
+    cli.fails(2, *asked, "--replay", pairs, "--dtype", "int8", saying=["--dtype int8"])
+    cli.fails(1, *asked, "--replay", tmp_path / "no.jsonl", saying=["no.jsonl: no such file"])
+    cli.fails(1, "bench", "--replay", pairs, "--random-weights", "--model", tmp_path, saying=["no config.json"])
+    good = {"prompt_ids": [1], "response_ids": [2, 3]}
+    high = write_jsonl(tmp_path / "high.jsonl", [good, {"prompt_ids": [1], "response_ids": [2, VOCAB_SIZE]}])
+    cli.fails(1, *asked, "--replay", high, saying=["high.jsonl:2", "token id 97", "vocabulary of 97"])
+    long = write_jsonl(tmp_path / "long.jsonl", [good, good, {"prompt_ids": [1] * 9, "response_ids": [2] * 250}])
+    cli.fails(1, *asked, "--replay", long, saying=["long.jsonl:3", "259 tokens", "256 positions"])
+    corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": [1, 2, 500]}])
+    assert cli("build-trie", corpus, "-o", tmp_path / "c.trie", "--vocab-size", 501).code == 0
+    cli.fails(1, *asked, "--replay", pairs, "--trie", tmp_path / "c.trie", saying=["c.trie", "501", "97"])
+
+
+def test_model_that_decodes_plainly_cannot_be_forced(cli: Cli, pairs: Path, tmp_path: Path) -> None:
+    tiny_config("mamba").save_pretrained(tmp_path)
+    asked = ("bench", "--replay", pairs, "--model", tmp_path, "--random-weights", "--strategy", "single")
+    result = cli(*asked)
+    assert result.code == 1
+    assert result.err.splitlines()[-1].startswith(f"error: {tmp_path}: answers of texts of 15 tokens cannot be replayed on it")

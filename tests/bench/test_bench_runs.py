@@ -1,0 +1,382 @@
+"""What bench says of a run: spread, repeats, where the time went, how deep drafts were accepted. Sweeps and the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lookahead.bench.compare import AT_A_TIME, Comparison, _in_turn, compare, names_of_runs
+from lookahead.bench.report import report_page
+from lookahead.bench.run import Run, StepLog, Turn, median_turn, progress
+from lookahead.bench.sweep import grid
+from lookahead.decode.engine import DecodingEngine
+from lookahead.draft.explain import Step
+from lookahead.draft.options import DraftOptions
+from lookahead.draft.tree import DraftTree
+from lookahead.models.probe import probed
+from lookahead_cli.demo import samples_folder
+from tests.support.cli import Cli, write_jsonl
+from tests.support.drafts import VOCAB_SIZE
+
+MODEL, PROMPTS = samples_folder() / "demo-model", samples_folder() / "prompts.jsonl"
+ON_MODEL = ("bench", "--model", MODEL, "--input", PROMPTS)
+FIXED = DraftOptions(decoding_length=8, adaptive=False)
+TIMES = ("draft_seconds", "forward_seconds", "verify_seconds", "rest_seconds")
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+def prompts_of(count: int) -> list[list[int]]:
+    """Of 15 tokens that repeat themselves."""
+    return [ids * 3 for ids in np.random.default_rng(0).integers(3, VOCAB_SIZE, (count, 5)).tolist()]
+
+
+@pytest.fixture(scope="module")
+def compared(tiny_model: Callable[..., Any]) -> Comparison:
+    options = [dataclasses.replace(FIXED, adaptive=True), FIXED, dataclasses.replace(FIXED, strategy="single")]
+    return compare(probed(tiny_model("llama")), prompts_of(6), [], options, max_new_tokens=20, repeats=2)
+
+
+# turns
+
+
+def turn(tokens: int, seconds: float) -> Turn:
+    return Turn([[0] * tokens], seconds, steps=tokens, forwards=tokens)
+
+
+def run_of(*turns: Turn) -> Run:
+    run = Run("", None, lambda rows: iter([turn(1, 1)]), lambda: None)
+    for number, each in enumerate(turns):
+        run.add(number, each)
+    return run
+
+
+def test_spread_holds_the_quartiles_of_the_ratios_of_turns() -> None:
+    plain = run_of(*(turn(10, seconds) for seconds in (1, 2, 1, 4, 1)))
+    run = run_of(*(turn(10, seconds) for seconds in (1, 1, 0.5, 1, 0.2)))  # 1, 2, 2, 4 and 5 times as fast
+    plain.settle(plain)
+    run.settle(plain)
+    assert run.speedup == pytest.approx(9 / 3.7)
+    assert run.speedup_spread == pytest.approx((2, 4))
+    assert (plain.speedup, plain.speedup_spread) == (1, (1, 1))
+
+
+def test_single_turn_is_its_own_spread() -> None:
+    plain, run = run_of(turn(10, 1)), run_of(turn(10, 0.5))
+    plain.settle(plain)
+    run.settle(plain)
+    assert run.speedup_spread == (2, 2)
+
+
+def test_repeated_turn_counts_as_its_repeat_of_median_time() -> None:
+    repeats = [turn(10, seconds) for seconds in (9.0, 1.0, 2.0)]
+    assert median_turn(repeats) is repeats[2]
+    assert median_turn(repeats[:2]) is repeats[1]
+    run = Run("", None, lambda rows: iter(repeats[:1]), lambda: None)
+    for each in repeats:
+        run.add(0, each)
+    run.settle(run)
+    assert (run.tokens, run.seconds) == (10, 2.0)
+
+
+def test_spread_is_over_repeats_too() -> None:
+    plain, run = run_of(turn(10, 1)), run_of(turn(10, 0.5))
+    plain.add(0, turn(10, 4))
+    run.add(0, turn(10, 1))
+    plain.settle(plain)
+    run.settle(plain)
+    assert run.speedup_spread == (2.5, 3.5)  # of 2 and 4
+
+
+def test_few_prompts_refill_slots_all_the_same(tiny_model: Callable[..., Any]) -> None:
+    """Two slots and answers of 1, 19, 19 and 1 tokens: 38 decode steps of 2 rows at 18 forwards, were it not for the start."""
+    prompts, lengths = prompts_of(4), [20, 2, 2, 20]
+    answers = [[5] * length for length in lengths]
+    target = probed(tiny_model("llama"))
+    plain, generate = compare(target, prompts, [], [], batch_size=2, answers=answers, warm_up=0).runs
+    assert generate.forwards == 40
+    assert plain.forwards <= 26
+    assert [len(output) for output in plain.outputs] == lengths == [len(output) for output in generate.outputs]
+
+
+def test_contenders_take_turns_within_an_answer(tiny_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And meanwhile the garbage collector leaves alone what was there before."""
+    said: list[str] = []
+    step = DecodingEngine._step
+
+    def noted(engine: DecodingEngine, *arguments: Any) -> None:
+        said.append(engine.drafter.options.strategy)
+        assert gc.get_freeze_count() > 0
+        step(engine, *arguments)
+
+    monkeypatch.setattr(DecodingEngine, "_step", noted)
+    gc.unfreeze()  # what tests keep frozen
+    compare(probed(tiny_model("llama")), prompts_of(1), [], [FIXED], max_new_tokens=3 * AT_A_TIME, peers=False, warm_up=0)
+    assert len(list(itertools.groupby(said))) >= 5
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    compare(probed(tiny_model("llama")), prompts_of(1), [], [FIXED], max_new_tokens=4, peers=False, warm_up=0)
+    assert gc.get_freeze_count() > 0  # what others keep frozen stays so
+
+
+def test_contender_that_is_ahead_waits_for_the_others() -> None:
+    order: list[str] = []
+
+    def steps_of(name: str, tokens: int, of: int) -> Iterator[int | Turn]:
+        for said in range(tokens, of, tokens):
+            order.append(name)
+            yield said
+        order.append(name)
+        yield turn(of, 1)
+
+    leap, length = 3 * AT_A_TIME, 12 * AT_A_TIME
+    runs = [
+        Run("leaps", None, lambda rows: steps_of("leaps", leap, length), lambda: None),
+        Run("steps", None, lambda rows: steps_of("steps", 1, length), lambda: None),
+    ]
+    ended = list(_in_turn(runs, range(1), torch.device("cpu")))
+    assert [(run.name, done.tokens) for run, done in ended] == [("leaps", length), ("steps", length)]
+    assert [(name, len(list(steps))) for name, steps in itertools.groupby(order)] == [("leaps", 1), ("steps", leap)] * 4
+
+
+def test_prompts_are_taken_in_side_by_side(compared: Comparison) -> None:
+    """What was taken in is how far a contender has come before it says anything."""
+    for run in compared.runs[:4]:
+        assert [each.clock.taken_in for each in run.turns if each.clock] == [15] * 6
+    assert (progress(3, 0), progress(0, 512)) == (3, 2 * AT_A_TIME)
+
+
+# steps
+
+
+def test_depths_count_steps_that_drafted_so_deep_and_those_accepted_there() -> None:
+    log = StepLog()
+    for parents, accepted in (([-1, 0, 1, 0], (1,)), ([-1, 0, 1, 2], (1, 2, 3)), ([-1], ()), ([-1, 0, 0], ())):
+        n = len(parents)
+        numbers = np.zeros(n, np.int32)
+        tree = DraftTree(numbers, np.array(parents, np.int32), numbers.astype(np.float32), numbers, numbers)
+        log.see(Step(1, (), tree, accepted, (), ()))
+    offered, right = log.by_depth()
+    assert offered == Counter({1: 3, 2: 2, 3: 1})
+    assert right == Counter({1: 2, 2: 1, 3: 1})
+
+
+def test_forwards_that_only_take_in_prompts_are_no_decode_forwards(compared: Comparison) -> None:
+    for run in compared.runs[:4]:
+        decode = sum(len(each.decode_forwards) for each in run.turns)
+        assert decode == run.steps
+        assert run.forwards == decode + 6  # a prefill each
+
+
+def test_depths_wasted_tokens_and_sources_tell_of_the_same_drafts(compared: Comparison) -> None:
+    for run in (run.as_json() for run in compared.runs[1:4]):
+        accepted = run["draft_tokens"] - run["draft_tokens_wasted"]
+        depths = run["accepted_by_depth"]
+        assert sum(each["accepted"] for each in depths) == accepted == sum(run["accepted_by_source"].values()) > 0
+        assert [each["depth"] for each in depths] == list(range(1, len(depths) + 1))
+        offered = [each["offered"] for each in depths]
+        assert sorted(offered, reverse=True) == offered
+        assert all(each["accepted"] <= each["offered"] <= run["steps"] for each in depths)
+        assert run["draft_tokens_wasted_per_step"] == pytest.approx(run["draft_tokens_wasted"] / run["steps"], abs=1e-4)
+    single = compared.runs[3].as_json()
+    assert sum(each["offered"] for each in single["accepted_by_depth"]) == single["draft_tokens"]  # one branch
+    assert compared.runs[0].as_json()["accepted_by_depth"] == []
+
+
+def test_parts_of_the_time_sum_to_all_of_it_and_peers_have_none(compared: Comparison) -> None:
+    for run in (run.as_json() for run in compared.runs):
+        if run["strategy"] == "peer":
+            assert [run[name] for name in (*TIMES, "forward_ms", "accepted_by_depth")] == [None] * 6
+        else:
+            assert all(run[name] >= 0 for name in TIMES)
+            assert sum(run[name] for name in TIMES) == pytest.approx(run["seconds"], abs=1e-3)
+            assert 0 < run["forward_ms"]["p50"] <= run["forward_ms"]["p99"]
+
+
+def test_each_repeat_is_the_same_work(tiny_model: Callable[..., Any], compared: Comparison) -> None:
+    once = compare(probed(tiny_model("llama")), prompts_of(6), [], [FIXED], max_new_tokens=20)
+    by_name = {run.name: run for run in compared.runs}
+    for run in once.runs:
+        other = by_name[run.name]
+        assert other.outputs == run.outputs
+        assert (other.steps, other.counts.draft_tokens, other.counts.accepted_by_source) == (
+            run.steps, run.counts.draft_tokens, run.counts.accepted_by_source,
+        )  # fmt: skip
+    assert (once.repeats, compared.repeats, compared.as_json()["repeats"]) == (1, 2, 2)
+
+
+def test_lengths_stand_with_every_run(compared: Comparison) -> None:
+    runs = [(run["adaptive"], run["decoding_length"], run["branch_length"]) for run in compared.as_json()["runs"]]
+    assert runs == [(False, 1, 0), (True, 8, 64), (False, 8, 64), (False, 8, 64), (False, None, None), (False, None, None)]
+
+
+# what is checked
+
+
+def test_outputs_of_the_first_rows_only_are_compared_where_that_is_asked(tiny_model: Callable[..., Any]) -> None:
+    found = compare(probed(tiny_model("llama")), prompts_of(5), [], [FIXED], 4, peers=False, lossless_rows=3)
+    assert found.lossless is not None
+    assert (found.lossless_rows, found.lossless.checked) == (3, 3)
+
+
+@pytest.mark.parametrize(("asked", "rows"), [((), 64), (("--check-lossless",), 65), (("--no-check-lossless",), 0)])
+def test_first_64_rows_are_checked_unless_all_or_none_are_asked_for(
+    cli: Cli, tmp_path: Path, asked: tuple[str, ...], rows: int
+) -> None:
+    prompts = write_jsonl(tmp_path / "p.jsonl", [{"prompt": f"{number} apples"} for number in range(65)])
+    few = ("--max-new-tokens", 2, "--strategy", "single", "--no-peers", "--batch-size", 16)
+    value = cli("bench", "--model", MODEL, "--input", prompts, *few, *asked, "--json").json
+    assert value["lossless_rows"] == rows
+    assert (value["lossless"] or {}).get("checked", 0) == rows
+
+
+# a sweep
+
+
+def test_grid_leaves_out_branch_lengths_that_change_nothing() -> None:
+    assert grid([16, 4], [4, 8, 16]) == [(4, 4), (16, 4), (16, 8), (16, 16)]
+    assert grid([2, 32, 2], [64]) == [(2, 64), (32, 64)]
+
+
+def test_names_tell_branch_lengths_where_they_differ() -> None:
+    short, auto = dataclasses.replace(FIXED, branch_length=4), dataclasses.replace(FIXED, adaptive=True, branch_length=16)
+    assert names_of_runs([auto, FIXED]) == ["auto", "hierarchical 8"]
+    assert names_of_runs([auto, FIXED, short]) == ["auto", "hierarchical 8/64", "hierarchical 8/4"]
+
+
+def test_sweep_measures_a_grid_beside_auto_and_draws_it(cli: Cli, tmp_path: Path) -> None:
+    saved, plot, report = tmp_path / "s.json", tmp_path / "s.png", tmp_path / "s.html"
+    result = cli(
+        *ON_MODEL, "--rows", 2, "--max-new-tokens", 12, "--sweep", "--decoding-length", "2,8", "--branch-length", "2,8",
+        "--strategy", "hierarchical,single", "--no-peers", "--batch-size", "1,2",
+        "--save", saved, "--plot", plot, "--report", report,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    cells = [(2, 2), (8, 2), (8, 8)]
+    for value in json.loads(saved.read_text())["batches"]:
+        assert [run["name"] for run in value["runs"]] == [
+            "plain", "auto", *(f"{name} {n}/{b}" for name in ("hierarchical", "single") for n, b in cells),
+        ]  # fmt: skip
+        assert [(run["decoding_length"], run["branch_length"]) for run in value["runs"][2:]] == cells * 2
+        for run in value["runs"][2:]:
+            assert run["draft_tokens"] <= run["steps"] * (run["decoding_length"] - 1)
+            assert len(run["accepted_by_depth"]) <= run["branch_length"]
+        assert value["lossless"]["identical"] == 2 * 7
+    assert len(re.findall(r"best fixed setting: (?:hierarchical|single) \d/\d, .*; auto reaches", result.out)) == 2
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "Decoding and branch length" in report.read_text()
+
+
+def test_sweep_of_random_weights_runs_the_peers_too(cli: Cli, tmp_path: Path) -> None:
+    pairs = write_jsonl(tmp_path / "p.jsonl", [{"prompt_ids": [5, 6, 7, 5, 6], "response_ids": [7, 5, 6, 7, 9]}] * 2)
+    asked = ("bench", "--replay", pairs, "--model", MODEL, "--random-weights", "--sweep", "--json", "--repeat", 2)
+    runs = cli(*asked, "--decoding-length", "4").json["runs"]
+    assert [run["name"] for run in runs] == ["plain", "auto", "hierarchical 4", "model.generate", "HF prompt lookup"]
+    assert len(cli(*asked, "--rows", 1, "--no-peers").json["runs"]) == 2 + 15
+
+
+def test_bench_refuses_what_a_sweep_or_a_replay_cannot_do(cli: Cli, tmp_path: Path) -> None:
+    pairs = write_jsonl(tmp_path / "p.jsonl", [{"prompt_ids": [5], "response_ids": [7, 5]}])
+    for option in (("--repeat", 2), ("--report", tmp_path / "r.html"), ("--check-lossless",)):
+        cli.fails(2, "bench", "--replay", pairs, *option, saying=["--replay runs no model", option[0]])
+    cli.fails(2, *ON_MODEL, "--branch-length", "4,8", saying=["--branch-length 4,8", "--sweep"])
+    cli.fails(2, *ON_MODEL, "--branch-length", "many", saying=["--branch-length many", "1 to 1024"])
+    cli.fails(2, *ON_MODEL, "--sweep", "--strategy", "auto", saying=["--strategy auto", "no lengths"])
+    cli.fails(2, *ON_MODEL, "--sweep", "--strategy", "off", saying=["--strategy off"])
+    cli.fails(2, *ON_MODEL, "--sweep", "--decoding-length", "4,auto", saying=["--decoding-length 4,auto"])
+    cli.fails(2, *ON_MODEL, "--repeat", 0, saying=["--repeat"])
+    cli.fails(2, *ON_MODEL, "--save", tmp_path / "r", "--report", tmp_path / "r", saying=["--save", "file of its own"])
+    cli.fails(1, *ON_MODEL, "--report", tmp_path / "no" / "r.html", saying=["r.html", "folder does not exist"])
+
+
+# the report
+
+
+class Page(HTMLParser):
+    """Tags opened and closed, what they refer to, the words of the page."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: Counter[str] = Counter()
+        self.references: list[str] = []
+        self.ids: list[str] = []
+        self.words = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] += 1
+        self.ids += [value for name, value in attributes if value and name == "id"]
+        self.references += [value for name, value in attributes if value and name in ("href", "src", "xlink:href", "style")]
+        if tag not in ("meta", "path", "use"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("meta", "path", "use"):
+            assert self.open.pop() == tag
+
+    def handle_data(self, text: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.words += text
+
+
+def test_report_is_one_page_that_needs_nothing_else(cli: Cli, tmp_path: Path) -> None:
+    report = tmp_path / "r.html"
+    asked = ("--rows", 3, "--max-new-tokens", 16, "--repeat", 2, "--report", report, "--json")
+    value = cli(*ON_MODEL, *asked).json
+    page = Page(report.read_text(encoding="utf-8"))
+    assert page.open == []
+    assert page.seen["svg"] == 3
+    assert page.seen["script"] == page.seen["img"] == page.seen["link"] == 0
+    assert not [each for each in page.references if "//" in each]
+    assert len(set(page.ids)) == len(page.ids) > 0
+    assert {each[1:] for each in page.references if each.startswith("#")} <= set(page.ids)
+    for run in value["runs"]:
+        assert run["name"] in page.words
+        assert f"{run['peak_memory_bytes'] / 2**20:,.0f}" in page.words
+    assert "12 of 12 outputs are identical" in page.words
+    assert f"lookahead bench --model {MODEL}" in page.words
+    assert value["environment"]["processor"] in page.words
+    assert "prefers-color-scheme: dark" in report.read_text()
+
+
+def test_report_escapes_what_comes_from_outside(compared: Comparison) -> None:
+    for each in (
+        compared,
+        dataclasses.replace(compared, forced=True, lossless=None),
+        dataclasses.replace(compared, lossless=None),
+    ):
+        odd = dataclasses.replace(each, model="<script>$x$ & --> </style>", environment={"<b>": "<i>&"})
+        page = Page(report_page([odd], "lookahead bench --model '<script>'", ["<u>:1: bad"]))
+        assert page.open == []
+        assert [page.seen[tag] for tag in ("script", "b", "i", "u")] == [0] * 4
+        for text in ("<script>$x$ & --> </style>", "<b>", "<i>&", "'<script>'", "<u>:1: bad"):
+            assert text in page.words
+
+
+def test_divergences_stand_in_the_report(cli: Cli, tmp_path: Path) -> None:
+    report = tmp_path / "r.html"
+    asked = ("--rows", 4, "--max-new-tokens", 40, "--strategy", "hierarchical,single", "--dtype", "bfloat16", "--no-peers")
+    value = cli(*ON_MODEL, *asked, "--batch-size", 2, "--report", report, "--json").json
+    words = Page(report.read_text(encoding="utf-8")).words
+    assert f"{value['lossless']['near_tie']} near-ties" in words
+    assert words.count("near-tie") >= len(value["divergences"]) + 1 > 1

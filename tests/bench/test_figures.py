@@ -1,0 +1,106 @@
+"""Figures: kinds of file, what stands at their border, metrics' labels."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from lookahead.bench.coverage import Capacity
+from lookahead.bench.plot import draw_capacity, draw_profile, head, save_figure
+from lookahead.budget.profile import read_profile
+from tests.support.cli import Cli, write_jsonl
+
+BEGINS = {"png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF-", "svg": b"<?xml"}
+CURVE = [Capacity(0, 0, 2.3), *(Capacity(1000 << n, 6000 << n, 2.3 + 0.1 * n) for n in range(5))]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.mark.parametrize("ending", ["png", "pdf", "svg", "PNG"])
+def test_ending_says_what_is_drawn(tmp_path: Path, ending: str) -> None:
+    draw_profile(read_profile("llama-7b-h200"), str(tmp_path / f"a.{ending}"))
+    assert (tmp_path / f"a.{ending}").read_bytes().startswith(BEGINS[ending.lower()])
+
+
+def border_is_white(path: Path) -> bool:
+    """Nothing stands at the border of a picture, where it could be cut."""
+    pixels = np.asarray(matplotlib.image.imread(path))[..., :3]
+    return all((line > 0.99).all() for line in (pixels[:3], pixels[-3:], pixels[:, :3], pixels[:, -3:]))
+
+
+def test_long_title_is_broken_and_nothing_is_cut_at_the_border(tmp_path: Path) -> None:
+    draw_capacity(CURVE, "/a/long/folder" * 30 + " answers.trie on held-out.jsonl", str(tmp_path / "a.png"))
+    assert border_is_white(tmp_path / "a.png")
+    assert matplotlib.image.imread(tmp_path / "a.png").shape[1] < 1000
+    draw_profile(read_profile("llama-15m-cpu-float32"), str(tmp_path / "b.png"))
+    assert border_is_white(tmp_path / "b.png")
+
+
+def test_labels_stand_on_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib import pyplot
+    from matplotlib.transforms import Bbox
+
+    drawn = []
+    monkeypatch.setattr("lookahead.bench.plot.save_figure", lambda figure, path: drawn.append(figure))
+    draw_capacity(CURVE, "title", "")
+    draw_profile(read_profile("llama-15m-cpu-float32"), "")
+    for figure in drawn:
+        figure.canvas.draw()
+        for axis in figure.axes:
+            boxes = [text.get_window_extent() for text in axis.texts if text.get_text()]
+            boxes += [text.get_window_extent() for text in axis.get_legend().get_texts()]
+            for line in axis.get_lines():
+                ends = line.get_transform().transform(np.column_stack(line.get_data()))
+                for begin, end in itertools.pairwise(ends):
+                    for point in np.linspace(begin, end, 200):
+                        assert not any(Bbox.from_extents(*box.extents).contains(*point) for box in boxes)
+        pyplot.close(figure)
+
+
+def test_names_that_the_font_lacks_or_that_have_effects_are_drawn_without_a_warning(tmp_path: Path) -> None:
+    from matplotlib import pyplot
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for ending in BEGINS:
+            figure = pyplot.figure(figsize=(3, 2))
+            head(figure, "漢字 $x$ \x1b[31m")
+            save_figure(figure, str(tmp_path / f"a.{ending}"))
+    assert b"\x1b" not in (tmp_path / "a.svg").read_bytes()
+
+
+def test_unknown_ending_is_refused_before_the_work(cli: Cli, tmp_path: Path) -> None:
+    pairs = write_jsonl(tmp_path / "p.jsonl", [{"prompt_ids": [1, 2], "response_ids": [3, 4, 1, 2, 3, 4]}])
+    asked = [
+        ("bench", "--replay", pairs, "--cost-profile", "llama-7b-h200"),
+        ("replay", pairs, "--sweep"),
+        ("calibrate", "--model", tmp_path / "no-such-model"),
+        ("inspect-trie", tmp_path / "no-such.trie", "--coverage", pairs),
+    ]
+    for command in asked:
+        for name in ("figure.gif", "figure"):
+            cli.fails(2, *command, "--plot", tmp_path / name, saying=[f"--plot {tmp_path / name}: ", ".png, .pdf, .svg"])
+    assert not list(tmp_path.glob("figure*"))
+
+
+def test_sweeps_are_drawn_whole_and_say_branch_lengths(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"prompt_ids": [1, 2, n], "response_ids": [3, n, 1, 2, n, 3, n, 1, 2]} for n in range(4, 9)]
+    pairs, lengths = write_jsonl(tmp_path / "p.jsonl", rows), ("--decoding-length", "4,8", "--branch-length", "2,4")
+    for command, name in (
+        (("bench", "--replay", pairs, "--cost-profile", "llama-7b-h200"), "a.png"),
+        (("replay", pairs), "b.png"),
+    ):
+        swept = cli(*command, "--sweep", *lengths, "--plot", tmp_path / name)
+        assert swept.code == 0, swept.err
+        words = " ".join(swept.out.split())
+        assert "branch branch" in words
+        assert "length 2 length 4" in words
+        assert border_is_white(tmp_path / name)

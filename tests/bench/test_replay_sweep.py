@@ -1,0 +1,87 @@
+"""EDL against decoding and branch length from logged answers alone: tables, JSON and figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead.bench.replay_sweep import Grid, grids, replay_sweep_figure
+from lookahead.bench.workloads import Workload, replay_workloads
+from lookahead.draft.options import DraftOptions
+from tests.support.cli import Cli, write_jsonl
+
+ROWS = [{"prompt_ids": [1, 2, 3, n], "response_ids": [n, 1, 2, 3, 4, 5, 6, n, 7, 8, 9]} for n in range(20, 30)]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "pairs.jsonl", ROWS)
+
+
+def edl_by_lengths(value: Any) -> dict[tuple[int, int], float]:
+    return {(run["decoding_length"], run["branch_length"]): run["edl"] for run in value["strategies"]}
+
+
+def test_every_cell_is_the_replay_of_these_lengths(cli: Cli, pairs: Path) -> None:
+    lengths = ("--decoding-length", "2,4,16", "--branch-length", "1,2,8")
+    swept = edl_by_lengths(cli("replay", pairs, "--sweep", *lengths, "--json").json)
+    assert set(swept) == {(2, 1), (4, 1), (4, 2), (4, 8), (16, 1), (16, 2), (16, 8)}
+    for (length, branch), edl in swept.items():
+        one = ("--strategy", "hierarchical", "--decoding-length", length, "--branch-length", branch, "--json")
+        assert edl_by_lengths(cli("replay", pairs, *one).json) == {(length, branch): edl}
+    assert swept[16, 8] > swept[16, 2] > swept[16, 1]
+    assert swept == edl_by_lengths(cli("bench", "--replay", pairs, "--sweep", *lengths, "--json").json)
+
+
+def test_tables_have_both_axes_and_the_figure_is_drawn(cli: Cli, pairs: Path, tmp_path: Path) -> None:
+    plot, saved = tmp_path / "sweep.png", tmp_path / "s.json"
+    lengths = ("--decoding-length", "4,16", "--branch-length", "2,8")
+    out = cli("replay", pairs, "--sweep", *lengths, "--plot", plot, "--save", saved).out
+    edl = edl_by_lengths(cli("replay", pairs, "--sweep", *lengths, "--json").json)
+    lines = [line.split() for line in out.splitlines()]
+    assert ["4", f"{edl[4, 2]:.2f}", f"{edl[4, 8]:.2f}"] in lines
+    assert ["16", f"{edl[16, 2]:.2f}", f"{edl[16, 8]:.2f}"] in lines
+    assert "draft us" in out
+    assert f"highest EDL {max(edl.values()):.2f}" in out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert '"branch_length": 8' in saved.read_text()
+
+
+def test_grid_repeats_what_does_not_differ_and_keeps_workloads_starts_and_strategies_apart() -> None:
+    logged = [(row["prompt_ids"], row["response_ids"]) for row in ROWS]
+    options = [DraftOptions("hierarchical", n, b) for n, b in ((4, 2), (4, 4), (8, 2), (8, 4))]
+    two = [Workload(name, logged, []) for name in ("a", "b")]
+    found = grids(replay_workloads(two, [(None, option) for option in options]))
+    assert [(grid.workload, grid.strategy, grid.start) for grid in found] == [(n, "hierarchical", "cold") for n in ("a", "b")]
+    grid = found[0]
+    assert (grid.lengths, grid.branches) == ([4, 8], [2, 4])
+    assert grid.at(8, 64) is grid.at(8, 4)
+    assert not grid.measured(8, 64)
+    assert isinstance(grid.best, type(grid.at(4, 2)))
+    one = Grid("a", "hierarchical", "cold", {(2, 4): grid.at(4, 2)})
+    assert one.at(2, 64) is one.best
+
+
+def test_figure_shows_each_workload_with_all_of_its_values() -> None:
+    logged = [(row["prompt_ids"], row["response_ids"]) for row in ROWS]
+    options = [DraftOptions("hierarchical", n, b) for n, b in ((2, 2), (4, 2), (4, 4))]
+    replays = replay_workloads([Workload("some_$name$", logged, [])], [(None, option) for option in options])
+    figure = replay_sweep_figure(replays)
+    (part,) = figure.subfigs
+    assert part.get_suptitle() == "some_$name$: hierarchical, cold"
+    shown = {text.get_text() for text in part.axes[0].texts}
+    assert shown == {f"{result.edl:.2f}" for result in replays[0].results}
+
+
+def test_what_a_sweep_cannot_do_is_refused(cli: Cli, pairs: Path, tmp_path: Path) -> None:
+    cli.fails(2, "replay", pairs, "--sweep", "--baselines", saying=["--baselines"])
+    cli.fails(2, "replay", pairs, "--plot", tmp_path / "x.png", saying=["--plot", "--sweep"])
+    cli.fails(2, "replay", pairs, "--sweep", "--strategy", "auto", saying=["--strategy auto"])
+    cli.fails(2, "replay", pairs, "--branch-length", "4,8", saying=["--branch-length 4,8", "--sweep"])

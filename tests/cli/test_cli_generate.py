@@ -1,0 +1,457 @@
+"""generate, as typed: rows in, rows out, and everything that can be wrong with them. Runs on the shipped demo model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead.trie.file import Trie
+from lookahead_cli.demo import samples_folder
+from tests.architectures import tiny_config
+from tests.support.cli import Cli, write_jsonl
+
+MODEL = samples_folder() / "demo-model"
+PROMPTS = [json.loads(line)["prompt"] for line in (samples_folder() / "prompts.jsonl").read_text("utf-8").splitlines()[:3]]
+
+FIXED = ("--strategy", "hierarchical", "--decoding-length", 16)  # the same drafts in every run, whatever forwards cost
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.fixture(scope="session")
+def trie(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from lookahead_cli.app import run
+
+    out = tmp_path_factory.mktemp("trie") / "answers.trie"
+    assert run(["build-trie", str(samples_folder() / "corpus.jsonl"), "-o", str(out), "--tokenizer", str(MODEL), "--json"]) == 0
+    return out
+
+
+def generate(cli: Cli, rows: list[Any], folder: Path, *options: object) -> tuple[int, list[dict[str, Any]]]:
+    """(exit code, output rows)."""
+    source = write_jsonl(folder / "in.jsonl", rows)
+    result = cli("generate", "--model", MODEL, "--input", source, "-o", folder / "out.jsonl", "--overwrite", *options)
+    return result.code, [json.loads(line) for line in (folder / "out.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_answers_are_the_same_with_and_without_drafts_in_fewer_steps(cli: Cli, trie: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": p} for p in PROMPTS]
+    options = ("--token-ids", "--max-new-tokens", 60)
+    _, plain = generate(cli, rows, tmp_path, *options, "--strategy", "off")
+    for strategy in ("hierarchical", "parallel", "single"):
+        length = ("--decoding-length", 16)  # not as many as pay on this machine just now
+        code, drafted = generate(cli, rows, tmp_path, *options, "--strategy", strategy, *length, "--trie", trie)
+        assert code == 0
+        assert [r["token_ids"] for r in drafted] == [r["token_ids"] for r in plain]
+        assert sum(r["steps"] for r in drafted) < 0.7 * sum(r["steps"] for r in plain)
+
+
+def test_output_row_has_the_documented_fields(cli: Cli, trie: Path, tmp_path: Path) -> None:
+    _, (row,) = generate(cli, [{"id": "a", "prompt": PROMPTS[0]}], tmp_path, "--trie", trie, "--max-new-tokens", 40)
+    expected = "id text finish_reason prompt_tokens completion_tokens steps draft_tokens accepted_tokens edl seconds"
+    assert set(row) == {*expected.split(), "accepted_by_source"}
+    assert row["id"] == "a"
+    assert row["finish_reason"] in ("stop", "length")
+    assert row["completion_tokens"] <= 40
+    assert row["accepted_tokens"] == sum(row["accepted_by_source"].values())
+    assert row["edl"] == pytest.approx((row["completion_tokens"] - 1) / row["steps"], abs=1e-3)
+
+
+@pytest.fixture(scope="session")
+def other_trie(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the first twenty rows of the corpus."""
+    from lookahead_cli.app import run
+
+    folder = tmp_path_factory.mktemp("other")
+    lines = (samples_folder() / "corpus.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (folder / "few.jsonl").write_text("".join(lines[:20]), encoding="utf-8")
+    job = ["build-trie", str(folder / "few.jsonl"), "-o", str(folder / "few.trie"), "--tokenizer", str(MODEL), "--json"]
+    assert run(job) == 0
+    return folder / "few.trie"
+
+
+def steps_in(text: str) -> list[str]:
+    """What is shown of each step."""
+    return text.split("\nstep ")[1:]
+
+
+def test_explain_shows_every_step_of_the_first_rows_and_what_was_accepted(cli: Cli, trie: Path, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": p} for p in PROMPTS])
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--trie", trie, "--overwrite")
+    result = cli(*job, "--max-new-tokens", 20, "--explain", 2, "--decoding-length", 8)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
+    assert result.out.count("\nrow ") == 2
+    for number, shown in enumerate(result.out.split("\nrow ")[1:]):
+        steps = steps_in(shown)
+        assert len(steps) == rows[number]["steps"]
+        counts = [re.search(r"accepted (\d+) of (\d+) drafted", step) for step in steps]
+        assert sum(int(found[1]) for found in counts) == rows[number]["accepted_tokens"]
+        assert sum(int(found[2]) for found in counts) == rows[number]["draft_tokens"]
+        own = sum("\n→ " in step for step in steps)
+        assert own == len(steps) - (rows[number]["finish_reason"] == "stop" and "\n→ " not in steps[-1])
+    assert "trie:answers" in result.out
+    assert "step" not in result.err
+
+
+def test_explanation_leaves_stdout_to_answers_and_to_json(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": PROMPTS[0]}])
+    job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 8, "--explain", 1)
+    result = cli(*job)
+    assert json.loads(result.out)["steps"] == len(steps_in(result.err))
+    result = cli(*job, "-o", tmp_path / "out.jsonl", "--json", "--quiet")
+    assert result.json["steps"] == len(steps_in(result.err))
+
+
+def test_explain_refuses_what_drafts_nothing(cli: Cli, tmp_path: Path) -> None:
+    import transformers
+
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt_ids": [5, 6]}])
+    job = ("generate", "--input", source, "-o", tmp_path / "o.jsonl")
+    cli.fails(2, *job, "--model", MODEL, "--explain", 1, "--strategy", "off", saying=["--explain", "--strategy off"])
+    cli.fails(2, *job, "--model", MODEL, "--explain", 0, saying=["--explain"])
+    transformers.AutoModelForCausalLM.from_config(tiny_config("mamba")).save_pretrained(tmp_path / "mamba")
+    result = cli(*job, "--model", tmp_path / "mamba", "--explain", 1)
+    assert (result.code, result.out) == (2, "")
+    assert "error: --explain: nothing is drafted" in result.err
+    assert not (tmp_path / "o.jsonl").exists()
+
+
+def test_weight_of_a_trie_moves_credit_to_it(cli: Cli, trie: Path, other_trie: Path, tmp_path: Path) -> None:
+    def credits(*weights: str) -> dict[str, int]:
+        options = [part for weight in weights for part in ("--trie-weight", weight)]
+        rows = [{"prompt": p} for p in PROMPTS]
+        _, rows = generate(cli, rows, tmp_path, "--trie", trie, "--trie", other_trie, *FIXED, *options, "--token-ids")
+        texts.append([row["token_ids"] for row in rows])
+        return dict(sum((Counter(row["accepted_by_source"]) for row in rows), Counter()))
+
+    texts: list[Any] = []
+    plain, few = credits(), credits("few=1000", "answers=0.001")
+    assert few["trie:few"] > plain["trie:few"]
+    assert few["trie:answers"] < plain["trie:answers"]
+    assert texts[0] == texts[1]
+
+
+def test_weights_of_tries_that_are_not_there_and_that_are_no_weights_are_refused(
+    cli: Cli, trie: Path, other_trie: Path, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "o.jsonl", "--trie-weight")
+    cli.fails(2, *job, "faq=2", "--trie", trie, "--trie", other_trie, saying=['"faq"', "known: answers, few"])
+    cli.fails(2, *job, "answers=2", saying=["--trie-weight", "known: none"])
+    for bad in ("answers=0", "answers=-1", "answers=inf", "answers=much", "answers", "=2"):
+        cli.fails(2, *job, bad, "--trie", trie, saying=[f"--trie-weight {bad}:", "NAME=W", "above 0"])
+    cli.fails(2, *job, "answers=2", "--trie-weight", "answers=3", "--trie", trie, saying=["answers is given twice"])
+    assert not (tmp_path / "o.jsonl").exists()
+
+
+def test_session_tokens_bound_what_is_remembered_of_earlier_answers(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"prompt": p} for p in (PROMPTS[0], PROMPTS[0])]
+
+    def of_session(*options: object) -> int:
+        _, out = generate(cli, rows, tmp_path, "--max-new-tokens", 40, "--batch-size", 1, *FIXED, *options)
+        return sum(row["accepted_by_source"].get("session", 0) for row in out)
+
+    assert of_session("--session-tokens", 0) == 0
+    assert 0 < of_session("--session-tokens", 12) < of_session()
+
+
+def test_every_row_form_gives_the_same_answer(cli: Cli, tmp_path: Path) -> None:
+    from lookahead.tokenizer import load_tokenizer
+
+    question = PROMPTS[0].removeprefix("Question: ").removesuffix("\nAnswer:")
+    ids = load_tokenizer(str(MODEL))(PROMPTS[0])["input_ids"]
+    messages = [{"role": "user", "content": question}]
+    body = {"messages": messages, "max_tokens": 20, "temperature": 0}
+    rows = [
+        {"prompt": PROMPTS[0]},
+        {"prompt_ids": ids},
+        {"messages": messages},
+        {"prompt": PROMPTS[0], "params": {"max_new_tokens": 5}},
+        {"custom_id": "c1", "method": "POST", "url": "/v1/chat/completions", "body": body},
+    ]
+    code, out = generate(cli, rows, tmp_path, "--max-new-tokens", 20)
+    assert code == 0
+    assert out[0]["text"] == out[1]["text"] == out[2]["text"]
+    assert out[0]["text"].startswith(out[3]["text"])
+    assert out[3]["completion_tokens"] == 5
+    assert out[4]["custom_id"] == "c1"
+    assert out[4]["response"]["body"]["choices"][0]["message"]["content"] == out[0]["text"]
+    assert [row.get("id") for row in out[:4]] == [1, 2, 3, 4]
+
+
+def test_chat_option_wraps_a_prompt_in_the_template(cli: Cli, tmp_path: Path) -> None:
+    question = PROMPTS[0].removeprefix("Question: ").removesuffix("\nAnswer:")
+    _, chat = generate(cli, [{"prompt": question}], tmp_path, "--chat", "--max-new-tokens", 12)
+    _, whole = generate(cli, [{"prompt": PROMPTS[0]}], tmp_path, "--max-new-tokens", 12)
+    assert chat[0]["text"] == whole[0]["text"]
+
+
+BAD_ROWS: list[tuple[Any, str]] = [
+    ({"text": "x"}, 'needs one of "prompt"'),
+    ({"prompt": ""}, '"prompt" is empty'),
+    ({"prompt": 5}, "not text"),
+    ({"prompt": "a", "prompt_ids": [1]}, 'needs one of "prompt"'),
+    ({"prompt_ids": [1, -1]}, "not a list of token ids"),
+    ({"prompt_ids": [99999]}, "outside the model's vocabulary"),
+    ({"messages": [{"role": "user"}]}, '"messages" is not a list'),
+    ({"prompt": "a", "params": {"temperature": "hot"}}, "\"temperature\" is 'hot', not a number"),
+    ({"prompt": "a", "params": {"top_p": 1.5}}, "top_p is 1.5: it must be above 0 and at most 1"),
+    ({"prompt": "a", "params": {"n": 0}}, '"n" is 0, not a whole number above 0'),
+    ({"prompt": "a", "params": {"stop": ["a", 3]}}, '"stop" is not a list of texts'),
+    ({"prompt": "a", "params": {"logit_bias": {"x": 1}}}, '"logit_bias" does not give each token id a number'),
+    ({"prompt": "a", "params": {"max_new_tokens": 0}}, "not a positive number"),
+    ({"prompt": "a", "params": {"colour": 1}}, "unknown option"),
+    ({"prompt": "a", "params": {"logprobs": -1}}, '"logprobs" is -1, not a whole number'),
+    ({"prompt": "a", "params": {"logprobs": True}}, '"logprobs" is True, not a whole number'),
+    ({"prompt": "a", "params": {"top_logprobs": 2}}, 'unknown option "top_logprobs"'),
+    ({"prompt_ids": [5] * 2000}, "no room for an answer"),
+    ([1, 2], "not an object"),
+]
+
+
+def test_bad_rows_become_error_rows_and_the_job_goes_on(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"prompt": PROMPTS[0]}, *(row for row, _ in BAD_ROWS), {"prompt": PROMPTS[1]}]
+    code, out = generate(cli, rows, tmp_path, "--max-new-tokens", 4)
+    assert code == 3
+    assert len(out) == len(rows)
+    assert "text" in out[0]
+    assert "text" in out[-1]
+    for row, (_, saying) in zip(out[1:-1], BAD_ROWS, strict=True):
+        assert row["finish_reason"] == "error"
+        assert saying in row["error"]["message"]
+
+
+def test_lines_that_are_no_json_are_error_rows_with_their_line(cli: Cli, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b'\n{"prompt": "a"\n\xff\n' + json.dumps({"prompt": PROMPTS[0]}).encode() + b"\n")
+    result = cli("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 3)
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    assert result.code == 3
+    assert [row["id"] for row in rows] == [2, 3, 4]
+    assert "line 2: not JSON" in rows[0]["error"]["message"]
+    assert "line 3: not UTF-8" in rows[1]["error"]["message"]
+    assert "2 of 3 rows failed" in result.err
+
+
+def test_saved_trie_makes_the_same_job_take_a_third_of_the_steps(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"prompt": p} for p in PROMPTS]
+    options = ("--max-new-tokens", 60, "--strategy", "hierarchical", "--decoding-length", 64)
+    _, cold = generate(cli, rows, tmp_path, *options, "--save-trie", tmp_path / "learned.trie")
+    Trie(tmp_path / "learned.trie").verify()
+    _, warm = generate(cli, rows, tmp_path, *options, "--trie", tmp_path / "learned.trie")
+    assert [r["text"] for r in warm] == [r["text"] for r in cold]
+    assert sum(r["steps"] for r in warm) * 3 <= sum(r["steps"] for r in cold)
+
+
+def test_saved_trie_that_exists_is_added_to_and_another_tokenizers_is_refused(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"prompt": p} for p in PROMPTS[:2]]
+    learned = tmp_path / "learned.trie"
+    for jobs in (1, 2):
+        generate(cli, rows, tmp_path, "--save-trie", learned, "--max-new-tokens", 10)
+        trie = Trie(learned)
+        assert len(trie.segments) == jobs
+        assert [(s.name, s.documents) for s in trie.header.sources] == [("outputs", 2 * jobs)]
+    ids = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2]}])
+    cli("build-trie", ids, "-o", tmp_path / "ids.trie", "--vocab-size", 10)
+    source = write_jsonl(tmp_path / "in.jsonl", rows)
+    job = ("generate", "--model", MODEL, "--input", source, "--save-trie")
+    cli.fails(1, *job, tmp_path / "ids.trie", saying=["ids.trie", "differs"])
+    cli.fails(1, *job, write_jsonl(tmp_path / "other.jsonl", rows), saying=["not a trie file"])
+
+
+def test_summary_json_adds_up_the_rows(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": p} for p in PROMPTS[:2]])
+    out = tmp_path / "out.jsonl"
+    value = cli("generate", "--model", MODEL, "--input", source, "-o", out, "--json", "--max-new-tokens", 8).json
+    rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert value["rows"] == 2
+    assert value["tokens"] == sum(r["completion_tokens"] for r in rows)
+    assert value["steps"] == sum(r["steps"] for r in rows)
+
+
+def test_without_a_model_it_says_how_to_name_one_and_mentions_the_demo(cli: Cli, tmp_path: Path) -> None:
+    cli.fails(2, "generate", "--input", "x.jsonl", saying=["--model", "lookahead demo"])
+
+
+def test_existing_output_is_never_touched_without_overwrite(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    out = tmp_path / "out.jsonl"
+    out.write_text("precious")
+    cli.fails(2, "generate", "--model", MODEL, "--input", source, "-o", out, saying=["out.jsonl: exists", "--overwrite"])
+    assert out.read_text() == "precious"
+
+
+def test_what_cannot_be_read_or_written_is_named_and_nothing_is_written(cli: Cli, tmp_path: Path, trie: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "folder").mkdir()
+    out = ("-o", tmp_path / "out.jsonl")
+    job = ("generate", "--model", MODEL, "--input")
+    cli.fails(1, *job, tmp_path / "no.jsonl", *out, saying=["no.jsonl: no such file"])
+    cli.fails(1, *job, tmp_path / "empty.jsonl", *out, saying=["empty.jsonl: empty file"])
+    cli.fails(1, *job, tmp_path / "folder", *out, saying=["is a folder"])
+    cli.fails(1, *job, source, "-o", tmp_path / "no" / "out.jsonl", saying=["folder does not exist"])
+    cli.fails(1, *job, source, "-o", tmp_path / "folder", saying=["is a folder"])
+    cli.fails(1, *job, source, *out, "--trie", tmp_path / "no.trie", saying=["no.trie", "cannot be read"])
+    cli.fails(2, *job, source, *out, "--dtype", "float7", saying=["float7", "float32"])
+    cli.fails(2, *job, source, *out, "--device", "toaster", saying=["toaster"])
+    cli.fails(2, *job, source, *out, "--strategy", "magic", saying=["magic", "hierarchical"])
+    cli.fails(2, *job, source, *out, "--decoding-length", 0, saying=["decoding length", "between 1 and 1024"])
+    cli.fails(2, *job, source, *out, "--decoding-length", "-3", saying=["--decoding-length -3", "auto"])
+    cli.fails(2, *job, source, *out, "--system", "x", saying=["--system needs --chat"])
+    cli.fails(2, *job, source, "--json", saying=["--json", "-o"])
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_folder_without_write_permission_is_named(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    (tmp_path / "locked").mkdir(mode=0o500)
+    out = tmp_path / "locked" / "o.jsonl"
+    cli.fails(1, "generate", "--model", MODEL, "--input", source, "-o", out, saying=["locked", "Permission"])
+
+
+def test_models_that_are_none_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
+
+    def fails(model: object, *saying: str) -> None:
+        cli.fails(1, "generate", "--model", model, "--input", source, "-o", tmp_path / "o.jsonl", saying=saying)
+
+    fails(tmp_path / "nowhere", "no such folder")
+    fails(source, "is a file")
+    (tmp_path / "empty").mkdir()
+    fails(tmp_path / "empty", "no config.json")
+    (tmp_path / "other").mkdir()
+    for kind, architecture in (("t5", "T5Model"), ("bert", "BertForMaskedLM"), ("llama", "LlamaForSequenceClassification")):
+        (tmp_path / "other" / "config.json").write_text(json.dumps({"model_type": kind, "architectures": [architecture]}))
+        fails(tmp_path / "other", "no causal language model")
+    (tmp_path / "other" / "config.json").write_text("{broken")
+    fails(tmp_path / "other", "cannot be read as a model")
+    shutil.copytree(MODEL, tmp_path / "cut")
+    (tmp_path / "cut" / "model.safetensors").unlink()
+    fails(tmp_path / "cut", "no weights")
+    (tmp_path / "cut" / "model.safetensors").write_bytes(b"\x00" * 100)
+    fails(tmp_path / "cut", "cannot be loaded")
+
+
+def test_trie_of_another_tokenizer_is_refused_with_both_names(cli: Cli, tmp_path: Path, tokenizer_folder: Path) -> None:
+    corpus = write_jsonl(tmp_path / "c.jsonl", [{"text": "the cat"}])
+    other = tmp_path / "other.trie"
+    cli("build-trie", corpus, "-o", other, "--tokenizer", tokenizer_folder)
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "o.jsonl", "--trie", other)
+    cli.fails(1, *job, saying=["other.trie", "built for tokenizer", "Rebuild"])
+    assert not (tmp_path / "o.jsonl").exists()
+
+
+def test_model_without_a_tokenizer_answers_rows_of_ids(cli: Cli, tmp_path: Path) -> None:
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_config(tiny_config("llama"))
+    model.save_pretrained(tmp_path / "bare")
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt_ids": [5, 6, 7]}, {"prompt": "a"}])
+    result = cli("generate", "--model", tmp_path / "bare", "--input", source, "--max-new-tokens", 5)
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    assert len(rows[0]["token_ids"]) <= 5
+    assert "text" not in rows[0]
+    assert "no tokenizer" in rows[1]["error"]["message"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs a device that is always full")
+def test_full_disk_is_named_with_the_rows_written(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": PROMPTS[0]}])
+    job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 2, "--quiet")
+    cli.fails(1, *job, "-o", "/dev/full", "--overwrite", saying=["/dev/full: write failed", "No space left", "rows"])
+
+
+# ---- batches and sampling
+
+
+def test_batch_size_order_of_rows_and_drafts_change_no_sample(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"id": f"q{n}", "prompt": p} for n, p in enumerate(PROMPTS)]
+    wish = ("--temperature", 0.9, "--top-p", 0.95, "--seed", 7, "--max-new-tokens", 24)
+
+    def texts(rows: list[dict[str, Any]], *options: object) -> dict[str, str]:
+        code, out = generate(cli, rows, tmp_path, *wish, *options)
+        assert code == 0
+        return {row["id"]: row["text"] for row in out}
+
+    expected = texts(rows, "--batch-size", 1, "--strategy", "off")
+    assert texts(rows, "--batch-size", 4) == expected
+    assert texts(rows[::-1], "--batch-size", 3, "--prefill-chunk", 9) == expected
+    assert texts(rows, "--seed", 8) != expected
+
+
+def test_samples_of_one_prompt_differ_and_stand_in_one_row(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"prompt": PROMPTS[0]}, {"prompt": PROMPTS[1], "params": {"n": 1, "temperature": 0}}]
+    code, (several, one) = generate(cli, rows, tmp_path, "-n", 3, "--temperature", 1.5, "--max-new-tokens", 16)
+    assert code == 0
+    assert len({sample["text"] for sample in several["samples"]}) == 3
+    assert several["text"] == several["samples"][0]["text"]
+    assert several["completion_tokens"] > 16
+    assert "samples" not in one
+    _, (_, greedy) = generate(cli, [{"prompt": p} for p in PROMPTS[:2]], tmp_path, "--max-new-tokens", 16)
+    assert one["text"] == greedy["text"]
+
+
+def test_openai_line_with_samples_gets_a_choice_for_each(cli: Cli, tmp_path: Path) -> None:
+    body = {"prompt": PROMPTS[0], "n": 2, "temperature": 1.2, "max_tokens": 8, "logit_bias": {"5": -100}, "stop": None}
+    _, (row,) = generate(cli, [{"custom_id": "a", "body": body}], tmp_path)
+    assert [choice["index"] for choice in row["response"]["body"]["choices"]] == [0, 1]
+    assert row["response"]["body"]["usage"]["completion_tokens"] <= 16
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_stop_text_ends_an_answer_where_generate_ends_it(cli: Cli, tmp_path: Path, batch_size: int) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(MODEL), AutoModelForCausalLM.from_pretrained(MODEL)
+    rows = [{"prompt": p} for p in PROMPTS[:4]]
+    options = ("--stop", ". ", "--stop", "=", "--max-new-tokens", 60, "--batch-size", batch_size)
+    _, out = generate(cli, rows, tmp_path, *options)
+    assert {row["finish_reason"] for row in out} == {"stop"}
+    for prompt, row in zip(PROMPTS, out, strict=False):
+        text = tokenizer(prompt, return_tensors="pt")
+        with torch.inference_mode():
+            said = model.generate(**text, do_sample=False, max_new_tokens=60, stop_strings=[". ", "="], tokenizer=tokenizer)
+        assert row["text"] == tokenizer.decode(said[0, text["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def test_rows_come_in_the_order_of_their_prompts_or_as_they_end(cli: Cli, tmp_path: Path) -> None:
+    limits = [40, 2, 2, 2]
+    rows = [{"id": n, "prompt": PROMPTS[n % 3], "params": {"max_new_tokens": limit}} for n, limit in enumerate(limits)]
+    rows.insert(2, {"id": 9})
+    options = ("--batch-size", 2, "--strategy", "off")
+    assert [row["id"] for row in generate(cli, rows, tmp_path, *options)[1]] == [0, 1, 9, 2, 3]
+    assert [row["id"] for row in generate(cli, rows, tmp_path, *options, "--order", "completion")[1]][-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--batch-size", "0"), "--batch-size 0: give a number of rows, or auto"),
+        (("--batch-size", "many"), "--batch-size many"),
+        (("--order", "size"), "--order size: choose input or completion"),
+        (("--top-p", "0"), "top_p is 0.0: it must be above 0 and at most 1"),
+        (("--temperature", "-1"), "--temperature"),
+        (("--logprobs", "-1"), "--logprobs"),
+        (("--logprobs", "many"), "--logprobs"),
+    ],
+)
+def test_option_that_makes_no_sense_is_a_usage_error(cli: Cli, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"prompt": PROMPTS[0]}) + "\n", encoding="utf-8")
+    result = cli("generate", "--model", MODEL, "--input", source, *options)
+    assert result.code == 2
+    assert message in result.err

@@ -1,0 +1,395 @@
+"""build-trie, inspect-trie, prune-trie and merge-tries, as typed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead.trie.file import Trie
+from tests.support.cli import Cli, write_jsonl
+from tests.support.jobs import COMMAND
+from tests.support.processes import Program
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "corpus.jsonl", [{"text": "the cat sat on the mat"}, {"text": "the cat sat on the log"}])
+
+
+@pytest.fixture
+def trie(cli: Cli, corpus: Path, tokenizer_folder: Path) -> Path:
+    out = corpus.parent / "cats.trie"
+    assert cli("build-trie", corpus, "-o", out, "--tokenizer", tokenizer_folder).code == 0
+    return out
+
+
+@pytest.fixture
+def ids_trie(cli: Cli, tmp_path: Path) -> Path:
+    corpus = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2, 3, 1, 2, 4]}, {"ids": [5, 6, 7, 8]}, {"ids": [1, 2, 3, 9]}])
+    assert cli("build-trie", corpus, "-o", tmp_path / "ids.trie", "--vocab-size", 10).code == 0
+    return tmp_path / "ids.trie"
+
+
+def test_build_prints_a_table_and_names_the_next_command(cli: Cli, corpus: Path, tokenizer_folder: Path) -> None:
+    result = cli("build-trie", corpus, "-o", corpus.parent / "a.trie", "--tokenizer", tokenizer_folder)
+    assert result.code == 0
+    assert "corpus.jsonl" in result.out
+    assert "Next: lookahead inspect-trie" in result.err
+
+
+def test_build_json_is_one_object_with_counts(cli: Cli, corpus: Path, tokenizer_folder: Path) -> None:
+    out = corpus.parent / "a.trie"
+    value = cli("build-trie", corpus, "-o", out, "--tokenizer", tokenizer_folder, "--source", "cats", "--json").json
+    assert value["rows"] == value["documents"] == 2
+    assert value["bytes"] == out.stat().st_size
+    assert value["sources"] == [{"name": "cats", "documents": 2, "tokens": value["tokens"]}]
+
+
+def test_build_skips_bad_rows_and_lists_them_by_line(cli: Cli, tmp_path: Path, tokenizer_folder: Path) -> None:
+    corpus = tmp_path / "mixed.jsonl"
+    corpus.write_bytes(b'{"text": "the cat"}\nnot json\n{"body": "x", "id": 1}\n\xff\xfe\n{"text": ""}\n[1]\n')
+    result = cli("build-trie", corpus, "-o", tmp_path / "a.trie", "--tokenizer", tokenizer_folder, "--json")
+    assert result.code == 0
+    assert (result.json["rows"], result.json["bad_rows"]) == (1, 5)
+    assert f'skipped {corpus}:3: no "text" field (found: body, id). Use --text-field NAME.' in result.err
+    for line in (2, 4, 5, 6):
+        assert f"skipped {corpus}:{line}: " in result.err
+
+
+def test_strict_build_stops_at_the_first_bad_row_and_writes_nothing(cli: Cli, tmp_path: Path, tokenizer_folder: Path) -> None:
+    corpus = write_jsonl(tmp_path / "mixed.jsonl", [{"text": "the cat"}, {"body": "x"}])
+    arguments = ("build-trie", corpus, "-o", tmp_path / "a.trie", "--tokenizer", tokenizer_folder, "--strict")
+    cli.fails(1, *arguments, saying=[f"{corpus}:2:", 'no "text" field', "--text-field"])
+    assert not (tmp_path / "a.trie").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "saying"),
+    [
+        ("empty.jsonl", b"", ["empty.jsonl", "no rows"]),
+        ("junk.jsonl", bytes(range(128, 256)) * 4, ["junk.jsonl:1", "not UTF-8"]),
+        ("junk.txt", b"\x00\x01\x02\x00", ["junk.txt", "binary"]),
+        ("junk.parquet", b"PAR1 no", ["junk.parquet", "Parquet"]),
+        ("junk.jsonl.gz", b"not gzip", ["junk.jsonl.gz", "cannot be read"]),
+        ("junk.jsonl.zst", b"not zstd", ["junk.jsonl.zst", "cannot be read"]),
+        ("corpus.doc", b"text", ["corpus.doc", "unknown kind of file", ".jsonl"]),
+    ],
+)
+def test_unusable_corpus_is_one_line_and_leaves_the_old_trie(
+    cli: Cli, tmp_path: Path, tokenizer_folder: Path, name: str, content: bytes, saying: list[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "old.trie").write_bytes(b"\x89LKT old")
+    cli.fails(
+        1, "build-trie", tmp_path / name, "-o", tmp_path / "old.trie", "--tokenizer", tokenizer_folder, saying=saying
+    )  # fmt: skip
+    assert (tmp_path / "old.trie").read_bytes() == b"\x89LKT old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "old.trie"])
+
+
+def test_missing_corpus_tokenizer_and_folder_are_named(cli: Cli, corpus: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+    out = tmp_path / "a.trie"
+    cli.fails(
+        1, "build-trie", tmp_path / "no.jsonl", "-o", out, "--tokenizer", tokenizer_folder, saying=["no.jsonl: no such file"]
+    )
+    cli.fails(1, "build-trie", corpus, "-o", out, "--tokenizer", tmp_path / "no", saying=["no: no such folder"])
+    cli.fails(1, "build-trie", corpus, "-o", out, "--tokenizer", tmp_path, saying=["no tokenizer in this folder"])
+    nowhere = tmp_path / "no" / "a.trie"
+    cli.fails(1, "build-trie", corpus, "-o", nowhere, "--tokenizer", tokenizer_folder, saying=["folder does not exist"])
+    (tmp_path / "bare").mkdir()
+    cli.fails(
+        1, "build-trie", tmp_path / "bare", "-o", out, "--tokenizer", tokenizer_folder, saying=["no files in this folder"]
+    )  # fmt: skip
+
+
+def test_wrong_combinations_are_usage_errors(cli: Cli, corpus: Path, trie: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.trie"
+    cli.fails(2, "build-trie", corpus, "-o", out, saying=["--tokenizer", "--vocab-size"])
+    cli.fails(2, "build-trie", corpus, "-o", out, "--tokenizer", "x", "--vocab-size", 3, saying=["either"])
+    cli.fails(2, "build-trie", corpus, saying=["-o OUT.trie", "--append F.trie"])
+    cli.fails(2, "build-trie", corpus, "-o", out, "--append", trie, saying=["either"])
+    cli.fails(2, "build-trie", corpus, "--append", trie, "--min-count", 2, saying=["--min-count", "prune-trie"])
+    cli.fails(2, "inspect-trie", trie, "--plot", tmp_path / "x.png", saying=["--coverage"])
+    cli.fails(2, "build-trie", corpus, "-o", out, "--no-such-option", saying=["--no-such-option"])
+    cli.fails(2, "prune-trie", trie, "-o", out, saying=["nothing to prune"])
+    cli.fails(2, "prune-trie", trie, "-o", out, "--max-bytes", "much", saying=["'much'", "KiB"])
+    cli.fails(2, "prune-trie", trie, "-o", out, "--drop-source", "dogs", saying=["dogs", "corpus.jsonl"])
+    cli.fails(2, "merge-tries", trie, trie, "-o", out, "--weight", "cats", saying=["NAME=W"])
+    cli.fails(2, "merge-tries", trie, trie, "-o", out, "--weight", "dogs=2", saying=["dogs", "no such trie or source"])
+    cli.fails(2, "no-such-command", saying=["no-such-command"])
+    assert not out.exists()
+
+
+def test_text_rows_without_a_tokenizer_say_which_option_is_missing(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+    cli.fails(1, "build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 9, saying=["--tokenizer"])
+
+
+def test_ids_outside_the_vocabulary_are_refused(cli: Cli, tmp_path: Path) -> None:
+    corpus = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2, 10]}])
+    cli.fails(1, "build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 10, saying=["outside", "10"])
+
+
+def test_inspect_shows_sources_depths_branches_and_integrity(cli: Cli, trie: Path) -> None:
+    result = cli("inspect-trie", trie, "--verify")
+    assert result.code == 0
+    for text in ("corpus.jsonl", "Nodes by depth", "Commonest branches", "every checksum and invariant holds"):
+        assert text in result.out
+
+
+def test_query_draws_the_draft_tree_with_what_the_corpus_says_for_it(cli: Cli, trie: Path) -> None:
+    drawn = cli("inspect-trie", trie, "--query", "the cat sat on the").out.partition("Draft tree of 15 tokens\n")[2]
+    first, *lines = drawn.splitlines()
+    assert first == "'the cat sat on the'  last 5 tokens seen 2 times"
+    for text in ("' mat", "' log"):
+        (line,) = (line for line in lines if text in line and "match 5" in line)
+        assert line.endswith("match 5  trie:cats  1 of 2 times")
+        assert "%" in line
+    value = cli("inspect-trie", trie, "--query", "the cat sat on the", "--json").json["query"]
+    assert value["count"] == 2
+    assert sorted(c["share"] for c in value["continuations"]) == [0.5, 0.5]
+    nodes = value["draft"]
+    assert len(nodes) == 15
+    matched = [node for node in nodes if node["match_length"] == 5 and node["parent"] == -1]
+    assert {node["text"] for node in matched} == {" mat", " log"}
+    assert [(n["count"], n["match_count"], n["source"]) for n in matched] == [(1, 2, "trie:cats")] * 2
+    for place, node in enumerate(nodes):
+        assert -1 <= node["parent"] < place
+        assert node["probability"] <= (nodes[node["parent"]]["probability"] if node["parent"] >= 0 else 1)
+
+
+@pytest.mark.parametrize("length", [2, 5, 40])
+def test_decoding_length_is_the_size_of_the_tree_of_a_query(cli: Cli, trie: Path, length: int) -> None:
+    asked = ("inspect-trie", trie, "--query", "the cat", "--decoding-length", length)
+    assert len(cli(*asked, "--json").json["query"]["draft"]) == length - 1
+    assert f"Draft tree of {length - 1} tokens" in cli(*asked).out
+
+
+def test_query_of_a_trie_of_ids_is_ids(cli: Cli, ids_trie: Path) -> None:
+    out = cli("inspect-trie", ids_trie, "--query", "9 1 2").out
+    assert "9 1 2  last 2 tokens seen 3 times" in out
+    assert re.search(r"^  [├└] 3 .*  match 2  trie:ids  2 of 3 times$", out, re.MULTILINE)
+    value = cli("inspect-trie", ids_trie, "--query", "9 1 2", "--json").json["query"]
+    assert [(c["token_id"], c["count"], c["text"]) for c in value["continuations"]] == [(3, 2, None), (4, 1, None)]
+    assert (3, None, 2) in [(node["token_id"], node["text"], node["count"]) for node in value["draft"]]
+
+
+def test_query_that_the_corpus_never_saw_says_so(cli: Cli, ids_trie: Path, tokenizer_folder: Path, trie: Path) -> None:
+    assert "not in the corpus" in cli("inspect-trie", trie, "--query", "Z").out
+    for query in ("x", "1 10", "-1"):
+        cli.fails(2, "inspect-trie", ids_trie, "--query", query, saying=["built from ids", "ids below 10", "--tokenizer"])
+    for empty in ((ids_trie, "--query", " "), (trie, "--query", "")):
+        cli.fails(2, "inspect-trie", *empty, saying=["--query: is empty"])
+    cli.fails(2, "inspect-trie", trie, "--decoding-length", 8, saying=["--decoding-length", "--query TEXT"])
+
+
+def test_coverage_of_the_corpus_itself_is_nearly_the_branch_length(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+    value = cli("inspect-trie", ids_trie, "--coverage", tmp_path / "ids.jsonl", "--json").json["coverage"]
+    assert value["edl"] > 2
+    assert "EDL" in cli("inspect-trie", ids_trie, "--coverage", tmp_path / "ids.jsonl").out
+
+
+def test_damaged_trie_is_refused_with_what_and_what_to_do(cli: Cli, trie: Path, tmp_path: Path) -> None:
+    whole = trie.read_bytes()
+    bad = tmp_path / "bad.trie"
+    bad.write_bytes(whole[:-10])
+    cli.fails(1, "inspect-trie", bad, saying=[f"header says {len(whole)} bytes, file has {len(whole) - 10}", "rebuild"])
+    bad.write_bytes(b"hello, I am no trie at all, but I am long enough to hold a preamble")
+    cli.fails(1, "inspect-trie", bad, saying=["not a trie file"])
+    altered = bytearray(whole)
+    altered[-1] ^= 1
+    bad.write_bytes(altered)
+    cli.fails(1, "inspect-trie", bad, "--verify", saying=["damaged"])
+    cli.fails(1, "inspect-trie", tmp_path / "no.trie", saying=["no.trie", "cannot be read"])
+
+
+def test_prune_says_before_and_after_and_what_it_costs(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small.trie"
+    value = cli("prune-trie", ids_trie, "-o", out, "--max-tokens", 6, "--coverage", tmp_path / "ids.jsonl", "--json").json
+    assert value["before"]["tokens"] == 14
+    assert value["after"]["tokens"] <= 6
+    assert value["after"]["edl"] < value["before"]["edl"]
+    assert "before" in cli("prune-trie", ids_trie, "-o", out, "--min-count", 2).out
+    Trie(out).verify()
+
+
+def test_prune_that_would_leave_nothing_keeps_the_old_file(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+    before = ids_trie.read_bytes()
+    in_place = ("prune-trie", ids_trie, "-o", ids_trie, "--min-count", 99)
+    cli.fails(1, *in_place, "--overwrite", saying=["nothing would be left"])
+    cli.fails(2, *in_place, saying=["is read by TRIE"])
+    assert ids_trie.read_bytes() == before
+
+
+def test_merge_adds_up_and_keeps_weights(cli: Cli, trie: Path, corpus: Path, tokenizer_folder: Path) -> None:
+    other, out = corpus.parent / "other.trie", corpus.parent / "all.trie"
+    cli("build-trie", corpus, "-o", other, "--tokenizer", tokenizer_folder, "--source", "more")
+    value = cli("merge-tries", trie, other, "-o", out, "--weight", "more=2.5", "--json").json
+    assert value["tokens"] == 2 * Trie(trie).header.tokens
+    assert [(s["name"], s["weight"]) for s in value["sources"]] == [("corpus.jsonl", 1.0), ("more", 2.5)]
+    assert cli("merge-tries", trie, other, "-o", out).code == 0
+
+
+def test_merge_refuses_tries_of_different_tokenizers(cli: Cli, trie: Path, ids_trie: Path, tmp_path: Path) -> None:
+    cli.fails(1, "merge-tries", trie, ids_trie, "-o", tmp_path / "x.trie", saying=["ids.trie", "tokenizer", "differs"])
+
+
+def test_append_adds_a_segment_with_the_tokenizer_of_the_trie_and_merge_joins_them(cli: Cli, trie: Path, corpus: Path) -> None:
+    more = write_jsonl(corpus.parent / "more.jsonl", [{"text": "the cat sat on the hat"}])
+    before = Trie(trie).header.tokens
+    value = cli("build-trie", more, "--append", trie, "--json").json
+    assert value["segments"] == 2
+    assert value["tokens"] == before + value["added_tokens"]
+    assert [s["name"] for s in value["sources"]] == ["corpus.jsonl", "more.jsonl"]
+    query = ("inspect-trie", trie, "--query", "the cat sat on the", "--json")
+    appended = cli(*query).json
+    assert appended["query"]["count"] == 3
+    assert len(appended["segments"]) == 2
+    assert "2 of" in cli("inspect-trie", trie, "--verify").out
+    assert cli("merge-tries", trie, "-o", trie).code == 0
+    joined = cli(*query).json
+    assert len(joined["segments"]) == 1
+    for value in (appended, joined):
+        assert len(value["query"].pop("draft")) == 15  # may differ: matches that break off are kept for each segment
+    assert [joined[key] for key in ("query", "depths", "top", "sources")] == [
+        appended[key] for key in ("query", "depths", "top", "sources")
+    ]
+
+
+def test_append_of_another_tokenizer_or_to_what_is_no_trie_changes_nothing(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+    before = ids_trie.read_bytes()
+    job = ("build-trie", tmp_path / "ids.jsonl", "--append")
+    cli.fails(1, *job, ids_trie, "--vocab-size", 11, saying=["ids.trie", "vocab 10", "differs"])
+    assert ids_trie.read_bytes() == before
+    cli.fails(1, *job, tmp_path / "no.trie", "--vocab-size", 10, saying=["no.trie", "cannot be read"])
+    cli.fails(1, *job, tmp_path / "ids.jsonl", "--vocab-size", 10, saying=["not a trie file"])
+    assert cli(*job, ids_trie).code == 0
+
+
+def test_same_corpus_gives_the_same_bytes_whatever_the_memory_and_the_workers(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    monkeypatch.setattr("lookahead.trie.segment.GROUP_DOCUMENTS", 50)
+    corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": [i % 7, i % 5, 3, i % 11, *range(i % 13)]} for i in range(3000)])
+    made = []
+    for number, (memory, workers) in enumerate([("2GiB", 1), ("2GiB", 3), ("64MiB", 1), ("1MiB", 2)]):
+        if memory == "1MiB":  # as if no more than some documents were left to be held
+            monkeypatch.setattr("lookahead.trie.segment.Effort.arrays", property(lambda self: 2000))
+        out = tmp_path / f"{number}.trie"
+        assert cli("build-trie", corpus, "-o", out, "--vocab-size", 20, "--max-memory", memory, "--workers", workers).code == 0
+        made.append(out.read_bytes())
+    assert len(set(made)) == 1
+
+
+def test_plot_draws_edl_by_size_and_json_holds_it(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"ids": [i % 4, 5, 6, 7, i % 3, 8, 9, i % 5]} for i in range(80)]
+    corpus, out = write_jsonl(tmp_path / "c.jsonl", rows), tmp_path / "c.trie"
+    assert cli("build-trie", corpus, "-o", out, "--vocab-size", 10).code == 0
+    drawn = ("inspect-trie", out, "--coverage", corpus, "--plot", tmp_path / "size.png")
+    curve = cli(*drawn, "--json").json["capacity"]
+    assert (tmp_path / "size.png").read_bytes().startswith(b"\x89PNG")
+    assert curve[0]["tokens"] == 0
+    assert curve[-1]["tokens"] == Trie(out).header.tokens
+    assert [c["tokens"] for c in curve] == sorted(c["tokens"] for c in curve)
+    assert curve[-1]["edl"] > curve[0]["edl"]
+    assert "no trie" in cli(*drawn).out
+
+
+def test_commands_on_a_plain_tokenizer_import_no_torch(trie: Path, corpus: Path, tokenizer_folder: Path) -> None:
+    script = f"""
+import sys
+from lookahead_cli.app import run
+for line in (
+    "build-trie corpus.jsonl -o a.trie --tokenizer {tokenizer_folder}", "build-trie corpus.jsonl --append a.trie",
+    "inspect-trie a.trie --query cat", "prune-trie a.trie -o b.trie --min-count 2 --coverage corpus.jsonl",
+):
+    assert run(line.split()) == 0
+    assert "torch" not in sys.modules, line
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=corpus.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_commands_on_ids_import_neither_torch_nor_transformers(ids_trie: Path, tmp_path: Path) -> None:
+    script = """
+import sys
+from lookahead_cli.app import run
+for line in (
+    "build-trie ids.jsonl -o a.trie --vocab-size 10", "build-trie ids.jsonl --append a.trie",
+    "inspect-trie a.trie --verify --coverage ids.jsonl", "inspect-trie a.trie --query 5",
+    "prune-trie a.trie -o b.trie --min-count 2 --coverage ids.jsonl",
+    "merge-tries a.trie b.trie -o c.trie",
+):
+    assert run(line.split()) == 0
+    assert not {"torch", "transformers"} & set(sys.modules), line
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_config_file_holds_options_and_a_flag_wins(cli: Cli, corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    config = tmp_path / "job.yaml"
+    config.write_text(f"tokenizer: {tokenizer_folder}\nsource: from-file\nmin-count: 1\n")
+    out = tmp_path / "a.trie"
+    assert cli("build-trie", corpus, "-o", out, "--config", config, "--json").json["sources"][0]["name"] == "from-file"
+    value = cli("build-trie", corpus, "-o", out, "--config", config, "--source", "flag", "--json").json
+    assert value["sources"][0]["name"] == "flag"
+    config.write_text("colour: red\n")
+    cli.fails(2, "build-trie", corpus, "-o", out, "--config", config, saying=["job.yaml", "'colour'", "known"])
+    config.write_text("a: [")
+    cli.fails(2, "build-trie", corpus, "-o", out, "--config", config, saying=["job.yaml", "not YAML"])
+    cli.fails(2, "build-trie", corpus, "-o", out, "--config", tmp_path / "no.yaml", saying=["no.yaml", "cannot be read"])
+
+
+def test_json_objects_are_one_line(cli: Cli, trie: Path) -> None:
+    out = cli("inspect-trie", trie, "--json").out
+    assert out.count("\n") == 1
+    assert json.loads(out)["documents"] == 2
+
+
+def test_pipe_or_device_is_never_replaced_by_a_file(cli: Cli, corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    cli.fails(
+        1, "build-trie", corpus, "-o", tmp_path / "pipe", "--tokenizer", tokenizer_folder, saying=["pipe", "cannot be replaced"]
+    )
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_reader_that_leaves_early_is_no_error(ids_trie: Path) -> None:
+    with Program(COMMAND, "inspect-trie", ids_trie) as child:
+        child.stdout.close()
+        assert child.stderr.read() in ("", "Reading the trie ...\n")  # the latter where that takes long
+        assert child.wait() == 0
+
+
+def test_disk_that_fails_where_nothing_expects_it_is_one_line(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size that is shown at the end, of a file that is written already."""
+    corpus = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2, 3]}])
+    real = Path.stat
+
+    def stat(self: Path, **options: Any) -> Any:
+        found = real(self, **options)
+        if self.name == "out.trie":
+            raise OSError(errno.EIO, "Input/output error", str(self))
+        return found
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "stat", stat)
+    cli.fails(
+        1, "build-trie", corpus, "-o", "out.trie", "--vocab-size", 10, "--json", saying=["out.trie", "Input/output error"]
+    )

@@ -1,0 +1,88 @@
+"""Every command has help with an example, and README shows it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead_cli.app import app, program
+from tests.support.cli import Cli
+
+COMMANDS = [command.name for command in app.registered_commands]
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_a_runnable_example_and_explains_every_option(cli: Cli, command: str) -> None:
+    result = cli(command, "--help")
+    assert result.code == 0
+    assert f"Example: lookahead {command}" in " ".join(result.out.split())
+    for parameter in program().commands[command].params:
+        assert parameter.help, f"{command}: {parameter.name} has no help"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_readme_documents_the_command(command: str) -> None:
+    assert f"lookahead {command}" in README
+
+
+def test_version_and_bare_command(cli: Cli) -> None:
+    import lookahead
+
+    assert cli("--version").out == f"lookahead {lookahead.__version__}\n"
+    for command in COMMANDS:
+        assert command in cli().out
+
+
+@pytest.mark.parametrize("line", [["--help"], ["generate", "--help"], ["bench", "--help"], ["replay", "--help"]], ids=" ".join)
+def test_help_imports_nothing_heavy(line: list[str]) -> None:
+    code = (
+        f"import sys; from lookahead_cli.app import run; run({line}); "
+        "heavy = {'torch', 'transformers', 'numba', 'numpy', 'pyarrow'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_python_names_of_the_docstring_exist_and_import_alone_is_light() -> None:
+    import lookahead
+
+    assert all(callable(getattr(lookahead, name)) for name in lookahead.__all__)
+    code = "import sys, lookahead; assert not {'numpy', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def python_of_the_readme() -> str:
+    return "\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+
+
+def python_of_the_docstring() -> str:
+    import lookahead
+
+    blocks = [block for block in (lookahead.__doc__ or "").split("\n\n") if block.startswith("    ")]
+    return textwrap.dedent("\n".join(blocks))
+
+
+@pytest.mark.parametrize("examples", [python_of_the_readme(), python_of_the_docstring()], ids=["readme", "docstring"])
+def test_python_examples_run(
+    examples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert examples.count("engine.stream(") in (1, 2)
+    (tmp_path / "samples").symlink_to(ROOT / "samples")
+    monkeypatch.chdir(tmp_path)
+    held: dict[str, Any] = {}
+    exec(examples, held)
+    assert "engine" in held
+    assert all(result.error is None for result in held["results"])
+    assert len(capsys.readouterr().out) > 100

@@ -1,0 +1,395 @@
+"""Many rows at once: any schedule of arrivals and ends, shared beginnings, prompts in pieces, memory that runs out.
+
+Whatever happens, each row's tokens are those that plain decoding gives it alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lookahead.budget.goodput import TRIALS
+from lookahead.decode.engine import DecodingEngine
+from lookahead.decode.sampling import Sampling
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
+from lookahead.draft.tree import chain
+from lookahead.forward.batch import READ, MaskPlan, attended, bucket, pack, runs_of, work_of
+from lookahead.forward.slots import PackedSlots, slots_of
+from lookahead.models.probe import probed
+from tests.architectures import plainly
+from tests.support.drafts import VOCAB_SIZE
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model, device):
+    """Windows of 8 tokens on some layers."""
+    return probed(tiny_model("gemma3", device), "gemma3")
+
+
+@pytest.fixture(scope="module")
+def alone(target):
+    """alone(prompt, new_tokens) -> what plain decoding says after this prompt alone."""
+    return functools.cache(lambda prompt, new_tokens: plainly(target.model, list(prompt), new_tokens))
+
+
+@st.composite
+def prompts(draw):
+    """A few tokens, often beginning as other prompts do."""
+    size = draw(st.integers(1, 40))
+    shared = draw(st.sampled_from([0, 0, 12, 30]))
+    beginning = np.random.default_rng(7).integers(3, VOCAB_SIZE, shared)
+    return *map(int, beginning), *map(int, np.random.default_rng(draw(st.integers(0, 5))).integers(3, VOCAB_SIZE, size))
+
+
+@given(
+    rows=st.lists(st.tuples(prompts(), st.sampled_from([1, 2, 5, 12])), min_size=1, max_size=9),
+    batch_size=st.integers(1, 5),
+    prefill_chunk=st.sampled_from([1, 5, 16, 512]),
+    decoding_length=st.sampled_from([1, 4, 16]),
+    bucketed=st.booleans(),
+)
+def test_any_schedule_yields_what_each_row_says_alone(
+    target, alone, rows, batch_size, prefill_chunk, decoding_length, bucketed
+):
+    target = dataclasses.replace(target, bucketed=bucketed)
+    engine = DecodingEngine(
+        target, Drafter([], DraftOptions(decoding_length=decoding_length, adaptive=False)), batch_size, prefill_chunk
+    )
+    requests = [engine.request(prompt, new_tokens) for prompt, new_tokens in rows]
+    most_at_once = begun = ended = 0
+
+    def arriving():
+        nonlocal begun, most_at_once
+        for request in requests:
+            begun += 1
+            most_at_once = max(most_at_once, begun - ended)
+            yield request
+
+    for _ in engine.run(arriving()):
+        ended += 1
+    assert [r.token_ids for r in requests] == [alone(prompt, new_tokens) for prompt, new_tokens in rows]
+    assert ended == len(rows)
+    assert most_at_once <= batch_size + 1  # requests are asked for as slots come free
+    assert all(not len(row.own) for row in engine.drafter._rows)
+
+
+def test_rows_end_as_they_end_and_the_next_takes_the_free_slot_at_once(target):
+    engine = DecodingEngine(target, Drafter([], DraftOptions("off")), 2)
+    lengths = [12, 1, 1, 1, 12]
+    requests = [engine.request([5 + n, 9], length) for n, length in enumerate(lengths)]
+    target_free = [request for request in requests if 2 in plainly(target.model, request.prompt_ids, 12)]
+    assert not target_free  # none ends early
+    ended = [requests.index(request) for request in engine.run(requests)]
+    assert ended == [1, 2, 3, 0, 4]
+    # Row 0: 12 forwards. Rows 1 to 3 one each beside it, then row 4, of whose 12 forwards 9 stand beside row 0.
+    assert engine.clock.steps == 12 + 3
+
+
+def test_beginning_that_prompts_share_goes_through_the_model_once(target, alone):
+    beginning = tuple(int(t) for t in np.random.default_rng(1).integers(3, VOCAB_SIZE, 150))
+    ends = [tuple(int(t) for t in np.random.default_rng(n).integers(3, VOCAB_SIZE, 5)) for n in range(32)]
+    made = []
+    watched = dataclasses.replace(target, slots_factory=lambda each: made.append(slots_of(target)) or made[-1])
+    engine = DecodingEngine(watched, Drafter([], DraftOptions("off")), 8, prefill_chunk=32)
+    requests = [engine.request([*beginning, *end], 4) for end in ends]
+    for _ in engine.run(requests):
+        pass
+    assert made[0].prefilled <= 1.1 * (len(beginning) + sum(map(len, ends)))
+    assert [r.token_ids for r in requests] == [alone((*beginning, *end), 4) for end in ends]
+
+
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_forwards_that_take_in_prompts_are_of_few_sizes_on_a_cpu(target, alone, bucketed, monkeypatch):
+    """Larger ones are filled up to a multiple of 16 tokens, beside drafts too. Nothing of that is kept or said."""
+    target = dataclasses.replace(target, bucketed=bucketed)
+    sizes, forward = [], type(target.model).forward
+
+    def seen(model, input_ids, **given):
+        sizes.append(input_ids.shape[1])
+        return forward(model, input_ids=input_ids, **given)
+
+    monkeypatch.setattr(type(target.model), "forward", seen)
+    random = np.random.default_rng(5)
+    texts = [tuple(map(int, random.integers(3, VOCAB_SIZE, size))) for size in (97, 65, 64, 130, 71, 203)]
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=6, adaptive=False)), 2)
+    requests = [engine.request(list(text), 9) for text in texts]
+    for _ in engine.run(requests):
+        pass
+    monkeypatch.undo()
+    large = [size for size in sizes if size > 64]
+    assert len(large) >= 4
+    if target.device.type == "cpu":
+        assert all(size % 16 == 0 for size in large)
+    assert [r.token_ids for r in requests] == [alone(text, 9) for text in texts]
+
+
+def test_same_prompt_again_takes_in_its_last_token_only(target):
+    slots = PackedSlots(target)
+    prompt = [*range(3, 30)]
+    with torch.inference_mode():
+        for expected in (0, len(prompt) - 1):
+            slot = slots.add(prompt)
+            assert slots.begin(slot) == expected
+            slots.forward([chain(prompt[expected:])], ["last"])
+            slots.keep([list(range(len(prompt) - expected))])
+            slots.close(slot)
+
+
+# ---- memory
+
+
+class Crowded:
+    """Slots that raise MemoryError with more than `most` rows."""
+
+    def __init__(self, slots, most):
+        self.slots, self.most = slots, most
+
+    def __getattr__(self, name):
+        return getattr(self.slots, name)
+
+    def forward(self, trees, wanted):
+        if len(trees) > self.most:
+            raise MemoryError("no room for so many")
+        return self.slots.forward(trees, wanted)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_batch_gets_smaller_when_memory_runs_out_and_nothing_is_lost(target, alone, caplog, most):
+    crowded = dataclasses.replace(target, slots_factory=lambda each: Crowded(slots_of(target), most))
+    engine = DecodingEngine(crowded, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 8)
+    prompts = [tuple(range(3 + n, 9 + 2 * n)) for n in range(12)]
+    requests = [engine.request(prompt, 12) for prompt in prompts]
+    assert len(list(engine.run(requests))) == 12
+    assert [r.token_ids for r in requests] == [alone(prompt, 12) for prompt in prompts]
+    assert engine.batch_size == {1: 1, 2: 2, 5: 4}[most]
+    assert "going on with 4" in caplog.text
+    assert all(not len(row.own) for row in engine.drafter._rows)
+
+
+def test_memory_that_runs_out_after_verification_costs_no_token(target, alone):
+    class Late(Crowded):
+        def forward(self, trees, wanted):
+            return self.slots.forward(trees, wanted)
+
+        def keep(self, nodes):
+            if len(nodes) > self.most:
+                raise MemoryError("no room for so many")
+            self.slots.keep(nodes)
+
+    crowded = dataclasses.replace(target, slots_factory=lambda each: Late(slots_of(target), 2))
+    engine = DecodingEngine(crowded, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 6)
+    prompts = [tuple(range(3 + n, 9 + 2 * n)) for n in range(8)]
+    requests = [engine.request(prompt, 1 + 4 * (n % 2)) for n, prompt in enumerate(prompts)]
+    assert len(list(engine.run(requests))) == 8
+    assert [r.token_ids for r in requests] == [alone(prompt, 1 + 4 * (n % 2)) for n, prompt in enumerate(prompts)]
+
+
+def test_request_that_cannot_begin_fails_alone(target, alone):
+    engine = DecodingEngine(target, Drafter(), 2)  # without a tokenizer
+    requests = [engine.request([5, 6 + n], 4, Sampling(stop=("a",)) if n == 1 else Sampling()) for n in range(4)]
+    assert len(list(engine.run(requests))) == 4
+    assert [bool(request.error) for request in requests] == [False, True, False, False]
+    assert "tokenizer" in str(requests[1].error)
+    assert requests[3].token_ids == alone((5, 9), 4)
+
+
+def test_row_that_does_not_fit_alone_fails_and_the_others_go_on(target):
+    crowded = dataclasses.replace(target, slots_factory=lambda each: Crowded(slots_of(target), 0))
+    engine = DecodingEngine(crowded, Drafter(), 4)
+    requests = [engine.request([5, 6], 4) for _ in range(3)]
+    assert len(list(engine.run(requests))) == 3
+    assert {type(request.error) for request in requests} == {MemoryError}
+
+
+def test_room_that_is_not_there_is_not_taken(target, monkeypatch):
+    monkeypatch.setattr("lookahead.forward.slots.free_memory", lambda device: 200_000)
+    engine = DecodingEngine(target, Drafter([], DraftOptions("off")), 8)
+    requests = [engine.request([*range(3, 90)], 4) for _ in range(8)]
+    assert len(list(engine.run(requests))) == 8
+    assert not any(request.error for request in requests)
+    assert 1 <= engine.batch_size < 8
+
+
+# ---- the pack
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pasts", "runs"),
+    [
+        ([1, 1, 1], [100, 100, 100], [(0, 3, 1, 101)]),
+        ([2, 2, 256, 0, 4], [100] * 5, [(0, 2, 2, 102), (2, 3, 256, 356), (4, 5, 4, 104)]),
+        ([0, 0, 7], [9, 9, 0], [(2, 3, 7, 7)]),
+        ([4, 5, 4], [300, 300, 300], [(0, 3, 5, 305)]),
+        ([4, 30, 4], [300, 300, 300], [(0, 1, 4, 304), (1, 2, 30, 330), (2, 3, 4, 304)]),  # much would be padded
+        ([1, 1, 1], [100, 120, 1500], [(0, 2, 1, 121), (2, 3, 1, 1501)]),
+    ],
+)
+def test_neighbours_share_a_call_of_attention_where_padding_costs_less(sizes, pasts, runs):
+    assert [tuple(run) for run in runs_of(np.array(sizes), np.array(pasts), 1000.0).tolist()] == runs
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 900)), min_size=1, max_size=7).filter(lambda s: any(n for n, _ in s)),
+    st.sampled_from([0.0, 300.0, 3000.0, 1e18]),
+)
+def test_no_other_sharing_of_calls_costs_less(slots, call):
+    sizes, pasts = np.array(slots).T.copy()
+
+    def cost(parts):
+        total = 0.0
+        for part in parts:
+            total += call + len(part) * (pasts[part] + sizes[part]).max() * (READ + sizes[part].max())
+        return total
+
+    def partitions(slot):
+        """Of the slots from this one on that bring tokens into runs of neighbours."""
+        if slot == len(sizes):
+            yield []
+        elif not sizes[slot]:
+            yield from partitions(slot + 1)
+        else:
+            for end in range(slot + 1, len(sizes) + 1):
+                if not sizes[slot:end].all():
+                    break
+                yield from ([[*range(slot, end)], *rest] for rest in partitions(end))
+
+    runs = runs_of(sizes, pasts, call)
+    assert cost([[*range(first, last)] for first, last, *_ in runs]) == pytest.approx(min(map(cost, partitions(0))))
+    keys, _, padding, calls = work_of(runs, sizes, pasts)
+    assert keys >= pasts[sizes > 0].sum()
+    assert padding >= 0
+    assert calls == len(runs) - 1
+    if not call:
+        assert (keys, padding) == (pasts[sizes > 0].sum(), 0)
+    shown = sizes > 0
+    assert attended(pasts[shown] + 1, 0.0) == (pasts[shown].sum() + shown.sum(), shown.sum())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), min_size=1, max_size=6).filter(lambda s: any(n for _, n in s)),
+    st.sampled_from([None, 3, 8]),
+    st.sampled_from([0.0, 200.0, 1e9]),
+    st.integers(0, 1000),
+)
+def test_each_token_sees_its_slots_past_its_ancestors_and_itself_within_the_window(slots, window, call, seed):
+    random = np.random.default_rng(seed)
+    trees, parents = [], []
+    for _, size in slots:
+        parents.append([-1, *(int(random.integers(node)) for node in range(1, size))] if size else [])
+        tree = chain(random.integers(3, VOCAB_SIZE, max(size, 1)).astype(np.int32))
+        tree.parents = np.array(parents[-1], np.int32)
+        trees.append(tree if size else None)
+    plan = MaskPlan({"a": window}, {"a": None}, by_type=False)
+    packed = pack(trees, [past for past, _ in slots], plan, torch.float32, torch.device("cpu"), call=call)
+    token = 0
+    for slot, (past, size) in enumerate(slots):
+        group = next((g for g in packed.groups if g.slots.start <= slot < g.slots.stop), None)
+        depths = []
+        for node in range(size):
+            parent = parents[slot][node]
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+            position = past + depths[-1]
+            assert int(packed.position_ids[0, token]) == position
+            assert (int(packed.slots[token]), int(packed.places[token])) == (slot, past + node)
+            ancestors = []
+            while parent >= 0:
+                ancestors.append(parent)
+                parent = parents[slot][parent]
+            seen = {p for p in range(past) if window is None or position - p < window}
+            seen |= {past + a for a in (node, *ancestors) if window is None or position - past - depths[a] < window}
+            mask = group.masks["a"]
+            row = slot - group.slots.start
+            found = set(range(group.length)) if mask is None else {*(mask[row, 0, node] == 0).nonzero().flatten().tolist()}
+            assert found == seen
+            token += 1
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (7, 8), (9, 12), (13, 16), (65, 96), (97, 128)]
+)
+def test_buckets_waste_a_third_at_most(size, expected):
+    assert bucket(size) == expected
+
+
+def test_steps_of_a_job_take_few_shapes_where_that_is_asked_for(target):
+    shapes, masks = set(), set()
+
+    def note(model, arguments, fed):
+        shapes.add(tuple(fed["input_ids"].shape))
+        group = fed["past_key_values"].pack.groups[0]
+        masks.add((group.slots.stop, group.width, group.length))
+
+    target = dataclasses.replace(target, bucketed=True)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 4)
+    requests = [engine.request([*range(3, 9 + n)], 30) for n in range(30)]
+    handle = target.model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        for _ in engine.run(requests):
+            pass
+    finally:
+        handle.remove()
+    assert engine.clock.steps > 60
+    assert len(shapes) <= 14  # up to 64 tokens
+    assert {length for _, _, length in masks} == {256}
+
+
+def test_next_run_shares_what_the_last_one_took_in_until_it_is_forgotten(target, alone):
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 2)
+    prompt = tuple(range(3, 60))
+    taken_in = []
+    for _ in range(2):
+        assert engine.generate(prompt, 6).token_ids == alone(prompt, 6)
+        taken_in.append(engine._slots.prefilled)
+    assert taken_in == [len(prompt), len(prompt) + 1]
+    engine.forget()
+    assert engine.generate(prompt, 6).token_ids == alone(prompt, 6)
+    assert engine._slots.prefilled == len(prompt)
+
+
+def test_streams_that_run_side_by_side_or_are_left_early_do_not_disturb_each_other(target, alone):
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=4, adaptive=False)), 2)
+    prompts = [tuple(range(3 + n, 20 + n)) for n in range(3)]
+    requests = [engine.request(prompt, 12) for prompt in prompts]
+    streams = [engine.stream(request) for request in requests]
+    next(streams[2])
+    streams[2].close()
+    for _ in range(12):
+        for stream in streams[:2]:
+            next(stream, None)
+    for request, prompt in zip(requests[:2], prompts, strict=False):
+        assert request.token_ids == alone(prompt, 12)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "bloom", "gpt_neo", "falcon_h1"])  # packed, tree or chain, chain, replay
+def test_draft_of_which_nothing_is_kept_leaves_its_slot_as_it_was(tiny_model, architecture: str) -> None:
+    target = probed(tiny_model(architecture))
+    slots = slots_of(target)
+    slots.begin(slots.add([5, 6, 7, 8]))
+    with torch.inference_mode():
+        slots.forward([chain([5, 6, 7])], ["none"])
+        slots.keep([[0, 1, 2]])
+        scores = []
+        for draft in ([8, 9, 10], [8, 11, 12, 13], [8, 9, 10]):
+            scores.append(slots.forward([chain(draft)], ["all"]).of(0).clone())
+            slots.keep([[]])
+    assert torch.allclose(scores[0], scores[2], atol=1e-5)
+    assert not torch.allclose(scores[0][1], scores[1][1], atol=1e-3)
+
+
+def test_every_trial_is_timed_so_that_costs_are_known_soon(target) -> None:
+    """A plain step among them, too, though later only some plain steps are."""
+    options = DraftOptions(adaptive=True)
+    engine = DecodingEngine(dataclasses.replace(target), Drafter((), options), 2)
+    assert engine.budget.tries
+    trials = 0
+    for _ in engine.steps(iter([engine.request([5, 6, 7, 5, 6], 40), engine.request([9, 8, 9], 40)])):
+        trials += engine.budget.tries
+    assert not engine.budget.tries
+    assert trials <= len(TRIALS) + 1  # and the prompts' step

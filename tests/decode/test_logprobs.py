@@ -1,0 +1,289 @@
+"""Log-probabilities are those of a plain forward over prompt and answer, whatever was drafted and however tokens are chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+
+import pyarrow.parquet
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from lookahead.api import GenerationParams, LookaheadEngine
+from lookahead.decode.engine import DecodingEngine
+from lookahead.decode.logprobs import AT_ONCE, logprobs_of
+from lookahead.decode.sampling import Sampling, seed_of
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
+from lookahead.errors import UsageError
+from lookahead.job.logprobs import LogprobsOf
+from lookahead.models.probe import probed
+from lookahead.tokenizer import load_tokenizer
+from tests.decode.test_sampling import PROMPTS
+from tests.support.cli import Cli, write_jsonl
+from tests.support.drafts import VOCAB_SIZE
+from tests.support.jobs import MODEL, rows_of
+from tests.support.jobs import PROMPTS as QUESTIONS
+
+WISHES = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=1.5, top_k=20),
+    "penalties": Sampling(repetition_penalty=1.5, frequency_penalty=0.5, logit_bias={9: 4.0}),
+    "sampled-penalties": Sampling(temperature=0.8, presence_penalty=1.0, no_repeat_ngram_size=2),
+}
+NEAR = 1e-4
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model, device):
+    return probed(tiny_model("llama", device), "llama")
+
+
+def run(target, drafts, batch_size, sampling, asked=3, new_tokens=16):
+    engine = DecodingEngine(target, Drafter([], drafts), batch_size, prefill_chunk=7)
+    for _ in range(2):  # the second time with the first answers as drafts
+        requests = [engine.request(p, new_tokens, sampling, seed_of(0, n), asked) for n, p in enumerate(PROMPTS)]
+        assert len(list(engine.run(requests))) == len(requests)
+    assert (sum(request.accepted_tokens for request in requests) > 10) == (drafts.strategy != "off")
+    return requests
+
+
+def assert_exact(target, request, asked):
+    """Each is the log-softmax of a plain forward."""
+    text = torch.tensor([[*request.prompt_ids, *request.token_ids]], device=target.device)
+    with torch.inference_mode():
+        exact = target.model(text).logits[0, request.prompt_tokens - 1 : -1].double().log_softmax(-1)
+    assert [found.token_id for found in request.token_logprobs] == request.token_ids
+    for found, row in zip(request.token_logprobs, exact, strict=True):
+        assert found.logprob == pytest.approx(float(row[found.token_id]), abs=NEAR)
+        assert [logprob for _, logprob in found.top] == pytest.approx(row.topk(asked).values.tolist(), abs=NEAR)
+        assert [logprob for _, logprob in found.top] == pytest.approx([float(row[token]) for token, _ in found.top], abs=NEAR)
+        assert len({token for token, _ in found.top}) == asked
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("name", WISHES)
+def test_they_are_those_of_a_plain_forward_with_drafts_and_without(target, name, batch_size):
+    plain = run(target, DraftOptions("off"), batch_size, WISHES[name])
+    drafted = run(target, DraftOptions(decoding_length=16, adaptive=False), batch_size, WISHES[name])
+    for one, other in zip(plain, drafted, strict=True):
+        assert one.token_ids == other.token_ids
+        assert_exact(target, one, 3)
+        assert_exact(target, other, 3)
+
+
+@pytest.mark.parametrize("architecture", ["gptj", "gpt_neo", "mamba"])  # trees, chains, the model's own generate
+def test_they_are_those_of_a_plain_forward_in_every_mode(tiny_model, device, architecture):
+    target = probed(tiny_model(architecture, device), architecture)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8, adaptive=False)), 2)
+    for sampling in (WISHES["greedy"], WISHES["sampled-penalties"]):
+        requests = [engine.request(prompt, 10, sampling, 1, 2) for prompt in PROMPTS[:3]]
+        for request in engine.run(requests):
+            assert request.error is None
+            assert_exact(target, request, 2)
+
+
+def test_rows_of_a_batch_get_as_many_as_each_asked_for(target):
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 5)
+    asked = [None, 0, 1, 5, 1000]
+    requests = [engine.request(prompt, 8, logprobs=most) for prompt, most in zip(PROMPTS, asked, strict=True)]
+    assert len(list(engine.run(requests))) == 5
+    assert requests[0].token_logprobs == []
+    for request, most in zip(requests[1:], (0, 1, 5, VOCAB_SIZE), strict=True):
+        assert_exact(target, request, most)
+
+
+def test_nothing_is_computed_that_nobody_asked_for(target, monkeypatch):
+    monkeypatch.setattr("lookahead.decode.row.logprobs_of", lambda *_: pytest.fail("computed"))
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 2)
+    assert not any(request.error for request in engine.run([engine.request(prompt, 8) for prompt in PROMPTS]))
+
+
+def test_row_whose_log_probabilities_fail_fails_and_no_other(target, monkeypatch):
+    def failing(*_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("lookahead.decode.row.logprobs_of", failing)
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 2)
+    requests = [engine.request(PROMPTS[0], 8), engine.request(PROMPTS[1], 8, logprobs=1)]
+    assert len(list(engine.run(requests))) == 2
+    assert [str(request.error) for request in requests] == ["None", "no room"]
+
+
+def test_half_precision_is_summed_in_float32_and_long_lists_are_cut():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(AT_ONCE + 9, 5000, generator=generator).bfloat16()
+    rows = [row % len(logits) for row in range(2, 2 * AT_ONCE + 20)]
+    said = [(7 * row) % 5000 for row in rows]
+    found = logprobs_of(logits, rows, said, 4)
+    exact = logits.double().log_softmax(-1)
+    for each, row, token in zip(found, rows, said, strict=True):
+        assert each.token_id == token
+        assert each.logprob == pytest.approx(float(exact[row, token]), abs=NEAR)
+        assert [value for _, value in each.top] == pytest.approx(exact[row].topk(4).values.tolist(), abs=NEAR)
+    assert len(found) == len(rows)
+
+
+def test_results_from_python_hold_them(target):
+    engine = LookaheadEngine(target, drafts=DraftOptions(decoding_length=16, adaptive=False))
+    with_them, without = engine.generate(PROMPTS[:2], [GenerationParams(max_new_tokens=6, logprobs=2), GenerationParams()])
+    assert [found.token_id for found in with_them.logprobs] == with_them.token_ids
+    assert all(found.top[0][1] >= found.top[1][1] for found in with_them.logprobs)
+    assert [found.top[0] for found in with_them.logprobs] == [(found.token_id, found.logprob) for found in with_them.logprobs]
+    assert without.logprobs is None
+    for wrong in (-1, 1.5, True):
+        with pytest.raises(UsageError, match="logprobs is"):
+            GenerationParams(logprobs=wrong)
+
+
+# ---- in output rows
+
+
+@pytest.fixture
+def cli(capsys):
+    return Cli(capsys)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(str(MODEL))
+
+
+@pytest.fixture
+def generate(cli, tmp_path):
+    """generate(rows, *options) -> output rows, of a job that succeeds."""
+
+    def run(rows, *options, out="out.jsonl"):
+        source = write_jsonl(tmp_path / "in.jsonl", rows)
+        job = ("--model", MODEL, "--input", source, "-o", tmp_path / out, "--overwrite", "--max-new-tokens", 8)
+        result = cli("generate", *job, *options)
+        assert result.code == 0, result.err
+        return rows_of(tmp_path / out) if out.endswith("jsonl") else pyarrow.parquet.read_table(tmp_path / out).to_pylist()
+
+    return run
+
+
+def assert_entries(entries, token_ids, top, tokenizer):
+    assert [entry["id"] for entry in entries] == token_ids
+    assert "".join(entry["token"] for entry in entries) == tokenizer.decode(token_ids)
+    for entry in entries:
+        assert len(entry["top"]) == top
+        assert sorted(entry["top"], key=lambda other: -other["logprob"]) == entry["top"]
+        assert all(other["logprob"] <= 0 and other["token"] for other in entry["top"])
+        assert all(entry["logprob"] == other["logprob"] for other in entry["top"] if other["id"] == entry["id"])
+        assert all(entry["logprob"] <= other["logprob"] for other in entry["top"][:1])
+
+
+def test_rows_hold_them_for_each_sample_and_a_rows_own_wish_wins(generate, tokenizer):
+    rows = [{"prompt": QUESTIONS[0], "params": params} for params in ({}, {"n": 2}, {"logprobs": 0}, {"logprobs": False})]
+    drafted = generate(rows, "--logprobs", 2, "--token-ids", "--temperature", 0.9)
+    text = torch.tensor([[*tokenizer(QUESTIONS[0])["input_ids"], *drafted[0]["token_ids"]]])
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+        exact = model(text).logits[0, -9:-1].log_softmax(-1)
+    for entry, row in zip(drafted[0]["logprobs"], exact, strict=True):
+        assert entry["logprob"] == pytest.approx(float(row[entry["id"]]), abs=NEAR)
+        assert [other["logprob"] for other in entry["top"]] == pytest.approx(row.topk(2).values.tolist(), abs=NEAR)
+    assert_entries(drafted[0]["logprobs"], drafted[0]["token_ids"], 2, tokenizer)
+    assert len(drafted[1]["samples"]) == 2
+    for sample in drafted[1]["samples"]:
+        assert_entries(sample["logprobs"], sample["token_ids"], 2, tokenizer)
+    assert drafted[1]["logprobs"] == drafted[1]["samples"][0]["logprobs"]
+    assert_entries(drafted[2]["logprobs"], drafted[2]["token_ids"], 0, tokenizer)
+    assert "logprobs" not in drafted[3]
+    plain = generate(rows, "--logprobs", 2, "--temperature", 0.9, "--strategy", "off", "--batch-size", 1)
+    for one, other in itertools.zip_longest(drafted[0]["logprobs"], plain[0]["logprobs"]):
+        assert one["id"] == other["id"]
+        assert one["logprob"] == pytest.approx(other["logprob"], abs=NEAR)
+    assert not any("logprobs" in row for row in generate(rows[:2]))
+
+
+CHAT = {"messages": [{"role": "user", "content": "How many legs do 3 cats have?"}], "max_tokens": 6}
+
+
+def openai(body):
+    return {"custom_id": "a", "body": body}
+
+
+def test_openai_chat_is_answered_in_openais_shape(generate, tokenizer):
+    (row,) = generate([openai({**CHAT, "logprobs": True, "top_logprobs": 2, "n": 2, "temperature": 1.0})])
+    choices = row["response"]["body"]["choices"]
+    for choice in choices:
+        content = choice["logprobs"]["content"]
+        text = "".join(entry["token"] for entry in content if not entry["token"].startswith("<"))
+        assert text == choice["message"]["content"]
+        for entry in content:
+            assert {*entry} == {"token", "logprob", "bytes", "top_logprobs"}
+            assert len(entry["top_logprobs"]) == 2
+            assert all({*other} == {"token", "logprob", "bytes"} for other in entry["top_logprobs"])
+            assert bytes(entry["bytes"]).decode() == entry["token"]
+    assert choices[0]["logprobs"] != choices[1]["logprobs"]
+    (row,) = generate([openai({**CHAT, "logprobs": True})])
+    assert all(entry["top_logprobs"] == [] for entry in row["response"]["body"]["choices"][0]["logprobs"]["content"])
+    for quiet in ({}, {"logprobs": False}, {"logprobs": None, "top_logprobs": None}):
+        (row,) = generate([openai({**CHAT, **quiet})])
+        assert row["response"]["body"]["choices"][0]["logprobs"] is None
+
+
+def test_openai_completion_is_answered_in_its_older_shape(generate):
+    (row,) = generate([openai({"prompt": QUESTIONS[0], "max_tokens": 6, "logprobs": 3})])
+    (choice,) = row["response"]["body"]["choices"]
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    for place, token in zip(logprobs["text_offset"], logprobs["tokens"], strict=True):
+        assert choice["text"][place:].startswith(token)
+    for token, logprob, top in zip(*(logprobs[name] for name in ("tokens", "token_logprobs", "top_logprobs")), strict=True):
+        assert top[token] == logprob == max(top.values())
+        assert len(top) == 3
+
+
+@pytest.mark.parametrize(
+    ("wish", "saying"),
+    [
+        ({"logprobs": 3}, '"logprobs" is 3, not true or false'),
+        ({"logprobs": 1.0}, "not true or false"),
+        ({"top_logprobs": 3}, '"top_logprobs" goes with "logprobs": true'),
+        ({"logprobs": False, "top_logprobs": 3}, '"top_logprobs" goes with "logprobs": true'),
+        ({"logprobs": True, "top_logprobs": -1}, '"top_logprobs" is -1, not a whole number'),
+        ({"logprobs": True, "top_logprobs": True}, '"top_logprobs" is True, not a whole number'),
+    ],
+)
+def test_openai_wish_that_makes_no_sense_is_an_error_row(cli, tmp_path, wish, saying):
+    source = write_jsonl(tmp_path / "in.jsonl", [openai({**CHAT, **wish})])
+    result = cli("generate", "--model", MODEL, "--input", source)
+    assert result.code == 3
+    assert saying in json.loads(result.out)["response"]["body"]["error"]["message"]
+
+
+def test_parquet_holds_what_the_lines_hold(generate):
+    rows = [{"prompt": QUESTIONS[0], "params": {"n": 2, "logprobs": 1}}, openai({**CHAT, "logprobs": True, "top_logprobs": 1})]
+    rows.append({"custom_id": "b", "body": {"prompt": QUESTIONS[0], "logprobs": 2}})
+    lines, table = generate(rows), generate(rows, out="out.parquet")
+    assert table[0]["logprobs"] == lines[0]["logprobs"]
+    assert [sample["logprobs"] for sample in table[0]["samples"]] == [sample["logprobs"] for sample in lines[0]["samples"]]
+    chat, completion = ([row["response"]["body"]["choices"][0]["logprobs"] for row in of[1:]] for of in (lines, table))
+    assert chat[0]["content"] == completion[0]["content"]
+    assert [dict(top) for top in completion[1].pop("top_logprobs")] == chat[1].pop("top_logprobs")
+    assert {name: completion[1][name] for name in chat[1]} == chat[1]
+
+
+def test_resuming_with_other_log_probabilities_is_refused(cli, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": QUESTIONS[0]}])
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--max-new-tokens", 4)
+    assert cli(*job, "--logprobs", 1).code == 0
+    assert cli(*job, "--logprobs", 1, "--resume").code == 0
+    cli.fails(2, *job, "--logprobs", 2, "--resume", saying=["--logprobs 1 then, --logprobs 2 now"])
+    cli.fails(2, *job, "--resume", saying=["--logprobs 1 then, no --logprobs now"])
+
+
+def test_rows_without_a_tokenizer_hold_ids_and_what_cannot_be_is_a_number_of_json(target):
+    engine = DecodingEngine(target, Drafter([], DraftOptions("off")))
+    request = engine.request(PROMPTS[0], 3, logprobs=1)
+    list(engine.run([request]))
+    assert all({*entry} == {"id", "logprob", "top"} for entry in LogprobsOf(None).in_row(request))
+    assert LogprobsOf(None).of_completion(request, 3)["tokens"] == [f"token_id:{token}" for token in request.token_ids]
+    request.token_logprobs = [dataclasses.replace(request.token_logprobs[0], logprob=-math.inf)]
+    assert LogprobsOf(None).in_row(request)[0]["logprob"] == -9999.0

@@ -1,0 +1,396 @@
+"""Lossless: whatever is drafted, the tokens are those of plain greedy decoding, id for id.
+
+float32, tiny models with random weights, `model.generate(do_sample=False)` as the truth.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import itertools
+import mmap
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM, MistralForCausalLM
+
+from lookahead.decode.engine import DecodingEngine
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
+from lookahead.draft.tree import chain
+from lookahead.errors import LookaheadError
+from lookahead.forward.batch import MaskPlan, pack
+from lookahead.forward.kv_cache import SequenceCache, SlotCache, zeros
+from lookahead.forward.sequence import BufferState
+from lookahead.models.probe import _difference, _scores_alone, probed
+from tests.architectures import NEW_TOKENS, SAYS_ENOUGH, decoded, plainly, random_prompts
+from tests.support.depth import deep
+from tests.support.drafts import DRAFTS, VOCAB_SIZE, KnownAnswer, always_wrong, drafter_of, perfect, random_trees
+
+MODES = {  # python -m tests.architectures knows more of them
+    "llama": "packed",
+    "llama4": "packed",  # chunks, and queries that are scaled by their position
+    "mistral": "packed",  # a window
+    "mixtral": "packed",
+    "qwen3": "packed",
+    "afmoe": "packed",  # takes views of what attention gives
+    "gemma2": "packed",  # eager attention with a soft-cap
+    "gemma3": "packed",
+    "gemma4": "packed",  # layers that share keys, heads of two sizes
+    "gpt2": "packed",
+    "gpt_neox": "packed",
+    "gpt_oss": "packed",  # sinks
+    "deepseek_v3": "packed",  # values narrower than keys
+    "phi3_longrope": "packed",  # rows beyond 40 tokens are left to generate
+    "gptj": "tree",
+    "gpt_neo": "chain",
+    "mpt": "chain",
+    "qwen3_next": "replay",
+    "bamba": "replay",
+    "mamba": "plain",
+}
+PROMPTS = random_prompts((1, 9, 20))
+
+IN_FULL = ("llama", "gptj", "gpt_neo", "qwen3_next", "mamba")  # one of each mode: every draft at every batch size
+PRODUCT = list(itertools.product(DRAFTS, (1, 3, 8)))
+FEW = [("perfect", 3), ("random_trees", 3)]
+WAYS = [
+    *((name, PRODUCT if name in IN_FULL else FEW) for name in MODES),
+    *deep((name, [way for way in PRODUCT if way not in FEW]) for name in MODES if name not in IN_FULL),
+]
+
+
+@pytest.fixture(scope="session")
+def target_of(tiny_model):
+    """target_of(architecture, device) -> TargetModel, probed once."""
+    return functools.cache(lambda architecture, device="cpu": probed(tiny_model(architecture, device), architecture))
+
+
+@pytest.fixture(scope="session")
+def answers_of(tiny_model):
+    """answers_of(architecture, device) -> (prompt, plain greedy tokens) of PROMPTS."""
+
+    @functools.cache
+    def answers(architecture, device="cpu"):
+        return [(prompt, plainly(tiny_model(architecture, device), prompt)) for prompt in PROMPTS]
+
+    return answers
+
+
+@pytest.mark.parametrize(("architecture", "mode"), MODES.items())
+def test_probe_finds_how_a_model_verifies(target_of, device, architecture, mode):
+    target = target_of(architecture, device)
+    assert target.mode == mode, target.reason
+    assert bool(target.reason) == (mode != "packed")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", ["llama", "mixtral", "gpt_neo", "mpt"])
+def test_probe_finds_the_same_in_half_precision(tiny_model, target_of, architecture, dtype):
+    rounded = copy.deepcopy(tiny_model(architecture)).to(dtype)
+    assert probed(rounded).mode == target_of(architecture).mode
+
+
+@pytest.mark.parametrize(
+    ("architecture", "ways"), WAYS, ids=lambda value: value if isinstance(value, str) else f"{len(value)} ways"
+)
+def test_any_draft_at_any_batch_size_yields_the_plain_greedy_tokens(
+    tiny_model, target_of, make_trie, device, architecture, ways
+):
+    target, model = target_of(architecture, device), tiny_model(architecture, device)
+    prompts = random_prompts()  # more than slots
+    answers = [(prompt, plainly(model, prompt)) for prompt in prompts]
+    assert len({token for _, answer in answers for token in answer}) >= SAYS_ENOUGH
+    trie = make_trie([[*prompt, *answer] for prompt, answer in answers], VOCAB_SIZE)
+    for draft, batch_size in ways:
+        drafter = drafter_of(draft, answers, trie)
+        done = decoded(DecodingEngine(target, drafter, batch_size, prefill_chunk=6 if batch_size == 3 else 512), prompts)
+        for generation, (_, answer) in zip(done, answers, strict=True):
+            assert generation.token_ids == answer, (draft, batch_size)
+            assert generation.finish_reason == ("stop" if answer[-1] == 2 else "length")
+
+        # The drafts were used as meant, else the equality above says little.
+        done = [g for g in done if not target.decodes_plainly(g.prompt_tokens + NEW_TOKENS)]
+        steps, rest = sum(g.steps for g in done), sum(len(g.token_ids) - 1 for g in done)
+        accepted = sum(g.accepted_tokens for g in done)
+        if not done or draft == "none":
+            assert (steps, accepted) == (rest, 0)
+        elif draft == "perfect":
+            assert steps == sum(-(-(len(g.token_ids) - 1) // 8) for g in done)
+        elif draft == "always_wrong":
+            assert (steps, accepted) == (rest, 0)
+            assert sum(g.draft_tokens for g in done) > rest
+        else:
+            stopped = sum(g.finish_reason == "stop" for g in done)  # an accepted end of sequence has no token after it
+            assert 0 < rest - steps <= accepted <= rest - steps + stopped
+
+
+@pytest.mark.parametrize("strategy", ["hierarchical", "parallel", "single"])
+@pytest.mark.parametrize("decoding_length", [2, 7, 64])
+def test_every_strategy_and_length_yields_the_plain_greedy_tokens(target_of, answers_of, strategy, decoding_length):
+    target, answers = target_of("mistral"), answers_of("mistral")
+    engine = DecodingEngine(target, Drafter([], DraftOptions(strategy, decoding_length, adaptive=False)))
+    for _ in range(2):  # the second time all answers are known
+        for prompt, answer in answers:
+            generation = engine.generate(prompt, NEW_TOKENS)
+            assert generation.token_ids == answer
+    assert generation.accepted_by_source["session"] > 0
+
+
+def test_trees_of_thirty_seeds_yield_the_plain_greedy_tokens(target_of, answers_of):
+    target, answers = target_of("gemma3"), answers_of("gemma3")
+    for seed in range(30):
+        prompt, answer = answers[seed % len(answers)]
+        engine = DecodingEngine(target, KnownAnswer(answers, random_trees(seed)))
+        assert engine.generate(prompt, NEW_TOKENS).token_ids == answer
+
+
+def test_steps_come_one_by_one_and_add_up_to_the_answer(target_of, answers_of):
+    prompt, answer = answers_of("llama")[1]
+    engine = DecodingEngine(target_of("llama"), KnownAnswer(answers_of("llama"), perfect))
+    generation = engine.request(prompt, NEW_TOKENS)
+    pieces = list(engine.stream(generation))
+    assert [len(piece) for piece in pieces[:3]] == [1, 8, 8]  # the prefill gives one token
+    assert [token for piece in pieces for token in piece] == answer
+    assert generation.edl == (len(answer) - 1) / (len(pieces) - 1)
+    assert generation.accepted_by_source == {"known": generation.accepted_tokens}
+
+
+def test_stream_left_early_frees_its_row_for_the_next_request(target_of, answers_of):
+    (first, _), (second, answer) = answers_of("llama")[:2]
+    drafter = Drafter()
+    engine = DecodingEngine(target_of("llama"), drafter)
+    stream = engine.stream(engine.request(first, NEW_TOKENS))
+    next(stream)
+    stream.close()
+    row = drafter.start([5])
+    assert (row.number, row.own.tokens.tolist()) == (0, [5])  # else there would be a second row
+    row.finish()
+    assert engine.generate(second, NEW_TOKENS).token_ids == answer
+
+
+# ---- where an answer ends
+
+
+@pytest.mark.parametrize("place", [1, 7, 8, 9, 11, *deep([2, 3, 4, 5, 6, 10])])  # a draft has seven tokens
+def test_answer_stops_at_an_end_of_sequence_inside_an_accepted_branch(target_of, answers_of, monkeypatch, place):
+    prompt, answer = answers_of("mistral")[1]
+    model = target_of("mistral").model
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [answer[place], 96])
+    target = dataclasses.replace(target_of("mistral"))  # a fresh one: ids of the end are read once
+    generation = DecodingEngine(target, KnownAnswer([(prompt, answer)], perfect)).generate(prompt, NEW_TOKENS)
+    assert generation.token_ids == answer[: answer.index(answer[place]) + 1] == plainly(model, prompt)
+    assert generation.finish_reason == "stop"
+    assert generation.accepted_tokens <= len(generation.token_ids) - 1
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2, 8, 9, 10])
+def test_answer_is_cut_at_the_limit_though_more_was_drafted(target_of, answers_of, new_tokens):
+    class Overeager(KnownAnswer):
+        def grow(self, rows, budgets, branch_lengths, *prices):
+            return super().grow(rows, budgets, [None] * len(rows), *prices)
+
+    prompt, answer = answers_of("llama")[1]
+    for kind in (KnownAnswer, Overeager):
+        engine = DecodingEngine(target_of("llama"), kind([(prompt, answer)], perfect))
+        generation = engine.generate(prompt, new_tokens)
+        assert generation.token_ids == answer[:new_tokens]
+        assert generation.finish_reason == "length"
+        assert generation.accepted_tokens + generation.steps <= new_tokens
+
+
+@pytest.mark.parametrize("propose", [perfect, always_wrong, random_trees(1)])
+def test_answer_ends_where_the_model_has_no_more_positions(target_of, propose):
+    target = target_of("gpt2_short")
+    assert target.mode == "packed", target.reason
+    prompt = PROMPTS[2]
+    answer = plainly(target.model, prompt, 32 - len(prompt))
+    assert len(answer) == 32 - len(prompt)
+    generation = DecodingEngine(target, KnownAnswer([(prompt, answer)], propose)).generate(prompt, 100)
+    assert generation.token_ids == answer
+    assert generation.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "the prompt is empty"),
+        ([3] * 32, "the prompt has 32 tokens and the model has 32 positions: no room"),
+        ([3, VOCAB_SIZE], "prompt token id 97 is outside the model's vocabulary of 97"),
+        ([-1, 3], "prompt token id -1 is outside"),
+    ],
+)
+def test_prompt_that_cannot_be_decoded_is_refused(target_of, prompt, message):
+    with pytest.raises(LookaheadError, match=message):
+        DecodingEngine(target_of("gpt2_short"), Drafter()).generate(prompt, 10)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 1},
+        {"min_new_tokens": 20},
+        {"suppress_tokens": [5, 6, 7, 8, 9, 10, 11, 12]},
+        {"repetition_penalty": 1.2, "no_repeat_ngram_size": 1},
+    ],
+    ids=lambda wish: "-".join(wish),
+)
+def test_what_the_generation_config_asks_of_greedy_decoding_is_done(target_of, answers_of, monkeypatch, wish):
+    target, unwished = target_of("gpt2"), answers_of("gpt2")
+    for name, value in wish.items():
+        monkeypatch.setattr(target.model.generation_config, name, value)
+    wished = [(prompt, plainly(target.model, prompt)) for prompt in PROMPTS]
+    assert wished != unwished
+    for propose in (perfect, always_wrong, random_trees(2)):
+        engine = DecodingEngine(target, KnownAnswer(wished, propose))
+        for prompt, answer in wished:
+            assert engine.generate(prompt, NEW_TOKENS).token_ids == answer
+
+
+# ---- the probe does not take a model's word for it
+
+
+class IgnoresTreeMask(LlamaForCausalLM):
+    def forward(self, *args, attention_mask=None, **kwargs):
+        return super().forward(*args, attention_mask=None, **kwargs)
+
+
+class IgnoresPositions(LlamaForCausalLM):
+    """It goes by the length of the cache."""
+
+    def forward(self, *args, position_ids=None, **kwargs):
+        return super().forward(*args, position_ids=None, **kwargs)
+
+
+class CountsFromZero(LlamaForCausalLM):
+    def forward(self, input_ids, position_ids=None, **kwargs):
+        return super().forward(input_ids, position_ids=torch.arange(input_ids.shape[1])[None], **kwargs)
+
+
+class IgnoresCache(LlamaForCausalLM):
+    def forward(self, *args, past_key_values=None, use_cache=None, **kwargs):
+        return super().forward(*args, past_key_values=None, use_cache=False, **kwargs)
+
+
+class SaysNothing(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * float("nan")
+        return output
+
+
+class HidesItsWindow(MistralForCausalLM):
+    """Its config does not tell of the window of 64 tokens, which no text of the probe reaches."""
+
+    def forward(self, *args, **kwargs):
+        self.config.sliding_window = 64
+        output = super().forward(*args, **kwargs)
+        self.config.sliding_window = None
+        return output
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "reason"),
+    [
+        (IgnoresTreeMask, "chain", "no tree"),
+        (IgnoresPositions, "packed", "^$"),
+        (CountsFromZero, "plain", "no packed .scores differ .*; no replay .scores differ"),
+        (IgnoresCache, "plain", "no tree .*; no chain"),
+        (SaysNothing, "plain", "not finite"),
+        (HidesItsWindow, "chain", "no packed .at position 255 a layer sees 64 tokens, by the config 256.; no tree"),
+    ],
+)
+def test_model_that_verifies_wrongly_is_not_trusted_with_it(tiny_model, kind, mode, reason):
+    plain = tiny_model("llama")
+    model = kind(copy.deepcopy(plain.config)).eval()
+    model.load_state_dict(plain.state_dict())
+    target = probed(model)
+    assert target.mode == mode
+    assert re.search(reason, target.reason)
+
+
+# ---- the key/value buffers
+
+
+def test_buffers_grow_and_lose_nothing():
+    """Two layers, the second with narrower values, as latent attention has them."""
+    cache = SequenceCache()
+    new = torch.arange(2 * 12 * 3, dtype=torch.float32).reshape(1, 2, 12, 3)
+    for start, end, room in ((0, 3, 4), (3, 5, 5), (5, 12, 12)):
+        if start:
+            cache.reserve(room)
+        for layer in range(2):
+            keys, values = cache.update(new[:, :, start:end] + layer, -new[:, :, start:end, : 3 - layer], layer)
+            assert torch.equal(keys, new[:, :, :end] + layer)
+            assert torch.equal(values, -new[:, :, :end, : 3 - layer])
+    assert cache.get_seq_length() == 12
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells how much memory a process has")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_buffers_take_memory_for_what_is_written_only(dtype):
+    def taken() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = taken()
+    buffer = zeros(torch.empty(0, dtype=dtype), 4, 64 << 20)
+    buffer[2, 5] = 7
+    assert buffer.dtype == dtype
+    assert buffer[2, :10].tolist() == [0, 0, 0, 0, 0, 7, 0, 0, 0, 0]
+    assert not buffer[1].any()
+    assert taken() - before < buffer.nbytes / 4
+
+
+def test_slots_keep_what_they_hold_when_there_is_more_room():
+    cache, plan = SlotCache(), MaskPlan({"all": None}, {"all": None}, by_type=False)
+    cache.reserve(2, 4, [])
+    written = torch.arange(2 * 3 * 2, dtype=torch.float32).reshape(1, 2, 3, 2)
+    cache.pack = pack([chain([1, 2]), chain([3])], [0, 0], plan, torch.float32, torch.device("cpu"))
+    cache.update(written, -written, 0)
+    cache.reserve(3, 9, [2, 1])
+    keys, values = cache.layers[0].keys, cache.layers[0].values
+    assert keys.shape == (3, 2, 9, 2)
+    assert torch.equal(keys[0, :, :2], written[0, :, :2])
+    assert torch.equal(values[1, :, :1], -written[0, :, 2:])
+    assert not keys[2].any()
+
+
+@pytest.mark.parametrize("nodes", [[], [0], [0, 1, 2], [2], [0, 2, 4], [1, 3], [0, 1, 4]])
+def test_only_accepted_places_stay_and_they_close_up(nodes):
+    cache = SequenceCache()
+    new = torch.arange(9, dtype=torch.float32).reshape(1, 1, 9, 1)
+    cache.update(new[:, :, :3], -new[:, :, :3], 0)
+    cache.reserve(9)
+    cache.update(new[:, :, 3:8], -new[:, :, 3:8], 0)
+    cache.keep(3, nodes)
+    keys, values = cache.update(new[:, :, 8:], -new[:, :, 8:], 0)
+    kept = [0, 1, 2, *(3 + node for node in nodes), 8]
+    assert keys.flatten().tolist() == kept
+    assert values.flatten().tolist() == [-place for place in kept]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt_neo"])
+def test_scores_do_not_depend_on_how_large_the_buffers_began(target_of, architecture):
+    target = dataclasses.replace(target_of(architecture), mode="chain")
+    scores = []
+    for capacity in (1, 100):
+        sequence = BufferState(target, capacity)
+        sequence.prefill(chain(PROMPTS[1]))
+        sequence.keep(range(len(PROMPTS[1])))
+        sequence.forward(chain([5, 6, 7, 8]))
+        sequence.keep([0, 1])
+        scores.append(sequence.forward(chain([9, 10])))
+    assert torch.equal(*scores)
+
+
+@torch.inference_mode()
+def test_probe_refuses_scores_that_are_no_numbers(target_of):
+    target, text = target_of("llama"), [5, 6, 7]
+    scores = _scores_alone(target, text)[-1]
+    assert _difference(target, [(text, scores)]) == ""
+    assert _difference(target, [(text, torch.full_like(scores, torch.nan))]) == "scores are not finite"

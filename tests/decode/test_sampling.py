@@ -1,0 +1,189 @@
+"""Sampling is lossless too: what a row says depends on its seed alone, not on drafts, batches or order.
+
+Truth: `model.generate` after `torch.manual_seed` with the row's seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig, LogitsProcessor
+
+from lookahead.decode.engine import DecodingEngine
+from lookahead.decode.sampling import Sampling, seed_of
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
+from lookahead.errors import UsageError
+from lookahead.models.probe import probed
+from tests.support.depth import deep
+from tests.support.drafts import VOCAB_SIZE
+
+PROMPTS = [[int(t) for t in np.random.default_rng(size).integers(3, VOCAB_SIZE, size)] for size in (1, 9, 20, 4, 13)]
+NEW_TOKENS = 16
+
+
+class Halving(LogitsProcessor):
+    """A processor of the user's: halves the scores of odd tokens."""
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        scores[:, 1::2] /= 2
+        return scores
+
+
+SETTINGS = {
+    "temperature": Sampling(temperature=0.7),
+    "hot": Sampling(temperature=3.0),
+    "top-k": Sampling(temperature=1.0, top_k=5),
+    "top-p": Sampling(temperature=1.0, top_p=0.8),
+    "min-p": Sampling(temperature=1.0, min_p=0.1),
+    "typical": Sampling(temperature=1.0, typical_p=0.7),
+    "repetition": Sampling(temperature=0.3, repetition_penalty=3.0),
+    "no-repeat-ngram": Sampling(temperature=0.1, no_repeat_ngram_size=1),
+    "bad-words": Sampling(temperature=1.0, bad_words_ids=((6, 7), *((token,) for token in range(20, 60)))),
+    "min-new-tokens": Sampling(temperature=1.0, min_new_tokens=12, logit_bias={2: 6.0}),
+    "logit-bias": Sampling(temperature=1.0, logit_bias={9: 3.0, 10: -5.0}),
+    "stop-tokens": Sampling(temperature=1.0, stop_token_ids=(11, 12, 13, 14, 15, 16, 17)),
+    "own-processor": Sampling(temperature=1.0, processors=(Halving(),)),
+    "everything": Sampling(0.8, 20, 0.9, 0.02, 0.95, 1.2, no_repeat_ngram_size=3, min_new_tokens=3, logit_bias={4: 1.0}),
+    "greedy-penalties": Sampling(repetition_penalty=1.3, no_repeat_ngram_size=2, min_new_tokens=10),
+}
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model, device):
+    return probed(tiny_model("llama", device), "llama")
+
+
+def by_generate(target, prompt, sampling, seed, new_tokens=NEW_TOKENS):
+    """What transformers itself says."""
+    wishes = {
+        name: getattr(sampling, name)
+        for name in ("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens")
+        if getattr(sampling, name) is not None
+    }
+    if sampling.temperature:
+        unlimited = {"top_k": 0, "top_p": 1.0, "min_p": None, "typical_p": 1.0}
+        asked = {name: getattr(sampling, name) or default for name, default in unlimited.items()}
+        wishes |= {"do_sample": True, "temperature": sampling.temperature, **asked}
+    if sampling.bad_words_ids:
+        wishes["bad_words_ids"] = [list(words) for words in sampling.bad_words_ids]
+    if sampling.logit_bias:
+        wishes["sequence_bias"] = {(token,): bias for token, bias in sampling.logit_bias.items()}
+    stops = [2, *sampling.stop_token_ids]
+    text = torch.tensor([prompt], device=target.device)
+    torch.manual_seed(seed)
+    output = target.model.generate(
+        text,
+        attention_mask=torch.ones_like(text),
+        generation_config=GenerationConfig(**wishes, max_new_tokens=new_tokens, eos_token_id=stops, pad_token_id=0),
+        logits_processor=list(sampling.processors),
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+def run(engine, sampling, prompts=PROMPTS, new_tokens=NEW_TOKENS):
+    requests = [engine.request(prompt, new_tokens, sampling, seed_of(0, n)) for n, prompt in enumerate(prompts)]
+    assert {id(g) for g in engine.run(requests)} == {id(g) for g in requests}
+    assert not any(request.error for request in requests)
+    return [request.token_ids for request in requests]
+
+
+@pytest.mark.parametrize("batch_size", [3, *deep([1, 8])])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_row_says_what_generate_says_with_its_seed_whatever_is_drafted_and_beside_whom(target, name, batch_size):
+    sampling = SETTINGS[name]
+    expected = [by_generate(target, prompt, sampling, seed_of(0, n)) for n, prompt in enumerate(PROMPTS)]
+    assert run(DecodingEngine(target, Drafter([], DraftOptions("off"))), sampling) == expected
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), batch_size, prefill_chunk=7)
+    for _ in range(2):  # the second time with the first answers as drafts
+        assert run(engine, sampling) == expected
+    assert batch_size > 1 or engine.clock.steps < 2 * sum(map(len, expected))  # drafts were accepted
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name not in ("temperature", "hot")])
+def test_each_setting_changes_what_is_said(target, name):
+    engine = DecodingEngine(target, Drafter([], DraftOptions("off")), 8)
+    assert run(engine, SETTINGS[name]) != run(engine, Sampling(SETTINGS[name].temperature))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(frequency_penalty=1.0), Sampling(presence_penalty=2.0)], ids=["often", "once"])
+def test_tokens_of_the_answer_are_penalised_by_their_count_or_presence(target, sampling):
+    prompt, said = PROMPTS[1], []
+    for _ in range(NEW_TOKENS):
+        with torch.no_grad():
+            scores = target.model(torch.tensor([[*prompt, *said]], device=target.device)).logits[0, -1] * 1.0
+        for token in set(said):
+            scores[token] -= sampling.frequency_penalty * said.count(token) + sampling.presence_penalty
+        said.append(int(scores.argmax()))
+        if said[-1] == 2:
+            break
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 3)
+    for _ in range(2):
+        assert run(engine, sampling)[1] == said
+    assert run(engine, Sampling())[1] != said
+
+
+def test_rows_may_ask_for_different_things_in_one_batch(target):
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 4)
+    asked = [*SETTINGS.values()]
+    requests = [engine.request(PROMPTS[n % 5], NEW_TOKENS, sampling, n) for n, sampling in enumerate(asked)]
+    for _ in engine.run(requests):
+        pass
+    for n, (request, sampling) in enumerate(zip(requests, asked, strict=True)):
+        assert request.token_ids == by_generate(target, PROMPTS[n % 5], sampling, n)
+
+
+@pytest.mark.parametrize("drafted", [True, *deep([False])], ids=["drafted", "plain"])
+def test_20_000_draws_follow_the_models_own_distribution(target, drafted):
+    """Chi-square of how often each token was drawn against the sum of its exact probabilities in each context."""
+    rows, length, sampling = 2_500, 8, Sampling(temperature=2.0)
+    target = dataclasses.replace(target)
+    target.__dict__["eos_token_ids"] = frozenset()  # all answers are as long
+    engine = DecodingEngine(
+        target, Drafter([], DraftOptions(decoding_length=8, adaptive=False) if drafted else DraftOptions("off")), 64
+    )
+    requests = [engine.request(PROMPTS[1], length, sampling, seed_of(1, n)) for n in range(rows)]
+    assert len(list(engine.run(iter(requests)))) == rows
+    assert drafted == (sum(request.accepted_tokens for request in requests) > rows / 10)
+    texts = torch.tensor([[*PROMPTS[1], *request.token_ids[:-1]] for request in requests], device=target.device)
+    with torch.inference_mode():
+        exact = (target.model(texts).logits[:, -length:].double() / 2).softmax(-1).flatten(0, 1).cpu()
+    drawn = torch.tensor([request.token_ids for request in requests]).flatten().bincount(minlength=VOCAB_SIZE)
+    expected, variance = exact.sum(0), (exact * (1 - exact)).sum(0)
+    chi_square = float(((drawn - expected) ** 2 / variance).sum())
+    assert chi_square < VOCAB_SIZE - 1 + 5 * np.sqrt(2 * (VOCAB_SIZE - 1))
+
+
+def test_random_streams_of_rows_and_samples_differ_and_repeat():
+    seeds = {seed_of(seed, row, sample) for seed in (0, 1) for row in ("a", 1, "1a") for sample in (0, 1)}
+    assert len(seeds) == 12
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+    assert seed_of(0, "a") == seed_of(0, "a", 0)
+
+
+def test_processor_that_fails_fails_its_own_row_only(target):
+    class Failing(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            if input_ids.shape[1] > 12:
+                raise ValueError("too long for me")
+            return scores
+
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 3)
+    requests = [engine.request(prompt, NEW_TOKENS) for prompt in PROMPTS]
+    requests[1] = engine.request(PROMPTS[1], NEW_TOKENS, Sampling(processors=(Failing(),)))
+    assert len(list(engine.run(requests))) == 5
+    assert [bool(request.error) for request in requests] == [False, True, False, False, False]
+    assert requests[1].finish_reason == "error"
+    assert len(engine.drafter._free) == len(engine.drafter._rows)
+    for request, prompt in zip(requests, PROMPTS, strict=True):
+        assert request.error or request.token_ids == by_generate(target, prompt, Sampling(), 0)
+
+
+@pytest.mark.parametrize("wish", [{"temperature": -1}, {"top_p": 0}, {"min_p": 2}, {"stop": ("",)}, {"repetition_penalty": -2}])
+def test_wish_that_makes_no_sense_is_refused(wish):
+    with pytest.raises(UsageError):
+        Sampling(**wish)

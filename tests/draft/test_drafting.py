@@ -1,0 +1,443 @@
+"""Drafting: what the drafter proposes and credits, what it remembers and learns, and the draft tree's invariants."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from lookahead.draft.calibration import EDGES, Calibration, computed
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
+from lookahead.draft.planner import LOOKED_BEHIND
+from lookahead.draft.tree import DraftTree, as_parallel, chain, root_only
+from lookahead.errors import UsageError
+from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_tries
+from tests.support.tries import append_ids, build_ids
+
+token = st.integers(0, 3)
+document_lists = st.lists(st.lists(token, min_size=1, max_size=8), min_size=1, max_size=3)
+requests = st.lists(
+    st.tuples(st.lists(token, min_size=1, max_size=12), st.lists(st.lists(token, min_size=1, max_size=4), max_size=5)),
+    min_size=1,
+    max_size=3,
+)  # prompt, tokens accepted in each step
+
+
+def paths_of(tree):
+    """The tokens from the root to each node, the root's own left out."""
+    paths = [()]
+    for token_id, parent in zip(tree.token_ids[1:].tolist(), tree.parents[1:].tolist(), strict=True):
+        paths.append((*paths[parent], token_id))
+    return paths
+
+
+def sources_of(drafter, tree):
+    """Path -> name of its last token's source."""
+    return dict(zip(paths_of(tree)[1:], (drafter.source_names[source] for source in tree.sources[1:]), strict=True))
+
+
+def answered(drafter, prompt, answer):
+    """A finished request."""
+    row = drafter.start(prompt)
+    row.accept(answer)
+    row.finish()
+
+
+# ---- what a draft is
+
+
+@given(
+    requests,
+    st.sampled_from(["hierarchical", "parallel", "single", "off"]),
+    st.integers(1, 20),
+    st.integers(1, 8),
+    st.one_of(st.none(), st.integers(0, 25)),
+    st.one_of(st.none(), st.integers(0, 10)),
+    st.sampled_from([0.0, 0.02, 0.3]),
+)
+def test_every_draft_is_a_tree_within_all_limits(requests, strategy, decoding_length, branch_length, budget, longest, price):
+    drafter = Drafter([], DraftOptions(strategy, decoding_length, branch_length, price))
+    for prompt, steps in requests:
+        row = drafter.start(prompt)
+        last = prompt[-1]
+        for accepted in [[], *steps]:
+            row.accept(accepted)
+            last = accepted[-1] if accepted else last
+            tree = row.draft(budget, longest)
+            assert (tree.token_ids[0], tree.parents[0], tree.probabilities[0], tree.sources[0]) == (last, -1, 1, -1)
+            below = range(1, len(tree))
+            assert len(tree) <= min(decoding_length, 99 if budget is None else budget + 1)
+            assert tree.depths().max() <= min(branch_length, 99 if longest is None else longest)
+            assert all(0 <= tree.parents[node] < node for node in below)
+            assert all(price * 0.999 <= tree.probabilities[node] <= tree.probabilities[tree.parents[node]] for node in below)
+            assert all(0 <= tree.sources[node] < len(drafter.source_names) for node in below)
+            assert all(tree.matches[node] >= 0 for node in below)
+            if strategy in ("hierarchical", "single"):
+                assert len(set(paths_of(tree))) == len(tree)
+                assert sorted(tree.probabilities, reverse=True) == tree.probabilities.tolist()
+            if strategy == "single":
+                assert tree.is_chain()
+            if strategy == "parallel":
+                assert all(tree.parents[node] in (0, node - 1) for node in below)
+            if strategy == "off":
+                assert len(tree) == 1
+        row.finish()
+
+
+@given(requests, document_lists)
+def test_children_of_a_node_share_at_most_its_probability(tmp_path_factory, requests, documents):
+    drafter = Drafter([build_ids(tmp_path_factory.mktemp("t") / "x.trie", documents)], DraftOptions(decoding_length=40))
+    for prompt, steps in requests:
+        row = drafter.start(prompt)
+        for accepted in [[], *steps]:
+            row.accept(accepted)
+            tree = row.draft()
+            computed = drafter.rows.reach[row.number, 0, : len(tree)]
+            for node in range(len(tree)):
+                assert computed[1:][tree.parents[1:] == node].sum() <= computed[node] * 1.001
+        row.finish()
+
+
+def test_longer_match_is_believed_before_a_commoner_shorter_one(make_trie):
+    trie = make_trie([[5, 6, 7, 1], *[[8, 7, 2]] * 3])
+    tree = Drafter([trie]).start([5, 6, 7]).draft(branch_length=1)
+    assert tree.token_ids[1] == 1
+    assert tree.matches[1] == 3
+    assert tree.token_ids[2] == 2
+
+
+def test_text_being_copied_gets_one_long_branch():
+    text = list(range(10, 60))
+    drafter = Drafter([], DraftOptions(decoding_length=21))
+    answered(drafter, [1], [9, 9, *text])
+    row = drafter.start([*text, 2, *text[:5]])
+    for step in range(3):  # it takes some tokens to be sure
+        row.accept(text[5 + step : 6 + step])
+    tree = row.draft()
+    assert tree.depths().max() >= 12
+    deepest = paths_of(tree)[int(tree.depths().argmax())]
+    assert list(deepest) == text[8 : 8 + len(deepest)]
+
+
+def test_copy_goes_on_behind_a_changed_word():
+    prompt = [*range(10, 30), 1, *range(10, 18)]
+    row = Drafter().start(prompt)
+    row.accept([99])  # instead of 18
+    tree = row.draft(branch_length=2)
+    assert paths_of(tree)[1] == (19,)
+    assert (19, 20) in paths_of(tree)
+
+
+def test_nothing_is_drafted_behind_the_end_of_a_document(make_trie):
+    trie = make_trie([[1, 2, 3], [4, 5, 6]])
+    tree = Drafter([trie]).start([2, 3]).draft(branch_length=1)
+    assert tree.probabilities[1:].max(initial=0) < 0.2  # only what is common anywhere
+
+
+@pytest.mark.parametrize("vocabulary", [10, 60_000, 150_000])
+def test_tokens_of_any_width_are_drafted(tmp_path, vocabulary):
+    high = vocabulary - 1
+    trie = build_ids(tmp_path / "x.trie", [[1, high, 2, high - 1, 3]] * 2, vocab_size=vocabulary)
+    row = Drafter([trie]).start([1, high, 2])
+    assert row.draft().token_ids[1] == high - 1
+
+
+def test_long_request_is_drafted_for_as_its_arrays_grow():
+    rng = np.random.default_rng(5)
+    prompt = rng.integers(0, 500, 3000)
+    answer = rng.integers(0, 500, 2000)
+    row = Drafter().start(prompt)
+    for start in range(0, 2000, 7):
+        row.accept(answer[start : start + 7])
+    row.accept(prompt[100:110])
+    assert row.draft().token_ids[1] == prompt[110]
+    row.accept(answer[1500:1510])
+    assert row.draft().token_ids[1] == answer[1510]
+
+
+# ---- who is credited
+
+
+def test_text_of_the_prompt_is_drafted_and_attributed_to_it():
+    drafter = Drafter()
+    tree = drafter.start([1, 2, 3, 9, 1, 2]).draft(branch_length=2)
+    assert paths_of(tree)[1] == (3,)
+    assert sources_of(drafter, tree)[(3,)] == sources_of(drafter, tree)[(3, 9)] == "prompt"
+
+
+def test_output_of_the_same_request_is_attributed_to_the_output():
+    drafter = Drafter()
+    row = drafter.start([9])
+    row.accept([1, 2, 3, 1, 2])
+    tree = row.draft(branch_length=1)
+    assert paths_of(tree)[1] == (3,)
+    assert sources_of(drafter, tree)[(3,)] == "output"
+
+
+def test_branches_of_a_trie_are_attributed_to_its_file(make_trie):
+    one = make_trie([[1, 2, 3]], name="one.trie")
+    two = make_trie([[4, 5, 6]], name="two.trie")
+    drafter = Drafter([one, two])
+    assert drafter.source_names == ("prompt", "output", "session", "recycled", "trie:one", "trie:two")
+    for start, expected in ((1, "trie:one"), (4, "trie:two")):
+        row = drafter.start([start])
+        names = sources_of(drafter, row.draft())
+        assert names[(start + 1,)] == names[(start + 1, start + 2)] == expected
+        row.finish()
+
+
+def test_heavier_trie_is_believed_first(make_trie):
+    tries = [make_trie([[1, 2]], name="one.trie"), make_trie([[1, 3]], name="two.trie")]
+    for weights, first in (([5.0, 1.0], 2), ([1.0, 5.0], 3)):
+        assert Drafter(tries, weights=weights).start([1]).draft().token_ids[1] == first
+
+
+def test_branch_of_a_heavier_source_is_drafted_first(make_trie):
+    parts = [make_trie([[1, 2]], name="one.trie", sources="a"), make_trie([[1, 3]], name="two.trie", sources="b")]
+    out = parts[0].path.with_name("merged.trie")
+    for heavy, first in (("a", 2), ("b", 3)):
+        merge_tries([part.path for part in parts], out, {heavy: 5.0})
+        assert Drafter([Trie(out)]).start([1]).draft().token_ids[1] == first
+
+
+@given(st.lists(document_lists, min_size=2, max_size=4), st.lists(token, min_size=1, max_size=2))
+def test_next_tokens_of_a_trie_of_many_segments_are_those_of_the_merged_one(tmp_path_factory, parts, context):
+    path = tmp_path_factory.mktemp("parts") / "x.trie"
+    trie = build_ids(path, parts[0])
+    for part in parts[1:]:
+        trie = append_ids(path, part)
+    merge_tries([path], path.with_name("merged.trie"))
+    trees = [Drafter([t]).start(context).draft(branch_length=1) for t in (trie, Trie(path.with_name("merged.trie")))]
+    one, other = (dict(zip(paths_of(tree), tree.probabilities.tolist(), strict=True)) for tree in trees)
+    assert one == pytest.approx(other, rel=1e-3)
+
+
+# ---- what is remembered and learned
+
+
+def test_prompt_is_forgotten_when_its_request_ends():
+    drafter = Drafter()
+    answered(drafter, [1, 2, 3, 4, 5, 6, 7], [8])
+    for prompt in ([1, 2, 3], [4, 5, 6]):
+        row = drafter.start(prompt)
+        assert not {1, 2, 3, 4, 5, 6} & (set(row.draft().token_ids[1:].tolist()) - set(prompt))
+        row.finish()
+    row = drafter.start([6, 7])
+    assert sources_of(drafter, row.draft())[(8,)] == "session"
+
+
+def test_request_without_output_leaves_nothing_behind():
+    drafter = Drafter()
+    drafter.start([1, 2, 3, 4]).finish()
+    assert len(drafter.session) == 0
+    assert not {1, 4} & set(drafter.start([2, 3]).draft().token_ids.tolist())
+
+
+def test_finished_output_is_drafted_for_the_next_request():
+    drafter = Drafter()
+    row = drafter.start([1, 2])
+    row.accept([3, 4])
+    row.accept([5, 6])
+    row.finish()
+    tree = drafter.start([9, 3, 4]).draft()
+    assert paths_of(tree)[1] == (5,)
+    assert sources_of(drafter, tree)[(5, 6)] == "session"
+
+
+def test_job_that_remembers_nothing_drafts_from_the_request_alone():
+    drafter = Drafter([], DraftOptions(session_tokens=0))
+    answered(drafter, [1, 2], [3, 4, 5])
+    assert set(drafter.start([3, 4]).draft().token_ids.tolist()) <= {3, 4}
+
+
+def test_plain_decoding_remembers_nothing():
+    drafter = Drafter([], DraftOptions("off"))
+    answered(drafter, [1, 2], [3, 4, 5])
+    assert len(drafter.session) == 0
+
+
+def test_what_was_right_before_is_believed_more():
+    text = [int(t) for t in np.random.default_rng(1).integers(0, 50, 400)]
+    drafter = Drafter()
+    answered(drafter, [60], text)
+    row = drafter.start([60, *text[:40]])
+    before = row.draft(1).probabilities[1]
+    for place in range(40, 100):
+        row.accept(text[place : place + 1])
+    assert row.draft(1).probabilities[1] > before
+
+
+def test_without_learning_beliefs_stay_as_they_were():
+    drafter = Drafter([], DraftOptions(learn=False))
+    before = drafter.shared.lambdas.copy()
+    answered(drafter, [1, 2, 3, 1, 2], [3, 1, 2, 3, 1, 2])
+    assert np.array_equal(drafter.shared.lambdas, before)
+    assert (drafter.shared.factors == 1).all()
+
+
+def test_text_that_fares_badly_counts_less(make_trie):
+    good, bad = make_trie([[1, 2, 3, 4, 5]] * 3, name="good.trie"), make_trie([[1, 7], [2, 7], [3, 7], [4, 7]], name="bad.trie")
+    drafter = Drafter([bad, good])
+    for _ in range(20):
+        answered(drafter, [1], [2, 3, 4, 5])
+    assert drafter.shared.weights[0] < 0.3 * drafter.shared.weights[1]
+
+
+def test_drafter_that_forgot_drafts_as_a_new_one(make_trie):
+    trie = make_trie([[1, 2, 3], [1, 2, 4]])
+    used, new = Drafter([trie]), Drafter([trie])
+    for _ in range(5):
+        answered(used, [1, 2], [4, 1, 2, 4])
+    used.forget()
+    one, other = (drafter.start([3, 1, 2]).draft() for drafter in (used, new))
+    assert paths_of(one) == paths_of(other)
+    assert np.array_equal(one.probabilities, other.probabilities)
+
+
+# ---- rows of a batch
+
+
+def test_rows_drafted_together_are_drafted_as_one_by_one(make_trie):
+    rng = np.random.default_rng(2)
+    trie = make_trie([rng.integers(0, 9, 60).tolist() for _ in range(20)])
+    drafter = Drafter([trie])
+    rows = [drafter.start(rng.integers(0, 9, int(n))) for n in rng.integers(1, 60, 12)]
+    alone = [row.draft(20 + k, 1 + k) for k, row in enumerate(rows)]
+    together = drafter.draft_rows(rows, [20 + k for k in range(12)], [1 + k for k in range(12)])
+    for one, other in zip(alone, together, strict=True):
+        assert paths_of(one) == paths_of(other)
+        assert np.array_equal(one.probabilities, other.probabilities)
+
+
+def test_output_of_a_finished_row_is_drafted_in_the_rows_that_still_run():
+    drafter = Drafter()
+    first, second = drafter.start([1]), drafter.start([2])
+    first.accept([5, 6, 7])
+    second.accept([5, 6])
+    assert 7 not in second.draft().token_ids
+    first.finish()
+    tree = second.draft()
+    assert tree.token_ids[1] == 7
+    assert sources_of(drafter, tree)[(7,)] == "session"
+
+
+def test_ended_row_makes_room_for_the_next():
+    drafter = Drafter()
+    for number in range(50):
+        answered(drafter, [number], [number, number + 1])
+    assert len(drafter.rows.nodes) == 1
+
+
+# ---- price and calibration
+
+
+@given(st.lists(token, min_size=10, max_size=40))
+@example([0, 0, 0, 0, 2, 1, 0, 1, 1, 0, 2, 1, 2, 1, 0, 0, 0])  # a likely token after one worth too little to be looked behind
+def test_tree_of_a_higher_price_is_the_beginning_of_that_of_a_lower_one(text):
+    row = Drafter([], DraftOptions(decoding_length=1000)).start(text)
+    cheap, dear = row.draft(None, 3, price=0.05), row.draft(None, 3, price=0.2)
+    assert dear.probabilities[1:].min(initial=1) >= 0.2 * 0.999
+    enough = 1.05 * LOOKED_BEHIND * 0.2  # it and all before it are looked behind; what is not computed adds up with depth
+    worth = [path for path, p in zip(paths_of(cheap), cheap.probabilities, strict=True) if p >= enough]
+    assert set(worth) <= set(paths_of(dear))
+
+
+def test_calibration_learns_that_half_of_what_was_predicted_happens():
+    calibration = Calibration()
+    calibration.counted[0, 100:150] = 200.0
+    calibration.counted[1, 100:150] = 100.0
+    calibration.refit()
+    assert calibration.curve[125] == pytest.approx(EDGES[125] / 2, rel=0.05)
+    assert (np.diff(calibration.curve) >= 0).all()
+    for probability in (float(EDGES[125]) / 2, 0.3, 1.0):
+        worth = np.interp(computed(probability, EDGES, calibration.curve), EDGES, calibration.curve)
+        assert worth == pytest.approx(min(probability, float(calibration.curve[-1])), rel=1e-3)
+
+
+def test_nodes_that_were_said_count_as_accepted():
+    drafter = Drafter()
+    row = drafter.start([1, 2, 3, 4, 9, 1])
+    tree = row.draft(3, 3)
+    assert paths_of(tree)[1] == (2,)
+    row.accept([2, 3, 8])
+    assert drafter.shared.counted[0].sum() == pytest.approx(drafter.rows.reach[row.number, 0, 1 : len(tree)].sum())
+    assert drafter.shared.counted[1].sum() == sum(path in ((2,), (2, 3)) for path in paths_of(tree))
+
+
+# ---- trees and options
+
+LEAVES = DraftTree(
+    np.array([9, 1, 2, 3, 3, 0], np.int32),
+    np.array([-1, 0, 1, 2, 1, 2], np.int32),
+    np.array([1, 0.9, 0.8, 0.5, 0.4, 0.3], np.float32),
+    np.array([-1, 0, 0, 0, 2, 1], np.int32),
+    np.array([0, 1, 2, 3, 2, 3], np.int32),
+)
+
+
+def test_parallel_lays_the_same_branches_side_by_side():
+    side_by_side = as_parallel(LEAVES, 100)
+    assert paths_of(side_by_side) == [(), (1,), (1, 2), (1, 2, 3), (1,), (1, 3), (1,), (1, 2), (1, 2, 0)]
+
+
+def test_parallel_cuts_the_last_branch_at_the_budget():
+    assert paths_of(as_parallel(LEAVES, 4)) == [(), (1,), (1, 2), (1, 2, 3), (1,)]
+
+
+def test_chains_only_gives_one_branch_from_then_on_and_leaves_off_as_it_is():
+    drafter = Drafter()
+    row = drafter.start([1, 2, 1, 3, 1])
+    assert not row.draft().is_chain()
+    drafter.restrict_to_chains()
+    assert row.draft().is_chain()
+    assert row.draft().draft_tokens
+    off = Drafter([], DraftOptions("off"))
+    off.restrict_to_chains()
+    assert off.start([1, 2, 1, 3, 1]).draft().draft_tokens == 0
+
+
+def test_lengths_are_adaptive_unless_they_are_fixed_or_nothing_is_drafted():
+    assert Drafter().options.adaptive
+    assert DraftOptions(branch_length=8).adaptive
+    assert not DraftOptions(adaptive=False).adaptive
+    assert not DraftOptions("off").adaptive
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "best"}, "strategy 'best': choose one of hierarchical, parallel, single, off"),
+        ({"decoding_length": 0}, "between 1 and 1024"),
+        ({"decoding_length": 1025}, "between 1 and 1024"),
+        ({"branch_length": 0}, "between 1 and 1024"),
+        ({"price": 1.5}, "between 0 and 1"),
+        ({"session_tokens": -1}, "0 or more"),
+    ],
+)
+def test_draft_options_out_of_range_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        DraftOptions(**options)
+
+
+def test_chain_and_root_are_trees_of_one_branch():
+    assert paths_of(chain([7, 8, 9])) == [(), (8,), (8, 9)]
+    assert chain([7, 8, 9]).is_chain()
+    assert root_only(7).is_chain()
+    assert root_only(7).draft_tokens == 0
+
+
+def test_draft_without_budget_is_the_root_though_one_was_drafted_before():
+    row = Drafter().start([1, 2, 3, 1, 2])
+    assert row.draft().draft_tokens
+    assert row.draft(0).draft_tokens == 0
+    assert row.draft(5, 0).draft_tokens == 0
+
+
+def test_more_texts_than_experts_have_room_for_are_drafted_from(make_trie):
+    tries = [make_trie([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6]], name=f"{number}.trie") for number in range(60)]
+    row = Drafter(tries).start([1, 2, 3, 4])
+    row.accept([9])
+    assert len(row.draft()) > 1

@@ -1,0 +1,412 @@
+"""The drafting kernels against the mixture in plain Python: places, probabilities, learning, growth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lookahead.draft import runner_up
+from lookahead.draft.arrays import CHAINS, DEPTHS, LEADERS, MOST_PLACES, RECENT, SLOTS, STEPS
+from lookahead.draft.calibration import EDGES, computed
+from lookahead.draft.cells import AT, CELLS
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.mixture import FACTORS, MEMORY
+from lookahead.draft.options import DraftOptions
+from lookahead.draft.own_text import OwnText, own_places
+from lookahead.draft.places import HIGH, LOW, ORDER, PREFIX
+from lookahead.draft.planner import EXACT
+from lookahead.draft.priors import Priors
+from lookahead.draft.tree import DraftTree, root_only
+from lookahead.trie import session
+from lookahead.trie.suffixes import DEPTH
+from tests.support import slow_mixture
+from tests.support.slow_mixture import NOTHING, OWN_TEXT, Aligned, F, SlowDrafter, SlowRow, Text, narrowed
+from tests.support.tries import segment_of
+
+VOCABULARY = 6
+CLOSE = 1e-5  # sums of some dozen float32
+
+# ---- situations: tries, and a job that starts requests, says something and finishes them
+
+
+def copy_of(base, random):
+    """A short text that copies stretches of `base` and changes a token here and there: matches that break and go on."""
+    text, end = [], 0
+    for _ in range(random.randint(1, 4)):
+        begin = random.choice([end, end, random.randrange(len(base))]) % len(base)
+        end = begin + random.choice([1, 3, 7, 20])
+        text += base[begin:end]
+        if random.random() < 0.5:
+            text.append(random.randrange(VOCABULARY))
+            end += 1
+    return text
+
+
+def situation_of(seed):
+    random = Random(seed)
+    base = random.choices(range(VOCABULARY), k=random.randint(3, 30))
+    job = [
+        SimpleNamespace(
+            deed=random.choice(["start", "say", "say", "say", "finish"]),
+            number=random.randrange(3),
+            text=copy_of(base, random),
+            limits=(random.choice([1, 2, 3, 6, 30]), random.choice([1, 2, 5, 30]), random.choice([0.0, 0.0, 0.01, 0.1])),
+        )
+        for _ in range(random.randint(4, 16))
+    ]
+    tries = []
+    for _ in range(random.choice([0, 1, 2])):
+        segments = []
+        for _ in range(random.randint(1, 2)):
+            documents = [copy_of(base, random) for _ in range(random.randint(1, 4))]
+            segments.append(documents * random.choice([1, 1, 8]))
+        weights = random.choices([0.5, 1.0, 1.0, 2.0], k=4) * 8
+        tries.append(SimpleNamespace(segments=segments, weights=weights, weight=random.choice([1.0, 3.0])))
+    return SimpleNamespace(tries=tries, job=job, seed=seed, merging=random.choice([(12, 2), (1 << 14, 8)]))
+
+
+situations = st.integers(0, 1 << 40).map(situation_of)  # what is drawn piece by piece is too small and too regular
+
+
+def trie_of(segments, weights, number, vocabulary=VOCABULARY):
+    """What a drafter reads of a trie file; the documents of a segment have `weights`, in order."""
+    return SimpleNamespace(
+        path=Path(f"{number}.trie"),
+        segments=[segment_of(documents, vocabulary) for documents in segments],
+        header=SimpleNamespace(depth=DEPTH),
+        recycled=(),
+        weighted=any(weight != 1 for weight in weights),
+        source_weights=np.array(weights, np.float32),
+    )
+
+
+def priors_of(seed):
+    """Beliefs of any kind: each cell its own, so that to take one for another shows."""
+    lambdas = np.random.default_rng(seed).uniform(0.05, 0.95, CELLS)
+    return Priors(lambdas.astype(np.float32), None, strength=2.0)
+
+
+def drafters_of(situation, **options):
+    """(drafter, its slow mirror)"""
+    tries = [trie_of(trie.segments, trie.weights, number) for number, trie in enumerate(situation.tries)]
+    options = DraftOptions(**{"decoding_length": 64, "branch_length": 40, **options})
+    drafter = Drafter(tries, options, [trie.weight for trie in situation.tries], priors_of(situation.seed))
+    learned = np.random.default_rng(situation.seed).normal(0, 0.5, FACTORS)  # each factor its own, too
+    drafter.shared.learned[:, 0], drafter.shared.factors[:] = learned, np.exp(learned)
+    weighed = [(trie.segments, [trie.weights[: len(documents)] for documents in trie.segments]) for trie in situation.tries]
+    return drafter, SlowDrafter(drafter, weighed)
+
+
+def almost_say(drafter, row, random):
+    """The model was asked behind the nodes of the row's latest tree, and would have said anything."""
+    nodes = drafter.rows.nodes[row.number]
+    tree = root_only(row.root)
+    if nodes:
+        token_ids, parents, sources, matches = drafter.rows.trees[row.number, :, :nodes].copy()
+        tree = DraftTree(token_ids, parents, drafter.rows.reach[row.number, 1, :nodes].copy(), sources, matches)
+    ids = np.array([random.sample(range(VOCABULARY), 4) for _ in range(len(tree))], np.int32)
+    scores = np.array([sorted((random.gauss(0, 2) for _ in range(4)), reverse=True) for _ in range(len(tree))], np.float32)
+    drafter.note_runner_up([row], [tree], lambda: (ids, scores))
+
+
+def moments(situation, after_saying=lambda drafter, slow, row, slow_row: None, **options):
+    """(drafter, row, slow drafter, slow row, limits) before each piece is said, while the job runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "RECENT", situation.merging[0])
+        patch.setattr(session, "SHARE", situation.merging[1])
+        patch.setattr(runner_up, "PLACES", 1 << 10)  # as many as are searched from end to end
+        drafter, slow = drafters_of(situation, **options)
+        running, random = [], Random(situation.seed)
+        for piece in situation.job:
+            if not running or (piece.deed == "start" and len(running) < 3):
+                running.append((drafter.start(piece.text), slow.start(piece.text)))
+                continue
+            row, slow_row = running[piece.number % len(running)]
+            if piece.deed == "finish":
+                running.remove((row, slow_row))
+                row.finish()
+                slow.finish(slow_row)
+                continue
+            yield drafter, row, slow, slow_row, piece.limits
+            if random.random() < 0.7:
+                almost_say(drafter, row, random)
+            row.accept(piece.text)
+            slow.accept(slow_row, piece.text, drafter.options.learn)
+            after_saying(drafter, slow, row, slow_row)
+            slow.believe_the_drafter()  # so that differences of rounding do not grow
+
+
+def tree_of(drafter, row):
+    """(token, parent, computed probability of the path, source, match) of each node of the row's latest tree."""
+    nodes = drafter.rows.nodes[row.number]
+    token_ids, parents, sources, matches = drafter.rows.trees[row.number, :, :nodes].tolist()
+    return list(zip(token_ids, parents, drafter.rows.reach[row.number, 0, :nodes].tolist(), sources, matches, strict=True))
+
+
+# ---- places
+
+
+def found_places(own, context):
+    recent, found = np.array(context[::-1][:RECENT]), np.zeros((MOST_PLACES, 3), np.int64)
+    count = own_places(own.log, own.heads, own.length, recent, len(recent), found, np.empty(CHAINS, np.int64))
+    return [tuple(place) for place in found[:count].tolist()]
+
+
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=60),
+    st.lists(st.integers(0, 3), max_size=40),
+    st.sampled_from([1, 2, 1 << 11]),
+)
+def test_places_of_the_own_text_are_those_a_search_finds(text, path, slots):
+    own = OwnText()
+    own.heads = np.full((CHAINS, slots), -1, np.int32)  # one slot: all places are on the chain of each hash
+    for begin in range(0, len(text), 7):
+        own.append(text[begin : begin + 7])
+    context = [*text, *path]
+    assert found_places(own, context) == slow_mixture.own_places(text, context)
+
+
+def test_newest_places_of_each_match_length_are_taken_as_far_as_there_is_room():
+    text = np.random.default_rng(0).integers(0, 2, 2000).tolist()
+    own = OwnText()
+    own.append(text)
+    assert len(found_places(own, text)) == MOST_PLACES
+    assert found_places(own, text) == slow_mixture.own_places(text, text)
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.sampled_from([1, 1 << 11]))
+def test_commonest_tokens_of_the_own_text_are_those_seen_behind_most_others(text, slots):
+    own = OwnText()
+    own.heads = np.full((CHAINS, slots), -1, np.int32)
+    for begin in range(0, len(text), 9):
+        own.append(text[begin : begin + 9])
+    expected = SlowRow(text).leaders
+    assert own.leaders[: len(expected)].tolist() == expected
+    assert not own.leaders[len(expected) :].any()
+    assert own.tokens.tolist() == text
+
+
+def test_a_commoner_token_takes_the_place_of_the_least_common_one():
+    own = OwnText()
+    own.append(range(LEADERS + 8))
+    assert own.leaders[:, 0].tolist() == list(range(LEADERS))
+    own.append([LEADERS + 3])  # behind a second token
+    assert own.leaders[0].tolist() == [LEADERS + 3, 2, LEADERS + 8]
+    assert own.leaders[1:, 0].tolist() == list(range(LEADERS - 1))
+
+
+def steps_by_search(text: Text, context):
+    """(places behind the context's last tokens, how many tokens) from all of the context to one token, where places differ."""
+    steps = []
+    for order in range(min(len(context), RECENT), 0, -1):
+        ending, places = context[-order:], []
+        for place in range(order, len(text.tokens) + 1):
+            if text.tokens[place - order : place] == ending and place - order in text.positions:
+                places.append(place)
+        if places and (not steps or len(places) > len(steps[-1][0])):
+            steps.append((places, order))
+    return steps
+
+
+def steps_of(drafter, steps, made, number):
+    """The steps made of a context in a text, as `steps_by_search` tells them."""
+    text = [*drafter._trie_texts, *drafter._remembered][number]
+    found = []
+    for step in steps[number, : made[number, 0]]:
+        places = text.suffixes[step[LOW] : step[HIGH]].astype(int) + step[PREFIX]
+        if found and min(found[-1][1], int(step[ORDER])) >= RECENT:
+            found.pop()  # a search looks no farther back, and finds all places that agree so far at once
+        found.append((sorted(places.tolist()), min(int(step[ORDER]), RECENT)))
+    return found
+
+
+@given(situations)
+def test_steps_of_the_context_are_those_a_search_finds_in_every_text(situation):
+    for drafter, row, slow, slow_row, _ in moments(situation):
+        assert drafter.shared.used[0] >= len(slow.texts) - 1
+        for number in range(drafter.shared.used[0]):
+            expected = steps_by_search(slow.texts[number], slow_row.tokens)
+            if len(expected) <= STEPS:
+                made = drafter.rows.made[row.number]
+                assert steps_of(drafter, drafter.rows.steps[row.number], made, number) == expected
+                assert [(sorted(s.places), min(s.order, RECENT)) for s in slow_row.root.steps[number]] == expected
+
+
+@given(situations)
+def test_steps_of_each_node_are_those_a_search_finds_as_far_as_they_were_needed(situation):
+    for drafter, row, slow, slow_row, (budget, _, _) in moments(situation):
+        scratch = drafter._scratch[0]
+        scratch.made[:] = -1  # of nodes that are not looked up
+        row.draft(budget)
+        contexts = [slow_row.tokens]
+        for node, (token_id, parent, *_) in enumerate(tree_of(drafter, row)):
+            if node:
+                contexts.append([*contexts[parent], token_id])
+            for number in range(drafter.shared.used[0] if scratch.made[node].max() >= 0 else 0):
+                expected = steps_by_search(slow.texts[number], contexts[node])
+                if len(expected) <= STEPS:
+                    made = scratch.made[node]
+                    found = steps_of(drafter, scratch.steps[node], made, number)
+                    assert found == expected[: len(found)]
+                    assert len(found) == len(expected) or made[number, 1] >= 0
+
+
+def test_of_many_context_lengths_the_longest_and_the_single_token_are_kept():
+    drafter = Drafter([trie_of([[[1] * 25]], [1.0], 0)])
+    row = drafter.start([1] * 20)
+    steps = steps_of(drafter, drafter.rows.steps[0], drafter.rows.made[0], 0)
+    assert [(len(places), order) for places, order in steps] == [*((6 + k, 20 - k) for k in range(STEPS - 1)), (25, 1)]
+    row.accept([1])
+    steps = steps_of(drafter, drafter.rows.steps[0], drafter.rows.made[0], 0)
+    assert [(len(places), order) for places, order in steps] == [*((5 + k, 21 - k) for k in range(STEPS - 1)), (25, 1)]
+    text = Text.of([[1] * 25], 0, [1.0])
+    slowly = []
+    for _ in range(21):
+        slowly = narrowed(text, slowly, 1)
+    assert [(sorted(step.places), step.order) for step in slowly] == steps
+
+
+# ---- limits of the arrays
+
+
+def with_room_behind(drafter, name):
+    """What stands behind this scratch array, all -7; nothing is to be written there."""
+    array = getattr(drafter._scratch[0], name)
+    room = np.full(2 * array.size + 1000, -7, array.dtype)
+    room[: array.size] = 0
+    setattr(drafter._scratch[0], name, room[: array.size].reshape(array.shape))
+    drafter._scratch[0].refresh()
+    return room[array.size :]
+
+
+def test_no_more_experts_are_asked_than_there_is_room_for():
+    drafter = Drafter([trie_of([[[1, 2, 3, 4, 5, 0]]], [1.0], number) for number in range(60)])
+    behind = with_room_behind(drafter, "experts")
+    row = drafter.start([1, 2, 3])
+    row.accept([0, 5])  # a match breaks in each trie; then all go on
+    assert (drafter.rows.aligned[0, :60, AT] == 4).all()
+    row.draft()
+    row.accept([0])
+    assert drafter._scratch[0].experts.all()
+    assert (behind == -7).all()
+
+
+@pytest.mark.parametrize("decoding_length", [2, 3, 1024])
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_no_more_tokens_are_proposed_than_there_is_room_for(decoding_length, weight):
+    tries = [
+        trie_of([[[1, 50 * number + k] for k in range(2, 34)]], [weight] * 32, number, vocabulary=1000) for number in range(12)
+    ]
+    drafter = Drafter(tries, DraftOptions(decoding_length=decoding_length))
+    behind = [with_room_behind(drafter, name) for name in ("touched", "own_slots", "slots", "values", "used_factors")]
+    row = drafter.start([1])
+    if weight:
+        assert row.draft(branch_length=1).draft_tokens == min(SLOTS, decoding_length - 1)
+        assert row.draft().draft_tokens == decoding_length - 1
+    row.accept([2, 1, 52, 1])
+    assert np.isfinite(drafter.shared.factors).all()
+    assert all((room == -7).all() for room in behind)
+
+
+# ---- probabilities
+
+
+@given(situations)
+def test_probability_of_each_next_token_is_that_of_the_mixture(situation):
+    for drafter, row, slow, slow_row, _ in moments(situation):
+        row.draft(63, 1)
+        guesses, _ = slow.mix(slow_row, slow_row.root, F(EXACT) * NOTHING, NOTHING)
+        expected = {t: guess for t, guess in guesses.items() if guess.p >= NOTHING}
+        (_, _, whole, *_), *below = tree_of(drafter, row)
+        assert whole == 1.0
+        assert {t: p for t, _, p, _, _ in below} == pytest.approx({t: float(g.p) for t, g in expected.items()}, rel=CLOSE)
+        assert {t: tuple(offer) for t, _, _, *offer in below} == {t: guess.offer for t, guess in expected.items()}
+
+
+def compare_beliefs(drafter, slow, *_):
+    for name in ("lambdas", "earned", "weights"):
+        np.testing.assert_allclose(getattr(drafter.shared, name), getattr(slow, name), rtol=1e-4, atol=1e-6, err_msg=name)
+    for name in ("factors", "learned"):  # a gradient as small as those that teach nothing may do so or not
+        np.testing.assert_allclose(getattr(drafter.shared, name), getattr(slow, name), rtol=5e-4, atol=5e-4, err_msg=name)
+    np.testing.assert_allclose(drafter.shared.trust[:, :2], slow.trust, rtol=1e-4, atol=1e-6)
+
+
+@given(situations)
+def test_what_was_said_teaches_cells_trust_and_factors_as_in_the_mixture(situation):
+    for _ in moments(situation, compare_beliefs):
+        pass
+
+
+def compare_aligned(drafter, slow, row, slow_row):
+    for text, place in enumerate(drafter.rows.aligned[row.number]):
+        number = text if text < len(drafter.shared.texts) else OWN_TEXT
+        expected = slow_row.root.aligned.get(number, Aligned(-1, 0, 0, 0))
+        if place[AT] >= 0 or expected.at >= 0:
+            assert Aligned(*place.tolist()) == expected
+
+
+@given(situations)
+def test_broken_matches_are_kept_where_they_would_be_now(situation):
+    for _ in moments(situation, compare_aligned):
+        pass
+
+
+@given(situations, st.integers(2, 400))
+def test_cells_remember_a_bounded_number_of_observations(situation, observations):
+    drafter, slow = drafters_of(situation)
+    drafter.shared.earned[:, 1] = observations
+    drafter.shared.earned[:, 0] = drafter.shared.lambdas * observations
+    slow.believe_the_drafter()
+    row, slow_row = drafter.start([1, 2, 3]), slow.start([1, 2, 3])
+    row.accept([1, 2, 3] * 3)
+    slow.accept(slow_row, [1, 2, 3] * 3)
+    np.testing.assert_allclose(drafter.shared.earned, slow.earned, rtol=1e-4)
+    changed = drafter.shared.earned[:, 1] != observations
+    assert changed.any()
+    assert drafter.shared.earned[changed, 1].max() <= MEMORY
+
+
+@given(situations, st.sampled_from(["hierarchical", "single"]))
+def test_tree_grows_by_the_most_probable_path_that_is_left(situation, strategy):
+    for drafter, row, slow, slow_row, (budget, branch_length, price) in moments(situation, strategy=strategy):
+        drafter.shared.by_depth[1:] = np.random.default_rng(situation.seed).uniform(0.7, 1, DEPTHS - 1).cumprod()
+        row.draft(budget, branch_length, price)
+        least = float(computed(price, EDGES, drafter.calibration.curve)) if price else 0.0
+        slow.check_growth(slow_row, tree_of(drafter, row), budget, branch_length, least, strategy == "single")
+
+
+@given(situations, st.integers(1, 20))
+def test_tree_grows_on_under_the_price_as_long_as_that_costs_nothing(situation, free):
+    for drafter, row, slow, slow_row, (budget, branch_length, price) in moments(situation):
+        drafter.draft_rows([row], [budget], [branch_length], price, free=free)
+        least = float(computed(price, EDGES, drafter.calibration.curve)) if price else 0.0
+        slow.check_growth(slow_row, tree_of(drafter, row), budget, branch_length, least, free=free)
+
+
+@given(situations)
+def test_without_learning_beliefs_stay_and_drafts_are_those_of_the_mixture(situation):
+    priors = priors_of(situation.seed)
+    for drafter, row, slow, slow_row, (budget, branch_length, _) in moments(situation, learn=False):
+        row.draft(budget, branch_length)
+        slow.check_growth(slow_row, tree_of(drafter, row), budget, branch_length)
+        lambdas, earned = priors.fresh()
+        assert np.array_equal(drafter.shared.lambdas, lambdas)
+        assert np.array_equal(drafter.shared.earned, earned)
+        assert np.array_equal(drafter.shared.factors, slow.factors)
+
+
+def test_worked_example_of_the_module():
+    """Own text "a b a b": one own expert of order 2; that of order 1 has the same place and is skipped."""
+    priors = Priors(np.full(CELLS, 0.6, np.float32))
+    drafter = Drafter([], DraftOptions(), priors=priors)
+    row = drafter.start([0, 1, 0, 1])
+    row.draft(branch_length=1)
+    # P(a) = .6, then order 0: "a" and "b" were seen behind two and one others.
+    a, b = 0.6 + 0.4 * 0.6 * 2 / 3, 0.4 * 0.6 / 3
+    assert {t: p for t, _, p, _, _ in tree_of(drafter, row)[1:]} == pytest.approx({0: a, 1: b}, rel=CLOSE)

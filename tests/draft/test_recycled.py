@@ -1,0 +1,357 @@
+"""What the model almost said: the best few scores, the table they come into, and what is kept of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections import defaultdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lookahead.decode.engine import DecodingEngine
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
+from lookahead.draft.recycled import ANY, BEST, KEPT, KINDS, PLACES, WAYS, Recycled
+from lookahead.draft.tree import chain, root_only
+from lookahead.errors import TrieFormatError
+from lookahead.forward.best import BLOCK, best_tokens
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.trie.build import append_trie, build_trie
+from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_tries
+from lookahead.trie.prune import prune_trie
+from tests.support.cli import Cli
+from tests.support.jobs import MODEL
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+# ---- the best few scores
+
+
+@given(
+    st.integers(0, 1 << 30),
+    st.sampled_from(DTYPES),
+    st.sampled_from([1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3]),
+    st.sampled_from([-3.0, 0.0, 3.0]),
+    st.booleans(),
+)
+def test_best_scores_are_those_of_a_sort(seed, dtype, vocabulary, mean, infinite):
+    scores = torch.empty(4, vocabulary).normal_(mean, 1, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    if infinite:
+        scores[:, ::2] = -torch.inf
+    places = np.array([3, 0])
+    ids, found = best_tokens(scores, places, BEST)
+    assert ids.shape == found.shape == (2, min(BEST, vocabulary))
+    for row, k in enumerate(places):
+        expected = scores[k].float().sort(descending=True, stable=True).values[: len(ids[row])]
+        assert found[row].tolist() == expected.tolist()
+        assert scores[k, ids[row].tolist()].tolist() == expected.tolist()
+        assert len(set(ids[row].tolist())) == len(ids[row])
+
+
+def test_of_equal_scores_the_first_come_first():
+    zeros = torch.zeros(1, 12 * BLOCK)
+    zeros[:, ::3] = -0.0  # equal to 0 for argmax, too
+    for scores in (zeros, zeros - 7, zeros.bfloat16(), zeros[:, : 3 * BLOCK]):
+        ids, _ = best_tokens(scores, np.array([0]), BEST)
+        assert ids[0].tolist() == list(range(BEST))
+
+
+# ---- the table
+
+
+def slowly(steps):
+    """Key -> (candidates with weights, descending), by the rule; keys without bound."""
+    table = defaultdict(list)
+    for tree, before, ids, scores in steps:
+        contexts = []
+        for node, token in enumerate(tree.token_ids.tolist()):
+            above = [*before] if node == 0 else contexts[tree.parents[node]]
+            contexts.append([token, *above][:3])
+            shares = np.exp(scores[node] - scores[node][0], dtype=np.float32)
+            shares /= shares.sum(dtype=np.float32)
+            for kind, kept in zip(KINDS.tolist(), KEPT, strict=True):
+                key = tuple(t if used else ANY for t, used in zip(contexts[-1], kind, strict=True))
+                if any(used and t == ANY for t, used in zip(contexts[-1], kind, strict=True)):
+                    continue
+                held = [(token, weight * kept) for token, weight in table[key]]
+                for candidate, share in zip(ids[node].tolist(), shares, strict=True):
+                    known = next((k for k, (token, _) in enumerate(held) if token == candidate), None)
+                    if known is None and len(held) == BEST:
+                        if share <= held[-1][1]:
+                            continue
+                        held.pop()
+                    weight = share + (held.pop(known)[1] if known is not None else 0)
+                    at = sum(w >= weight for _, w in held)
+                    held.insert(at, (candidate, weight))
+                table[key] = held
+    return table
+
+
+@given(st.integers(0, 1 << 30))
+def test_table_sums_up_the_shares_of_candidates_by_key(seed):
+    random = np.random.default_rng(seed)
+    table, steps = Recycled.empty(1 << 12), []
+    for _ in range(random.integers(1, 12)):
+        trees, before = [], []
+        for _ in range(random.integers(1, 4)):
+            tree = chain(random.integers(0, 4, random.integers(1, 7)).tolist())
+            tree.parents[1:] = [random.integers(0, node) for node in range(1, len(tree))]
+            trees.append(tree)
+            before.append([ANY, ANY] if random.random() < 0.2 else random.integers(0, 4, 2).tolist())
+        nodes = sum(map(len, trees))
+        ids = np.array([random.permutation(20)[:BEST] for _ in range(nodes)], np.int32)
+        scores = -np.sort(random.normal(0, 2, (nodes, BEST)).astype(np.float32))
+        tokens, parents = (np.concatenate([getattr(tree, name) for tree in trees]) for name in ("token_ids", "parents"))
+        sizes = np.array([len(tree) for tree in trees])
+        table.add(tokens, parents, sizes, np.array(before, np.int32), ids, scores)
+        for tree, start, known in zip(trees, np.cumsum(sizes) - sizes, before, strict=True):
+            steps.append((tree, known, ids[start : start + len(tree)], scores[start : start + len(tree)]))
+    expected, found = slowly(steps), table.taken()
+    assert {tuple(key) for key in found.keys.tolist()} == set(expected)
+    for key, tokens, weights in zip(found.keys.tolist(), found.tokens, found.weights, strict=True):
+        held = expected[tuple(key)]
+        np.testing.assert_allclose(weights[: len(held)], [weight for _, weight in held], rtol=1e-4)
+        assert not weights[len(held) :].any()
+        assert (np.diff(weights) <= 0).all()
+        apart = [k for k in range(len(held)) if np.isclose([w for _, w in held], held[k][1], rtol=1e-4).sum() == 1]
+        assert [tokens[k] for k in apart] == [held[k][0] for k in apart]
+
+
+def told(table, token, candidate, times=1):
+    """A single token without context came up."""
+    for _ in range(times):
+        ids, scores = np.full((1, 1), candidate, np.int32), np.zeros((1, 1), np.float32)
+        table.add(np.array([token]), np.array([-1]), np.array([1]), np.full((1, 2), ANY, np.int32), ids, scores)
+
+
+def test_small_table_keeps_what_comes_up_often_and_lets_the_rest_go():
+    table = Recycled.empty(4 * WAYS)
+    for token in range(1000):
+        told(table, 5000, 7)
+        told(table, token, 3)
+    assert len(table) == 4 * WAYS
+    assert 5000 in table.keys[:, 0]
+
+
+def test_what_never_comes_up_again_gives_way_in_time():
+    table = Recycled.empty(WAYS)
+    for token in range(WAYS):
+        told(table, token, 1, times=50)
+    for token in range(100, 200):
+        told(table, token, 1, times=2)
+    assert (table.keys[:, 0] >= 100).any()
+
+
+def test_scores_that_are_no_numbers_are_left_out():
+    table = Recycled.empty(WAYS)
+    ids, scores = np.zeros((1, 2), np.int32), np.full((1, 2), np.nan, np.float32)
+    table.add(np.array([1]), np.array([-1]), np.array([1]), np.full((1, 2), ANY, np.int32), ids, scores)
+    assert len(table) == 0
+
+
+def test_default_table_takes_no_more_than_sixteen_megabytes_whatever_the_vocabulary():
+    table = Recycled.empty()
+    assert len(table.seen) == PLACES
+    assert sum(array.nbytes for array in table.arrays) <= 16e6
+
+
+def some_table():
+    table, random = Recycled.empty(1 << 10), np.random.default_rng(0)
+    tree = chain(random.integers(0, 50, 60).tolist())
+    ids = np.array([random.permutation(90)[:BEST] for _ in range(60)], np.int32)
+    scores = -np.sort(random.normal(0, 1, (60, BEST)).astype(np.float32))
+    table.add(tree.token_ids, tree.parents, np.array([60]), np.full((1, 2), ANY, np.int32), ids, scores)
+    return table
+
+
+def as_set(table):
+    found = table.taken()
+    return {
+        (*key, seen, *tokens, *weights)
+        for key, seen, tokens, weights in zip(*(array.tolist() for array in found.arrays), strict=True)
+    }
+
+
+def test_table_takes_over_what_another_holds():
+    table, other = some_table(), Recycled.empty()
+    told(other, 3, 4)
+    other.take_over(table.taken(), 100)
+    assert as_set(table) <= as_set(other)
+    assert len(Recycled.empty(0).taken().seen) == 0
+    Recycled.empty(0).take_over(table, 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("keys", 100), ("keys", -2), ("seen", 0), ("tokens", 100), ("tokens", -1), ("weights", np.nan)]
+)
+def test_entries_that_cannot_be_are_not_taken_over(name, value):
+    table, other = some_table().taken(), Recycled.empty()
+    getattr(table, name)[...] = value
+    other.take_over(table, 100)
+    assert len(other) == 0
+
+
+# ---- drafting
+
+
+def test_what_is_recycled_serves_from_the_next_draft_on_and_under_its_name():
+    drafter = Drafter([], DraftOptions(decoding_length=8))
+    row = drafter.start([1, 2, 3])
+    best = np.arange(40, 40 + BEST, dtype=np.int32)[None], np.zeros((1, BEST), np.float32)
+    drafter.note_runner_up([row], [root_only(3)], lambda: best)
+    row.accept([40])
+    assert len(drafter.recycled) == 0  # what was said must not seem to have been foreseen
+    row.accept([3])
+    tree = row.draft()
+    assert len(drafter.recycled) > 0
+    named = [drafter.source_names[source] for source in tree.sources[1:]]
+    assert {int(t) for t, name in zip(tree.token_ids[1:], named, strict=True) if name == "recycled"} & set(range(41, 48))
+    drafter.forget()
+    assert len(drafter.recycled) == 0
+
+
+def test_without_recycling_nothing_is_kept():
+    drafter = Drafter([], DraftOptions(recycle=False))
+    drafter.warm_up()
+    row = drafter.start([1, 2, 3])
+    drafter.note_runner_up([row], [root_only(3)], lambda: (np.ones((1, 1), np.int32), np.zeros((1, 1), np.float32)))
+    row.accept([4])
+    row.draft()
+    told(drafter.recycled, 1, 2)
+    assert sum(array.nbytes for array in drafter.recycled.arrays) == 0
+
+
+def outputs(target, prompts, batch_size, **options):
+    engine = DecodingEngine(target, Drafter([], DraftOptions(**{"adaptive": False, **options})), batch_size)
+    generations = [engine.request(prompt, 48) for prompt in prompts]
+    for _ in engine.run(generations):
+        pass
+    return engine, generations
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_recycled_drafts_are_accepted_and_change_nothing(tiny_model, batch_size):
+    from lookahead.models.probe import probed
+
+    target = probed(tiny_model("llama"))
+    prompts = [[5, 6, 7 + k] for k in range(6)]
+    _, plain = outputs(target, prompts, batch_size, strategy="off")
+    engine, with_it = outputs(target, prompts, batch_size, decoding_length=16)
+    assert [g.token_ids for g in with_it] == [g.token_ids for g in plain]
+    assert sum(g.accepted_by_source["recycled"] for g in with_it) > 0
+    assert len(engine.drafter.recycled) > 0
+    _, without = outputs(target, prompts, batch_size, decoding_length=16, recycle=False)
+    assert sum(g.steps for g in with_it) < sum(g.steps for g in without)
+
+
+def test_of_given_answers_nothing_is_recycled(tiny_model):
+    from lookahead.models.probe import probed
+
+    target = probed(tiny_model("llama"))
+    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8, adaptive=False)), 1)
+    generation = dataclasses.replace(engine.request([1, 2, 3], 8), forced=[4, 5, 6, 7, 8, 9, 10, 11])
+    for _ in engine.run([generation]):
+        pass
+    assert (generation.error, len(engine.drafter.recycled)) == (None, 0)
+
+
+# ---- the file, the commands
+
+
+@pytest.fixture
+def cli(capsys):
+    return Cli(capsys)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A trie file with a table, and the table."""
+    table = some_table().taken()
+    documents = [TokenDocument(np.array([1, 2, 3, 4], np.int32), "a")]
+    build_trie(documents, tmp_path / "kept.trie", TokenizerIdentity(100), recycled=table.arrays)
+    return SimpleNamespace(path=tmp_path / "kept.trie", table=table)
+
+
+def read(path):
+    trie = Trie(path)
+    trie.verify()
+    return Recycled(*trie.recycled)
+
+
+def test_table_comes_back_from_the_file_and_into_a_drafter(kept):
+    assert as_set(read(kept.path)) == as_set(kept.table)
+    drafter = Drafter([Trie(kept.path)])
+    assert as_set(drafter.recycled) == as_set(kept.table)
+    drafter.forget()
+    assert as_set(drafter.recycled) == as_set(kept.table)
+
+
+def test_file_without_a_table_says_so(tmp_path):
+    documents = [TokenDocument(np.array([1, 2, 3, 4], np.int32), "a")]
+    header = build_trie(documents, tmp_path / "x.trie", TokenizerIdentity(100))
+    assert (Trie(tmp_path / "x.trie").recycled, header.recycled_keys) == ((), 0)
+    assert b"recycled" not in (tmp_path / "x.trie").read_bytes()
+
+
+def test_appending_keeps_the_table_or_puts_another_in_its_place(kept):
+    documents = [TokenDocument(np.array([5, 6], np.int32), "b")]
+    append_trie(documents, kept.path, TokenizerIdentity(100))
+    assert as_set(read(kept.path)) == as_set(kept.table)
+    other = Recycled.empty(64)
+    told(other, 3, 4)
+    append_trie(documents, kept.path, TokenizerIdentity(100), recycled=other.taken().arrays)
+    assert as_set(read(kept.path)) == as_set(other)
+
+
+def test_pruning_and_merging_keep_the_table(kept, tmp_path):
+    prune_trie(kept.path, tmp_path / "pruned.trie", min_count=1, max_tokens=100)
+    assert as_set(read(tmp_path / "pruned.trie")) == as_set(kept.table)
+    shutil.copy(kept.path, tmp_path / "other.trie")
+    merge_tries([kept.path, tmp_path / "other.trie"], tmp_path / "merged.trie")
+    assert as_set(Drafter([Trie(tmp_path / "merged.trie")]).recycled) == as_set(kept.table)
+
+
+def test_every_damaged_byte_of_the_table_is_found(kept):
+    trie = Trie(kept.path)
+    whole = bytearray(kept.path.read_bytes())
+    for section in trie.header.recycled:
+        damaged = whole.copy()
+        damaged[section.offset + 3] ^= 1
+        kept.path.write_bytes(damaged)
+        with pytest.raises(TrieFormatError, match=section.name):
+            Trie(kept.path).verify()
+
+
+def test_job_keeps_its_table_with_its_trie_and_the_next_one_starts_from_it(cli, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join((MODEL.parent / "prompts.jsonl").read_text().splitlines()[:3]) + "\n")
+    job = ("generate", "--model", MODEL, "--input", prompts, "--max-new-tokens", 24, "--json", "--decoding-length", 16)
+    learned = tmp_path / "learned.trie"
+    first = cli(*job, "-o", tmp_path / "one.jsonl", "--save-trie", learned).json
+    assert first["accepted_by_source"]["recycled"] > 0
+    shown = cli("inspect-trie", learned, "--json", "--verify").json["recycled"]
+    assert shown["keys"] == len(read(learned).seen) > 100
+    assert len(shown["top"]) == 10
+    text = cli("inspect-trie", learned).out
+    assert f"{shown['keys']:,} keys" in text
+    without = cli(*job, "-o", tmp_path / "two.jsonl", "--no-recycle").json
+    assert "recycled" not in without["accepted_by_source"]
+    assert (tmp_path / "one.jsonl").read_text().count("\n") == 3
+
+
+def test_bench_compares_with_and_without_cold_and_warm(cli, tmp_path):
+    documents = [TokenDocument(np.arange(3, 40, dtype=np.int32), "a")]
+    build_trie(documents, tmp_path / "x.trie", TokenizerIdentity(4096))
+    asked = ("bench", "--model", MODEL, "--input", MODEL.parent / "prompts.jsonl", "--rows", 2, "--no-peers")
+    asked += ("--max-new-tokens", 12, "--strategy", "hierarchical", "--trie", tmp_path / "x.trie", "--recycling", "--json")
+    runs = {run["name"]: run for run in cli(*asked).json["runs"]}
+    name = "hierarchical 16"
+    assert [*runs] == ["plain", name, f"{name} unrecycled", f"{name} cold", f"{name} cold unrecycled"]
+    assert "recycled" not in runs[f"{name} unrecycled"]["accepted_by_source"]
+    cli.fails(2, "bench", "--replay", "x.jsonl", "--recycling", saying=["--recycling", "--model"])

@@ -1,0 +1,65 @@
+"""Rooms import downwards only, and no file imports itself by way of others. Imports for types and inside functions count."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Lowest first; a room imports those before it. Files of lookahead/ itself that are not named here are the ground.
+ROOMS = (
+    *("ground", "trie", "budget", "draft", "forward", "decode", "models"),  # decode is handed a model and loads none
+    *("cluster", "corpus_build", "job", "bench", "api", "hf_call", "hf", "lookahead_cli"),
+)
+
+
+def name_of(path: Path) -> str:
+    """lookahead/trie/file.py -> trie.file; lookahead/__init__.py -> ""."""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return "" if name == "lookahead" else name.removeprefix("lookahead.")
+
+
+TREES = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in ROOT.glob("lookahead*/**/*.py")}
+
+
+def imports_of(name: str) -> set[str]:
+    """Files of ours by name_of, modules of others in full."""
+    found = set()
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{each.name}" for each in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+    ours = set()
+    for full in found:
+        parts = full.split(".")[full.startswith("lookahead.") :]
+        known = [".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in TREES]
+        ours.add(known[0] if known else "" if full.split(".")[0] == "lookahead" else full)
+    return ours
+
+
+def room_of(name: str) -> str:
+    first, *further = name.split(".")
+    return first if further or first in ROOMS else "ground"
+
+
+@pytest.mark.parametrize("name", sorted(TREES.keys() - {""}))
+def test_file_imports_only_rooms_below_it_and_no_package_that_its_room_does_without(name: str) -> None:
+    room, imports = room_of(name), imports_of(name)
+    assert "" not in imports, "the package face: import the file that has the name"
+    above = [each for each in imports & TREES.keys() if ROOMS.index(room_of(each)) > ROOMS.index(room)]
+    assert not above
+    packages = {each.split(".")[0] for each in imports}
+    assert room == "lookahead_cli" or not packages & {"typer", "rich"}
+    assert room not in ("ground", "trie", "budget", "draft") or "torch" not in packages
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    reached = {name: imports_of(name) & TREES.keys() for name in TREES}
+    for middle in TREES:
+        for name in TREES:
+            if middle in reached[name]:
+                reached[name] = reached[name] | reached[middle]
+    assert [name for name in TREES if name in reached[name]] == []

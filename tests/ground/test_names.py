@@ -1,0 +1,143 @@
+"""Names and texts from outside, in what people see: never taken for markup, and without effect on a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+
+from lookahead.printable import in_one_line, printable
+from lookahead_cli import render
+from tests.support.cli import Cli, write_jsonl
+from tests.support.jobs import MODEL, PROMPTS
+
+CROSSED = "[red]x[/blue]"  # markup that rich refuses
+EFFECTS = "\x1b[31m\x07\r\u202e\x9b :boom:"
+SHOWN = r"\x1b[31m\x07\r\u202e\x9b :boom:"
+LINES = re.compile(r"[^\x20-\x7e\n ├└│─✓→…•─]")  # anything but text and our own drawing
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A file of ids whose path, as a whole and in part, looks like markup."""
+    (tmp_path / "[").mkdir()
+    return write_jsonl(tmp_path / "[" / "a].jsonl", [{"ids": [1, 2, 3, n]} for n in range(4, 9)])
+
+
+@pytest.fixture
+def trie(cli: Cli, corpus: Path, tmp_path: Path) -> Path:
+    path = tmp_path / f"{CROSSED.replace('/', ' ')}{EFFECTS}.trie"
+    source = f"{CROSSED}{EFFECTS}"
+    assert cli("build-trie", corpus, "-o", path, "--vocab-size", 20, "--source", source).code == 0
+    return path
+
+
+def without_effects(text: str) -> str:
+    assert not LINES.findall(text)
+    return text
+
+
+def test_trie_with_a_hostile_name_and_source_is_built_inspected_pruned_and_merged(
+    cli: Cli, corpus: Path, trie: Path, tmp_path: Path
+) -> None:
+    held_out = write_jsonl(tmp_path / "[bold]held[/out].jsonl".replace("/", ":"), [{"ids": [1, 2, 3, 5, 1, 2, 3]}])
+    plot = tmp_path / "[red].png"
+    inspected = cli("inspect-trie", trie, "--query", "1 2 3", "--coverage", held_out, "--verify", "--plot", plot)
+    assert inspected.code == 0, inspected.err
+    assert f"{CROSSED}{SHOWN}" in without_effects(inspected.out)
+    assert "[red].png" in without_effects(inspected.err)
+    assert "[bold]held[:out].jsonl" in inspected.out
+    pruned = cli("prune-trie", trie, "-o", tmp_path / "[/p].trie".replace("/", ":"), "--max-tokens", 9, "--coverage", held_out)
+    assert pruned.code == 0, pruned.err
+    assert SHOWN in without_effects(pruned.out + pruned.err)
+    merged = cli("merge-tries", trie, trie, "-o", tmp_path / f"[bold]{EFFECTS}.trie")
+    assert merged.code in (0, 2), merged.err
+    assert SHOWN in without_effects(merged.out + merged.err)
+    built = cli("build-trie", corpus, "-o", tmp_path / "[:b].trie", "--vocab-size", 20)
+    assert (built.code, "[:b].trie" in built.out, "a].jsonl" in built.out) == (0, True, True)
+
+
+def test_rows_and_problems_of_a_file_with_a_hostile_name_are_listed(cli: Cli, tmp_path: Path) -> None:
+    corpus = write_jsonl(tmp_path / f"{EFFECTS} [red].jsonl", [{"ids": [1, 2, 3]}, {f"no {EFFECTS}": 1}])
+    built = cli("build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 20)
+    assert built.code == 0
+    assert f"{SHOWN} [red].jsonl:2" in without_effects(built.err)
+    error = cli.fails(1, "build-trie", tmp_path / f"{EFFECTS}\n.jsonl", "-o", "a.trie", "--vocab-size", 20, saying=[SHOWN])
+    assert without_effects(error).endswith(".jsonl: no such file.")
+    assert "\\n.jsonl" in error
+
+
+def test_generate_bench_and_replay_with_hostile_names_and_prompts(cli: Cli, corpus: Path, trie: Path, tmp_path: Path) -> None:
+    prompts = write_jsonl(tmp_path / "[" / "p].jsonl", [{"prompt": f"{CROSSED} {EFFECTS} {PROMPTS[0]}", "id": CROSSED}])
+    text = write_jsonl(tmp_path / f"[red]{EFFECTS}.jsonl", [{"text": f"{CROSSED} {PROMPTS[0]}"}])
+    of_text = tmp_path / f"[t]{EFFECTS}.trie"
+    assert cli("build-trie", text, "-o", of_text, "--tokenizer", MODEL, "--source", CROSSED).code == 0
+    out, common = tmp_path / "[" / "out].jsonl", ("--model", MODEL, "--input", prompts, "--trie", of_text)
+    made = cli("generate", *common, "-o", out, "--max-new-tokens", 6, "--explain", 1)
+    assert made.code == 0, made.err
+    without_effects(made.out)
+    assert json.loads(out.read_text())["id"] == CROSSED
+    without_effects(made.err)
+    lengths = ("--strategy", "single", "--decoding-length", 4)
+    measured = cli("bench", *common, "--no-peers", "--max-new-tokens", 4, *lengths)
+    assert measured.code == 0, measured.err
+    without_effects(measured.out + measured.err)
+    pairs = write_jsonl(tmp_path / f"[red]{EFFECTS}.pairs", [{"prompt_ids": [1, 2], "response_ids": [3, 4, 1, 2, 3, 4]}])
+    other = write_jsonl(tmp_path / "[" / "b].pairs", [{"prompt_ids": [1, 2], "response_ids": [3, 4, 1, 2, 3, 4]}])
+    replayed = cli("bench", "--replay", pairs, "--replay", other, "--trie", trie, *lengths, "--explain", 1)
+    assert replayed.code == 0, replayed.err
+    assert SHOWN in without_effects(replayed.out).replace("\n", "")
+    alone = cli("replay", pairs, "--trie", trie, *lengths)
+    assert f"trie:{CROSSED.replace('/', ' ')}{SHOWN}" in without_effects(alone.out)
+
+
+def test_help_shows_brackets_as_they_are_typed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    for command in ("build-trie", "generate"):
+        assert "pip install 'lookahead[ray]'" in cli(command, "--help").out
+    assert "[bold]" not in cli("--help").out
+
+
+def test_every_help_text_is_shown_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    import typer
+
+    from lookahead_cli.app import app, program
+
+    plain = typer.main.get_command(app)
+    for name, command in program().commands.items():
+        for shown, written in zip(command.params, plain.commands[name].params, strict=True):
+            if shown.help:
+                assert Text.from_markup(shown.help, emoji=False).plain == written.help
+
+
+def test_console_prints_strings_cells_and_names_of_columns_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    text = f"{CROSSED} :warning: [link=x]"
+    render.out.print(text)
+    render.err.print(text)
+    render.notice(text)
+    render.table(text, [text, "n"], [[text, 1]])
+    render.summary([(text, text)])
+    render.facts([(text, text)])
+    captured = capsys.readouterr()
+    assert captured.out.count(text) == 6
+    assert captured.err.count(text) == 4
+
+
+def test_characters_with_effects_are_escaped_and_others_are_not() -> None:
+    assert printable("tab\t, bell\a, ü, 漢\n") == "tab\\t, bell\\x07, ü, 漢\n"
+    assert in_one_line("a\nb\u2028c\udcff") == "a\\nb\\u2028c\\udcff"
+    assert printable("ü漢", "latin-1") == "ü\\u6f22"
+    assert printable("ü", "no-such-encoding") == "ü"
+    every = "".join(map(chr, range(sys.maxunicode + 1)))
+    left = [character for character in printable(every) if not character.isprintable() and character not in "\n"]
+    assert not {"Cc", "Cs", "Zl", "Zp"} & {unicodedata.category(character) for character in left}

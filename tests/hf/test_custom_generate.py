@@ -1,0 +1,617 @@
+"""`model.generate(..., custom_generate=lookahead_generate)` returns what `model.generate` does: ids, scores, what is streamed.
+
+Truth is `generate` itself with the same arguments. Scores agree within 1e-4 in float32.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import re
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    StoppingCriteria,
+    StopStringCriteria,
+    TextIteratorStreamer,
+    WatermarkingConfig,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from lookahead import hf
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
+from lookahead.errors import LookaheadError, UsageError
+from lookahead.forward import kv_cache
+from lookahead.hf import lookahead_generate
+from tests.architectures import plainly
+from tests.support.drafts import VOCAB_SIZE, KnownAnswer, random_trees
+
+ARCHITECTURES = ["llama", "qwen2", "gpt2", "gpt_neox", "gemma3", "mistral"]  # the last two with windows of 8 tokens
+LENGTHS = (9, 14, 3, 11)
+NEW_TOKENS = 16
+PROMPTS = [[int(t) for t in np.random.default_rng(length).integers(3, VOCAB_SIZE, length)] for length in LENGTHS]
+ALL = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_model, device):
+    return tiny_model("llama", device)
+
+
+def padded(prompts, device):
+    """Prompts side by side, padded on the left as `generate` wants them."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+class Guessing(KnownAnswer):
+    """A drafter whose drafts are right by half, so that steps keep none, some or all. It knows rows that go on again too."""
+
+    def __init__(self, answers):
+        super().__init__(answers, random_trees(0))
+
+    def start(self, prompt_ids):
+        for prompt, answer in list(self.answers.items()):
+            if tuple(prompt_ids[: len(prompt)]) == prompt:
+                self.answers[tuple(prompt_ids)] = answer[len(prompt_ids) - len(prompt) :]
+        return super().start(prompt_ids)
+
+
+def guessing(model, prompts, new_tokens=NEW_TOKENS):
+    return Guessing([(prompt, plainly(model, prompt, new_tokens)) for prompt in prompts])
+
+
+def both(model, prompts, drafter=None, seed=0, inputs=None, **wishes):
+    """(what `generate` returns, what it returns with lookahead). The random stream must stand at the same place after both."""
+    inputs = inputs or padded(prompts, model.device)
+    wishes = {"max_new_tokens": NEW_TOKENS, "pad_token_id": 0, **wishes}
+    outputs, streams = [], []
+    for own in ({}, {"custom_generate": lookahead_generate, "drafter": drafter}):
+        torch.manual_seed(seed)
+        outputs.append(model.generate(**inputs, **copy.copy(wishes), **own))
+        streams.append(torch.cuda.get_rng_state() if model.device.type == "cuda" else torch.get_rng_state())
+    assert torch.equal(*streams)
+    return outputs
+
+
+def assert_equal(plain, ours):
+    """Ids and, where there are any, scores of all steps and rows."""
+    if isinstance(plain, torch.Tensor):
+        assert ours.tolist() == plain.tolist()
+        assert ours.dtype == plain.dtype
+        return
+    assert type(ours) is type(plain)
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+    for name in ("scores", "logits"):
+        expected, got = getattr(plain, name), getattr(ours, name)
+        assert (got is None) == (expected is None)
+        assert len(got or ()) == len(expected or ())
+        for ours_at, plain_at in zip(got or (), expected or (), strict=True):
+            torch.testing.assert_close(ours_at, plain_at, atol=1e-4, rtol=1e-4)
+            assert not ours_at.is_inference()
+
+
+def forwards(model, call):
+    """How many forwards a call takes."""
+    counted = []
+    hook = model.register_forward_hook(lambda *_: counted.append(1))
+    try:
+        call()
+    finally:
+        hook.remove()
+    return len(counted)
+
+
+class Halving(LogitsProcessor):
+    """A processor of the user's: halves the scores of odd tokens."""
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        scores[:, 1::2] /= 2
+        return scores
+
+
+class Counting(LogitsProcessor):
+    """One with a state: the more often it was asked, the more it favours token 5."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self, input_ids, scores):
+        self.asked += 1
+        favour = torch.zeros_like(scores)
+        favour[:, 5] = self.asked
+        return scores + favour
+
+
+class EndsAt(StoppingCriteria):
+    """A criterion of the user's: ends a row with one of these tokens."""
+
+    def __init__(self, *tokens):
+        self.tokens = tokens
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.isin(input_ids[:, -1], torch.tensor(self.tokens, device=input_ids.device))
+
+
+class Sure(StoppingCriteria):
+    """Ends a row when its best scores add up to a bound: looks at the scores of all steps."""
+
+    def __init__(self, bound):
+        self.bound = bound
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return sum(at.amax(-1) for at in scores) > self.bound
+
+
+class Recording(BaseStreamer):
+    def __init__(self):
+        self.got = []
+
+    def put(self, value):
+        self.got.append(value.tolist())
+
+    def end(self):
+        self.got.append("end")
+
+
+# ---- ids and scores
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_and_sampled_rows_are_those_of_generate(tiny_model, device, architecture, rows):
+    model, prompts = tiny_model(architecture, device), PROMPTS[:rows]
+    drafter = guessing(model, prompts)
+    plain, ours = both(model, prompts, drafter, **ALL)
+    assert_equal(plain, ours)
+    said = plain.sequences[:, -NEW_TOKENS:].tolist()
+    assert len({token for row in said for token in row}) > rows  # not one token for ever
+    assert_equal(*both(model, prompts, drafter, seed=3, do_sample=True, temperature=0.9, top_k=20, top_p=0.9, **ALL))
+    assert drafter.running == 0
+    wishes = {"custom_generate": lookahead_generate, "drafter": drafter, "max_new_tokens": NEW_TOKENS}
+    assert forwards(model, lambda: model.generate(**padded(prompts, device), **wishes)) < 0.8 * NEW_TOKENS
+
+
+PROCESSED = {
+    "repetition": {"repetition_penalty": 1.8},
+    "no-repeat-ngram": {"no_repeat_ngram_size": 2},
+    "min-length": {"min_new_tokens": 9, "eos_token_id": list(range(40))},
+    "bad-words": {"bad_words_ids": [[6, 7], *([token] for token in range(20, 60))]},
+    "bias": {"sequence_bias": {(9,): 8.0, (10, 11): 4.0}},
+    "prompt-repetition": {"encoder_repetition_penalty": 1.5},
+    "prompt-ngrams": {"encoder_no_repeat_ngram_size": 1},
+    "prefixes": {
+        "prefix_allowed_tokens_fn": lambda row, ids: [token for token in range(3, 97) if (token + len(ids)) % 4 == row]
+    },
+    "forced-end": {"forced_eos_token_id": 2},
+    "suppressed": {"suppress_tokens": [*range(50)], "begin_suppress_tokens": [60, 61]},
+    "decay": {"exponential_decay_length_penalty": (4, 1.5)},
+    "guidance": {"guidance_scale": 1.7},
+    "watermark": {"watermarking_config": WatermarkingConfig(bias=4.0)},
+    "own": {"logits_processor": [Halving()]},
+    "everything": {
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 3,
+        "logits_processor": [Halving()],
+        "renormalize_logits": True,
+    },
+}
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", PROCESSED)
+def test_processors_do_what_they_do_in_generate(llama, name, rows):
+    prompts, drafter = PROMPTS[:rows], guessing(llama, PROMPTS)
+    plain, ours = both(llama, prompts, drafter, **PROCESSED[name], **ALL)
+    assert_equal(plain, ours)
+    assert_equal(*both(llama, prompts, drafter, seed=1, do_sample=True, min_p=0.01, **PROCESSED[name]))
+    changed = any(not torch.equal(*pair) for pair in zip(plain.scores, plain.logits, strict=True))
+    assert changed
+
+
+def test_negative_prompts_of_guidance_belong_to_their_rows(llama):
+    negative = padded([prompt[::-1] for prompt in PROMPTS], llama.device)
+    wishes = {"guidance_scale": 1.7, "negative_prompt_ids": negative["input_ids"]}
+    wishes["negative_prompt_attention_mask"] = negative["attention_mask"]
+    assert_equal(*both(llama, PROMPTS, guessing(llama, PROMPTS), **wishes, **ALL))
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_processor_with_a_state_has_one_for_each_row(llama, rows):
+    inputs, outputs = padded(PROMPTS[:rows], llama.device), []
+    for own in ({}, {"custom_generate": lookahead_generate}):
+        outputs.append(llama.generate(**inputs, logits_processor=[Counting()], max_new_tokens=NEW_TOKENS, **own, **ALL))
+    assert_equal(*outputs)
+    assert 5 in outputs[0].sequences[0, -8:].tolist()
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_several_samples_of_a_prompt(llama, rows):
+    wishes = {"num_return_sequences": 3, "do_sample": True, "encoder_repetition_penalty": 1.2, "repetition_penalty": 1.2}
+    plain, ours = both(llama, PROMPTS[:rows], guessing(llama, PROMPTS), seed=5, **wishes, **ALL)
+    assert_equal(plain, ours)
+    assert len({tuple(row) for row in ours.sequences.tolist()}) == 3 * rows
+
+
+def test_sampling_hangs_on_the_seed_and_not_on_what_is_drafted(llama):
+    said = []
+    for drafter in (Drafter([], DraftOptions("off")), guessing(llama, PROMPTS), None):
+        torch.manual_seed(11)
+        wishes = {"do_sample": True, "max_new_tokens": NEW_TOKENS, "custom_generate": lookahead_generate, "drafter": drafter}
+        said.append(llama.generate(**padded(PROMPTS, llama.device), **wishes).tolist())
+    assert said[0] == said[1] == said[2]
+    torch.manual_seed(12)
+    assert llama.generate(**padded(PROMPTS, llama.device), **wishes).tolist() != said[0]
+
+
+def test_scores_give_transition_scores(llama):
+    plain, ours = both(llama, PROMPTS, guessing(llama, PROMPTS), **ALL)
+    of_both = [llama.compute_transition_scores(o.sequences, o.scores, normalize_logits=True) for o in (plain, ours)]
+    torch.testing.assert_close(*of_both, atol=1e-4, rtol=1e-4)
+    assert of_both[1].shape == (4, NEW_TOKENS)
+
+
+def test_default_drafter_remembers_what_the_model_said_before(llama):
+    model = copy.deepcopy(llama)  # that nobody has asked before
+    plain = model.generate(**padded(PROMPTS[:1], model.device), max_new_tokens=64, eos_token_id=[])
+
+    def again():
+        ids = model.generate(
+            **padded(PROMPTS[:1], model.device), max_new_tokens=64, eos_token_id=[], custom_generate=lookahead_generate
+        )
+        assert ids.tolist() == plain.tolist()
+
+    again()
+    drafter = vars(model)[hf.KEPT]._drafter
+    drafter.options = DraftOptions(decoding_length=16, recycle=False, adaptive=False)  # drafts do not pay on so small a model
+    assert forwards(model, again) < 64 / 4
+
+
+def test_without_padding_or_mask_and_on_one_token(llama):
+    for inputs in ({"input_ids": torch.tensor([PROMPTS[0]] * 2)}, {"input_ids": torch.tensor([[7]])}, {}):
+        inputs = {name: ids.to(llama.device) for name, ids in inputs.items()}
+        plain = llama.generate(**inputs, max_new_tokens=5)
+        assert_equal(plain, llama.generate(**inputs, max_new_tokens=5, custom_generate=lookahead_generate))
+
+
+@pytest.mark.parametrize(
+    "setting", [{"use_cache": False}, {"cache_implementation": "static"}, {"max_length": 20}, {"min_length": 18}]
+)
+def test_other_settings_of_generate(llama, setting):
+    if "max_length" in setting:
+        setting = {**setting, "max_new_tokens": None}
+    assert_equal(*both(llama, PROMPTS, guessing(llama, PROMPTS), **setting, **ALL))
+
+
+# ---- where rows end
+
+
+def ends(model, prompts=PROMPTS, at=(3, 8, 12)):
+    """Tokens with which rows end at different places, found in what they say."""
+    said = [plainly(model, prompt, NEW_TOKENS) for prompt in prompts]
+    return [said[row % len(said)][place] for row, place in enumerate(at)]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_ended_rows_are_padded_and_scored_as_in_generate(tiny_model, device, architecture, rows):
+    model = tiny_model(architecture, device)
+    wishes = {"eos_token_id": ends(model), "repetition_penalty": 1.1, **ALL}
+    plain, ours = both(model, PROMPTS[:rows], guessing(model, PROMPTS), **wishes)
+    assert_equal(plain, ours)
+    assert_equal(*both(model, PROMPTS[:rows], guessing(model, PROMPTS), do_sample=True, **wishes))
+    said = plain.sequences[:, max(map(len, PROMPTS[:rows])) :].tolist()
+    assert rows == 1 or len({row.index(0) if 0 in row else len(row) for row in said}) > 2
+
+
+@pytest.mark.parametrize("with_scores", [False, True])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_without_end_tokens_ended_rows_go_on_until_all_have_ended(llama, with_scores, sampled):
+    llama = copy.deepcopy(llama)
+    llama.generation_config.eos_token_id = None
+    tokens = ends(llama, at=(3, 8, 5, 10))
+    wishes = {
+        "stopping_criteria": [EndsAt(*tokens)],
+        "do_sample": sampled,
+        "max_new_tokens": 40,
+        **(ALL if with_scores else {}),
+    }
+    plain, ours = both(llama, PROMPTS, guessing(llama, PROMPTS), pad_token_id=None, **wishes)
+    assert_equal(plain, ours)
+    sequences = plain.sequences if with_scores else plain
+    width = max(map(len, PROMPTS))
+    assert sampled or width + 3 < sequences.shape[1] < width + 40
+
+
+def test_criteria_may_look_at_scores(llama):
+    whole, _ = both(llama, PROMPTS, guessing(llama, PROMPTS), **ALL)
+    bound = float(sum(at.amax(-1) for at in whole.scores).min())  # the least sure row gets there last
+    plain, ours = both(llama, PROMPTS, guessing(llama, PROMPTS), stopping_criteria=[Sure(bound - 0.1)], **ALL)
+    assert_equal(plain, ours)
+    assert (plain.sequences[:, -NEW_TOKENS:] == 0).any()
+
+
+def test_max_time_ends_all_rows(llama):
+    wishes = {"max_time": 1e-9, "max_new_tokens": 8, "pad_token_id": 0}
+    assert_equal(*both(llama, PROMPTS, guessing(llama, PROMPTS), **wishes))
+
+
+@pytest.mark.parametrize("way", ["argument", "criterion"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_stop_strings(llama, tokenizer, rows, way):
+    model = copy.deepcopy(llama)
+    said = [plainly(model, prompt, NEW_TOKENS) for prompt in PROMPTS]
+    texts = [tokenizer.decode(said[0][4:6]), tokenizer.decode(said[1][9])]
+    if way == "argument":
+        wishes = {"stop_strings": texts, "tokenizer": tokenizer}
+    else:
+        wishes = {"stopping_criteria": [StopStringCriteria(tokenizer, texts)]}
+    plain, ours = both(model, PROMPTS[:rows], guessing(model, PROMPTS), **wishes)
+    assert_equal(plain, ours)
+    assert 0 in plain[0, -3:].tolist() or plain.shape[1] < max(map(len, PROMPTS[:rows])) + NEW_TOKENS
+
+
+def test_text_beyond_the_models_positions(tiny_model, device):
+    """gpt2 has a table of 32 positions: drafts stop before its end, and what goes beyond fails as in generate."""
+    model = tiny_model("gpt2_short", device)
+    prompt = PROMPTS[0] * 2
+    answer = plainly(model, prompt, 14)
+    drafter = Guessing([(prompt, answer + [5] * 10)])
+    wishes = {"max_new_tokens": 30, "eos_token_id": answer[-1]}
+    assert_equal(*both(model, [prompt], drafter, **wishes))
+    if device == "cpu":  # elsewhere such an index ends the process's use of the device
+        for own in ({}, {"custom_generate": lookahead_generate}):
+            with pytest.raises(IndexError):
+                model.generate(**padded([prompt], device), max_new_tokens=30, eos_token_id=[], pad_token_id=0, **own)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gptj"])
+def test_memory_is_taken_for_no_more_than_the_models_positions(tiny_model, device, monkeypatch, architecture):
+    model, capacities = tiny_model(architecture, device), []
+    for cache in (kv_cache.SlotCache, kv_cache.SequenceCache):
+        monkeypatch.setattr(
+            cache, "reserve", lambda self, *sizes, own=cache.reserve: capacities.append(sizes[:2][-1]) or own(self, *sizes)
+        )
+    wishes = {"max_new_tokens": 1_000_000, "eos_token_id": ends(model)}
+    assert_equal(*both(model, PROMPTS[:2], guessing(model, PROMPTS), **wishes))
+    assert 0 < max(capacities) <= 256
+
+
+def test_text_beyond_its_positions_goes_on_where_the_model_does(llama):
+    """Positions of llama are computed, so that `generate` only warns beyond the 256 of its config."""
+    wishes = {"max_new_tokens": 270, "eos_token_id": [], "no_repeat_ngram_size": 3}
+    assert_equal(*both(llama, PROMPTS[:2], Drafter([], DraftOptions(decoding_length=8, adaptive=False)), **wishes))
+
+
+# ---- streamers
+
+
+@pytest.mark.parametrize("ended_by", ["tokens", "criterion"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_streamer_gets_prompt_and_tokens_in_the_order_and_shape_of_generate(llama, rows, ended_by):
+    model = copy.deepcopy(llama)
+    model.generation_config.eos_token_id = None
+    tokens = ends(model)
+    wishes = {"eos_token_id": tokens} if ended_by == "tokens" else {"stopping_criteria": [EndsAt(*tokens)]}
+    streamed = []
+    for own in ({}, {"custom_generate": lookahead_generate, "drafter": guessing(model, PROMPTS)}):
+        streamer = Recording()
+        model.generate(
+            **padded(PROMPTS[:rows], model.device),
+            streamer=streamer,
+            max_new_tokens=NEW_TOKENS,
+            pad_token_id=0,
+            **own,
+            **wishes,
+        )
+        streamed.append(streamer.got)
+    assert streamed[0] == streamed[1]
+    assert len(streamed[0]) > 4
+    assert streamed[0][-1] == "end"
+
+
+def test_tokens_are_streamed_as_they_are_accepted(llama):
+    """After each forward, what it gave; not all at the end."""
+    got_before_forward, streamer = [], Recording()
+    hook = llama.register_forward_pre_hook(lambda *_: got_before_forward.append(len(streamer.got)))
+    drafter = guessing(llama, PROMPTS)
+    hf._kept_of(llama).target_of(llama)
+    try:
+        got_before_forward.clear()
+        llama.generate(
+            **padded(PROMPTS[:1], llama.device),
+            streamer=streamer,
+            max_new_tokens=16,
+            custom_generate=lookahead_generate,
+            drafter=drafter,
+        )
+    finally:
+        hook.remove()
+    assert got_before_forward[:2] == [1, 2]  # the prompt, the token of the prefill
+    assert got_before_forward == sorted(set(got_before_forward))
+
+
+def test_text_streamer_in_another_thread(llama, tokenizer):
+    texts = []
+    for own in ({}, {"custom_generate": lookahead_generate}):
+        streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=20)
+        arguments = {**padded(PROMPTS[:1], llama.device), "streamer": streamer, "max_new_tokens": NEW_TOKENS, **own}
+        thread = threading.Thread(target=llama.generate, kwargs=arguments)
+        thread.start()
+        texts.append("".join(streamer))
+        thread.join()
+    assert texts[0] == texts[1] != ""
+
+
+# ---- models: what is kept of them, and those that cannot be helped
+
+
+def test_model_is_probed_once_and_again_when_it_changed(llama, monkeypatch):
+    probes, model = [], copy.deepcopy(llama)
+    monkeypatch.setattr(hf, "probed", lambda model, name, probed=hf.probed: probes.append(name) or probed(model, name))
+
+    def ask():
+        wishes = {"max_new_tokens": 4, "custom_generate": lookahead_generate}
+        assert model.generate(**padded(PROMPTS[:1], model.device), **wishes)[0, -4:].tolist() == plainly(model, PROMPTS[0], 4)
+
+    ask()
+    ask()
+    assert len(probes) == 1
+    for change in (model.train, model.eval, model.double, model.float, lambda: model.set_attn_implementation("eager")):
+        before = len(probes)
+        change()
+        ask()
+        assert len(probes) == before + 1
+    with torch.no_grad():
+        model.lm_head.weight.neg_()  # other weights say other tokens: no key or value of earlier calls is used
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.weight.neg_()
+    ask()
+
+
+def test_nothing_keeps_a_model_alive_or_travels_with_its_copies(llama):
+    model = copy.deepcopy(llama)
+    model.generate(**padded(PROMPTS[:1], model.device), max_new_tokens=4, custom_generate=lookahead_generate)
+    kept = vars(model)[hf.KEPT]
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert vars(other)[hf.KEPT] is not kept
+        assert vars(other)[hf.KEPT]._target is None
+    assert hf.KEPT not in model.state_dict()
+    gone = weakref.ref(model)
+    del model, kept, other
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(("architecture", "mode"), [("gptj", "tree"), ("falcon_h1", "replay"), ("mamba", "plain")])
+def test_models_that_are_not_packed(tiny_model, device, architecture, mode, rows):
+    model = tiny_model(architecture, device)
+    drafter = guessing(model, PROMPTS)
+    wishes = {"eos_token_id": ends(model), **ALL}
+    assert_equal(*both(model, PROMPTS[:1] * rows, drafter, **wishes))
+    assert vars(model)[hf.KEPT]._target.mode == mode
+
+
+def test_text_that_grows_beyond_where_positions_change_is_left_to_generate(tiny_model, device):
+    model = tiny_model("phi3_longrope", device)  # changes at 40
+    for new_tokens in (8, 40):
+        assert_equal(*both(model, PROMPTS[:1], max_new_tokens=new_tokens, eos_token_id=[]))
+
+
+def test_model_that_decodes_plainly_streams_too(tiny_model, device):
+    model, streamed = tiny_model("mamba", device), []
+    for own in ({}, {"custom_generate": lookahead_generate}):
+        streamed.append(Recording())
+        model.generate(torch.tensor([PROMPTS[0]], device=device), streamer=streamed[-1], max_new_tokens=5, **own)
+    assert streamed[0].got == streamed[1].got
+
+
+# ---- refusals
+
+
+def refused(model, **wishes):
+    with pytest.raises(LookaheadError) as error:
+        model.generate(
+            **{**padded(PROMPTS[:2], model.device), "max_new_tokens": 4, "custom_generate": lookahead_generate, **wishes}
+        )
+    return str(error.value)
+
+
+REFUSED = {
+    "beam_search": {"num_beams": 2},
+    "contrastive_search": {"penalty_alpha": 0.5, "top_k": 4, "do_sample": False},
+    "assisted_generation": {"prompt_lookup_num_tokens": 3},
+    "attentions": {"output_attentions": True, "return_dict_in_generate": True},
+    "hidden states": {"output_hidden_states": True, "return_dict_in_generate": True},
+    "past_key_values": {"past_key_values": DynamicCache()},
+    "cache_implementation": {"cache_implementation": "offloaded"},
+    "synced_gpus": {"synced_gpus": True},
+    "inputs_embeds": {"inputs_embeds": torch.zeros(2, 14, 32)},
+    "drafter is a str": {"drafter": "answers.trie"},
+    "pad on the left": {"attention_mask": torch.tensor([[1] * 9 + [0] * 5, [1] * 14])},
+    "row 1 of attention_mask": {"attention_mask": torch.tensor([[1] * 14, [0] * 14])},
+    "outside the model's vocabulary of 97": {"input_ids": torch.tensor([[97], [3]]), "attention_mask": torch.ones(2, 1)},
+    "row 0 of position_ids": {"position_ids": torch.arange(14).repeat(2, 1)},
+    "needs the model's tokenizer": {"stop_strings": "x"},
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_be_done_is_refused_with_the_reason(llama, reason):
+    wishes = {k: v.to(llama.device) if isinstance(v, torch.Tensor) else v for k, v in REFUSED[reason].items()}
+    assert reason in refused(llama, **wishes)
+
+
+def test_assistant_model_is_refused(llama):
+    assert "assisted_generation" in refused(llama, assistant_model=copy.deepcopy(llama))
+
+
+def test_encoder_decoder_model_is_refused():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    model = T5ForConditionalGeneration(
+        T5Config(vocab_size=VOCAB_SIZE, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=4, decoder_start_token_id=0)
+    )
+    assert "decoder-only" in refused(model)
+
+
+def test_trie_of_a_larger_vocabulary_is_refused(llama, make_trie):
+    drafter = Drafter([make_trie([[3, 4, 120]], vocab_size=200)])
+    assert "built for a vocabulary of 200 tokens" in refused(llama, drafter=drafter)
+
+
+def test_processor_that_fails_fails_the_call_and_the_next_one_works(llama):
+    class Failing(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            if input_ids.shape[1] > 18:
+                raise ValueError("too long for me")
+            return scores
+
+    drafter = guessing(llama, PROMPTS)
+    with pytest.raises(ValueError, match="too long for me"):
+        llama.generate(
+            **padded(PROMPTS, llama.device),
+            logits_processor=[Failing()],
+            max_new_tokens=9,
+            custom_generate=lookahead_generate,
+            drafter=drafter,
+        )
+    assert drafter.running == 0
+    assert_equal(*both(llama, PROMPTS, drafter))
+
+
+def test_eos_criterion_without_pad_token_is_refused(llama):
+    from transformers import EosTokenCriteria
+
+    model = copy.deepcopy(llama)
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
+    assert "set pad_token_id" in refused(model, stopping_criteria=[EosTokenCriteria(5)])
+
+
+def test_usage_errors_are_lookahead_errors():
+    assert issubclass(UsageError, LookaheadError)
+
+
+# ---- the README's example
+
+
+def test_readme_example_runs(capsys, monkeypatch):
+    root = Path(__file__).parents[2]
+    section = (root / "README.md").read_text("utf-8").split("## In `model.generate`")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    monkeypatch.chdir(root)
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()

@@ -1,0 +1,106 @@
+"""How many rows a job has: of Parquet and packed files too, without holding the job up."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from lookahead.job import counting
+from lookahead.job.counting import RowCount, count_rows
+from lookahead.job.inputs import input_rows
+from lookahead.job.progress import JobProgress
+from lookahead.job.totals import JobTotals
+from lookahead_cli.progress import rows_done
+from tests.support.cli import Cli
+from tests.support.jobs import MODEL
+
+ODD = b'{"prompt": "a"}\n\n  \t\n' + b'{"prompt": "' + b"x" * 70 + b'"}\r\n\r\n{"bad"\n   {"prompt": "last"}'
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+def files(folder: Path, rows: int) -> dict[str, str]:
+    """The same rows in each kind of file."""
+    text = b"".join(b'{"prompt": "%d"}\n' % n for n in range(rows))
+    made = {kind: str(folder / f"in{kind}") for kind in (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".json")}
+    for kind in (".jsonl", ".json"):
+        Path(made[kind]).write_bytes(text)
+    Path(made[".jsonl.gz"]).write_bytes(gzip.compress(text))
+    with pyarrow.CompressedOutputStream(made[".jsonl.zst"], "zstd") as file:
+        file.write(text)
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": [str(n) for n in range(rows)]}), made[".parquet"])
+    return made
+
+
+def test_every_kind_of_file_is_counted(tmp_path: Path) -> None:
+    made = files(tmp_path, 1000)
+    assert {kind: count_rows([name]) for kind, name in made.items()} == dict.fromkeys(made, 1000)
+    assert count_rows(list(made.values())) == 5000
+    assert count_rows(["-"]) is None
+    assert count_rows([made[".jsonl"], "-"]) is None
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1 << 20])
+def test_rows_are_those_that_are_read_wherever_blocks_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(counting, "BLOCK", block)
+    path = tmp_path / "odd.jsonl"
+    for text in (ODD, ODD + b"\n", b"", b"\n\n", ODD + b"\n   "):
+        path.write_bytes(text)
+        assert count_rows([str(path)]) == sum(1 for _ in input_rows(str(path)))
+
+
+def test_counting_neither_holds_up_nor_outlives_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that take long: the job gets on at once, and the thread ends soon after it."""
+    monkeypatch.setattr(counting, "BLOCK", 64)
+    monkeypatch.setattr(counting.time, "sleep", lambda seconds, slept=time.sleep: slept(0.02))
+    name = files(tmp_path, 1000)[".jsonl.gz"]
+    began = time.perf_counter()
+    with RowCount([name]) as counted:
+        assert counted.rows is None
+    assert time.perf_counter() - began < 2
+    thread = next((each for each in threading.enumerate() if each.name == "row count"), None)
+    if thread is not None:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert counted.rows is None
+
+
+def test_total_and_time_left_appear_as_soon_as_rows_are_counted() -> None:
+    known: list[int] = []
+    progress = JobProgress(JobTotals(), lambda: known[0] if known else None, lambda: None)
+    progress.totals.merge(JobTotals(rows=10))
+    assert (rows_done(progress), progress.seconds_left) == ("10 rows", None)
+    known.append(30)
+    assert rows_done(progress) == "10 of 30 rows"
+    progress.began -= 100
+    assert progress.seconds_left == pytest.approx(200, abs=10)
+
+
+def test_cut_or_missing_files_are_left_to_the_job_to_report(tmp_path: Path) -> None:
+    made = files(tmp_path, 1000)
+    Path(made[".jsonl.gz"]).write_bytes(Path(made[".jsonl.gz"]).read_bytes()[:50])
+    Path(made[".parquet"]).write_bytes(b"no parquet")
+    for name in (made[".jsonl.gz"], made[".parquet"], str(tmp_path / "no.jsonl"), str(tmp_path)):
+        with RowCount([name]) as counted:
+            time.sleep(0.05)
+        assert counted.rows is None
+
+
+def test_metrics_of_a_job_know_the_rows_of_packed_input_of_its_shard(cli: Cli, tmp_path: Path) -> None:
+    name, metrics = files(tmp_path, 7)[".jsonl.gz"], tmp_path / "m.prom"
+    asked = ("generate", "--model", MODEL, "--input", name, "--max-new-tokens", 2, "--shard", "1/2", "-q")
+    assert cli(*asked, "-o", tmp_path / "out.jsonl", "--metrics", metrics).code == 0
+    expected = next(line for line in metrics.read_text().splitlines() if "rows_expected" in line and line[0] != "#")
+    assert float(expected.split()[-1]) == 4
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 4
+    assert json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])["id"] == 1

@@ -1,0 +1,247 @@
+"""What a job reads and writes: formats, globs, stdin, shards, and every kind of row that is none."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from lookahead.errors import UsageError
+from lookahead.job.counting import count_rows
+from lookahead.job.inputs import LONGEST_LINE, Shard
+from tests.support.cli import Cli, write_jsonl
+from tests.support.jobs import MODEL, PROMPTS, UNSTEADY, questions, rows_of, steady
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+def generate(cli: Cli, out: Path, *options: object) -> int:
+    job = ("generate", "--model", MODEL, "-o", out, "--max-new-tokens", 6, "--quiet")
+    return cli(*job, *options).code
+
+
+def test_jsonl_its_compressed_forms_parquet_and_stdin_give_the_same_rows(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [*questions(3), {"id": "m", "messages": [{"role": "user", "content": "hello"}], "params": {"max_new_tokens": 2}}]
+    source = write_jsonl(tmp_path / "a.jsonl", rows)
+    text = source.read_bytes()
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text))
+    with pyarrow.CompressedOutputStream(tmp_path / "a.jsonl.zst", "zstd") as packed:
+        packed.write(text)
+    columns = [{name: row.get(name) for name in ("id", "prompt", "messages", "params")} for row in rows]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(columns), tmp_path / "a.parquet")
+    assert generate(cli, tmp_path / "out.jsonl", "--input", source) == 0
+    for name in ("a.jsonl.gz", "a.jsonl.zst", "a.parquet"):
+        assert generate(cli, tmp_path / f"{name}.out", "--input", tmp_path / name) == 0
+        assert steady(tmp_path / f"{name}.out") == steady(tmp_path / "out.jsonl")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert generate(cli, tmp_path / "stdin.jsonl", "--input", "-") == 0
+    assert steady(tmp_path / "stdin.jsonl") == steady(tmp_path / "out.jsonl")
+
+
+def test_job_on_stdin_goes_on_when_it_gets_the_same_rows_again(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, out = list(questions(4)), tmp_path / "out.jsonl"
+
+    def piped(rows: list[Any], *options: object) -> int:
+        text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+        return generate(cli, out, "--input", "-", *options)
+
+    assert piped(rows) == 0
+    whole = steady(out)
+    out.write_bytes(b"".join(out.read_bytes().splitlines(keepends=True)[:2]))
+    assert piped([rows[1], rows[0], *rows[2:]], "--resume") == 1
+    assert piped(rows, "--resume") == 0
+    assert steady(out) == whole
+
+
+def test_several_files_and_globs_are_read_in_order_and_ids_name_the_file(cli: Cli, tmp_path: Path) -> None:
+    for name, count in (("b", 2), ("a", 1)):
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"prompt": p} for p in PROMPTS[:count]])
+    write_jsonl(tmp_path / "c.jsonl", [{"id": "x", "prompt": PROMPTS[0]}, {}])
+    out = tmp_path / "out.txt"
+    assert generate(cli, out, "--input", tmp_path / "[ab].jsonl", "--input", tmp_path / "c.jsonl") == 3
+    rows = rows_of(out)
+    assert [row["id"] for row in rows] == ["a.jsonl:1", "b.jsonl:1", "b.jsonl:2", "x", "c.jsonl:2"]
+    assert rows[4]["error"]["message"].startswith("c.jsonl:2: needs one of")
+    assert (rows[4]["error"]["file"], rows[4]["error"]["line"]) == ("c.jsonl", 2)
+    cli.fails(1, "generate", "--model", MODEL, "--input", tmp_path / "[xy].jsonl", saying=["[xy].jsonl: no such file"])
+
+
+@pytest.mark.parametrize("order", ["input", "completion"])
+def test_shards_together_are_the_whole(cli: Cli, tmp_path: Path, order: str) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": row["prompt"]} for row in questions(7)])
+    sampled = ("--input", source, "--temperature", 1.0, "--order", order)
+    generate(cli, tmp_path / "whole.jsonl", *sampled)
+    rows = []
+    sizes = []
+    for number in (1, 2, 3):
+        assert generate(cli, tmp_path / f"{number}.jsonl", *sampled, "--shard", f"{number}/3") == 0
+        sizes.append(len(rows_of(tmp_path / f"{number}.jsonl")))
+        rows += steady(tmp_path / f"{number}.jsonl")
+    assert sizes == [3, 2, 2]
+    whole = sorted(steady(tmp_path / "whole.jsonl"), key=lambda row: row["id"])
+    assert sorted(rows, key=lambda row: row["id"]) == whole
+    assert generate(cli, tmp_path / "none.jsonl", *sampled, "--shard", "9/9") == 0
+    assert rows_of(tmp_path / "none.jsonl") == []
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0", "-1/2", ""])
+def test_shard_that_is_none_is_refused(text: str) -> None:
+    if not text:
+        assert Shard.parse(text) == Shard()
+        return
+    with pytest.raises(UsageError, match="give I/N"):
+        Shard.parse(text)
+
+
+def test_rows_are_counted_as_they_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\n{}\n  \n" + b"x" * (3 << 20) + b"\n{}")
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b"]}), tmp_path / "b.parquet")
+    assert count_rows([str(tmp_path / "a.jsonl"), str(tmp_path / "b.parquet")]) == 5
+    assert count_rows(["-"]) is None
+    assert [Shard(n, 3).size(7) for n in (1, 2, 3)] == [3, 2, 2]
+
+
+# ---- rows that are none
+
+GOOD = json.dumps({"prompt": PROMPTS[0]}).encode()
+KINDS = {
+    "bad JSON": (b'{"prompt": "a"', "not JSON"),
+    "wrong type": (b'{"prompt": 5}', '"prompt" is a int, not text'),
+    "wrong type of id": (b'{"id": [1], "prompt": "a"}', '"id" is a list'),
+    "empty": (b'{"prompt": ""}', '"prompt" is empty'),
+    "too long": (json.dumps({"prompt_ids": [5] * 5000}).encode(), "no room for an answer"),
+    "unknown parameter": (b'{"prompt": "a", "params": {"colour": 1}}', 'unknown option "colour"'),
+    "invalid UTF-8": (b'{"prompt": "\xff"}', "not UTF-8"),
+    "NUL byte": (b'{"prompt": "a\x00b"}', "not JSON"),
+    "NUL character": (b'{"prompt": "a\\u0000b"}', "NUL characters"),
+    "NUL in a chat": (b'{"messages": [{"role": "user", "content": "a\\u0000"}]}', "NUL characters"),
+    "duplicate id": (b'{"id": 1, "prompt": "a"}', "the id 1 stands on line 1, too"),
+    "missing prompt": (b'{"text": "a"}', 'needs one of "prompt", "messages" and "prompt_ids" (found: text)'),
+}
+
+
+def test_every_kind_of_bad_row_gets_an_error_row_with_its_line_and_the_others_are_answered(cli: Cli, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(GOOD + b"\n" + b"".join(bad + b"\n" + GOOD + b"\n" for bad, _ in KINDS.values()))
+    result = cli("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--max-new-tokens", 3)
+    assert result.code == 3
+    assert f"{len(KINDS)} of {2 * len(KINDS) + 1} rows failed" in result.err
+    assert "may succeed" not in result.err
+    good, bad = rows_of(tmp_path / "out.jsonl")[::2], rows_of(tmp_path / "out.jsonl")[1::2]
+    assert len({row["text"] for row in good}) == 1
+    assert [row["id"] for row in good] == list(range(1, 2 * len(KINDS) + 2, 2))
+    for place, (row, (_, saying)) in enumerate(zip(bad, KINDS.values(), strict=True)):
+        assert row["finish_reason"] == "error"
+        assert row["error"]["type"] == "invalid_row"
+        assert row["error"]["line"] == 2 * place + 2
+        assert row["error"]["message"].startswith(f"line {2 * place + 2}: ")
+        assert saying in row["error"]["message"]
+
+
+def test_line_longer_than_memory_should_hold_is_an_error_row_and_the_next_is_read(cli: Cli, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    with source.open("wb") as file:
+        file.write(b'{"prompt": "')
+        for _ in range((LONGEST_LINE >> 20) + 1):
+            file.write(b"a" * (1 << 20))
+        file.write(b'"}\n' + GOOD + b"\n")
+    assert generate(cli, tmp_path / "out.jsonl", "--input", source) == 3
+    huge, good = rows_of(tmp_path / "out.jsonl")
+    assert huge["error"]["message"] == "line 1: a line of more than 64 MiB."
+    assert good["id"] == 2
+
+
+def test_input_of_bad_rows_only_is_written_as_it_is_read(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{}] * 300)
+    assert generate(cli, tmp_path / "out.jsonl", "--input", source) == 3
+    assert [row["id"] for row in rows_of(tmp_path / "out.jsonl")] == list(range(1, 301))
+
+
+def test_packed_file_that_was_cut_short_ends_the_job_and_it_goes_on_with_the_whole_one(cli: Cli, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
+    rows = [{"id": str(n), "prompt": PROMPTS[n % 200] + str(n) * 50} for n in range(60)]
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    packed = gzip.compress(text, 0)
+    source.write_bytes(packed[: len(packed) // 2])
+    job = ("generate", "--model", MODEL, "--input", source, "-o", out, "--max-new-tokens", 2, "--quiet")
+    cli.fails(1, *job, saying=["in.jsonl.gz: cannot be read"])
+    state = json.loads((tmp_path / "out.jsonl.manifest.json").read_text())
+    assert state["state"] == "failed"
+    assert "cannot be read" in state["error"]
+    source.write_bytes(packed)
+    assert cli(*job, "--resume").code == 0
+    assert [row["id"] for row in rows_of(out)] == [str(n) for n in range(60)]
+
+
+# ---- Parquet out
+
+
+def table_of(path: Path) -> list[dict[str, Any]]:
+    """Rows of a Parquet file as JSON lines have them."""
+    rows = pyarrow.parquet.read_table(path).to_pylist(maps_as_pydicts="strict")
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+
+def test_parquet_output_has_the_rows_of_jsonl(cli: Cli, tmp_path: Path) -> None:
+    rows = [*questions(3), {"id": "two", "prompt": PROMPTS[1], "params": {"n": 2, "temperature": 1.0}}]
+    options = ("--input", write_jsonl(tmp_path / "in.jsonl", rows), "--token-ids", "--batch-size", 1, "--strategy", "off")
+    assert generate(cli, tmp_path / "out.jsonl", *options) == 0
+    assert generate(cli, tmp_path / "out.parquet", *options) == 0
+    for lines, table in zip(rows_of(tmp_path / "out.jsonl"), table_of(tmp_path / "out.parquet"), strict=True):
+        assert {**lines, "seconds": 0} == {**table, "seconds": 0}
+    assert not (tmp_path / "out.parquet.partial.jsonl").exists()
+    assert pyarrow.parquet.read_schema(tmp_path / "out.parquet").field("id").type == pyarrow.string()
+    table = (tmp_path / "out.parquet").read_bytes()
+    assert generate(cli, tmp_path / "out.parquet", *options, "--resume") == 0
+    assert generate(cli, tmp_path / "out.parquet", *options) == 2
+    assert (tmp_path / "out.parquet").read_bytes() == table
+
+
+def test_parquet_output_holds_errors_numbers_as_ids_and_openai_lines(cli: Cli, tmp_path: Path) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+    openai = write_jsonl(tmp_path / "openai.jsonl", [{"custom_id": "a", "body": body}, {"custom_id": "b", "body": {}}])
+    assert generate(cli, tmp_path / "openai.parquet", "--input", openai) == 3
+    answered, failed = table_of(tmp_path / "openai.parquet")
+    assert answered["custom_id"] == "a"
+    assert answered["response"]["body"]["usage"]["completion_tokens"] == 2
+    assert failed["response"]["body"]["error"]["code"] == "invalid_row"
+    large = write_jsonl(tmp_path / "large.jsonl", [{"id": 1 << 63, "prompt": PROMPTS[0]}, {"id": 1, "prompt": PROMPTS[0]}])
+    assert generate(cli, tmp_path / "large.parquet", "--input", large) == 0
+    assert [row["id"] for row in table_of(tmp_path / "large.parquet")] == [str(1 << 63), "1"]
+    own = write_jsonl(tmp_path / "own.jsonl", [{"prompt": PROMPTS[0]}, {}])
+    assert generate(cli, tmp_path / "own.parquet", "--input", own) == 3
+    assert [row["id"] for row in table_of(tmp_path / "own.parquet")] == [1, 2]
+    assert table_of(tmp_path / "own.parquet")[1]["error"]["line"] == 2
+
+
+def test_parquet_job_in_pieces_gives_the_whole_table(cli: Cli, tmp_path: Path) -> None:
+    rows = list(questions(5))
+    source, out = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
+    generate(cli, out, "--input", source)
+    whole = [{k: v for k, v in row.items() if k not in UNSTEADY} for row in table_of(out)]
+    # A kill leaves JSON lines beside it.
+    generate(cli, tmp_path / "lines.jsonl", "--input", source)
+    lines = (tmp_path / "lines.jsonl").read_bytes().splitlines(keepends=True)
+    out.unlink()
+    (tmp_path / "out.parquet.journal").write_bytes((tmp_path / "lines.jsonl.journal").read_bytes())
+    (tmp_path / "out.parquet.partial.jsonl").write_bytes(b"".join(lines[:3]) + b'{"id')
+    assert generate(cli, out, "--input", source) == 2
+    assert generate(cli, out, "--input", source, "--resume") == 0
+    assert [{k: v for k, v in row.items() if k not in UNSTEADY} for row in table_of(out)] == whole
+    write_jsonl(source, [*rows, {"prompt": "more"}])
+    assert generate(cli, out, "--input", source, "--resume") == 2

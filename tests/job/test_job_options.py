@@ -1,0 +1,156 @@
+"""What a job says of itself: manifest, progress, metrics; and its options in a file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lookahead.job.metrics import metrics_text
+from lookahead.job.progress import Every, JobProgress
+from lookahead.job.totals import JobTotals
+from lookahead_cli.job_schema import SCHEMA, job_schema
+from lookahead_cli.progress import duration, line
+from tests.support.cli import Cli, write_jsonl
+from tests.support.jobs import MODEL, PROMPTS, questions, rows_of
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+def test_manifest_says_what_the_job_was_run_with(cli: Cli, tmp_path: Path) -> None:
+    corpus, source = write_jsonl(tmp_path / "c.jsonl", [{"text": "the cat"}]), write_jsonl(tmp_path / "in.jsonl", questions(2))
+    cli("build-trie", corpus, "-o", tmp_path / "c.trie", "--tokenizer", MODEL)
+    out = tmp_path / "out.jsonl"
+    cli("generate", "--model", MODEL, "--input", source, "-o", out, "--trie", tmp_path / "c.trie", "--max-new-tokens", 4)
+    manifest = json.loads((tmp_path / "out.jsonl.manifest.json").read_text())
+    assert manifest["state"] == "complete"
+    assert manifest["answering"]["max_new_tokens"] == 4
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= manifest["model_files"].keys()
+    assert manifest["inputs"] == [{"path": str(source), "bytes": source.stat().st_size, "modified": pytest.approx(0, abs=1e12)}]
+    (run,) = manifest["runs"]
+    assert run["tries"][0]["path"] == str(tmp_path / "c.trie")
+    assert len(run["tries"][0]["content_hash"]) > 10
+    assert {"lookahead", "torch", "transformers"} <= run["versions"].keys()
+    assert run["began"] <= run["ended"]
+    assert manifest["counts"]["tokens"] == sum(row["completion_tokens"] for row in rows_of(out))
+
+
+def test_printed_config_runs_the_same_job_again(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", questions(2))
+    job = (
+        "--model",
+        MODEL,
+        "--input",
+        source,
+        "-o",
+        tmp_path / "out.jsonl",
+        "--max-new-tokens",
+        4,
+        "--stop",
+        ".",
+        "--stop",
+        "x",
+    )
+    config = cli("generate", *job, "--print-config", "--no-learn")
+    assert config.code == 0
+    assert not (tmp_path / "out.jsonl").exists()
+    values = yaml.safe_load(config.out)
+    assert (values["max-new-tokens"], values["stop"], values["learn"], values["trie"]) == (4, [".", "x"], False, None)
+    assert values.keys() == job_schema()["properties"].keys()
+    (tmp_path / "job.yaml").write_text(config.out)
+    assert cli("generate", "--config", tmp_path / "job.yaml", "--print-config").out == config.out
+    assert cli("generate", "--config", tmp_path / "job.yaml").code == 0
+    assert len(rows_of(tmp_path / "out.jsonl")) == 2
+
+
+def test_shipped_schema_is_that_of_the_options() -> None:
+    """Else: python -m lookahead_cli.job_schema"""
+    schema = json.loads(SCHEMA.read_text("utf-8"))
+    assert schema == job_schema()
+    assert schema["properties"]["max-new-tokens"] == {
+        "type": "integer",
+        "description": "Tokens per answer at most.",
+        "minimum": 1,
+        "default": 256,
+    }
+    assert schema["properties"]["trie"]["type"] == ["string", "number", "array", "null"]
+
+
+def test_no_learn_drafts_nothing_from_earlier_answers(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": PROMPTS[0]}] * 2)
+    job = ("generate", "--model", MODEL, "--input", source, "--batch-size", 1, "--strategy", "hierarchical")
+    drafting = (*job, "--decoding-length", 16, "--max-new-tokens", 40)
+    learning, not_learning = cli(*drafting), cli(*drafting, "--no-learn")
+    by_source = [[json.loads(line)["accepted_by_source"] for line in r.out.splitlines()] for r in (learning, not_learning)]
+    assert "session" in by_source[0][1]
+    assert "session" not in by_source[1][1]
+    cli.fails(2, *job, "--no-learn", "--session-tokens", 9, saying=["--no-learn", "--session-tokens"])
+
+
+METRIC = re.compile(r'lookahead_[a-z_]+\{job="[^"]*",model="[^"]*"(,source="[^"]*")?\} -?[0-9.e+-]+')
+
+
+def test_metrics_file_is_in_the_prometheus_text_format(cli: Cli, tmp_path: Path) -> None:
+    source, file = write_jsonl(tmp_path / "in.jsonl", [*questions(3), {}]), tmp_path / "job.prom"
+    out = ("-o", tmp_path / "out.jsonl", "--quiet", "--metrics", file)
+    assert cli("generate", "--model", MODEL, "--input", source, *out, "--max-new-tokens", 90).code == 3
+    lines = file.read_text().splitlines()
+    values = {line.split("{")[0]: line.rsplit(" ", 1)[1] for line in lines if not line.startswith("#")}
+    assert all(METRIC.fullmatch(line) for line in lines if not line.startswith("#"))
+    assert float(values["lookahead_rows_total"]) == float(values["lookahead_rows_expected"]) == 4
+    assert float(values["lookahead_rows_failed_total"]) == 1
+    assert float(values["lookahead_completion_tokens_total"]) == sum(
+        row.get("completion_tokens", 0) for row in rows_of(tmp_path / "out.jsonl")
+    )
+    assert 0 < float(values["lookahead_speedup_over_plain"]) <= float(values["lookahead_edl"])
+    helped = [line.split()[2] for line in lines if line.startswith("# HELP")]
+    assert len(helped) == len(set(helped)) == sum(line.startswith("# TYPE") for line in lines)
+
+
+def test_names_of_sources_are_escaped_in_metrics() -> None:
+    totals = JobTotals()
+    totals.accepted_by_source['trie:"a"\\b'] = 3
+    assert r'{source="trie:\"a\"\\b"} 3' in metrics_text(totals, {"seconds_left": None})
+
+
+def test_log_line_says_how_far_the_job_is_how_fast_and_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    totals = JobTotals(rows=10, tokens=100, first_tokens=10, steps=45)
+    progress = JobProgress(totals, lambda: 1000, lambda: (15.2, 10.0))
+    totals.merge(JobTotals(rows=10, errors=1, tokens=100, first_tokens=10, steps=45))
+    progress.began -= 10
+    line(progress)
+    stamp, _, said = " ".join(capsys.readouterr().err.split()).partition(" ")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", stamp)
+    assert said == "20 of 1,000 rows, 10 tokens/s, EDL 2.00, 1.5x plain, 1 failed, 16 min 20 s left"
+
+
+def test_progress_acts_when_its_time_has_come_and_not_before() -> None:
+    progress, done = JobProgress(JobTotals(), lambda: None, lambda: None), []
+    progress.every(1000, lambda: done.append("late"))
+    progress.every(0, lambda: done.append("now"))
+    progress()
+    progress()
+    assert done == ["now", "now"]
+    assert isinstance(progress._acts[0], Every)
+    assert progress.seconds_left is None
+
+
+def test_summary_of_a_job_is_a_table_on_stderr(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", questions(2))
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--max-new-tokens", 20)
+    result = cli(*job)
+    assert result.out == ""
+    names = [line.split()[0] for line in result.err.splitlines() if line.strip()]
+    assert names == ["rows", "tokens", "time", "speed", "EDL", "accepted"]
+    assert cli(*job, "--overwrite", "--quiet").err == ""
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(2.54, "2.5 s"), (65, "1 min 5 s"), (3725, "1 h 2 min")])
+def test_durations_are_told_in_fitting_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,355 @@
+"""A job that is killed, stopped, cut or refused: nothing is lost, nothing is done twice, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead.errors import LookaheadError
+from tests.support.cli import Cli, write_jsonl
+from tests.support.jobs import MODEL, PROMPTS, installed_command, job_process, questions, rows_of, steady
+
+KILLS = (signal.SIGKILL, signal.SIGTERM)  # tests/deep/test_killed_jobs.py does it a hundred times
+ROWS = 120
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+class Job:
+    """job("--resume") runs the same job in this process; returns the exit code, and keeps what was said on stderr."""
+
+    def __init__(self, cli: Cli, folder: Path, rows: list[Any]):
+        self.cli, self.folder = cli, folder
+        self.source = write_jsonl(folder / "in.jsonl", rows)
+        self.out = folder / "out.jsonl"
+        self.journal, self.manifest_file = folder / "out.jsonl.journal", folder / "out.jsonl.manifest.json"
+        self.err = ""
+
+    @property
+    def command(self) -> tuple[object, ...]:
+        return ("generate", "--model", MODEL, "--input", self.source, "-o", self.out, "--max-new-tokens", 8)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return json.loads(self.manifest_file.read_text("utf-8"))
+
+    def __call__(self, *options: object) -> int:
+        result = self.cli(*self.command, *options)
+        self.err = result.err
+        return result.code
+
+    def fails(self, code: int, *options: object, saying: list[str]) -> None:
+        before = [path.read_bytes() for path in sorted(self.folder.iterdir()) if path.is_file()]
+        self.cli.fails(code, *self.command, *options, saying=saying)
+        assert [path.read_bytes() for path in sorted(self.folder.iterdir()) if path.is_file()] == before
+
+    def keep(self, rows: int, *, torn: bytes = b"") -> None:
+        """Leave so many rows, as a kill would."""
+        lines = self.out.read_bytes().splitlines(keepends=True)
+        self.out.write_bytes(b"".join(lines[:rows]) + torn)
+
+
+@pytest.fixture
+def job(cli: Cli, tmp_path: Path) -> Job:
+    return Job(cli, tmp_path, list(questions(6)))
+
+
+# ---- killed and stopped
+
+
+def wait_for_rows(path: Path, count: int) -> None:
+    for _ in range(3000):
+        if path.exists() and path.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"no {count} rows in {path}")
+
+
+def test_job_killed_again_and_again_says_what_an_uninterrupted_one_says(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", questions(ROWS))
+    options = ("--input", source, "--max-new-tokens", 24, "--token-ids", "--quiet")
+    ended = installed_command("generate", "--model", MODEL, *options, "-o", tmp_path / "whole.jsonl")
+    assert ended.returncode == 0, ended.stderr
+    duration = json.loads((tmp_path / "whole.jsonl.manifest.json").read_text())["counts"]["seconds"]
+    out = tmp_path / "out.jsonl"
+    draw = random.Random(1)
+    for number in KILLS:
+        held = out.read_bytes().count(b"\n") if out.exists() else 0
+        with job_process(*options, "-o", out, "--resume") as child:
+            if held < ROWS:
+                wait_for_rows(out, held + 1)
+            time.sleep(draw.uniform(0, 1.6 * duration / len(KILLS)))
+            child.send_signal(number)
+            child.communicate()
+            assert child.returncode in (-number, 128 + number, 0)
+    with job_process(*options, "-o", out, "--resume") as child:
+        _, err = child.communicate()
+    assert child.returncode == 0, err
+    assert steady(out) == steady(tmp_path / "whole.jsonl")
+    counts = json.loads((tmp_path / "out.jsonl.manifest.json").read_text())["counts"]
+    whole = json.loads((tmp_path / "whole.jsonl.manifest.json").read_text())["counts"]
+    assert [counts[name] for name in ("rows", "errors", "tokens")] == [whole[name] for name in ("rows", "errors", "tokens")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_job_ends_the_step_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", questions(600))
+    out = tmp_path / "out.jsonl"
+    with job_process("--input", source, "-o", out, "--save-trie", tmp_path / "learned.trie") as child:
+        wait_for_rows(out, 2)
+        child.send_signal(number)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 128 + number
+    assert "To go on: the same command with --resume" in err
+    assert "Traceback" not in err
+    assert 2 <= len(rows_of(out)) < 600
+    manifest = json.loads((tmp_path / "out.jsonl.manifest.json").read_text())
+    assert (manifest["state"], manifest["counts"]["rows"]) == ("interrupted", len(rows_of(out)))
+    assert not (tmp_path / "learned.trie").exists()
+
+
+def test_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", questions(600))
+    out = tmp_path / "out.jsonl"
+    with job_process("--input", source, "-o", out, "--quiet") as child:
+        wait_for_rows(out, 2)
+        child.send_signal(signal.SIGSTOP)  # both signals are there before the step ends
+        child.send_signal(signal.SIGINT)
+        child.send_signal(signal.SIGTERM)
+        child.send_signal(signal.SIGCONT)
+        child.communicate(timeout=60)
+    assert child.returncode in (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+def test_full_disk_is_named_and_the_job_goes_on_when_there_is_room(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", questions(40))
+    out = tmp_path / "out.jsonl"
+    options = ("--input", source, "-o", out, "--max-new-tokens", 8, "--quiet", "--resume")
+
+    with job_process(*options, limits={"RLIMIT_FSIZE": 6000}) as child:
+        _, err = child.communicate()
+    assert child.returncode == 1
+    assert "write failed (File too large)" in err
+    assert "with --resume" in err
+    assert "Traceback" not in err
+    assert cli("generate", "--model", MODEL, *options).code == 0
+    assert [row["id"] for row in rows_of(out)] == [f"q{number}" for number in range(40)]
+
+
+# ---- going on
+
+
+def test_resume_starts_where_nothing_is_and_does_nothing_where_all_is_done(job: Job) -> None:
+    assert job("--resume") == 0
+    first = job.out.read_bytes()
+    assert len(rows_of(job.out)) == 6
+    assert job.manifest["state"] == "complete"
+    assert job("--resume") == 0
+    assert job.out.read_bytes() == first
+    assert len(job.manifest["runs"]) == 2
+
+
+@pytest.mark.parametrize("order", ["input", "completion"])
+@pytest.mark.parametrize("torn", [b"", b'{"id": "q3", "te', b"\x00\x00\x00"])
+def test_torn_last_line_is_taken_off_and_its_row_answered(job: Job, torn: bytes, order: str) -> None:
+    job("--token-ids", "--order", order)
+    whole = steady(job.out)
+    job.keep(3, torn=torn)
+    assert job("--token-ids", "--order", order, "--resume") == 0
+    assert sorted(steady(job.out), key=lambda row: row["id"]) == sorted(whole, key=lambda row: row["id"])
+    if order == "input":
+        assert steady(job.out) == whole
+
+
+def test_journal_that_was_cut_short_costs_its_rows_only(job: Job) -> None:
+    job()
+    whole = steady(job.out)
+    journal = job.journal.read_bytes()
+    job.journal.write_bytes(journal[: len(journal) // 2])
+    assert job("--resume") == 0
+    assert steady(job.out) == whole
+
+
+def test_rows_that_a_stopped_job_wrote_out_of_order_end_in_order(job: Job) -> None:
+    job()
+    whole = steady(job.out)
+    lines = job.out.read_bytes().splitlines(keepends=True)
+    job.out.write_bytes(lines[0] + lines[4])
+    assert job("--resume") == 0
+    assert steady(job.out) == whole
+
+
+def test_job_ends_when_the_machine_fails_row_after_row_and_goes_on_when_it_works(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import LlamaForCausalLM
+
+    from lookahead.job import engines
+
+    load, works = engines.load_here, LlamaForCausalLM.forward
+    write_jsonl(job.source, list(questions(150)))
+
+    def load_then_break(*arguments: Any) -> Any:
+        loaded = load(*arguments)
+        monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *_, **__: 1 / 0)
+        return loaded
+
+    monkeypatch.setattr(engines, "load_here", load_then_break)
+    assert job("--quiet") == 1
+    assert "the last 100 rows failed (ZeroDivisionError): " in job.err
+    assert job.manifest["state"] == "failed"
+    assert 100 <= len(rows_of(job.out)) < 150
+    monkeypatch.setattr(engines, "load_here", load)
+    monkeypatch.setattr(LlamaForCausalLM, "forward", works)
+    assert job("--quiet", "--resume", "--retry-errors") == 0
+    assert [row["id"] for row in rows_of(job.out)] == [f"q{number}" for number in range(150)]
+    assert all(row["text"] for row in rows_of(job.out))
+
+
+def test_input_that_has_grown_is_answered_to_its_end(job: Job) -> None:
+    job()
+    before = job.out.read_bytes()
+    write_jsonl(job.source, [*questions(6), {"id": "new", "prompt": PROMPTS[0]}])
+    assert job("--resume") == 0
+    assert job.out.read_bytes().startswith(before)
+    assert [row["id"] for row in rows_of(job.out)] == [*(f"q{number}" for number in range(6)), "new"]
+
+
+def test_options_that_change_no_answer_may_change(job: Job) -> None:
+    job("--token-ids")
+    whole = steady(job.out)
+    job.keep(2)
+    assert job("--token-ids", "--resume", "--batch-size", 1, "--strategy", "off", "--metrics", job.folder / "m.prom") == 0
+    assert steady(job.out) == whole
+    assert [run["options"]["strategy"] for run in job.manifest["runs"]] == ["auto", "off"]
+
+
+def test_learned_trie_of_a_job_in_pieces_holds_each_answer_once(job: Job) -> None:
+    from lookahead.trie.file import Trie
+
+    trie = job.folder / "learned.trie"
+    job("--save-trie", trie)
+    documents = [s.documents for s in Trie(trie).header.sources]
+    trie.unlink()
+    # As a kill leaves it: the last row is not in the output, but its answer is kept already.
+    job("--save-trie", trie, "--overwrite")
+    trie.unlink()
+    job.keep(5)
+    kept = [
+        json.dumps({"row": 5, "prompt_ids": [1], "response_ids": [2, 3]}),
+    ]
+    (job.folder / "out.jsonl.learned.jsonl").write_text("".join(line + "\n" for line in kept * 2) + '{"row": 5, "pro')
+    assert job("--save-trie", trie, "--resume") == 0
+    assert documents == [6]
+    assert [s.documents for s in Trie(trie).header.sources] == [2]
+    assert not (job.folder / "out.jsonl.learned.jsonl").exists()
+
+
+# ---- refused, with nothing touched
+
+
+def test_existing_output_needs_resume_or_overwrite(job: Job) -> None:
+    job.out.write_text("precious")
+    job.fails(2, saying=["out.jsonl: exists", "--resume", "--overwrite"])
+    job.fails(2, "--resume", "--overwrite", saying=["--resume", "--overwrite", "one of them"])
+    job.fails(1, "--resume", saying=["out.jsonl.manifest.json", "cannot be read", "--overwrite"])
+    job.fails(2, "--retry-errors", saying=["--retry-errors goes with --resume"])
+    result = job.cli("generate", "--model", MODEL, "--input", job.source, "--resume")
+    assert (result.code, "--resume needs a file" in result.err) == (2, True)
+
+
+def test_job_with_other_options_or_another_model_is_refused_naming_them(job: Job) -> None:
+    import shutil
+
+    job()
+    job.keep(2)
+    job.fails(
+        2, "--resume", "--temperature", 0.7, "--seed", 1, saying=["--temperature 0.0 then", "--temperature 0.7 now", "--seed"]
+    )
+    job.fails(2, "--resume", "--token-ids", saying=["no --token-ids then, --token-ids now"])
+    copy = job.folder.parent / "copy"
+    shutil.copytree(MODEL, copy)
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[2 << 20 : 3 << 20] = bytes(1 << 20)
+    (copy / "model.safetensors").write_bytes(weights)
+    job.fails(2, "--resume", "--model", copy, saying=["model.safetensors of the model has changed"])
+
+
+def test_changed_rows_of_the_input_are_refused_naming_the_first(job: Job) -> None:
+    job()
+    rows = list(questions(6))
+    job.keep(4)
+    write_jsonl(job.source, [*rows[:2], {**rows[2], "prompt": "else"}, *rows[3:]])
+    job.fails(1, "--resume", saying=["line 3 of the input was changed"])
+    write_jsonl(job.source, rows[1:])
+    job.fails(1, "--resume", saying=["line 1 of the input was changed"])
+    write_jsonl(job.source, rows[:3])
+    job.fails(1, "--resume", saying=["1 rows less"])
+    write_jsonl(job.source, [*rows[:5], {"id": "other", "prompt": PROMPTS[0]}])  # not answered yet
+    assert job("--resume") == 0
+
+
+def test_output_that_was_edited_is_refused_naming_the_line(job: Job) -> None:
+    job()
+    lines = job.out.read_bytes().splitlines(keepends=True)
+    job.out.write_bytes(b"".join([lines[0], b'{"id": "q1", "text": "better"}\n', *lines[2:]]))
+    job.fails(1, "--resume", saying=["out.jsonl:2: was not written by this job"])
+    job.out.write_bytes(b"another file\nof lines\n")
+    job.fails(1, "--resume", saying=["no row of it is in out.jsonl.journal"])
+
+
+def test_two_processes_cannot_write_one_output(job: Job) -> None:
+    from lookahead.job.files import JobFiles
+    from lookahead.job.journal import Done, Journal, read_done
+    from lookahead.job.lock import OutputLock
+    from lookahead.job.manifest import read_manifest
+
+    job()
+    job.keep(2)
+    files, manifest = JobFiles(job.out), read_manifest(job.manifest_file)
+    with OutputLock(files, resume=True) as lock, Journal(lock, read_done(files), manifest):
+        job.fails(1, "--resume", "--quiet", saying=["another process is writing it"])
+        job.fails(1, "--overwrite", "--quiet", saying=["another process is writing it"])
+    with OutputLock(files, resume=True) as lock, pytest.raises(LookaheadError, match="has written it meanwhile"):
+        Journal(lock, Done(), manifest)
+
+
+# ---- rows that failed
+
+
+def test_bad_rows_stay_and_faults_of_the_run_are_tried_again(cli: Cli, tmp_path: Path) -> None:
+    rows = [
+        *questions(2),
+        {"id": "bad"},
+        {"id": "fault", "prompt": "a", "params": {"temperature": 1.0, "bad_words_ids": [[1]]}},
+    ]
+    job = Job(cli, tmp_path, rows)
+    assert job() == 3
+    assert "--retry-errors" not in job.err  # both are faults of their rows
+    # The row is made one that failed by a fault of the run, as if memory had run out.
+    lines, entries = job.out.read_text().splitlines(), [json.loads(line) for line in job.journal.read_text().splitlines()]
+    from lookahead.job.inputs import fingerprint
+
+    lines[1] = json.dumps(
+        {"id": "q1", "finish_reason": "error", "error": {"type": "OutOfMemoryError", "message": "x", "line": 2}}
+    )
+    entries[1].update(output=fingerprint((lines[1] + "\n").encode()).hex(), error="OutOfMemoryError")
+    job.out.write_text("".join(line + "\n" for line in lines))
+    job.journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert job("--resume") == 3
+    assert "2 of 4 rows failed" in job.err
+    assert "1 of them may succeed with --resume --retry-errors" in job.err
+    assert job("--resume", "--retry-errors") == 3
+    assert "1 of 4 rows failed" in job.err
+    assert "--retry-errors" not in job.err
+    assert [row["id"] for row in rows_of(job.out)] == ["q0", "q1", "bad", "fault"]
+    assert "text" in rows_of(job.out)[1]

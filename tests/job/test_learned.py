@@ -1,0 +1,139 @@
+"""Answers that jobs keep as a trie: each once, whatever other jobs do to the trie, and wherever a process is killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lookahead.errors import LookaheadError
+from lookahead.job import learned
+from lookahead.job.files import JobFiles
+from lookahead.job.journal import Done, Ended, Journal
+from lookahead.job.learned import copies_in, save_learned
+from lookahead.job.lock import OutputLock
+from lookahead.job.manifest import Manifest
+from lookahead.job.totals import JobTotals
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.trie.file import Trie
+from tests.support.tries import build_ids
+
+WHOSE = TokenizerIdentity(10, "0123456789abcdef", "tiny")
+ANSWERS = [[1, 2, 3], [4], [5, 6]]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Job:
+    """A job that keeps ANSWERS and saves them to a trie."""
+
+    def __init__(self, folder: Path, name: str = "out.jsonl"):
+        self.files, self.trie = JobFiles(folder / name), folder / "learned.trie"
+
+    def __call__(self, answers: list[list[int]] | None = None) -> None:
+        """Run it, or resume it; answers: more of them."""
+        resumed = self.files.journal.exists()
+        rows = answers if answers is not None else [] if resumed else ANSWERS
+        with OutputLock(self.files, resume=True) as lock:
+            done = Done(size=self.files.out.stat().st_size if self.files.out.exists() else 0)
+            with Journal(lock, done, Manifest({}, {}, [{}], []), learn=True) as journal:
+                for number, ids in enumerate(rows):
+                    journal.write(Ended(number, bytes(16), {"id": number}, JobTotals(rows=1), said=[([], ids)]))
+                save_learned(journal, str(self.trie), WHOSE, tuple, "a model")
+
+
+def held(trie: Path) -> list[list[int]]:
+    """The documents of a trie, sorted."""
+    opened = Trie(trie)
+    opened.verify()
+    documents: list[list[int]] = [[]]
+    for segment in opened.segments:
+        for token in segment.tokens.tolist():
+            if token == opened.header.separator:
+                documents.append([])
+            else:
+                documents[-1].append(token)
+    return sorted(documents[:-1])
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    yield Job(tmp_path)
+    assert not (tmp_path / "out.jsonl.learned.jsonl").exists()
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["new", "existing"])
+@pytest.mark.parametrize("moment", ["before the trie is written", "after it is written"])
+def test_answers_are_in_the_trie_once_wherever_the_process_is_killed(
+    job: Job, monkeypatch: pytest.MonkeyPatch, exists: bool, moment: str
+) -> None:
+    """Twice in a row, and the same answers were there before from another job."""
+    before = ANSWERS if exists else []
+    if exists:
+        build_ids(job.trie, ANSWERS)
+    with monkeypatch.context() as patch:
+        if moment == "after it is written":
+            patch.setattr(Journal, "forget_learned", lambda journal: (_ for _ in ()).throw(Killed()))
+        else:
+            for name in ("append_trie", "build_trie"):
+                patch.setattr(learned, name, lambda *_, **__: (_ for _ in ()).throw(Killed()))
+        for _ in range(2):
+            with pytest.raises(Killed):
+                job()
+            if moment == "after it is written":
+                break  # the second run finds them there and ends
+    job()
+    assert held(job.trie) == sorted([*before, *ANSWERS])
+
+
+def test_answers_that_come_after_a_kill_are_added_to_those_that_were_saved(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "forget_learned", lambda journal: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            job()
+    job([[7, 8]])
+    assert held(job.trie) == sorted([*ANSWERS, [7, 8]])
+
+
+def test_trie_that_another_job_makes_meanwhile_is_added_to(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, builds = learned.build_trie, 0
+
+    def after_another_job(*arguments: object, **options: object) -> object:
+        nonlocal builds
+        builds += 1
+        build_ids(job.trie, [[9, 9]])
+        return build(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(learned, "build_trie", after_another_job)
+    job()
+    assert builds == 1
+    assert held(job.trie) == sorted([*ANSWERS, [9, 9]])
+
+
+def test_trie_that_cannot_be_written_keeps_the_answers_for_the_next_run(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise LookaheadError("No space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learned, "build_trie", full)
+        with pytest.raises(LookaheadError, match="No space"):
+            job()
+        assert json.loads(job.files.manifest.read_text())["state"] == "failed"
+    job()
+    assert held(job.trie) == sorted(ANSWERS)
+
+
+def test_copies_are_segments_that_end_in_the_documents(tmp_path: Path) -> None:
+    def documents() -> list[TokenDocument]:
+        return [TokenDocument(np.array(ids, np.int32), "x") for ids in [*ANSWERS, []]]
+
+    path = tmp_path / "a.trie"
+    assert copies_in(str(path), documents) == 0
+    for ids, copies in (([[1], *ANSWERS], 1), ([*ANSWERS, [1]], 0), (ANSWERS[1:], 0), ([[1, 2, 3, 4], [5, 6]], 0)):
+        build_ids(path, ids)
+        assert copies_in(str(path), documents) == copies

@@ -1,0 +1,194 @@
+"""No row takes a job down: what one may ask is bounded, many samples give way to other rows, long prompts cost little."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead.decode.engine import DecodingEngine, Generation
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
+from lookahead.errors import LookaheadError
+from lookahead.job import prompt
+from lookahead.job.journal import Ended
+from lookahead.job.prompt import prompt_ids_of
+from lookahead.job.request import Request
+from lookahead.job.rows import parse_row, read_requests
+from lookahead.job.runner import MANY_AT_ONCE, SAMPLES_IN_TURN, JobOptions, run_rows
+from lookahead.models.probe import probed
+from tests.support.cli import write_jsonl
+
+
+class Job:
+    """Rows of ids, answered by a tiny model of random weights. made: generations that had been made as each row was written."""
+
+    def __init__(self, model: Any):
+        self.target = probed(model, "llama")
+        self.made: list[int] = []
+
+    def __call__(self, rows: list[dict[str, Any]], batch_size: int = 4, **options: Any) -> list[dict[str, Any]]:
+        engine, written, made = DecodingEngine(self.target, Drafter([], DraftOptions("off")), batch_size), [], [0]
+        request = engine.request
+
+        def counted(*arguments: Any, **named: Any) -> Generation:
+            made[0] += 1
+            return request(*arguments, **named)
+
+        engine.request = counted  # type: ignore[method-assign]
+        self.made = []
+
+        def write(ended: Ended) -> None:
+            written.append(ended.row)
+            self.made.append(made[0])
+
+        requests = [dataclasses.replace(parse_row(row, n + 1), number=n) for n, row in enumerate(rows)]
+        run_rows(engine, None, requests, JobOptions(**{"max_new_tokens": 3, "in_order": False, **options}), write)
+        return written
+
+
+@pytest.fixture(scope="module")
+def job(tiny_model: Callable[..., Any]) -> Job:
+    return Job(tiny_model("llama"))
+
+
+def row(row_id: Any, **asked: Any) -> dict[str, Any]:
+    return {"id": row_id, "prompt_ids": [5, 6, 7], "params": asked}
+
+
+def test_row_with_many_samples_lets_the_next_rows_pass_and_makes_few_at_a_time(job: Job) -> None:
+    many, few = row("many", n=200, temperature=1.0), [row(number) for number in range(30)]
+    for batch_size in (1, 4):
+        written = [each["id"] for each in job([many, *few], batch_size)]
+        assert written[-1] == "many"
+        assert {*written[:-1]} == {*range(30)}
+        assert job.made[0] <= SAMPLES_IN_TURN + 2 * batch_size + 2  # at the first row's end
+        assert job.made[-1] == 201 + 60  # each row is checked by one that is not answered
+
+
+def test_rows_with_many_samples_share_their_turns_and_open_few_at_once(job: Job) -> None:
+    rows = [row(f"many{number}", n=20 + number) for number in range(MANY_AT_ONCE + 3)]
+    written = job([*rows, row("last")])
+    assert {each["id"] for each in written} == {*(each["id"] for each in rows), "last"}
+    assert [len(each.get("samples", [1])) for each in sorted(written, key=lambda each: each["id"])] == [1, *range(20, 27)]
+
+
+def test_samples_are_the_same_whatever_else_is_answered(job: Job) -> None:
+    many = row("many", n=30, temperature=1.5)
+    (alone,) = job([many], 1)
+    for batch_size in (3, 7):
+        beside = job([row(1), many, *(row(number) for number in range(2, 12))], batch_size)
+        (found,) = (each for each in beside if each["id"] == "many")
+        assert [sample["token_ids"] for sample in found["samples"]] == [sample["token_ids"] for sample in alone["samples"]]
+
+
+def test_row_that_fails_begins_no_more_of_its_samples(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lookahead.decode import engine as engine_module
+
+    class Failing(engine_module.Sampler):
+        def say(self, *arguments: Any) -> int:
+            if self.processors:
+                raise ValueError("not me")
+            return super().say(*arguments)
+
+    monkeypatch.setattr(engine_module, "Sampler", Failing)
+    rows = [row("bad", n=500, repetition_penalty=2.0), *(row(number) for number in range(5))]
+    written = job(rows)
+    assert {each["id"]: each["finish_reason"] == "error" for each in written} == {"bad": True, **dict.fromkeys(range(5), False)}
+    assert job.made[-1] < 60
+
+
+def test_samples_of_the_job_are_bounded_as_those_of_a_row(job: Job) -> None:
+    (failed,) = job([{"prompt_ids": [5]}], n=5000)
+    assert "at most 1024" in failed["error"]["message"]
+
+
+TOO_MUCH = {
+    "n": 100_000,
+    "stop": ["x"] * 100_000,
+    "stop_token_ids": [1] * 100_000,
+    "bad_words_ids": [[1]] * 100_000,
+    "logit_bias": {str(token): 1 for token in range(100_000)},
+    "logprobs": 1000,
+    "regex": "a" * 300_000,
+    "temperature": float("nan"),
+    "top_p": float("inf"),
+    "top_k": 10**30,
+    "min_p": True,
+    "seed": 1 << 64,
+    "max_new_tokens": -1,
+}
+
+
+def test_rows_that_ask_too_much_are_error_rows_by_line_and_the_others_are_answered(job: Job, tmp_path: Path) -> None:
+    rows = [row(name, **{name: value}) for name, value in TOO_MUCH.items()]
+    rows += [row("bias", logit_bias={"5": float("nan")}), row("all", logit_bias=dict.fromkeys(map(str, range(1000)), -1e29))]
+    rows += [row("id", stop_token_ids=[10**6]), {"id": "x" * 2000, "prompt_ids": [5]}]
+    source = write_jsonl(tmp_path / "in.jsonl", [each for bad in rows for each in (bad, {"prompt_ids": [5, 6]})])
+    written: list[dict[str, Any]] = []
+    engine = DecodingEngine(job.target, Drafter([], DraftOptions("off")), 4)
+    run_rows(engine, None, read_requests(str(source)), JobOptions(3), lambda ended: written.append(ended.row))
+    assert len(written) == 2 * len(rows)
+    for place, (bad, good) in enumerate(zip(written[::2], written[1::2], strict=True)):
+        assert len(good["token_ids"]) <= 3
+        assert bad["error"]["type"] == "invalid_row"
+        assert bad["error"]["line"] == 2 * place + 1
+        assert bad["error"]["message"].startswith(f"line {2 * place + 1}: ")
+        assert len(bad["error"]["message"]) < 300
+        name = bad["id"] if bad["id"] in TOO_MUCH else "id" if place == len(rows) - 1 else ""
+        assert name in bad["error"]["message"]
+
+
+# ---- long prompts
+
+
+def test_prompt_far_too_long_is_refused_by_counting_its_beginning(tokenizer: Any) -> None:
+    seen: list[int] = []
+
+    class Watched:
+        def __call__(self, text: str, **options: Any) -> Any:
+            seen.append(len(text))
+            return tokenizer(text, **options)
+
+    for text in ("the cat sat on the mat. " * 400_000, "a" * 10_000_000):
+        seen.clear()
+        with pytest.raises(LookaheadError, match="no room for an answer"):
+            prompt_ids_of(Request(1, 1, prompt=text), Watched(), longest=1024)
+        assert sum(seen) <= prompt.PIECE
+
+
+@pytest.mark.parametrize("longest", [30, 64, 200, 100_000])
+def test_prompt_that_fits_is_tokenized_as_a_whole(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, longest: int) -> None:
+    monkeypatch.setattr(prompt, "PIECE", 7)
+    for size in (1, 5, 20, 60):
+        text = "the cat  sat onthe mat\n" * size
+        ids = tokenizer(text)["input_ids"]
+        if len(ids) <= longest:
+            assert prompt_ids_of(Request(1, 1, prompt=text), tokenizer, longest=longest) == ids
+
+
+def test_line_of_ten_megabytes_is_an_error_row_and_the_next_is_answered(tokenizer: Any, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "the cat " * 1_300_000},
+        {"messages": [{"role": "user", "content": "dog " * 2_500_000}]},
+        {"prompt": "a"},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    long, chat, short = read_requests(str(tmp_path / "in.jsonl"))
+    for request in (long, chat):
+        with pytest.raises(LookaheadError, match="no room for an answer"):
+            prompt_ids_of(request, tokenizer, longest=2048)
+    assert prompt_ids_of(short, tokenizer, longest=2048)
+
+
+def test_options_of_the_line_have_the_limits_of_rows() -> None:
+    from lookahead.decode import limits
+    from lookahead_cli.job_schema import job_schema
+
+    properties = job_schema()["properties"]
+    assert properties["samples"]["maximum"] == limits.SAMPLES
+    assert properties["logprobs"]["maximum"] == limits.LOGPROBS

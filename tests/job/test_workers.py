@@ -1,0 +1,365 @@
+"""Jobs on several engines: the rows of one engine, whatever becomes of the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead.cluster.connect import connected
+from lookahead.errors import LookaheadError
+from lookahead.job.journal import Ended
+from lookahead.job.ray_crew import cores_each
+from lookahead.job.rows import Request, parse_row
+from lookahead.job.runner import JobOptions, run_rows
+from lookahead.job.setup import EngineSettings
+from lookahead.job.totals import JobTotals
+from lookahead.job.workers import LOST, MOST_LOSSES, LocalCrew, Member, Report, Said, Team, Worker
+from lookahead.token_documents import TokenizerIdentity
+from lookahead_cli.app import run
+from lookahead_cli.options import with_address
+from tests.support.cli import Cli, write_jsonl
+from tests.support.depth import deep
+from tests.support.jobs import MODEL, job_process, questions, rows_of, steady
+
+LIMITS = ("--token-ids", "--max-new-tokens", 24)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+# ---- a team of workers that are played here
+
+
+class Played:
+    """A worker that answers two rows at a call. It is lost when it is handed a row of `deadly`, or at `lost_at`."""
+
+    def __init__(self, crew: PlayedCrew, number: int):
+        self.crew, self.number, self.held, self.heard, self.calls = crew, number, [], [], 0
+        self.dismissed = False
+
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Said]) -> Future[Report]:
+        self.calls += 1
+        self.held += requests
+        self.heard += heard
+        future: Future[Report] = Future()
+        if self.crew.draw.random() < self.crew.losses or any(r.id in self.crew.deadly for r in self.held):
+            future.set_exception(RuntimeError("preempted"))
+            return future
+        ended, self.held = self.held[:2], self.held[2:]
+        said = [ended_row(request, self.number) for request in ended]
+        future.set_result(Report(said, 3, whose=TokenizerIdentity(10)))
+        return future
+
+    def dismiss(self) -> None:
+        self.dismissed = True
+
+
+class PlayedCrew:
+    def __init__(self, size: int, losses: float = 0.0, deadly: Sequence[Any] = (), seed: int = 0):
+        self.size, self.losses, self.deadly, self.draw = size, losses, deadly, random.Random(seed)
+        self.started: list[Played] = []
+        self.closed = False
+
+    def start(self, number: int) -> Member:
+        self.started.append(Played(self, number))
+        return self.started[-1]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def ended_row(request: Request, worker: int) -> Ended:
+    return Ended(request.number, b"", {"id": request.id}, JobTotals(rows=1), said=[([1], [worker, request.number])])
+
+
+def requests_of(count: int) -> Iterator[Request]:
+    for number in range(count):
+        yield Request(f"q{number}", number + 1, prompt="x", number=number)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("losses", [0.0, 0.1])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_each_row_comes_once_and_in_turn(size: int, losses: float, in_order: bool) -> None:
+    started = 0
+    for seed in range(10):
+        crew, rows = PlayedCrew(size, losses, seed=seed), []
+        with Team(crew) as team:
+            team.run(requests_of(60), in_order, rows.append)
+        numbers = [ended.number for ended in rows]
+        assert (numbers if in_order else sorted(numbers)) == list(range(60))
+        assert all(worker.dismissed for worker in crew.started)
+        assert crew.closed
+        started += len(crew.started)
+    assert (started > 10 * size) == (losses > 0)
+
+
+def test_requests_are_read_no_faster_than_they_are_answered() -> None:
+    crew, read, written = PlayedCrew(2), [], []
+
+    def requests() -> Iterator[Request]:
+        for request in requests_of(200):
+            read.append(request)
+            assert len(read) - len(written) <= 2 * 2 * 3 + 4
+            yield request
+
+    with Team(crew) as team:
+        team.run(requests(), True, written.append)
+    assert len(written) == 200
+
+
+def test_workers_are_told_what_others_said_once_and_not_what_they_said_themselves() -> None:
+    crew: Any = PlayedCrew(3)
+    with Team(crew) as team:
+        team.run(requests_of(90), True, lambda ended: None)
+    for worker in crew.started:
+        told = [ids[1] for _, ids in worker.heard]
+        assert len(told) == len(set(told))
+        assert all(ids[0] != worker.number for _, ids in worker.heard)
+        assert len(told) > 40
+    with Team(crew := PlayedCrew(3), learn=False) as team:
+        team.run(requests_of(30), True, lambda ended: None)
+    assert not any(worker.heard for worker in crew.started)
+
+
+def test_row_that_every_worker_dies_of_fails_and_the_others_are_answered() -> None:
+    crew, rows = PlayedCrew(2, deadly=["q7"]), {}
+    with Team(crew) as team:
+        team.run(requests_of(40), True, lambda ended: rows.update({ended.row["id"]: ended}))
+    assert len(rows) == 40
+    assert {name for name, ended in rows.items() if ended.error} <= {f"q{n}" for n in range(20)}
+    assert rows["q7"].error == LOST
+    assert f"line 8: {MOST_LOSSES} workers were lost that held this row (preempted)" in rows["q7"].row["error"]["message"]
+
+
+def test_job_ends_when_workers_are_lost_one_after_the_other() -> None:
+    with (
+        Team(PlayedCrew(2, losses=1.0)) as team,
+        pytest.raises(LookaheadError, match=r"lost one after the other \(preempted\)"),
+    ):
+        team.run(requests_of(5), True, lambda ended: None)
+
+
+def test_stopped_team_gives_up_what_runs() -> None:
+    rows: list[Ended] = []
+    with Team(PlayedCrew(2)) as team:
+        team.run(requests_of(100), True, rows.append, lambda: len(rows) >= 10)
+    assert 10 <= len(rows) < 30
+
+
+# ---- workers as they are
+
+
+def test_worker_answers_as_one_engine_does_and_takes_in_what_others_say() -> None:
+    settings, options = EngineSettings(str(MODEL), batch_size=4), JobOptions(max_new_tokens=12, token_ids=True)
+    requests = [parse_row(row, number + 1) for number, row in enumerate(questions(10))]
+    requests = [Request(r.id, r.line, prompt=r.prompt, number=n) for n, r in enumerate(requests)]
+    alone: list[Ended] = []
+    loaded = settings.load()
+    run_rows(loaded.engine, loaded.tokenizer, requests, options, alone.append)
+    worker = Worker(settings, options)
+    while (report := worker.exchange([], [])).whose is None:
+        assert report.error is None
+    found: list[Ended] = []
+    for part in (requests[:3], requests[3:]):
+        found += worker.exchange(part, [([1], [5, 6, 7])]).ended
+        time.sleep(0.05)
+    while len(found) < 10:
+        report = worker.exchange([], [])
+        found += report.ended
+    assert report.batch_size == 4
+    by_number = {ended.number: ended.row["token_ids"] for ended in found}
+    assert [by_number[n] for n in range(10)] == [ended.row["token_ids"] for ended in alone]
+
+
+def test_worker_that_cannot_load_says_why() -> None:
+    worker = Worker(EngineSettings(str(MODEL), tries=("no.trie",)), JobOptions())
+    while not (report := worker.exchange([], [])).error:
+        pass
+    assert "no.trie" in str(report.error)
+    with Team(LocalCrew(EngineSettings("no-model/"), JobOptions(), 1)) as team, pytest.raises(LookaheadError, match="no-model"):
+        team.wait_until_ready()
+
+
+def test_cores_are_shared_by_what_fits_the_nodes() -> None:
+    assert cores_each([64, 64], 4) == 32
+    assert cores_each([64, 64], 3) == 32
+    assert cores_each([2], 2) == 1
+    assert cores_each([4, 16], 5) == 4
+    assert cores_each([2], 8) == 1
+
+
+# ---- the command
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A job's input, and its rows as one engine writes them."""
+    folder = tmp_path_factory.mktemp("job")
+    source = write_jsonl(folder / "in.jsonl", [*questions(60), {"id": "bad"}, *questions(120)[60:]])
+    run([str(word) for word in ("generate", "--model", MODEL, "--input", source, "-o", folder / "one.jsonl", *LIMITS, "-q")])
+    return source, steady(folder / "one.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("where", "killed"),
+    [
+        (None, True),
+        pytest.param("--ray", False, marks=pytest.mark.ray),
+        pytest.param("--ray", True, marks=[pytest.mark.ray, pytest.mark.deep]),
+    ],
+)
+def test_job_that_was_killed_and_then_loses_a_worker_writes_the_rows_of_one(
+    where: str | None, killed: bool, job: Any, cli: Cli, tmp_path: Path
+) -> None:
+    source, rows = job
+    out, learned = tmp_path / "out.jsonl", tmp_path / "learned.trie"
+    options = ("--input", source, "-o", out, "--save-trie", learned, *two_workers(where))
+    if killed:
+        with job_process(*options) as child:
+            workers = once_at_work(child, out)
+            assert len(workers) == 2
+            child.kill()
+            child.communicate()
+        deadline = time.monotonic() + 30
+        while any(is_alive(pid) for pid in workers):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert len(rows_of(out)) < len(rows)
+    with job_process(*options, "--resume") as child:
+        workers = once_at_work(child, out)
+        os.kill(workers[0], signal.SIGKILL)
+        _, err = child.communicate(timeout=120)
+    assert child.returncode == 3  # of the bad row
+    assert "was lost" in err
+    assert "1 of 121 rows failed" in err
+    assert "Traceback" not in err
+    assert steady(out) == rows
+    assert cli("inspect-trie", learned, "--json").json["documents"] == 120
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *deep([signal.SIGTERM])])
+def test_stopped_job_of_workers_says_how_to_go_on(job: Any, tmp_path: Path, number: signal.Signals) -> None:
+    source, rows = job
+    out = tmp_path / "out.jsonl"
+    with job_process("--input", source, "-o", out, *two_workers(None)) as child:
+        workers = once_at_work(child, out)
+        for pid in (child.pid, *workers):  # as a terminal does, or a scheduler
+            os.kill(pid, number)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 128 + number
+    assert "To go on: the same command with --resume" in err
+    assert "was lost" not in err
+    assert 2 <= len(rows_of(out)) < len(rows)
+    assert not any(is_alive(pid) for pid in workers)
+
+
+def test_workers_are_refused_where_they_make_no_sense(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    source = write_jsonl(tmp_path / "in.jsonl", questions(2))
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl")
+    cli.fails(2, *job, "--workers", 2, "--explain", 1, saying=["--explain", "--workers"])
+    cli.fails(2, *job, "--workers", 0, saying=["workers"])
+    monkeypatch.setitem(sys.modules, "ray", None)
+    cli.fails(2, *job, "--ray", saying=["pip install 'lookahead[ray]'"])
+    cli.fails(2, "build-trie", source, "-o", tmp_path / "t.trie", "--vocab-size", 9, "--ray", saying=["'lookahead[ray]'"])
+    cli.fails(2, "build-trie", source, "--append", tmp_path / "t.trie", "--ray", saying=["--ray does not go with --append"])
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.ray
+def test_address_where_no_cluster_is_fails_at_once(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", questions(2))
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl")
+    cli.fails(1, *job, "--ray", address, saying=[address, "no cluster answers there", "ray start --head"])
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_address_of_a_cluster_may_be_left_out() -> None:
+    assert with_address([]) == []
+    assert with_address(["--ray"]) == ["--ray", "auto"]
+    assert with_address(["--ray", "--quiet"]) == ["--ray", "auto", "--quiet"]
+    assert with_address(["--ray", "head:6379", "x"]) == ["--ray", "head:6379", "x"]
+    assert with_address(["build-trie", "--ray", "corpus.jsonl"]) == ["build-trie", "--ray", "auto", "corpus.jsonl"]
+    assert with_address(["a", "--ray", "local"]) == ["a", "--ray", "local"]
+
+
+# ---- tries
+
+
+@pytest.mark.ray
+def test_trie_of_a_cluster_is_that_of_one_machine(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lookahead.cluster import build as ray_build
+
+    draw = random.Random(1)
+    rows: list[Any] = [{"ids": [draw.randrange(50) for _ in range(draw.randrange(1, 60))]} for _ in range(3000)]
+    rows[1700] = {"ids": ["x"]}
+    first = write_jsonl(tmp_path / "a.jsonl", rows[:2500])
+    second = write_jsonl(tmp_path / "b.jsonl", rows[2500:])
+    monkeypatch.setattr(ray_build, "SMALLEST_SHARE", 1 << 14)
+    strict = ("build-trie", first, "-o", tmp_path / "s.trie", "--vocab-size", 50, "--strict", "--ray", "local")
+    with connected("local"):  # one cluster for all commands
+        for more in ((), ("--min-count", 2)):
+            results = []
+            for name, where in (("one", ()), ("many", ("--ray", "local"))):
+                out = tmp_path / f"{name}{len(more)}.trie"
+                results.append(cli("build-trie", first, second, "-o", out, "--vocab-size", 50, "--json", *more, *where))
+            one, many = [result.json for result in results]
+            assert one["content_hash"] == many["content_hash"]
+            assert (many["rows"], many["bad_rows"], many["sources"]) == (2999, 1, one["sources"])
+            assert "a.jsonl:1701" in results[1].err
+        cli.fails(1, *strict, saying=["1701"])
+
+
+def two_workers(where: str | None) -> tuple[object, ...]:
+    """Options of a job that runs on two workers, of Ray or not."""
+    return (*LIMITS, "--workers", 2, *((where, "local") if where else ()))
+
+
+def once_at_work(child: Any, out: Path) -> list[int]:
+    """The worker processes of a job, once it has written some rows more."""
+    held = len(out.read_bytes()) if out.exists() else 0
+    while not out.exists() or len(out.read_bytes()) < held + 2000:
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.02)
+    return workers_of(child.pid)
+
+
+def workers_of(pid: int) -> list[int]:
+    """The descendants of a process that hold an engine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words, descendant = path.read_bytes(), int(path.parent.name)
+            if (b"spawn_main" in words or b"ray::WorkerOnNode" in words) and pid in ancestors(descendant):
+                found.append(descendant)
+    return sorted(found)
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        yield pid
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False

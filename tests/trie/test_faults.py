@@ -1,0 +1,415 @@
+"""Trie files that are cut, altered or made to deceive: each is refused, or harmless."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lookahead.errors import TrieFormatError
+from lookahead.trie import format
+from lookahead.trie.file import Trie
+from tests.support.tries import (
+    ARRAYS,
+    append_ids,
+    ask_everything,
+    build_ids,
+    header_map,
+    rewrite_header,
+    rewrite_packed,
+    verifies,
+)
+
+DOCUMENTS = [[1, 2, 3, 4, 1, 2, 3, 5], [7], [1, 2, 3, 4, 6]]
+
+
+@pytest.fixture
+def trie(make_trie):
+    return make_trie(DOCUMENTS, sources=["a", "b", "a"], options={"note": "x"})
+
+
+@pytest.fixture(scope="module")
+def two_segments(tmp_path_factory):
+    """The bytes of a trie that was appended to: more text than one sample, so that all sections of both are filled."""
+    path = tmp_path_factory.mktemp("two") / "x.trie"
+    build_ids(path, [*DOCUMENTS, [1, 2] * 150])
+    append_ids(path, [[1, 2, 3, 1, 2], [2, 3], [8]], source="b")
+    return path.read_bytes()
+
+
+def sections_of(trie):
+    return [section for segment in trie.header.segments for section in segment.sections]
+
+
+# ---- the first bytes
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        pytest.param(0, b"\x89LKT\n\x1a\n\0", "not a trie file", id="magic"),
+        pytest.param(1, 1, "format version 1; this tool reads version 2", id="version-older"),
+        pytest.param(1, 3, "format version 3; this tool reads version 2", id="version-newer"),
+        pytest.param(2, 1 << 30, "impossible length 1073741824", id="header-length-too-large"),
+        pytest.param(2, 0, "damaged header", id="header-length-zero"),
+        pytest.param(2, 40, "damaged header", id="header-length-too-small"),
+        pytest.param(3, 0, "header says 0 bytes, file has", id="file-length"),
+        pytest.param(3, (1 << 64) - 1, "header says 18446744073709551615 bytes, file has", id="file-length-largest"),
+        pytest.param(4, 12345, "damaged header .checksum differs", id="header-checksum"),
+        pytest.param(5, 1, "damaged header", id="reserved"),
+    ],
+)
+def test_each_preamble_field_altered_is_refused(trie, place, value, message):
+    data = trie.path.read_bytes()
+    fields = list(format.PREAMBLE.unpack(data[:32]))
+    fields[place] = value
+    trie.path.write_bytes(format.PREAMBLE.pack(*fields) + data[32:])
+    with pytest.raises(TrieFormatError, match=message) as refused:
+        Trie(trie.path)
+    assert str(refused.value).startswith(f"{trie.path}: ")
+
+
+def test_header_that_would_reach_into_the_first_bytes_is_refused(trie):
+    data = trie.path.read_bytes()
+    fields = list(format.PREAMBLE.unpack(data[:32]))
+    fields[2] = len(data) - 31
+    trie.path.write_bytes(format.PREAMBLE.pack(*fields) + data[32:])
+    with pytest.raises(TrieFormatError, match="impossible length"):
+        Trie(trie.path)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "empty file"),
+        (b"\x89LKT", "not a trie file"),
+        (b"hello, this is some text and no trie at all", "not a trie file"),
+        (format.MAGIC + b"\1\0\0\0", "only 12 bytes"),
+        (bytes(4096), "not a trie file"),
+    ],
+)
+def test_what_is_no_trie_is_refused(tmp_path, data, message):
+    path = tmp_path / "x.trie"
+    path.write_bytes(data)
+    with pytest.raises(TrieFormatError, match=message):
+        Trie(path)
+
+
+def test_missing_file_and_folder_are_refused(tmp_path):
+    with pytest.raises(TrieFormatError, match=r"cannot be read [(]No such file"):
+        Trie(tmp_path / "missing.trie")
+    with pytest.raises(TrieFormatError, match=r"cannot be read [(]Is a directory"):
+        Trie(tmp_path)
+
+
+# ---- the header
+
+
+def section(which, /, **changed):
+    """A change of one section's entry in the header of the first segment."""
+
+    def change(fields):
+        next(s for s in fields["segments"][0]["sections"] if s["name"] == which).update(changed)
+
+    return change
+
+
+def segment(**changed):
+    return lambda fields: fields["segments"][0].update(changed)
+
+
+def source(**changed):
+    return lambda fields: fields["sources"][0].update(changed)
+
+
+def field(**changed):
+    return lambda fields: fields.update(changed)
+
+
+def sections(change):
+    return lambda fields: change(fields["segments"][0]["sections"])
+
+
+IMPOSSIBLE, UNREADABLE = "impossible value", "unreadable header"
+CHANGES = {
+    "dtype": (section("tokens", dtype="<f4"), "section tokens has dtype '<f4'"),
+    "dtype-of-objects": (section("tokens", dtype="|O"), "section tokens has dtype '|O'"),
+    "dtype-no-text": (section("tokens", dtype=["<u2"]), IMPOSSIBLE),
+    "dtype-too-wide": (section("suffixes", dtype="<u8"), "section first would lie at"),
+    "dtype-of-tokens-wider": (section("tokens", dtype="<u4"), "would lie at|section tokens has dtype"),
+    "offset-in-the-preamble": (section("tokens", offset=0), "section tokens would lie at 0"),
+    "offset-unaligned": (section("first", offset=1), "section first would lie at 1"),
+    "offset-outside": (section("first", offset=1 << 40), "section first would lie at 1099511627776"),
+    "offset-with-a-gap": (section("document_sources", offset=640), "section document_sources would lie at 640"),
+    "entries-far-too-many": (section("tokens", entries=1 << 61), "section tokens would lie at"),
+    "entries-of-tokens": (section("tokens", entries=16), "section tokens has 16 entries, not 17"),
+    "entries-of-first": (section("first", entries=10), "section first has 10 entries, not 11"),
+    "entries-of-samples": (section("samples", entries=0), "section document_ends would lie at"),
+    "entries-of-ends": (section("document_ends", entries=2), "section document_ends has 2 entries, not 3"),
+    "entries-of-sources": (section("document_sources", entries=2), "section document_sources has 2"),
+    "more-suffixes-than-tokens": (section("suffixes", entries=15), "more suffixes than tokens"),
+    "section-unknown": (section("suffixes", name="trie"), "sections .*'trie'.*, expected"),
+    "section-name-no-text": (section("suffixes", name=["x"]), IMPOSSIBLE),
+    "section-missing": (sections(lambda found: found.pop()), "sections .*, expected"),
+    "section-twice": (sections(lambda found: found.append(found[0])), "sections .*, expected"),
+    "sections-in-another-order": (sections(lambda found: found.reverse()), "sections .*, expected"),
+    "sections-none": (sections(lambda found: found.clear()), "sections .*, expected"),
+    "entries-negative": (section("tokens", entries=-1), IMPOSSIBLE),
+    "entries-of-a-boolean": (section("first", entries=True), IMPOSSIBLE),
+    "checksum-no-number": (section("tokens", crc="no"), IMPOSSIBLE),
+    "offset-no-whole-number": (section("tokens", offset=64.0), IMPOSSIBLE),
+    "section-with-unknown-field": (section("tokens", extra=1), UNREADABLE),
+    "segments-none": (field(segments=[]), IMPOSSIBLE),
+    "segments-no-list": (field(segments=7), UNREADABLE),
+    "segment-twice": (lambda f: f["segments"].append(f["segments"][0]), "section tokens would lie at"),
+    "segment-tokens": (segment(tokens=13), "section tokens has 17 entries, not 16"),
+    "segment-documents": (segment(documents=4), "section tokens has 17 entries, not 18"),
+    "segment-without-documents": (segment(documents=0, tokens=17), IMPOSSIBLE),
+    "segment-with-unknown-field": (segment(extra=1), UNREADABLE),
+    "segment-without-sections": (lambda f: f["segments"][0].pop("sections"), UNREADABLE),
+    "vocab-size": (field(vocab_size=9), "section first has 11 entries, not 10"),
+    "vocab-size-zero": (field(vocab_size=0), IMPOSSIBLE),
+    "vocab-size-no-number": (field(vocab_size=True), IMPOSSIBLE),
+    "depth-less": (field(depth=31), IMPOSSIBLE),
+    "depth-more": (field(depth=33), IMPOSSIBLE),
+    "options-no-map": (field(options=[]), IMPOSSIBLE),
+    "options-with-bytes": (field(options={"x": [b"\xff"]}), UNREADABLE),
+    "options-too-deep": (
+        lambda f: f.update(options={"x": functools.reduce(lambda inner, _: [inner], range(480), 0)}),
+        UNREADABLE,
+    ),
+    "source-twice": (lambda f: f["sources"].append({**f["sources"][0], "documents": 0, "tokens": 0}), IMPOSSIBLE),
+    "fingerprint-no-text": (field(tokenizer_fingerprint=5), IMPOSSIBLE),
+    "name-no-text": (field(tokenizer_name=None), IMPOSSIBLE),
+    "tool-no-text": (field(tool_version=b"x"), IMPOSSIBLE),
+    "hash-no-text": (field(content_hash=0), IMPOSSIBLE),
+    "created-no-number": (field(created="now"), IMPOSSIBLE),
+    "created-negative": (field(created=-1.0), IMPOSSIBLE),
+    "created-in-no-calendar": (field(created=1e300), IMPOSSIBLE),
+    "sources-no-list": (field(sources=5), UNREADABLE),
+    "sources-none": (field(sources=[]), IMPOSSIBLE),
+    "source-tokens": (source(tokens=12), "documents or tokens of the sources do not add up"),
+    "source-documents": (source(documents=1), "documents or tokens of the sources do not add up"),
+    "weight-no-number": (source(weight="x"), IMPOSSIBLE),
+    "weight-negative": (source(weight=-1.0), IMPOSSIBLE),
+    "weight-not-a-number": (source(weight=float("nan")), IMPOSSIBLE),
+    "weight-too-large": (source(weight=1e7), IMPOSSIBLE),
+    "weight-infinite": (source(weight=float("inf")), IMPOSSIBLE),
+    "source-name-no-text": (source(name=1), IMPOSSIBLE),
+    "field-missing": (lambda f: f.pop("depth"), UNREADABLE),
+    "field-unknown": (field(unknown=1), UNREADABLE),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_header_field_altered_is_refused_even_with_a_checksum_that_fits(trie, change):
+    alter, message = CHANGES[change]
+    rewrite_header(trie.path, alter)
+    with pytest.raises(TrieFormatError, match=message) as refused:
+        Trie(trie.path)
+    assert str(refused.value).startswith(f"{trie.path}: ")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [field(created=1e9), field(options={"x": ["y"]}), source(weight=1e6)],
+    ids=["created", "options", "weight"],
+)
+def test_header_field_that_no_array_contradicts_is_harmless(trie, change):
+    rewrite_header(trie.path, change)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        altered = Trie(trie.path)
+        ask_everything(altered)
+        verifies(altered)
+
+
+def test_header_rewritten_without_a_change_is_accepted(trie):
+    rewrite_header(trie.path, lambda fields: None)
+    Trie(trie.path).verify()
+
+
+@pytest.mark.parametrize("packed", [b"\x05", b"\x93\x01\x02\x03", b"\xc1", b"\x81\xa1a", b"", b"\x91" * 5000, b"\xa1\xff"])
+def test_header_that_is_no_map_is_refused(trie, packed):
+    rewrite_packed(trie.path, packed)
+    with pytest.raises(TrieFormatError, match=UNREADABLE):
+        Trie(trie.path)
+
+
+def test_bytes_behind_the_map_are_refused(trie):
+    rewrite_packed(trie.path, msgpack.packb(header_map(trie.path)) + b"\0")
+    with pytest.raises(TrieFormatError, match=UNREADABLE):
+        Trie(trie.path)
+
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(1 << 63), (1 << 64) - 1),
+    st.sampled_from([0, 1, 2, 10, 64, 1 << 31, 1 << 32, (1 << 62) - 1, 1 << 62, (1 << 64) - 1, -1]),
+    st.floats(),
+    st.text(max_size=4),
+    st.sampled_from(["<u2", "<u4", "<u8", *ARRAYS]),
+    st.binary(max_size=4),
+)
+values = st.recursive(
+    scalars, lambda v: st.one_of(st.lists(v, max_size=3), st.dictionaries(st.text(max_size=4), v, max_size=3)), max_leaves=6
+)
+
+
+def places(value):
+    """Every (container, key) below a header's map."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    found = [(value, key) for key in keys]
+    for key in keys:
+        found += places(value[key])
+    return found
+
+
+@given(st.data())
+def test_anything_anywhere_in_the_header_is_refused_or_harmless(two_segments, tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "fuzzed.trie"
+    path.unlink(missing_ok=True)
+    path.write_bytes(two_segments)
+
+    def change(fields):
+        for _ in range(data.draw(st.integers(1, 3))):
+            container, key = data.draw(st.sampled_from(places(fields)))
+            match data.draw(st.sampled_from(["replace", "nudge", "remove", "repeat"])):
+                case "nudge" if type(container[key]) in (int, float):
+                    container[key] = data.draw(st.sampled_from([0, 1, 2, container[key] + 1, container[key] * 2, 1e39]))
+                case "replace" | "nudge":
+                    container[key] = data.draw(values)
+                case "remove":
+                    del container[key]
+                case "repeat" if isinstance(container, list):
+                    container.append(container[key])
+                case "repeat":
+                    container[data.draw(st.text(max_size=4))] = container[key]
+            if not places(fields):
+                return
+
+    rewrite_header(path, change)
+    try:
+        opened = Trie(path)
+    except TrieFormatError:
+        return
+    ask_everything(opened)
+    verifies(opened)
+
+
+# ---- bytes that fit nothing
+
+
+def altered(data, kind, random):
+    """`data` with one thing wrong, of a kind."""
+    place, other = sorted(random.choice(len(data), 2, replace=False).tolist())
+    match kind:
+        case "bit flipped":
+            return data[:place] + bytes([data[place] ^ 1 << int(random.integers(8))]) + data[place + 1 :]
+        case "bytes exchanged":
+            size = int(random.integers(1, 40))
+            return data[:place] + random.bytes(min(size, len(data) - place)) + data[place + size :]
+        case "cut":
+            return data[:place]
+        case "appended":
+            return data + (random.bytes(other) if place % 2 else bytes(other))
+        case "inserted":
+            return data[:place] + random.bytes(1 + other % 64) + data[place:]
+        case "removed":
+            return data[:place] + data[other:]
+        case "ranges swapped":
+            size = int(random.integers(1, 1 + min(other - place, len(data) - other)))
+            one, two = data[place : place + size], data[other : other + size]
+            return data[:place] + two + data[place + size : other] + one + data[other + size :]
+    raise ValueError(kind)
+
+
+KINDS = ["bit flipped", "bytes exchanged", "cut", "appended", "inserted", "removed", "ranges swapped"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_altered_file_never_verifies_and_harms_no_query(two_segments, tmp_path, kind):
+    random = np.random.default_rng(KINDS.index(kind))
+    path = tmp_path / "altered.trie"
+    opened = 0
+    for _ in range(100):
+        data = altered(two_segments, kind, random)
+        if data == two_segments:
+            continue
+        path.unlink(missing_ok=True)
+        path.write_bytes(data)
+        try:
+            trie = Trie(path)
+        except TrieFormatError:
+            continue
+        opened += 1
+        with contextlib.suppress(TrieFormatError):
+            ask_everything(trie)
+        with pytest.raises(TrieFormatError):
+            trie.verify()
+    assert bool(opened) == (kind in ("bit flipped", "bytes exchanged", "ranges swapped"))
+
+
+def test_file_cut_at_any_length_is_refused_with_both_sizes(trie):
+    data = trie.path.read_bytes()
+    trie.path.write_bytes(data[:-1])
+    with pytest.raises(TrieFormatError, match=f"header says {len(data)} bytes, file has {len(data) - 1}.*cut short"):
+        Trie(trie.path)
+    for size in range(len(data)):
+        trie.path.write_bytes(data[:size])
+        with pytest.raises(TrieFormatError):
+            Trie(trie.path)
+
+
+def test_trie_with_bytes_appended_is_refused_with_both_sizes(trie):
+    data = trie.path.read_bytes()
+    trie.path.write_bytes(data + b"\0")
+    with pytest.raises(TrieFormatError, match=f"header says {len(data)} bytes, file has {len(data) + 1}.*appended"):
+        Trie(trie.path)
+
+
+def write_again(path, data):
+    path.unlink()  # the old file may be mapped
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_flipped_byte_in_a_section_of_either_segment_is_found_by_verify(two_segments, tmp_path, name):
+    path = tmp_path / "x.trie"
+    path.write_bytes(two_segments)
+    for found in (s for s in sections_of(Trie(path)) if s.name == name):
+        for place in {found.offset, (found.offset + found.end) // 2, found.end - 1}:
+            write_again(path, two_segments[:place] + bytes([two_segments[place] ^ 0x10]) + two_segments[place + 1 :])
+            with pytest.raises(TrieFormatError, match=f"section {name} is damaged"):
+                Trie(path).verify()
+
+
+def test_byte_between_sections_that_is_not_zero_is_found_by_verify(two_segments, tmp_path):
+    path = tmp_path / "x.trie"
+    path.write_bytes(two_segments)
+    found, end, checked = sections_of(Trie(path)), 32, 0
+    for section in found:
+        for place in {end, section.offset - 1} if section.offset > end else ():
+            assert two_segments[place] == 0
+            write_again(path, two_segments[:place] + b"\x01" + two_segments[place + 1 :])
+            with pytest.raises(TrieFormatError, match=f"bytes before section {section.name} are not zero"):
+                Trie(path).verify()
+            checked += 1
+        end = section.end
+    assert checked > 8
+
+
+def test_flipped_byte_in_preamble_or_header_is_found_on_opening(trie):
+    data = trie.path.read_bytes()
+    end = sections_of(trie)[-1].end
+    for place in (*range(32), *range(end, len(data))):
+        write_again(trie.path, data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :])
+        with pytest.raises(TrieFormatError):
+            Trie(trie.path)

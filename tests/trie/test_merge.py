@@ -1,0 +1,136 @@
+"""Merging: one file of one segment, weights by source, and nothing of what is damaged or of other tokenizers."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lookahead.errors import TokenizerMismatchError, TrieFormatError, UsageError
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.trie.build import append_trie, build_trie
+from lookahead.trie.file import Trie
+from lookahead.trie.merge import merge_tries
+from lookahead.trie.segment import Effort
+from tests.support.tries import ARRAYS, tiny_runs
+
+IDENTITY = TokenizerIdentity(6, "f" * 16, "tiny")
+documents_of_sources = st.lists(
+    st.builds(TokenDocument, st.lists(st.integers(0, 3), min_size=1, max_size=10), st.sampled_from(["a", "b", "c"])),
+    min_size=1,
+    max_size=8,
+)
+
+
+def build(folder, name, documents):
+    build_trie(documents, Path(folder) / name, IDENTITY)
+    return Trie(Path(folder) / name)
+
+
+def merge(folder, *tries, name="merged.trie", **options):
+    merge_tries([trie.path for trie in tries], Path(folder) / name, **options)
+    return Trie(Path(folder) / name)
+
+
+def ids(*documents, source="a"):
+    return [TokenDocument(document, source) for document in documents]
+
+
+def sources_of_documents(trie):
+    return [trie.header.sources[number] for segment in trie.segments for number in segment.document_sources]
+
+
+@given(documents_of_sources, documents_of_sources, documents_of_sources)
+def test_merged_tries_hold_what_a_build_over_all_corpora_holds(first, second, third):
+    with tempfile.TemporaryDirectory() as folder:
+        one, two = build(folder, "1.trie", first), build(folder, "2.trie", second)
+        append_trie(third, two.path, IDENTITY)
+        merged, whole = merge(folder, one, two), build(folder, "whole.trie", [*first, *second, *third])
+        merged.verify()
+        for name in ARRAYS:
+            assert getattr(merged.segments[0], name).tolist() == getattr(whole.segments[0], name).tolist()
+        assert merged.header.segments == whole.header.segments
+        assert merged.header.sources == whole.header.sources
+
+
+def test_merged_counts_are_the_sums(tmp_path):
+    one = build(tmp_path, "one.trie", [*ids([1, 2, 3]), *ids([1, 2], source="b")])
+    merged = merge(tmp_path, one, build(tmp_path, "two.trie", ids([1, 2, 4])))
+    match = merged.match(np.array([1, 2], np.int32))
+    assert match.count == 3
+    assert [(token, child.count) for token, child in merged.children(match)] == [(3, 1), (4, 1)]
+    assert [(s.name, s.documents, s.tokens) for s in merged.header.sources] == [("a", 2, 6), ("b", 1, 2)]
+    assert merged.header.options == {"merged": ["one.trie", "two.trie"]}
+
+
+def test_same_merge_gives_the_same_bytes_whatever_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    tries = [build(tmp_path, f"{n}.trie", ids([n, 1, 2], [1, 2, n] * 9)) for n in range(4)]
+    expected = merge(tmp_path, *tries).path.read_bytes()
+    with tiny_runs():
+        assert merge(tmp_path, *tries, effort=Effort(workers=3)).path.read_bytes() == expected
+
+
+def test_trie_of_many_segments_is_joined_by_a_merge_onto_itself(tmp_path):
+    trie = build(tmp_path, "x.trie", ids([1, 2]))
+    append_trie(ids([1, 3], source="b"), trie.path, IDENTITY)
+    joined = merge(tmp_path, trie, name="x.trie")
+    assert len(joined.segments) == 1
+    assert [d.tolist() for d in joined.documents()] == [[1, 2], [1, 3]]
+    joined.verify()
+
+
+def test_inputs_stay_as_they_are(tmp_path):
+    one, two = build(tmp_path, "one.trie", ids([1, 2])), build(tmp_path, "two.trie", ids([1, 3]))
+    before = one.path.read_bytes(), two.path.read_bytes()
+    merge(tmp_path, one, two, weights={"one": 2.0})
+    assert (one.path.read_bytes(), two.path.read_bytes()) == before
+
+
+@pytest.mark.parametrize("name", ["one.trie", "one", "a", "path"])
+def test_weight_may_name_a_source_or_a_trie_file(tmp_path, name):
+    one, two = build(tmp_path, "one.trie", ids([1, 2])), build(tmp_path, "two.trie", ids([1, 3], source="b"))
+    merged = merge(tmp_path, one, two, weights={str(one.path) if name == "path" else name: 2.5})
+    assert [(s.name, s.weight) for s in merged.header.sources] == [("a", 2.5), ("b", 1.0)]
+    assert merged.weighted
+
+
+def test_documents_of_one_source_stay_apart_when_their_weights_differ(tmp_path):
+    one, two = build(tmp_path, "one.trie", ids([1, 2])), build(tmp_path, "two.trie", ids([1, 3], [1, 4]))
+    merged = merge(tmp_path, one, two, weights={"one": 2.0})
+    again = merge(tmp_path, merged, two, name="again.trie")
+    assert [(s.name, s.weight, s.documents) for s in again.header.sources] == [("a", 2.0, 1), ("a", 1.0, 4)]
+    assert [s.weight for s in sources_of_documents(again)] == [2.0, 1.0, 1.0, 1.0, 1.0]
+    again.verify()
+
+
+def test_weight_that_names_nothing_is_refused_with_the_known_sources(tmp_path):
+    one = build(tmp_path, "one.trie", [*ids([1]), *ids([1], source="b")])
+    with pytest.raises(UsageError, match=r"--weight x: no such trie or source \(sources: a, b\)"):
+        merge(tmp_path, one, weights={"x": 2.0})
+    assert list(tmp_path.iterdir()) == [one.path]
+
+
+@pytest.mark.parametrize("other", [TokenizerIdentity(6, "0" * 16), TokenizerIdentity(7, "f" * 16)])
+def test_tries_of_different_tokenizers_are_not_merged(tmp_path, other):
+    one = build(tmp_path, "one.trie", ids([1]))
+    build_trie(ids([1]), tmp_path / "two.trie", other)
+    with pytest.raises(TokenizerMismatchError, match=rf"two.trie: .* \(vocab {other.vocab_size}\) differs from .*one.trie"):
+        merge_tries([one.path, tmp_path / "two.trie"], tmp_path / "merged.trie")
+    assert not (tmp_path / "merged.trie").exists()
+
+
+@pytest.mark.parametrize("name", ["tokens", "suffixes", "document_ends", "document_sources"])
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_damaged_trie_gets_no_fresh_checksums(tmp_path, name, damaged):
+    tries = [build(tmp_path, "one.trie", ids([1, 2, 3])), build(tmp_path, "two.trie", ids([1, 2, 3]))]
+    data = bytearray(tries[damaged].path.read_bytes())
+    data[tries[damaged].segments[0].section(name).offset] ^= 1
+    tries[damaged].path.write_bytes(data)
+    with pytest.raises(TrieFormatError, match=f"{tries[damaged].path}: section {name} is damaged"):
+        merge(tmp_path, *tries)
+    assert not (tmp_path / "merged.trie").exists()

@@ -1,0 +1,167 @@
+"""Sorted runs merged block by block, and what is kept on disk meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lookahead.errors import LookaheadError, TrieFormatError
+from lookahead.trie.runs import Pages, Run, Scratch, merged, resident_bytes
+from lookahead.trie.suffixes import sort_suffixes
+from tests.support.tries import corpora, flat, keys_slowly, small_blocks
+
+
+def runs_of(tokens, separator, cuts):
+    """The runs of tokens[:cuts[0]], tokens[cuts[0]:cuts[1]], ..., each sorted for itself."""
+    bounds = [0, *cuts, len(tokens)]
+    return [Run(sort_suffixes(tokens[a:b], separator), a, b - a) for a, b in itertools.pairwise(bounds)]
+
+
+def merge(tokens, separator, runs, workers=1, limit=1 << 40):
+    """Positions of the merged runs; their keys must be those of the texts. limit 0: as if the tokens outgrew the memory."""
+    blocks = list(merged(tokens, separator, runs, workers, Pages(limit)))
+    positions = np.concatenate([np.empty(0, np.int64), *(positions for positions, _ in blocks)]).tolist()
+    keys = [key for _, keys in blocks for key in keys.tolist()]
+    assert keys == keys_slowly(tokens.tolist(), separator, positions)
+    return positions
+
+
+@given(corpora(longest=24), st.sampled_from([0, 1 << 40]), st.sampled_from([1, 16, 40, 1 << 14]), st.data())
+def test_merged_runs_are_the_sorted_whole(corpus, limit, block, data):
+    documents, vocab_size = corpus
+    tokens = flat(documents, vocab_size)
+    ends = (np.flatnonzero(tokens == vocab_size)[:-1] + 1).tolist()
+    cuts = sorted(data.draw(st.sets(st.sampled_from(ends)))) if ends else []
+    runs = runs_of(tokens, vocab_size, cuts)
+    with pytest.MonkeyPatch.context() as patch:
+        small_blocks(patch, block)
+        assert merge(tokens, vocab_size, runs, limit=limit) == sort_suffixes(tokens, vocab_size).tolist()
+
+
+# Documents, and the numbers of those that begin a run. Texts that tie are many more than a window holds.
+SHAPES = {
+    "all tokens equal": ([[1] * 2500, [1] * 4000, [1] * 1500], [1, 2]),
+    "one run much longer than the others": ([[0], [1], *[[0, 1, 1]] * 3000, [0, 1]], [1, 2, 3002]),
+    "the longest run first": ([*[[0, 1, 1]] * 3000, [0, 1], [1]], [3000, 3001]),
+    "one text throughout": ([[0, 1, 2]] * 4000, [1000, 1100, 3500]),
+    "many runs of one document": ([[n % 3, n % 2] for n in range(300)], list(range(1, 300))),
+    "no text in two runs": ([[0] * 2000, [1] * 2000, [2] * 2000, [3] * 2000], [1, 2, 3]),
+    "descending runs": ([[3 - n // 1500, n % 4, n % 3] for n in range(6000)], [1500, 3000, 4500]),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("block", [64, 1 << 14])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_runs_that_tie_or_differ_in_size_are_merged_like_any(monkeypatch, shape, block, workers):
+    small_blocks(monkeypatch, block)
+    documents, begins = SHAPES[shape]
+    tokens = flat(documents, 4)
+    starts = [0, *(np.flatnonzero(tokens == 4) + 1).tolist()]
+    runs = runs_of(tokens, 4, [starts[number] for number in begins])
+    assert merge(tokens, 4, runs, workers, limit=0) == sort_suffixes(tokens, 4).tolist()
+
+
+def test_run_of_one_is_given_in_blocks(monkeypatch):
+    small_blocks(monkeypatch, 1)
+    tokens = flat([[0, 1] * 50], 4)
+    blocks = [positions for positions, _ in merged(tokens, 4, runs_of(tokens, 4, []), 1, Pages(0))]
+    assert [len(block) for block in blocks] == [16] * 6 + [4]
+    assert np.concatenate(blocks).tolist() == sort_suffixes(tokens, 4).tolist()
+
+
+def test_empty_runs_give_nothing():
+    tokens = flat([[0, 1], [0]], 4)
+    nothing = np.empty(0, np.uint32)
+    runs = runs_of(tokens, 4, [3])
+    assert merge(tokens, 4, [Run(nothing, 0, 3), runs[1]]) == [3]
+    assert merge(tokens, 4, [Run(nothing, 0, 3), Run(nothing, 3, 2)]) == []
+
+
+@pytest.mark.parametrize("place", [0, 50, 98, 99, 100, 101, 199, -2])  # each of two runs offers 100 at a time
+@pytest.mark.parametrize("which", [0, 1])
+def test_run_that_is_not_sorted_is_refused_by_name(monkeypatch, place, which):
+    small_blocks(monkeypatch, 200)
+    tokens = flat([list(range(300)), list(range(300))], 300)
+    runs = runs_of(tokens, 300, [301])
+    suffixes = runs[which].suffixes.copy()
+    suffixes[[place, place + 1]] = suffixes[[place + 1, place]]
+    runs[which] = Run(suffixes, runs[which].offset, runs[which].length, "old.trie")
+    with pytest.raises(TrieFormatError, match=r"old\.trie.*: suffixes are not sorted"):
+        merge(tokens, 300, runs)
+
+
+@pytest.mark.parametrize("value", [30, 31, 1 << 31, (1 << 32) - 1, 1 << 63, (1 << 64) - 1])
+@pytest.mark.parametrize("count", [1, 2])
+def test_position_outside_of_its_run_is_refused_by_name(value, count):
+    tokens = flat([[0, 1] * 14 + [2]] * count, 4)  # 30 tokens each: what is outside of the first is inside of the second
+    runs = runs_of(tokens, 4, [30] * (count - 1))
+    suffixes = runs[0].suffixes.astype(np.uint64)
+    suffixes[-1] = value
+    with pytest.raises(TrieFormatError, match=r"old\.trie: a suffix points outside the tokens"):
+        merge(tokens, 4, [Run(suffixes, 0, 30, "old.trie"), *runs[1:]])
+
+
+positions = st.one_of(st.lists(st.integers(0, 31), max_size=24), st.lists(st.integers(0, 30), max_size=24, unique=True))
+
+
+@given(positions, positions, st.booleans(), st.sampled_from([1, 16, 1 << 14]))
+def test_arbitrary_runs_come_out_whole_and_sorted_ones_sorted(left, right, sort, block):
+    tokens = flat([[0, 0, 1, 2] * 7 + [3, 3]] * 2, 4)  # 31 tokens each
+    rank = {p: number for number, p in enumerate([*sort_suffixes(tokens, 4).tolist(), 30, 61])}
+    if sort:
+        left, right = (sorted(part, key=lambda p: rank.get(p, 99)) for part in (left, right))
+    runs = [Run(np.array(left, np.uint32), 0, 31), Run(np.array(right, np.uint32), 31, 31)]
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            small_blocks(patch, block)
+            found = merge(tokens, 4, runs)
+    except TrieFormatError:
+        outside = max((*left, *right), default=0) >= 30  # or a separator
+        assert not sort or outside or len({*left}) < len(left) or len({*right}) < len(right)
+    else:
+        wanted = [*left, *(p + 31 for p in right)]
+        assert sorted(found) == sorted(wanted)
+        assert not sort or found == sorted(wanted, key=rank.__getitem__)
+
+
+# ---- what is kept on disk
+
+
+def test_arrays_put_on_disk_come_back_as_they_were_and_leave_no_file(tmp_path):
+    scratch = Scratch(tmp_path, Pages(0))
+    arrays = [np.arange(n, dtype=dtype) for n, dtype in ((1, "<u2"), (5000, "<u4"), (3, "<u8"), (0, "<u4"))]
+    kept = [scratch.put(array) for array in arrays]
+    for array, mapped in zip(arrays, kept, strict=True):
+        assert mapped.dtype == array.dtype
+        assert mapped.tolist() == array.tolist()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pages_that_are_let_go_read_the_same_when_touched_again(tmp_path):
+    pages = Pages(0)
+    kept = Scratch(tmp_path, pages).put(np.arange(100_000, dtype=np.uint32))
+    before = int(kept.sum())
+    pages.trim()
+    assert int(kept.sum()) == before == 99_999 * 50_000
+
+
+def test_full_disk_is_told_with_the_folder(tmp_path):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+    try:
+        with pytest.raises(LookaheadError, match=f"^{tmp_path}: .* cannot be kept here"):
+            Scratch(tmp_path, Pages(0)).put(np.zeros(1000, np.uint32))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resident_bytes_are_at_least_those_of_an_array_just_filled():
+    array = np.ones(1 << 23)
+    assert resident_bytes() == 0 or resident_bytes() > array.nbytes

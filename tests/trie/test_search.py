@@ -1,0 +1,162 @@
+"""Finding texts among sorted suffixes, against a scan; on arrays that lie, nothing outside of them is reached."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lookahead.trie.search import child_ranges, matching_range
+from lookahead.trie.suffixes import DEPTH
+from tests.support.tries import VOCAB_SIZES, corpora, segment_of
+
+
+def orders(index, context, longest=DEPTH):
+    """[(low, high) of the last m tokens for m = 1, 2, ...] as far as there is a match."""
+    found = []
+    for length in range(1, min(longest, len(context)) + 1):
+        low, high = one_range(index, context[-length:])
+        if low == high:
+            break
+        found.append((low, high))
+    return found
+
+
+def one_range(index, pattern):
+    low, high = matching_range(index.tokens, index.suffixes, index.first, np.array(pattern, np.int32), 0, len(pattern))
+    return int(low), int(high)
+
+
+def children(index, length, low, high):
+    return child_ranges(index.tokens, index.suffixes, length, low, high)
+
+
+@given(corpora(), st.data())
+def test_matching_range_holds_all_places_of_a_pattern_and_no_other(corpus, data):
+    documents, vocab_size = corpus
+    index = segment_of(documents, vocab_size)
+    drawn = st.lists(st.sampled_from([0, 1, vocab_size - 1]), min_size=1, max_size=6)
+    tails = st.sampled_from([d[i : i + DEPTH] for d in documents for i in range(len(d))])
+    pattern = data.draw(st.one_of(drawn, tails))
+    low, high = one_range(index, pattern)
+    text = index.tokens.tolist()
+    places = {p for p in range(len(text)) if text[p : p + len(pattern)] == pattern}
+    assert high - low == len(places)
+    assert set(index.suffixes[low:high].tolist()) == places
+
+
+@pytest.mark.parametrize("token", [-1, 4, 1 << 30])
+def test_token_outside_the_vocabulary_matches_nothing(token):
+    index = segment_of([[0, 1, 2, 3]], 4)
+    low, high = one_range(index, [token])
+    assert high - low == 0
+    assert orders(index, [token]) == []
+    assert orders(index, [token, 3]) == [(3, 4)]
+
+
+def test_only_the_part_from_start_to_stop_is_searched():
+    index = segment_of([[0, 1, 2, 3], [1, 2, 0]], 4)
+    low, high = matching_range(index.tokens, index.suffixes, index.first, np.array([3, 1, 2, 3], np.int32), 1, 3)
+    assert sorted(index.suffixes[low:high].tolist()) == [1, 5]  # the two places of [1, 2]
+
+
+def test_no_branch_crosses_from_one_document_into_the_next():
+    index = segment_of([[0, 1], [2, 3]], 4)
+    low, high = one_range(index, [1, 2])
+    assert high - low == 0
+    assert len(orders(index, [1, 2])) == 1
+    low, high = one_range(index, [1])
+    below, _, _ = children(index, 1, low, high)
+    assert below.tolist() == [4]  # the separator
+
+
+@given(corpora(longest=24))
+def test_child_ranges_count_each_next_token(corpus):
+    documents, vocab_size = corpus
+    index = segment_of(documents, vocab_size)
+    text = index.tokens.tolist()
+    for pattern in {tuple(d[i : i + n]) for d in documents for i in range(len(d)) for n in (1, 2, 3)}:
+        n = len(pattern)
+        low, high = one_range(index, pattern)
+        below, lows, highs = children(index, n, low, high)
+        counted = Counter(text[p + n] for p in range(len(text) - n) if tuple(text[p : p + n]) == pattern)
+        assert dict(zip(below.tolist(), (highs - lows).tolist(), strict=True)) == counted
+        assert below.tolist() == sorted(counted)
+        assert [low, *highs[:-1]] == lows.tolist()  # the ranges lie side by side
+
+
+def test_more_than_sixteen_children_are_all_found():
+    index = segment_of([[0, token] for token in range(1, 41)], 50)
+    below, _, _ = children(index, 1, *one_range(index, [0]))
+    assert below.tolist() == list(range(1, 41))
+
+
+@pytest.mark.parametrize("vocab_size", [2, *VOCAB_SIZES])
+def test_matching_range_among_thousands_of_suffixes_holds_all_places_of_a_pattern(vocab_size):
+    random = np.random.default_rng(vocab_size)
+    last = vocab_size - 1
+    documents = [(random.integers(0, 2, 700) * last).tolist(), [last] * 600, [0, last] * 300, [0] * 300]
+    documents += [[0] * n + [last] * m for n in range(12) for m in range(1, 12)]
+    index = segment_of(documents, vocab_size)
+    letters = {0: "a", last: "b", vocab_size: "|"}
+    text = "".join(letters[token] for token in index.tokens.tolist())
+    contexts = [d[at : at + 40] for d in documents[:4] for at in range(0, 300, 7)] + [d[-40:] for d in documents]
+    contexts += [[token, *d[:8], *rest] for d in documents[:40] for token in (0, last) for rest in ([], [0])]
+    for context in contexts:
+        for length in range(1, min(DEPTH, len(context)) + 1):
+            pattern = context[-length:]
+            places = re.finditer(f"(?={''.join(letters[token] for token in pattern)})", text)
+            low, high = one_range(index, pattern)
+            assert sorted(index.suffixes[low:high].tolist()) == [place.start() for place in places]
+
+
+# ---- arrays that lie
+
+# Inside, at and just over the end of 60 tokens, and what turns negative in a signed 64-bit integer.
+positions = st.one_of(
+    st.integers(0, 70), st.sampled_from([59, 60, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+)
+
+
+@given(st.lists(positions, max_size=40), st.lists(positions, min_size=5, max_size=5), st.integers(0, 1 << 16), st.booleans())
+def test_ranges_stay_inside_whatever_suffixes_and_table_say(suffixes, first, seed, sort):
+    """The tokens are the middle of a larger array of sevens: one read outside of it would show as a child."""
+    around = np.full(260, 7, np.uint16)
+    tokens = around[100:160]
+    random = np.random.default_rng(seed)
+    tokens[:] = random.integers(0, 5, 60)  # 4 is the separator; the last token need not be one
+    index = SimpleNamespace(
+        tokens=tokens, suffixes=np.array(sorted(suffixes) if sort else suffixes, np.uint64),
+        first=np.array(first, np.uint64),
+    )  # fmt: skip
+    for context in (random.integers(0, 4, 40).tolist(), tokens[:30].tolist(), [-1, 5, 1 << 30, 1]):
+        assert_inside(index, context)
+
+
+def assert_inside(index, context):
+    size = len(index.suffixes)
+    found = orders(index, context, 36)
+    assert all(0 <= low < high <= size for low, high in found)
+    for m in range(1, min(36, len(context)) + 1):
+        low, high = one_range(index, context[-m:])
+        assert 0 <= low <= high <= size
+        below, lows, highs = children(index, m, low, high)
+        assert set(below.tolist()) <= set(index.tokens.tolist())
+        assert all(low <= a < b <= high for a, b in zip(lows, highs, strict=True))
+
+
+def test_child_ranges_of_a_range_beyond_the_suffixes_are_cut_at_their_end():
+    _, lows, highs = children(segment_of([[0, 1, 2, 3]], 4), 1, 2, 1 << 40)
+    assert (lows.tolist(), highs.tolist()) == ([2, 3], [3, 4])
+
+
+def test_arrays_without_suffixes_match_nothing():
+    index = segment_of([[0, 1]], 4)
+    index.suffixes = np.empty(0, np.uint32)
+    assert orders(index, [0, 1]) == []
+    assert one_range(index, [0, 1]) == (0, 0)

@@ -1,0 +1,276 @@
+"""The trie file: what is written comes back, the same documents are the same bytes, and whose ids they are is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from lookahead.errors import CorpusError, LookaheadError, TokenizerMismatchError, TrieFormatError
+from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.trie import format
+from lookahead.trie.build import build_trie
+from lookahead.trie.file import Trie
+from lookahead.trie.segment import Effort
+from lookahead.trie.writer import TrieWriter
+from tests.support.tries import ARRAYS, build_ids, corpora, tiny_runs
+
+DOCUMENTS = [[1, 2, 3, 4, 1, 2, 3, 5], [7], [1, 2, 3, 4, 6]]
+
+
+@pytest.fixture
+def trie(make_trie):
+    return make_trie(DOCUMENTS, sources=["a", "b", "a"])
+
+
+def test_documents_and_header_come_back_as_written(trie):
+    assert [d.tolist() for d in trie.documents()] == DOCUMENTS
+    header = trie.header
+    assert (header.vocab_size, header.tokens, header.documents, header.depth, header.branches) == (10, 14, 3, 32, 14)
+    assert (header.tokenizer_fingerprint, header.tokenizer_name) == ("0123456789abcdef", "tiny")
+    assert [(s.name, s.documents, s.tokens, s.weight) for s in header.sources] == [("a", 2, 13, 1.0), ("b", 1, 1, 1.0)]
+    assert [(s.documents, s.tokens) for s in header.segments] == [(3, 14)]
+    assert trie.segments[0].document_sources.tolist() == [0, 1, 0]
+    assert trie.name == "corpus"
+    trie.verify()
+
+
+def test_header_that_a_build_returns_is_the_one_in_the_file(tmp_path):
+    header = build_trie([TokenDocument([1], "a")], tmp_path / "x.trie", TokenizerIdentity(10), options={"note": [1, "x"]})
+    assert header == Trie(tmp_path / "x.trie").header
+    assert header.options == {"min_count": 1, "note": [1, "x"]}
+
+
+def test_longest_match_goes_as_far_back_as_the_corpus_allows(trie):
+    match = trie.longest_match(np.array([9, 4, 1, 2, 3], np.int32))
+    assert (match.length, match.count) == (4, 1)
+    match = trie.longest_match(np.array([9, 4, 1, 2, 3], np.int32), longest=2)
+    assert (match.length, match.count) == (2, 3)
+
+
+@pytest.mark.parametrize("context", [[], [9], [1, 9], [-1], [10], [1 << 30]])
+def test_context_whose_last_token_is_unknown_matches_at_the_root(trie, context):
+    match = trie.longest_match(np.array(context, np.int32))
+    assert match == trie.root()
+    assert (match.length, match.count) == (0, 14)
+    assert trie.children(match, most=2) == [(1, trie.match(np.array([1], np.int32))), (2, trie.match(np.array([2], np.int32)))]
+
+
+def test_children_come_commonest_first_without_the_end_of_a_document(trie):
+    match = trie.match(np.array([3], np.int32))
+    assert [(token, child.count) for token, child in trie.children(match)] == [(4, 2), (5, 1)]
+    assert [token for token, _ in trie.children(match, most=1)] == [4]
+    assert trie.children(match, most=0) == []
+    assert trie.children(trie.match(np.array([7], np.int32))) == []
+
+
+def test_empty_documents_are_left_out(make_trie):
+    assert [d.tolist() for d in make_trie([[], [3], []]).documents()] == [[3]]
+
+
+def test_corpus_without_tokens_is_refused_and_nothing_is_written(tmp_path):
+    for documents in ([], [[], []]):
+        with pytest.raises(CorpusError, match="no document with text"):
+            build_ids(tmp_path / "x.trie", documents)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "kind", [list, tuple, np.array, lambda ids: np.array(ids, np.uint16), lambda ids: np.array(ids, ">i4")]
+)
+def test_ids_may_come_as_any_sequence_of_whole_numbers(tmp_path, kind):
+    build_trie([TokenDocument(kind([1, 2]), "a"), TokenDocument([3], "a")], tmp_path / "x.trie", TokenizerIdentity(10))
+    assert [d.tolist() for d in Trie(tmp_path / "x.trie").documents()] == [[1, 2], [3]]
+
+
+def test_unsigned_ids_of_eight_bytes_are_ids_like_any(tmp_path):
+    build_trie([TokenDocument(np.array([1, 2], np.uint64), "a")], tmp_path / "x.trie", TokenizerIdentity(10))
+    assert [d.tolist() for d in Trie(tmp_path / "x.trie").documents()] == [[1, 2]]
+
+
+@pytest.mark.parametrize("token", [-1, 10, 11, 1 << 40, 1 << 63, 1 << 70])
+def test_token_outside_the_vocabulary_is_refused_by_the_build(tmp_path, token):
+    with pytest.raises(CorpusError, match=f"token id {token} is outside the vocabulary of 10"):
+        build_ids(tmp_path / "x.trie", [[1, 2], [1, token, 2], [3]])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_token_outside_the_vocabulary_is_refused_in_a_later_run_too(tmp_path):
+    with tiny_runs(), pytest.raises(CorpusError, match="token id 10 is outside"):
+        build_ids(tmp_path / "x.trie", [[1, 2], [3], [10]])
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- bytes
+
+
+def test_same_documents_give_the_same_bytes_when_the_time_is_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    first, second = (build_ids(tmp_path / name, DOCUMENTS) for name in ("first.trie", "second.trie"))
+    assert first.path.read_bytes() == second.path.read_bytes()
+    assert first.header.created == 1_700_000_000
+
+
+@pytest.mark.parametrize("time", ["noon", "nan", "-5"])
+def test_given_time_that_is_none_is_refused_and_nothing_is_written(tmp_path, monkeypatch, time):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", time)
+    with pytest.raises(LookaheadError, match="SOURCE_DATE_EPOCH"):
+        build_ids(tmp_path / "x.trie", DOCUMENTS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_same_documents_differ_only_in_the_time_otherwise(tmp_path, monkeypatch):
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    first, second = (build_ids(tmp_path / name, DOCUMENTS) for name in ("first.trie", "second.trie"))
+    assert first.header.created != second.header.created
+    assert dataclasses.replace(first.header, created=0.0) == dataclasses.replace(second.header, created=0.0)
+    end = first.header.segments[-1].sections[-1].end
+    assert first.path.read_bytes()[32:end] == second.path.read_bytes()[32:end]
+
+
+@given(corpora())
+def test_bytes_do_not_depend_on_memory_or_workers(tmp_path_factory, corpus):
+    documents, vocab_size = corpus
+    folder = tmp_path_factory.mktemp("builds")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", "0")
+        expected = build_ids(folder / "whole.trie", documents, vocab_size).path.read_bytes()
+        for in_a_run, workers in ((1, 1), (1, 3), (2, 2), (1000, 3)):
+            with tiny_runs(in_a_run):
+                build_ids(folder / "runs.trie", documents, vocab_size, effort=Effort(workers=workers))
+            assert (folder / "runs.trie").read_bytes() == expected
+    assert sorted(path.name for path in folder.iterdir()) == ["runs.trie", "whole.trie"]
+
+
+def test_long_documents_of_many_runs_are_the_same_bytes_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    random = np.random.default_rng(0)
+    documents = [random.integers(0, 4, 3000).tolist() for _ in range(5)] + [[1] * 3000] * 3
+    expected = build_ids(tmp_path / "whole.trie", documents).path.read_bytes()
+    with tiny_runs():
+        build_ids(tmp_path / "runs.trie", documents, effort=Effort(workers=2))
+    assert (tmp_path / "runs.trie").read_bytes() == expected
+
+
+def test_other_documents_or_names_give_another_content_hash(make_trie):
+    plain = make_trie(DOCUMENTS).header.content_hash
+    assert make_trie(DOCUMENTS[::-1]).header.content_hash != plain
+    assert make_trie(DOCUMENTS, sources="b").header.content_hash != plain
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65535, "<u2"), (65536, "<u4")])
+def test_tokens_take_two_bytes_up_to_65535_ids_and_four_above(make_trie, vocab_size, dtype):
+    trie = make_trie([[0, vocab_size - 1]], vocab_size)
+    assert {name: getattr(trie.segments[0], name).dtype.str for name in ARRAYS} == {
+        "tokens": dtype,
+        "suffixes": "<u4",
+        "first": "<u4",
+        "samples": "<u8",
+        "document_ends": "<u4",
+        "document_sources": "<u2",
+    }
+    assert trie.documents()[0].tolist() == [0, vocab_size - 1]
+    trie.verify()
+
+
+@pytest.mark.parametrize(("largest", "dtype"), [((1 << 32) - 1, "<u4"), (1 << 32, "<u8")])
+def test_positions_take_eight_bytes_beyond_four_thousand_million(largest, dtype):
+    assert format.smallest_dtype("suffixes", largest).str == dtype
+
+
+def test_more_sources_than_sixteen_bits_count_are_refused(tmp_path):
+    with pytest.raises(TrieFormatError, match="document_sources: 65536 does not fit"):
+        format.smallest_dtype("document_sources", 65536)
+    documents = (TokenDocument([1], str(number)) for number in range(65537))
+    with pytest.raises(CorpusError, match="more than 65536 sources"):
+        build_trie(documents, tmp_path / "x.trie", TokenizerIdentity(10))
+
+
+def test_arrays_of_an_opened_trie_are_read_only(trie):
+    with pytest.raises(ValueError, match="read-only"):
+        trie.segments[0].tokens[0] = 9
+
+
+def test_every_section_starts_at_a_multiple_of_64_bytes_and_the_header_follows_the_last(trie):
+    sections = trie.header.segments[0].sections
+    assert [s.name for s in sections] == list(ARRAYS)
+    assert [s.offset % 64 for s in sections] == [0] * 6
+    data = trie.path.read_bytes()
+    _, version, header_length, size, _, _ = format.PREAMBLE.unpack(data[:32])
+    assert (version, size, size - header_length) == (2, len(data), sections[-1].end)
+
+
+def test_what_is_being_written_is_no_trie_before_its_end(tmp_path, make_trie):
+    trie = make_trie(DOCUMENTS)
+    with (tmp_path / "half.trie").open("w+b") as file:
+        writer = TrieWriter(file)
+        for name in ARRAYS:
+            writer.write(name, getattr(trie.segments[0], name), 10)
+        writer.end_segment(14, 3)
+        file.flush()
+        with pytest.raises(TrieFormatError, match="not a trie file"):
+            Trie(tmp_path / "half.trie")
+        writer.finish(trie.header)
+    Trie(tmp_path / "half.trie").verify()
+
+
+# ---- writing
+
+
+def test_failed_write_leaves_the_old_file_as_it_was(make_trie):
+    resource = pytest.importorskip("resource")
+    trie = make_trie(DOCUMENTS)
+    before = trie.path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))  # as if the disk were full after 200 bytes
+    try:
+        with pytest.raises(LookaheadError, match=r"write failed .*\. The old file is unchanged"):
+            make_trie([[1, 2, 3]])
+        with tiny_runs(), pytest.raises(LookaheadError, match=r"write failed|cannot be kept here"):
+            make_trie([[1, 2, 3] * 50, [1, 2]])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert trie.path.read_bytes() == before
+    assert list(trie.path.parent.iterdir()) == [trie.path]
+
+
+def test_writing_onto_a_folder_or_into_a_missing_one_is_refused(tmp_path):
+    with pytest.raises(LookaheadError, match="is a folder"):
+        build_ids(tmp_path, [[1]])
+    with pytest.raises(LookaheadError, match=r"cannot write here [(]No such file or directory"):
+        build_ids(tmp_path / "missing" / "x.trie", [[1]])
+
+
+def test_opened_trie_stays_readable_when_its_file_is_replaced(trie, make_trie):
+    make_trie([[8, 8]])  # the same path
+    assert [d.tolist() for d in trie.documents()] == DOCUMENTS
+
+
+def test_progress_of_a_build_tells_each_stage_up_to_its_end(tmp_path):
+    seen = {}
+    with tiny_runs():
+        build_ids(tmp_path / "x.trie", DOCUMENTS, effort=Effort(progress=lambda stage, *rest: seen.update({stage: rest})))
+    assert seen == {"reading": (14, None), "sorting": (5, 5), "writing": (14, 14)}
+
+
+# ---- whose token ids
+
+
+def test_trie_of_another_tokenizer_is_refused_with_both_fingerprints(trie):
+    with pytest.raises(TokenizerMismatchError, match=r"tokenizer 01234567 \(vocab 10\); other uses fedcba98 \(vocab 10\)"):
+        trie.check_tokenizer("fedcba9876543210", 10, "other")
+
+
+def test_trie_of_a_larger_vocabulary_is_refused_with_both_sizes(trie):
+    with pytest.raises(TokenizerMismatchError, match="vocabulary of 10 tokens; model has 9"):
+        trie.check_tokenizer("", 9, "model")
+
+
+def test_trie_of_the_same_tokenizer_or_of_bare_ids_is_accepted(trie, tmp_path):
+    trie.check_tokenizer("0123456789abcdef", 10, "same")
+    trie.check_tokenizer("0123456789abcdef", 12, "same, vocabulary padded")
+    trie.check_tokenizer("", 10, "model without tokenizer")
+    build_trie([TokenDocument([1], "a")], tmp_path / "ids.trie", TokenizerIdentity(10))
+    Trie(tmp_path / "ids.trie").check_tokenizer("fedcba9876543210", 10, "any")
