@@ -132,8 +132,8 @@ def bench_logged(bench: ModelBench, logs: Logs, events: BenchEvents | None = Non
     loading: dict[str, Any] = {"trust_remote_code": bench.trust_remote_code, "revision": bench.revision}
     config = read_config(bench.model, **loading).get_text_config(decoder=True)
     ((workload,), _) = read_workloads(logs, events, Shape(bench.model, config))
-    compile_for([workload], bench.options[0], events)
     target = random_model(bench.model, bench.dtype, bench.device, bench.attention, **loading)
+    compile_for([workload], bench.options[0], events)
     if target.mode != "packed":
         events.notice(f"{bench.model} verifies by {target.mode}: {target.reason}")
     prompts, answers = [prompt for prompt, _ in workload.pairs], [answer for _, answer in workload.pairs]
