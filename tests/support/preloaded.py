@@ -110,6 +110,10 @@ def keep(pid: int, connection: socket.socket, files: list[int]) -> None:
 
 def become(task: Task, files: list[int]) -> None:
     """This process is from now on the task's."""
+    import torch
+
+    # After a fork torch makes its thread pool anew, where two threads that ask for it at once can both fail.
+    torch.set_num_threads(torch.get_num_threads())
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
