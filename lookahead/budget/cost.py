@@ -77,8 +77,12 @@ class StepLog:
     def __len__(self) -> int:
         return self._filled
 
-    def add(self, step: MeasuredStep) -> None:
-        self._rows[self._filled] = (*step.forward, *step[1:])
+    def add(self, step: MeasuredStep, tokens: float | None = None) -> None:
+        """tokens: of its forward, in place of those that it says."""
+        row = self._rows[self._filled]
+        row[:] = (*step.forward, *step[1:])
+        if tokens is not None:
+            row[0] = tokens
         self._filled += 1
 
     def take(self) -> np.ndarray:

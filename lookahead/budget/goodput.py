@@ -181,9 +181,7 @@ class GoodputBudget:
         """A step without prompts. accepted: see `settle`."""
         self._steps += 1
         self._before = int(step.forward.tokens)
-        if self.curve.bucketed:
-            step = step._replace(forward=step.forward._replace(tokens=bucket(self._before)))
-        self._told.add(step)
+        self._told.add(step, bucket(self._before) if self.curve.bucketed else None)
         if len(self._told) == TOLD or (not self.curve.known and self._steps <= len(TRIALS)):
             learn(self._told.take(), self._steps, self.books.addresses)
         self.settle(accepted)

@@ -1,13 +1,14 @@
 """What steps took and gave. In: each step as it went. Out: clocks and counts, and what the draft budget learns from them.
 
-The engine's step calls `StepTimes` at its marks and `Accounting.record` at its end; nothing here decides anything.
+The engine's step hands its clock readings to `Accounting.record` at its end; nothing here decides anything.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,50 +48,27 @@ class Clock:
         self.taken_in += taken_in
 
 
-class StepTimes:
-    """Clock readings of one step, in seconds: call `mark` after drafting, the forward, runner-up tokens and verification."""
+class StepTimes(NamedTuple):
+    """Clock readings of one step, in seconds: when it began, and when each of its stages was over."""
 
-    __slots__ = ("_now", "marks")
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self.marks = [now()]
-
-    def mark(self) -> None:
-        self.marks.append(self._now())
-
-    @property
-    def verified(self) -> float:
-        """When verification ended."""
-        return self.marks[4]
+    began: float
+    drafted: float
+    computed: float  # the forward
+    noted: float  # runner-up tokens
+    verified: float
 
     @property
     def drafting(self) -> float:
-        return self.marks[1] - self.marks[0]
-
-    @property
-    def forward(self) -> float:
-        """Of the forward alone."""
-        return self.marks[2] - self.marks[1]
+        return self.drafted - self.began
 
     @property
     def runner_up(self) -> float:
-        """Of finding runner-up tokens."""
-        return self.marks[3] - self.marks[2]
-
-    @property
-    def verification(self) -> float:
-        """Runner-up tokens included."""
-        return self.marks[4] - self.marks[2]
+        return self.noted - self.computed
 
     @property
     def after_drafting(self) -> float:
-        """Of forward, runner-up tokens and verification: what the costs of a forward include."""
-        return self.marks[4] - self.marks[1]
-
-    @property
-    def so_far(self) -> float:
-        return self._now() - self.marks[0]
+        """Forward, runner-up tokens and verification: what the costs of a forward include."""
+        return self.verified - self.drafted
 
 
 class Accounting:
@@ -106,11 +84,6 @@ class Accounting:
         self.steps = 0
         self._sources: Sources | None = getattr(drafter, "sources", None)  # of the user's own
 
-    def begin(self) -> StepTimes:
-        """A step begins."""
-        self.steps += 1
-        return StepTimes(self.target.now)
-
     def record(
         self, rows: Sequence[RunningRow], inputs: Sequence[StepInput], accepted: Sequence[Accepted], times: StepTimes
     ) -> None:
@@ -118,14 +91,14 @@ class Accounting:
         active = any(row.is_drafted_for for row in rows)
         by_source = self._count(rows, inputs, accepted, times.verified)
         prefilled = sum(len(each) for each in inputs if each.wanted != "all")
-        self.clock.add(times.drafting, times.forward, times.verification, prefilled)
+        self.clock.add(times.drafting, times.computed - times.drafted, times.verified - times.computed, prefilled)
         if active:
             self.budget.drafted_in(times.drafting)
         kept = _accepted_drafts(rows, inputs, accepted) if self.budget.waits else ()
         drafts = self.drafter.options.strategy != "off"
         # A step that prefills says nothing about the cost of those that do not. Of steps without drafts only some are timed.
         if drafts and (active or self.steps % PLAIN_APART == 0) and all(each.wanted == "all" for each in inputs):
-            emitted, seconds = sum(len(each.token_ids) for each in accepted), times.so_far
+            emitted, seconds = sum(len(each.token_ids) for each in accepted), self.target.now() - times.began
             self._learn_cost(rows, inputs, times, seconds, emitted, kept)
             if active:
                 self._learn_utility(by_source, times, seconds, emitted, len(rows))
@@ -136,17 +109,22 @@ class Accounting:
 
     def plain_forward(self, rows: Sequence[RunningRow]) -> Forward:
         """The forward of these rows without drafts: each brings one token."""
+        keys, calls = self._attended(rows)
+        return Forward(len(rows), len(rows), keys, calls=calls)
+
+    def _attended(self, rows: Sequence[RunningRow]) -> tuple[int, int]:
+        """(keys that attention reads for these rows, its calls), where each brings one token."""
         lengths = [row.length for row in rows]
         if len(rows) == 1 or self.budget.curve.separate:
-            return Forward(len(rows), len(rows), sum(lengths))
-        keys, calls = attended(np.array(lengths), ALL_AT_ONCE if self.budget.curve.bucketed else self.target.call)
-        return Forward(len(rows), len(rows), keys, calls=calls)
+            return sum(lengths), 1
+        return attended(np.array(lengths), ALL_AT_ONCE if self.budget.curve.bucketed else self.target.call)
 
     def _count(
         self, rows: Sequence[RunningRow], inputs: Sequence[StepInput], accepted: Sequence[Accepted], now: float
     ) -> Counter[str]:
         """Returns the accepted draft tokens of this step by draft source."""
-        names, by_source = self.drafter.source_names, Counter[str]()
+        names = self.drafter.source_names
+        by_source: Counter[str] = Counter()
         for row, each, found in zip(rows, inputs, accepted, strict=True):
             generation = row.generation
             generation.seconds = now - row.began
@@ -176,7 +154,8 @@ class Accounting:
             if self.steps % PLAIN_APART:
                 return
             stands_for = PLAIN_APART
-        forward = self.plain_forward(rows)._replace(tokens=sum(sizes), width=max(sizes))
+        keys, calls = self._attended(rows)
+        forward = Forward(sum(sizes), len(rows), keys, max(sizes), calls)
         parts = times.after_drafting, times.drafting, times.runner_up
         measured = MeasuredStep(forward, emitted, seconds, *parts, stands_for=stands_for)
         self.budget.observe(measured, kept)
@@ -195,7 +174,7 @@ class Accounting:
         own, keys = [len(inputs[slot]) for slot in decoding], sum(rows[slot].length for slot in decoding)
         emitted = sum(len(accepted[slot].token_ids) for slot in decoding)
         forward = Forward(sum(own) + prefilled, len(decoding), keys, max(own, default=0))
-        parts = times.so_far, times.after_drafting, times.drafting, times.runner_up
+        parts = self.target.now() - times.began, times.after_drafting, times.drafting, times.runner_up
         self.gain.step(MeasuredStep(forward, emitted, *parts, prefilled=prefilled))
 
     def _learn_utility(self, by_source: Counter[str], times: StepTimes, seconds: float, emitted: int, rows: int) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from lookahead.budget.backoff import Backoff
 from lookahead.budget.goodput import GoodputBudget
-from lookahead.decode.accounting import Accounting, Clock
+from lookahead.decode.accounting import Accounting, Clock, StepTimes
 from lookahead.decode.chooser import Chooser, Given, Sampler
 from lookahead.decode.constraint import Grammars
 from lookahead.decode.plain import decode_plainly
@@ -150,20 +150,20 @@ class DecodingEngine:
 
     def _step(self, rows: list[RunningRow], slots: Slots) -> None:
         """Draft, verify all draft trees in one forward, accept, compact the KV cache. rows[k] is in slot k."""
-        times = self.accounting.begin()
+        now, began = self.target.now, self.target.now()
+        self.accounting.steps += 1
         inputs = prefill_chunks(rows, slots, self.prefill_chunk)
         self._draft(rows, inputs)
-        times.mark()
+        drafted = now()
         scores = slots.forward([each.tree for each in inputs], [each.wanted for each in inputs])
         scores.wait()
-        times.mark()
+        computed = now()
         self._note_runner_up(rows, inputs, scores)
-        times.mark()
+        noted = now()
         accepted = [row.verify(each, scores, slot) for slot, (row, each) in enumerate(zip(rows, inputs, strict=True))]
         note_logprobs(rows, scores)
         slots.keep([each.nodes for each in accepted])
-        times.mark()
-        self.accounting.record(rows, inputs, accepted, times)
+        self.accounting.record(rows, inputs, accepted, StepTimes(began, drafted, computed, noted, now()))
 
     def _draft(self, rows: list[RunningRow], inputs: list[StepInput]) -> None:
         """Add the draft trees of the rows that decode to `inputs`: all rows' most probable nodes, as many as pay."""

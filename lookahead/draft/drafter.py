@@ -243,8 +243,9 @@ class Drafter:
             limits[k, 0] = row.number
             limits[k, 1] = most if budget is None or budget > most else budget
             limits[k, 2] = longest if depth is None or depth > longest else depth
+            limits[k, 3] = limits[k, 4] = 0
             spans[k, 0] = (2 * row.number + 1) * (most + 1)
-        must = self._forced_tokens(guides, limits)
+        must = self._forced_tokens(guides, limits) if any(guides) else NOTHING
         threads = min(THREADS, count // ROWS_PER_THREAD, self._grew // NODES_PER_THREAD)
         if threads > 1:
             self._grow_in_threads(threads, limits, must, price, free, spans)
@@ -263,8 +264,9 @@ class Drafter:
         kept: how many, root included; None: all. padding: tokens, which are not guesses, that are added to the tree of the row
         at index `padded`, to fill up a forward.
         """
-        below = grown.limits[:, 1].tolist() if kept is None else [nodes - 1 for nodes in kept]
-        kept = grown.spans[:, 1].tolist() if kept is None else kept
+        everything = kept is None
+        if kept is None:
+            kept = grown.spans[:, 1].tolist()
         trees, arrays = [], self.rows
         for row, nodes in zip(grown.rows, kept, strict=True):
             number = row.number
@@ -272,7 +274,8 @@ class Drafter:
             token_ids, parents, sources, matches = arrays.trees[number, :, :nodes].copy()
             trees.append(DraftTree(token_ids, parents, arrays.reach[number, 1, :nodes].copy(), sources, matches))
         if self.options.strategy == "parallel":
-            trees = [as_parallel(tree, most) for tree, most in zip(trees, below, strict=True)]
+            most = grown.limits[:, 1].tolist() if everything else [nodes - 1 for nodes in kept]
+            trees = [as_parallel(tree, below) for tree, below in zip(trees, most, strict=True)]
         if padding:
             trees[padded] = trees[padded].filled_up(padding)
         return trees
@@ -328,9 +331,6 @@ class Drafter:
 
     def _forced_tokens(self, guides: Sequence[Guide | None], limits: np.ndarray) -> np.ndarray:
         """int64: what each row must emit next, one row behind the other; notes in `limits` where a row's begin and end."""
-        if not any(guides):
-            limits[:, 3:] = 0
-            return NOTHING
         forced: list[int] = []
         for k, guide in enumerate(guides):
             limits[k, 3] = len(forced)
