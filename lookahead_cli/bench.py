@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,25 +10,33 @@ from lookahead.errors import UsageError
 from lookahead.job.spec import SESSION_TOKENS
 from lookahead_cli.bench_options import (
     Baselines,
+    BatchSize,
     BranchLengths,
+    CheckLossless,
+    CostProfile,
+    DecodingLength,
     Explain,
+    InputFile,
     NamedTries,
     Outputs,
+    Peers,
     Plot,
+    RandomWeights,
+    Recycling,
+    Repeat,
+    Replay,
     Report,
     Rows,
     Save,
+    Strategy,
+    Sweep,
+    Tokenizer,
     figure_of,
     on_screen,
     page_of,
 )
 from lookahead_cli.comparison import print_comparison
 from lookahead_cli.options import (
-    COSTS,
-    DRAFTING,
-    IO,
-    MODEL,
-    RUNS,
     Adapter,
     Attention,
     Config,
@@ -61,134 +69,33 @@ OF_A_MODEL = (
 
 def command(
     model: Model = None,
-    input: Annotated[
-        str | None, typer.Option("--input", metavar="FILE", help="Prompts, as for generate.", rich_help_panel=IO)
-    ] = None,
-    replay: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--replay",
-            metavar="PAIRS",
-            help="No model: logged prompts and responses play it, see lookahead replay. Repeat for several workloads, each "
-            "named as its file without the ending.",
-            rich_help_panel=IO,
-        ),
-    ] = None,
+    input: InputFile = None,
+    replay: Replay = None,
     trie: NamedTries = None,
     trie_weight: TrieWeights = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            "--strategy",
-            metavar="NAME[,NAME]",
-            help="Of auto, hierarchical, parallel, single. Default: all; auto needs a model or --cost-profile. With --sweep: "
-            "what is swept, default hierarchical.",
-            rich_help_panel=DRAFTING,
-        ),
-    ] = None,
-    decoding_length: Annotated[
-        str | None,
-        typer.Option(
-            "--decoding-length",
-            metavar="N[,N]",
-            help="Tokens in one forward: the last token + the draft tokens; auto finds its own. Default: 16, in a replay "
-            "without costs 64, with --sweep 2,4,8,16,32,64.",
-            rich_help_panel=DRAFTING,
-        ),
-    ] = None,
+    strategy: Strategy = None,
+    decoding_length: DecodingLength = None,
     branch_length: BranchLengths = None,
     session_tokens: SessionTokens = SESSION_TOKENS,
     price: Price = 0.0,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="NAME_OR_DIR",
-            help="Tokenizer of text rows in --replay, and to --explain in text; of --model, another one than its own.",
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
+    tokenizer: Tokenizer = None,
     revision: Revision = None,
     adapter: Adapter = None,
     trust_remote_code: TrustRemoteCode = False,
-    random_weights: Annotated[
-        bool,
-        typer.Option(
-            "--random-weights",
-            help="With --replay and --model: real forwards of a model of that shape (its config.json is enough), the logged "
-            "tokens taken as its choices.",
-            rich_help_panel=MODEL,
-        ),
-    ] = False,
-    cost_profile: Annotated[
-        str | None,
-        typer.Option(
-            "--cost-profile",
-            metavar="PROFILE",
-            help="With --replay: predict the speed of a model and machine that are not here. A file of lookahead calibrate, or "
-            "a shipped profile such as llama-7b-h200.",
-            rich_help_panel=COSTS,
-        ),
-    ] = None,
+    random_weights: RandomWeights = False,
+    cost_profile: CostProfile = None,
     rows: Rows = None,
     max_new_tokens: MaxNewTokens = 256,
-    batch_size: Annotated[
-        str,
-        typer.Option(
-            "--batch-size",
-            metavar="N[,N]",
-            help="Prompts decoded at once; several sizes are measured in turn.",
-            rich_help_panel=RUNS,
-        ),
-    ] = "1",
+    batch_size: BatchSize = "1",
     dtype: Dtype = "auto",
     device: Device = "auto",
     attn: Attention = None,
-    peers: Annotated[
-        bool,
-        typer.Option(
-            "--peers/--no-peers",
-            help="Also run model.generate and, at batch size 1, Hugging Face prompt lookup.",
-            rich_help_panel=RUNS,
-        ),
-    ] = True,
-    repeat: Annotated[
-        int,
-        typer.Option(
-            "--repeat",
-            min=1,
-            metavar="N",
-            help="On a model: answer everything N times, memories forgotten in between; a turn counts as its repeat of median "
-            "time did.",
-            rich_help_panel=RUNS,
-        ),
-    ] = 1,
-    sweep: Annotated[
-        bool,
-        typer.Option(
-            "--sweep",
-            help="Every decoding length with every branch length, on a model also auto; --plot draws forward time, speed and "
-            "EDL against both, of a replay without costs EDL and draft time.",
-            rich_help_panel=RUNS,
-        ),
-    ] = False,
-    recycling: Annotated[
-        bool,
-        typer.Option(
-            "--recycling",
-            help="On a model: each strategy also without what the model almost said, and with --trie both also cold.",
-            rich_help_panel=RUNS,
-        ),
-    ] = False,
+    peers: Peers = True,
+    repeat: Repeat = 1,
+    sweep: Sweep = False,
+    recycling: Recycling = False,
     baselines: Baselines = False,
-    check_lossless: Annotated[
-        bool | None,
-        typer.Option(
-            "--check-lossless/--no-check-lossless",
-            help="Compare the outputs of all rows with plain decoding, token by token; or of none. Default: of the first 64.",
-            rich_help_panel=RUNS,
-        ),
-    ] = None,
+    check_lossless: CheckLossless = None,
     explain: Explain = None,
     save: Save = None,
     plot: Plot = None,

@@ -9,13 +9,215 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead_cli.options import DRAFTING, IO, REPORTING, RUNS
+from lookahead_cli.options import COSTS, DRAFTING, IO, MODEL, REPORTING, RUNS
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
     from lookahead.bench.events import BenchEvents
     from lookahead.outputs import Input
 
+InputFile = Annotated[str | None, typer.Option("--input", metavar="FILE", help="Prompts, as for generate.", rich_help_panel=IO)]
+Replay = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--replay",
+        metavar="PAIRS",
+        help="No model: logged prompts and responses play it, see lookahead replay. Repeat for several workloads, each "
+        "named as its file without the ending.",
+        rich_help_panel=IO,
+    ),
+]
+Strategy = Annotated[
+    str | None,
+    typer.Option(
+        "--strategy",
+        metavar="NAME[,NAME]",
+        help="Of auto, hierarchical, parallel, single. Default: all; auto needs a model or --cost-profile. With --sweep: "
+        "what is swept, default hierarchical.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+DecodingLength = Annotated[
+    str | None,
+    typer.Option(
+        "--decoding-length",
+        metavar="N[,N]",
+        help="Tokens in one forward: the last token + the draft tokens; auto finds its own. Default: 16, in a replay "
+        "without costs 64, with --sweep 2,4,8,16,32,64.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="NAME_OR_DIR",
+        help="Tokenizer of text rows in --replay, and to --explain in text; of --model, another one than its own.",
+        rich_help_panel=MODEL,
+    ),
+]
+RandomWeights = Annotated[
+    bool,
+    typer.Option(
+        "--random-weights",
+        help="With --replay and --model: real forwards of a model of that shape (its config.json is enough), the logged "
+        "tokens taken as its choices.",
+        rich_help_panel=MODEL,
+    ),
+]
+CostProfile = Annotated[
+    str | None,
+    typer.Option(
+        "--cost-profile",
+        metavar="PROFILE",
+        help="With --replay: predict the speed of a model and machine that are not here. A file of lookahead calibrate, or "
+        "a shipped profile such as llama-7b-h200.",
+        rich_help_panel=COSTS,
+    ),
+]
+BatchSize = Annotated[
+    str,
+    typer.Option(
+        "--batch-size",
+        metavar="N[,N]",
+        help="Prompts decoded at once; several sizes are measured in turn.",
+        rich_help_panel=RUNS,
+    ),
+]
+Peers = Annotated[
+    bool,
+    typer.Option(
+        "--peers/--no-peers",
+        help="Also run model.generate and, at batch size 1, Hugging Face prompt lookup.",
+        rich_help_panel=RUNS,
+    ),
+]
+Repeat = Annotated[
+    int,
+    typer.Option(
+        "--repeat",
+        min=1,
+        metavar="N",
+        help="On a model: answer everything N times, memories forgotten in between; a turn counts as its repeat of median "
+        "time did.",
+        rich_help_panel=RUNS,
+    ),
+]
+Sweep = Annotated[
+    bool,
+    typer.Option(
+        "--sweep",
+        help="Every decoding length with every branch length, on a model also auto; --plot draws forward time, speed and "
+        "EDL against both, of a replay without costs EDL and draft time.",
+        rich_help_panel=RUNS,
+    ),
+]
+Recycling = Annotated[
+    bool,
+    typer.Option(
+        "--recycling",
+        help="On a model: each strategy also without what the model almost said, and with --trie both also cold.",
+        rich_help_panel=RUNS,
+    ),
+]
+CheckLossless = Annotated[
+    bool | None,
+    typer.Option(
+        "--check-lossless/--no-check-lossless",
+        help="Compare the outputs of all rows with plain decoding, token by token; or of none. Default: of the first 64.",
+        rich_help_panel=RUNS,
+    ),
+]
+Pairs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="LOG...",
+        help="Logged answers: JSON lines (also .gz, .zst) or .parquet with prompt and response, or the output of "
+        "lookahead generate or of the OpenAI batch API. Several are several workloads, named as their files without "
+        "the ending.",
+    ),
+]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help="The job's --input, if its output does not hold the prompts (generate --echo): joined by id; repeat for "
+        "several. Default: the files that the output's manifest names.",
+        rich_help_panel=IO,
+    ),
+]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--no-chat",
+        help='Wrap each "prompt" in the tokenizer\'s chat template, as the job did. Default: as its manifest says.',
+        rich_help_panel=IO,
+    ),
+]
+System = Annotated[
+    str | None,
+    typer.Option("--system", metavar="TEXT", help="System message of the job's chat prompts.", rich_help_panel=IO),
+]
+ReplayTokenizer = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="NAME_OR_DIR",
+        help="Tokenizer of logs that hold text. Default: the one that the trie was built with, else that of the job's model.",
+        rich_help_panel=IO,
+    ),
+]
+ReplayStrategy = Annotated[
+    str | None,
+    typer.Option(
+        "--strategy",
+        metavar="NAME[,NAME]",
+        help="Of hierarchical, parallel, single, and with --cost-profile auto. Default: all; with --sweep hierarchical.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+ReplayDecodingLength = Annotated[
+    str | None,
+    typer.Option(
+        "--decoding-length",
+        metavar="N[,N]",
+        help="Tokens in one forward: the last token + the draft tokens. Default: 64, with --cost-profile 16, with --sweep "
+        "2,4,8,16,32,64.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+ReplaySweep = Annotated[
+    bool,
+    typer.Option(
+        "--sweep",
+        help="Every decoding length with every branch length: EDL, draft tokens and draft time; --plot draws them.",
+        rich_help_panel=RUNS,
+    ),
+]
+ReplayCostProfile = Annotated[
+    str | None,
+    typer.Option(
+        "--cost-profile",
+        metavar="PROFILE",
+        help="Predict the speed on other hardware: a file of lookahead calibrate, or a shipped profile such as llama-7b-h200.",
+        rich_help_panel=COSTS,
+    ),
+]
+ReplayBatchSize = Annotated[
+    str,
+    typer.Option("--batch-size", metavar="N[,N]", help="With --cost-profile: answers decoded at once.", rich_help_panel=COSTS),
+]
+ReplayRepeat = Annotated[
+    int,
+    typer.Option(
+        "--repeat",
+        min=1,
+        metavar="N",
+        help="With --cost-profile: predict N times, see bench.",
+        rich_help_panel=COSTS,
+    ),
+]
 Rows = Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Use the first N rows only.", rich_help_panel=IO)]
 NamedTries = Annotated[
     list[str] | None,

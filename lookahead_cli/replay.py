@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -11,22 +11,29 @@ from lookahead.job.spec import SESSION_TOKENS
 from lookahead_cli.bench_options import (
     Baselines,
     BranchLengths,
+    Chat,
     Explain,
     NamedTries,
     Outputs,
+    Pairs,
     Plot,
+    Prompts,
+    ReplayBatchSize,
+    ReplayCostProfile,
+    ReplayDecodingLength,
+    ReplayRepeat,
+    ReplayStrategy,
+    ReplaySweep,
+    ReplayTokenizer,
     Report,
     Rows,
     Save,
+    System,
     figure_of,
     on_screen,
     page_of,
 )
 from lookahead_cli.options import (
-    COSTS,
-    DRAFTING,
-    IO,
-    RUNS,
     Config,
     Context,
     Json,
@@ -46,109 +53,26 @@ if TYPE_CHECKING:
 
 
 def command(
-    pairs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="LOG...",
-            help="Logged answers: JSON lines (also .gz, .zst) or .parquet with prompt and response, or the output of "
-            "lookahead generate or of the OpenAI batch API. Several are several workloads, named as their files without "
-            "the ending.",
-        ),
-    ] = None,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--prompts",
-            metavar="FILE",
-            help="The job's --input, if its output does not hold the prompts (generate --echo): joined by id; repeat for "
-            "several. Default: the files that the output's manifest names.",
-            rich_help_panel=IO,
-        ),
-    ] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--no-chat",
-            help='Wrap each "prompt" in the tokenizer\'s chat template, as the job did. Default: as its manifest says.',
-            rich_help_panel=IO,
-        ),
-    ] = None,
-    system: Annotated[
-        str | None,
-        typer.Option("--system", metavar="TEXT", help="System message of the job's chat prompts.", rich_help_panel=IO),
-    ] = None,
+    pairs: Pairs = None,
+    prompts: Prompts = None,
+    chat: Chat = None,
+    system: System = None,
     prompt_field: PromptField = None,
     template: Template = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="NAME_OR_DIR",
-            help="Tokenizer of logs that hold text. Default: the one that the trie was built with, else that of the "
-            "job's model.",
-            rich_help_panel=IO,
-        ),
-    ] = None,
+    tokenizer: ReplayTokenizer = None,
     rows: Rows = None,
     trie: NamedTries = None,
     trie_weight: TrieWeights = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            "--strategy",
-            metavar="NAME[,NAME]",
-            help="Of hierarchical, parallel, single, and with --cost-profile auto. Default: all; with --sweep hierarchical.",
-            rich_help_panel=DRAFTING,
-        ),
-    ] = None,
-    decoding_length: Annotated[
-        str | None,
-        typer.Option(
-            "--decoding-length",
-            metavar="N[,N]",
-            help="Tokens in one forward: the last token + the draft tokens. Default: 64, with --cost-profile 16, with --sweep "
-            "2,4,8,16,32,64.",
-            rich_help_panel=DRAFTING,
-        ),
-    ] = None,
+    strategy: ReplayStrategy = None,
+    decoding_length: ReplayDecodingLength = None,
     branch_length: BranchLengths = None,
     session_tokens: SessionTokens = SESSION_TOKENS,
     price: Price = 0.0,
-    sweep: Annotated[
-        bool,
-        typer.Option(
-            "--sweep",
-            help="Every decoding length with every branch length: EDL, draft tokens and draft time; --plot draws them.",
-            rich_help_panel=RUNS,
-        ),
-    ] = False,
+    sweep: ReplaySweep = False,
     baselines: Baselines = False,
-    cost_profile: Annotated[
-        str | None,
-        typer.Option(
-            "--cost-profile",
-            metavar="PROFILE",
-            help="Predict the speed on other hardware: a file of lookahead calibrate, or a shipped profile such as "
-            "llama-7b-h200.",
-            rich_help_panel=COSTS,
-        ),
-    ] = None,
-    batch_size: Annotated[
-        str,
-        typer.Option(
-            "--batch-size", metavar="N[,N]", help="With --cost-profile: answers decoded at once.", rich_help_panel=COSTS
-        ),
-    ] = "1",
-    repeat: Annotated[
-        int,
-        typer.Option(
-            "--repeat",
-            min=1,
-            metavar="N",
-            help="With --cost-profile: predict N times, see bench.",
-            rich_help_panel=COSTS,
-        ),
-    ] = 1,
+    cost_profile: ReplayCostProfile = None,
+    batch_size: ReplayBatchSize = "1",
+    repeat: ReplayRepeat = 1,
     explain: Explain = None,
     save: Save = None,
     plot: Plot = None,
