@@ -27,7 +27,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from lookahead.atomic import remove, replacing
+from lookahead.atomic import remove, replacing, uninterrupted
 from lookahead.errors import LookaheadError
 from lookahead.job.files import JobFiles
 from lookahead.job.inputs import PIECE, fingerprint
@@ -183,7 +183,7 @@ class Journal:
             if again:
                 leave_out(files, again)
                 done = read_done(files)
-            lock.open_rows().truncate(done.size - done.cut)
+            uninterrupted(lock.open_rows().truncate, done.size - done.cut)
             self._learned = _opened(files.learned) if learn else None
             self._reserve = _reserved(files)
         except OSError as error:
@@ -361,7 +361,7 @@ def _cut_torn_line(file: FileIO, path: Path) -> None:
                 end = begin + found + 1
                 break
             end = begin
-    file.truncate(end)
+    uninterrupted(file.truncate, end)
 
 
 def _reserved(files: JobFiles) -> IO[bytes] | None:

@@ -12,7 +12,7 @@ import os
 from io import FileIO
 from pathlib import Path
 
-from lookahead.atomic import remove
+from lookahead.atomic import remove, uninterrupted
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.job.files import JobFiles
 
@@ -68,7 +68,7 @@ class OutputLock:
         try:
             for path in (files.manifest, files.learned):
                 remove(path)
-            self.journal.truncate(0)
+            uninterrupted(self.journal.truncate, 0)
             if self.rows is not None:
                 self.rows.close()
                 self.rows = None
