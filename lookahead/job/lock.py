@@ -12,7 +12,7 @@ import os
 from io import FileIO
 from pathlib import Path
 
-from lookahead.atomic import remove, uninterrupted
+from lookahead.atomic import reason, remove, uninterrupted
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.job.files import JobFiles
 
@@ -94,8 +94,8 @@ class OutputLock:
     def close(self) -> None:
         """Give the lock back. A journal that was made for locks alone, maybe by one that was refused, is removed."""
         empty = not os.fstat(self.journal.fileno()).st_size
-        if empty and not self.used and self.is_held and (self._created or not self.files.existing()):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, LookaheadError):
+            if empty and not self.used and self.is_held and (self._created or not self.files.existing()):
                 remove(self.files.journal)
         for file in (self.rows, self.journal):
             if file is not None:
@@ -153,8 +153,10 @@ class OutputLock:
 
 
 def is_at(file: FileIO, path: Path) -> bool:
-    """`path` leads to this open file."""
+    """`path` leads to this open file. Raises LookaheadError where the disk does not tell."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-    except OSError:
+        return os.path.samestat(os.fstat(file.fileno()), uninterrupted(os.stat, path))
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:
+        raise LookaheadError(f"{path}: cannot be read ({reason(error)}).") from error

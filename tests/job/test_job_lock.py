@@ -19,7 +19,7 @@ from lookahead.errors import LookaheadError, UsageError
 from lookahead.job import journal as journals
 from lookahead.job.files import JobFiles
 from lookahead.job.journal import Done, Ended, Journal, read_done
-from lookahead.job.lock import OutputLock
+from lookahead.job.lock import OutputLock, is_at
 from lookahead.job.manifest import Manifest
 from lookahead.job.resume import files_of
 from lookahead.job.totals import JobTotals
@@ -314,3 +314,18 @@ def test_job_on_a_disk_that_fills_up_says_failed_and_goes_on_when_there_is_room(
         assert not [each for each in names(disk) if each.startswith(".")]
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+def test_disk_that_does_not_say_whose_the_journal_is_fails_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.jsonl.journal"
+    path.touch()
+
+    def broken(_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with path.open("rb", buffering=0) as file:
+        assert is_at(file, path)
+        assert not is_at(file, tmp_path / "other")
+        monkeypatch.setattr("lookahead.job.lock.os.stat", broken)
+        with pytest.raises(LookaheadError, match="cannot be read"):
+            is_at(file, path)
