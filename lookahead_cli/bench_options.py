@@ -1,4 +1,4 @@
-"""What bench and replay share: options, files that they write, and how far they are."""
+"""Options of bench and replay, the files that they write, and how far they are."""
 
 from __future__ import annotations
 
