@@ -168,7 +168,10 @@ def locked(path: str | Path, waiting: Callable[[str], None] = lambda text: None)
 
 
 def uninterrupted(call: Callable[..., Made], *arguments: Any) -> Made:
-    """What a system call returns that is made again where a signal has interrupted it, as Python does for many, not for all."""
+    """What a system call returns that is made again where a signal has interrupted it, as Python does for many, not for all.
+
+    A file whose `close` was interrupted is closed: again, it does nothing.
+    """
     while True:
         try:
             return call(*arguments)

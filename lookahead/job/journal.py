@@ -279,7 +279,7 @@ class Journal:
         assert self._learned is not None
         with replacing(self.files.learned) as new:
             new.writelines(islice(_whole_lines(self.files.learned), last[0] + 1, None))
-        self._learned.close()
+        uninterrupted(self._learned.close)
         self._learned = _opened(self.files.learned)
 
     def forget_learned(self) -> None:
@@ -302,12 +302,12 @@ class Journal:
         elif self.manifest.state == "running":
             self.manifest.state = "interrupted"
         if self._reserve is not None:
-            self._reserve.close()  # on a full disk this makes room for the manifest
+            uninterrupted(self._reserve.close)  # on a full disk this makes room for the manifest
         with contextlib.suppress(*([LookaheadError] if error else [])):  # again what went wrong before
             if self._lock.is_held:  # else another job may have begun there
                 self.manifest.end(self.files.manifest, self.totals)
         if self._learned is not None:
-            self._learned.close()
+            uninterrupted(self._learned.close)
 
     def _failed(self, error: OSError) -> LookaheadError:
         return LookaheadError(

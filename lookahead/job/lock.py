@@ -51,7 +51,7 @@ class OutputLock:
         Raises LookaheadError as `__init__` does.
         """
         if self.rows is not None:
-            self.rows.close()
+            uninterrupted(self.rows.close)
         try:
             self.rows = self.files.rows.open("ab", buffering=0)
         except OSError as error:
@@ -70,7 +70,7 @@ class OutputLock:
                 remove(path)
             uninterrupted(self.journal.truncate, 0)
             if self.rows is not None:
-                self.rows.close()
+                uninterrupted(self.rows.close)
                 self.rows = None
             for path in (files.rows, files.out):
                 remove(path)
@@ -99,7 +99,7 @@ class OutputLock:
                 remove(self.files.journal)
         for file in (self.rows, self.journal):
             if file is not None:
-                file.close()
+                uninterrupted(file.close)
 
     def __enter__(self) -> OutputLock:
         return self
@@ -134,7 +134,7 @@ class OutputLock:
                 raise
             if is_at(journal, path):
                 return journal, created
-            journal.close()
+            uninterrupted(journal.close)
 
     def _unwritable(self, error: OSError) -> LookaheadError:
         return LookaheadError(f"{self.files.out}: cannot be written ({error.strerror}). Choose another -o.")

@@ -76,6 +76,7 @@ def run_job(spec: JobSpec, events: JobEvents | None = None, config: str | None =
                 raise UsageError(
                     f"{spec.io.out}: is complete, no rows can be added. Choose another -o, or start anew with --overwrite."
                 )
+            _say_complete(opened)
             progress = JobProgress(opened.done.totals)
             return JobReport.of(progress, state="complete", model=plan.model, out=spec.io.out, resumable=True)
         return _answer(plan, opened, peers, events, stack)
@@ -127,6 +128,16 @@ def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Op
     if first and first.problem and first.param == KEEP:
         raise UsageError(f"--keep-fields {io.keep_fields}: {first.where} {first.problem}.")
     return _Opened(names, files, lock, manifest, done, first, others, most, learned)
+
+
+def _say_complete(opened: _Opened) -> None:
+    """In the manifest of a job that was cut off when all its rows were in their place, but before it said so."""
+    assert opened.files is not None
+    assert opened.manifest is not None
+    assert opened.done is not None
+    if read_manifest(opened.files.manifest).state != "complete":
+        opened.manifest.state = "complete"
+        opened.manifest.end(opened.files.manifest, opened.done.totals)
 
 
 def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], config: str | None) -> None:

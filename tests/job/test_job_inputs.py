@@ -206,8 +206,12 @@ def test_parquet_output_has_the_rows_of_jsonl(cli: Cli, tmp_path: Path) -> None:
         assert {**lines, "seconds": 0} == {**table, "seconds": 0}
     assert not (tmp_path / "out.parquet.partial.jsonl").exists()
     assert pyarrow.parquet.read_schema(tmp_path / "out.parquet").field("id").type == pyarrow.string()
-    table = (tmp_path / "out.parquet").read_bytes()
+    table, manifest = (tmp_path / "out.parquet").read_bytes(), tmp_path / "out.parquet.manifest.json"
+    complete = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(complete | {"state": "running", "counts": {}}))  # killed before it could say so
     assert generate(cli, tmp_path / "out.parquet", *options, "--resume") == 0
+    resumed = json.loads(manifest.read_text())
+    assert (resumed["state"], resumed["counts"]["rows"]) == ("complete", complete["counts"]["rows"])
     assert generate(cli, tmp_path / "out.parquet", *options) == 2
     assert (tmp_path / "out.parquet").read_bytes() == table
 
