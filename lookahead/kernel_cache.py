@@ -48,7 +48,9 @@ from lookahead.folders import cache_folder, not_ours, others_may_write, temporar
 
 log = logging.getLogger(__name__)
 
-ABANDONED = 3600.0  # seconds: files that somebody began to write so long ago are removed
+# Seconds: files that somebody began to write so long ago are removed, and kernels of other versions that are so old: until then
+# an install of another version may share the folder, and would compile them again at each turn.
+ABANDONED, OUTDATED = 3600.0, 7 * 24 * 3600.0
 INSTEAD = "set LOOKAHEAD_CACHE to a folder that belongs to you and that nobody else can write to"
 
 _notice = ""  # where kernels are not kept, or not for long: why
@@ -118,9 +120,10 @@ class KernelCache(NullCache):
         """Remove what earlier versions of the kernel have left, and what processes that were killed have."""
         with contextlib.suppress(OSError):
             for path in folder.glob(f"{self._name}-*"):
-                old = path.suffix == ".kernel" and not path.name.startswith(f"{self._name}-{self._stamp}-")
-                if old or (path.suffix == ".tmp" and time.time() - path.lstat().st_mtime > ABANDONED):
-                    path.unlink(missing_ok=True)
+                if not path.name.startswith(f"{self._name}-{self._stamp}-") or path.suffix == ".tmp":
+                    age = time.time() - path.lstat().st_mtime
+                    if age > (ABANDONED if path.suffix == ".tmp" else OUTDATED):
+                        path.unlink(missing_ok=True)
 
 
 @functools.cache

@@ -105,13 +105,15 @@ def test_kernels_of_earlier_versions_are_removed(tmp_path: Path, compiled, monke
     compiled(tmp_path / "kernels")
     (kept,) = (tmp_path / "kernels").iterdir()
     stem, stamp, key = kept.name.rsplit("-", 2)
-    older, other = kept.with_name(f"{stem}-{stamp[::-1]}-{key}"), kept.with_name(f"not_{kept.name}")
+    older, beside = (kept.with_name(f"{stem}-{other}-{key}") for other in (stamp[::-1], stamp[::-1] + "0"))
+    other = kept.with_name(f"not_{kept.name}")
     abandoned, fresh = kept.with_name(f"{kept.name}.1.tmp"), kept.with_name(f"{kept.name}.2.tmp")
-    for each in (older, other, abandoned, fresh):
+    for each in (older, beside, other, abandoned, fresh):
         kept.rename(each) if each is older else each.touch()
-    os.utime(abandoned, (0, 0))
-    assert compiled(tmp_path / "kernels")
-    assert sorted((tmp_path / "kernels").iterdir()) == sorted([kept, other, fresh])
+    for each in (older, abandoned):
+        os.utime(each, (0, 0))
+    assert compiled(tmp_path / "kernels")  # an install of another version, whose kernels are new, shares the folder
+    assert sorted((tmp_path / "kernels").iterdir()) == sorted([kept, beside, other, fresh])
 
 
 def test_folder_is_trusted_only_if_nobody_else_can_change_it_or_one_above_it(tmp_path: Path, monkeypatch) -> None:
