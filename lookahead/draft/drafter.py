@@ -399,12 +399,14 @@ class Drafter:
         """Point the table at the session's arrays. Running rows look their context up anew in those that have changed."""
         runs = self.session.runs[::-1]  # the recent one changes with each output, the older one rarely
         before, tries = self._remembered, len(self._trie_texts)
-        self._remembered = [SortedText(self.session.tokens, run.suffixes, run.first, SESSION) for run in runs]
-        changed = [
-            tries + number
-            for number, text in enumerate(self._remembered)
-            if not before or text.suffixes is not before[number].suffixes
-        ]
+        self._remembered, changed = [], []
+        for number, run in enumerate(runs):
+            if before and run.suffixes is before[number].suffixes:
+                text = dataclasses.replace(before[number], tokens=self.session.tokens)
+            else:
+                text = SortedText(self.session.tokens, run.suffixes, run.first, SESSION)
+                changed.append(tries + number)
+            self._remembered.append(text)
         self.shared.texts[:] = table_of([*self._trie_texts, *self._remembered])  # it holds addresses only
         self.shared.used[0] = len(self.shared.texts) - (not len(runs[-1].suffixes))
         if changed:

@@ -40,12 +40,13 @@ from lookahead.draft.cells import (
     recycled_cell,
 )
 from lookahead.draft.own_text import TOKEN
-from lookahead.draft.places import END, HIGH, LOW, ORDER, PREFIX, SOURCE, WEIGHTS, has_step, suffix_at, token_at, weight_at
+from lookahead.draft.places import END, HIGH, LOW, ORDER, PREFIX, SOURCE, has_step, summary_of, token_at
 from lookahead.draft.recycled import ANY, place_of
 from lookahead.draft.recycled import BEST as PLACED
 from lookahead.kernels import inlined, woven
 
-FEWEST = 6  # places, up to MOST_SAMPLED, represent a wider range, evenly: as many as shares that matter can be told apart
+# So many places represent a wider range, evenly: doubled up to MOST_SAMPLED until shares that matter can be told apart.
+FEWEST = 8
 RESOLUTION = np.float32(4.0)
 LEAST_WEIGHT = np.float32(1e-30)  # of all places of an expert; they may weigh nothing
 
@@ -131,7 +132,7 @@ def next_other_order(shared, scratch, node):
     """The order of the longest match in other texts that has not been asked; 0 if there is none."""
     order, steps, current = np.int64(0), scratch.steps, scratch.current
     for text in range(shared.used[0]):
-        if has_step(shared.texts, steps, scratch.made, scratch.keys, node, text, current[text] + 1):
+        if has_step(shared.texts, steps, scratch.made, scratch.keys, node, text, current[text] + 1, scratch.ranges):
             order = max(order, steps[node, text, current[text] + 1, ORDER])
     return order
 
@@ -208,7 +209,9 @@ def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actu
     total, distinct = np.float32(0.0), 0
     sample = np.int64(MOST_SAMPLED)
     if floor > 0:
-        sample = np.int64(min(max(RESOLUTION * rest / floor, FEWEST), MOST_SAMPLED))
+        sample = np.int64(FEWEST)
+        while sample < MOST_SAMPLED and sample < RESOLUTION * rest / floor:
+            sample *= 2
     for text in range(shared.used[0]):
         number = current[text] + 1
         if number < scratch.made[node, text, 0] and steps[node, text, number, ORDER] >= other_order:
@@ -218,33 +221,24 @@ def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actu
             continue
         low, prefix = steps[node, text, number, LOW], steps[node, text, number, PREFIX]
         width = steps[node, text, number, HIGH] - low
-        weighted, source = texts[text, WEIGHTS] > 0, texts[text, SOURCE]
-        taken = min(width, sample)
+        source, taken = texts[text, SOURCE], min(width, sample)
         each = shared.weights[text] * (np.float32(width) / np.float32(taken))
-        last, slot, here = np.int64(-1), np.uint64(0), np.float32(0.0)
-        hit, seen = np.float32(0.0), np.float32(0.0)
-        for k in range(taken):
-            place = low + k if taken == width else low + (2 * k + 1) * width // (2 * taken)
-            position = suffix_at(texts, text, place)
-            count = each * weight_at(texts, text, position) if weighted else each
-            seen += count
-            token = token_at(texts, text, position + prefix)
+        entry, hit = summary_of(texts, text, low, width, prefix, taken, scratch), np.float32(0.0)
+        for k in range(np.uint64(scratch.summaries[entry, 1])):
+            token, count = np.int64(scratch.summary_tokens[entry, k]), each * scratch.summary_counts[entry, k]
             if token == actual:
                 hit += count
-            if token == END:
-                continue
-            if token != last:
-                last, slot, here = token, slot_of(scratch, stamp, token), np.float32(0.0)
-                if values[slot, COUNT] == 0:
-                    values[slot, MOST] = 0
-                    touched[np.uint64(distinct)] = slot
-                    distinct += 1
-                if slots[slot, SLOT_OTHER] == NEVER:
-                    slots[slot, SLOT_OTHER] = order
+            slot = slot_of(scratch, stamp, token)
+            if values[slot, COUNT] == 0:
+                values[slot, MOST] = 0
+                touched[np.uint64(distinct)] = slot
+                distinct += 1
+            if slots[slot, SLOT_OTHER] == NEVER:
+                slots[slot, SLOT_OTHER] = order
             values[slot, COUNT] += count
-            here += count
-            if here > values[slot, MOST]:
-                values[slot, MOST], slots[slot, SLOT_OFFERED] = here, source
+            if count > values[slot, MOST]:
+                values[slot, MOST], slots[slot, SLOT_OFFERED] = count, source
+        seen = each * scratch.summed[entry]
         total += seen
         if actual >= 0 and number == 0:
             shared.trust[text, LATEST] = hit / seen

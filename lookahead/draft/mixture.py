@@ -61,7 +61,7 @@ from lookahead.draft.experts import (
     longest_own_match,
     next_other_order,
 )
-from lookahead.draft.own_text import TOKEN, own_places
+from lookahead.draft.own_text import TOKEN, more_places, own_places, slots_of
 from lookahead.draft.places import END, HIGH, LOW, ORDER, PREFIX, suffix_at, token_at
 from lookahead.draft.recycled import ASKED, KINDS
 from lookahead.kernels import inlined, woven
@@ -104,13 +104,21 @@ def mix(shared, scratch, own, node, have, floor, actual):
     rest, rank = ask_aligned(shared, scratch, own, node, stamp, floor, actual)
     if rank > 0 and rest < floor:
         return rank
-    places = own_places(own.log, own.heads, own.length, scratch.recent, have, scratch.found, scratch.chains)
+    chains = slots_of(scratch.recent, have, own.heads.shape[1], scratch.chains)
+    places = own_places(own.log, own.heads, own.length, scratch.recent, have, chains, scratch.found, scratch.chains)
+    nearest = chains > 0  # places that agree in one token only are still to be found
     own_order = longest_own_match(scratch, node, places)  # bucket of the next own expert
     own_used, own_total = np.int64(0), np.int64(0)
     kind = np.int64(0 if shared.used[1] > 0 else len(KINDS))  # of the next recycled expert
     recycled = np.int64(0)  # experts asked that are recycled
     while rest >= floor and rank < EXPERTS - 2:  # two of order 0 come last
         other_order = next_other_order(shared, scratch, node)
+        if nearest and own_order == 0 and other_order <= 1:
+            nearest, before = False, places
+            places = more_places(
+                own.log, own.heads, own.length, scratch.recent, have, 0, scratch.found, scratch.chains, before
+            )
+            own_order = np.int64(places > before)
         cell, share = np.int64(-1), np.float32(0.0)
         if kind < len(KINDS) and max(own_order, order_bucket(other_order)) <= ASKED[kind]:
             cell, share = ask_recycled(shared, scratch, kind, have, stamp, rest, rank - recycled, actual)

@@ -104,7 +104,7 @@ def _mix(mixed, token):
 
 
 @inlined
-def _slots(recent, have, size, slots):
+def slots_of(recent, have, size, slots):
     """slots[c] becomes the slot of the last 2^c tokens of recent[:have] (newest first); returns for how many chains."""
     mixed, chains = np.uint64(1), 0
     for k in range(min(have, 1 << (CHAINS - 1))):
@@ -130,7 +130,7 @@ def append_tokens(log, heads, leaders, length, added, recent, slots):
             recent[k] = log[TOKEN, place - k]
         seen, new_context = 0, True
         log[CHAIN:SEEN, place] = -1
-        for c in range(_slots(recent, have, heads.shape[1], slots)):
+        for c in range(slots_of(recent, have, heads.shape[1], slots)):
             before = heads[c, slots[c]]
             log[CHAIN + c, place] = before
             heads[c, slots[c]] = place
@@ -165,33 +165,41 @@ def _lead(leaders, token, seen, place):
 
 
 @inlined
-def own_places(log, heads, length, recent, have, found, slots):
-    """Places before the end of `log` that agree with recent[:have] (newest first) in one token or more.
+def own_places(log, heads, length, recent, have, chains, found, slots):
+    """Places before the end of `log` that agree with recent[:have] (newest first) in two tokens or more.
 
     found: int64 [MOST_PLACES, 3] takes match length, the token that follows, and the place; longer matches first by chain, each
-    chain newest first. Returns their number.
+    chain newest first. chains: how many there are, whose slots stand in `slots`. Returns the number of places.
     """
     filled = 0
-    for c in range(_slots(recent, have, heads.shape[1], slots) - 1, -1, -1):
-        order = 1 << c
-        place = heads[c, slots[c]]
-        above = 2 * order if c < CHAINS - 1 else LONGEST_MATCH + 1
-        taken = 0
-        for _ in range(CHAIN_STEPS):
-            if place < 0 or taken == PER_CHAIN or filled == MOST_PLACES:
-                break
-            here = place
-            place = log[CHAIN + c, here]
-            if here + 1 >= length:
-                continue
-            match, limit = 0, min(LONGEST_MATCH, have, here + 1)
-            while match < limit and log[TOKEN, here - match] == recent[match]:
-                match += 1
-            if match < order or match >= above:
-                continue  # a collision, or taken as a longer match
-            found[filled, 0], found[filled, 1], found[filled, 2] = match, log[TOKEN, here + 1], here
-            filled += 1
-            taken += 1
+    for chain in range(chains - 1, 0, -1):
+        filled = more_places(log, heads, length, recent, have, chain, found, slots, filled)
+    return filled
+
+
+@inlined
+def more_places(log, heads, length, recent, have, chain, found, slots, filled):
+    """Add the places of one chain to the `filled` that were found before, see `own_places`. Chain 0 has those that agree in one
+    token.
+    """
+    order = 1 << chain
+    above = 2 * order if chain < CHAINS - 1 else LONGEST_MATCH + 1
+    place, taken = heads[chain, slots[chain]], 0
+    for _ in range(CHAIN_STEPS):
+        if place < 0 or taken == PER_CHAIN or filled == MOST_PLACES:
+            break
+        here = place
+        place = log[CHAIN + chain, here]
+        if here + 1 >= length:
+            continue
+        match, limit = 0, min(LONGEST_MATCH, have, here + 1)
+        while match < limit and log[TOKEN, here - match] == recent[match]:
+            match += 1
+        if match < order or match >= above:
+            continue  # a collision, or taken as a longer match
+        found[filled, 0], found[filled, 1], found[filled, 2] = match, log[TOKEN, here + 1], here
+        filled += 1
+        taken += 1
     return filled
 
 

@@ -15,16 +15,17 @@ Example: in "a b a b a c", the context "a b" has the steps ("a b": 2 places); th
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 
-from lookahead.draft.arrays import COLUMNS, STEPS
+from lookahead.draft.arrays import COLUMNS, RANGES, STEPS, SUMMARIES
 from lookahead.kernels import float32_at, inlined, kernel, uint16_at, uint32_at, uint64_at
 from lookahead.trie.suffixes import DEPTH
 
 # Columns of a row of the table. Addresses and sizes in bytes, counts in entries.
 TOKENS, TOKEN_BYTES, LENGTH, SUFFIXES, SUFFIX_BYTES, SIZE, FIRST, FIRST_BYTES, VOCABULARY, SOURCE = range(10)
-DOCUMENT_ENDS, DOCUMENT_END_BYTES, DOCUMENTS, DOCUMENT_SOURCES, SOURCE_WEIGHTS, WEIGHTS, SORTED = range(10, 17)
+DOCUMENT_ENDS, DOCUMENT_END_BYTES, DOCUMENTS, DOCUMENT_SOURCES, SOURCE_WEIGHTS, WEIGHTS, SORTED, VERSION = range(10, 18)
 
 END = np.int64(1) << 40  # read where a text ends: larger than every token
 LOW, HIGH, PREFIX, ORDER = range(4)  # of a step
@@ -41,6 +42,7 @@ class SortedText:
     source    number that accepted tokens are attributed to
     depth     tokens that the suffixes are sorted by
     weighing  document ends, document sources (uint16) and source weights (float32), where weights differ
+    version   a number that no text with other suffixes has
     """
 
     tokens: np.ndarray
@@ -49,6 +51,7 @@ class SortedText:
     source: int
     depth: int = DEPTH
     weighing: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    version: int = dataclasses.field(default_factory=itertools.count(1).__next__)
 
     def row(self) -> np.ndarray:
         """int64 [COLUMNS]"""
@@ -56,7 +59,7 @@ class SortedText:
         row[[TOKENS, TOKEN_BYTES, LENGTH]] = self.tokens.ctypes.data, self.tokens.itemsize, len(self.tokens)
         row[[SUFFIXES, SUFFIX_BYTES, SIZE]] = self.suffixes.ctypes.data, self.suffixes.itemsize, len(self.suffixes)
         row[[FIRST, FIRST_BYTES, VOCABULARY]] = self.first.ctypes.data, self.first.itemsize, len(self.first) - 1
-        row[SOURCE], row[SORTED] = self.source, self.depth
+        row[SOURCE], row[SORTED], row[VERSION] = self.source, self.depth, self.version
         if self.weighing is not None:
             ends, sources, weights = self.weighing
             row[[DOCUMENT_ENDS, DOCUMENT_END_BYTES, DOCUMENTS]] = ends.ctypes.data, ends.itemsize, len(ends)
@@ -126,8 +129,35 @@ def _first_range(texts, text, token):
 
 
 @inlined
-def _narrowed(texts, text, low, high, prefix, token):
-    """(low, high) of the suffixes low to high that have `token` behind their first `prefix` tokens."""
+def _key(texts, text, low, high, prefix, more):
+    """A hash of a range of a text's suffixes, how many tokens they share, and one number more: never 0."""
+    mixed = (np.uint64(low) ^ (np.uint64(texts[text, VERSION]) << np.uint64(40))) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(29)) ^ np.uint64(high)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(32)) ^ np.uint64(prefix) ^ (np.uint64(more) << np.uint64(16))) * np.uint64(
+        0x94D049BB133111EB
+    )
+    return np.int64((mixed ^ (mixed >> np.uint64(31))) | np.uint64(1))
+
+
+@inlined
+def _narrowed(texts, text, low, high, prefix, token, ranges):
+    """(low, high) of the suffixes low to high that have `token` behind their first `prefix` tokens.
+
+    ranges: int64 [RANGES, 3], what was found before: key, low, high.
+    """
+    if high - low <= FEW:
+        return _searched(texts, text, low, high, prefix, token)
+    key = _key(texts, text, low, high, prefix, token)
+    place = np.uint64(key >> 1) & np.uint64(RANGES - 1)
+    if ranges[place, 0] != key or ranges[place, 1] < low or ranges[place, 2] > high:
+        ranges[place, 0] = key
+        ranges[place, 1], ranges[place, 2] = _searched(texts, text, low, high, prefix, token)
+    return ranges[place, 1], ranges[place, 2]
+
+
+@inlined
+def _searched(texts, text, low, high, prefix, token):
+    """As `_narrowed`, in the text itself."""
     if high - low <= FEW:
         while low < high and token_at(texts, text, suffix_at(texts, text, low) + prefix) < token:
             low += 1
@@ -159,7 +189,7 @@ def _narrowed(texts, text, low, high, prefix, token):
 
 
 @inlined
-def has_step(texts, steps, made, keys, node, text, wanted):
+def has_step(texts, steps, made, keys, node, text, wanted, ranges):
     """True if the context of `node` has a step of this number; makes those up to it from the steps of the parent.
 
     steps  int64 [nodes, texts, STEPS, 4]
@@ -173,7 +203,7 @@ def has_step(texts, steps, made, keys, node, text, wanted):
             number = made[child, text, 1]
         if made[keys[child, 1], text, 0] > number:
             made[child, text, 1] = number + 1
-            _narrow_step(texts, text, steps, keys[child, 1], number, keys[child, 0], child, made, steps)
+            _narrow_step(texts, text, steps, keys[child, 1], number, keys[child, 0], child, made, steps, ranges)
         else:
             made[child, text, 1] = -1
             _first_step(texts, text, keys[child, 0], steps, child, made)
@@ -181,10 +211,10 @@ def has_step(texts, steps, made, keys, node, text, wanted):
 
 
 @kernel
-def narrow_all(texts, begin, end, steps, made, row, token, scratch):
+def narrow_all(texts, begin, end, steps, made, row, token, scratch, ranges):
     """Append `token` to the context of a row, whose steps are all made, in the texts from `begin` to `end`.
 
-    scratch: as `steps`, its first row is overwritten.
+    scratch: as `steps`, its first row is overwritten. ranges: see `_narrowed`.
     """
     for text in range(begin, end):
         count = made[row, text, 0]
@@ -193,16 +223,16 @@ def narrow_all(texts, begin, end, steps, made, row, token, scratch):
                 scratch[0, text, number, column] = steps[row, text, number, column]
         made[row, text, 0] = 0
         for number in range(count):
-            _narrow_step(texts, text, scratch, 0, number, token, row, made, steps)
+            _narrow_step(texts, text, scratch, 0, number, token, row, made, steps, ranges)
         _first_step(texts, text, token, steps, row, made)
         made[row, text, 1] = -1
 
 
 @inlined
-def _narrow_step(texts, text, steps, node, number, token, child, made, child_steps):
+def _narrow_step(texts, text, steps, node, number, token, child, made, child_steps, ranges):
     """Add the step of `node` of this number, narrowed by `token`, to those of `child`."""
     prefix = steps[node, text, number, PREFIX]
-    low, high = _narrowed(texts, text, steps[node, text, number, LOW], steps[node, text, number, HIGH], prefix, token)
+    low, high = _narrowed(texts, text, steps[node, text, number, LOW], steps[node, text, number, HIGH], prefix, token, ranges)
     if low < high and (high - low == 1 or prefix + 1 < texts[text, SORTED]):  # ties of that length are not sorted further
         _add_step(child_steps, made, child, text, low, high, prefix + 1, steps[node, text, number, ORDER] + 1)
 
@@ -226,3 +256,35 @@ def _add_step(steps, made, node, text, low, high, prefix, order):
     steps[node, text, number, LOW], steps[node, text, number, HIGH] = low, high
     steps[node, text, number, PREFIX], steps[node, text, number, ORDER] = prefix, order
     made[node, text, 0] = number + 1
+
+
+@inlined
+def summary_of(texts, text, low, width, prefix, taken, scratch):
+    """The entry of the scratch space that says what follows the first `prefix` tokens of `width` suffixes from `low` on, by
+    `taken` of them: summaries[entry, 1] tokens with their counts, each token at most as often as sorting tells them apart;
+    summed[entry], the sum of all counts, ends of documents included. Where weights differ, counts are weighted.
+    """
+    keys, tokens, counts = scratch.summaries, scratch.summary_tokens, scratch.summary_counts
+    key, entry = np.int64(0), np.uint64(SUMMARIES)
+    if taken > FEW:
+        key = _key(texts, text, low, low + width, prefix, taken)
+        entry = np.uint64(key >> 1) & np.uint64(SUMMARIES - 1)
+        if keys[entry, 0] == key:
+            return entry
+    weighted = texts[text, WEIGHTS] > 0
+    filled, last, total = np.int64(-1), np.int64(-1), np.float32(0.0)
+    for k in range(taken):
+        place = low + k if taken == width else low + (2 * k + 1) * width // (2 * taken)
+        position = suffix_at(texts, text, place)
+        count = weight_at(texts, text, position) if weighted else np.float32(1.0)
+        total += count
+        token = token_at(texts, text, position + prefix)
+        if token == END:
+            continue
+        if token != last:
+            last = token
+            filled += 1
+            tokens[entry, np.uint64(filled)], counts[entry, np.uint64(filled)] = token, np.float32(0.0)
+        counts[entry, np.uint64(filled)] += count
+    keys[entry, 0], keys[entry, 1], scratch.summed[entry] = key, filled + 1, total
+    return entry

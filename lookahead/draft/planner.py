@@ -231,7 +231,7 @@ def _accept(shared, rows, scratch, row, said, learning):
                 shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], np.int64(0), own,
                 scratch.best[0, 0], scratch.best[0, 1], token, rows.aligned, row,
             )  # fmt: skip
-        narrow_all(shared.texts, 0, shared.used[0], rows.steps, rows.made, row, token, scratch.steps)
+        narrow_all(shared.texts, 0, shared.used[0], rows.steps, rows.made, row, token, scratch.steps, scratch.ranges)
         rows.own[row, LENGTH] = append_tokens(
             own.log, own.heads, own.leaders, own.length, said[j : j + 1], scratch.recent, scratch.chains
         )
@@ -247,4 +247,4 @@ def find_roots(numbers, begin, end, shared_addresses, rows_addresses, scratch_ad
             rows.made[number, text, 0], rows.made[number, text, 1] = 0, -1
         for position in range(max(0, own.length - RECENT), own.length):
             token = np.int64(own.log[TOKEN, position])
-            narrow_all(shared.texts, begin, end, rows.steps, rows.made, number, token, scratch.steps)
+            narrow_all(shared.texts, begin, end, rows.steps, rows.made, number, token, scratch.steps, scratch.ranges)

@@ -74,15 +74,12 @@ class DraftTree:
         Returns (all tokens said, nodes of the path walked, root included). Where branches share no prefix, the walk
         goes along all that agree and returns the one that agrees longest.
         """
-        children: dict[tuple[int, int], list[int]] = {}
-        parents = self.parents.tolist()
-        for node, token in enumerate(self.token_ids.tolist()):
-            children.setdefault((parents[node], token), []).append(node)
+        parents, token_ids = self.parents.tolist(), self.token_ids.tolist()
         said: list[int] = []
         reached = [0]
         while (next_token := say(reached[0], said)) is not None:
             said.append(next_token)
-            following = [child for node in reached for child in children.get((node, next_token), ())]
+            following = _children(parents, token_ids, reached, next_token)
             if not following:
                 break
             reached = following
@@ -90,6 +87,18 @@ class DraftTree:
         while parents[path[-1]] >= 0:
             path.append(parents[path[-1]])
         return said, path[::-1]
+
+
+def _children(parents: list[int], token_ids: list[int], nodes: list[int], token_id: int) -> list[int]:
+    """Those of `nodes`, which ascend, that are this token; children come after their parents."""
+    found, node = [], nodes[0]
+    try:
+        while True:
+            node = token_ids.index(token_id, node + 1)
+            if parents[node] in nodes:
+                found.append(node)
+    except ValueError:
+        return found
 
 
 def name_of(source: int, source_names: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from lookahead.draft.cells import AT, CELLS
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.mixture import FACTORS, MEMORY
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.own_text import OwnText, own_places
+from lookahead.draft.own_text import OwnText, more_places, own_places, slots_of
 from lookahead.draft.places import HIGH, LOW, ORDER, PREFIX
 from lookahead.draft.planner import EXACT
 from lookahead.draft.priors import Priors
@@ -153,8 +153,12 @@ def tree_of(drafter, row):
 
 
 def found_places(own, context):
-    recent, found = np.array(context[::-1][:RECENT]), np.zeros((MOST_PLACES, 3), np.int64)
-    count = own_places(own.log, own.heads, own.length, recent, len(recent), found, np.empty(CHAINS, np.int64))
+    recent, found, slots = np.array(context[::-1][:RECENT]), np.zeros((MOST_PLACES, 3), np.int64), np.empty(CHAINS, np.int64)
+    text = own.log, own.heads, own.length, recent, len(recent)
+    chains = slots_of(recent, len(recent), own.heads.shape[1], slots)
+    count = own_places(*text, chains, found, slots)
+    if chains:
+        count = more_places(*text, 0, found, slots, count)
     return [tuple(place) for place in found[:count].tolist()]
 
 

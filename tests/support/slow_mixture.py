@@ -465,7 +465,10 @@ class SlowDrafter:
         def sample() -> int:
             if floor <= 0:
                 return MOST_SAMPLED
-            return int(min(max(RESOLUTION * rest / floor, F(FEWEST)), F(MOST_SAMPLED)))
+            places = FEWEST
+            while places < MOST_SAMPLED and places < RESOLUTION * rest / floor:
+                places *= 2
+            return places
 
         experts = self.experts(row, node, sample)
         while rest >= floor and (expert := next(experts, None)):
