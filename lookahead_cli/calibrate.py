@@ -27,9 +27,6 @@ from lookahead_cli.parameters import refuse
 if TYPE_CHECKING:
     from lookahead.budget.profile import CostProfile
 
-LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-ROWS = (1, 8, 32)
-BAR = 20  # characters of the longest bar
 LEAST_SECONDS, MOST_SECONDS = 5, 600
 
 
@@ -170,6 +167,7 @@ def measured(
 def show(kept: Kept, context: int, json: bool, plot: str | None) -> None:
     """Print the profile, as JSON or as a table, and draw it."""
     from lookahead_cli import render
+    from lookahead_cli.profile_table import ROWS, print_profile
 
     profile, paths = kept.profile, kept.paths
     if json:
@@ -183,29 +181,3 @@ def show(kept: Kept, context: int, json: bool, plot: str | None) -> None:
         from lookahead.bench.plot import draw_profile
 
         draw_profile(profile, plot, ROWS, context)
-
-
-def print_profile(profile: CostProfile, context: int) -> None:
-    """The curve as a table with bars, and the CDL of several numbers of rows."""
-    from lookahead.budget.profile import CDL_FACTOR, Forward
-    from lookahead_cli import render
-
-    setting = profile.setting
-    threads = f", {setting.threads} threads" if setting.threads else ""
-    names = [f"{rows} row{'s' * (rows > 1)}" for rows in ROWS]
-    costs = [[profile.forward_seconds(Forward(rows * n, rows, rows * context)) * 1e3 for n in LENGTHS] for rows in ROWS]
-    bars = ["#" * round(BAR * each / max(costs[0])) for each in costs[0]]
-    render.table(
-        f"{setting.model}: {setting.device}{threads}, {setting.dtype}, {setting.attention}, {context} tokens in the cache "
-        f"({profile.kind})",
-        ["tokens per row", *names, names[0]],
-        [
-            (str(length), *(f"{each:.2f}" for each in of_length), bar.ljust(BAR))
-            for length, bar, *of_length in zip(LENGTHS, bars, *costs, strict=True)
-        ],
-        above="milliseconds of a forward:",
-    )
-    cdls = ", ".join(f"{profile.cdl(rows, context)} with {name}" for rows, name in zip(ROWS, names, strict=True))
-    render.facts(
-        [(f"CDL at {CDL_FACTOR:g}x", cdls), *((name.replace("_", " "), str(value)) for name, value in profile.about.items())]
-    )
