@@ -115,9 +115,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
         other_order = next_other_order(shared, scratch, node)
         if nearest and own_order == 0 and other_order <= 1:
             nearest, before = False, places
-            places = more_places(
-                own.log, own.heads, own.length, scratch.recent, have, 0, scratch.found, scratch.chains, before
-            )
+            places = more_places(own.log, own.heads, own.length, scratch.recent, have, 0, scratch.found, scratch.chains, before)
             own_order = np.int64(places > before)
         cell, share = np.int64(-1), np.float32(0.0)
         if kind < len(KINDS) and max(own_order, order_bucket(other_order)) <= ASKED[kind]:
