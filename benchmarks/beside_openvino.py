@@ -1,0 +1,258 @@
+"""Our engine beside OpenVINO GenAI: same model, prompts and machine, by turns.
+
+In: a model, prompts, a Python that has OpenVINO. Out: tokens per second of each, ratios to OpenVINO's plain decoding, and how
+many answers are the same.
+
+    python -m venv ov && ov/bin/pip install openvino-genai 'optimum-intel[openvino]'
+    python benchmarks/beside_openvino.py --peer ov/bin/python
+    python benchmarks/beside_openvino.py --peer ov/bin/python --batch-size 8 --dtype bfloat16
+
+The peer runs in an environment of its own, as a process that answers the prompts that it is sent; it converts the model once,
+into --folder. Everything is greedy, and each turn is a few prompts that all contenders answer one after the other, so that what
+else the machine does meets all of them. At batch size 1 the peer is `LLMPipeline`, without and with its prompt lookup, above
+that `ContinuousBatchingPipeline`; its precision and that of its keys and values are those asked for here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+SAMPLES = Path(__file__).parent.parent / "samples"
+WARM_UP = 2  # turns that do not count
+# For a prompt lookup: tokens that are drafted at most, and those that must match. As in OpenVINO's own example.
+LOOKUP = {"num_assistant_tokens": 5, "max_ngram_size": 3}
+Answered = tuple[list[list[int]], float]  # token ids of each prompt, seconds
+Answer = Callable[[list[list[int]]], Answered]
+
+
+# The peer, in a process and an environment of its own.
+
+
+def serve(model: str, folder: Path, dtype: str, threads: int, batch_size: int, tokens: int) -> None:
+    """Answer prompts: a line of JSON each way."""
+    import numpy as np
+    import openvino
+    import openvino_genai
+
+    if not (folder / "openvino_model.xml").exists():
+        _convert(model, folder)
+    precision = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+    properties = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": precision,
+        "INFERENCE_NUM_THREADS": threads,
+    }
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens, config.do_sample, config.ignore_eos = tokens, False, True
+    lookup = openvino_genai.GenerationConfig()
+    lookup.max_new_tokens, lookup.do_sample, lookup.ignore_eos = tokens, False, True
+    for name, value in LOOKUP.items():
+        setattr(lookup, name, value)
+
+    def tensor(ids: list[int]) -> Any:
+        return openvino.Tensor(np.array([ids], np.int64))
+
+    pipes: dict[str, Callable[[list[list[int]]], list[list[int]]]] = {}
+    if batch_size > 1:
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.max_num_seqs, scheduler.enable_prefix_caching, scheduler.cache_size = batch_size, False, 1
+        batching = openvino_genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
+
+        def batched(prompts: list[list[int]]) -> list[list[int]]:
+            found = batching.generate([tensor(ids) for ids in prompts], [config] * len(prompts))
+            return [list(each.m_generation_ids[0]) for each in found]
+
+        pipes["openvino"] = batched
+    else:
+
+        def alone(pipe: Any, config: Any) -> Callable[[list[list[int]]], list[list[int]]]:
+            def answer(prompts: list[list[int]]) -> list[list[int]]:
+                found = []
+                for ids in prompts:
+                    mask = openvino.Tensor(np.ones((1, len(ids)), np.int64))
+                    found.append(list(pipe.generate(openvino_genai.TokenizedInputs(tensor(ids), mask), config).tokens[0]))
+                return found
+
+            return answer
+
+        pipes["openvino"] = alone(openvino_genai.LLMPipeline(str(folder), "CPU", **properties), config)
+        with_lookup = openvino_genai.LLMPipeline(str(folder), "CPU", prompt_lookup=True, **properties)
+        pipes["openvino prompt lookup"] = alone(with_lookup, lookup)
+    print(json.dumps({"pipes": list(pipes), "version": openvino_genai.__version__}), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        began = time.perf_counter()
+        ids = pipes[asked["pipe"]](asked["prompts"])
+        seconds = time.perf_counter() - began
+        print(json.dumps({"ids": [[int(token) for token in each] for each in ids], "seconds": seconds}), flush=True)
+
+
+def _convert(model: str, folder: Path) -> None:
+    from optimum.intel import OVModelForCausalLM
+    from transformers import AutoTokenizer
+
+    OVModelForCausalLM.from_pretrained(model, export=True, compile=False, load_in_8bit=False).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.save_pretrained(folder)
+    from openvino import save_model
+    from openvino_tokenizers import convert_tokenizer
+
+    for name, made in zip(("tokenizer", "detokenizer"), convert_tokenizer(tokenizer, with_detokenizer=True), strict=True):
+        save_model(made, folder / f"openvino_{name}.xml")
+
+
+class Peer:
+    """That process. pipes: its contenders."""
+
+    def __init__(self, python: str, arguments: argparse.Namespace, folder: Path):
+        command = [python, __file__, "--serve", "--model", arguments.model, "--folder", str(folder), "--dtype", arguments.dtype]
+        command += ["--threads", str(arguments.threads), "--batch-size", str(arguments.batch_size)]
+        command += ["--tokens", str(arguments.tokens)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        said = self._read()
+        self.pipes, self.version = said["pipes"], said["version"]
+
+    def answer(self, pipe: str) -> Answer:
+        def asked(prompts: list[list[int]]) -> Answered:
+            assert self._process.stdin
+            print(json.dumps({"pipe": pipe, "prompts": prompts}), file=self._process.stdin, flush=True)
+            said = self._read()
+            return said["ids"], said["seconds"]
+
+        return asked
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        raise SystemExit("the peer has ended: see above")
+
+
+# Ours.
+
+
+def ours(arguments: argparse.Namespace) -> dict[str, Answer]:
+    """`model.generate` (at batch size 1), our plain decoding, and drafts with lengths as they pay."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from lookahead.decode.engine import DecodingEngine
+    from lookahead.draft.drafter import Drafter
+    from lookahead.draft.options import DraftOptions
+    from lookahead.models.load import load_model
+
+    torch.set_num_threads(arguments.threads)
+    target = load_model(arguments.model, dtype=arguments.dtype)
+    found: dict[str, Answer] = {}
+
+    def engine_of(drafter: Drafter) -> Answer:
+        engine = DecodingEngine(target, drafter, arguments.batch_size)
+
+        def answer(prompts: list[list[int]]) -> Answered:
+            began = time.perf_counter()
+            requests = [engine.request(ids, arguments.tokens) for ids in prompts]
+            for request in requests:
+                request.stop_ids = frozenset()
+            for _ in engine.run(iter(requests)):
+                pass
+            return [request.token_ids for request in requests], time.perf_counter() - began
+
+        return answer
+
+    if arguments.batch_size == 1:
+        model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=getattr(torch, arguments.dtype)).eval()
+        model.generation_config.eos_token_id = None
+
+        def generate(prompts: list[list[int]]) -> Answered:
+            began, answers = time.perf_counter(), []
+            for ids in prompts:
+                fed = torch.tensor([ids])
+                output = model.generate(
+                    fed, attention_mask=torch.ones_like(fed), max_new_tokens=arguments.tokens, do_sample=False, pad_token_id=0
+                )
+                answers.append(output[0, len(ids) :].tolist())
+            return answers, time.perf_counter() - began
+
+        found["model.generate"] = generate
+    found["plain"] = engine_of(Drafter((), DraftOptions(strategy="off")))
+    found["auto"] = engine_of(Drafter(arguments.trie or (), DraftOptions(adaptive=True)))
+    return found
+
+
+def compare(contenders: dict[str, Answer], prompts: Sequence[list[int]], size: int, reference: str) -> None:
+    """Turn by turn. size: prompts of a turn. reference: whose speed and answers the others' are compared with."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    tokens, same = dict.fromkeys(contenders, 0), dict.fromkeys(contenders, 0)
+    turns = list(_turns(prompts, size))
+    for number, turn in enumerate([*turns[:WARM_UP], *turns]):
+        answered = {name: answer(turn) for name, answer in contenders.items()}
+        for name, (ids, taken) in answered.items() if number >= WARM_UP else ():
+            seconds[name].append(taken)
+            tokens[name] += sum(map(len, ids))
+            same[name] += sum(a == b for a, b in zip(ids, answered[reference][0], strict=True))
+    for name in contenders:
+        ratio = median(theirs / own for theirs, own in zip(seconds[reference], seconds[name], strict=True))
+        rate = tokens[name] / sum(seconds[name])
+        print(f"{name:24} {rate:8.0f} tokens/s  {ratio:5.2f} x {reference}   {same[name]} of {len(prompts)} answers the same")
+
+
+def _turns(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:
+    for begin in range(0, len(prompts), size):
+        yield list(prompts[begin : begin + size])
+
+
+def main() -> None:
+    arguments = _arguments()
+    if arguments.serve:
+        model, folder, dtype, threads = arguments.model, arguments.folder, arguments.dtype, arguments.threads
+        serve(model, folder, dtype, threads, arguments.batch_size, arguments.tokens)
+        return
+    from lookahead.tokenizer import load_tokenizer
+
+    with tempfile.TemporaryDirectory() as temporary:
+        peer = Peer(arguments.peer, arguments, arguments.folder or Path(temporary))
+        tokenizer = load_tokenizer(arguments.model)
+        with open(arguments.input, encoding="utf-8") as file:
+            prompts = [tokenizer.encode(json.loads(line)["prompt"]) for line in file][: arguments.rows]
+        contenders = ours(arguments) | {name: peer.answer(name) for name in peer.pipes}
+        print(
+            f"{arguments.model}, {arguments.dtype}, {arguments.threads} threads, batch {arguments.batch_size}, "
+            f"{len(prompts)} prompts, {arguments.tokens} tokens each; OpenVINO GenAI {peer.version}"
+        )
+        compare(contenders, prompts, max(4, 4 * arguments.batch_size if arguments.batch_size > 1 else 4), "openvino")
+        peer.close()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peer", help="a Python with openvino-genai and optimum-intel", default=sys.executable)
+    parser.add_argument("--model", default=str(SAMPLES / "demo-model"))
+    parser.add_argument("--input", default=str(SAMPLES / "prompts.jsonl"))
+    parser.add_argument("--trie", action="append", help="that drafts come from")
+    parser.add_argument("--folder", type=Path, help="of the converted model, which is kept there")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rows", type=int, default=60)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
