@@ -7,11 +7,8 @@ Steps are only ever slowed down by what else the machine does. So of the latest 
 (their 30th percentile), and it takes three of them to be believed. Where the whole machine becomes slower or faster, steps of
 any size tell of all sizes (`PACE`): else one that was last seen in a slow hour would be shunned for ever.
 
-Where there is a profile, small and large forwards may differ from it by different ratios: the former wait for memory, the
-latter for arithmetic, and who shares the machine takes more of one than of the other. So a line is laid through the ratios of
-all sizes (`NO_SLOPE`), which also tells of sizes that nobody has seen. What a size takes beside that is most probably noise
-where it is little (`NOISE`) and has been seen in few steps: what a token costs is a difference of two forwards, and 3 % of one
-are the price of eight tokens.
+Where there is a profile, what one size takes beside the usual is most probably noise where it is little (`NOISE`) and has been
+seen in few steps: what a token costs is a difference of two forwards, and 3 % of one are the price of eight tokens.
 Costs need not rise with size: float32 products of two or three rows take longer than those of eight on some CPUs.
 """
 
@@ -30,12 +27,7 @@ EVEN = 16  # larger forwards that take in prompts, too, take a multiple of so ma
 LATEST = 64  # steps that a size remembers
 FASTER = 0.3  # quantile of them that counts
 BELIEVED = 3  # steps of a size before it is, as the first ones of a size are slow
-NOISE = 0.05  # of a forward: by so much, or less, sizes seem at first to differ that take what a profile says
-# The line through the sizes' ratios goes over what a token alone takes of what each size takes. Slopes are about 0.3, errors of
-# ratios 0.03, so much does no slope weigh beside sizes seen often (ridge regression); one seen HALF steps weighs half as much.
-# NOISE fades likewise: squared, it is half as much after HALF steps.
-NO_SLOPE, HALF = (0.03 / 0.3) ** 2, 8.0
-FURTHEST = 0.3  # of the usual ratio: the line leads no further off, and sizes that are do not count for it
+NOISE = 0.05  # of a forward: by so much, or less, sizes seem at first to differ that take what a profile says; see `observe`
 FLAT = 64.0  # tokens that double the cost of a forward of which nothing is known
 # Where nothing is known: of what a token costs, what one costs that attention pads; of a forward, a further call of attention.
 PADDING, CALL = 0.2, 0.02
@@ -220,37 +212,12 @@ def _usual_size(table):
     return usual
 
 
-@inlined
-def _across(column, table, usual):
-    """From column `usual` to this one along the line."""
-    return table[BASE, 0] / table[BASE, column] - table[BASE, 0] / table[BASE, usual]
-
-
-@inlined
-def _on_line(column, table, usual, slope):
-    """By how much a size's ratio should be above that of column `usual`, as a share of it."""
-    return max(-FURTHEST, min(FURTHEST, slope * _across(column, table, usual)))
-
-
-@inlined
-def _slope(table, usual):
-    """Of the line through the ratios of the believed sizes, which goes through that of column `usual`: see NO_SLOPE."""
-    both, squares = 0.0, NO_SLOPE
-    for column in range(table.shape[1]):
-        apart = table[OWN, column] / table[OWN, usual] - 1
-        if table[SEEN, column] >= BELIEVED and abs(apart) <= FURTHEST:
-            weight, across = table[SEEN, column] / (table[SEEN, column] + HALF), _across(column, table, usual)
-            both += weight * across * apart
-            squares += weight * across**2
-    return both / squares
-
-
 @kernel
 def observe(forward, seconds, table, terms, latest):
     """See `CostCurve.observe`. latest: float64 [sizes, LATEST], ratios of real to expected seconds, by the pace of then.
 
-    Then each size's ratio anew: the usual one, by the line, and with what it takes beside that; a size that nobody has seen
-    with what those next to it do.
+    Then each size's ratio anew: the usual one and what it takes beside that, less noise, whose square halves with the first
+    BELIEVED steps; a size that nobody has seen with what those next to it do.
     """
     columns = table.shape[1]
     ratio = seconds / _seconds(forward, forward.tokens, table, terms, 0, False) / terms[PACE]
@@ -267,13 +234,12 @@ def observe(forward, seconds, table, terms, latest):
     if usual < 0:
         table[RATIO, :] = table[OWN, column]
         return
-    slope = _slope(table, usual) if terms[KNOWN] > 0 else 0.0
     for other in range(columns):
         if table[SEEN, other] < BELIEVED:
             continue
-        apart = table[OWN, other] / table[OWN, usual] - 1 - _on_line(other, table, usual, slope)
+        apart = table[OWN, other] / table[OWN, usual] - 1
         if terms[KNOWN] > 0:
-            noise = NOISE**2 * HALF / (HALF + min(table[SEEN, other], LATEST))
+            noise = NOISE**2 * BELIEVED / (BELIEVED + min(table[SEEN, other], LATEST))
             apart *= apart**2 / (apart**2 + noise)
         table[RATIO, other] = apart  # for the moment, until all are known
         for between in range(before + 1, other):
@@ -284,4 +250,4 @@ def observe(forward, seconds, table, terms, latest):
         before = other
     table[RATIO, before + 1 :] = table[RATIO, before]
     for other in range(columns):
-        table[RATIO, other] = table[OWN, usual] * (1 + _on_line(other, table, usual, slope) + table[RATIO, other])
+        table[RATIO, other] = table[OWN, usual] * (1 + table[RATIO, other])

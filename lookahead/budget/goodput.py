@@ -73,20 +73,17 @@ from lookahead.budget.profile import Forward
 from lookahead.kernels import inlined, kernel
 
 TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with several, times the root of their number
-LOOKS = (2.0, 0.5, 1.4, 0.7)  # later: these multiples of the best number of draft tokens, in turn
+LOOKS = (2.0, 0.5)  # later: these multiples of the best number of draft tokens, in turn
 LOOK_SHARE = 0.002  # of the time goes into looking
 LOOK_APART = 10  # steps between two looks at least
 NEAR = (1, -1, 2, -2, 3, -3)  # places from the usual size in SIZES, of those that are looked at first if not believed
-MEMORY = 0.99  # weight of the past at each step: about 100 steps count
+MEMORY = 0.99  # weight of the past at each step, choice or draft: about 100 count
 CHANGED = 1.03  # times what it takes otherwise: a forward of another size than the one before, unless shapes are bucketed
-OF_LATE = 0.98  # weight of the past, at each choice, in what sizes would have saved: about 50 steps count
 NOT_GROWN = 0.7  # of the least probability of a tree's nodes: that of those which were not grown, as they cost too much
 CAUTION = 1.2  # a node is drafted if its probability is worth so many times what it costs now: drafting takes time, too
 
 FIRST = 15
 PERSISTS = 0.2  # of what a tree promises beside the usual, so much the next one of its row does, too
-UNSURE = 8.0  # steps as fast as those with other numbers of rows, before any with this one
-FADING = 0.998  # weight of the past in the record at each draft
 
 SLOWER = 1.02  # times what drafting took before: more than so much longer it does not seem to take
 NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in so many
@@ -315,7 +312,7 @@ def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
         limit += limit % 2
     for column in range(len(gains) if wanted < 0 and fed == 0 else 0):
         if saves[column] > -np.inf:
-            gains[column] = OF_LATE * gains[column] + (1 - OF_LATE) * (saves[column] - (rows * worth - undrafted))
+            gains[column] = MEMORY * gains[column] + (1 - MEMORY) * (saves[column] - (rows * worth - undrafted))
     filled = -1  # the smallest that has drafts
     for tree in range(count):
         bets[tree, 1] = promised(probabilities, starts[tree], kept[tree])
@@ -339,8 +336,8 @@ def _speed(rows, table, state, of_sizes):
     if state[SPENT] == 0:
         return 0.0
     column = place_of(rows, table, 0)
-    overall = UNSURE * state[PLAIN] / state[SPENT]
-    return (of_sizes[ROWS_PLAIN, column] + overall) / (of_sizes[ROWS_SPENT, column] + UNSURE)
+    overall = state[PLAIN] / state[SPENT]  # counts as a step with so many
+    return (of_sizes[ROWS_PLAIN, column] + overall) / (of_sizes[ROWS_SPENT, column] + 1)
 
 
 @inlined
@@ -349,7 +346,7 @@ def _settle(accepted, bets, record, state):
     for tree in range(len(accepted)):
         column, should_keep = int(bets[tree, 0]), bets[tree, 1]
         if should_keep > 0 and accepted[tree] >= 0:
-            state[DOUBTED] /= FADING  # all that was recorded weighs so much less
+            state[DOUBTED] /= MEMORY  # all that was recorded weighs so much less
             weight = state[DOUBTED] / DOUBT
             record[PROMISED, column] += weight * should_keep
             record[KEPT, column] += weight * accepted[tree]

@@ -18,11 +18,9 @@ from lookahead.draft.tree import GRAMMAR
 from lookahead.kernels import inlined
 
 WIDTH = 6  # bins on either side that share their counts, less the farther they are
-STRENGTH = 4.0  # accepted nodes that the ratio measured beforehand stands for
+STRENGTH = 8.0  # accepted nodes that the ratio measured beforehand stands for, and that of depths, which is 1
 MEMORY = 50_000  # accepted nodes after which the past counts half
-CLASSES = np.repeat(np.arange(8), [2, 1, 1, 2, 3, 5, 9, DEPTHS - 23])  # depths that share a factor
-DEPTH_STRENGTH = 10.0  # accepted nodes that stand for a ratio of 1
-
+CLASSES = np.frexp(np.arange(1, DEPTHS + 1))[1] - 1  # depths that share a factor: 0, 1 to 2, 3 to 6, ...
 LEAST = np.float32(2.0**-24)  # path probability below which nothing is drafted
 FIRST_BIN = (127 - 24) << 3
 
@@ -67,7 +65,7 @@ class Calibration:
             if counted[1].sum() > MEMORY:
                 counted /= 2
         promised, accepted = (np.bincount(CLASSES, counts) for counts in self.counted_by_depth)
-        ratios = (accepted + DEPTH_STRENGTH) / (promised + DEPTH_STRENGTH)
+        ratios = (accepted + STRENGTH) / (promised + STRENGTH)
         self.by_depth = np.minimum.accumulate(ratios / ratios[0])[CLASSES].astype(np.float32)
         self.curve = np.maximum.accumulate(np.minimum(EDGES * self.ratio(), 1)).astype(np.float32)
 

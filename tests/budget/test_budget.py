@@ -168,20 +168,6 @@ def test_small_differences_from_the_profile_are_noise_until_seen_often(
     assert large == pytest.approx(1.5, rel=0.03)
 
 
-def test_where_small_forwards_are_slower_beside_the_profile_than_large_ones_a_line_tells_of_all_sizes() -> None:
-    """Of those that nobody has seen, too: memory is slower than when it was measured, arithmetic is not. A size that is far off
-    is no matter of a line.
-    """
-    profile, cost = linear(0.1), linear(0.05)
-    curve = CostCurve(profile_of(profile))
-    for _ in range(60):
-        for tokens, times in {6: 1.0, 12: 1.0, 16: 1.0, 3: 2.0}.items():
-            curve.observe(Forward(tokens), times * cost(tokens))
-    for tokens in (6, 8, 12, 24, 48):
-        expected, by_profile = cost(tokens) / cost(16), profile(tokens) / profile(16)
-        assert abs(curve.seconds(Forward(tokens)) / curve.seconds(Forward(16)) - expected) < 0.3 * abs(by_profile - expected)
-
-
 def test_a_line_leads_only_so_far() -> None:
     """However steep between two sizes: no forward comes to cost nothing."""
     for apart in (0.75, 1.25):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from lookahead.draft.arrays import BINS, DEPTHS
 from lookahead.draft.calibration import (
     CLASSES,
-    DEPTH_STRENGTH,
     EDGES,
     LEAST,
     MEMORY,
+    STRENGTH,
     WIDTH,
     Calibration,
     bin_of,
@@ -159,7 +159,7 @@ def test_factor_of_a_depth_is_that_of_what_was_accepted_there_and_never_rises(se
 
     def ratio(depth):
         promised, accepted = calibration.counted_by_depth[:, CLASSES[depth] == CLASSES].sum(1)
-        return (accepted + DEPTH_STRENGTH) / (promised + DEPTH_STRENGTH)
+        return (accepted + STRENGTH) / (promised + STRENGTH)
 
     least = 1.0
     assert calibration.by_depth[0] == calibration.by_depth[1] == 1
