@@ -79,8 +79,6 @@ LOOK_APART = 10  # steps between two looks at least
 NEAR = (1, -1, 2, -2, 3, -3)  # places from the usual size in SIZES, of those that are looked at first if not believed
 MEMORY = 0.99  # weight of the past at each step, choice or draft: about 100 count
 CHANGED = 1.03  # times what it takes otherwise: a forward of another size than the one before, unless shapes are bucketed
-NOT_GROWN = 0.7  # of the least probability of a tree's nodes: that of those which were not grown, as they cost too much
-CAUTION = 1.2  # a node is drafted if its probability is worth so many times what it costs now: drafting takes time, too
 
 FIRST = 15
 PERSISTS = 0.2  # of what a tree promises beside the usual, so much the next one of its row does, too
@@ -151,7 +149,7 @@ class GoodputBudget:
         if wanted == AS_MANY_AS_PAY:
             if self._drafting:
                 self.returns = self._state.item(GAINED) / self._drafting
-            self.price = CAUTION * self._state.item(PRICE)
+            self.price = self._state.item(PRICE)
             if not fed and (self._again or (steps - self._looked >= LOOK_APART and self._state.item(SPARE) > 0)):
                 saved, self._looked = self._state.item(SAVED), steps
                 look = self._look(drafted, tokens, plain.rows)
@@ -428,7 +426,7 @@ def _take(
         further = table[SIZE, column] - rows - fed - taken
         size = int(table[SIZE, column])
         seconds = seconds_of(resized(plain, size, width), size, table, terms, place)
-        saves[column] = max(saves[column], (said + further * NOT_GROWN * least) * worth - seconds)
+        saves[column] = max(saves[column], (said + further * least) * worth - seconds)
     return most, best, widest, padding
 
 

@@ -20,7 +20,7 @@ from lookahead.kernels import inlined
 WIDTH = 6  # bins on either side that share their counts, less the farther they are
 STRENGTH = 8.0  # accepted nodes that the ratio measured beforehand stands for, and that of depths, which is 1
 MEMORY = 50_000  # accepted nodes after which the past counts half
-CLASSES = np.frexp(np.arange(1, DEPTHS + 1))[1] - 1  # depths that share a factor: 0, 1 to 2, 3 to 6, ...
+CLASSES = np.frexp(np.arange(DEPTHS).clip(1))[1] - 1  # depths that share a factor: 0 to 1, 2 to 3, 4 to 7, ...
 LEAST = np.float32(2.0**-24)  # path probability below which nothing is drafted
 FIRST_BIN = (127 - 24) << 3
 

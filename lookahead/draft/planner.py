@@ -32,9 +32,6 @@ from lookahead.draft.places import narrow_all
 from lookahead.draft.tree import GRAMMAR
 from lookahead.kernels import inlined, kernel, woven
 
-# Experts are asked while the rest of the stick is worth so many times the cutoff.
-SLACK = 1.2
-EXACT = 0.5  # of the price, which does not rise as the cutoff does: what is left could still lift two tokens
 LOOKED_BEHIND = np.float32(1.4)  # times the price: what a node that costs something must be worth to be looked behind, or
 HALFWAY = np.float32(0.5)  # of the way from the price to 1, if that is less
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
@@ -85,8 +82,8 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
             cutoff = max(cutoff, least)
         # Of the path, before the probability of the next token; a forced one has none.
         likely = probability if node < len(forced) else probability * deeper(shared.by_depth, depth)
-        worth = np.float32(EXACT if nodes > free and cutoff <= priced else SLACK) * cutoff / likely
-        if depth < branch_length and worth <= 1 and (nodes <= free or likely >= looked_behind):
+        floor = cutoff / likely  # experts are asked while the rest of the stick is as much
+        if depth < branch_length and floor <= 1 and (nodes <= free or likely >= looked_behind):
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
                 parent = keys[node, 1]
@@ -95,8 +92,8 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
                     shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], parent, own,
                     scratch.best[parent, 0], scratch.best[parent, 1], keys[node, 0], scratch.aligned, node,
                 )  # fmt: skip
-            asked = mix(shared, scratch, own, node, have, worth, np.int64(-1))
-            rescore(shared, scratch, own, asked, cutoff / likely, False)
+            asked = mix(shared, scratch, own, node, have, floor, np.int64(-1))
+            rescore(shared, scratch, own, asked, floor, False)
             if node < len(forced):
                 slots[0, SLOT_TOKEN], values[0, P], scratch.counters[1] = forced[node], 1.0, 1
                 slots[0, SLOT_SOURCE], slots[0, SLOT_MATCH] = GRAMMAR, 0

@@ -217,11 +217,11 @@ def test_paths_whose_ends_never_come_true_are_believed_less_the_deeper_they_are(
         return found
 
     before = reached()
-    drafter.shared.counted_by_depth[:, 1:5] = [[100, 100, 100, 100], [100, 100, 40, 10]]
+    drafter.shared.counted_by_depth[:, 1:5] = [[100, 100, 100, 100], [100, 50, 40, 10]]
     after = reached()
     by_depth = drafter.calibration.by_depth[:5]
     np.testing.assert_allclose(after / before, by_depth, rtol=0.01)
-    assert by_depth[4] < by_depth[3] / 2 < by_depth[2] / 4 * 1.2
+    assert by_depth[4] < by_depth[3] / 2 < by_depth[1] / 4 * 1.2
 
 
 @pytest.mark.parametrize(("price", "least"), [(0.3, 8), (0.6, 6), (0.75, 3), (0.9, 2)])

@@ -39,7 +39,7 @@ from lookahead.draft.cells import (
 )
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.experts import FEWEST, RESOLUTION
-from lookahead.draft.planner import EXACT, SLACK, UNHEARD
+from lookahead.draft.planner import UNHEARD
 from lookahead.draft.recycled import ANY, ASKED, KINDS
 from lookahead.trie.suffixes import DEPTH
 
@@ -429,24 +429,24 @@ class SlowDrafter:
             reached = [step for step in steps if step.order >= order]
             if not reached:
                 continue
-            weighed = self._weighed(text, reached[-1], self.weights[number], most)
+            each, weighed = self._weighed(text, reached[-1], self.weights[number], most)
             if len(reached) == 1:
                 node.longest[number] = weighed
-            total += summed(count for _, count in weighed)
+            total += each * summed(weight for _, weight in weighed)
             for token in dict.fromkeys(token for token, _ in weighed if token != END):
-                here = [count for said, count in weighed if said == token]
-                counts[token] = summed(here, counts.get(token, ZERO))
-                if summed(here) > best.get(token, ZERO):
-                    best[token], offers[token] = summed(here), (text.source, order)
+                here = each * summed(weight for said, weight in weighed if said == token)
+                counts[token] = counts.get(token, ZERO) + here
+                if here > best.get(token, ZERO):
+                    best[token], offers[token] = here, (text.source, order)
         each = ONE / total
         cell = cell_of(order_bucket(order), OTHER, total, max(counts.values(), default=ZERO) * each)
         return Expert(cell, order_bucket(order), OTHER, each, counts, offers)
 
-    def _weighed(self, text: Text, step: Step, weight: Any, most: int) -> list[tuple[int, Any]]:
-        """(what follows, weight) of some places of a step."""
+    def _weighed(self, text: Text, step: Step, weight: Any, most: int) -> tuple[Any, list[tuple[int, Any]]]:
+        """(what each counts, what follows some places of a step with the weights of their documents)."""
         places = sampled(step.places, most)
         each = weight * (F(len(step.places)) / F(len(places)))
-        return [(text.follows(place), each * F(text.document_weights[place - 1])) for place in places]
+        return each, [(text.follows(place), F(text.document_weights[place - 1])) for place in places]
 
     # the mixture
 
@@ -616,7 +616,7 @@ class SlowDrafter:
                 cutoff = max(cutoff, least)
             depth, by_depth = depths[-1], self.drafter.shared.by_depth
             likely = whole * (by_depth[min(depth + 1, len(by_depth) - 1)] / by_depth[min(depth, len(by_depth) - 1)])
-            floor = F(EXACT if number >= free and cutoff <= priced else SLACK) * cutoff / likely
+            floor = cutoff / likely
             pays = number < free or likely >= min(F(1.4) * priced, priced + F(0.5) * (F(1) - priced))
             if number < budget and depth < branch_length and floor <= 1 and pays:
                 guesses, _ = self.mix(row, node, floor, cutoff / likely)
