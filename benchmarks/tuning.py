@@ -48,6 +48,8 @@ Pair = tuple[list[int], list[int]]
 # What a constant is measured on, by its file or its file's folder.
 MEASURES = {
     "draft": "logged",
+    "draft/calibration.py": "simulated",
+    "draft/planner.py": "simulated",
     "draft/recycled.py": "answered",
     "draft/runner_up.py": "answered",
     "draft/sources.py": "sources",
@@ -73,6 +75,7 @@ NOT_TUNED = {
     "draft/mixture.py": ("BY_ORDERS",),
     "draft/own_text.py": ("TOKEN", "CHAIN"),
     "draft/places.py": ("END", "FEW"),
+    "draft/priors.py": ("TYPICAL_ORDER", "FORMULA_STRENGTH"),  # of what serves where the package has no priors
     "draft/recycled.py": ("ANY", "KINDS"),
     "budget/books.py": ("PROMISED", "KEPT"),
     "budget/cost.py": ("SIZES",),

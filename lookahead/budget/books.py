@@ -11,7 +11,7 @@ from lookahead.budget.profile import Forward
 from lookahead.kernels import Block, Layout, unpacker
 
 PROMISED, KEPT = 0, 1  # rows of the record: draft tokens that trees of about one promise should have kept, and that they did
-PROMISES = np.array([0.25, 0.5, 1.0, 2.0, 4.0])  # of the first FIRST draft tokens
+PROMISES = np.array([0.25, 0.5, 1.0, 2.0, 4.0])  # of a tree's draft tokens
 DOUBT = 10.0  # tokens kept as promised, before any were
 FIRST_LOOKS = 1.0  # plain steps that may go into looks before
 

@@ -29,8 +29,6 @@ FASTER = 0.3  # quantile of them that counts
 BELIEVED = 3  # steps of a size before it is, as the first ones of a size are slow
 NOISE = 0.05  # of a forward: by so much, or less, sizes seem at first to differ that take what a profile says; see `observe`
 FLAT = 64.0  # tokens that double the cost of a forward of which nothing is known
-# Where nothing is known: of what a token costs, what one costs that attention pads; of a forward, a further call of attention.
-PADDING, CALL = 0.2, 0.02
 
 # Rows of the curve's table, a column for each of SIZES. RATIO: of real to expected seconds, as believed; OWN: as its steps say.
 SIZE, BASE, RATIO, SEEN, OWN = range(5)
@@ -110,8 +108,8 @@ class CostCurve:
         self.table[SIZE] = SIZES
         self.table[BASE] = 1 + SIZES / FLAT if profile is None else [profile.at(int(size)) for size in SIZES]
         self.table[RATIO], self.table[OWN] = 1.0, 1.0
-        padding, call = (0.0, NEVER) if self.bucketed else (PADDING / FLAT, CALL)
-        self.terms = np.array([0.0, 0.0, 0.0, padding, call, self.separate, 1.0, self.known, self.bucketed])
+        call = NEVER if self.bucketed else 0.0
+        self.terms = np.array([0.0, 0.0, 0.0, 0.0, call, self.separate, 1.0, self.known, self.bucketed])
         if profile is not None:
             self.terms[:PER_CALL] = profile.per_row, profile.per_key, profile.per_query_key, profile.per_padding
             self.terms[PER_CALL] = call if self.bucketed else profile.per_call

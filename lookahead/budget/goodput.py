@@ -17,7 +17,7 @@ On CPUs a forward of another size than the one before takes 2 to 5 % longer, so 
 usual one for each number of rows, which would have saved most of late, and leaving it costs the way back, too.
 
 Probabilities are right on average, but not for each kind of tree: at first those that promise most keep least. So what trees of
-about the same promise (the sum over their first nodes) have kept is remembered, and their nodes count accordingly. And text
+about the same promise (the sum over their nodes) have kept is remembered, and their nodes count accordingly. And text
 that is easily guessed stays so for a while: what a tree of much promise leaves out, the next one says at little cost. So its
 nodes are worth less than those of a tree that promises little.
 """
@@ -79,10 +79,7 @@ LOOK_APART = 10  # steps between two looks at least
 NEAR = (1, -1, 2, -2, 3, -3)  # places from the usual size in SIZES, of those that are looked at first if not believed
 MEMORY = 0.99  # weight of the past at each step, choice or draft: about 100 count
 CHANGED = 1.03  # times what it takes otherwise: a forward of another size than the one before, unless shapes are bucketed
-
-FIRST = 15
 PERSISTS = 0.2  # of what a tree promises beside the usual, so much the next one of its row does, too
-
 SLOWER = 1.02  # times what drafting took before: more than so much longer it does not seem to take
 NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in so many
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
@@ -269,7 +266,7 @@ def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
     counts_as, total, limit = np.empty(count), np.int64(0), np.int64(0)
     usual_rate, rates = state[RATES] / max(1.0, state[TREES]), 0.0
     for tree in range(count):
-        promise = promised(probabilities, starts[tree], min(sizes[tree], 1 + FIRST))
+        promise = promised(probabilities, starts[tree], sizes[tree])
         column = np.searchsorted(PROMISES, promise)
         counts_as[tree] = (record[KEPT, column] + state[DOUBTED]) / (record[PROMISED, column] + state[DOUBTED])
         rate = 1 + counts_as[tree] * promise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TRIAL = 64  # steps of one row before it is judged; of a batch fewer, as it tells as much in less, but a quarter at least
 MEMORY = 0.98  # weight of the past at each step
-REST, LONGEST_REST = 512, 8192  # steps
+REST, LONGEST_REST = 8 * TRIAL, 128 * TRIAL  # steps
 ITS_OWN = 0.2  # of the tokens accepted from it, those that no other source would have drafted in its place: 0.1 to 0.35
 
 

@@ -76,15 +76,12 @@ BY_LAST = BY_RECENCY + (NEVER + 1) * RECENCIES
 LAST_TOKENS = 1024
 BY_RECYCLED = BY_LAST + 4 * LAST_TOKENS
 FACTORS = BY_RECYCLED + 4 * (UNPLACED + 1)
-RATE, FIRST_GRADIENTS, MOST_GRADIENTS = 0.1, 0.1, 3.0  # of AdaGrad: step size, sum of squares at the beginning and at most
+RATE = FIRST_GRADIENTS = 0.1  # of AdaGrad: step size, sum of squares at the beginning
 HOPE = np.float32(8.0)  # times as probable as the experts say: no token gets there by its factors
 
-TRUST_MEMORY = np.float32(0.998)  # of the past, at each token
-DOUBT = np.float32(2.0)  # tokens' worth of equal trust
-LEAST_TRUST = np.float32(0.05)
+TRUST_MEMORY = np.float32(1 - 1 / MEMORY)  # weight of the past at each token
 
-ALIGN_FROM = 3  # match length from which a broken match is kept
-ALIGN_MOST = 4  # places that such a match may have had
+ALIGN_FROM = 3  # match length from which a broken match is kept, and places that it may have had at most
 
 
 @inlined
@@ -220,6 +217,7 @@ def _learn_trust(shared, scratch, actual):
     So what is stale or off the subject does not drown what is not: a memory of another topic, a trie of another domain.
     """
     trust, said, most = shared.trust, np.float32(0.0), np.float32(0.0)
+    one = np.float32(1.0)  # token's worth of equal trust
     for slot in range(np.uint64(scratch.counters[1])):
         if scratch.slots[slot, SLOT_TOKEN] == actual:
             said = scratch.values[slot, P]
@@ -227,10 +225,10 @@ def _learn_trust(shared, scratch, actual):
         if trust[text, LATEST] >= 0:
             trust[text, GAVE] = TRUST_MEMORY * trust[text, GAVE] + trust[text, LATEST]
             trust[text, MIXTURE_GAVE] = TRUST_MEMORY * trust[text, MIXTURE_GAVE] + said
-        most = max(most, (trust[text, GAVE] + DOUBT) / (trust[text, MIXTURE_GAVE] + DOUBT))
+        most = max(most, (trust[text, GAVE] + one) / (trust[text, MIXTURE_GAVE] + one))
     for text in range(shared.used[0]):
-        ratio = (trust[text, GAVE] + DOUBT) / (trust[text, MIXTURE_GAVE] + DOUBT) / most
-        shared.weights[text] = shared.given[text] * max(LEAST_TRUST, ratio * ratio)
+        ratio = (trust[text, GAVE] + one) / (trust[text, MIXTURE_GAVE] + one) / most
+        shared.weights[text] = shared.given[text] * ratio * ratio
 
 
 @woven
@@ -248,7 +246,7 @@ def _learn_factors(shared, scratch, actual):
             continue
         for k in range(4):
             f = scratch.used_factors[slot, k]
-            learned[f, 1] = min(learned[f, 1] + gradient * gradient, np.float32(MOST_GRADIENTS))
+            learned[f, 1] += gradient * gradient
             learned[f, 0] += np.float32(RATE) * gradient / np.sqrt(learned[f, 1])
             factors[f] = np.exp(learned[f, 0])
 
@@ -267,7 +265,7 @@ def move_aligned(texts, steps, made, aligned, used, node, own, own_match, own_pl
             if made[node, text, 0] > 0:
                 low, high = steps[node, text, 0, LOW], steps[node, text, 0, HIGH]
                 order, prefix = steps[node, text, 0, ORDER], steps[node, text, 0, PREFIX]
-                if order >= ALIGN_FROM and high - low <= ALIGN_MOST:
+                if order >= ALIGN_FROM and high - low <= ALIGN_FROM:
                     for rank in range(low, high):
                         goes_on = goes_on or token_at(texts, text, suffix_at(texts, text, rank) + prefix) == token
                     broken_at = suffix_at(texts, text, low) + prefix

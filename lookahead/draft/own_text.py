@@ -13,14 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 from numba import carray
 
-from lookahead.draft.arrays import CHAINS, LEADERS, MOST_PLACES, OWN_COLUMNS
+from lookahead.draft.arrays import CHAINS, LEADERS, OWN_COLUMNS, PER_CHAIN
 from lookahead.draft.places import SOURCE, count_of
 from lookahead.kernels import inlined, int32_at, int64_at, kernel
 
 TOKEN, CHAIN, SEEN = 0, 1, 1 + CHAINS  # rows of OwnText.log; chain c links places that agree in 2^c tokens
 LONGEST_MATCH = 32  # tokens compared; a longer match counts as this
-PER_CHAIN = 32  # places taken of each chain
-CHAIN_STEPS = 64  # places looked at on a chain
+CHAIN_STEPS = 2 * PER_CHAIN  # places looked at on a chain
 
 # Columns of a row's own text among the arrays of all rows.
 LOG, CAPACITY, HEADS, HEAD_SLOTS, LEADING, LENGTH, PROMPT_LENGTH = range(OWN_COLUMNS)
@@ -186,7 +185,7 @@ def more_places(log, heads, length, recent, have, chain, found, slots, filled):
     above = 2 * order if chain < CHAINS - 1 else LONGEST_MATCH + 1
     place, taken = heads[chain, slots[chain]], 0
     for _ in range(CHAIN_STEPS):
-        if place < 0 or taken == PER_CHAIN or filled == MOST_PLACES:
+        if place < 0 or taken == PER_CHAIN:
             break
         here = place
         place = log[CHAIN + chain, here]

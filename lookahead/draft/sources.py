@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lookahead.budget.worth import Worth
+from lookahead.draft.mixture import MEMORY
 from lookahead.draft.tree import GRAMMAR
 from lookahead.errors import UsageError
 
@@ -28,7 +29,6 @@ DEPTHS, RANKS = 8, 4  # classes of each that are told apart; the last stands for
 OURS = (0.0, 0.05, 0.2, 0.5)  # probabilities by our own mixture that are told apart, from above these on; 0: not drafted by us
 UNKNOWN = 0.4  # share of first proposals that is expected to be right before anything is known
 STRENGTH = 2.0  # proposals that this expectation stands for
-MEMORY = 250.0  # proposals of a kind after which the past counts half
 ITS_OWN = 0.5  # of the tokens accepted from a source, those that no other would have drafted in its place
 
 
@@ -247,7 +247,7 @@ def _judge(proposed: _Proposed, token_ids: Sequence[int]) -> None:
         for following, kind in proposed.following.get(said, ()):
             source.tried[kind] += 1
             source.hits[kind] += following == token
-            if source.tried[kind] > MEMORY:
+            if source.tried[kind] > MEMORY:  # as a cell of the mixture
                 source.tried[kind] *= 0.5
                 source.hits[kind] *= 0.5
         said = (*said, int(token))

@@ -115,14 +115,14 @@ def agreeing(text: Sequence[int], place: int, context: Sequence[int]) -> int:
 def own_places(text: Sequence[int], context: Sequence[int]) -> list[tuple[int, int, int]]:
     """(tokens that agree, the token that follows, place): by 8, 4, 2, 1 tokens or more, each newest first.
 
-    Of each, the newest 64 are looked at, and 32 that were not taken as longer ones are taken; 96 in all.
+    Of each, the newest 32 are looked at, and 16 that were not taken as longer ones are taken.
     """
     found = []
     matches = {place: agreeing(text, place, context) for place in range(len(text) - 1, -1, -1)}
     for least, most in ((8, 32), (4, 7), (2, 3), (1, 1)):
-        looked_at = [(match, place) for place, match in matches.items() if match >= least][:64]
-        found += [(match, text[place + 1], place) for match, place in looked_at if match <= most and place + 1 < len(text)][:32]
-    return found[:96]
+        looked_at = [(match, place) for place, match in matches.items() if match >= least][:32]
+        found += [(match, text[place + 1], place) for match, place in looked_at if match <= most and place + 1 < len(text)][:16]
+    return found
 
 
 def lead(leaders: list[list[int]], token: int, count: int, note: int) -> None:
@@ -544,9 +544,9 @@ class SlowDrafter:
             self.trust[number] *= mixture.TRUST_MEMORY
             self.trust[number] += gave / summed(count for _, count in weighed), said
         used = self.trust[: len(self.texts)]
-        ratios = (used[:, 0] + mixture.DOUBT) / (used[:, 1] + mixture.DOUBT)
+        ratios = (used[:, 0] + ONE) / (used[:, 1] + ONE)
         relative = ratios / ratios.max()
-        self.weights[: len(used)] = self.drafter.shared.given[: len(used)] * np.maximum(mixture.LEAST_TRUST, relative**2)
+        self.weights[: len(used)] = self.drafter.shared.given[: len(used)] * relative**2
 
     def learn_factors(self, guesses: dict[int, Guess], actual: int) -> None:
         """One step of AdaGrad on the log-likelihood; what is hardly wrong teaches nothing."""
@@ -555,7 +555,7 @@ class SlowDrafter:
             if token != actual and gradient > -1e-3:
                 continue
             for f in guess.factors:
-                squares = self.learned[f, 1] = min(self.learned[f, 1] + gradient * gradient, F(mixture.MOST_GRADIENTS))
+                squares = self.learned[f, 1] = self.learned[f, 1] + gradient * gradient
                 self.learned[f, 0] += F(mixture.RATE) * gradient / np.sqrt(squares)
                 self.factors[f] = np.exp(self.learned[f, 0])
 
@@ -567,7 +567,7 @@ class SlowDrafter:
             order, places = self._longest_match(node, number)
             expected = {follows(place) for place in places} - {END}  # where all documents end, no match is broken
             before = node.aligned.get(number)
-            if order >= mixture.ALIGN_FROM and len(places) <= mixture.ALIGN_MOST and expected:
+            if order >= mixture.ALIGN_FROM and len(places) <= mixture.ALIGN_FROM and expected:
                 if token not in expected:
                     missed_before = before.missed if before and before.at + 1 == places[0] else 0
                     moved[number] = Aligned(places[0], order, missed_before + 1, 0)
