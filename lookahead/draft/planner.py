@@ -32,8 +32,7 @@ from lookahead.draft.places import narrow_all
 from lookahead.draft.tree import GRAMMAR
 from lookahead.kernels import inlined, kernel, woven
 
-LOOKED_BEHIND = np.float32(1.4)  # times the price: what a node that costs something must be worth to be looked behind, or
-HALFWAY = np.float32(0.5)  # of the way from the price to 1, if that is less
+LOOKED_BEHIND = np.float32(0.85)  # power of the price that a node must be worth to be looked behind, if it costs something
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
 UNHEARD = np.float32(0.01)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
 # Columns of a candidate.
@@ -73,7 +72,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
     offered[:] = 0
     least = max(LEAST, AT_NO_COST * priced)
     cutoff, above, edge = least, np.int64(0), np.int64(0)
-    looked_behind = min(LOOKED_BEHIND * priced, priced + HALFWAY * (np.float32(1.0) - priced))
+    looked_behind = priced**LOOKED_BEHIND
     nodes, filled, waiting, few = 1, 0, 0, min(free, budget)
     node, depth, probability = np.int64(0), np.int64(0), np.float32(1.0)
     while nodes <= budget:

@@ -341,7 +341,7 @@ def test_tree_of_a_higher_price_is_the_beginning_of_that_of_a_lower_one(text):
     cheap, dear = row.draft(None, 3, price=0.05), row.draft(None, 3, price=0.2)
     assert dear.probabilities[1:].min(initial=1) >= 0.2 * 0.999
     # It and all before it are looked behind; what experts that were not asked would have said is worth less than the price.
-    enough = 1.05 * (1 + LOOKED_BEHIND) * 0.2
+    enough = 1.05 * (0.2 + 0.2**LOOKED_BEHIND)
     worth = [path for path, p in zip(paths_of(cheap), cheap.probabilities, strict=True) if p >= enough]
     assert set(worth) <= set(paths_of(dear))
 
