@@ -22,8 +22,7 @@ RECENT = 33  # tokens of a context that are looked at
 BINS = 8 * 24 + 8
 DEPTHS = 32  # from the root on; deeper nodes count as the last
 OWN_COLUMNS = 7
-RANGES = 1 << 13  # looked-up ranges of sorted suffixes that a thread remembers, and what follows in
-SUMMARIES = 1 << 12  # so many of them
+RANGES = 1 << 13  # narrowed ranges of sorted suffixes that a thread remembers
 TREE_TOKENS, TREE_PARENTS, TREE_SOURCES, TREE_MATCHES = range(4)  # of a row's tree
 
 # One thread's scratch space. A node is one of the tree that is being grown, the root first.
@@ -51,12 +50,7 @@ SCRATCH: Layout = {
     "used_factors": (np.int32, (SLOTS, 4)),
     "chains": (np.int64, (CHAINS,)),  # slots in the own text's hash tables
     "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
-    # What was looked up in sorted texts before, see places.py: the key of each entry and what was found.
-    "ranges": (np.int64, (RANGES, 3)),
-    "summaries": (np.int64, (SUMMARIES + 1, 2)),
-    "summed": (np.float32, (SUMMARIES + 1,)),
-    "summary_tokens": (np.int32, (SUMMARIES + 1, MOST_SAMPLED)),
-    "summary_counts": (np.float32, (SUMMARIES + 1, MOST_SAMPLED)),
+    "ranges": (np.int64, (RANGES, 3)),  # narrowed before, see places.py
 }
 Scratch = namedtuple("Scratch", tuple(SCRATCH))  # type: ignore[misc]
 scratch_arrays = unpacker(SCRATCH, Scratch)

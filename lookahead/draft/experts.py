@@ -40,13 +40,12 @@ from lookahead.draft.cells import (
     recycled_cell,
 )
 from lookahead.draft.own_text import TOKEN
-from lookahead.draft.places import END, HIGH, LOW, ORDER, PREFIX, SOURCE, has_step, summary_of, token_at
+from lookahead.draft.places import END, HIGH, LOW, ORDER, PREFIX, SOURCE, WEIGHTS, has_step, suffix_at, token_at, weight_at
 from lookahead.draft.recycled import ANY, place_of
 from lookahead.draft.recycled import BEST as PLACED
 from lookahead.kernels import inlined, woven
 
-# So many places represent a wider range, evenly: doubled up to MOST_SAMPLED until shares that matter can be told apart.
-FEWEST = 8
+FEWEST = 6  # places, up to MOST_SAMPLED, represent a wider range, evenly: as many as shares that matter can be told apart
 RESOLUTION = np.float32(4.0)
 LEAST_WEIGHT = np.float32(1e-30)  # of all places of an expert; they may weigh nothing
 
@@ -209,9 +208,7 @@ def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actu
     total, distinct = np.float32(0.0), 0
     sample = np.int64(MOST_SAMPLED)
     if floor > 0:
-        sample = np.int64(FEWEST)
-        while sample < MOST_SAMPLED and sample < RESOLUTION * rest / floor:
-            sample *= 2
+        sample = np.int64(min(max(RESOLUTION * rest / floor, FEWEST), MOST_SAMPLED))
     for text in range(shared.used[0]):
         number = current[text] + 1
         if number < scratch.made[node, text, 0] and steps[node, text, number, ORDER] >= other_order:
@@ -221,24 +218,33 @@ def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actu
             continue
         low, prefix = steps[node, text, number, LOW], steps[node, text, number, PREFIX]
         width = steps[node, text, number, HIGH] - low
-        source, taken = texts[text, SOURCE], min(width, sample)
+        weighted, source = texts[text, WEIGHTS] > 0, texts[text, SOURCE]
+        taken = min(width, sample)
         each = shared.weights[text] * (np.float32(width) / np.float32(taken))
-        entry, hit = summary_of(texts, text, low, width, prefix, taken, scratch), np.float32(0.0)
-        for k in range(np.uint64(scratch.summaries[entry, 1])):
-            token, count = np.int64(scratch.summary_tokens[entry, k]), each * scratch.summary_counts[entry, k]
+        last, slot, here = np.int64(-1), np.uint64(0), np.float32(0.0)
+        hit, seen = np.float32(0.0), np.float32(0.0)
+        for k in range(taken):
+            place = low + k if taken == width else low + (2 * k + 1) * width // (2 * taken)
+            position = suffix_at(texts, text, place)
+            count = each * weight_at(texts, text, position) if weighted else each
+            seen += count
+            token = token_at(texts, text, position + prefix)
             if token == actual:
                 hit += count
-            slot = slot_of(scratch, stamp, token)
-            if values[slot, COUNT] == 0:
-                values[slot, MOST] = 0
-                touched[np.uint64(distinct)] = slot
-                distinct += 1
-            if slots[slot, SLOT_OTHER] == NEVER:
-                slots[slot, SLOT_OTHER] = order
+            if token == END:
+                continue
+            if token != last:
+                last, slot, here = token, slot_of(scratch, stamp, token), np.float32(0.0)
+                if values[slot, COUNT] == 0:
+                    values[slot, MOST] = 0
+                    touched[np.uint64(distinct)] = slot
+                    distinct += 1
+                if slots[slot, SLOT_OTHER] == NEVER:
+                    slots[slot, SLOT_OTHER] = order
             values[slot, COUNT] += count
-            if count > values[slot, MOST]:
-                values[slot, MOST], slots[slot, SLOT_OFFERED] = count, source
-        seen = each * scratch.summed[entry]
+            here += count
+            if here > values[slot, MOST]:
+                values[slot, MOST], slots[slot, SLOT_OFFERED] = here, source
         total += seen
         if actual >= 0 and number == 0:
             shared.trust[text, LATEST] = hit / seen

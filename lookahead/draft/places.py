@@ -19,7 +19,7 @@ import itertools
 
 import numpy as np
 
-from lookahead.draft.arrays import COLUMNS, RANGES, STEPS, SUMMARIES
+from lookahead.draft.arrays import COLUMNS, RANGES, STEPS
 from lookahead.kernels import float32_at, inlined, kernel, uint16_at, uint32_at, uint64_at
 from lookahead.trie.suffixes import DEPTH
 
@@ -129,11 +129,11 @@ def _first_range(texts, text, token):
 
 
 @inlined
-def _key(texts, text, low, high, prefix, more):
-    """A hash of a range of a text's suffixes, how many tokens they share, and one number more: never 0."""
+def _key(texts, text, low, high, prefix, token):
+    """A hash of a range of a text's suffixes, how many tokens they share, and the token that follows: never 0."""
     mixed = (np.uint64(low) ^ (np.uint64(texts[text, VERSION]) << np.uint64(40))) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(29)) ^ np.uint64(high)) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(32)) ^ np.uint64(prefix) ^ (np.uint64(more) << np.uint64(16))) * np.uint64(
+    mixed = (mixed ^ (mixed >> np.uint64(32)) ^ np.uint64(prefix) ^ (np.uint64(token) << np.uint64(16))) * np.uint64(
         0x94D049BB133111EB
     )
     return np.int64((mixed ^ (mixed >> np.uint64(31))) | np.uint64(1))
@@ -256,35 +256,3 @@ def _add_step(steps, made, node, text, low, high, prefix, order):
     steps[node, text, number, LOW], steps[node, text, number, HIGH] = low, high
     steps[node, text, number, PREFIX], steps[node, text, number, ORDER] = prefix, order
     made[node, text, 0] = number + 1
-
-
-@inlined
-def summary_of(texts, text, low, width, prefix, taken, scratch):
-    """The entry of the scratch space that says what follows the first `prefix` tokens of `width` suffixes from `low` on, by
-    `taken` of them: summaries[entry, 1] tokens with their counts, each token at most as often as sorting tells them apart;
-    summed[entry], the sum of all counts, ends of documents included. Where weights differ, counts are weighted.
-    """
-    keys, tokens, counts = scratch.summaries, scratch.summary_tokens, scratch.summary_counts
-    key, entry = np.int64(0), np.uint64(SUMMARIES)
-    if taken > FEW:
-        key = _key(texts, text, low, low + width, prefix, taken)
-        entry = np.uint64(key >> 1) & np.uint64(SUMMARIES - 1)
-        if keys[entry, 0] == key:
-            return entry
-    weighted = texts[text, WEIGHTS] > 0
-    filled, last, total = np.int64(-1), np.int64(-1), np.float32(0.0)
-    for k in range(taken):
-        place = low + k if taken == width else low + (2 * k + 1) * width // (2 * taken)
-        position = suffix_at(texts, text, place)
-        count = weight_at(texts, text, position) if weighted else np.float32(1.0)
-        total += count
-        token = token_at(texts, text, position + prefix)
-        if token == END:
-            continue
-        if token != last:
-            last = token
-            filled += 1
-            tokens[entry, np.uint64(filled)], counts[entry, np.uint64(filled)] = token, np.float32(0.0)
-        counts[entry, np.uint64(filled)] += count
-    keys[entry, 0], keys[entry, 1], scratch.summed[entry] = key, filled + 1, total
-    return entry

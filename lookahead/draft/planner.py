@@ -32,6 +32,7 @@ from lookahead.draft.places import narrow_all
 from lookahead.draft.tree import GRAMMAR
 from lookahead.kernels import inlined, kernel, woven
 
+SLACK = np.float32(1.2)  # experts are asked while the rest of the stick is worth so many times the cutoff
 LOOKED_BEHIND = np.float32(0.85)  # power of the price that a node must be worth to be looked behind, if it costs something
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
 UNHEARD = np.float32(0.01)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
@@ -81,7 +82,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
             cutoff = max(cutoff, least)
         # Of the path, before the probability of the next token; a forced one has none.
         likely = probability if node < len(forced) else probability * deeper(shared.by_depth, depth)
-        floor = cutoff / likely  # experts are asked while the rest of the stick is as much
+        floor = SLACK * cutoff / likely
         if depth < branch_length and floor <= 1 and (nodes <= free or likely >= looked_behind):
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
@@ -92,7 +93,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
                     scratch.best[parent, 0], scratch.best[parent, 1], keys[node, 0], scratch.aligned, node,
                 )  # fmt: skip
             asked = mix(shared, scratch, own, node, have, floor, np.int64(-1))
-            rescore(shared, scratch, own, asked, floor, False)
+            rescore(shared, scratch, own, asked, cutoff / likely, False)
             if node < len(forced):
                 slots[0, SLOT_TOKEN], values[0, P], scratch.counters[1] = forced[node], 1.0, 1
                 slots[0, SLOT_SOURCE], slots[0, SLOT_MATCH] = GRAMMAR, 0

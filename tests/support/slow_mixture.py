@@ -39,7 +39,7 @@ from lookahead.draft.cells import (
 )
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.experts import FEWEST, RESOLUTION
-from lookahead.draft.planner import UNHEARD
+from lookahead.draft.planner import SLACK, UNHEARD
 from lookahead.draft.recycled import ANY, ASKED, KINDS
 from lookahead.trie.suffixes import DEPTH
 
@@ -465,10 +465,7 @@ class SlowDrafter:
         def sample() -> int:
             if floor <= 0:
                 return MOST_SAMPLED
-            places = FEWEST
-            while places < MOST_SAMPLED and places < RESOLUTION * rest / floor:
-                places *= 2
-            return places
+            return int(min(max(RESOLUTION * rest / floor, F(FEWEST)), F(MOST_SAMPLED)))
 
         experts = self.experts(row, node, sample)
         while rest >= floor and (expert := next(experts, None)):
@@ -616,7 +613,7 @@ class SlowDrafter:
                 cutoff = max(cutoff, least)
             depth, by_depth = depths[-1], self.drafter.shared.by_depth
             likely = whole * (by_depth[min(depth + 1, len(by_depth) - 1)] / by_depth[min(depth, len(by_depth) - 1)])
-            floor = cutoff / likely
+            floor = SLACK * cutoff / likely
             pays = number < free or likely >= min(F(1.4) * priced, priced + F(0.5) * (F(1) - priced))
             if number < budget and depth < branch_length and floor <= 1 and pays:
                 guesses, _ = self.mix(row, node, floor, cutoff / likely)
