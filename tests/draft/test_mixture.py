@@ -20,7 +20,6 @@ from lookahead.draft.mixture import FACTORS, MEMORY
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.own_text import OwnText, more_places, own_places, slots_of
 from lookahead.draft.places import HIGH, LOW, ORDER, PREFIX
-from lookahead.draft.planner import SLACK
 from lookahead.draft.priors import Priors
 from lookahead.draft.tree import DraftTree, root_only
 from lookahead.trie import session
@@ -326,7 +325,7 @@ def test_no_more_tokens_are_proposed_than_there_is_room_for(decoding_length, wei
 def test_probability_of_each_next_token_is_that_of_the_mixture(situation):
     for drafter, row, slow, slow_row, _ in moments(situation):
         row.draft(63, 1)
-        guesses, _ = slow.mix(slow_row, slow_row.root, SLACK * NOTHING, NOTHING)
+        guesses, _ = slow.mix(slow_row, slow_row.root, NOTHING, NOTHING)
         expected = {t: guess for t, guess in guesses.items() if guess.p >= NOTHING}
         (_, _, whole, *_), *below = tree_of(drafter, row)
         assert whole == 1.0

@@ -613,7 +613,7 @@ class SlowDrafter:
                 cutoff = max(cutoff, least)
             depth, by_depth = depths[-1], self.drafter.shared.by_depth
             likely = whole * (by_depth[min(depth + 1, len(by_depth) - 1)] / by_depth[min(depth, len(by_depth) - 1)])
-            floor = SLACK * cutoff / likely
+            floor = cutoff / likely * (ONE if number >= free and cutoff <= priced else SLACK)
             pays = number < free or likely >= min(F(1.4) * priced, priced + F(0.5) * (F(1) - priced))
             if number < budget and depth < branch_length and floor <= 1 and pays:
                 guesses, _ = self.mix(row, node, floor, cutoff / likely)
