@@ -62,6 +62,7 @@ kernel = _kept()
 inlined = _kept(forceinline=True)  # part of its callers: called very often
 woven = numba.njit(inline="always", error_model="numpy")  # the same, but never compiled alone: large and called in one place,
 # or so small that its callers grow little
+part = numba.njit(error_model="numpy")  # kept with the one kernel that calls it: where weaving it in would take long to compile
 
 
 def pointer_to(numba_type):

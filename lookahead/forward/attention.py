@@ -1,7 +1,8 @@
 """Attention over a pack: slot by slot through the model's own function. In: one packed row. Out: the same.
 
 The function is registered with transformers under a name of its own, and a model uses it only inside `PackedAttention.over`, so
-that calls which are not ours see nothing of it.
+that calls which are not ours see nothing of it. Models whose attention lookahead::tree_attention can compute take that op for
+the whole pack instead (tree_attention.py).
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lookahead.errors import ModelError
 from lookahead.forward.batch import Group, MaskPlan, Pack
+from lookahead.forward.tree_attention import NAME as TREE
+from lookahead.forward.tree_attention import OTHERS
 
 NAME = "lookahead_packed"
 FIELD = "_attn_implementation_internal"  # of a config: the function its layers use
-NOT_SDPA = ("softcap", "s_aux", "position_bias")  # arguments that sdpa itself does not know
 
 _running = threading.local()  # .attention: the PackedAttention whose forward this thread runs
 
@@ -41,15 +43,21 @@ class PackedAttention:
         # What the model hands to its layers names their kind, no more.
         self._fed = {kind: torch.empty(1, 1, 1, 1, device=model.device, dtype=model.dtype) for kind in plan.windows}
         self._kinds = {mask.data_ptr(): kind for kind, mask in self._fed.items()}
+        self._by_type = plan.by_type
         self.masks = self._fed if plan.by_type else next(iter(self._fed.values()))
         self.pack: Pack
 
     @contextlib.contextmanager
-    def over(self, pack: Pack) -> Iterator[None]:
-        """While open, the model's attention works on `pack`. It is to be fed `masks`."""
+    def over(self, pack: Pack) -> Iterator[Any]:
+        """While open, the model's attention works on `pack`. Gives what the model is to be handed as its attention mask."""
+        if pack.meta is not None:
+            kinds = [lines[None, None] for lines in pack.meta]
+            with self.named(TREE):
+                yield dict(zip(self._kinds.values(), kinds, strict=True)) if self._by_type else kinds[0]
+            return
         self.pack, _running.attention = pack, self
         with self.named(NAME):
-            yield
+            yield self.masks
 
     @contextlib.contextmanager
     def named(self, name: str) -> Iterator[None]:
@@ -85,7 +93,7 @@ def packed_attention(
     attention: PackedAttention = _running.attention
     groups, tokens = attention.pack.groups, query.shape[2]
     kind = attention.kind_of(attention_mask)
-    direct = attention.base == "sdpa" and all(arguments.get(name) is None for name in NOT_SDPA)
+    direct = attention.base == "sdpa" and all(arguments.get(name) is None for name in OTHERS)
     outputs = []
     for group in groups:
         keys, values, mask = key[group.slots, :, : group.length], value[group.slots, :, : group.length], group.masks[kind]

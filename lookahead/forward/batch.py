@@ -18,6 +18,7 @@ import torch
 from lookahead.budget.cost import bucket, evened
 from lookahead.budget.profile import Work
 from lookahead.draft.tree import DraftTree
+from lookahead.forward.tree_meta import meta_of
 from lookahead.kernels import kernel
 
 NO_LIMIT = 1 << 60
@@ -55,6 +56,11 @@ class MaskPlan:
             by_type=True,
         )
 
+    @functools.cached_property
+    def limits(self) -> np.ndarray:
+        """int64 [2, kinds]: windows and chunks, NO_LIMIT where there are none."""
+        return np.array([[limit or NO_LIMIT for limit in limits.values()] for limits in (self.windows, self.chunks)])
+
     def first_seen(self, kind: str, position: int) -> int:
         """The first position that the query at `position` sees in layers of this kind."""
         window, chunk = self.windows[kind], self.chunks[kind]
@@ -87,7 +93,8 @@ class Pack:
 
     input_ids, position_ids: int64 [1, tokens]. slots, places: int64 [tokens kept], where each token's keys and values go; at
     the end there may be tokens that only fill it up, of which nothing is kept.
-    groups: see Group; in the order of the tokens. one: where only one slot brings tokens, its number and their places.
+    groups: see Group; in the order of the tokens. meta: in place of these, for lookahead::tree_attention, what tokens see:
+    int32 [kinds of layers, tokens, FIELDS] (tree_meta.py). one: where only one slot brings tokens, its number and their places.
     """
 
     input_ids: torch.Tensor
@@ -96,6 +103,7 @@ class Pack:
     places: torch.Tensor
     groups: list[Group]
     one: tuple[int, slice] | None
+    meta: torch.Tensor | None = None
 
     @functools.cached_property
     def offsets(self) -> torch.Tensor:
@@ -113,12 +121,14 @@ def pack(
     spare: int | None = None,
     even: bool = False,
     call: float = 0.0,
+    by_op: bool = False,
 ) -> Pack:
     """Pack the tree of each slot behind the `pasts` tokens that the cache holds of it. None: nothing new in this slot.
 
     spare: a slot that nobody uses. If given, small steps get one of a few shapes, as CUDA graphs and compiled kernels want: all
     slots share one call of attention; tokens, queries and keys are padded to a bucket, and padding tokens go to this slot.
     even: a step that is not of these shapes is filled up, at the end, as `evened` says. call: see `runs_of`.
+    by_op: attention is computed by lookahead::tree_attention, which takes any trees in one call; not beside `spare`.
     """
     sizes = [0 if tree is None else len(tree) for tree in trees]
     brought, held = np.array(sizes), np.array(pasts)
@@ -131,6 +141,9 @@ def pack(
     fed[0, :total] = shown[0].token_ids if len(shown) == 1 else np.concatenate([tree.token_ids for tree in shown])
     fed[2, total:] = spare or 0
     _place(parents, brought, held, fed)
+    if by_op:
+        meta = torch.from_numpy(meta_of(parents, brought, held, *plan.limits, filled))
+        return _packed(upload(fed, device), total, [], sizes, pasts, meta)
     runs = _one_run(sizes, pasts, bucketed) if bucketed or len(sizes) == 1 else runs_of(brought, held, call)
     masks = _masks((runs, parents, fed[1], brought, held), plan, dtype, device, bucketed)
     groups, start = [], 0
@@ -141,14 +154,24 @@ def pack(
             spread, gather = (upload(a, device) for a in _spread(brought[first:last], width, end - start))
         groups.append(Group(slice(first, last), width, length, start, end, seen, spread, gather))
         start = end
-    ids, positions, slots, places = upload(fed, device)
-    if not bucketed:
-        slots, places = slots[:total], places[:total]
+    return _packed(upload(fed, device), filled if bucketed else total, groups, sizes, pasts)
+
+
+def _packed(
+    fed: torch.Tensor,
+    kept: int,
+    groups: list[Group],
+    sizes: Sequence[int],
+    pasts: Sequence[int],
+    meta: torch.Tensor | None = None,
+) -> Pack:
+    """fed: int64 [4, tokens], token ids, positions, slots and places. kept: how many tokens are."""
+    ids, positions, slots, places = fed
     one = None
-    if len(shown) == 1 and not bucketed:
-        slot = int(runs[0, 0])
-        one = slot, slice(pasts[slot], pasts[slot] + total)
-    return Pack(ids[None], positions[None], slots, places, groups, one)
+    if sum(map(bool, sizes)) == 1 and kept == sum(sizes):
+        slot = next(slot for slot, size in enumerate(sizes) if size)
+        one = slot, slice(pasts[slot], pasts[slot] + kept)
+    return Pack(ids[None], positions[None], slots[:kept], places[:kept], groups, one, meta)
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -193,7 +193,8 @@ class PackedSlots:
         self._make_room(needed)
         spare = self.cache.slots - 1 if target.bucketed else None
         even = target.device.type == "cpu" and any(want != "all" for want in wanted)
-        packed = pack(trees, pasts, target.mask_plan, target.dtype, target.device, spare, even, self.call)
+        by_op = target.attends_by_op and not target.bucketed
+        packed = pack(trees, pasts, target.mask_plan, target.dtype, target.device, spare, even, self.call, by_op)
         kept, counts = _wanted_tokens(sizes, wanted)
         self._took(trees, wanted)
         return Scores(self._logits(packed, kept), counts)
@@ -231,11 +232,11 @@ class PackedSlots:
             index = upload(np.array(kept, np.int64), target.device)
             if "logits_to_keep" in target.arguments:
                 chosen = {"logits_to_keep": index}
-        with attention.over(packed):
+        with attention.over(packed) as mask:
             logits = target.model(
                 input_ids=packed.input_ids,
                 position_ids=packed.position_ids,
-                attention_mask=attention.masks,
+                attention_mask=mask,
                 past_key_values=self.cache,
                 use_cache=True,
                 **chosen,

@@ -27,6 +27,7 @@ from lookahead.forward.attention import PackedAttention
 from lookahead.forward.batch import MaskPlan
 from lookahead.forward.parallel import agreed
 from lookahead.forward.processor import processor_name
+from lookahead.forward.tree_attention import NAME as TREE
 
 Mode = Literal["packed", "tree", "chain", "replay", "plain"]
 # Multiplications that take as long as a call of attention does beside its work. On a CPU 20 us, measured with keys of 288 and
@@ -41,7 +42,9 @@ class TargetModel:
 
     mode: see the module's docstring. reason: why it is not "packed".
     place_bytes: memory that keys and values of one token take, where it is packed (0: not known).
-    bucketed: packed steps take one of a few shapes (on a GPU). linear: the kind of its linear layers (models/linear.py).
+    bucketed: packed steps take one of a few shapes (on a GPU). attends_by_op: in packed steps attention is one call of
+    lookahead::tree_attention (tree_attention.py); else calls of the model's own function. linear: the kind of its linear layers
+    (models/linear.py).
     slots_factory: makes its slots where `mode` does not say how (slots.py). now: the clock that steps are timed by.
     agreed: what processes that share the model take a measured value for (parallel.py).
     """
@@ -52,6 +55,7 @@ class TargetModel:
     reason: str = ""
     place_bytes: int = 0
     bucketed: bool = False
+    attends_by_op: bool = False
     linear: str = "torch"
     slots_factory: Callable[[Any], Any] | None = None
     now: Callable[[], float] = time.perf_counter  # seconds
@@ -107,7 +111,12 @@ class TargetModel:
 
     @functools.cached_property
     def call(self) -> float:
-        """Of attention: it takes as long as so many products of a query with a key, see `batch.runs_of`."""
+        """Of attention: it takes as long as so many products of a query with a key, see `batch.runs_of`.
+
+        The op pads nothing, as if each slot had a call of its own for nothing.
+        """
+        if self.attends_by_op:
+            return 0.0
         return (ON_CPU if self.device.type == "cpu" else ON_GPU) / self.text_config.hidden_size
 
     @functools.cached_property
@@ -124,7 +133,7 @@ class TargetModel:
     def setting(self) -> Setting:
         """What the costs of its forwards hang on."""
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
-        attention = str(self.text_config._attn_implementation)
+        attention = TREE if self.attends_by_op else str(self.text_config._attn_implementation)
         known = self.model.config, self.name, processor_name(self.device), self.dtype
         return setting_of(*known, attention, self.mode, threads, self.linear)
 

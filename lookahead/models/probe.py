@@ -15,6 +15,7 @@ import torch
 
 from lookahead.draft.tree import DraftTree, chain
 from lookahead.errors import ModelError
+from lookahead.forward.attention_kernel import ENTRIES
 from lookahead.forward.slots import Slots, Wanted, slots_of
 from lookahead.forward.target import Mode, TargetModel
 from lookahead.models.far_masks import far_masks_differ
@@ -30,8 +31,18 @@ BUSH = np.array([-1, 0, 0, 1, 1, 2], np.int32)
 BUSH_KEPT = [0, 2, 5]
 CHAIN_KEPT = [0, 1, 2]
 MOST_NOISE = 0.1  # of the spread of scores: what rounding may be blamed for
-MODES: tuple[Mode, ...] = ("packed", "tree", "chain", "replay")
+# Modes, and whether the op computes their attention
+TRIED: tuple[tuple[Mode, bool], ...] = (
+    *(("packed", True), ("packed", False)),
+    *(("tree", False), ("chain", False), ("replay", False)),
+)
 TREES = ("packed", "tree")
+
+
+def op_may_serve(target: TargetModel) -> bool:
+    """Whether to try lookahead::tree_attention: where it is fast, for models that do not ask for eager attention."""
+    own = target.text_config._attn_implementation
+    return target.device.type == "cpu" and target.dtype in ENTRIES and own != "eager"
 
 
 @torch.inference_mode()
@@ -39,9 +50,11 @@ def probed(model: Any, name: str = "model") -> TargetModel:
     """Wrap a loaded model, finding out how it verifies."""
     reasons: list[str] = []
     linear = kind_of_linear(model)
-    for mode in MODES:
+    for mode, by_op in TRIED:
         bucketed = mode == "packed" and model.device.type == "cuda"
-        target = TargetModel(model, name, mode, "; ".join(reasons), bucketed=bucketed, linear=linear)
+        target = TargetModel(model, name, mode, "; ".join(reasons), bucketed=bucketed, attends_by_op=by_op, linear=linear)
+        if by_op and not op_may_serve(target):
+            continue
         try:
             slots = slots_of(target)
             error = _probe(target, slots) or (far_masks_differ(target) if mode in TREES else "")
@@ -50,7 +63,8 @@ def probed(model: Any, name: str = "model") -> TargetModel:
             error = first_line(failure) if known else f"{type(failure).__name__}: {first_line(failure)}"
         if not error:
             return dataclasses.replace(target, place_bytes=slots.place_bytes())
-        reasons.append(f"no {mode} ({error})")
+        if not by_op:
+            reasons.append(f"no {mode} ({error})")
     return TargetModel(model, name, "plain", "; ".join(reasons), linear=linear)
 
 

@@ -1,0 +1,108 @@
+"""lookahead::tree_attention, attention of packed draft trees as one torch op, and the function by which models call it.
+
+In: queries of all tokens of a step, the slots' buffers of keys and values as they lie, and a line of numbers for each token
+that says what it sees (tree_meta.py). No masks, no padding, no copies. On CPUs the sums of a query run in an order that only
+its own keys decide (attention_kernel.py), so that an output is the same to the last bit alone, in a tree and in a batch.
+
+The lines of a step reach the layers in place of the attention mask, which transformers hands on as it is: each kind of layer is
+handed its own. Nothing else is shared between the step and the layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from lookahead.errors import ModelError
+from lookahead.forward.attention_kernel import ENTRIES, tree_attention_cpu
+from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, SIZE, SLOT, TRUNK
+
+NAME = "lookahead_tree"
+# Arguments that say what neither sdpa nor the op computes: soft caps, sinks, biases
+OTHERS = ("softcap", "s_aux", "position_bias")
+
+_library = torch.library.Library("lookahead", "DEF")
+_library.define("tree_attention(Tensor query, Tensor key, Tensor value, Tensor meta, float scale) -> Tensor")
+
+
+def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attention of each token to what it sees, in plain torch on any device; what the op means.
+
+    query: [tokens, heads, width]. key: [slots, key heads, capacity, width], value: [slots, key heads, capacity, value width];
+    heads that share keys are neighbours. meta: int32 [tokens, FIELDS], see tree_meta.py. scale: of the products.
+    Returns [tokens, heads, value width]; 0 for tokens that fill the pack up. What no token sees may hold anything.
+    """
+    tokens, heads, _ = query.shape
+    output = query.new_zeros(tokens, heads, value.shape[3])
+    grouped, start = heads // key.shape[1], 0
+    lines = meta.tolist()
+    while start < tokens and lines[start][SLOT] >= 0:
+        tree = lines[start : start + lines[start][SIZE]]
+        seen = torch.zeros(len(tree), tree[0][PAST] + len(tree), dtype=torch.bool)
+        for line in tree:
+            node, past = line[NODE], line[PAST]
+            row = seen[node]
+            if line[PARENT] >= 0:
+                row |= seen[line[PARENT]]
+            row[: past + line[TRUNK]] = True
+            row[past + node] = True
+        for line in tree:  # positions of what is behind the trunk are counted back from the token's own
+            places = seen[line[NODE]].nonzero().flatten()
+            seen[line[NODE], places[: line[FIRST]]] = False
+        seen = seen.to(query.device)
+        length, slot, end = seen.shape[1], tree[0][SLOT], start + len(tree)
+        used = seen.any(0)[:, None]
+        keys, values = (
+            buffer[slot, :, :length].masked_fill(~used, 0).float().repeat_interleave(grouped, 0) for buffer in (key, value)
+        )
+        scores = query[start:end].float().transpose(0, 1) @ keys.transpose(1, 2) * scale
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        output[start:end] = (weights @ values).transpose(0, 1).to(output.dtype)
+        start = end
+    return output
+
+
+_library.impl("tree_attention", reference, "CompositeExplicitAutograd")
+
+
+def _on_cpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float) -> torch.Tensor:
+    kernel_takes = query.dtype in ENTRIES and query.dtype == key.dtype == value.dtype
+    if not (kernel_takes and query.stride(2) == key.stride(3) == value.stride(3) == 1 and meta.is_contiguous()):
+        return reference(query, key, value, meta, scale)
+    return tree_attention_cpu(query, key, value, meta, scale)
+
+
+_library.impl("tree_attention", _on_cpu, "CPU")
+
+
+@torch.library.register_fake("lookahead::tree_attention")
+def _shape_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float) -> torch.Tensor:
+    return query.new_empty(query.shape[0], query.shape[1], value.shape[3])
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **arguments: Any,
+) -> tuple[torch.Tensor, None]:
+    """What layers of a model call. query: [1, heads, tokens, width]; key, value: as of `reference`.
+
+    attention_mask: int32 [1, 1, tokens, FIELDS], the lines of the step. Returns [1, tokens, heads, value width] and, in place
+    of weights, None. Raises ModelError for attention that the op does not compute, and where layers are not handed the lines.
+    """
+    if attention_mask is None or attention_mask.dtype != torch.int32 or attention_mask.shape[-1] != FIELDS:
+        raise ModelError("its layers are not handed what tokens see")
+    if any(arguments.get(name) is not None for name in OTHERS):
+        raise ModelError("its attention is not a sum of values weighted by products")
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    output = torch.ops.lookahead.tree_attention(query[0].transpose(0, 1), key, value, attention_mask[0, 0], scale)
+    return output[None], None
+
+
+AttentionInterface.register(NAME, tree_attention)

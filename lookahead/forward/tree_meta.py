@@ -1,0 +1,56 @@
+"""What tokens of packed draft trees see, as numbers. In: each slot's tree and past. Out: a line of int32 for each token.
+
+A token sees its slot's places from `first` to `past + trunk`, which lie side by side: earlier tokens, and the nodes that its
+tree begins with up to where it first branches. Behind these it sees its ancestors, to be found by their parents, and itself.
+Nothing before position `first`, which windows and chunks decide, so layers of each kind have lines of their own.
+
+    slot      where the token's keys are; -1: fills the pack up, as do all behind it
+    past      tokens that the slot held before this step; node n of the tree is at place past + n
+    node      the token's number in its tree; the tree's first token is `node` before it in the pack
+    parent    node that it follows; -1 for a root
+    trunk     nodes 0 ... trunk - 1 are all its ancestors or itself
+    first     the first position that it sees
+    position  past + its depth
+    size      nodes of its tree
+
+Example: behind 100 tokens, a chain 0-1 that branches into 2 and 3. Node 3 has parent 1, trunk 2, position 102: it sees
+places 0 to 101 and 103. Its line is (slot, 100, 3, 1, 2, 0, 102, 4).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lookahead.kernels import kernel
+
+SLOT, PAST, NODE, PARENT, TRUNK, FIRST, POSITION, SIZE = range(8)
+FIELDS = 8
+
+
+@kernel
+def meta_of(parents, sizes, pasts, windows, chunks, tokens):
+    """int32 [kinds, tokens, FIELDS]. parents: within each tree, trees one after the other.
+
+    sizes, pasts: int64 [slots], nodes that each slot brings and tokens that it holds. windows, chunks: int64 [kinds], how far
+    back layers see and the size of the blocks that they see within; both large where there is no limit.
+    """
+    meta = np.zeros((len(windows), tokens, FIELDS), np.int32)
+    token = 0
+    for slot in range(len(sizes)):
+        start = token
+        for node in range(sizes[slot]):
+            parent = parents[token]
+            position, trunk = pasts[slot], np.int64(1)
+            if parent >= 0:
+                position = np.int64(meta[0, start + parent, POSITION]) + 1
+                trunk = np.int64(meta[0, start + parent, TRUNK])
+                if trunk == node:  # its parent is the node before it, and so on to the root
+                    trunk += 1
+            for kind in range(len(windows)):
+                line = meta[kind, token]
+                line[SLOT], line[PAST], line[NODE], line[PARENT] = slot, pasts[slot], node, parent
+                line[TRUNK], line[POSITION], line[SIZE] = trunk, position, sizes[slot]
+                line[FIRST] = max(0, position - windows[kind] + 1, position // chunks[kind] * chunks[kind])
+            token += 1
+    meta[:, token:, SLOT] = -1
+    return meta

@@ -1,0 +1,428 @@
+"""Inner loops of attention as LLVM code over vectors of 16 float32. For kernels; keys and values may be of half precision.
+
+numba leaves it to LLVM which loops become vectors, and so in which order sums run. Here each function says so itself, which
+makes its results the same bits on every call. A product of a query with a key adds d = i, i + 16, i + 32 ... for each i < 16,
+rounding once for each multiply-add, then folds the 16 sums: i + 8 onto i, then i + 4, i + 2, i + 1. `dots`, `dot` and
+`tile_scores` give the same bits. An output adds key after key.
+
+kind: an array element whose type says what keys and values are: float32, uint16 (bits of bfloat16) or int16 (bits of float16).
+Addresses and strides are in bytes. width: numbers of a key or value. Vectors in scratch memory are padded with zeros to a
+multiple of 16 numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+LANES = 16
+FLOAT, HALF, SHORT, INT, LONG = ir.FloatType(), ir.HalfType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+VECTOR, WHOLE = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
+BITS = ir.VectorType(ir.IntType(1), LANES)
+LEAST = -3.0e38  # below every score
+# 2 ** f for -0.5 <= f <= 0.5, lowest power last: the largest error is 2e-8
+EXP2 = (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
+FOLDED = (0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15)  # order in which sums are complete, so that few are open
+
+
+class Code:
+    """Writes LLVM code. kind: numba's type of the array element that says what keys and values are."""
+
+    def __init__(self, builder: Any, kind: Any = types.float32):
+        self.builder = builder
+        self.kind = str(kind)
+        self.size = 4 if self.kind == "float32" else 2
+
+    def call(self, name: str, result: Any, *arguments: Any) -> Any:
+        function = cgutils.get_or_insert_function(
+            self.builder.module, ir.FunctionType(result, [a.type for a in arguments]), name
+        )
+        return self.builder.call(function, arguments)
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        return self.call("llvm.fma.v16f32", VECTOR, a, b, c)
+
+    def splat(self, value: Any) -> Any:
+        vector = ir.VectorType(value.type, LANES)
+        first = self.builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(INT, 0))
+        return self.builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), ir.Constant(WHOLE, [0] * LANES))
+
+    def constant(self, value: float, vector: Any = VECTOR) -> Any:
+        return ir.Constant(vector, [value] * LANES)
+
+    def shuffled(self, a: Any, b: Any, lanes: list[int]) -> Any:
+        return self.builder.shuffle_vector(a, b, ir.Constant(WHOLE, lanes))
+
+    def at(self, address: Any, index: Any, size: int) -> Any:
+        """The address of a number of `size` bytes."""
+        return self.builder.add(address, self.builder.mul(index, ir.Constant(LONG, size)))
+
+    def pointer(self, address: Any, kind: Any) -> Any:
+        return self.builder.inttoptr(address, kind.as_pointer())
+
+    def load(self, address: Any, kind: Any = VECTOR) -> Any:
+        return self.builder.load(self.pointer(address, kind), align=4)
+
+    def store(self, value: Any, address: Any) -> None:
+        self.builder.store(value, self.pointer(address, value.type), align=4)
+
+    def below(self, count: Any) -> Any:
+        """Lanes whose number is below `count`, int64."""
+        lanes = ir.Constant(ir.VectorType(LONG, LANES), list(range(LANES)))
+        return self.builder.icmp_signed("<", lanes, self.splat(count))
+
+    def masked(self, address: Any, mask: Any, other: Any) -> Any:
+        """16 float32, those of `other` where the mask is not set."""
+        return self.call("llvm.masked.load.v16f32.p0", VECTOR, self.pointer(address, VECTOR), ir.Constant(INT, 4), mask, other)
+
+    def keys(self, address: Any, count: Any = None) -> Any:
+        """16 numbers of a key or value as float32; count: only so many, int64, then zeros."""
+        narrow = VECTOR if self.size == 4 else ir.VectorType(SHORT, LANES)
+        where = self.pointer(address, narrow)
+        if count is None:
+            read = self.builder.load(where, align=self.size)
+        else:
+            name = "llvm.masked.load.v16f32.p0" if self.size == 4 else "llvm.masked.load.v16i16.p0"
+            none = ir.Constant(narrow, [0] * LANES) if self.size == 2 else self.constant(0.0)
+            read = self.call(name, narrow, where, ir.Constant(INT, self.size), self.below(count), none)
+        if self.size == 4:
+            return read
+        if self.kind == "uint16":
+            wide = self.builder.shl(self.builder.zext(read, WHOLE), ir.Constant(WHOLE, [16] * LANES))
+            return self.builder.bitcast(wide, VECTOR)
+        return self.builder.fpext(self.builder.bitcast(read, ir.VectorType(HALF, LANES)), VECTOR)
+
+    def variable(self, kind: Any, value: Any) -> Any:
+        place = cgutils.alloca_once(self.builder, kind)
+        self.builder.store(value, place)
+        return place
+
+    @contextmanager
+    def loop(self, count: Any, step: int = 1) -> Iterator[Any]:
+        """Over int64 0, step, 2 step ... below count."""
+        with cgutils.for_range_slice(self.builder, ir.Constant(LONG, 0), count, ir.Constant(LONG, step), LONG) as (index, _):
+            yield index
+
+    def folded(self, sums: list[Any]) -> Any:
+        """[16] totals of 16 vectors."""
+        for half in (8, 4, 2, 1):
+            low = [lane for lane in range(2 * LANES) if lane % (2 * half) < half]
+            high = [lane + half for lane in low]
+            pairs = zip(sums[::2], sums[1::2], strict=True)
+            sums = [self.builder.fadd(self.shuffled(a, b, low), self.shuffled(a, b, high)) for a, b in pairs]
+        return sums[0]
+
+
+def _void(count: int, *kinds: Any) -> Any:
+    return types.void(*kinds, *[types.int64] * count)
+
+
+def _each_chunk(code: Code, width: Any, sums: list[Any], add: Any) -> None:
+    """Run add(sums, offset in numbers, count or None) over a vector of `width` numbers, 16 at a time."""
+    builder = code.builder
+    rest = builder.srem(width, ir.Constant(LONG, LANES))
+    whole = builder.sub(width, rest)
+    with code.loop(whole, LANES) as at:
+        add(sums, at, None)
+    with builder.if_then(builder.icmp_signed(">", rest, ir.Constant(LONG, 0)), likely=False):
+        add(sums, whole, rest)
+
+
+@intrinsic
+def dots(typing_context, kind, query, key, stride, count, width, scores):
+    """16 scores of one query, float32 in scratch memory, with 16 keys; from `count` on the last of them again."""
+
+    def codegen(context, builder, signature, values):
+        code = Code(builder, signature.args[0])
+        query, key, stride, count, width, scores = values[1:]
+        last = builder.sub(count, ir.Constant(LONG, 1))
+
+        def row(number):
+            index = ir.Constant(LONG, number)
+            index = builder.select(builder.icmp_signed("<", index, last), index, last)
+            return builder.add(key, builder.mul(index, stride))
+
+        totals = []
+        for first in range(0, LANES, 4):
+            rows = [row(first + number) for number in range(4)]
+            sums = [code.variable(VECTOR, code.constant(0.0)) for _ in rows]
+
+            def add(sums, at, some, rows=rows):
+                part = code.load(code.at(query, at, 4))
+                for address, place in zip(rows, sums, strict=True):
+                    product = code.fma(part, code.keys(code.at(address, at, code.size), some), builder.load(place))
+                    builder.store(product, place)
+
+            _each_chunk(code, width, sums, add)
+            totals += [builder.load(place) for place in sums]
+        code.store(code.folded(totals), scores)
+        return context.get_dummy_value()
+
+    return _void(6, kind), codegen
+
+
+@intrinsic
+def dot(typing_context, kind, query, key, width):
+    """float32: the score of one query with one key."""
+
+    def codegen(context, builder, signature, values):
+        code = Code(builder, signature.args[0])
+        _, query, key, width = values
+        place = code.variable(VECTOR, code.constant(0.0))
+
+        def add(sums, at, some):
+            part = code.load(code.at(query, at, 4))
+            builder.store(code.fma(part, code.keys(code.at(key, at, code.size), some), builder.load(place)), place)
+
+        _each_chunk(code, width, [place], add)
+        total = builder.load(place)
+        for half in (8, 4, 2, 1):
+            total = builder.fadd(total, code.shuffled(total, total, [(lane + half) % LANES for lane in range(LANES)]))
+        return builder.extract_element(total, ir.Constant(INT, 0))
+
+    return types.float32(kind, *[types.int64] * 3), codegen
+
+
+@intrinsic
+def transpose(typing_context, kind, key, stride, count, width, turned):
+    """16 keys side by side: float32 [width padded, 16] in scratch memory; from `count` on the last key again."""
+
+    def codegen(context, builder, signature, values):
+        code = Code(builder, signature.args[0])
+        key, stride, count, width, turned = values[1:]
+        last = builder.sub(count, ir.Constant(LONG, 1))
+        rows = []
+        for number in range(LANES):
+            index = ir.Constant(LONG, number)
+            index = builder.select(builder.icmp_signed("<", index, last), index, last)
+            rows.append(builder.add(key, builder.mul(index, stride)))
+
+        def add(sums, at, some):
+            block = [code.keys(code.at(row, at, code.size), some) for row in rows]
+            for half in (8, 4, 2, 1):  # swap the halves of pairs of rows: 16 x 16 numbers are turned in four rounds
+                low = [lane if lane & half == 0 else lane - half + LANES for lane in range(LANES)]
+                high = [lane + half if lane & half == 0 else lane + LANES for lane in range(LANES)]
+                turned_block = list(block)
+                for number in range(LANES):
+                    if number & half == 0:
+                        a, b = block[number], block[number + half]
+                        turned_block[number], turned_block[number + half] = code.shuffled(a, b, low), code.shuffled(a, b, high)
+                block = turned_block
+            start = code.at(turned, at, 4 * LANES)
+            for number, vector in enumerate(block):
+                code.store(vector, builder.add(start, ir.Constant(LONG, 4 * LANES * number)))
+
+        _each_chunk(code, width, [], add)
+        return context.get_dummy_value()
+
+    return _void(5, kind), codegen
+
+
+@intrinsic
+def tile_scores(typing_context, query, stride, turned, chunks, scores, scores_stride):
+    """[4, 16] scores of 4 queries with the 16 keys that `transpose` gave. chunks: of 16 numbers in a key."""
+
+    def codegen(context, builder, signature, values):
+        code = Code(builder)
+        query, stride, turned, chunks, scores, scores_stride = values
+        queries = [builder.add(query, builder.mul(stride, ir.Constant(LONG, number))) for number in range(4)]
+
+        def sums_of(lane):
+            places = [code.variable(VECTOR, code.constant(0.0)) for _ in queries]
+            with code.loop(chunks) as chunk:
+                at = builder.add(builder.mul(chunk, ir.Constant(LONG, LANES)), ir.Constant(LONG, lane))
+                keys = code.load(code.at(turned, at, 4 * LANES))
+                for address, place in zip(queries, places, strict=True):
+                    number = code.splat(code.load(code.at(address, at, 4), FLOAT))
+                    builder.store(code.fma(number, keys, builder.load(place)), place)
+            return [builder.load(place) for place in places]
+
+        opened: list[tuple[int, list[Any]]] = []  # (sums in it, those of each query)
+        for lane in FOLDED:
+            size, sums = 1, sums_of(lane)
+            while opened and opened[-1][0] == size:
+                _, others = opened.pop()
+                size, sums = 2 * size, [builder.fadd(a, b) for a, b in zip(others, sums, strict=True)]
+            opened.append((size, sums))
+        for number, total in enumerate(opened[0][1]):
+            code.store(total, builder.add(scores, builder.mul(scores_stride, ir.Constant(LONG, number))))
+        return context.get_dummy_value()
+
+    return _void(6), codegen
+
+
+@intrinsic
+def largest(typing_context, scores, count):
+    """float32: the largest of `count` scores, at least LEAST."""
+
+    def codegen(context, builder, signature, values):
+        code = Code(builder)
+        scores, count = values
+        place = code.variable(VECTOR, code.constant(LEAST))
+
+        def add(sums, at, some):
+            where, most = code.at(scores, at, 4), builder.load(place)
+            new = code.load(where) if some is None else code.masked(where, code.below(some), most)
+            builder.store(builder.select(builder.fcmp_ordered(">", new, most), new, most), place)
+
+        _each_chunk(code, count, [place], add)
+        most = builder.load(place)
+        for half in (8, 4, 2, 1):
+            other = code.shuffled(most, most, [(lane + half) % LANES for lane in range(LANES)])
+            most = builder.select(builder.fcmp_ordered(">", other, most), other, most)
+        return builder.extract_element(most, ir.Constant(INT, 0))
+
+    return types.float32(types.int64, types.int64), codegen
+
+
+@intrinsic
+def powers(typing_context, scores, count, most):
+    """In place: 2 ** (score - most) of `count` scores."""
+
+    def codegen(context, builder, signature, values):
+        code = Code(builder)
+        scores, count, most = values
+        most = code.splat(most)
+
+        def add(sums, at, some):
+            where = code.at(scores, at, 4)
+            mask = None if some is None else code.below(some)
+            score = code.load(where) if mask is None else code.masked(where, mask, most)
+            power = builder.fsub(score, most)
+            least = code.constant(-126.0)
+            live = builder.fcmp_unordered(">=", power, least)  # what is not a number stays so
+            power = builder.select(live, power, least)
+            whole = code.call("llvm.rint.v16f32", VECTOR, power)
+            rest = builder.fsub(power, whole)
+            result = code.constant(EXP2[0])
+            for factor in EXP2[1:]:
+                result = code.fma(result, rest, code.constant(factor))
+            exponent = builder.shl(builder.fptosi(whole, WHOLE), ir.Constant(WHOLE, [23] * LANES))
+            result = builder.bitcast(builder.add(builder.bitcast(result, WHOLE), exponent), VECTOR)
+            result = builder.select(live, result, code.constant(0.0))
+            if mask is None:
+                code.store(result, where)
+            else:
+                where = code.pointer(where, VECTOR)
+                code.call("llvm.masked.store.v16f32.p0", ir.VoidType(), result, where, ir.Constant(INT, 4), mask)
+
+        _each_chunk(code, count, [], add)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), codegen
+
+
+def _mixer(rows: int, vectors: int) -> Any:
+    @intrinsic
+    def mix(typing_context, kind, weights, weights_stride, value, stride, count, some, outputs, outputs_stride, totals):
+        """Add `count` values, weighted, to the outputs of a few queries, and the weights to their totals.
+
+        outputs: float32 [rows, numbers], a few vectors of each; totals: [rows, 16], each total 16 times. some: numbers in a
+        vector, where it is only one.
+        """
+
+        def codegen(context, builder, signature, values):
+            code = Code(builder, signature.args[0])
+            weights, weights_stride, value, stride, count, some, outputs, outputs_stride, totals = values[1:]
+            lines = [builder.mul(ir.Constant(LONG, row), weights_stride) for row in range(rows)]
+            lines = [builder.add(weights, line) for line in lines]
+            whence = [builder.add(totals, ir.Constant(LONG, 4 * LANES * row)) for row in range(rows)]
+            for row in range(rows):
+                start = builder.add(outputs, builder.mul(ir.Constant(LONG, row), outputs_stride))
+                whence += [builder.add(start, ir.Constant(LONG, 4 * LANES * vector)) for vector in range(vectors)]
+            places = [code.variable(VECTOR, code.load(address)) for address in whence]
+
+            def run(some):
+                with code.loop(count) as number:
+                    start = builder.add(value, builder.mul(number, stride))
+                    parts = []
+                    for vector in range(vectors):
+                        where = builder.add(start, ir.Constant(LONG, code.size * LANES * vector))
+                        parts.append(code.keys(where, some if vector == vectors - 1 else None))
+                    for row, line in enumerate(lines):
+                        weight = code.splat(code.load(code.at(line, number, 4), FLOAT))
+                        builder.store(builder.fadd(builder.load(places[row]), weight), places[row])
+                        for vector, part in enumerate(parts):
+                            place = places[rows + row * vectors + vector]
+                            builder.store(code.fma(weight, part, builder.load(place)), place)
+
+            run(some if vectors == 1 else None)
+            for address, place in zip(whence, places, strict=True):
+                code.store(builder.load(place), address)
+            return context.get_dummy_value()
+
+        return _void(9, kind), codegen
+
+    return mix
+
+
+mix_1x4, mix_2x4, mix_4x4 = _mixer(1, 4), _mixer(2, 4), _mixer(4, 4)  # queries x vectors of 16 numbers
+mix_1x1, mix_4x1 = _mixer(1, 1), _mixer(4, 1)
+
+
+@intrinsic
+def widen(typing_context, kind, source, count, factor, target):
+    """float32 in scratch memory, padded with zeros to a multiple of 16: `count` numbers of this kind times a factor."""
+
+    def codegen(context, builder, signature, values):
+        code = Code(builder, signature.args[0])
+        _, source, count, factor, target = values
+        factor = code.splat(factor)
+
+        def add(sums, at, some):
+            code.store(builder.fmul(code.keys(code.at(source, at, code.size), some), factor), code.at(target, at, 4))
+
+        _each_chunk(code, count, [], add)
+        return context.get_dummy_value()
+
+    return types.void(kind, types.int64, types.int64, types.float32, types.int64), codegen
+
+
+@intrinsic
+def narrow(typing_context, kind, source, count, factor, target):
+    """`count` float32 from scratch memory, padded to a multiple of 16, times a factor, as numbers of this kind."""
+
+    def codegen(context, builder, signature, values):
+        code = Code(builder, signature.args[0])
+        _, source, count, factor, target = values
+        factor = code.splat(factor)
+
+        def add(sums, at, some):
+            result = builder.fmul(code.load(code.at(source, at, 4)), factor)
+            if code.kind == "uint16":  # to the nearest, to the even of two; what is not a number stays so
+                whole = builder.bitcast(result, WHOLE)
+                sixteen, one = ir.Constant(WHOLE, [16] * LANES), ir.Constant(WHOLE, [1] * LANES)
+                odd = builder.and_(builder.lshr(whole, sixteen), one)
+                rounded = builder.add(builder.add(whole, odd), ir.Constant(WHOLE, [0x7FFF] * LANES))
+                is_number = builder.fcmp_ordered("ord", result, result)
+                rounded = builder.select(is_number, rounded, ir.Constant(WHOLE, [0x7FC00000] * LANES))
+                result = builder.trunc(builder.lshr(rounded, sixteen), ir.VectorType(SHORT, LANES))
+            elif code.kind == "int16":
+                result = builder.bitcast(builder.fptrunc(result, ir.VectorType(HALF, LANES)), ir.VectorType(SHORT, LANES))
+            where = code.pointer(code.at(target, at, code.size), result.type)
+            if some is None:
+                builder.store(result, where, align=code.size)
+                return
+            name = "llvm.masked.store.v16f32.p0" if code.size == 4 else "llvm.masked.store.v16i16.p0"
+            code.call(name, ir.VoidType(), result, where, ir.Constant(INT, code.size), code.below(some))
+
+        _each_chunk(code, count, [], add)
+        return context.get_dummy_value()
+
+    return types.void(kind, types.int64, types.int64, types.float32, types.int64), codegen
+
+
+@intrinsic
+def take_ticket(typing_context, address):
+    """int64: the counter at this address before it is raised by one, for threads that share work."""
+
+    def codegen(context, builder, signature, values):
+        counter = builder.inttoptr(values[0], LONG.as_pointer())
+        return builder.atomic_rmw("add", counter, ir.Constant(LONG, 1), "monotonic")
+
+    return types.int64(types.int64), codegen
