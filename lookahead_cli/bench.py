@@ -43,6 +43,7 @@ from lookahead_cli.options import (
     Context,
     Device,
     Dtype,
+    Exact,
     Json,
     LogFile,
     MaxNewTokens,
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 CHECKED_ROWS = 64  # rows whose outputs are compared unless asked otherwise
 OF_A_MODEL = (
     *("input", "attn", "dtype", "device", "max_new_tokens", "peers", "check_lossless", "revision", "adapter"),
-    "trust_remote_code",
+    *("trust_remote_code", "exact"),
 )
 
 
@@ -90,6 +91,7 @@ def command(
     dtype: Dtype = "auto",
     device: Device = "auto",
     attn: Attention = None,
+    exact: Exact = False,
     peers: Peers = True,
     repeat: Repeat = 1,
     sweep: Sweep = False,
@@ -142,7 +144,7 @@ def command(
     bench = ModelBench(
         str(model), options, sizes, dtype, device, attn, peers, repeat, recycling,
         CHECKED_ROWS if check_lossless is None else None if check_lossless else 0, revision, adapter,
-        None if replay else tokenizer, trust_remote_code,
+        None if replay else tokenizer, trust_remote_code, exact,
     )  # fmt: skip
     events = on_screen(json)
     if replay:
@@ -167,6 +169,8 @@ def _check(context: typer.Context, model: bool, replay: bool, random_weights: bo
     if values["cost_profile"] and (random_weights or not replay):
         raise UsageError("--cost-profile stands in for a model in --replay: leave out --model and --random-weights.")
     if random_weights:
+        if values["exact"]:
+            raise UsageError("--random-weights compares no answers, so --exact has nothing to make sure: leave it out.")
         if values["adapter"]:
             raise UsageError("--random-weights has no weights to merge an --adapter into: leave it out; it costs nothing.")
         if values["baselines"] or given(context, "input", "explain", "max_new_tokens") or len(values["replay"]) > 1:

@@ -49,8 +49,7 @@ def print_comparison(comparison: Comparison, swept: bool = False) -> None:
         found, first = comparison.lossless, comparison.lossless_rows
         of_first = f" (first {first} of {comparison.rows} prompts; all: --check-lossless)" if first < comparison.rows else ""
         render.out.print(
-            f"lossless: {found.identical}/{found.checked} outputs identical to plain decoding, "
-            f"{found.near_tie} near-ties, {found.different} different{of_first}",
+            f"lossless: {found}{of_first}",
         )
         for each in found.shown[:SHOWN]:
             render.out.print(_where(each))

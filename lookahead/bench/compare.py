@@ -35,6 +35,7 @@ from lookahead.forward.memory import peak_memory, untidied
 from lookahead.forward.processor import processor_name
 from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
+from lookahead.models.exact import tried_for_exactness
 from lookahead.trie.file import Trie
 from lookahead.version import __version__
 
@@ -165,10 +166,15 @@ def compare(
         repeats=repeats,
         forced=answers is not None,
         runs=runs,
-        lossless=lossless(target, prompts[:checked], runs[0].outputs[:checked], outputs_of) if checked else None,
+        lossless=lossless(_tried(target), prompts[:checked], runs[0].outputs[:checked], outputs_of) if checked else None,
         lossless_rows=checked,
         environment=environment(target.device),
     )
+
+
+def _tried(target: TargetModel) -> TargetModel:
+    """The same model, of which it is known whether its scores are exact."""
+    return target if target.exact else tried_for_exactness(target)
 
 
 @torch.inference_mode()

@@ -4,6 +4,8 @@ In half precision any change of a forward's shape moves scores a little, so two 
 a near-tie. Whether it is one is judged by the stock model, none of our code in between: a forward over the whole text gives the
 scores at each place, and forwards of other shapes over the same text say how far rounding alone moves them there. An output is
 excused if both tokens at the first difference, and each token behind it, come that near to the best score.
+
+Where a token gets the same bits in any forward (models/exact.py), nothing is excused: outputs are identical or different.
 """
 
 from __future__ import annotations
@@ -48,11 +50,15 @@ class Divergence:
 
 @dataclasses.dataclass(frozen=True)
 class Lossless:
-    """Outputs against those of plain decoding, token id for token id. divergences: one of each output that is not identical."""
+    """Outputs against those of plain decoding, token id for token id. divergences: one of each output that is not identical.
+
+    exact: scores are the same bits in any forward, so no output may differ.
+    """
 
     checked: int
     identical: int
     divergences: list[Divergence]
+    exact: bool = False
 
     @property
     def near_tie(self) -> int:
@@ -66,6 +72,12 @@ class Lossless:
     def shown(self) -> list[Divergence]:
         """The first ones, different ones before near-ties."""
         return sorted(self.divergences, key=lambda each: each.kind != "different")[:SHOWN]
+
+    def __str__(self) -> str:
+        compared = f"{self.identical}/{self.checked} outputs identical to plain decoding, "
+        if self.exact:
+            return f"{compared}bit for bit, {self.different} different"
+        return f"{compared}{self.near_tie} near-ties, {self.different} different"
 
     def as_json(self) -> dict[str, int]:
         """ "lossless" in the JSON of `bench`."""
@@ -90,7 +102,7 @@ def lossless(
             if key not in judged:
                 judged[key] = _judged(target, row, run, prompt, right, output)
             divergences.append(dataclasses.replace(judged[key], run=run))
-    return Lossless(checked, identical, divergences)
+    return Lossless(checked, identical, divergences, target.exact)
 
 
 @torch.inference_mode()
@@ -109,7 +121,7 @@ def _judged(target: TargetModel, row: int, run: str, prompt: Ids, expected: Ids,
         place += far[0]
         wanted = int(judge.alone[place].argmax())
     got, (right, said) = output[place], judge.alone[place, [wanted, output[place]]].tolist()
-    kind: Kind = "different" if far else "near-tie"
+    kind: Kind = "different" if far or target.exact else "near-tie"
     return Divergence(row, run, place, wanted, got, _rounded(right), _rounded(said), _rounded(near), kind)
 
 

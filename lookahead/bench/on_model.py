@@ -30,6 +30,7 @@ class ModelBench:
 
     options: of each run of ours. batch_sizes: prompts decoded at once, measured in turn. peers: also Hugging Face's own.
     repeats, recycling: see `compare.compare`. lossless_rows: the first rows, whose outputs are checked; None: all; 0: none.
+    exact: see `load.load_model`.
     """
 
     model: str
@@ -46,6 +47,7 @@ class ModelBench:
     adapter: str | None = None
     tokenizer: str | None = None
     trust_remote_code: bool = False
+    exact: bool = False
 
 
 def bench_prompts(
@@ -78,6 +80,7 @@ def bench_prompts(
             revision=bench.revision,
             adapter=bench.adapter,
             tokenizer=bench.tokenizer,
+            exact=bench.exact,
         ),
         events,
     )

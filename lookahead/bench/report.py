@@ -173,9 +173,10 @@ def _verdict(comparison: Comparison) -> list[str]:
     if found is None:
         return ["<p>Not checked.</p>"]
     of_first = f" (of the first {comparison.lossless_rows} prompts)" if comparison.lossless_rows < comparison.rows else ""
+    others = f"scores too, bit for bit; {found.different}" if found.exact else f"{found.near_tie} near-ties, {found.different}"
     body = [
         f"<p>{found.identical} of {found.checked} outputs{of_first} are identical to plain decoding, token id for token id; "
-        f"{found.near_tie} near-ties, {found.different} different.</p>"
+        f"{others} different.</p>"
     ]
     if found.shown:
         columns = ["kind", "prompt", "run", "after tokens", "expected", "got", "scores", "within rounding up to"]

@@ -44,7 +44,8 @@ class TargetModel:
     place_bytes: memory that keys and values of one token take, where it is packed (0: not known).
     bucketed: packed steps take one of a few shapes (on a GPU). attends_by_op: in packed steps attention is one call of
     lookahead::tree_attention (tree_attention.py); else calls of the model's own function. linear: the kind of its linear layers
-    (models/linear.py).
+    (models/linear.py). exact: a token's scores are the same bits in any forward, as far as tried (models/exact.py); False where
+    nobody has tried.
     slots_factory: makes its slots where `mode` does not say how (slots.py). now: the clock that steps are timed by.
     agreed: what processes that share the model take a measured value for (parallel.py).
     """
@@ -57,6 +58,7 @@ class TargetModel:
     bucketed: bool = False
     attends_by_op: bool = False
     linear: str = "torch"
+    exact: bool = False
     slots_factory: Callable[[Any], Any] | None = None
     now: Callable[[], float] = time.perf_counter  # seconds
     agreed: Callable[[float], float] = float

@@ -64,6 +64,7 @@ class JobPlan:
             model.revision,
             model.adapter,
             model.tokenizer,
+            model.exact,
         )
 
     def row_options(self) -> JobOptions:

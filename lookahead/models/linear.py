@@ -25,6 +25,10 @@ Two cores of an Intel Xeon with AVX-512, not AVX-512 BF16:
     float32       16.5 / 19.0  29.4 / 23.5  38.1 / 25.7   39.3 / 29.8  67.7 / 61.3
     bfloat16      15.1 / 13.4  42.9 / 17.0  56.2 / 19.8   85.6 / 30.9   268 / 74.0
 
+A token is to get the same bits alone and beside others (exact.py). By FBGEMM it does, and by oneDNN beside one other or more;
+where a single token gets other bits, as in sums of 2,048 products, it goes through twice. By torch's own way, MKL, it does not:
+1 to 3 tokens get other bits than more.
+
 On Intel CPUs small float32 matrices stay with MKL, through which torch multiplies: forwards of a 15M Llama take 4.5 ms for 5.9
 (1 token) and 6.4 for 8.0 (8 tokens) if only its output layer is laid out.
 """
@@ -40,6 +44,7 @@ from lookahead.forward.processor import has_fast_mkl, multiplies_bfloat16
 # Of each dtype that is laid out: how far products may be from torch's, as a share of the largest.
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 SMALL = 2 << 20  # bytes; of smaller matrices, oneDNN's calls take longer than what MKL saves by not asking for a layout
+TRIED = 24  # tokens whose products are compared: in half precision most are alike even where sums are split otherwise
 TOKENS = 16  # that oneDNN's layout is chosen for: from 4 on it is the same, and best for one token, too
 
 
@@ -50,17 +55,28 @@ class OneDnnWeight:
 
     def __init__(self, weight: torch.Tensor):
         self._weight: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TOKENS)
+        self._pairs = False  # one token goes through twice, so that it gets the bits that it gets beside others
+        kind = weight.shape, weight.dtype, torch.get_num_threads()
+        if kind not in _differ_alone:
+            _differ_alone[kind] = _differs_alone(self, weight)
+        self._pairs = _differ_alone[kind]
 
     @staticmethod
-    def takes(weight: torch.Tensor) -> bool:
-        """Those that it multiplies faster on this CPU than torch does otherwise."""
+    def takes(weight: torch.Tensor, exact: bool = False) -> bool:
+        """Those that it multiplies faster on this CPU than torch does otherwise. exact: all that it can."""
         if not torch.backends.mkldnn.is_available():
             return False
         if weight.dtype == torch.float32:
-            return weight.nbytes >= SMALL or not has_fast_mkl()
+            return exact or weight.nbytes >= SMALL or not has_fast_mkl()
         return weight.dtype == torch.bfloat16 and multiplies_bfloat16()
 
     def product(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self._pairs and tokens.numel() == tokens.shape[-1]:
+            twice = self._product(tokens.reshape(1, -1).repeat(2, 1), bias)
+            return twice[0].reshape(*tokens.shape[:-1], -1)
+        return self._product(tokens, bias)
+
+    def _product(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(tokens, self._weight, bias, "none", [], "")
         return product
 
@@ -78,7 +94,7 @@ class FbgemmWeight:
         self._weight = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
 
     @staticmethod
-    def takes(weight: torch.Tensor) -> bool:
+    def takes(weight: torch.Tensor, exact: bool = False) -> bool:
         """All but bfloat16 weights that are too large for float16."""
         half = torch.finfo(torch.float16)
         return weight.dtype in (torch.float16, torch.bfloat16) and bool((weight.abs() <= half.max).all())
@@ -93,6 +109,15 @@ class FbgemmWeight:
 
 
 LaidOut = OneDnnWeight | FbgemmWeight
+_differ_alone: dict[tuple[torch.Size, torch.dtype, int], bool] = {}  # by shape, dtype and threads, see `_differs_alone`
+
+
+def _differs_alone(laid_out: OneDnnWeight, weight: torch.Tensor) -> bool:
+    """Whether a token that goes alone gets other bits than beside others. oneDNN splits long sums for one token only."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(TRIED, weight.shape[1], generator=generator).to(weight.dtype)
+    alone = torch.cat([laid_out.product(token, None) for token in tokens.split(1)])
+    return not alone.equal(laid_out.product(tokens, None))
 
 
 class LaidOutLinear(torch.nn.Module):
@@ -122,14 +147,17 @@ class LaidOutLinear(torch.nn.Module):
 
 
 @torch.no_grad()
-def laid_out(weight: torch.Tensor) -> LaidOut | None:
-    """A copy of a matrix [out, in] as the first library that takes it reads it; None where none does, or says otherwise."""
+def laid_out(weight: torch.Tensor, exact: bool = False) -> LaidOut | None:
+    """A copy of a matrix [out, in] as the first library that takes it reads it; None where none does, or says otherwise.
+
+    exact: also where torch is faster, but gives a token other bits alone than beside others.
+    """
     if weight.device.type != "cpu" or weight.dtype not in ROUNDING:
         return None
     tokens = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1).to(weight.dtype)
     for kind in (OneDnnWeight, FbgemmWeight):
         try:
-            if kind.takes(weight):
+            if kind.takes(weight, exact):
                 copy = kind(weight)
                 ours, theirs = copy.product(tokens, None).float(), torch.nn.functional.linear(tokens, weight).float()
                 if (ours - theirs).abs().max() <= ROUNDING[weight.dtype] * theirs.abs().max():
@@ -139,11 +167,11 @@ def laid_out(weight: torch.Tensor) -> LaidOut | None:
     return None
 
 
-def lay_out(model: Any) -> Any:
+def lay_out(model: Any, exact: bool = False) -> Any:
     """Give a model's linear layers weights that are laid out for its CPU; returns the model. No other kind of layer is touched.
 
-    Weights as they were are let go one by one, but for those that another kind of layer shares (tied embeddings). Nothing
-    learns any more: where gradients are asked for, torch takes a hundred times as long for such products.
+    exact: see `laid_out`. Weights as they were are let go one by one, but for those that another kind of layer shares (tied
+    embeddings). Nothing learns any more: where gradients are asked for, torch takes a hundred times as long for such products.
     """
     places: dict[int, list[tuple[torch.nn.Module, str]]] = {}  # of each weight: where it is used
     for module in model.modules():
@@ -151,7 +179,7 @@ def lay_out(model: Any) -> Any:
             if type(linear) is torch.nn.Linear and "forward" not in vars(linear):  # not one that somebody has changed
                 places.setdefault(id(linear.weight), []).append((module, name))
     for users in places.values():
-        weight = laid_out(getattr(*users[0]).weight)
+        weight = laid_out(getattr(*users[0]).weight, exact)
         if weight is None:
             continue
         for module, name in users:

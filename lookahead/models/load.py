@@ -16,6 +16,7 @@ from lookahead.errors import ModelError, UsageError
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.hub import check_name
 from lookahead.models.adapter import check_adapter, merged
+from lookahead.models.exact import differs_in_company, tried_for_exactness
 from lookahead.models.linear import lay_out
 from lookahead.models.probe import probed
 from lookahead.tokenizer import TRUST, first_line, hub_arguments, quiet_hub
@@ -72,14 +73,16 @@ def load_model(
     trust_remote_code: bool = False,
     revision: str | None = None,
     adapter: str | None = None,
+    exact: bool = False,
 ) -> TargetModel:
     """Load a causal LM from a folder or hub name and probe how it verifies. On a CPU its weights are laid out (linear.py).
 
     dtype: auto (float32 on a CPU, the checkpoint's own elsewhere), float32, bfloat16, float16. device: auto, cpu, cuda...
     device_map, tp_plan: as of transformers, which then choose the devices; the latter in processes that torchrun has started.
     trust_remote_code: run code that comes with the model. revision: branch, tag or commit of a hub name. adapter: folder or hub
-    name of a PEFT adapter, which is merged into the weights (adapter.py).
-    Raises ModelError if it is no causal LM or cannot be loaded, UsageError for an unknown dtype or missing device.
+    name of a PEFT adapter, which is merged into the weights (adapter.py). exact: a token's scores must be the same bits in any
+    forward (exact.py), whatever that costs. Raises ModelError if they are not, or it is no causal LM or cannot be loaded,
+    UsageError for an unknown dtype or missing device.
     """
     from transformers import AutoModelForCausalLM
 
@@ -108,8 +111,10 @@ def load_model(
     if adapter:
         with _quiet_transformers():
             model = merged(model, adapter)
-    target = probed((model if device_map or tp_plan else lay_out(model.to(target_device))).eval(), name)
+    target = probed((model if device_map or tp_plan else lay_out(model.to(target_device), exact)).eval(), name)
     _log_setting(target)
+    if exact and not (target := tried_for_exactness(target)).exact:
+        raise ModelError(f"{name}: --exact: scores are not the same bits in every forward ({differs_in_company(target)}).")
     return target.in_step() if tp_plan else target
 
 

@@ -27,6 +27,7 @@ from tests.architectures import tiny_config
 from tests.support.cli import Cli, write_jsonl
 from tests.support.depth import deep
 from tests.support.drafts import VOCAB_SIZE
+from tests.support.loading import without_the_op
 
 MODEL = samples_folder() / "demo-model"
 PROMPTS = samples_folder() / "prompts.jsonl"
@@ -52,10 +53,12 @@ def prompts_of(count: int) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def half(tiny_model: Callable[..., Any]) -> Callable[[str], TargetModel]:
-    """half(architecture) -> a tiny model in bfloat16."""
+    """half(architecture) -> a tiny model in bfloat16, whose attention depends on the shape of the forward."""
     import copy
 
-    return lambda architecture: probed(copy.deepcopy(tiny_model(architecture)).bfloat16())
+    return lambda architecture: dataclasses.replace(
+        probed(copy.deepcopy(tiny_model(architecture)).bfloat16()), attends_by_op=False
+    )
 
 
 # batch sizes
@@ -198,7 +201,8 @@ def test_answer_that_ends_early_is_different_and_different_ones_are_shown_first(
     assert [each.kind for each in found.shown[1:]] == ["near-tie"] * (SHOWN - 1)
 
 
-def test_near_ties_are_listed_below_the_table_and_in_the_json(cli: Cli) -> None:
+def test_near_ties_are_listed_below_the_table_and_in_the_json(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_the_op(monkeypatch)
     asked = (
         "bench", "--model", MODEL, "--input", PROMPTS, "--rows", 4, "--max-new-tokens", 40, "--strategy", "hierarchical,single",
         "--dtype", "bfloat16", "--no-peers", "--batch-size", 2,
@@ -213,6 +217,31 @@ def test_near_ties_are_listed_below_the_table_and_in_the_json(cli: Cli) -> None:
     first = value["divergences"][0]
     line = f"near-tie: prompt {first['row']}, {first['run']}, after {first['place']} tokens: token {first['got']} ("
     assert line in cli(*asked).out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_exact_model_has_no_near_ties_and_bench_says_bit_for_bit(cli: Cli, dtype: str) -> None:
+    asked = (
+        "bench", "--model", MODEL, "--input", PROMPTS, "--rows", 4, "--max-new-tokens", 40, "--strategy", "hierarchical,single",
+        "--dtype", dtype, "--no-peers", "--batch-size", 2, "--exact",
+    )  # fmt: skip
+    assert "lossless: 8/8 outputs identical to plain decoding, bit for bit, 0 different" in cli(*asked).out
+    assert cli(*asked, "--json").json["lossless"] == {"checked": 8, "identical": 8, "near_tie": 0, "different": 0}
+
+
+def test_output_of_an_exact_model_that_differs_is_no_near_tie(half: Callable[..., TargetModel]) -> None:
+    target, prompts = half("llama"), prompts_of(16)
+    plain = answers(target, prompts, DraftOptions(strategy="off"), 1)
+    found = lossless(target, prompts, plain, {"batch": answers(target, prompts, OPTIONS[0], 8)})
+    assert found.near_tie > 0
+    exact = dataclasses.replace(target, exact=True)
+    strictly = lossless(exact, prompts, plain, {"batch": answers(target, prompts, OPTIONS[0], 8)})
+    assert (strictly.near_tie, strictly.different) == (0, found.near_tie)
+
+
+def test_exactness_that_cannot_be_had_is_an_error(cli: Cli) -> None:
+    asked = ("bench", "--model", MODEL, "--input", PROMPTS, "--rows", 1, "--exact", "--attn", "eager")
+    cli.fails(1, *asked, saying=["--exact: scores are not the same bits in every forward", "fixed order"])
 
 
 def answers(target: TargetModel, prompts: list[list[int]], options: DraftOptions, batch_size: int) -> list[list[int]]:

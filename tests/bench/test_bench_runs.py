@@ -29,6 +29,7 @@ from lookahead.models.probe import probed
 from lookahead_cli.demo import samples_folder
 from tests.support.cli import Cli, write_jsonl
 from tests.support.drafts import VOCAB_SIZE
+from tests.support.loading import without_the_op
 
 MODEL, PROMPTS = samples_folder() / "demo-model", samples_folder() / "prompts.jsonl"
 ON_MODEL = ("bench", "--model", MODEL, "--input", PROMPTS)
@@ -354,6 +355,7 @@ def test_report_is_one_page_that_needs_nothing_else(cli: Cli, tmp_path: Path) ->
         assert run["name"] in page.words
         assert f"{run['peak_memory_bytes'] / 2**20:,.0f}" in page.words
     assert "12 of 12 outputs are identical" in page.words
+    assert "scores too, bit for bit; 0 different" in page.words
     assert f"lookahead bench --model {MODEL}" in page.words
     assert value["environment"]["processor"] in page.words
     assert "prefers-color-scheme: dark" in report.read_text()
@@ -373,7 +375,8 @@ def test_report_escapes_what_comes_from_outside(compared: Comparison) -> None:
             assert text in page.words
 
 
-def test_divergences_stand_in_the_report(cli: Cli, tmp_path: Path) -> None:
+def test_divergences_stand_in_the_report(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_the_op(monkeypatch)
     report = tmp_path / "r.html"
     asked = ("--rows", 4, "--max-new-tokens", 40, "--strategy", "hierarchical,single", "--dtype", "bfloat16", "--no-peers")
     value = cli(*ON_MODEL, *asked, "--batch-size", 2, "--report", report, "--json").json

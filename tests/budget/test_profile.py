@@ -111,9 +111,11 @@ def test_shipped_profiles_can_be_read_and_estimates_say_so() -> None:
         assert profile.setting.model == name
 
 
-def test_terms_are_found_in_what_was_measured(tiny_model) -> None:
-    """Cells that cost what a profile says give that profile back."""
-    target, truth = probed(tiny_model("llama")), dataclasses.replace(PROFILE, tokens=tuple(SIZES.tolist()))
+@pytest.mark.parametrize("by_op", [False, True])
+def test_terms_are_found_in_what_was_measured(tiny_model, by_op: bool) -> None:
+    """Cells that cost what a profile says give that profile back. The op pads nothing, so no cell shows what padding costs."""
+    target = dataclasses.replace(probed(tiny_model("llama")), attends_by_op=by_op)
+    truth = dataclasses.replace(PROFILE, tokens=tuple(SIZES.tolist()))
     truth = dataclasses.replace(truth, seconds=tuple(0.01 + 5e-4 * t for t in truth.tokens))
 
     def costs(profile: CostProfile, c: Cell) -> float:
@@ -127,7 +129,7 @@ def test_terms_are_found_in_what_was_measured(tiny_model) -> None:
         assert costs(found, cell) == pytest.approx(seconds, rel=1e-6)
     assert found.about["largest_error"] < 1e-6
     terms = [found.per_row, found.per_key, found.per_query_key, found.per_padding, found.per_call]
-    assert terms == pytest.approx([1e-4, 1e-6, 1e-7, 1e-5, 1e-4], rel=1e-4)
+    assert terms == pytest.approx([1e-4, 1e-6, 1e-7, 0.0 if by_op else 1e-5, 1e-4], rel=1e-4)
 
 
 def test_few_cells_give_a_profile_without_the_terms_that_they_do_not_tell(tiny_model) -> None:

@@ -19,7 +19,7 @@ import pytest
 from lookahead import api
 from lookahead.forward.target import TargetModel
 from lookahead.job import setup
-from lookahead.models import load
+from lookahead.models import load, probe
 
 DOORS = (setup, api)  # modules that call `load_model` by this name
 MOST_MODELS = 4  # that are kept
@@ -36,6 +36,12 @@ def load_each_time(patch: pytest.MonkeyPatch) -> None:
     """As users do."""
     for door in DOORS:
         patch.setattr(door, "load_model", load.load_model)
+
+
+def without_the_op(patch: pytest.MonkeyPatch) -> None:
+    """Models attend by their own function, so that scores depend on the shape of the forward."""
+    patch.setattr(probe, "op_may_serve", lambda target: False)
+    load_each_time(patch)
 
 
 def refuse_to_load(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,91 @@
+"""Whether a model gives a token the same scores, bit for bit, in any forward. In: a probed model. Out: what differs, or "".
+
+Attention by lookahead::tree_attention does, and so do most ways of multiplying by a matrix, but not all (linear.py). So it is
+tried: a text goes through the model token by token, then in forwards of other sizes, in a tree, beside other texts, and its
+beginning in other pieces. Where all of these agree, drafts and batches change no score, and so no token, in any dtype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from lookahead.draft.tree import DraftTree, chain
+from lookahead.forward.slots import Scores, Slots, slots_of
+from lookahead.forward.target import TargetModel
+
+BEGINNING, LENGTH = 40, 33  # tokens that are taken in, and that follow
+SIZES = (2, 3, 4, 6, 8, 16, 33)  # tokens at once
+PIECES = ((1, 39), (2, 3, 4, 6, 8, 17), (33, 7))  # of the beginning
+LARGE = 96  # tokens of a tree in which the text is one path
+
+
+def tried_for_exactness(target: TargetModel) -> TargetModel:
+    """The same model; `exact` says what was found."""
+    return dataclasses.replace(target, exact=not differs_in_company(target))
+
+
+@torch.inference_mode()
+def differs_in_company(target: TargetModel) -> str:
+    """In what company the scores of a token are other bits than alone; "" if nowhere."""
+    if target.mode != "packed" or not target.attends_by_op:
+        return "attention is not computed in a fixed order"
+    random = np.random.default_rng(0)
+    length = min(target.longest_text, BEGINNING + LARGE + 1)
+    texts = [random.integers(1, target.vocab_size, length).astype(np.int32) for _ in range(3)]
+    if length < BEGINNING + LARGE + 1:
+        return f"it has positions for {length} tokens only"
+    text, path = texts[0], texts[0][BEGINNING : BEGINNING + LENGTH]
+    slots = _begun(target, [text])
+    alone = torch.stack([_taken(slots, [chain(path[node : node + 1])]).of(0)[0] for node in range(LENGTH)])
+    for size in SIZES:
+        if not _scores(_begun(target, [text]), [chain(path[:size])]).equal(alone[:size]):
+            return f"with {size} tokens of one text in a forward"
+    for pieces in PIECES:
+        if not _scores(_begun(target, [text], pieces), [chain(path)]).equal(alone):
+            return f"behind a text that was taken in {', '.join(map(str, pieces))} tokens at a time"
+    order = [0, *(1 + np.sort(random.permutation(LARGE - 1)[: LENGTH - 1]))]  # where in the tree the path stands
+    if not _scores(_begun(target, [text]), [_tree(path, order, random, target.vocab_size)])[order].equal(alone):
+        return "in a draft tree"
+    for sizes in ((1, 1, 1), (2, 1, 4), (8, 33, 5)):
+        trees = [chain(each[BEGINNING : BEGINNING + size]) for each, size in zip(texts, sizes, strict=True)]
+        if not _scores(_begun(target, texts), trees).equal(alone[: sizes[0]]):
+            return f"beside other texts, which bring {sizes[1]} and {sizes[2]} tokens to its {sizes[0]}"
+    return ""
+
+
+def _begun(target: TargetModel, texts: Sequence[np.ndarray], pieces: Sequence[int] = (BEGINNING,)) -> Slots:
+    """Slots that hold the beginnings of these texts."""
+    slots = slots_of(target)
+    for text in texts:
+        slots.begin(slots.add(text[:BEGINNING].tolist(), LARGE))
+    start = 0
+    for size in pieces:
+        slots.forward([chain(text[start : start + size]) for text in texts], ["last"] * len(texts))
+        slots.keep([range(size)] * len(texts))
+        start += size
+    return slots
+
+
+def _taken(slots: Slots, trees: list[DraftTree]) -> Scores:
+    """Scores of one token of each text, which is kept."""
+    scores = slots.forward(trees, ["all"] * len(trees))
+    slots.keep([[0]] * len(trees))
+    return scores
+
+
+def _scores(slots: Slots, trees: list[DraftTree]) -> torch.Tensor:
+    """[nodes, vocab] of the first text's tree."""
+    return slots.forward(trees, ["all"] * len(trees)).of(0)
+
+
+def _tree(path: np.ndarray, order: Sequence[int], random: np.random.Generator, vocab_size: int) -> DraftTree:
+    """A tree of LARGE nodes, of which those in `order` are `path`; the others follow any node before them."""
+    tree = chain(random.integers(1, vocab_size, LARGE).astype(np.int32))
+    tree.parents = np.array([-1, *(random.integers(0, node) for node in range(1, LARGE))], np.int32)
+    tree.token_ids[order] = path
+    tree.parents[order[1:]] = order[:-1]
+    return tree
