@@ -233,6 +233,8 @@ COLUMNS = ["architecture", "verifies", "attention", "rows", "identical", "why no
 
 def attention_of(target: TargetModel) -> str:
     own = str(target.text_config._attn_implementation)
+    if target.attends_by_op:
+        return "op"
     return target.packed_attention.base if target.mode == "packed" else own
 
 
