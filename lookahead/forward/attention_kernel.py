@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ KEY, KEY_SLOT, KEY_HEAD, KEY_PLACE = 10, 11, 12, 13
 VALUE, VALUE_SLOT, VALUE_HEAD, VALUE_PLACE = 14, 15, 16, 17
 OUTPUT, META, BYTES = 18, 19, 20
 TASK = 21
+TASK_BYTES = struct.Struct("=6qd14q")
 
 LOG2_E = 1.4426950408889634
 ALONE = 1_000_000  # products of numbers, up to which a call is not worth other threads
@@ -274,13 +276,23 @@ ENTRIES = {torch.float32: _float32, torch.bfloat16: _bfloat16, torch.float16: _f
 
 
 @functools.cache
-def _entry(dtype: torch.dtype) -> tuple[Callable[[int], None], int]:
-    """`attend` for keys and values of this dtype as a C function of one address, for ctypes and as an address itself."""
+def _compiled(dtype: torch.dtype) -> Any:
+    """`attend` for keys and values of this dtype, from the cache of kernels if it is there."""
     function = ENTRIES[dtype]
     compiled: Any = CFunc(function, ((types.int64,), types.void), {}, {"nopython": True, "error_model": "numpy"})
     compiled._cache = KernelCache(function, SOURCES)
     compiled.compile()
-    return compiled.ctypes, compiled.address
+    return compiled
+
+
+@functools.cache
+def _entry(dtype: torch.dtype) -> tuple[Callable[[bytes], None], int]:
+    """The same as a C function of one address: to be called, and where it lies.
+
+    It writes to the bytes that it is given, which nobody else may hold.
+    """
+    address = _compiled(dtype).address
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), address
 
 
 @functools.cache
@@ -302,26 +314,34 @@ def _openmp() -> Any:
 def tree_attention_cpu(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """See `tree_attention.reference`; tensors on a CPU, all of one dtype of ENTRIES, numbers of a vector side by side."""
-    tokens, heads, width = query.shape
-    _, key_heads, _, value_width = value.shape
-    output = query.new_zeros(tokens, heads, value_width)
+    """[1, tokens, heads, value width]; see `tree_attention.reference`, but query: [1, heads, tokens, width], meta: any shape.
+
+    Tensors are on a CPU and of one dtype of ENTRIES; numbers of a vector lie side by side, and so does all of meta. A step of a
+    small model spends as long on the calls around the kernel as in it: there are few.
+    """
+    _, heads, tokens, width = query.shape
+    _, key_heads, capacity, value_width = value.shape
+    output = query.new_zeros(1, tokens, heads, value_width)
     size = query.element_size()
-    sizes = 0, tokens, heads, key_heads, width, value_width, 0
-    queries = query.data_ptr(), query.stride(0) * size, query.stride(1) * size
-    keys = key.data_ptr(), key.stride(0) * size, key.stride(1) * size, key.stride(2) * size
-    values = value.data_ptr(), value.stride(0) * size, value.stride(1) * size, value.stride(2) * size
-    task = np.array((*sizes, *queries, *keys, *values, output.data_ptr(), meta.data_ptr(), size))
-    task.view(np.float64)[SCALE] = scale * LOG2_E
+    _, query_head, query_token, _ = query.stride()
+    key_slot, key_head, key_place, _ = key.stride()
+    value_slot, value_head, value_place, _ = value.stride()
+    task = TASK_BYTES.pack(
+        *(0, tokens, heads, key_heads, width, value_width, scale * LOG2_E),
+        *(query.data_ptr(), query_token * size, query_head * size),
+        *(key.data_ptr(), key_slot * size, key_head * size, key_place * size),
+        *(value.data_ptr(), value_slot * size, value_head * size, value_place * size),
+        *(output.data_ptr(), meta.data_ptr(), size),
+    )
     function, address = _entry(query.dtype)
-    threads = torch.get_num_threads()
-    if threads > 1 and tokens * heads * width * _longest(meta) > ALONE and (parallel := _openmp()) is not None:
-        parallel(address, task.ctypes.data, threads, 0)
+    threads, products = torch.get_num_threads(), tokens * heads * width
+    if threads > 1 and products * capacity > ALONE and products * _longest(meta) > ALONE and (parallel := _openmp()):
+        parallel(address, task, threads, 0)
     else:
-        function(task.ctypes.data)
+        function(task)
     return output
 
 
 def _longest(meta: torch.Tensor) -> int:
     """Keys that a token of the pack sees, more or less."""
-    return int(meta.numpy()[:, POSITION].max())
+    return int(meta.numpy()[..., POSITION].max())

@@ -21,7 +21,7 @@ from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, SIZE,
 
 NAME = "lookahead_tree"
 # Arguments that say what neither sdpa nor the op computes: soft caps, sinks, biases
-OTHERS = ("softcap", "s_aux", "position_bias")
+OTHERS = frozenset(("softcap", "s_aux", "position_bias"))
 
 _library = torch.library.Library("lookahead", "DEF")
 _library.define("tree_attention(Tensor query, Tensor key, Tensor value, Tensor meta, float scale) -> Tensor")
@@ -71,7 +71,7 @@ def _on_cpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: t
     kernel_takes = query.dtype in ENTRIES and query.dtype == key.dtype == value.dtype
     if not (kernel_takes and query.stride(2) == key.stride(3) == value.stride(3) == 1 and meta.is_contiguous()):
         return reference(query, key, value, meta, scale)
-    return tree_attention_cpu(query, key, value, meta, scale)
+    return tree_attention_cpu(query.transpose(0, 1)[None], key, value, meta, scale)[0]
 
 
 _library.impl("tree_attention", _on_cpu, "CPU")
@@ -98,9 +98,14 @@ def tree_attention(
     """
     if attention_mask is None or attention_mask.dtype != torch.int32 or attention_mask.shape[-1] != FIELDS:
         raise ModelError("its layers are not handed what tokens see")
-    if any(arguments.get(name) is not None for name in OTHERS):
+    if not OTHERS.isdisjoint(arguments) and any(arguments.get(name) is not None for name in OTHERS):
         raise ModelError("its attention is not a sum of values weighted by products")
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    if query.dtype != key.dtype:
+        raise ModelError("its queries are of another dtype than its keys")
+    if query.device.type == "cpu" and not torch.compiler.is_compiling():  # not by way of the dispatcher, which takes as long
+        queries = query if query.stride(3) == 1 else query.contiguous()
+        return tree_attention_cpu(queries, key, value, attention_mask, scale), None
     output = torch.ops.lookahead.tree_attention(query[0].transpose(0, 1), key, value, attention_mask[0, 0], scale)
     return output[None], None
 
