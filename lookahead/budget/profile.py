@@ -6,10 +6,11 @@ A forward over `tokens` tokens of `rows` rows, with `keys` keys in the cache tha
 
 seconds (see `Forward`), where width is the tokens of a row, of the one with the most where they differ, as attention pads the
 others; of several rows an odd width counts as one more, as it takes as long on CPUs. Keys are padded, too. Rows that differ
-much go in several calls of attention, where nothing is padded (forward/batch.py). f, the part that does not depend on what lies
-in the cache, is given at some sizes and interpolated between them; beyond the largest it goes on as between the last two.
-Tokens whose scores nobody wants (all but the last of a prompt) take per_score less. Models that take one row at a time pay for
-each row as for a forward of its own.
+much go in several calls of attention, where nothing is padded (forward/batch.py). lookahead::tree_attention pads nothing, as
+if each row had a call of its own: per_call is then what one more row costs. f, the part that does not depend on what lies in
+the cache, is given at some sizes and interpolated between them; beyond the largest it goes on as between the last two. Tokens
+whose scores nobody wants (all but the last of a prompt) take per_score less. Models that take one row at a time pay for each
+row as for a forward of its own.
 
 Behind the forward, asking what the model says after a node takes per_said (the first time is part of the forward). Where nodes
 that are accepted do not stand side by side, moving their keys and values takes per_move, and per_moved_row for each row.
