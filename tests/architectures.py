@@ -233,7 +233,7 @@ COLUMNS = ["architecture", "verifies", "attention", "rows", "identical", "why no
 
 def attention_of(target: TargetModel) -> str:
     own = str(target.text_config._attn_implementation)
-    if target.attends_by_op:
+    if target.attends_by_op:  # lookahead::tree_attention
         return "op"
     return target.packed_attention.base if target.mode == "packed" else own
 
