@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any
 
 SAMPLES = Path(__file__).parent.parent / "samples"
-WARM_UP = 2  # turns that do not count
+WARM_UP = 2  # turns before, of other prompts
 # For a prompt lookup: tokens that are drafted at most, and those that must match. As in OpenVINO's own example.
 LOOKUP = {"num_assistant_tokens": 5, "max_ngram_size": 3}
 Answered = tuple[list[list[int]], float]  # token ids of each prompt, seconds
@@ -198,8 +198,8 @@ def compare(contenders: dict[str, Answer], prompts: Sequence[list[int]], size: i
     """Turn by turn. size: prompts of a turn. reference: whose speed and answers the others' are compared with."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     tokens, same = dict.fromkeys(contenders, 0), dict.fromkeys(contenders, 0)
-    turns = list(_turns(prompts, size))
-    for number, turn in enumerate([*turns[:WARM_UP], *turns]):
+    counted = len(prompts) - WARM_UP * size
+    for number, turn in enumerate([*_turns(prompts[counted:], size), *_turns(prompts[:counted], size)]):
         answered = {name: answer(turn) for name, answer in contenders.items()}
         for name, (ids, taken) in answered.items() if number >= WARM_UP else ():
             seconds[name].append(taken)
@@ -208,7 +208,7 @@ def compare(contenders: dict[str, Answer], prompts: Sequence[list[int]], size: i
     for name in contenders:
         ratio = median(theirs / own for theirs, own in zip(seconds[reference], seconds[name], strict=True))
         rate = tokens[name] / sum(seconds[name])
-        print(f"{name:24} {rate:8.0f} tokens/s  {ratio:5.2f} x {reference}   {same[name]} of {len(prompts)} answers the same")
+        print(f"{name:24} {rate:8.0f} tokens/s  {ratio:5.2f} x {reference}   {same[name]} of {counted} answers the same")
 
 
 def _turns(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:
@@ -228,13 +228,14 @@ def main() -> None:
         peer = Peer(arguments.peer, arguments, arguments.folder or Path(temporary))
         tokenizer = load_tokenizer(arguments.model)
         with open(arguments.input, encoding="utf-8") as file:
-            prompts = [tokenizer.encode(json.loads(line)["prompt"]) for line in file][: arguments.rows]
+            prompts = [tokenizer.encode(json.loads(line)["prompt"]) for line in file]
+        prompts = prompts[: arguments.rows + WARM_UP * 4 * arguments.batch_size]
         contenders = ours(arguments) | {name: peer.answer(name) for name in peer.pipes}
         print(
             f"{arguments.model}, {arguments.dtype}, {arguments.threads} threads, batch {arguments.batch_size}, "
-            f"{len(prompts)} prompts, {arguments.tokens} tokens each; OpenVINO GenAI {peer.version}"
+            f"{arguments.tokens} tokens each; OpenVINO GenAI {peer.version}"
         )
-        compare(contenders, prompts, max(4, 4 * arguments.batch_size if arguments.batch_size > 1 else 4), "openvino")
+        compare(contenders, prompts, 4 * arguments.batch_size, "openvino")
         peer.close()
 
 

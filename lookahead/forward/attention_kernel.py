@@ -57,7 +57,7 @@ TASK = 21
 TASK_BYTES = struct.Struct("=6qd14q")
 
 LOG2_E = 1.4426950408889634
-ALONE = 700_000  # products of numbers, up to which a call is not worth other threads
+ALONE = 300_000  # products of numbers, up to which a call is not worth other threads
 
 
 @woven
