@@ -212,7 +212,8 @@ def _variant(wanted: tuple[Constant | None, float, str], state: str, data: Path,
     if done.returncode:
         reason = done.stderr.strip().splitlines()[-1:] or [f"ended with code {done.returncode}"]
         return line | {"problem": reason[0][:200]}
-    return line | {"figures": json.loads(done.stdout.splitlines()[-1])}
+    figures = json.loads(done.stdout.splitlines()[-1])
+    return line | {"figures": {name: float(f"{value:.6g}") for name, value in figures.items()}}
 
 
 def _state() -> str:
