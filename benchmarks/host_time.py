@@ -46,7 +46,7 @@ def main() -> None:
     torch.set_num_threads(1)
     profile = read_profile(arguments.profile)
     with tempfile.TemporaryDirectory() as folder:
-        pairs = _pairs(arguments.pairs) if arguments.pairs else _sample_pairs()
+        pairs = read_pairs(arguments.pairs) if arguments.pairs else _sample_pairs()
         tries = [Trie(arguments.trie or _sample_trie(Path(folder)))] if arguments.trie or not arguments.pairs else []
         goodput.warm_up()
         for batch_size in arguments.batch_sizes:
@@ -68,22 +68,24 @@ def _run(
     drafter = Drafter(tries, options)
     drafter.warm_up()
     engine = DecodingEngine(simulated_model(profile), drafter, batch_size, prefill_chunk=4096)
-    for _ in engine.run(_requests(engine, rows[-WARM_UP:])):
+    for _ in engine.run(given_requests(engine, rows[-WARM_UP:])):
         pass
     steps = engine.clock.steps
     began = time.process_time()
-    tokens = sum(len(generation.token_ids) for generation in engine.run(_requests(engine, rows)))
+    tokens = sum(len(generation.token_ids) for generation in engine.run(given_requests(engine, rows)))
     return time.process_time() - began, engine.clock.steps - steps, tokens
 
 
-def _requests(engine: DecodingEngine, rows: Sequence[Pair]) -> Iterator[Generation]:
+def given_requests(engine: DecodingEngine, rows: Sequence[Pair]) -> Iterator[Generation]:
+    """Requests whose answers are given."""
     for prompt_ids, response_ids in rows:
         generation = engine.request(prompt_ids, len(response_ids))
         generation.forced = response_ids
         yield generation
 
 
-def _pairs(path: str) -> list[Pair]:
+def read_pairs(path: str | Path) -> list[Pair]:
+    """Logged prompts and answers, as token ids."""
     with open(path, encoding="utf-8") as file:
         return [(row["prompt_ids"], row["response_ids"]) for row in map(json.loads, file)]
 

@@ -37,13 +37,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from host_time import given_requests, read_pairs
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "tuning.jsonl"
 WORKLOADS = ("gsm8k-model", "alpaca-tempnet", "humaneval", "sum-davinci")
 MATTERS = 0.3  # per cent
 FACTORS = (0.5, 2.0)
-Pair = tuple[list[int], list[int]]
 
 # What a constant is measured on, by its file or its file's folder.
 MEASURES = {
@@ -68,7 +68,7 @@ OTHER_FILES = (
 # Names of things, sizes of formats, and what follows from other constants.
 NOT_TUNED = {
     "draft/arrays.py": ("COLUMNS", "OWN_COLUMNS", "DEPTHS", "RECENT", "BINS", "CHAINS"),
-    "draft/calibration.py": ("CLASSES", "FIRST_BIN", "LEAST"),
+    "draft/calibration.py": ("FIRST_BIN", "LEAST"),
     "draft/cells.py": ("OWN", "OTHER", "ORDERS", "COUNTS", "SHARES", "RANKS", "HITS", "MISSES", "SEENS", "RECENCIES"),
     "draft/drafter.py": ("THREADS", "ROWS_PER_THREAD", "NODES_PER_THREAD"),
     "draft/experts.py": ("LEAST_WEIGHT",),
@@ -130,11 +130,11 @@ def _multiple(value: float, factor: float) -> float:
     return round(value * factor) if isinstance(value, int) else round(value * factor, 9)
 
 
-def constants(root: Path = ROOT) -> list[Constant]:
+def constants() -> list[Constant]:
     """All tuned constants, in the order of files and lines."""
     found = []
     for room in ("draft", "budget"):
-        for path in sorted((root / "lookahead" / room).glob("*.py")):
+        for path in sorted((ROOT / "lookahead" / room).glob("*.py")):
             file = f"{room}/{path.name}"
             if file not in OTHER_FILES:
                 found += [each for each in _in_file(file, path.read_text()) if each.name not in NOT_TUNED.get(file, ())]
@@ -295,7 +295,7 @@ def _logged(data: Path, tries: Path) -> dict[str, float]:
 
     figures = {}
     for name in WORKLOADS:
-        pairs, trie = _pairs(data / f"{name}.test.jsonl"), Trie(tries / f"{name}.trie")
+        pairs, trie = read_pairs(data / f"{name}.test.jsonl"), Trie(tries / f"{name}.trie")
         for nodes, warm in ((15, True), (63, True), (63, False)):
             options = DraftOptions(decoding_length=nodes + 1, branch_length=nodes, adaptive=False)
             figures[f"{name} {nodes} {'warm' if warm else 'cold'}"] = replay(pairs, [trie] if warm else [], options).edl
@@ -353,7 +353,7 @@ def _simulated(data: Path, tries: Path) -> dict[str, float]:
 
     figures = {}
     for name in WORKLOADS:
-        pairs, trie = _pairs(data / f"{name}.test.jsonl"), Trie(tries / f"{name}.trie")
+        pairs, trie = read_pairs(data / f"{name}.test.jsonl"), Trie(tries / f"{name}.trie")
         for (machine, believed, batch_size, requests), seed in itertools.product(WORLDS, SEEDS):
             clock, profile = NoisyClock(seed), read_profile(machine)
             slots = simulated.SimulatedSlots
@@ -369,12 +369,7 @@ def _simulated(data: Path, tries: Path) -> dict[str, float]:
 
             drafter.grow = timed  # type: ignore[method-assign, assignment]
             engine = DecodingEngine(target, drafter, batch_size, prefill_chunk=2048)
-            rows = []
-            for prompt_ids, response_ids in pairs[:requests]:
-                row = engine.request(prompt_ids, len(response_ids))
-                row.forced = response_ids
-                rows.append(row)
-            tokens = sum(len(row.token_ids) for row in engine.run(rows))
+            tokens = sum(len(row.token_ids) for row in engine.run(given_requests(engine, pairs[:requests])))
             figures[f"{name} {machine} {believed or 'nothing'} {batch_size} {seed}"] = tokens / (clock.simulated - clock.noise)
     return figures
 
@@ -421,9 +416,9 @@ def _sources(data: Path, tries: Path) -> dict[str, float]:
 
     figures = {}
     for name in ("gsm8k-model", "humaneval"):
-        source = KnownTexts([response for _, response in _pairs(data / f"{name}.train.jsonl")[:500]])
+        source = KnownTexts([response for _, response in read_pairs(data / f"{name}.train.jsonl")[:500]])
         drafter = Drafter([], DraftOptions(decoding_length=16, branch_length=15, adaptive=False), sources=[source])
-        figures[f"{name} 15 with a source"] = replay_with(drafter, _pairs(data / f"{name}.test.jsonl")[:100]).edl
+        figures[f"{name} 15 with a source"] = replay_with(drafter, read_pairs(data / f"{name}.test.jsonl")[:100]).edl
     return figures
 
 
@@ -432,15 +427,10 @@ def _build_tries(data: Path, folder: Path) -> None:
     from lookahead.trie.build import build_trie
 
     for name in WORKLOADS:
-        pairs = _pairs(data / f"{name}.train.jsonl")
+        pairs = read_pairs(data / f"{name}.train.jsonl")
         vocab_size = 32000
         documents = [TokenDocument([*prompt_ids, *response_ids], "logged") for prompt_ids, response_ids in pairs]
         build_trie(documents, folder / f"{name}.trie", TokenizerIdentity(vocab_size, "0" * 16, "logged"))
-
-
-def _pairs(path: Path) -> list[Pair]:
-    with path.open(encoding="utf-8") as file:
-        return [(row["prompt_ids"], row["response_ids"]) for row in map(json.loads, file)]
 
 
 if __name__ == "__main__":

@@ -166,15 +166,12 @@ def compare(
         repeats=repeats,
         forced=answers is not None,
         runs=runs,
-        lossless=lossless(_tried(target), prompts[:checked], runs[0].outputs[:checked], outputs_of) if checked else None,
+        lossless=lossless(tried_for_exactness(target), prompts[:checked], runs[0].outputs[:checked], outputs_of)
+        if checked
+        else None,
         lossless_rows=checked,
         environment=environment(target.device),
     )
-
-
-def _tried(target: TargetModel) -> TargetModel:
-    """The same model, of which it is known whether its scores are exact."""
-    return target if target.exact else tried_for_exactness(target)
 
 
 @torch.inference_mode()

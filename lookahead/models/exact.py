@@ -24,8 +24,8 @@ LARGE = 96  # tokens of a tree in which the text is one path
 
 
 def tried_for_exactness(target: TargetModel) -> TargetModel:
-    """The same model; `exact` says what was found."""
-    return dataclasses.replace(target, exact=not differs_in_company(target))
+    """The same model; `exact` says what was found, now or before."""
+    return target if target.exact else dataclasses.replace(target, exact=not differs_in_company(target))
 
 
 @torch.inference_mode()
@@ -33,11 +33,10 @@ def differs_in_company(target: TargetModel) -> str:
     """In what company the scores of a token are other bits than alone; "" if nowhere."""
     if target.mode != "packed" or not target.attends_by_op:
         return "attention is not computed in a fixed order"
-    random = np.random.default_rng(0)
-    length = min(target.longest_text, BEGINNING + LARGE + 1)
+    random, length = np.random.default_rng(0), BEGINNING + LARGE + 1
+    if target.longest_text < length:
+        return f"it has positions for {target.longest_text} tokens only"
     texts = [random.integers(1, target.vocab_size, length).astype(np.int32) for _ in range(3)]
-    if length < BEGINNING + LARGE + 1:
-        return f"it has positions for {length} tokens only"
     text, path = texts[0], texts[0][BEGINNING : BEGINNING + LENGTH]
     slots = _begun(target, [text])
     alone = torch.stack([_taken(slots, [chain(path[node : node + 1])]).of(0)[0] for node in range(LENGTH)])

@@ -55,11 +55,10 @@ class OneDnnWeight:
 
     def __init__(self, weight: torch.Tensor):
         self._weight: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TOKENS)
-        self._pairs = False  # one token goes through twice, so that it gets the bits that it gets beside others
         kind = weight.shape, weight.dtype, torch.get_num_threads()
         if kind not in _differ_alone:
             _differ_alone[kind] = _differs_alone(self, weight)
-        self._pairs = _differ_alone[kind]
+        self._pairs = _differ_alone[kind]  # one token goes through twice, so that it gets the bits that it gets beside others
 
     @staticmethod
     def takes(weight: torch.Tensor, exact: bool = False) -> bool:
@@ -116,8 +115,8 @@ def _differs_alone(laid_out: OneDnnWeight, weight: torch.Tensor) -> bool:
     """Whether a token that goes alone gets other bits than beside others. oneDNN splits long sums for one token only."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randn(TRIED, weight.shape[1], generator=generator).to(weight.dtype)
-    alone = torch.cat([laid_out.product(token, None) for token in tokens.split(1)])
-    return not alone.equal(laid_out.product(tokens, None))
+    alone = torch.cat([laid_out._product(token, None) for token in tokens.split(1)])
+    return not alone.equal(laid_out._product(tokens, None))
 
 
 class LaidOutLinear(torch.nn.Module):

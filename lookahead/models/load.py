@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import logging
 from pathlib import Path
@@ -16,7 +17,7 @@ from lookahead.errors import ModelError, UsageError
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.hub import check_name
 from lookahead.models.adapter import check_adapter, merged
-from lookahead.models.exact import differs_in_company, tried_for_exactness
+from lookahead.models.exact import differs_in_company
 from lookahead.models.linear import lay_out
 from lookahead.models.probe import probed
 from lookahead.tokenizer import TRUST, first_line, hub_arguments, quiet_hub
@@ -113,8 +114,10 @@ def load_model(
             model = merged(model, adapter)
     target = probed((model if device_map or tp_plan else lay_out(model.to(target_device), exact)).eval(), name)
     _log_setting(target)
-    if exact and not (target := tried_for_exactness(target)).exact:
-        raise ModelError(f"{name}: --exact: scores are not the same bits in every forward ({differs_in_company(target)}).")
+    if exact:
+        if where := differs_in_company(target):
+            raise ModelError(f"{name}: --exact: scores are not the same bits in every forward ({where}).")
+        target = dataclasses.replace(target, exact=True)
     return target.in_step() if tp_plan else target
 
 

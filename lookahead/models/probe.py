@@ -33,8 +33,11 @@ CHAIN_KEPT = [0, 1, 2]
 MOST_NOISE = 0.1  # of the spread of scores: what rounding may be blamed for
 # Modes, and whether the op computes their attention
 TRIED: tuple[tuple[Mode, bool], ...] = (
-    *(("packed", True), ("packed", False)),
-    *(("tree", False), ("chain", False), ("replay", False)),
+    ("packed", True),
+    ("packed", False),
+    ("tree", False),
+    ("chain", False),
+    ("replay", False),
 )
 TREES = ("packed", "tree")
 
