@@ -21,7 +21,7 @@ from lookahead.forward.tree_meta import FIELDS, SLOT, meta_of
 NO_LIMIT = 1 << 60
 CAPACITY = 320
 DTYPES = sorted(ENTRIES, key=str)
-CLOSE = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of outputs about 1
+CLOSE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # scores of up to 30 in the exponent
 
 op = torch.ops.lookahead.tree_attention
 
@@ -67,6 +67,11 @@ def buffers(step: Step, heads: int, widths: Sequence[int], dtype: torch.dtype, s
     return made
 
 
+def queries(step: Step, heads: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(step.tokens + step.filling, heads, width, generator=generator).to(dtype)
+
+
 @st.composite
 def steps(draw: Any) -> Step:
     pasts, parents = [], []
@@ -90,18 +95,18 @@ def steps(draw: Any) -> Step:
 )
 def test_op_says_what_sdpa_says_of_what_each_token_sees(step, heads, widths, dtype):
     keys, values = buffers(step, heads[1], widths, dtype)
-    query = torch.randn(step.tokens + step.filling, heads[0], widths[0]).to(dtype)
+    query = queries(step, heads[0], widths[0], dtype)
     outputs = op(query, keys, values, step.meta(), 0.2)
     plainly = reference(query, keys, values, step.meta(), 0.2)
     token = 0
     for slot, parents in enumerate(step.parents):
         for node in range(len(parents)):
             seen = step.seen(slot, node)
-            own = [buffer[slot : slot + 1, :, seen].float() for buffer in (keys, values)]
-            asked = query[None, token : token + 1].float().transpose(1, 2)
+            own = [buffer[slot : slot + 1, :, seen].double() for buffer in (keys, values)]
+            asked = query[None, token : token + 1].double().transpose(1, 2)
             expected = scaled_dot_product_attention(asked, *own, scale=0.2, enable_gqa=True)[0, :, 0]
             for found in (outputs, plainly):
-                torch.testing.assert_close(found[token].float(), expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
+                torch.testing.assert_close(found[token].double(), expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
             token += 1
     assert not outputs[token:].any()
     assert not plainly[token:].any()
@@ -111,7 +116,7 @@ def test_op_says_what_sdpa_says_of_what_each_token_sees(step, heads, widths, dty
 @given(steps(), st.sampled_from([(1, 1), (4, 2), (6, 6), (8, 1)]), st.sampled_from([64, 24, 128]), st.integers(0, 99))
 def test_token_gets_the_same_bits_in_a_tree_a_chain_a_batch_and_alone(dtype, step, heads, width, seed):
     keys, values = buffers(step, heads[1], (width, width), dtype)
-    query = torch.randn(step.tokens + step.filling, heads[0], width).to(dtype)
+    query = queries(step, heads[0], width, dtype)
     outputs, first = op(query, keys, values, step.meta(), 0.2), 0
     for slot, parents in enumerate(step.parents):
         for node in {len(parents) - 1, seed % (len(parents) or 1)} if parents else ():
@@ -134,7 +139,7 @@ def test_token_gets_the_same_bits_in_a_tree_a_chain_a_batch_and_alone(dtype, ste
 def test_threads_change_no_bit():
     step = Step([[*range(-1, 250)], [-1]], [20, 300])
     keys, values = buffers(step, 4, (64, 64), torch.float32)
-    query = torch.randn(step.tokens, 8, 64)
+    query = queries(step, 8, 64, torch.float32)
     alone = op(query, keys, values, step.meta(), 0.2)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
