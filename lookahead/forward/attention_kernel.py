@@ -16,7 +16,6 @@ import ctypes
 import functools
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ import torch
 from numba import carray, types
 from numba.core.ccallback import CFunc
 
+from lookahead.forward.threads import openmp
 from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, POSITION, SIZE, SLOT, TRUNK
 from lookahead.forward.vectors import (
     dot,
@@ -295,22 +295,6 @@ def _entry(dtype: torch.dtype) -> tuple[Callable[[bytes], None], int]:
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), address
 
 
-@functools.cache
-def _openmp() -> Any:
-    """GOMP_parallel(function, argument, threads, flags) of the OpenMP library that torch computes with; None if it has none.
-
-    Its threads wait between calls of torch, some of the time busily: others would take turns with them.
-    """
-    for path in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
-        try:
-            parallel = ctypes.CDLL(str(path)).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
-        parallel.argtypes, parallel.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
-        return parallel
-    return None
-
-
 def tree_attention_cpu(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float
 ) -> torch.Tensor:
@@ -335,7 +319,7 @@ def tree_attention_cpu(
     )
     function, address = _entry(query.dtype)
     threads, products = torch.get_num_threads(), tokens * heads * width
-    if threads > 1 and products * capacity > ALONE and products * _longest(meta) > ALONE and (parallel := _openmp()):
+    if threads > 1 and products * capacity > ALONE and products * _longest(meta) > ALONE and (parallel := openmp()):
         parallel(address, task, threads, 0)
     else:
         function(task)

@@ -20,9 +20,14 @@ def multiplies_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and not converts
 
 
-def has_fast_mkl() -> bool:
-    """Whether torch multiplies float32 with MKL on an Intel CPU: on those of others MKL takes twice as long."""
-    return torch.backends.mkl.is_available() and "intel" in _cpu_name().lower()
+def multiplies_pairs() -> bool:
+    """Whether this CPU adds products of pairs of bfloat16 to float32 sums (AVX-512 BF16)."""
+    return bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def multiplies_tiles() -> bool:
+    """Whether this CPU multiplies tiles of bfloat16 (AMX)."""
+    return bool(torch.cpu._is_amx_tile_supported())
 
 
 def _cpu_name() -> str:

@@ -1,36 +1,27 @@
 """Weights laid out once for CPUs. In: a loaded model. Out: the same, whose forwards over few tokens take half as long or less.
 
 A decode step multiplies few tokens with large matrices. torch lays such a matrix out anew at each product, or reads it as it
-lies, which suits neither one token nor eight. Two libraries that are parts of torch have layouts of their own that can be
-kept: products then say the same up to rounding, and eight tokens cost hardly more than one. oneDNN (`torch.compile` uses it so
-when it freezes weights) takes float32, and bfloat16 on CPUs that multiply it (AVX-512 BF16). FBGEMM takes float16 weights,
-from AVX2 on, and float32 tokens: it serves float16, and bfloat16 on all other CPUs, for float16 holds each such weight to the
-last bit, or to 3e-8 where it is below 8e-6.
+lies, which suits neither one token nor eight. So each matrix is copied once into a layout of its own, and products then say the
+same up to rounding:
 
-All linear layers of a 134M Llama, ms, as torch does it / laid out. Two cores of an AMD EPYC with AVX-512 (there bfloat16 is
-equal to the last bit):
+    panels   ours (forward/panels.py), on x86 CPUs: float32 from AVX2 on, half precision with AVX-512
+    oneDNN   as `torch.compile` uses it when it freezes weights: float32 elsewhere, bfloat16 on CPUs that multiply it in tiles
+             (AMX), or are no x86
+    FBGEMM   float16 weights, from AVX2 on: float16 and bfloat16 elsewhere, for float16 holds each such weight to the last bit,
+             or to 3e-8 where it is below 8e-6
 
-    tokens        1            4            8            16           64
-    float32       25.3 / 11.1  38.3 / 10.4  36.0 / 12.5  44.6 / 14.7  93.1 / 35.0
-    bfloat16       8.9 /  5.5   9.5 /  5.9  10.3 /  6.4  12.2 /  7.7  22.5 / 18.3
+All linear layers of a 134M Llama, ms, as torch does it / oneDNN or FBGEMM / panels, on two cores of an AMD EPYC with AVX-512:
 
-Two cores of an AMD EPYC with AVX2 only:
+    tokens        1                  4                  8                  16                 64
+    float32       31.5 / 16.6 / 12.8  52.2 / 16.2 / 12.5  58.6 / 20.8 / 14.9  69.8 / 25.2 / 26.5  142 / 78.7 / 77.1
+    bfloat16      17.1 /  9.4 /  8.0  18.6 /  8.3 /  7.6  21.1 / 10.3 /  8.6  24.7 / 13.4 / 12.5  48.7 / 37.4 / 37.1
+    float16        6.8 /  6.7 /  6.8  22.9 /  8.9 /  8.2  44.8 / 13.4 / 12.7  91.5 / 24.0 / 21.1   336 / 82.3 / 70.9
 
-    float32       30.1 / 23.9  52.5 / 28.7  60.3 / 34.6  67.0 / 40.9  151.9 / 100.9
-    bfloat16      12.9 / 14.2  43.8 / 16.7  84.2 / 24.3   152 / 30.6    600 / 88.5
-    float16       10.2 / 11.3  31.6 / 13.4  69.3 / 18.1   151 / 33.8    496 / 85.1
+A product with one token and a matrix of 256 x 256 takes 8 us in panels, 16 us by oneDNN. With AVX2 alone, panels of float32
+take 0.6 to 1.0 of oneDNN's time, of float16 up to 1.5 of FBGEMM's.
 
-Two cores of an Intel Xeon with AVX-512, not AVX-512 BF16:
-
-    float32       16.5 / 19.0  29.4 / 23.5  38.1 / 25.7   39.3 / 29.8  67.7 / 61.3
-    bfloat16      15.1 / 13.4  42.9 / 17.0  56.2 / 19.8   85.6 / 30.9   268 / 74.0
-
-A token is to get the same bits alone and beside others (exact.py). By FBGEMM it does, and by oneDNN beside one other or more;
-where a single token gets other bits, as in sums of 2,048 products, it goes through twice. By torch's own way, MKL, it does not:
-1 to 3 tokens get other bits than more.
-
-On Intel CPUs small float32 matrices stay with MKL, through which torch multiplies: forwards of a 15M Llama take 4.5 ms for 5.9
-(1 token) and 6.4 for 8.0 (8 tokens) if only its output layer is laid out.
+A token is to get the same bits alone and beside others (exact.py). In panels and by FBGEMM it does, and by oneDNN beside one
+other or more; where a single token gets other bits, as in sums of 2,048 products, it goes through twice.
 """
 
 from __future__ import annotations
@@ -39,11 +30,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from lookahead.forward.processor import has_fast_mkl, multiplies_bfloat16
+from lookahead.forward.panels import Panels
+from lookahead.forward.processor import multiplies_bfloat16
 
 # Of each dtype that is laid out: how far products may be from torch's, as a share of the largest.
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
-SMALL = 2 << 20  # bytes; of smaller matrices, oneDNN's calls take longer than what MKL saves by not asking for a layout
 TRIED = 24  # tokens whose products are compared: in half precision most are alike even where sums are split otherwise
 TOKENS = 16  # that oneDNN's layout is chosen for: from 4 on it is the same, and best for one token, too
 
@@ -61,13 +52,11 @@ class OneDnnWeight:
         self._pairs = _differ_alone[kind]  # one token goes through twice, so that it gets the bits that it gets beside others
 
     @staticmethod
-    def takes(weight: torch.Tensor, exact: bool = False) -> bool:
-        """Those that it multiplies faster on this CPU than torch does otherwise. exact: all that it can."""
+    def takes(weight: torch.Tensor) -> bool:
+        """Those that it multiplies faster on this CPU than torch does otherwise."""
         if not torch.backends.mkldnn.is_available():
             return False
-        if weight.dtype == torch.float32:
-            return exact or weight.nbytes >= SMALL or not has_fast_mkl()
-        return weight.dtype == torch.bfloat16 and multiplies_bfloat16()
+        return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and multiplies_bfloat16())
 
     def product(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self._pairs and tokens.numel() == tokens.shape[-1]:
@@ -93,7 +82,7 @@ class FbgemmWeight:
         self._weight = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
 
     @staticmethod
-    def takes(weight: torch.Tensor, exact: bool = False) -> bool:
+    def takes(weight: torch.Tensor) -> bool:
         """All but bfloat16 weights that are too large for float16."""
         half = torch.finfo(torch.float16)
         return weight.dtype in (torch.float16, torch.bfloat16) and bool((weight.abs() <= half.max).all())
@@ -107,7 +96,7 @@ class FbgemmWeight:
         return weight.to(self._dtype)
 
 
-LaidOut = OneDnnWeight | FbgemmWeight
+LaidOut = Panels | OneDnnWeight | FbgemmWeight
 _differ_alone: dict[tuple[torch.Size, torch.dtype, int], bool] = {}  # by shape, dtype and threads, see `_differs_alone`
 
 
@@ -146,17 +135,14 @@ class LaidOutLinear(torch.nn.Module):
 
 
 @torch.no_grad()
-def laid_out(weight: torch.Tensor, exact: bool = False) -> LaidOut | None:
-    """A copy of a matrix [out, in] as the first library that takes it reads it; None where none does, or says otherwise.
-
-    exact: also where torch is faster, but gives a token other bits alone than beside others.
-    """
+def laid_out(weight: torch.Tensor) -> LaidOut | None:
+    """A copy of a matrix [out, in] in the first layout that takes it; None where none does, or its products are others."""
     if weight.device.type != "cpu" or weight.dtype not in ROUNDING:
         return None
     tokens = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1).to(weight.dtype)
-    for kind in (OneDnnWeight, FbgemmWeight):
+    for kind in (Panels, OneDnnWeight, FbgemmWeight):
         try:
-            if kind.takes(weight, exact):
+            if kind.takes(weight):
                 copy = kind(weight)
                 ours, theirs = copy.product(tokens, None).float(), torch.nn.functional.linear(tokens, weight).float()
                 if (ours - theirs).abs().max() <= ROUNDING[weight.dtype] * theirs.abs().max():
@@ -166,10 +152,10 @@ def laid_out(weight: torch.Tensor, exact: bool = False) -> LaidOut | None:
     return None
 
 
-def lay_out(model: Any, exact: bool = False) -> Any:
+def lay_out(model: Any) -> Any:
     """Give a model's linear layers weights that are laid out for its CPU; returns the model. No other kind of layer is touched.
 
-    exact: see `laid_out`. Weights as they were are let go one by one, but for those that another kind of layer shares (tied
+    Weights as they were are let go one by one, but for those that another kind of layer shares (tied
     embeddings). Nothing learns any more: where gradients are asked for, torch takes a hundred times as long for such products.
     """
     places: dict[int, list[tuple[torch.nn.Module, str]]] = {}  # of each weight: where it is used
@@ -178,7 +164,7 @@ def lay_out(model: Any, exact: bool = False) -> Any:
             if type(linear) is torch.nn.Linear and "forward" not in vars(linear):  # not one that somebody has changed
                 places.setdefault(id(linear.weight), []).append((module, name))
     for users in places.values():
-        weight = laid_out(getattr(*users[0]).weight, exact)
+        weight = laid_out(getattr(*users[0]).weight)
         if weight is None:
             continue
         for module, name in users:

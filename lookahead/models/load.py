@@ -112,7 +112,7 @@ def load_model(
     if adapter:
         with _quiet_transformers():
             model = merged(model, adapter)
-    target = probed((model if device_map or tp_plan else lay_out(model.to(target_device), exact)).eval(), name)
+    target = probed((model if device_map or tp_plan else lay_out(model.to(target_device))).eval(), name)
     _log_setting(target)
     if exact:
         if where := differs_in_company(target):

@@ -11,6 +11,7 @@ from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import ModelError
+from lookahead.forward.panels import Panels
 from lookahead.models import exact, linear
 from lookahead.models.exact import differs_in_company, tried_for_exactness
 from lookahead.models.linear import OneDnnWeight, lay_out
@@ -59,12 +60,14 @@ def test_model_whose_attention_is_another_is_not_exact(tiny_model, name) -> None
 def test_what_differs_is_found_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A matrix product that rounds otherwise for large forwards."""
 
-    def product(weight: OneDnnWeight, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        rounded = tokens * (1 + 1e-6) if tokens.numel() > 8 * tokens.shape[-1] else tokens
-        return weight._product(rounded, bias)
+    right = Panels.product
 
-    monkeypatch.setattr(linear.OneDnnWeight, "takes", staticmethod(lambda weight, exact=False: weight.dtype == torch.float32))
-    monkeypatch.setattr(linear.OneDnnWeight, "product", product)
+    def product(weight: Panels, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        rounded = tokens * (1 + 1e-6) if tokens.numel() > 8 * tokens.shape[-1] else tokens
+        return right(weight, rounded, bias)
+
+    monkeypatch.setattr(Panels, "takes", staticmethod(lambda weight: True))
+    monkeypatch.setattr(Panels, "product", product)
     with pytest.raises(ModelError, match="--exact: scores are not the same bits in every forward"):
         load_model(DEMO, exact=True)
 

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from lookahead.decode.engine import DecodingEngine
-from lookahead.forward import processor
+from lookahead.forward import panels, processor
+from lookahead.forward.panels import Panels
 from lookahead.models import linear
 from lookahead.models.linear import (
     ROUNDING,
@@ -33,25 +34,24 @@ ARCHITECTURES = ("llama", "mixtral", "gemma4", "gpt2", "gpt_neox", "gpt_oss", "d
 SHAPES = ((1, 0, 24), (1, 24), (7, 24), (1, 5, 24), (2, 3, 24))
 
 
-@pytest.fixture(autouse=True)
-def small_matrices_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the tests are small; Intel CPUs leave such to MKL."""
-    monkeypatch.setattr(linear, "SMALL", 0)
-
-
 @pytest.mark.parametrize("dtype", list(ROUNDING))
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("multiplies_bfloat16", [True, False])
+@pytest.mark.parametrize("layout", ["panels", "panels of single numbers", "onednn", "fbgemm"])
 def test_laid_out_layer_says_what_the_layer_says(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bias: bool, multiplies_bfloat16: bool
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bias: bool, layout: str
 ) -> None:
-    if multiplies_bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if layout == "onednn" and not (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         pytest.skip("oneDNN takes no bfloat16 here")
-    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: multiplies_bfloat16)
+    if (layout, dtype) in (("onednn", torch.float16), ("fbgemm", torch.float32)):
+        pytest.skip("not by this library")
+    monkeypatch.setattr(panels, "multiplies_pairs", lambda: layout == "panels" and processor.multiplies_pairs())
+    monkeypatch.setattr(Panels, "takes", staticmethod(lambda weight: "panels" in layout))
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: layout == "onednn")
     torch.manual_seed(0)
     before = nn.Linear(24, 40, bias, dtype=dtype)
     after = lay_out(nn.Sequential(copy.deepcopy(before)))[0]
     assert isinstance(after, LaidOutLinear)
+    assert after.laid_out.library == layout.split()[0]
     rounding = 1e-5 if dtype == torch.float32 else ROUNDING[dtype]
     for shape in SHAPES:
         tokens = torch.randn(shape).to(dtype)
@@ -110,7 +110,28 @@ def test_layers_of_other_kinds_are_left_alone() -> None:
     assert kind_of_linear(model) == "torch"
 
 
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+@pytest.mark.parametrize(("inner", "outputs"), [(24, 40), (33, 100), (2100, 64), (128, 333)])
+def test_token_gets_the_same_bits_in_any_company_and_by_any_threads(dtype: torch.dtype, inner: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(outputs, inner).to(dtype)
+    layout, tokens = Panels(weight), torch.randn(261, inner).to(dtype)
+    assert layout.to_dense().equal(weight)
+    together, before = layout.product(tokens, None), torch.get_num_threads()
+    torch.testing.assert_close(
+        together.double(), tokens.double() @ weight.double().T, rtol=1e-2, atol=inner * ROUNDING[dtype] / 20
+    )
+    for size in (1, 2, 3, 4, 5, 8, 17, 64):
+        assert layout.product(tokens[:size], None).equal(together[:size]), size
+    torch.set_num_threads(3)
+    try:
+        assert layout.product(tokens, None).equal(together)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_torch_without_such_products_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Panels, "takes", staticmethod(lambda weight: False))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert laid_out(torch.zeros(8, 8)) is None
     model = nn.Sequential(nn.Linear(8, 8))
@@ -119,7 +140,9 @@ def test_a_torch_without_such_products_is_no_obstacle(monkeypatch: pytest.Monkey
 
 def test_products_that_go_wrong_or_fail_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    for kind, dtype in ((OneDnnWeight, torch.float32), (FbgemmWeight, torch.float16)):
+    for kind, dtype in ((Panels, torch.float32), (OneDnnWeight, torch.float32), (FbgemmWeight, torch.float16)):
+        for other in (Panels, OneDnnWeight, FbgemmWeight):
+            monkeypatch.setattr(other, "takes", staticmethod(lambda weight, other=other, kind=kind: other is kind))
         right = kind.product
         for factor in (1.01, float("nan")):
             monkeypatch.setattr(kind, "product", lambda *given, right=right, factor=factor: right(*given) * factor)
@@ -128,15 +151,21 @@ def test_products_that_go_wrong_or_fail_are_not_used(monkeypatch: pytest.MonkeyP
         assert type(lay_out(nn.Sequential(nn.Linear(24, 40, dtype=dtype)))[0]) is nn.Linear
 
 
-@pytest.mark.parametrize(("cpu", "taken"), [("Intel(R) Xeon(R) Processor", False), ("AMD EPYC", True)])
-def test_small_float32_matrices_are_left_to_mkl_where_it_is_fast(
-    monkeypatch: pytest.MonkeyPatch, cpu: str, taken: bool
+@pytest.mark.parametrize(
+    ("capability", "tiles", "dtypes"),
+    [
+        ("AVX512", False, {torch.float32, torch.bfloat16, torch.float16}),
+        ("AVX512", True, {torch.float32, torch.float16}),
+        ("AVX2", False, {torch.float32}),
+        ("DEFAULT", False, set()),
+    ],
+)
+def test_panels_take_what_they_multiply_fastest(
+    monkeypatch: pytest.MonkeyPatch, capability: str, tiles: bool, dtypes: set[torch.dtype]
 ) -> None:
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(processor, "_cpu_name", lambda: cpu)
-    monkeypatch.setattr(linear, "SMALL", 64 * 64 * 4)
-    assert OneDnnWeight.takes(torch.zeros(64, 64))
-    assert OneDnnWeight.takes(torch.zeros(64, 63)) == taken
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    assert {dtype for dtype in ROUNDING if Panels.takes(torch.zeros(8, 8, dtype=dtype))} == dtypes
 
 
 @pytest.mark.parametrize(("avx512", "native", "taken"), [(True, True, True), (True, False, False), (False, False, True)])
@@ -165,7 +194,7 @@ def fails(*given: torch.Tensor) -> torch.Tensor:
 
 def test_models_loaded_by_name_are_laid_out_and_their_costs_kept_apart() -> None:
     target = load_model(DEMO, device="cpu")
-    assert target.setting.linear == kind_of_linear(target.model) == "onednn"
+    assert target.setting.linear == kind_of_linear(target.model) == "panels"
     assert torch.backends.cpu.get_cpu_capability() in target.setting.device
     from transformers import AutoModelForCausalLM
 
