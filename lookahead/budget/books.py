@@ -17,10 +17,10 @@ FIRST_LOOKS = 1.0  # plain steps that may go into looks before
 
 # The state. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in such
 # steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a step
-# outside of its forward, seconds that may go into looks, and how many of the record's units DOUBT is. Sums over trees, the past
-# fading: trees, and tokens that steps with them should say. The latest choice: seconds that it saves, that its drafts save, and
-# the probability at which one more node would pay.
-PLAIN, SPENT, OTHER, SPARE, DOUBTED, TREES, RATES, SAVED, GAINED, PRICE = range(10)
+# outside of its forward, without drafts and with, how many steps of either kind say so, seconds that may go into looks, and how
+# many of the record's units DOUBT is. Sums over trees, the past fading: trees, and tokens that steps with them should say. The
+# latest choice: seconds that it saves, that its drafts save, and the probability at which one more node would pay.
+PLAIN, SPENT, BESIDE, BESIDE_DRAFTED, UNDRAFTED, DRAFTED, SPARE, DOUBTED, TREES, RATES, SAVED, GAINED, PRICE = range(13)
 # Of each of SIZES, taken for a number of rows: the sums PLAIN and SPENT of steps with about so many. From GAINS on, taken
 # likewise, each has a row of the array: seconds that forwards of each size would have saved over plain ones, of late.
 ROWS_PLAIN, ROWS_SPENT, GAINS = range(3)
@@ -30,7 +30,7 @@ BOOKS: Layout = {
     "table": (np.float64, (OWN + 1, len(SIZES))),  # these three are the curve's, see cost.py
     "terms": (np.float64, (BUCKETED + 1,)),
     "latest": (np.float64, (len(SIZES), LATEST)),
-    "others": (np.float64, (LATEST,)),  # seconds outside of forwards, of the latest steps
+    "beside": (np.float64, (2, LATEST)),  # seconds outside of forwards, of the latest steps without drafts and with
     "state": (np.float64, (PRICE + 1,)),
     "of_sizes": (np.float64, (GAINS + len(SIZES), len(SIZES))),
     "record": (np.float64, (2, len(PROMISES) + 1)),

@@ -43,8 +43,8 @@ class MeasuredStep(NamedTuple):
 
     forward: its size, prompts' tokens included. emitted: tokens that came out for the rows that decode, the model's own
     included. seconds: of the whole step. forward_seconds: of what follows drafting: the forward, recycling and verification.
-    draft_seconds, recycling_seconds: of it, what a plain step would not take. prefilled: tokens of prompts alongside the rows
-    that decode. stands_for: steps like it, this one included, of which only this one is noted.
+    draft_seconds, recycling_seconds: of it, what a plain step would not take; 0 where nothing was drafted. prefilled: tokens of
+    prompts alongside the rows that decode. stands_for: steps like it, this one included, of which only this one is noted.
     """
 
     forward: Forward

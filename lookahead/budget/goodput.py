@@ -30,12 +30,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from lookahead.budget.books import (
+    BESIDE,
+    BESIDE_DRAFTED,
     DOUBT,
     DOUBTED,
     GAINED,
     GAINS,
     KEPT,
-    OTHER,
     PLAIN,
     PRICE,
     PROMISED,
@@ -47,6 +48,7 @@ from lookahead.budget.books import (
     SPARE,
     SPENT,
     TREES,
+    UNDRAFTED,
     books_arrays,
     books_on,
 )
@@ -112,6 +114,12 @@ class GoodputBudget:
         """The next step is to be of a set size, as costs are unknown."""
         return not self.curve.known and self._steps < len(TRIALS)
 
+    @property
+    def speed(self) -> float:
+        """Times as fast as plain decoding of late, by the costs of forwards; infinite where that is not known."""
+        plain, spent = self._state[[PLAIN, SPENT]].tolist()
+        return float(plain / spent) if spent else np.inf
+
     def free(self, rows: int) -> int:
         """Draft tokens of each row that come at next to no cost: those that make a forward of the latest size an even one."""
         return self._drafted if rows == 1 else self._drafted // rows | 1
@@ -145,7 +153,8 @@ class GoodputBudget:
         self.returns = np.inf
         if wanted == AS_MANY_AS_PAY:
             if self._drafting:
-                self.returns = self._state.item(GAINED) / self._drafting
+                more = self._state.item(BESIDE_DRAFTED) - self._state.item(BESIDE)  # accounting takes longer, too
+                self.returns = self._state.item(GAINED) / max(self._drafting, more)
             self.price = self._state.item(PRICE)
             if not fed and (self._again or (steps - self._looked >= LOOK_APART and self._state.item(SPARE) > 0)):
                 saved, self._looked = self._state.item(SAVED), steps
@@ -175,7 +184,7 @@ class GoodputBudget:
         self._before = int(step.forward.tokens)
         self._told.add(step, bucket(self._before) if self.curve.bucketed else None)
         if len(self._told) == TOLD or (not self.curve.known and self._steps <= len(TRIALS)):
-            learn(self._told.take(), self._steps, self.books.addresses)
+            learn(self._told.take(), self.books.addresses)
         self.settle(accepted)
 
     def _look(self, drafted: int, tokens: int, rows: int) -> int:
@@ -216,23 +225,18 @@ def warm_up() -> None:
 
 
 @kernel
-def learn(told, steps, addresses):
-    """See `GoodputBudget.observe`. told: float64 [steps, 12], see `StepLog`: those since the last time.
-
-    steps: so far, these included. addresses: of BOOKS.
-    """
+def learn(told, addresses):
+    """See `GoodputBudget.observe`. told: float64 [steps, 12], see `StepLog`: those since the last time. addresses: of BOOKS."""
     books = books_arrays(addresses)
-    table, terms, others, state, of_sizes = books.table, books.terms, books.others, books.state, books.of_sizes
+    table, terms, state, of_sizes = books.table, books.terms, books.state, books.of_sizes
     for k in range(len(told)):
-        step = step_of(told[k])
-        others[(steps - len(told) + k) % LATEST] = step.seconds - step.forward_seconds
-    state[OTHER] = faster_of(others, min(steps, LATEST))
+        _note_beside(step_of(told[k]), books.beside, state)
     for k in range(len(told)):
         step = step_of(told[k])
         forward, stands_for, rows = step.forward, step.stands_for, step.forward.rows
         observe(forward, step.forward_seconds, table, terms, books.latest)
-        spent = seconds_of(forward, forward.tokens, table, terms, 0) + state[OTHER]
-        plain = seconds_of(resized(forward, rows, 0), rows, table, terms, 0) + state[OTHER]
+        spent = seconds_of(forward, forward.tokens, table, terms, 0) + state[BESIDE + (step.draft_seconds > 0)]
+        plain = seconds_of(resized(forward, rows, 0), rows, table, terms, 0) + state[BESIDE]
         column = place_of(rows, table, 0)
         steps_spent, steps_plain = stands_for * spent / plain, stands_for * step.emitted / rows
         state[SPENT] = MEMORY * state[SPENT] + steps_spent
@@ -240,6 +244,19 @@ def learn(told, steps, addresses):
         of_sizes[ROWS_SPENT, column] = MEMORY * of_sizes[ROWS_SPENT, column] + steps_spent
         of_sizes[ROWS_PLAIN, column] = MEMORY * of_sizes[ROWS_PLAIN, column] + steps_plain
         state[SPARE] += LOOK_SHARE * stands_for * spent
+
+
+@inlined
+def _note_beside(step, beside, state):
+    """What a step takes outside of its forward. Until one without drafts was seen, one with drafts stands in, less drafting."""
+    drafted = int(step.draft_seconds > 0)
+    seconds = step.seconds - step.forward_seconds
+    seen = int(state[UNDRAFTED + drafted])
+    beside[drafted, seen % LATEST] = seconds
+    state[UNDRAFTED + drafted] = seen + 1
+    state[BESIDE + drafted] = faster_of(beside[drafted], min(seen + 1, LATEST))
+    if state[UNDRAFTED] == 0:
+        state[BESIDE] = max(0.0, seconds - step.draft_seconds)
 
 
 @kernel
@@ -262,7 +279,7 @@ def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
     rows = plain.rows
     speed = max(1.0, _speed(rows, table, state, of_sizes))
     of_plain = seconds_of(resized(plain, rows, 0), rows, table, terms, 0)
-    worth = (of_plain + state[OTHER]) / (rows * speed)  # seconds, of one token
+    worth = (of_plain + state[BESIDE]) / (rows * speed)  # seconds, of one token
     counts_as, total, limit = np.empty(count), np.int64(0), np.int64(0)
     usual_rate, rates = state[RATES] / max(1.0, state[TREES]), 0.0
     for tree in range(count):

@@ -16,6 +16,7 @@ from lookahead.budget.cost import MeasuredStep
 from lookahead.budget.gain import Gain
 from lookahead.budget.goodput import GoodputBudget
 from lookahead.budget.profile import Forward
+from lookahead.budget.rates import Rates
 from lookahead.decode.row import RunningRow, StepInput
 from lookahead.decode.verify import Accepted
 from lookahead.draft.drafter import Drafter
@@ -74,15 +75,18 @@ class StepTimes(NamedTuple):
 class Accounting:
     """Clocks, costs and counts of an engine; teaches its budget and the drafter's sources.
 
-    clock: seconds by stage. gain: how many times faster than plain decoding. steps: begun so far.
+    clock: seconds by stage. gain: how many times faster than plain decoding. rates: of steps with drafts and without. steps:
+    begun so far.
     """
 
     def __init__(self, target: TargetModel, drafter: Drafter, budget: GoodputBudget):
         self.target, self.drafter, self.budget = target, drafter, budget
         self.clock = Clock()
         self.gain = Gain(budget.curve)
+        self.rates = Rates()
         self.steps = 0
         self._sources: Sources | None = getattr(drafter, "sources", None)  # of the user's own
+        self._before: tuple[list[RunningRow], float] = [], 0.0  # rows of the latest step if all decoded, and when it was over
 
     def record(
         self, rows: Sequence[RunningRow], inputs: Sequence[StepInput], accepted: Sequence[Accepted], times: StepTimes
@@ -97,8 +101,13 @@ class Accounting:
         kept = _accepted_drafts(rows, inputs, accepted) if self.budget.waits else ()
         drafts = self.drafter.options.strategy != "off"
         # A step that prefills says nothing about the cost of those that do not. Of steps without drafts only some are timed.
-        if drafts and (active or self.steps % PLAIN_APART == 0) and all(each.wanted == "all" for each in inputs):
-            emitted, seconds = sum(len(each.token_ids) for each in accepted), self.target.now() - times.began
+        only_decodes = all(each.wanted == "all" for each in inputs)
+        seconds, emitted = times.verified - times.began, sum(len(each.token_ids) for each in accepted)
+        (before, over), self._before = self._before, ([*rows] if only_decodes else [], times.verified)
+        if before and before == self._before[0]:  # with what happened in between: accounting takes longer with drafts, too
+            seconds = times.verified - over
+            self.rates.note(len(rows), active, seconds, emitted)
+        if drafts and only_decodes and (active or self.steps % PLAIN_APART == 0):
             self._learn_cost(rows, inputs, times, seconds, emitted, kept)
             if active:
                 self._learn_utility(by_source, times, seconds, emitted, len(rows))
@@ -156,7 +165,8 @@ class Accounting:
             stands_for = PLAIN_APART
         keys, calls = self._attended(rows)
         forward = Forward(sum(sizes), len(rows), keys, max(sizes), calls)
-        parts = times.after_drafting, times.drafting, times.runner_up
+        active = any(row.is_drafted_for for row in rows)
+        parts = times.after_drafting, times.drafting if active else 0.0, times.runner_up
         measured = MeasuredStep(forward, emitted, seconds, *parts, stands_for=stands_for)
         self.budget.observe(measured, kept)
         self.gain.step(measured)

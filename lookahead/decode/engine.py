@@ -195,7 +195,8 @@ class DecodingEngine:
         if options.strategy == "off":
             active = [False] * len(rows)
         else:
-            active = [not options.adaptive or row.backoff.is_over(step) or row.is_constrained for row in rows]
+            off = options.adaptive and self.accounting.rates.rest(len(rows), self.budget.speed)
+            active = [not options.adaptive or row.is_constrained or (row.backoff.is_over(step) and not off) for row in rows]
         # Of those that were drafted for at the last step some scores are still to be kept as runner-up tokens.
         due = [row for row, now in zip(rows, active, strict=True) if now or row.is_drafted_for]
         if due:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.budget.backoff import BACKOFFS, DEBT, OWN_DEBT, Backoff
-from lookahead.budget.books import GAINS, OTHER, PLAIN, SPENT
+from lookahead.budget.books import BESIDE, GAINS, PLAIN, SPENT
 from lookahead.budget.cost import EVEN, SIZES, CostCurve, MeasuredStep, bucket, shape_of
 from lookahead.budget.goodput import (
     CHANGED,
@@ -88,7 +88,7 @@ def budget_of(curve: CostCurve, plain_over_spent: float, outside: float = 1e-4) 
     """So many times faster than plain decoding so far, and not to try or look; a step takes `outside` s beside forwards."""
     budget = GoodputBudget(curve)
     budget._steps = budget._looked = len(TRIALS)
-    budget.books.state[[PLAIN, SPENT, OTHER]] = plain_over_spent, 1.0, outside
+    budget.books.state[[PLAIN, SPENT, BESIDE]] = plain_over_spent, 1.0, outside
     return budget
 
 
