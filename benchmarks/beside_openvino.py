@@ -6,11 +6,13 @@ many answers are the same.
     python -m venv ov && ov/bin/pip install openvino-genai 'optimum-intel[openvino]'
     python benchmarks/beside_openvino.py --peer ov/bin/python
     python benchmarks/beside_openvino.py --peer ov/bin/python --batch-size 8 --dtype bfloat16
+    python benchmarks/beside_openvino.py --peer ov/bin/python --forwards --model FOLDER
 
 The peer runs in an environment of its own, as a process that answers the prompts that it is sent; it converts the model once,
 into --folder. Everything is greedy, and each turn is a few prompts that all contenders answer one after the other, so that what
 else the machine does meets all of them. At batch size 1 the peer is `LLMPipeline`, without and with its prompt lookup, above
-that `ContinuousBatchingPipeline`; its precision and that of its keys and values are those asked for here.
+that `ContinuousBatchingPipeline`; its precision and that of its keys and values are those asked for here. --forwards compares
+single forwards of a few sizes, behind texts of PAST tokens, in place of answers.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ SAMPLES = Path(__file__).parent.parent / "samples"
 WARM_UP = 2  # turns before, of other prompts
 # For a prompt lookup: tokens that are drafted at most, and those that must match. As in OpenVINO's own example.
 LOOKUP = {"num_assistant_tokens": 5, "max_ngram_size": 3}
+FORWARDS = ((1, 1), (1, 4), (1, 8), (1, 16), (1, 64), (8, 1), (8, 4))  # rows, tokens of each
+PAST, TURNS = 128, 15
 Answered = tuple[list[list[int]], float]  # token ids of each prompt, seconds
 Answer = Callable[[list[list[int]]], Answered]
 
@@ -96,6 +100,40 @@ def serve(model: str, folder: Path, dtype: str, threads: int, batch_size: int, t
         print(json.dumps({"ids": [[int(token) for token in each] for each in ids], "seconds": seconds}), flush=True)
 
 
+def serve_forwards(model: str, folder: Path, dtype: str, threads: int) -> None:
+    """Take forwards: a line of JSON, [rows, tokens], and a line of seconds back."""
+    import numpy as np
+    import openvino
+
+    if not (folder / "openvino_model.xml").exists():
+        _convert(model, folder)
+    precision = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+    properties = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision, "INFERENCE_NUM_THREADS": threads}
+    core = openvino.Core()
+    compiled = core.compile_model(core.read_model(folder / "openvino_model.xml"), "CPU", properties)
+    request = compiled.create_infer_request()
+    names = {name for each in compiled.inputs for name in each.names}
+
+    def infer(rows: int, begin: int, tokens: int) -> None:
+        fed = {
+            "input_ids": np.tile(np.arange(begin, begin + tokens, dtype=np.int64) + 5, (rows, 1)),
+            "attention_mask": np.ones((rows, begin + tokens), np.int64),
+            "position_ids": np.tile(np.arange(begin, begin + tokens, dtype=np.int64), (rows, 1)),
+            "beam_idx": np.arange(rows, dtype=np.int32),
+        }
+        request.infer({name: array for name, array in fed.items() if name in names})
+
+    print(json.dumps({"pipes": ["openvino"], "version": openvino.__version__}), flush=True)
+    for line in sys.stdin:
+        rows, tokens = json.loads(line)["forward"]
+        request.reset_state()
+        infer(rows, 0, PAST)
+        infer(rows, PAST, tokens)  # memory for keys and values is there from then on
+        began = time.perf_counter()
+        infer(rows, PAST + tokens, tokens)
+        print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
+
+
 def _convert(model: str, folder: Path) -> None:
     from optimum.intel import OVModelForCausalLM
     from transformers import AutoTokenizer
@@ -116,7 +154,7 @@ class Peer:
     def __init__(self, python: str, arguments: argparse.Namespace, folder: Path):
         command = [python, __file__, "--serve", "--model", arguments.model, "--folder", str(folder), "--dtype", arguments.dtype]
         command += ["--threads", str(arguments.threads), "--batch-size", str(arguments.batch_size)]
-        command += ["--tokens", str(arguments.tokens)]
+        command += ["--tokens", str(arguments.tokens), *(["--forwards"] if arguments.forwards else [])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         said = self._read()
         self.pipes, self.version = said["pipes"], said["version"]
@@ -129,6 +167,12 @@ class Peer:
             return said["ids"], said["seconds"]
 
         return asked
+
+    def forward(self, rows: int, tokens: int) -> float:
+        """Seconds of one."""
+        assert self._process.stdin
+        print(json.dumps({"forward": [rows, tokens]}), file=self._process.stdin, flush=True)
+        return float(self._read()["seconds"])
 
     def close(self) -> None:
         assert self._process.stdin
@@ -211,6 +255,40 @@ def compare(contenders: dict[str, Answer], prompts: Sequence[list[int]], size: i
         print(f"{name:24} {rate:8.0f} tokens/s  {ratio:5.2f} x {reference}   {same[name]} of {counted} answers the same")
 
 
+def compare_forwards(arguments: argparse.Namespace, peer: Peer) -> None:
+    """Seconds of forwards of a few sizes, by turns."""
+    import numpy as np
+    import torch
+
+    from lookahead.draft.tree import chain
+    from lookahead.forward.slots import slots_of
+    from lookahead.models.load import load_model
+
+    torch.set_num_threads(arguments.threads)
+    target = load_model(arguments.model, dtype=arguments.dtype)
+
+    @torch.inference_mode()
+    def forward(rows: int, tokens: int) -> float:
+        slots = slots_of(target)
+        for _ in range(rows):
+            slots.add([*range(5, 5 + PAST + 2 * tokens)])  # nobody begins: a text that another holds would be copied
+        seconds, end = 0.0, 5
+        for more in (PAST, tokens, tokens):
+            new = chain(np.arange(end, end + more, dtype=np.int32))
+            began = time.perf_counter()
+            slots.forward([new] * rows, ["all" if seconds else "none"] * rows)
+            seconds = time.perf_counter() - began
+            slots.keep([range(more)] * rows)
+            end += more
+        return seconds
+
+    for rows, tokens in FORWARDS:
+        pairs = [(forward(rows, tokens), peer.forward(rows, tokens)) for _ in range(TURNS)]
+        own, theirs = (median(each) * 1e3 for each in zip(*pairs, strict=True))
+        ratio = median(other / mine for mine, other in pairs)
+        print(f"{rows} x {tokens:2} tokens  {own:8.2f} ms  openvino {theirs:8.2f} ms   {ratio:5.2f} x openvino", flush=True)
+
+
 def _turns(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:
     for begin in range(0, len(prompts), size):
         yield list(prompts[begin : begin + size])
@@ -220,12 +298,20 @@ def main() -> None:
     arguments = _arguments()
     if arguments.serve:
         model, folder, dtype, threads = arguments.model, arguments.folder, arguments.dtype, arguments.threads
-        serve(model, folder, dtype, threads, arguments.batch_size, arguments.tokens)
+        if arguments.forwards:
+            serve_forwards(model, folder, dtype, threads)
+        else:
+            serve(model, folder, dtype, threads, arguments.batch_size, arguments.tokens)
         return
     from lookahead.tokenizer import load_tokenizer
 
     with tempfile.TemporaryDirectory() as temporary:
         peer = Peer(arguments.peer, arguments, arguments.folder or Path(temporary))
+        if arguments.forwards:
+            print(f"{arguments.model}, {arguments.dtype}, {arguments.threads} threads; OpenVINO {peer.version}")
+            compare_forwards(arguments, peer)
+            peer.close()
+            return
         tokenizer = load_tokenizer(arguments.model)
         with open(arguments.input, encoding="utf-8") as file:
             prompts = [tokenizer.encode(json.loads(line)["prompt"]) for line in file]
@@ -251,6 +337,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rows", type=int, default=60)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--forwards", action="store_true", help="of a few sizes, in place of answers")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
