@@ -43,6 +43,7 @@ from lookahead_cli.options import (
     Context,
     Device,
     Dtype,
+    EngineMode,
     Exact,
     Json,
     LogFile,
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
 CHECKED_ROWS = 64  # rows whose outputs are compared unless asked otherwise
 OF_A_MODEL = (
     *("input", "attn", "dtype", "device", "max_new_tokens", "peers", "check_lossless", "revision", "adapter"),
-    *("trust_remote_code", "exact"),
+    *("trust_remote_code", "exact", "engine_mode"),
 )
 
 
@@ -91,6 +92,7 @@ def command(
     dtype: Dtype = "auto",
     device: Device = "auto",
     attn: Attention = None,
+    engine_mode: EngineMode = "auto",
     exact: Exact = False,
     peers: Peers = True,
     repeat: Repeat = 1,
@@ -144,7 +146,7 @@ def command(
     bench = ModelBench(
         str(model), options, sizes, dtype, device, attn, peers, repeat, recycling,
         CHECKED_ROWS if check_lossless is None else None if check_lossless else 0, revision, adapter,
-        None if replay else tokenizer, trust_remote_code, exact,
+        None if replay else tokenizer, trust_remote_code, exact, engine_mode,
     )  # fmt: skip
     events = on_screen(json)
     if replay:

@@ -30,7 +30,7 @@ class ModelBench:
 
     options: of each run of ours. batch_sizes: prompts decoded at once, measured in turn. peers: also Hugging Face's own.
     repeats, recycling: see `compare.compare`. lossless_rows: the first rows, whose outputs are checked; None: all; 0: none.
-    exact: see `load.load_model`.
+    exact, engine_mode: see `load.load_model`.
     """
 
     model: str
@@ -48,6 +48,7 @@ class ModelBench:
     tokenizer: str | None = None
     trust_remote_code: bool = False
     exact: bool = False
+    engine_mode: str = "auto"
 
 
 def bench_prompts(
@@ -81,6 +82,7 @@ def bench_prompts(
             adapter=bench.adapter,
             tokenizer=bench.tokenizer,
             exact=bench.exact,
+            engine_mode=bench.engine_mode,
         ),
         events,
     )
@@ -135,7 +137,7 @@ def bench_logged(bench: ModelBench, logs: Logs, events: BenchEvents | None = Non
     loading: dict[str, Any] = {"trust_remote_code": bench.trust_remote_code, "revision": bench.revision}
     config = read_config(bench.model, **loading).get_text_config(decoder=True)
     ((workload,), _) = read_workloads(logs, events, Shape(bench.model, config))
-    target = random_model(bench.model, bench.dtype, bench.device, bench.attention, **loading)
+    target = random_model(bench.model, bench.dtype, bench.device, bench.attention, engine_mode=bench.engine_mode, **loading)
     compile_for([workload], bench.options[0], events)
     if target.mode != "packed":
         events.notice(f"{bench.model} verifies by {target.mode}: {target.reason}")

@@ -23,7 +23,7 @@ import torch
 from numba import carray, types
 from numba.core.ccallback import CFunc
 
-from lookahead.forward.threads import openmp
+from lookahead.forward.threads import add, gives_way, openmp, wait_for
 from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, POSITION, SIZE, SLOT, TRUNK
 from lookahead.forward.vectors import (
     dot,
@@ -53,8 +53,9 @@ QUERY, QUERY_TOKEN, QUERY_HEAD = 7, 8, 9
 KEY, KEY_SLOT, KEY_HEAD, KEY_PLACE = 10, 11, 12, 13
 VALUE, VALUE_SLOT, VALUE_HEAD, VALUE_PLACE = 14, 15, 16, 17
 OUTPUT, META, BYTES = 18, 19, 20
-TASK = 21
-TASK_BYTES = struct.Struct("=6qd14q")
+DONE, YIELDS = 21, 22  # shares that are done; see threads.wait_for
+TASK = 23
+TASK_BYTES = struct.Struct("=6qd16q")
 
 LOG2_E = 1.4426950408889634
 ALONE = 300_000  # products of numbers, up to which a call is not worth other threads
@@ -242,12 +243,12 @@ def _share(task, meta, kind, scale, start, first, last, head):
 
 @woven
 def attend(address, kind):
-    """Do shares of the call that the array at `address` describes until all are taken: up to ROWS queries of a tree each."""
+    """Do shares of the call that the array at `address` describes, up to ROWS queries of a tree each, until all are done."""
     task = carray(int64_at(address), (TASK,))
     scale = np.float32(carray(float64_at(address), (TASK,))[SCALE])
     meta = carray(int32_at(task[META]), (task[TOKENS], FIELDS))
     most = max(1, ROWS // (task[HEADS] // task[KEY_HEADS]))  # tokens of a share
-    mine, share = take_ticket(address), 0
+    mine, share, done = take_ticket(address), np.int64(0), np.int64(0)
     start = 0
     while start < task[TOKENS] and meta[start, SLOT] >= 0:  # what is behind fills the pack up
         size = meta[start, SIZE]
@@ -256,8 +257,11 @@ def attend(address, kind):
                 if mine == share:
                     _share(task, meta, kind, scale, start, first, min(first + most, start + size), head)
                     mine = take_ticket(address)
+                    done += 1
                 share += 1
         start += size
+    add(address + DONE * 8, done)
+    wait_for(address + DONE * 8, share, task[YIELDS])
 
 
 def _float32(address: Any) -> None:
@@ -286,7 +290,7 @@ def _compiled(dtype: torch.dtype) -> Any:
 
 
 @functools.cache
-def _entry(dtype: torch.dtype) -> tuple[Callable[[bytes], None], int]:
+def entry_of(dtype: torch.dtype) -> tuple[Callable[[bytes], None], int]:
     """The same as a C function of one address: to be called, and where it lies.
 
     It writes to the bytes that it is given, which nobody else may hold.
@@ -315,9 +319,9 @@ def tree_attention_cpu(
         *(query.data_ptr(), query_token * size, query_head * size),
         *(key.data_ptr(), key_slot * size, key_head * size, key_place * size),
         *(value.data_ptr(), value_slot * size, value_head * size, value_place * size),
-        *(output.data_ptr(), meta.data_ptr(), size),
+        *(output.data_ptr(), meta.data_ptr(), size, 0, gives_way()),
     )
-    function, address = _entry(query.dtype)
+    function, address = entry_of(query.dtype)
     threads, products = torch.get_num_threads(), tokens * heads * width
     if threads > 1 and products * capacity > ALONE and products * _longest(meta) > ALONE and (parallel := openmp()):
         parallel(address, task, threads, 0)

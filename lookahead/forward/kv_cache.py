@@ -154,8 +154,6 @@ class SlotLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write of [1, heads, tokens, head_dim] what is kept where the pack says; returns the buffers of all slots."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
         pack = self.cache.pack
@@ -190,14 +188,20 @@ class SlotCache(KeysAndValuesOnly):
         super().__init__(layers=[])
         self.slots = self.capacity = 0
         self.merged = True  # there is one buffer of each shape
-        self._buffers: list[torch.Tensor] = []  # [buffers, slots, heads, capacity, head_dim]
+        self.buffers: list[torch.Tensor] = []  # [buffers, slots, heads, capacity, head_dim]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        while len(self.layers) <= layer_idx:
-            self.layers.append(SlotLayer(self))
+        self.open_layer(layer_idx, key_states, value_states)
         return self.layers[layer_idx].update(key_states, value_states)
+
+    def open_layer(self, number: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Buffers for a layer that hands over such keys and values, [1, heads, tokens, head_dim], if it has none."""
+        while len(self.layers) <= number:
+            self.layers.append(SlotLayer(self))
+        if not self.layers[number].is_initialized:
+            self.layers[number].lazy_initialization(keys, values)
 
     def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
         return self.pack.offsets
@@ -205,7 +209,7 @@ class SlotCache(KeysAndValuesOnly):
     def new_buffer(self, states: torch.Tensor) -> torch.Tensor:
         """Zeros for what a layer brings as [1, heads, tokens, head_dim]."""
         buffer = zeros(states, 1, self.slots, states.shape[1], self.capacity, states.shape[3])
-        self._buffers.append(buffer)
+        self.buffers.append(buffer)
         self.merged = False
         return buffer
 
@@ -217,7 +221,7 @@ class SlotCache(KeysAndValuesOnly):
             if layer.is_initialized:  # layers that share another one's keys hold nothing
                 for name in ("keys", "values"):
                     by_shape.setdefault(self._shape(getattr(layer, name)), []).append((layer, name))
-        self._buffers = []
+        self.buffers = []
         for (heads, head_dim), places in by_shape.items():
             first: torch.Tensor = getattr(*places[0])
             buffer = zeros(first, len(places), self.slots, heads, self.capacity, head_dim)
@@ -226,7 +230,7 @@ class SlotCache(KeysAndValuesOnly):
                 for slot, length in enumerate(held):
                     buffer[number, slot, :, :length] = old[slot, :, :length]
                 setattr(layer, name, buffer[number])
-            self._buffers.append(buffer)
+            self.buffers.append(buffer)
         self.merged = True
 
     def move(self, slots: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -234,22 +238,22 @@ class SlotCache(KeysAndValuesOnly):
         if not slots:
             return
         moves = np.array([slots, sources, targets])
-        if self._buffers[0].device.type == "cpu":
-            for buffer in self._buffers:
+        if self.buffers[0].device.type == "cpu":
+            for buffer in self.buffers:
                 _move(buffer.view(torch.int16).numpy(), *moves)
             return
-        slot, source, target = upload(moves, self._buffers[0].device)
-        for buffer in self._buffers:
+        slot, source, target = upload(moves, self.buffers[0].device)
+        for buffer in self.buffers:
             buffer[:, slot, :, target] = buffer[:, slot, :, source]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """The first `length` places of slot `source` become those of slot `target`."""
-        for buffer in self._buffers:
+        for buffer in self.buffers:
             buffer[:, target, :, :length] = buffer[:, source, :, :length]
 
     def place_bytes(self) -> int:
         """Memory of one place of one slot. Known after a first forward."""
-        return sum(b.element_size() * b.shape[0] * b.shape[2] * b.shape[4] for b in self._buffers)
+        return sum(b.element_size() * b.shape[0] * b.shape[2] * b.shape[4] for b in self.buffers)
 
     @staticmethod
     def _shape(buffer: torch.Tensor) -> tuple[int, int]:

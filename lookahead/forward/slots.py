@@ -192,7 +192,7 @@ class PackedSlots:
         needed = max(map(sum, zip(pasts, sizes, strict=True)))
         self._make_room(needed)
         spare = self.cache.slots - 1 if target.bucketed else None
-        even = target.device.type == "cpu" and any(want != "all" for want in wanted)
+        even = target.device.type == "cpu" and target.program is None and any(want != "all" for want in wanted)
         by_op = target.attends_by_op and not target.bucketed
         packed = pack(trees, pasts, target.mask_plan, target.dtype, target.device, spare, even, self.call, by_op)
         kept, counts = _wanted_tokens(sizes, wanted)
@@ -227,6 +227,9 @@ class PackedSlots:
         """[wanted nodes, vocab]. kept: which of the pack's tokens are wanted; None: all."""
         target, attention = self.target, self.target.packed_attention
         self.cache.pack = packed
+        if target.program is not None and packed.meta is not None:
+            chosen_tokens = None if kept is None else torch.from_numpy(np.array(kept, np.int64))
+            return target.program.run(packed, chosen_tokens, self.cache)
         chosen: dict[str, Any] = {}
         if kept is not None:
             index = upload(np.array(kept, np.int64), target.device)

@@ -27,6 +27,8 @@ from lookahead.forward.attention import PackedAttention
 from lookahead.forward.batch import MaskPlan
 from lookahead.forward.parallel import agreed
 from lookahead.forward.processor import processor_name
+from lookahead.forward.program import NAME as PROGRAM
+from lookahead.forward.program import Program
 from lookahead.forward.tree_attention import NAME as TREE
 
 Mode = Literal["packed", "tree", "chain", "replay", "plain"]
@@ -43,9 +45,9 @@ class TargetModel:
     mode: see the module's docstring. reason: why it is not "packed".
     place_bytes: memory that keys and values of one token take, where it is packed (0: not known).
     bucketed: packed steps take one of a few shapes (on a GPU). attends_by_op: in packed steps attention is one call of
-    lookahead::tree_attention (tree_attention.py); else calls of the model's own function. linear: the kind of its linear layers
-    (models/linear.py). exact: a token's scores are the same bits in any forward, as far as tried (models/exact.py); False where
-    nobody has tried.
+    lookahead::tree_attention (tree_attention.py); else calls of the model's own function. program: a whole packed forward as
+    one native call, in place of the model's modules. linear: the kind of its linear layers (models/linear.py).
+    exact: a token's scores are the same bits in any forward, as far as tried (models/exact.py); False where nobody has tried.
     slots_factory: makes its slots where `mode` does not say how (slots.py). now: the clock that steps are timed by.
     agreed: what processes that share the model take a measured value for (parallel.py).
     """
@@ -57,6 +59,7 @@ class TargetModel:
     place_bytes: int = 0
     bucketed: bool = False
     attends_by_op: bool = False
+    program: Program | None = None
     linear: str = "torch"
     exact: bool = False
     slots_factory: Callable[[Any], Any] | None = None
@@ -135,7 +138,9 @@ class TargetModel:
     def setting(self) -> Setting:
         """What the costs of its forwards hang on."""
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
-        attention = TREE if self.attends_by_op else str(self.text_config._attn_implementation)
+        attention = str(self.text_config._attn_implementation)
+        if self.attends_by_op:
+            attention = TREE if self.program is None else PROGRAM
         known = self.model.config, self.name, processor_name(self.device), self.dtype
         return setting_of(*known, attention, self.mode, threads, self.linear)
 

@@ -122,7 +122,7 @@ def _void(count: int, *kinds: Any) -> Any:
     return types.void(*kinds, *[types.int64] * count)
 
 
-def _each_chunk(code: Code, width: Any, sums: list[Any], add: Any) -> None:
+def each_chunk(code: Code, width: Any, sums: list[Any], add: Any) -> None:
     """Run add(sums, offset in numbers, count or None) over a vector of `width` numbers, 16 at a time."""
     builder = code.builder
     rest = builder.srem(width, ir.Constant(LONG, LANES))
@@ -158,7 +158,7 @@ def dots(typing_context, kind, query, key, stride, count, width, scores):
                     product = code.fma(part, code.keys(code.at(address, at, code.size), some), builder.load(place))
                     builder.store(product, place)
 
-            _each_chunk(code, width, sums, add)
+            each_chunk(code, width, sums, add)
             totals += [builder.load(place) for place in sums]
         code.store(code.folded(totals), scores)
         return context.get_dummy_value()
@@ -179,7 +179,7 @@ def dot(typing_context, kind, query, key, width):
             part = code.load(code.at(query, at, 4))
             builder.store(code.fma(part, code.keys(code.at(key, at, code.size), some), builder.load(place)), place)
 
-        _each_chunk(code, width, [place], add)
+        each_chunk(code, width, [place], add)
         total = builder.load(place)
         for half in (8, 4, 2, 1):
             total = builder.fadd(total, code.shuffled(total, total, [(lane + half) % LANES for lane in range(LANES)]))
@@ -217,7 +217,7 @@ def transpose(typing_context, kind, key, stride, count, width, turned):
             for number, vector in enumerate(block):
                 code.store(vector, builder.add(start, ir.Constant(LONG, 4 * LANES * number)))
 
-        _each_chunk(code, width, [], add)
+        each_chunk(code, width, [], add)
         return context.get_dummy_value()
 
     return _void(5, kind), codegen
@@ -270,7 +270,7 @@ def largest(typing_context, scores, count):
             new = code.load(where) if some is None else code.masked(where, code.below(some), most)
             builder.store(builder.select(builder.fcmp_ordered(">", new, most), new, most), place)
 
-        _each_chunk(code, count, [place], add)
+        each_chunk(code, count, [place], add)
         most = builder.load(place)
         for half in (8, 4, 2, 1):
             other = code.shuffled(most, most, [(lane + half) % LANES for lane in range(LANES)])
@@ -311,7 +311,7 @@ def powers(typing_context, scores, count, most):
                 where = code.pointer(where, VECTOR)
                 code.call("llvm.masked.store.v16f32.p0", ir.VoidType(), result, where, ir.Constant(INT, 4), mask)
 
-        _each_chunk(code, count, [], add)
+        each_chunk(code, count, [], add)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.float32), codegen
@@ -377,7 +377,7 @@ def widen(typing_context, kind, source, count, factor, target):
         def add(sums, at, some):
             code.store(builder.fmul(code.keys(code.at(source, at, code.size), some), factor), code.at(target, at, 4))
 
-        _each_chunk(code, count, [], add)
+        each_chunk(code, count, [], add)
         return context.get_dummy_value()
 
     return types.void(kind, types.int64, types.int64, types.float32, types.int64), codegen
@@ -411,7 +411,7 @@ def narrow(typing_context, kind, source, count, factor, target):
             name = "llvm.masked.store.v16f32.p0" if code.size == 4 else "llvm.masked.store.v16i16.p0"
             code.call(name, ir.VoidType(), result, where, ir.Constant(INT, code.size), code.below(some))
 
-        _each_chunk(code, count, [], add)
+        each_chunk(code, count, [], add)
         return context.get_dummy_value()
 
     return types.void(kind, types.int64, types.int64, types.float32, types.int64), codegen

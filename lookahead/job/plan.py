@@ -65,6 +65,7 @@ class JobPlan:
             model.adapter,
             model.tokenizer,
             model.exact,
+            model.engine_mode,
         )
 
     def row_options(self) -> JobOptions:

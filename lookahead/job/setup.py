@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """model, dtype, device, attention, device_map, tp_plan, trust_remote_code, revision, adapter, exact: see
-    `model.load_model`.
+    """model, dtype, device, attention, device_map, tp_plan, trust_remote_code, revision, adapter, exact, engine_mode:
+    see `model.load_model`.
     tokenizer: folder or hub name; None: the model's own. tries, weights: see `draft.drafter.Drafter`.
 
     batch_size: rows at once; None: what suits the device. prefill_chunk: see `DecodingEngine`.
@@ -56,6 +56,7 @@ class EngineSettings:
     adapter: str | None = None
     tokenizer: str | None = None
     exact: bool = False
+    engine_mode: str = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tries", paths_of(self.tries, "tries"))
@@ -75,7 +76,8 @@ class EngineSettings:
         tries = [Trie(path) for path in self.tries]  # first, as that is quick and often what is wrong
         tokenizer = load_tokenizer(self.tokenizer, self.trust_remote_code) if self.tokenizer else None
         placed = self.dtype, self.device, self.attention, self.device_map, self.tp_plan
-        target = load_model(self.model, *placed, self.trust_remote_code, self.revision, self.adapter, self.exact)
+        given = self.trust_remote_code, self.revision, self.adapter, self.exact, self.engine_mode
+        target = load_model(self.model, *placed, *given)
         if tokenizer is None:
             tokenizer = own_tokenizer(self.model, self.trust_remote_code, self.revision)
         drafting = tries, self.weights or None, self.drafts

@@ -264,6 +264,12 @@ class ModelOptions(OptionGroup):
     attn: str | None = option(
         None, "Attention implementation: sdpa or eager (default: the model's).", metavar="NAME", changes_answers=True
     )
+    engine_mode: str = option(
+        "auto",
+        "How forwards are run: modules (the model's own, one by one), program (a whole forward in one native call, on CPUs; an "
+        "error where that cannot be had) or auto (program where it can be had).",
+        changes_answers=True,
+    )
     exact: bool = option(
         False,
         "Make sure, on a CPU, that a token's scores are the same bits in every forward, so that drafts and batches change no "

@@ -24,6 +24,8 @@ from lookahead.tokenizer import TRUST, first_line, hub_arguments, quiet_hub
 
 log = logging.getLogger(__name__)
 
+ENGINE_MODES = ("auto", "modules", "program")  # see `load_model`
+
 
 def estimated_profile(
     name: str, dtype: str, gpu: str, trust_remote_code: bool = False, revision: str | None = None
@@ -75,6 +77,7 @@ def load_model(
     revision: str | None = None,
     adapter: str | None = None,
     exact: bool = False,
+    engine_mode: str = "auto",
 ) -> TargetModel:
     """Load a causal LM from a folder or hub name and probe how it verifies. On a CPU its weights are laid out (linear.py).
 
@@ -82,12 +85,14 @@ def load_model(
     device_map, tp_plan: as of transformers, which then choose the devices; the latter in processes that torchrun has started.
     trust_remote_code: run code that comes with the model. revision: branch, tag or commit of a hub name. adapter: folder or hub
     name of a PEFT adapter, which is merged into the weights (adapter.py). exact: a token's scores must be the same bits in any
-    forward (exact.py), whatever that costs. Raises ModelError if they are not, or it is no causal LM or cannot be loaded,
-    UsageError for an unknown dtype or missing device.
+    forward (exact.py), whatever that costs. engine_mode: program (a whole forward in one native call, lower.py), modules, or
+    auto. Raises ModelError if one of these cannot be had, or it is no causal LM or cannot be loaded, UsageError for an unknown
+    dtype or mode, or a missing device.
     """
     from transformers import AutoModelForCausalLM
 
     target_device, chosen = _device(device), _dtype(dtype)
+    _check_mode(engine_mode)
     path = Path(name)
     read_config(name, trust_remote_code, revision)
     further = check_name(name, "a model folder", revision)
@@ -112,8 +117,7 @@ def load_model(
     if adapter:
         with _quiet_transformers():
             model = merged(model, adapter)
-    target = probed((model if device_map or tp_plan else lay_out(model.to(target_device))).eval(), name)
-    _log_setting(target)
+    target = _probed(model if device_map or tp_plan else lay_out(model.to(target_device)), name, engine_mode)
     if exact:
         if where := differs_in_company(target):
             raise ModelError(f"{name}: --exact: scores are not the same bits in every forward ({where}).")
@@ -138,6 +142,7 @@ def random_model(
     attention: str | None = None,
     trust_remote_code: bool = False,
     revision: str | None = None,
+    engine_mode: str = "auto",
 ) -> TargetModel:
     """A causal LM of the shape that a config.json says, with random weights, the same each time; no weights are read.
 
@@ -146,6 +151,7 @@ def random_model(
     from transformers import AutoModelForCausalLM
 
     target_device, chosen = _device(device), _dtype(dtype)
+    _check_mode(engine_mode)
     config = read_config(name, trust_remote_code, revision)
     if chosen is None:
         of_config = config.get_text_config(decoder=True).dtype or torch.bfloat16
@@ -162,7 +168,19 @@ def random_model(
             )
     except Exception as error:
         raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
-    target = probed(lay_out(model.to(target_device)).eval(), name)
+    return _probed(lay_out(model.to(target_device)), name, engine_mode)
+
+
+def _check_mode(name: str) -> None:
+    if name not in ENGINE_MODES:
+        raise UsageError(f"--engine-mode {name}: choose {', '.join(ENGINE_MODES)}.")
+
+
+def _probed(model: Any, name: str, engine_mode: str) -> TargetModel:
+    """How the model verifies. Raises ModelError where its forward is to be a program and is none."""
+    target = probed(model.eval(), name, engine_mode != "modules")
+    if engine_mode == "program" and target.program is None:
+        raise ModelError(f"{name}: --engine-mode program: its forward cannot be one native call (--verbose says why).")
     _log_setting(target)
     return target
 

@@ -8,6 +8,7 @@ shows are looked for in the model's own masks (far_masks.py).
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,15 @@ import torch
 from lookahead.draft.tree import DraftTree, chain
 from lookahead.errors import ModelError
 from lookahead.forward.attention_kernel import ENTRIES
+from lookahead.forward.panels import Panels
 from lookahead.forward.slots import Slots, Wanted, slots_of
 from lookahead.forward.target import Mode, TargetModel
 from lookahead.models.far_masks import far_masks_differ
 from lookahead.models.linear import kind_of_linear
+from lookahead.models.lower import program_of
 from lookahead.tokenizer import first_line
+
+log = logging.getLogger(__name__)
 
 PROMPTS = (12, 5)  # tokens
 PIECE = 8  # of them that are taken in first
@@ -31,13 +36,14 @@ BUSH = np.array([-1, 0, 0, 1, 1, 2], np.int32)
 BUSH_KEPT = [0, 2, 5]
 CHAIN_KEPT = [0, 1, 2]
 MOST_NOISE = 0.1  # of the spread of scores: what rounding may be blamed for
-# Modes, and whether the op computes their attention
-TRIED: tuple[tuple[Mode, bool], ...] = (
-    ("packed", True),
-    ("packed", False),
-    ("tree", False),
-    ("chain", False),
-    ("replay", False),
+# Modes, whether the op computes their attention, and whether the whole forward is a program
+TRIED: tuple[tuple[Mode, bool, bool], ...] = (
+    ("packed", True, True),
+    ("packed", True, False),
+    ("packed", False, False),
+    ("tree", False, False),
+    ("chain", False, False),
+    ("replay", False, False),
 )
 TREES = ("packed", "tree")
 
@@ -49,16 +55,18 @@ def op_may_serve(target: TargetModel) -> bool:
 
 
 @torch.inference_mode()
-def probed(model: Any, name: str = "model") -> TargetModel:
-    """Wrap a loaded model, finding out how it verifies."""
+def probed(model: Any, name: str = "model", may_be_program: bool = True) -> TargetModel:
+    """Wrap a loaded model, finding out how it verifies. may_be_program: its whole forward may be one native call."""
     reasons: list[str] = []
     linear = kind_of_linear(model)
-    for mode, by_op in TRIED:
+    for mode, by_op, by_program in TRIED:
         bucketed = mode == "packed" and model.device.type == "cuda"
         target = TargetModel(model, name, mode, "; ".join(reasons), bucketed=bucketed, attends_by_op=by_op, linear=linear)
-        if by_op and not op_may_serve(target):
+        if (by_op and not op_may_serve(target)) or (by_program and not (may_be_program and linear == Panels.library)):
             continue
         try:
+            if by_program:
+                target = dataclasses.replace(target, program=program_of(target))
             slots = slots_of(target)
             error = _probe(target, slots) or (far_masks_differ(target) if mode in TREES else "")
         except Exception as failure:  # a model that cannot take the mask or the cache fails in its own way
@@ -66,6 +74,8 @@ def probed(model: Any, name: str = "model") -> TargetModel:
             error = first_line(failure) if known else f"{type(failure).__name__}: {first_line(failure)}"
         if not error:
             return dataclasses.replace(target, place_bytes=slots.place_bytes())
+        if by_program:
+            log.info("%s: its forward is run module by module (%s)", name, error)
         if not by_op:
             reasons.append(f"no {mode} ({error})")
     return TargetModel(model, name, "plain", "; ".join(reasons), linear=linear)

@@ -191,16 +191,15 @@ def test_rows_that_a_stopped_job_wrote_out_of_order_end_in_order(job: Job) -> No
 def test_job_ends_when_the_machine_fails_row_after_row_and_goes_on_when_it_works(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import LlamaForCausalLM
-
+    from lookahead.forward.program import Program
     from lookahead.job import engines
 
-    load, works = engines.load_here, LlamaForCausalLM.forward
+    load, works = engines.load_here, Program.run
     write_jsonl(job.source, list(questions(150)))
 
     def load_then_break(*arguments: Any) -> Any:
         loaded = load(*arguments)
-        monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(Program, "run", lambda *_, **__: 1 / 0)
         return loaded
 
     monkeypatch.setattr(engines, "load_here", load_then_break)
@@ -209,7 +208,7 @@ def test_job_ends_when_the_machine_fails_row_after_row_and_goes_on_when_it_works
     assert job.manifest["state"] == "failed"
     assert 100 <= len(rows_of(job.out)) < 150
     monkeypatch.setattr(engines, "load_here", load)
-    monkeypatch.setattr(LlamaForCausalLM, "forward", works)
+    monkeypatch.setattr(Program, "run", works)
     assert job("--quiet", "--resume", "--retry-errors") == 0
     assert [row["id"] for row in rows_of(job.out)] == [f"q{number}" for number in range(150)]
     assert all(row["text"] for row in rows_of(job.out))

@@ -1,0 +1,205 @@
+"""A model's packed forward in one native call. In: a plan of it, a pack of draft trees, slots. Out: scores.
+
+The plan (plan.py) becomes tables of instructions that hold addresses, which program_kernel.py runs. What changes from step to
+step stands in the head of a run; the tables are changed only where buffers have moved: when a step brings more tokens than any
+before, when the slots have got other memory, and when torch is given another number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+
+from lookahead.forward import attention_kernel, panels
+from lookahead.forward import program_kernel as kernel
+from lookahead.forward.batch import Pack
+from lookahead.forward.kv_cache import SlotCache
+from lookahead.forward.plan import Attention, Buffer, Instruction, Plan, Product, Stage, View
+from lookahead.forward.threads import gives_way, openmp
+
+NAME = "lookahead_program"  # beside those of attention, for settings of cost profiles
+LEAST = 64  # tokens that there is room for from the beginning
+LINE = 64  # bytes, of a processor's cache
+
+
+def _memory(size: int) -> tuple[np.ndarray, int]:
+    """(what keeps it alive, the address of `size` bytes that begin at a line of the cache)."""
+    memory = np.zeros(size + LINE, np.uint8)
+    return memory, -(-memory.ctypes.data // LINE) * LINE
+
+
+class Program:
+    """Runs a plan. One forward at a time: a lock sees to it."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self._lock = threading.Lock()
+        self._room = self._threads = 0
+        self._cache: tuple[int, ...] = ()  # what is known of the slots' memory
+        self._function = kernel.entry()
+        self._attend = attention_kernel.entry_of(plan.dtype)[1]
+        self._written = [
+            step for stage in plan.stages for step in stage.steps if isinstance(step, Instruction) and step.op == kernel.WRITE
+        ]
+
+    @torch.inference_mode()
+    def run(self, pack: Pack, wanted: torch.Tensor | None, cache: SlotCache) -> torch.Tensor:
+        """[wanted tokens, vocab] scores; fills the slots' keys and values. wanted: int64, tokens of the pack; None: all."""
+        with self._lock:
+            tokens, plan = pack.input_ids.shape[1], self.plan
+            assert pack.meta is not None
+            self._arrange(tokens, torch.get_num_threads())
+            self._find(cache)
+            kept = self._every[:tokens] if wanted is None else wanted
+            scores = torch.empty(len(kept), plan.vocab, dtype=plan.scores_dtype)
+            self._products[:, panels.COUNT] = np.where(self._late, len(kept), tokens)
+            if self._returned_by_product:
+                self._products[-1, panels.OUTPUT] = scores.data_ptr()
+            else:
+                self._rows[-1, kernel.TARGET + kernel.BASE] = scores.data_ptr()
+            self._attention[:, attention_kernel.TICKETS] = 0
+            self._attention[:, attention_kernel.TOKENS] = tokens
+            self._attention[:, attention_kernel.META] = pack.meta.data_ptr() + self._kinds * pack.meta.stride(0) * 4
+            self._attention[:, attention_kernel.DONE] = 0
+            self._counters[:] = 0
+            head = self._head
+            head[kernel.TICKET], head[kernel.ALL], head[kernel.WANTED] = 0, tokens, len(kept)
+            head[kernel.IDS], head[kernel.POSITIONS] = pack.input_ids.data_ptr(), pack.position_ids.data_ptr()
+            head[kernel.META], head[kernel.KEPT] = pack.meta.data_ptr(), kept.data_ptr()
+            if self._threads > 1:
+                openmp()(self._function, head.ctypes.data, self._threads, 0)
+            else:
+                ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._function)(head.ctypes.data)
+            return scores
+
+    def _arrange(self, tokens: int, threads: int) -> None:
+        """Room for so many tokens, and memory for so many threads."""
+        threads = threads if openmp() else 1
+        if tokens <= self._room and threads == self._threads:
+            return
+        if tokens > self._room:
+            self._room = max(LEAST, 1 << (tokens - 1).bit_length())
+            self._every = torch.arange(self._room)
+        self._threads, self._cache = threads, ()
+        self._held = [_memory(self.plan.row_bytes * self._room), _memory(self.plan.thread_bytes * threads)]
+        (_, self._arena), (_, self._scratch) = self._held
+        self._make_tables()
+
+    def _make_tables(self) -> None:
+        stages: list[tuple[int, ...]] = []
+        rows: list[np.ndarray] = []
+        products: list[list[int]] = []
+        attention: list[bytes] = []
+        late, kinds = [], []
+        for stage in self.plan.stages:
+            first = stage.steps[0]
+            if isinstance(first, Instruction):
+                stages.append((kernel.ROWS, len(rows), len(stage.steps), stage.late))
+                rows += [self._row(step, stage) for step in stage.steps]
+            elif isinstance(first, Product):
+                stages.append((kernel.PRODUCTS, len(products), len(stage.steps), stage.late))
+                products += [self._product(step) for step in stage.steps]
+                late += [stage.late] * len(stage.steps)
+            else:
+                stages.append((kernel.ATTENTION, len(attention), attention_kernel.TASK * 8, stage.late))
+                attention.append(self._task(first))
+                kinds.append(first.kind)
+        self._stages = np.array(stages, np.int64)
+        self._rows = np.array(rows, np.int64).reshape(-1, kernel.ROW)
+        self._products = np.array(products, np.int64).reshape(-1, panels.TASK)
+        self._attention = np.frombuffer(b"".join(attention), np.int64).reshape(-1, attention_kernel.TASK).copy()
+        self._late, self._kinds = np.array(late, bool), np.array(kinds, np.int64)
+        last = self.plan.stages[-1].steps[-1]
+        self._returned_by_product = isinstance(last, Product)
+        self._writes = np.array(
+            [number for number, step in enumerate(self._instructions()) if step.op == kernel.WRITE], np.int64
+        )
+        head = np.zeros(kernel.HEAD, np.int64)
+        head[kernel.THREADS], head[kernel.STAGES] = self._threads, len(stages)
+        head[kernel.STAGE_TABLE], head[kernel.ROW_TABLE] = self._stages.ctypes.data, self._rows.ctypes.data
+        head[kernel.PRODUCT_TABLE], head[kernel.ATTENTION_TABLE] = self._products.ctypes.data, self._attention.ctypes.data
+        head[kernel.ATTEND], head[kernel.YIELDS] = self._attend, gives_way()
+        self._counters = np.zeros(len(stages) * kernel.COUNTER, np.int64)
+        head[kernel.COUNTERS] = self._counters.ctypes.data
+        self._head = head
+
+    def _instructions(self) -> list[Instruction]:
+        return [step for stage in self.plan.stages for step in stage.steps if isinstance(step, Instruction)]
+
+    def _base(self, view: View) -> tuple[int, int, int]:
+        """Address of what a view shows first, bytes from token to token and from thread to thread."""
+        home = view.home
+        if not isinstance(home, Buffer):
+            return home.data_ptr() + view.start * 4, 0, 0
+        start = view.start * home.size
+        if home.local:
+            return self._scratch + home.offset + start, 0, self.plan.thread_bytes
+        return self._arena + home.offset * self._room + start, home.stride, 0
+
+    def _row(self, step: Instruction, stage: Stage) -> np.ndarray:
+        line = np.zeros(kernel.ROW, np.int64)
+        line[[kernel.OP, kernel.OUTER, kernel.INNER, kernel.AS]] = step.op, step.outer, step.inner, step.rounds
+        line[kernel.MORE : kernel.MORE + len(step.more)] = step.more
+        places = (kernel.TARGET, kernel.LEFT, kernel.RIGHT)
+        for place, operand in zip(places, (step.target, *step.sources), strict=False):
+            if operand is None:  # scores, whose address each run says
+                size = torch.finfo(self.plan.scores_dtype).bits // 8
+                line[place : place + kernel.OPERAND] = 0, self.plan.vocab * size, 0, 0, 0, 1
+                continue
+            view, outer, inner = operand
+            early = stage.late and isinstance(view.home, Buffer) and not view.home.late
+            line[place : place + kernel.OPERAND] = *self._base(view), early, outer, inner
+        return line
+
+    def _product(self, step: Product) -> list[int]:
+        address, stride, _ = self._base(step.tokens)
+        weight, bias, target = step.weight, step.bias, step.target
+        if target is None:
+            output, output_stride = 0, self.plan.vocab * torch.finfo(self.plan.scores_dtype).bits // 8
+        else:
+            output, output_stride = self._arena + target.offset * self._room, target.stride
+        return [
+            *(0, weight.kind, address, stride, 0, weight.weight.data_ptr(), weight.lines, weight.outputs),
+            *(0 if bias is None else bias.data_ptr(), output, output_stride, step.stored),
+        ]
+
+    def _task(self, step: Attention) -> bytes:
+        address, stride, _ = self._base(step.query)
+        size = step.target.size
+        output = self._arena + step.target.offset * self._room
+        return attention_kernel.TASK_BYTES.pack(
+            *(0, 0, step.heads, step.key_heads, step.width, step.value_width, step.scale * attention_kernel.LOG2_E),
+            *(address, stride, step.width * size, *[0] * 8, output, 0, size, 0, gives_way()),
+        )
+
+    def _find(self, cache: SlotCache) -> None:
+        """Write where the slots' keys and values are to the tables, if that has changed."""
+        plan = self.plan
+        layers = 1 + max(plan.placed) // 2
+        if len(cache.layers) < layers:
+            for layer in range(layers):
+                if 2 * layer in plan.placed:
+                    shapes = [plan.placed[2 * layer], plan.placed[2 * layer + 1]]
+                    cache.open_layer(layer, *[torch.empty(1, heads, 0, width, dtype=plan.dtype) for heads, width in shapes])
+        known = id(cache), cache.slots, cache.capacity, *(held.data_ptr() for held in cache.buffers)
+        if known == self._cache:
+            return
+        size = torch.finfo(plan.dtype).bits // 8
+        where: dict[int, list[int]] = {}
+        for number in plan.placed:
+            layer = cache.layers[number // 2]
+            held: Any = layer.values if number % 2 else layer.keys
+            where[number] = [held.data_ptr(), *(stride * size for stride in held.stride()[:3])]
+        stored = panels.STORED[plan.dtype]
+        for line, step in zip(self._writes, self._written, strict=True):
+            assert step.placed is not None
+            self._rows[line, kernel.MORE : kernel.MORE + 5] = *where[step.placed], stored
+        attentions = [step for stage in plan.stages for step in stage.steps if isinstance(step, Attention)]
+        for line, attention in zip(self._attention, attentions, strict=True):
+            line[attention_kernel.KEY : attention_kernel.KEY + 4] = where[attention.keys]
+            line[attention_kernel.VALUE : attention_kernel.VALUE + 4] = where[attention.values]
+        self._cache = known
