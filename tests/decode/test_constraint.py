@@ -140,8 +140,8 @@ def test_samplers_keep_to_the_constraint_too(
     demo: TargetModel, tokenizer: Any, wishes: dict[str, Any], batch_size: int
 ) -> None:
     sampled = [schema(SCHEMAS[name], **wishes) for name in ("person", "list of points", "told apart by kind")]
-    plain = answers(demo, tokenizer, sampled, room=70)
-    found = answers(demo, tokenizer, sampled, DRAFTS, batch_size, room=70, times=2)
+    plain = answers(demo, tokenizer, sampled, room=45)
+    found = answers(demo, tokenizer, sampled, DRAFTS, batch_size, room=45, times=2)
     assert [g.token_ids for g in found] == [g.token_ids for g in plain]
     if "stop" not in wishes:
         for generation, wish in zip(plain, sampled, strict=True):
