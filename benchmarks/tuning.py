@@ -68,7 +68,7 @@ OTHER_FILES = (
 # Names of things, sizes of formats, and what follows from other constants.
 NOT_TUNED = {
     "draft/arrays.py": ("COLUMNS", "OWN_COLUMNS", "DEPTHS", "RECENT", "BINS", "CHAINS"),
-    "draft/calibration.py": ("FIRST_BIN", "LEAST"),
+    "draft/calibration.py": ("FIRST_BIN", "LEAST", "OCTAVE"),
     "draft/cells.py": ("OWN", "OTHER", "ORDERS", "COUNTS", "SHARES", "RANKS", "HITS", "MISSES", "SEENS", "RECENCIES"),
     "draft/drafter.py": ("THREADS", "ROWS_PER_THREAD", "NODES_PER_THREAD"),
     "draft/experts.py": ("LEAST_WEIGHT",),

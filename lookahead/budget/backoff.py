@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 DEBT = 8  # times what drafting takes: when so much more has been spent on a row's drafts than they save, it backs off
-OWN_DEBT = 2  # of it, so much at least is a row's own: rows of a job are alike, so it begins as the latest one ended
-BACKOFFS = (1, 2, 4, 8)  # steps, for each time more
+APART = 9  # steps from one draft to the next while it does
 
 
 class Backoff:
-    """When a row is drafted for: at each step while drafts pay; while they do not, ever more rarely, down to one step in 9.
+    """When a row is drafted for: at each step while drafts pay; while they do not, at one step in APART.
 
-    Rows that back off longest are drafted for at the same steps, as one draft for several rows takes less than one for each.
-    after: of the row that ended last.
+    Rows that back off are drafted for at the same steps, as one draft for several rows takes less than one for each. after: of
+    the row that ended last. Rows of a job are alike, so a row begins as that one ended; its own first draft counts in any case.
     """
 
     def __init__(self, after: Backoff | None = None) -> None:
-        self._debt: float = min(after._debt, DEBT - OWN_DEBT) if after else 0.0  # see DEBT
+        self._debt: float = min(after._debt, DEBT - 1) if after else 0.0  # see DEBT
         self._until = 0  # number of the step at which it is over
 
     def is_over(self, step: int) -> bool:
@@ -24,9 +23,5 @@ class Backoff:
 
     def drafted(self, returns: float, step: int) -> None:
         """At the step of this number drafts saved so many times what drafting took."""
-        self._debt = min(max(0.0, self._debt + 1 - returns), DEBT + len(BACKOFFS) - 1)
-        self._until = step + 1
-        if self._debt >= DEBT:
-            steps = BACKOFFS[int(self._debt) - DEBT]
-            apart = 1 + steps
-            self._until = step + apart if steps < BACKOFFS[-1] else (step // apart + 1) * apart
+        self._debt = min(max(0.0, self._debt + 1 - returns), DEBT)
+        self._until = (step // APART + 1) * APART if self._debt >= DEBT else step + 1

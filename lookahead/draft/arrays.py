@@ -8,8 +8,8 @@ import numpy as np
 
 from lookahead.kernels import Block, Layout, unpacker
 
-SLOTS = 240  # different tokens that the experts of one node may propose
 HASHES = 512
+SLOTS = HASHES // 2  # different tokens that the experts of one node may propose: their hash table is half full at most
 EXPERTS = 48
 STEPS = 12  # context lengths kept of one context in one text
 COLUMNS = 18  # of the table of texts, see places.py

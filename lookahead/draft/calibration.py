@@ -5,8 +5,8 @@ of many is taken. So it is multiplied by a factor of its depth: what was accepte
 to that of first tokens, and never more than that of a lesser depth. Trees grow by what comes of it, the computed probability.
 
 Nodes are counted by their computed probability, eight bins to an octave. A bin's ratio of accepted to predicted is smoothed
-over the bins near it and drawn towards the ratio that was measured beforehand; the curve never falls, so the order of nodes
-stays as it is.
+over the bins within an octave and drawn towards the ratio that was measured beforehand, which stands for STRENGTH accepted
+nodes (the ratio of a depth, towards 1); the curve never falls, so the order of nodes stays as it is.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from __future__ import annotations
 import numpy as np
 
 from lookahead.draft.arrays import BINS, DEPTHS, TREE_PARENTS, TREE_SOURCES, TREE_TOKENS
+from lookahead.draft.priors import STRENGTH
 from lookahead.draft.tree import GRAMMAR
 from lookahead.kernels import inlined
 
-WIDTH = 6  # bins on either side that share their counts, less the farther they are
-STRENGTH = 8.0  # accepted nodes that the ratio measured beforehand stands for, and that of depths, which is 1
 MEMORY = 50_000  # accepted nodes after which the past counts half
 CLASSES = np.frexp(np.arange(DEPTHS).clip(1))[1] - 1  # depths that share a factor: 0 to 1, 2 to 3, 4 to 7, ...
 LEAST = np.float32(2.0**-24)  # path probability below which nothing is drafted
-FIRST_BIN = (127 - 24) << 3
+OCTAVE = 8  # bins; those within one share their counts, less the farther they are
+FIRST_BIN = (127 - 24) * OCTAVE
 
 
 @inlined
@@ -71,7 +71,7 @@ class Calibration:
 
     def ratio(self) -> np.ndarray:
         """float64 [BINS]: accepted / predicted."""
-        near = 1 - np.abs(np.arange(-WIDTH, WIDTH + 1)) / (WIDTH + 1)
+        near = 1 - np.abs(np.arange(1 - OCTAVE, OCTAVE)) / OCTAVE
         predicted, accepted = (np.convolve(counts, near, "same") for counts in self.counted)
         return (accepted + STRENGTH * self.prior) / (predicted + STRENGTH)
 

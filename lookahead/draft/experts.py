@@ -45,7 +45,7 @@ from lookahead.draft.recycled import ANY, place_of
 from lookahead.draft.recycled import BEST as PLACED
 from lookahead.kernels import inlined, woven
 
-FEWEST = 6  # places, up to MOST_SAMPLED, represent a wider range, evenly: as many as shares that matter can be told apart
+# A wide range is represented by so many places, evenly, for each share that can matter; by MOST_SAMPLED at most.
 RESOLUTION = np.float32(4.0)
 LEAST_WEIGHT = np.float32(1e-30)  # of all places of an expert; they may weigh nothing
 
@@ -208,7 +208,7 @@ def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actu
     total, distinct = np.float32(0.0), 0
     sample = np.int64(MOST_SAMPLED)
     if floor > 0:
-        sample = np.int64(min(max(RESOLUTION * rest / floor, FEWEST), MOST_SAMPLED))
+        sample = np.int64(min(RESOLUTION * rest / floor, MOST_SAMPLED))
     for text in range(shared.used[0]):
         number = current[text] + 1
         if number < scratch.made[node, text, 0] and steps[node, text, number, ORDER] >= other_order:

@@ -17,7 +17,7 @@ from lookahead.draft.arrays import BINS
 from lookahead.draft.cells import ALIGNED, CELLS, COUNTS, ORDERS, OWN, RANKS, RECYCLED_CELLS, SHARES
 
 TYPICAL_ORDER = (0, 1, 2, 3, 4.5, 7, 12, 24)  # of each order bucket
-STRENGTH = 16.0  # observations that a trained belief stands for
+STRENGTH = 16.0  # observations that a trained belief stands for, and a ratio of the calibration
 FORMULA_STRENGTH = 2.0
 
 

@@ -201,13 +201,15 @@ def test_answer_that_ends_early_is_different_and_different_ones_are_shown_first(
     assert [each.kind for each in found.shown[1:]] == ["near-tie"] * (SHOWN - 1)
 
 
-def test_near_ties_are_listed_below_the_table_and_in_the_json(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_ties_are_listed_below_the_table_and_in_the_json(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_the_op(monkeypatch)
-    asked = (
+    shown = cli(
         "bench", "--model", MODEL, "--input", PROMPTS, "--rows", 4, "--max-new-tokens", 40, "--strategy", "hierarchical,single",
-        "--dtype", "bfloat16", "--no-peers", "--batch-size", 2,
+        "--dtype", "bfloat16", "--no-peers", "--batch-size", 2, "--save", tmp_path / "b.json",
     )  # fmt: skip
-    value = cli(*asked, "--json").json
+    value = json.loads((tmp_path / "b.json").read_text())
     assert value["dtype"] == "bfloat16"
     assert value["lossless"]["different"] == 0
     assert len(value["divergences"]) == value["lossless"]["near_tie"] > 0
@@ -216,17 +218,18 @@ def test_near_ties_are_listed_below_the_table_and_in_the_json(cli: Cli, monkeypa
         assert each["kind"] == "near-tie"
     first = value["divergences"][0]
     line = f"near-tie: prompt {first['row']}, {first['run']}, after {first['place']} tokens: token {first['got']} ("
-    assert line in cli(*asked).out
+    assert line in shown.out
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_exact_model_has_no_near_ties_and_bench_says_bit_for_bit(cli: Cli, dtype: str) -> None:
-    asked = (
+def test_exact_model_has_no_near_ties_and_bench_says_bit_for_bit(cli: Cli, tmp_path: Path, dtype: str) -> None:
+    shown = cli(
         "bench", "--model", MODEL, "--input", PROMPTS, "--rows", 4, "--max-new-tokens", 40, "--strategy", "hierarchical,single",
-        "--dtype", dtype, "--no-peers", "--batch-size", 2, "--exact",
+        "--dtype", dtype, "--no-peers", "--batch-size", 2, "--exact", "--save", tmp_path / "b.json",
     )  # fmt: skip
-    assert "lossless: 8/8 outputs identical to plain decoding, bit for bit, 0 different" in cli(*asked).out
-    assert cli(*asked, "--json").json["lossless"] == {"checked": 8, "identical": 8, "near_tie": 0, "different": 0}
+    assert "lossless: 8/8 outputs identical to plain decoding, bit for bit, 0 different" in shown.out
+    value = json.loads((tmp_path / "b.json").read_text())
+    assert value["lossless"] == {"checked": 8, "identical": 8, "near_tie": 0, "different": 0}
 
 
 def test_output_of_an_exact_model_that_differs_is_no_near_tie(half: Callable[..., TargetModel]) -> None:
@@ -300,12 +303,12 @@ def test_forced_replay_takes_tries_batch_sizes_and_dtypes(cli: Cli, pairs: Path,
         (1, "bfloat16", 110),
         (4, "bfloat16", 110),
     ]
-    cold = cli(*asked, "--json").json["batches"]
+    shown = cli(*asked, "--save", tmp_path / "cold.json")
+    cold = json.loads((tmp_path / "cold.json").read_text())["batches"]
     assert all(w["runs"][1]["edl"] > c["runs"][1]["edl"] > 1 for w, c in zip(warm, cold, strict=True))
     assert "trie:c" in warm[0]["runs"][1]["accepted_by_source"]
-    out = cli(*asked).out
-    assert f"{shape} (random weights): 10 logged answers, cpu, bfloat16, batch 4" in out
-    assert "lossless" not in out
+    assert f"{shape} (random weights): 10 logged answers, cpu, bfloat16, batch 4" in shown.out
+    assert "lossless" not in shown.out
 
 
 def test_weights_of_the_folder_are_not_read(cli: Cli, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead.budget.backoff import BACKOFFS, DEBT, OWN_DEBT, Backoff
+from lookahead.budget.backoff import APART, DEBT, Backoff
 from lookahead.budget.books import BESIDE, GAINS, PLAIN, SPENT
 from lookahead.budget.cost import EVEN, SIZES, CostCurve, MeasuredStep, bucket, shape_of
 from lookahead.budget.goodput import (
@@ -547,7 +547,7 @@ def test_trials_take_sizes_that_forwards_have_and_know_plain_steps_too() -> None
         assert len(set(seen)) == 4
 
 
-def test_rows_whose_drafts_never_pay_rest_ever_longer_and_wake_together() -> None:
+def test_rows_whose_drafts_never_pay_back_off_and_are_drafted_for_together() -> None:
     rests, woke = [Backoff(), Backoff()], ([], [])  # type: tuple[list[Backoff], tuple[list[int], list[int]]]
     for step in range(200):
         for rest, steps, began in zip(rests, woke, (0, 13), strict=True):
@@ -556,8 +556,8 @@ def test_rows_whose_drafts_never_pay_rest_ever_longer_and_wake_together() -> Non
                 steps.append(step)
     assert woke[0][:DEBT] == list(range(DEBT))
     apart = np.diff(woke[0])
-    assert set(apart[-10:]) == {1 + BACKOFFS[-1]}
-    assert max(apart) == 1 + BACKOFFS[-1]
+    assert set(apart[DEBT:]) == {APART}
+    assert max(apart) == APART
     assert woke[0][-10:] == woke[1][-10:]
     rests[0].drafted(100.0, 200)
     assert rests[0].is_over(201)
@@ -581,4 +581,4 @@ def test_row_begins_as_the_one_before_ended() -> None:
             rest.drafted(0.0, step)
             step += 1
         drafts.append(step)
-    assert drafts == [DEBT, DEBT, OWN_DEBT]
+    assert drafts == [DEBT, DEBT, 1]

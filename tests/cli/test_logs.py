@@ -80,7 +80,6 @@ def test_other_commands_log_too(cli: Cli, tmp_path: Path, monkeypatch: pytest.Mo
         ("merge-tries", trie, tmp_path / "b.trie", "-o", tmp_path / "m.trie"),
         ("replay", pairs, "--strategy", "single"),
         ("bench", "--replay", pairs, "--strategy", "single"),
-        ("calibrate", "--model", MODEL, "--seconds", 5, "-o", tmp_path / "c.json", "--json"),
     )
     for number, command in enumerate(made, 1):
         assert cli(*command, "--log-file", log, "--verbose").code == 0
@@ -88,7 +87,6 @@ def test_other_commands_log_too(cli: Cli, tmp_path: Path, monkeypatch: pytest.Mo
     texts = [text for _, text in lines_of(log)]
     assert any(text.startswith(f"skipped {corpus}:5") for text in texts)
     assert any(text.startswith("sorting") for text in texts)
-    assert any(text.startswith("measuring: ") for text in texts)
 
 
 def test_log_file_may_be_in_a_config(cli: Cli, tmp_path: Path) -> None:

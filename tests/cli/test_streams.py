@@ -16,7 +16,7 @@ import pytest
 from lookahead.json_text import json_text
 from lookahead_cli.app import run
 from tests.support.cli import write_jsonl
-from tests.support.jobs import MODEL, PROMPTS
+from tests.support.jobs import MODEL, PROMPTS, installed_command
 
 ENCODINGS = ("ascii", "latin-1", "cp1252")
 
@@ -103,10 +103,10 @@ def script(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_package_runs_as_a_module() -> None:
-    ran = script("--version")
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout.startswith("lookahead ")
+def test_package_runs_as_a_command_and_as_a_module() -> None:
+    for ran in (installed_command("--version"), script("--version")):
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.stdout.startswith("lookahead ")
 
 
 @pytest.mark.parametrize(

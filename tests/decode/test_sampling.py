@@ -138,9 +138,9 @@ def test_rows_may_ask_for_different_things_in_one_batch(target):
 
 
 @pytest.mark.parametrize("drafted", [True, *deep([False])], ids=["drafted", "plain"])
-def test_20_000_draws_follow_the_models_own_distribution(target, drafted):
+def test_10_000_draws_follow_the_models_own_distribution(target, drafted):
     """Chi-square of how often each token was drawn against the sum of its exact probabilities in each context."""
-    rows, length, sampling = 2_500, 8, Sampling(temperature=2.0)
+    rows, length, sampling = 1_250, 8, Sampling(temperature=2.0)
     target = dataclasses.replace(target)
     target.__dict__["eos_token_ids"] = frozenset()  # all answers are as long
     engine = DecodingEngine(

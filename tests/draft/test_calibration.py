@@ -15,8 +15,7 @@ from lookahead.draft.calibration import (
     EDGES,
     LEAST,
     MEMORY,
-    STRENGTH,
-    WIDTH,
+    OCTAVE,
     Calibration,
     bin_of,
     calibrated,
@@ -25,7 +24,7 @@ from lookahead.draft.calibration import (
 )
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.priors import formula
+from lookahead.draft.priors import STRENGTH, formula
 
 probability = st.floats(float(LEAST), 1.0, width=32)
 ONE = bin_of(np.float32(1.0))
@@ -132,8 +131,8 @@ def test_curve_moves_towards_what_was_seen_the_more_the_more_was_seen(ratio, sid
     for nodes in (0.1, 1, 10, 10_000):
         curve = calibration_of([(number, nodes, ratio * EDGES[number]) for number in seen]).curve
         worth.append(float(curve[half]))
-        assert curve[100 - WIDTH - 1] == EDGES[100 - WIDTH - 1]  # far from what was seen
-    assert abs(curve[100 - WIDTH // 2] / EDGES[100 - WIDTH // 2] - 1) > 0.1  # near
+        assert curve[100 - OCTAVE - 1] == EDGES[100 - OCTAVE - 1]  # far from what was seen
+    assert abs(curve[100 - OCTAVE // 2] / EDGES[100 - OCTAVE // 2] - 1) > 0.1  # near
     assert all(side * (b - a) > 0 for a, b in itertools.pairwise(worth))
     assert worth[-1] == pytest.approx(0.5 * ratio, rel=0.01)
 

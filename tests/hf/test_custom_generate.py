@@ -33,6 +33,7 @@ from lookahead.errors import LookaheadError, UsageError
 from lookahead.forward import kv_cache
 from lookahead.hf import lookahead_generate
 from tests.architectures import plainly
+from tests.support.depth import deep
 from tests.support.drafts import VOCAB_SIZE, KnownAnswer, random_trees
 
 ARCHITECTURES = ["llama", "qwen2", "gpt2", "gpt_neox", "gemma3", "mistral"]  # the last two with windows of 8 tokens
@@ -210,7 +211,7 @@ PROCESSED = {
 }
 
 
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rows", [4, *deep([1])])
 @pytest.mark.parametrize("name", PROCESSED)
 def test_processors_do_what_they_do_in_generate(llama, name, rows):
     prompts, drafter = PROMPTS[:rows], guessing(llama, PROMPTS)

@@ -208,7 +208,7 @@ def test_cores_are_shared_by_what_fits_the_nodes() -> None:
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """A job's input, and its rows as one engine writes them."""
     folder = tmp_path_factory.mktemp("job")
-    source = write_jsonl(folder / "in.jsonl", [*questions(60), {"id": "bad"}, *questions(120)[60:]])
+    source = write_jsonl(folder / "in.jsonl", [*questions(40), {"id": "bad"}, *questions(80)[40:]])
     run([str(word) for word in ("generate", "--model", MODEL, "--input", source, "-o", folder / "one.jsonl", *LIMITS, "-q")])
     return source, steady(folder / "one.jsonl")
 
@@ -244,10 +244,10 @@ def test_job_that_was_killed_and_then_loses_a_worker_writes_the_rows_of_one(
         _, err = child.communicate(timeout=120)
     assert child.returncode == 3  # of the bad row
     assert "was lost" in err
-    assert "1 of 121 rows failed" in err
+    assert "1 of 81 rows failed" in err
     assert "Traceback" not in err
     assert steady(out) == rows
-    assert cli("inspect-trie", learned, "--json").json["documents"] == 120
+    assert cli("inspect-trie", learned, "--json").json["documents"] == 80
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *deep([signal.SIGTERM])])

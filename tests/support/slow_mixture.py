@@ -38,7 +38,7 @@ from lookahead.draft.cells import (
     UNPLACED,
 )
 from lookahead.draft.drafter import Drafter
-from lookahead.draft.experts import FEWEST, RESOLUTION
+from lookahead.draft.experts import RESOLUTION
 from lookahead.draft.planner import LOOKED_BEHIND, SLACK, UNHEARD
 from lookahead.draft.recycled import ANY, ASKED, KINDS
 from lookahead.trie.suffixes import DEPTH
@@ -465,7 +465,7 @@ class SlowDrafter:
         def sample() -> int:
             if floor <= 0:
                 return MOST_SAMPLED
-            return int(min(max(RESOLUTION * rest / floor, F(FEWEST)), F(MOST_SAMPLED)))
+            return int(min(RESOLUTION * rest / floor, F(MOST_SAMPLED)))
 
         experts = self.experts(row, node, sample)
         while rest >= floor and (expert := next(experts, None)):
