@@ -19,7 +19,7 @@ from lookahead.draft.tree import DraftTree
 from lookahead.forward.batch import KEYS, Pack, pack, upload
 from lookahead.forward.best import best_tokens
 from lookahead.forward.kv_cache import SlotCache
-from lookahead.forward.memory import free_memory
+from lookahead.forward.memory import copied, free_memory
 from lookahead.forward.sequence import SequenceState, sequence_state
 from lookahead.forward.target import TargetModel
 
@@ -69,17 +69,15 @@ class Scores:
             return lambda: found
         rows = self.logits if every else self.logits[upload(np.array(places), self.logits.device)]
         best = rows.topk(min(most, rows.shape[1]))
-        scores, ids = (
-            torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True) for each in best
-        )
-        done = torch.cuda.Event()
-        done.record()
+        tell = copied(best.indices, best.values)
 
-        def tell() -> tuple[np.ndarray, np.ndarray]:
-            done.synchronize()
+        def tell_checked() -> tuple[np.ndarray, np.ndarray]:
+            ids, scores = tell()
+            if ids.numel() and not 0 <= ids.min() <= ids.max() < rows.shape[1]:  # as drafts they would end the whole process
+                raise RuntimeError("runner-up tokens were read before the device had written them")
             return ids.int().numpy(), scores.float().numpy()
 
-        return tell
+        return tell_checked
 
     def wait(self) -> None:
         """Until the device has them."""

@@ -16,7 +16,7 @@ import hashlib
 import inspect
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -25,7 +25,7 @@ from lookahead.budget.cost import CostCurve
 from lookahead.budget.profile import Setting, cached_profile
 from lookahead.forward.attention import PackedAttention
 from lookahead.forward.batch import MaskPlan
-from lookahead.forward.parallel import agreed
+from lookahead.forward.parallel import agreed, all_agreed
 from lookahead.forward.processor import processor_name
 from lookahead.forward.tree_attention import NAME as TREE
 
@@ -162,7 +162,11 @@ class TargetModel:
 
     def in_step(self) -> TargetModel:
         """The same for one of several processes that share the model: they take what they measure from each other."""
-        return dataclasses.replace(self, now=lambda: agreed(time.perf_counter()), agreed=agreed)
+        return dataclasses.replace(self, agreed=agreed)
+
+    def agreed_all(self, values: Sequence[float]) -> Sequence[float]:
+        """What processes that share the model take these measured values for: one call for all of them, as each waits."""
+        return all_agreed(values) if self.is_shared else values
 
 
 def setting_of(

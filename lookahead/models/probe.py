@@ -16,6 +16,7 @@ import torch
 from lookahead.draft.tree import DraftTree, chain
 from lookahead.errors import ModelError
 from lookahead.forward.attention_kernel import ENTRIES
+from lookahead.forward.backends import without_cudnn
 from lookahead.forward.slots import Slots, Wanted, slots_of
 from lookahead.forward.target import Mode, TargetModel
 from lookahead.models.far_masks import far_masks_differ
@@ -49,6 +50,7 @@ def op_may_serve(target: TargetModel) -> bool:
 
 
 @torch.inference_mode()
+@without_cudnn()
 def probed(model: Any, name: str = "model") -> TargetModel:
     """Wrap a loaded model, finding out how it verifies."""
     reasons: list[str] = []
