@@ -191,8 +191,8 @@ class PackedSlots:
         self._make_room(needed)
         spare = self.cache.slots - 1 if target.bucketed else None
         even = target.device.type == "cpu" and any(want != "all" for want in wanted)
-        by_op = target.attends_by_op and not target.bucketed
-        packed = pack(trees, pasts, target.mask_plan, target.dtype, target.device, spare, even, self.call, by_op)
+        settings = target.mask_plan, target.dtype, target.device, spare, even, self.call, target.attends_by_op
+        packed = pack(trees, pasts, *settings)
         kept, counts = _wanted_tokens(sizes, wanted)
         self._took(trees, wanted)
         return Scores(self._logits(packed, kept), counts)

@@ -8,6 +8,7 @@ shows are looked for in the model's own masks (far_masks.py).
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,15 @@ import torch
 
 from lookahead.draft.tree import DraftTree, chain
 from lookahead.errors import ModelError
-from lookahead.forward.attention_kernel import ENTRIES
 from lookahead.forward.backends import without_cudnn
 from lookahead.forward.slots import Slots, Wanted, slots_of
 from lookahead.forward.target import Mode, TargetModel
+from lookahead.forward.tree_attention import serves_on
 from lookahead.models.far_masks import far_masks_differ
 from lookahead.models.linear import kind_of_linear
 from lookahead.tokenizer import first_line
+
+log = logging.getLogger(__name__)
 
 PROMPTS = (12, 5)  # tokens
 PIECE = 8  # of them that are taken in first
@@ -46,7 +49,7 @@ TREES = ("packed", "tree")
 def op_may_serve(target: TargetModel) -> bool:
     """Whether to try lookahead::tree_attention: where it is fast, for models that do not ask for eager attention."""
     own = target.text_config._attn_implementation
-    return target.device.type == "cpu" and target.dtype in ENTRIES and own != "eager"
+    return own != "eager" and serves_on(target.device, target.dtype)
 
 
 @torch.inference_mode()
@@ -70,6 +73,8 @@ def probed(model: Any, name: str = "model") -> TargetModel:
             return dataclasses.replace(target, place_bytes=slots.place_bytes())
         if not by_op:
             reasons.append(f"no {mode} ({error})")
+        elif target.device.type != "cpu":
+            log.warning("%s: attention goes without lookahead::tree_attention: %s", name, error)
     return TargetModel(model, name, "plain", "; ".join(reasons), linear=linear)
 
 
