@@ -25,6 +25,7 @@ from lookahead.budget.cost import CostCurve
 from lookahead.budget.profile import Setting, cached_profile
 from lookahead.forward.attention import PackedAttention
 from lookahead.forward.batch import MaskPlan
+from lookahead.forward.kv_cache import LayerShape
 from lookahead.forward.parallel import agreed, all_agreed
 from lookahead.forward.processor import processor_name
 from lookahead.forward.tree_attention import NAME as TREE
@@ -41,12 +42,13 @@ class TargetModel:
     """A loaded model and how it verifies.
 
     mode: see the module's docstring. reason: why it is not "packed".
-    place_bytes: memory that keys and values of one token take, where it is packed (0: not known).
+    place_bytes: memory that keys and values of one token take, where it is packed (0: not known). layers: where that goes.
     bucketed: packed steps take one of a few shapes (on a GPU). attends_by_op: in packed steps attention is one call of
     lookahead::tree_attention (tree_attention.py); else calls of the model's own function. linear: the kind of its linear layers
     (models/linear.py). exact: a token's scores are the same bits in any forward, as far as tried (models/exact.py); False where
     nobody has tried.
-    slots_factory: makes its slots where `mode` does not say how (slots.py). now: the clock that steps are timed by.
+    capture: captures its packed steps as graphs (graphs.py); None: they are not. slots_factory: makes its slots where `mode`
+    does not say how (slots.py). now: the clock that steps are timed by.
     agreed: what processes that share the model take a measured value for (parallel.py).
     """
 
@@ -55,10 +57,12 @@ class TargetModel:
     mode: Mode
     reason: str = ""
     place_bytes: int = 0
+    layers: tuple[LayerShape, ...] = ()
     bucketed: bool = False
     attends_by_op: bool = False
     linear: str = "torch"
     exact: bool = False
+    capture: Callable[..., Any] | None = None
     slots_factory: Callable[[Any], Any] | None = None
     now: Callable[[], float] = time.perf_counter  # seconds
     agreed: Callable[[float], float] = float
@@ -136,6 +140,7 @@ class TargetModel:
         """What the costs of its forwards hang on."""
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
         attention = TREE if self.attends_by_op else str(self.text_config._attn_implementation)
+        attention += "-graphs" if self.capture else ""
         known = self.model.config, self.name, processor_name(self.device), self.dtype
         return setting_of(*known, attention, self.mode, threads, self.linear)
 

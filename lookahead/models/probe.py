@@ -17,9 +17,10 @@ import torch
 from lookahead.draft.tree import DraftTree, chain
 from lookahead.errors import ModelError
 from lookahead.forward.backends import without_cudnn
-from lookahead.forward.slots import Slots, Wanted, slots_of
+from lookahead.forward.slots import PackedSlots, Slots, Wanted, slots_of
 from lookahead.forward.target import Mode, TargetModel
 from lookahead.forward.tree_attention import serves_on
+from lookahead.models.captured import tried_capture
 from lookahead.models.far_masks import far_masks_differ
 from lookahead.models.linear import kind_of_linear
 from lookahead.tokenizer import first_line
@@ -70,7 +71,8 @@ def probed(model: Any, name: str = "model") -> TargetModel:
             known = isinstance(failure, ModelError)
             error = first_line(failure) if known else f"{type(failure).__name__}: {first_line(failure)}"
         if not error:
-            return dataclasses.replace(target, place_bytes=slots.place_bytes())
+            layers = slots.cache.shapes() if isinstance(slots, PackedSlots) else ()
+            return tried_capture(dataclasses.replace(target, place_bytes=slots.place_bytes(), layers=layers))
         if not by_op:
             reasons.append(f"no {mode} ({error})")
         elif target.device.type != "cpu":

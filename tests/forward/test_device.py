@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
-from lookahead.forward import slots as slots_module
+from lookahead.forward import scores as scores_module
 from lookahead.forward.memory import ran_out
 from lookahead.forward.slots import Scores, SeparateSlots
 from lookahead.models.load import load_model
@@ -74,7 +74,7 @@ def test_runner_up_tokens_that_a_late_copy_has_not_reached_are_refused(monkeypat
     assert ids.tolist() == expected.indices.tolist()
     assert values.tolist() == expected.values.tolist()
     late = torch.full((3, 4), 1 << 40), torch.zeros(3, 4)
-    monkeypatch.setattr(slots_module, "copied", lambda *tensors: lambda: late)
+    monkeypatch.setattr(scores_module, "copied", lambda *tensors: lambda: late)
     with pytest.raises(RuntimeError, match="before the device had written them"):
         scores.best_few([0, 1, 2], 4)()
 
