@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from lookahead.forward.backends import without_cudnn
 from lookahead.forward.target import TargetModel
 
 Ids = Sequence[int]
@@ -155,6 +156,7 @@ class _Judge:
         for size in PIECES:
             yield self._in_pieces(size) if self.target.mode != "plain" else self._whole(behind=size + 1)
 
+    @without_cudnn()
     def _whole(self, behind: int = 0) -> torch.Tensor:
         """In one forward, without a cache. behind: tokens that follow the text; no score can depend on them."""
         text = [*self.prompt, *self.output[:-1], *[self.output[-1]] * behind]
@@ -162,6 +164,7 @@ class _Judge:
         logits = self.target.model(input_ids=_ids(self.target, text), use_cache=False, **_keeping(self.target, kept)).logits[0]
         return logits[-kept : logits.shape[0] - behind].float()
 
+    @without_cudnn()
     def _in_pieces(self, size: int) -> torch.Tensor:
         """By the model's own cache: the prompt, then `size` tokens at a time."""
         model, ids = self.target.model, self.output[:-1]

@@ -94,6 +94,9 @@ class Accounting:
         """A step has ended: count it, notify observers, and learn from what it took and gave. rows[k] is in slot k."""
         active = any(row.is_drafted_for for row in rows)
         by_source = self._count(rows, inputs, accepted, times.verified)
+        adding = self.drafter.runner_up.seconds if self.drafter.options.adaptive else 0.0
+        *agreed, counted, adding = self.target.agreed_all((*times, self.target.now(), adding))
+        times = StepTimes(*agreed)
         prefilled = sum(len(each) for each in inputs if each.wanted != "all")
         self.clock.add(times.drafting, times.computed - times.drafted, times.verified - times.computed, prefilled)
         if active:
@@ -110,11 +113,11 @@ class Accounting:
         if drafts and only_decodes and (active or self.steps % PLAIN_APART == 0):
             self._learn_cost(rows, inputs, times, seconds, emitted, kept)
             if active:
-                self._learn_utility(by_source, times, seconds, emitted, len(rows))
+                self._learn_utility(by_source, times.runner_up + adding, seconds, emitted, len(rows))
             return
         self.budget.settle(kept)
         if drafts and prefilled:
-            self._note_prefill(rows, inputs, accepted, times, prefilled)
+            self._note_prefill(rows, inputs, accepted, times, counted - times.began, prefilled)
 
     def plain_forward(self, rows: Sequence[RunningRow]) -> Forward:
         """The forward of these rows without drafts: each brings one token."""
@@ -177,6 +180,7 @@ class Accounting:
         inputs: Sequence[StepInput],
         accepted: Sequence[Accepted],
         times: StepTimes,
+        seconds: float,
         prefilled: int,
     ) -> None:
         """From a step that prefilled, maybe alongside rows that decode."""
@@ -184,18 +188,19 @@ class Accounting:
         own, keys = [len(inputs[slot]) for slot in decoding], sum(rows[slot].length for slot in decoding)
         emitted = sum(len(accepted[slot].token_ids) for slot in decoding)
         forward = Forward(sum(own) + prefilled, len(decoding), keys, max(own, default=0))
-        parts = self.target.now() - times.began, times.after_drafting, times.drafting, times.runner_up
+        parts = seconds, times.after_drafting, times.drafting, times.runner_up
         self.gain.step(MeasuredStep(forward, emitted, *parts, prefilled=prefilled))
 
-    def _learn_utility(self, by_source: Counter[str], times: StepTimes, seconds: float, emitted: int, rows: int) -> None:
-        """Whether the draft sources that take time of their own pay for it. Where lengths are fixed, all are always used."""
-        agreed = self.target.agreed
+    def _learn_utility(self, by_source: Counter[str], recycling: float, seconds: float, emitted: int, rows: int) -> None:
+        """Whether the draft sources that take time of their own pay for it. Where lengths are fixed, all are always used.
+
+        recycling: seconds that went into runner-up tokens.
+        """
         if self.drafter.options.adaptive:
-            runner_up = self.drafter.runner_up
-            runner_up.observe(times.runner_up + agreed(runner_up.seconds), by_source["recycled"], seconds, emitted, rows)
+            self.drafter.runner_up.observe(recycling, by_source["recycled"], seconds, emitted, rows)
         if self._sources:
             counts = [by_source[name] for name in self._sources.names]
-            self._sources.observe_step(counts, seconds, emitted, rows, agreed)
+            self._sources.observe_step(counts, seconds, emitted, rows, self.target.agreed)
 
 
 def _accepted_drafts(rows: Sequence[RunningRow], inputs: Sequence[StepInput], accepted: Sequence[Accepted]) -> list[int]:

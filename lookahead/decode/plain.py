@@ -12,6 +12,7 @@ from lookahead.decode.constraint import Grammars
 from lookahead.decode.generation_config import bad_word_ids, generate_alone, generation_config
 from lookahead.decode.logprobs import logprobs_of
 from lookahead.decode.request import Generation
+from lookahead.forward.backends import without_cudnn
 from lookahead.forward.target import TargetModel
 
 
@@ -26,6 +27,7 @@ def decode_plainly(target: TargetModel, generation: Generation, tokenizer: Any, 
     generation.seconds = target.now() - began
 
 
+@without_cudnn()
 def _generate(target: TargetModel, generation: Generation, tokenizer: Any, grammars: Grammars | None) -> None:
     sampling, length = generation.sampling, len(generation.prompt_ids)
     text = torch.tensor([generation.prompt_ids], device=target.device)

@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lookahead.errors import ModelError
+from lookahead.forward.backends import without_cudnn
 from lookahead.forward.batch import Group, MaskPlan, Pack
 from lookahead.forward.tree_attention import NAME as TREE
 from lookahead.forward.tree_attention import OTHERS
@@ -40,9 +41,12 @@ class PackedAttention:
             raise ModelError("its attention cannot be replaced")
         own = model.config.get_text_config(decoder=True)._attn_implementation
         self.base = own if own == "eager" else "sdpa"  # kernels such as flash-attention take no tree mask
-        # What the model hands to its layers names their kind, no more.
-        self._fed = {kind: torch.empty(1, 1, 1, 1, device=model.device, dtype=model.dtype) for kind in plan.windows}
-        self._kinds = {mask.data_ptr(): kind for kind, mask in self._fed.items()}
+        # What the model hands to its layers names their kind by its width, no more: it may reach them as a copy.
+        self._kinds = list(plan.windows)
+        self._fed = {
+            kind: torch.empty(1, 1, 1, 1 + number, device=model.device, dtype=model.dtype)
+            for number, kind in enumerate(self._kinds)
+        }
         self._by_type = plan.by_type
         self.masks = self._fed if plan.by_type else next(iter(self._fed.values()))
         self.pack: Pack
@@ -53,7 +57,7 @@ class PackedAttention:
         if pack.meta is not None:
             kinds = [lines[None, None] for lines in pack.meta]
             with self.named(TREE):
-                yield dict(zip(self._kinds.values(), kinds, strict=True)) if self._by_type else kinds[0]
+                yield dict(zip(self._kinds, kinds, strict=True)) if self._by_type else kinds[0]
             return
         self.pack, _running.attention = pack, self
         with self.named(NAME):
@@ -61,12 +65,13 @@ class PackedAttention:
 
     @contextlib.contextmanager
     def named(self, name: str) -> Iterator[None]:
-        """While open, the model uses the attention and mask functions of this name."""
+        """While open, the model uses the attention and mask functions of this name, and these no cuDNN."""
         before = [fields[FIELD] for fields in self._configs]
         for fields in self._configs:
             fields[FIELD] = name
         try:
-            yield
+            with without_cudnn():
+                yield
         finally:
             for fields, own in zip(self._configs, before, strict=True):
                 fields[FIELD] = own
@@ -75,7 +80,7 @@ class PackedAttention:
         """Which kind of layer was handed this mask."""
         if mask is None:
             raise ModelError("its layers are not handed the mask")
-        return self._kinds[mask.data_ptr()]
+        return self._kinds[mask.shape[-1] - 1]
 
 
 def packed_attention(

@@ -18,11 +18,12 @@ import torch
 from lookahead.budget.cost import bucket, evened
 from lookahead.budget.profile import Work
 from lookahead.draft.tree import DraftTree
-from lookahead.forward.tree_meta import meta_of
+from lookahead.forward.tree_meta import FIELDS, meta_of
 from lookahead.kernels import kernel
 
 NO_LIMIT = 1 << 60
 SMALL = 64  # tokens that each slot of a step of few shapes brings at most
+MOST_TOKENS = 256  # of a step of few shapes, where attention is one call of lookahead::tree_attention
 KEYS = 256  # keys of such a step come in multiples of so many
 ALL_AT_ONCE = 1e18  # what a call of attention costs that all slots are to share, see `runs_of`
 READ = 10  # products of a query with a key (over all heads) in the time that reading the key and its value takes
@@ -128,22 +129,16 @@ def pack(
     spare: a slot that nobody uses. If given, small steps get one of a few shapes, as CUDA graphs and compiled kernels want: all
     slots share one call of attention; tokens, queries and keys are padded to a bucket, and padding tokens go to this slot.
     even: a step that is not of these shapes is filled up, at the end, as `evened` says. call: see `runs_of`.
-    by_op: attention is computed by lookahead::tree_attention, which takes any trees in one call; not beside `spare`.
+    by_op: attention is computed by lookahead::tree_attention, which takes any trees in one call: only tokens are padded then.
     """
+    if by_op:
+        return _for_op(trees, pasts, plan, device, spare, even)
     sizes = [0 if tree is None else len(tree) for tree in trees]
     brought, held = np.array(sizes), np.array(pasts)
     total = sum(sizes)
     bucketed = spare is not None and max(sizes) <= SMALL
     filled = bucket(total) if bucketed else evened(total) if even else total
-    fed = np.zeros((4, filled), np.int64)  # ids, positions, slots, places
-    shown = [tree for tree in trees if tree is not None]
-    parents = shown[0].parents if len(shown) == 1 else np.concatenate([tree.parents for tree in shown])
-    fed[0, :total] = shown[0].token_ids if len(shown) == 1 else np.concatenate([tree.token_ids for tree in shown])
-    fed[2, total:] = spare or 0
-    _place(parents, brought, held, fed)
-    if by_op:
-        meta = torch.from_numpy(meta_of(parents, brought, held, *plan.limits, filled))
-        return _packed(upload(fed, device), total, [], sizes, pasts, meta)
+    fed, parents = _fed(trees, brought, held, filled, spare)
     runs = _one_run(sizes, pasts, bucketed) if bucketed or len(sizes) == 1 else runs_of(brought, held, call)
     masks = _masks((runs, parents, fed[1], brought, held), plan, dtype, device, bucketed)
     groups, start = [], 0
@@ -155,6 +150,63 @@ def pack(
         groups.append(Group(slice(first, last), width, length, start, end, seen, spread, gather))
         start = end
     return _packed(upload(fed, device), filled if bucketed else total, groups, sizes, pasts)
+
+
+def arranged(
+    trees: Sequence[DraftTree | None], pasts: Sequence[int], plan: MaskPlan, spare: int | None, even: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """(int64 [4, tokens]: ids, positions, slots and places; int32 [kinds, tokens, FIELDS]) of a step whose attention is
+    lookahead::tree_attention. See `pack`; steps of up to MOST_TOKENS get one of 16 sizes where there is a spare slot."""
+    brought, held = np.array([0 if tree is None else len(tree) for tree in trees]), np.array(pasts)
+    total = int(brought.sum())
+    small = spare is not None and total <= MOST_TOKENS
+    filled = bucket(total) if small else evened(total) if even or spare is not None else total
+    fed, parents = _fed(trees, brought, held, filled, spare)
+    return fed, meta_of(parents, brought, held, *plan.limits, filled)
+
+
+def _for_op(
+    trees: Sequence[DraftTree | None],
+    pasts: Sequence[int],
+    plan: MaskPlan,
+    device: torch.device,
+    spare: int | None,
+    even: bool,
+) -> Pack:
+    """See `pack`."""
+    fed, meta = arranged(trees, pasts, plan, spare, even)
+    sizes = [0 if tree is None else len(tree) for tree in trees]
+    kept = sum(sizes) if spare is None else fed.shape[1]
+    if device.type == "cpu":
+        return _packed(torch.from_numpy(fed), kept, [], sizes, pasts, torch.from_numpy(meta))
+    packed = pack_of(upload(block_of(fed, meta), device), fed.shape[1], len(meta))
+    return dataclasses.replace(packed, slots=packed.slots[:kept], places=packed.places[:kept])
+
+
+def block_of(fed: np.ndarray, meta: np.ndarray) -> np.ndarray:
+    """uint8: both, one behind the other, to be copied at once. See `arranged`."""
+    return np.concatenate([fed.reshape(-1).view(np.uint8), meta.reshape(-1).view(np.uint8)])
+
+
+def pack_of(block: torch.Tensor, tokens: int, kinds: int) -> Pack:
+    """The pack of a block that lies on a device (`block_of`), all of whose tokens are kept."""
+    numbers = 4 * tokens * 8
+    ids, positions, slots, places = block[:numbers].view(torch.int64).view(4, tokens)
+    meta = block[numbers:].view(torch.int32).view(kinds, tokens, FIELDS)
+    return Pack(ids[None], positions[None], slots, places, [], None, meta)
+
+
+def _fed(
+    trees: Sequence[DraftTree | None], sizes: np.ndarray, pasts: np.ndarray, filled: int, spare: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(int64 [4, filled]: ids, positions, slots, places; int32 [tokens]: parents within each tree)."""
+    shown = [tree for tree in trees if tree is not None]
+    parents = shown[0].parents if len(shown) == 1 else np.concatenate([tree.parents for tree in shown])
+    fed, total = np.zeros((4, filled), np.int64), len(parents)
+    fed[0, :total] = shown[0].token_ids if len(shown) == 1 else np.concatenate([tree.token_ids for tree in shown])
+    fed[2, total:] = spare or 0
+    _place(parents, sizes, pasts, fed)
+    return fed, parents
 
 
 def _packed(

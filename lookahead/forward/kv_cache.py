@@ -9,10 +9,11 @@ Buffers of one shape, from all layers, are slices of one tensor, so that the acc
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -136,6 +137,17 @@ class SequenceCache(KeysAndValuesOnly):
                 layer.length = end
 
 
+class LayerShape(NamedTuple):
+    """What a layer keeps of a token. number: of the layer. heads: of keys; width, value_width: numbers of each."""
+
+    number: int
+    heads: int
+    width: int
+    value_width: int
+    dtype: torch.dtype
+    device: torch.device
+
+
 class SlotLayer(CacheLayerMixin):
     """keys, values: [slots, heads, capacity, head_dim], views of the cache's buffers."""
 
@@ -179,13 +191,16 @@ class SlotLayer(CacheLayerMixin):
 class SlotCache(KeysAndValuesOnly):
     """Keys and values of many sequences, one to a slot, for packed forwards. pack: what the forward at hand brings.
 
-    A slot's buffers hold whatever was written last; masks say what is seen of it.
+    A slot's buffers hold whatever was written last; masks say what is seen of it. shapes: of the layers that keep anything,
+    where they are known: then buffers are made once, before the first forward. versions: how often they were made.
     """
 
     pack: Pack
 
-    def __init__(self) -> None:
+    def __init__(self, shapes: Sequence[LayerShape] = ()) -> None:
         super().__init__(layers=[])
+        self._shapes = shapes
+        self.versions = 0
         self.slots = self.capacity = 0
         self.merged = True  # there is one buffer of each shape
         self.buffers: list[torch.Tensor] = []  # [buffers, slots, heads, capacity, head_dim]
@@ -213,25 +228,55 @@ class SlotCache(KeysAndValuesOnly):
         self.merged = False
         return buffer
 
-    def reserve(self, slots: int, capacity: int, held: Sequence[int]) -> None:
-        """Make room for so many slots of `capacity` places each, and merge buffers. held: places of each slot that stay."""
+    def reserve(self, slots: int, capacity: int, held: Sequence[int], beside: bool = True) -> None:
+        """Make room for so many slots of `capacity` places each, and merge buffers. held: places of each slot that stay.
+
+        beside: there is memory for the new buffers beside the old ones; else what stays waits in this machine's memory.
+        """
         self.slots, self.capacity = max(slots, self.slots), max(capacity, self.capacity)
-        by_shape: dict[tuple[int, int], list[tuple[SlotLayer, str]]] = {}
+        self.versions += 1
+        for shape in self._shapes if not self.layers else ():
+            self._add_layer(shape)
+        by_shape: dict[tuple[Any, ...], list[tuple[SlotLayer, str]]] = {}
         for layer in self.layers:
             if layer.is_initialized:  # layers that share another one's keys hold nothing
                 for name in ("keys", "values"):
                     by_shape.setdefault(self._shape(getattr(layer, name)), []).append((layer, name))
         self.buffers = []
-        for (heads, head_dim), places in by_shape.items():
-            first: torch.Tensor = getattr(*places[0])
-            buffer = zeros(first, len(places), self.slots, heads, self.capacity, head_dim)
+        stays = {key: [_held(getattr(*place), held, beside) for place in places] for key, places in by_shape.items()}
+        likes = {key: getattr(*places[0])[:0] for key, places in by_shape.items()}
+        if not beside:
+            likes = {key: like.new_empty(0) for key, like in likes.items()}
+            for layer, name in itertools.chain.from_iterable(by_shape.values()):
+                setattr(layer, name, None)
+        for key, places in by_shape.items():
+            buffer = zeros(likes[key], len(places), self.slots, key[0], self.capacity, key[1])
             for number, (layer, name) in enumerate(places):
-                old: torch.Tensor = getattr(layer, name)
-                for slot, length in enumerate(held):
-                    buffer[number, slot, :, :length] = old[slot, :, :length]
+                for slot, old in enumerate(stays[key][number]):
+                    buffer[number, slot, :, : old.shape[1]] = old
                 setattr(layer, name, buffer[number])
             self.buffers.append(buffer)
         self.merged = True
+
+    def _add_layer(self, shape: LayerShape) -> None:
+        """A layer whose buffers are still of no size."""
+        while len(self.layers) <= shape.number:
+            self.layers.append(SlotLayer(self))
+        layer = self.layers[shape.number]
+        layer.dtype, layer.device = shape.dtype, shape.device
+        layer.keys, layer.values = (
+            torch.empty(0, shape.heads, 0, width, dtype=shape.dtype, device=shape.device)
+            for width in (shape.width, shape.value_width)
+        )
+        layer.is_initialized = True
+
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """Of the layers that keep anything. Known after a first forward."""
+        return tuple(
+            LayerShape(index, each.keys.shape[1], each.keys.shape[3], each.values.shape[3], each.keys.dtype, each.keys.device)
+            for index, each in enumerate(self.layers)
+            if each.is_initialized
+        )
 
     def move(self, slots: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
         """In slots[k], what stands at place sources[k] goes to place targets[k] before it. Places of a slot ascend."""
@@ -256,8 +301,14 @@ class SlotCache(KeysAndValuesOnly):
         return sum(b.element_size() * b.shape[0] * b.shape[2] * b.shape[4] for b in self.buffers)
 
     @staticmethod
-    def _shape(buffer: torch.Tensor) -> tuple[int, int]:
-        return buffer.shape[-3], buffer.shape[-1]
+    def _shape(buffer: torch.Tensor) -> tuple[Any, ...]:
+        return buffer.shape[-3], buffer.shape[-1], buffer.dtype, buffer.device
+
+
+def _held(buffer: torch.Tensor, held: Sequence[int], beside: bool) -> list[torch.Tensor]:
+    """[heads, places, values] of each slot: so many places. beside: as a view; else a copy in this machine's memory."""
+    views = [buffer[slot, :, :length] for slot, length in enumerate(held[: len(buffer)])]
+    return views if beside else [view.to("cpu", copy=True) for view in views]
 
 
 @kernel

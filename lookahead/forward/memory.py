@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import platform
+import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -54,6 +55,23 @@ def _left_in_group() -> list[int]:
     return []
 
 
+def copied(*tensors: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """Begin to copy tensors of one device to this machine; what it returns waits until all are there, and gives them."""
+    device = tensors[0].device
+    if device.type != "cuda":
+        return lambda: tensors
+    with torch.cuda.device(device):  # events and pinned memory belong to a device; the current one may be another
+        done = torch.cuda.Event()
+        here = tuple(torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) for x in tensors)
+        done.record()
+
+    def wait() -> tuple[torch.Tensor, ...]:
+        done.synchronize()
+        return here
+
+    return wait
+
+
 def peak_memory(device: torch.device) -> int:
     """Bytes: of the device since its peak was last reset, or of this process since it started."""
     if device.type == "cuda":
@@ -62,6 +80,16 @@ def peak_memory(device: torch.device) -> int:
     return used if platform.system() == "Darwin" else used * 1024
 
 
+# How libraries say so that raise plain RuntimeErrors: torch on CPUs, CUDA itself (pinned memory too), and those above it.
+NO_MEMORY = re.compile(
+    r"can't allocate memory|not enough memory|out of memory|cudaErrorMemoryAllocation"
+    r"|CU(BLAS|BLASLT|DNN|SOLVER|SPARSE|FFT)_STATUS_\w*ALLOC(ATION)?_FAILED",
+    re.IGNORECASE,
+)
+
+
 def ran_out(error: Exception) -> bool:
-    """True if an error says that memory ran out."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    """True if an error says that memory ran out, of the device or of this machine."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and NO_MEMORY.search(str(error)) is not None
+    )

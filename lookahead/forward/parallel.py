@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -72,6 +72,11 @@ def joined() -> Iterator[Peers]:
 
 def agreed(value: float) -> float:
     """The least of the values that all processes give."""
-    box = torch.tensor(value, dtype=torch.float64)
+    return all_agreed([value])[0]
+
+
+def all_agreed(values: Sequence[float]) -> list[float]:
+    """Of each value the least that any process gives."""
+    box = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(box, dist.ReduceOp.MIN)
-    return float(box)
+    return box.tolist()

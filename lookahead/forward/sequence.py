@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from lookahead.draft.tree import DraftTree
+from lookahead.forward.backends import without_cudnn
 from lookahead.forward.batch import pack
 from lookahead.forward.kv_cache import SequenceCache
 from lookahead.forward.target import TargetModel
@@ -39,6 +40,7 @@ class BufferState:
         self.cache.reserve(max(self._capacity, self.past + len(tree) + 1))
         return logits
 
+    @without_cudnn()
     def forward(self, tree: DraftTree) -> torch.Tensor:
         """Scores [nodes, vocab] of the token after each node of `tree`, whose root is the next token to take in.
 
@@ -124,6 +126,7 @@ def sequence_state(target: TargetModel, capacity: int) -> SequenceState:
     return ReplayState(target, capacity) if target.mode == "replay" else BufferState(target, capacity)
 
 
+@without_cudnn()
 def _feed(
     target: TargetModel, token_ids: Sequence[int] | np.ndarray, past: int, state: Any, extra: dict[str, Any] | None = None
 ) -> tuple[torch.Tensor, Any]:

@@ -7,9 +7,8 @@ Slots 0 ... `open` - 1 are in use; when one closes, the last one moves into its 
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -17,87 +16,17 @@ import torch
 
 from lookahead.draft.tree import DraftTree
 from lookahead.forward.batch import KEYS, Pack, pack, upload
-from lookahead.forward.best import best_tokens
+from lookahead.forward.graphs import CapturedSteps
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.memory import free_memory
+from lookahead.forward.scores import Scores
 from lookahead.forward.sequence import SequenceState, sequence_state
 from lookahead.forward.target import TargetModel
 
 Wanted = Literal["all", "last", "none"]  # scores after which nodes of a tree
 SHARED_FROM = 8  # tokens that two texts must begin with alike for a copy to pay
+LEFT = 16  # one part in so many of a GPU's free memory is left to what forwards compute
 WAIT_FOR = 16  # tokens that another slot is about to take in and that are worth a step of waiting
-
-
-class Scores:
-    """What the model says after the wanted nodes of all slots. logits: [nodes, vocab], slot after slot."""
-
-    def __init__(self, logits: torch.Tensor, counts: Sequence[int]):
-        self.logits = logits
-        self._starts = [*itertools.accumulate(counts, initial=0)]
-        self._first: dict[int, int] = {}  # row of `logits` -> its best token, where it is known already
-
-    def of(self, slot: int) -> torch.Tensor:
-        """[nodes, vocab] of one slot."""
-        return self.logits[self._starts[slot] : self._starts[slot + 1]]
-
-    def place(self, slot: int, node: int) -> int:
-        """The row of `logits` behind a node of a slot."""
-        return self._starts[slot] + node
-
-    def best(self, slot: int, node: int) -> int:
-        """The token with the highest score after a node, the first if there are several."""
-        place = self.place(slot, node)
-        if self.logits.is_cuda:
-            return self._best[place]
-        if (known := self._first.get(place)) is not None:
-            return known
-        scores = self._array[place]
-        token = int(scores.argmax())
-        if scores.dtype == np.int16 and scores[token] <= 0:
-            return int(self.logits[place].float().numpy().argmax())
-        return token
-
-    def best_few(self, places: Sequence[int], most: int) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
-        """What tells (int32 [places, most] token ids, float32 scores) of these rows of `logits`, best first.
-
-        A device finds them while others go on; only what tells them waits for it. On the CPU `best` need not look any more.
-        """
-        every = len(places) == len(self.logits)
-        if not self.logits.is_cuda:
-            found = best_tokens(self.logits, np.arange(len(places)) if every else np.array(places), most)
-            self._first = dict(zip(places, found[0][:, 0].tolist(), strict=True))
-            return lambda: found
-        rows = self.logits if every else self.logits[upload(np.array(places), self.logits.device)]
-        best = rows.topk(min(most, rows.shape[1]))
-        scores, ids = (
-            torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True) for each in best
-        )
-        done = torch.cuda.Event()
-        done.record()
-
-        def tell() -> tuple[np.ndarray, np.ndarray]:
-            done.synchronize()
-            return ids.int().numpy(), scores.float().numpy()
-
-        return tell
-
-    def wait(self) -> None:
-        """Until the device has them."""
-        if self.logits.is_cuda and len(self.logits):
-            self._best  # noqa: B018
-
-    @functools.cached_property
-    def _array(self) -> np.ndarray:
-        """The scores for numpy, which finds the largest ten times faster than torch.
-
-        It knows no bfloat16, and is slow with float16. The bits of either, as whole numbers, are in the same order above 0.
-        """
-        return (self.logits.view(torch.int16) if self.logits.element_size() == 2 else self.logits).numpy()
-
-    @functools.cached_property
-    def _best(self) -> list[int]:
-        best: list[int] = self.logits.argmax(-1).tolist()  # the one moment a step waits for the device
-        return best
 
 
 class Slots(Protocol):
@@ -141,12 +70,13 @@ def slots_of(target: TargetModel) -> Slots:
 class PackedSlots:
     """All slots in one forward. A text that begins as one that is held takes over its keys and values.
 
-    call: what a call of attention costs, see `batch.runs_of`.
+    call: what a call of attention costs, see `batch.runs_of`. captured: steps that are graphs; None: there are none.
     """
 
     def __init__(self, target: TargetModel):
         self.target = target
-        self.cache = SlotCache()
+        self.cache = SlotCache(target.layers)
+        self.captured = CapturedSteps(target, self.cache, target.capture) if target.capture else None
         self.call = target.call
         self.open = self.prefilled = 0
         self._held: list[list[int]] = []  # tokens whose keys and values each slot's buffers hold, closed slots included
@@ -191,10 +121,13 @@ class PackedSlots:
         sizes = [0 if tree is None else len(tree) for tree in trees]
         needed = max(map(sum, zip(pasts, sizes, strict=True)))
         self._make_room(needed)
+        if self.captured and self.captured.serves(sizes, wanted) and (scores := self.captured.forward(trees, pasts)):
+            self._took(trees, wanted)
+            return scores
         spare = self.cache.slots - 1 if target.bucketed else None
         even = target.device.type == "cpu" and target.program is None and any(want != "all" for want in wanted)
-        by_op = target.attends_by_op and not target.bucketed
-        packed = pack(trees, pasts, target.mask_plan, target.dtype, target.device, spare, even, self.call, by_op)
+        settings = target.mask_plan, target.dtype, target.device, spare, even, self.call, target.attends_by_op
+        packed = pack(trees, pasts, *settings)
         kept, counts = _wanted_tokens(sizes, wanted)
         self._took(trees, wanted)
         return Scores(self._logits(packed, kept), counts)
@@ -215,11 +148,13 @@ class PackedSlots:
         free = free_memory(self.target.device)
         if free is not None:
             free = int(self.target.agreed(free))
-        for wished in (self._longest, needed):
+            free -= free // LEFT if self.target.bucketed else 0
+        own, held = self.target.place_bytes * cache.slots * cache.capacity, [len(held) for held in self._held[: cache.slots]]
+        for wished, beside in itertools.product((self._longest, needed), (True, False)):
             capacity = -(-max(needed, cache.capacity, wished) // KEYS) * KEYS
             size = self.target.place_bytes * max(slots, cache.slots) * capacity
-            if free is None or size < free:
-                cache.reserve(slots, capacity, [len(held) for held in self._held[: cache.slots]])
+            if free is None or size < free + (0 if beside else own):
+                cache.reserve(slots, capacity, held, beside)
                 return
         raise MemoryError(f"{size:,} bytes of keys and values for {self.open} rows do not fit into {free:,} that are free")
 

@@ -16,7 +16,7 @@ import hashlib
 import inspect
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -25,7 +25,8 @@ from lookahead.budget.cost import CostCurve
 from lookahead.budget.profile import Setting, cached_profile
 from lookahead.forward.attention import PackedAttention
 from lookahead.forward.batch import MaskPlan
-from lookahead.forward.parallel import agreed
+from lookahead.forward.kv_cache import LayerShape
+from lookahead.forward.parallel import agreed, all_agreed
 from lookahead.forward.processor import processor_name
 from lookahead.forward.program import NAME as PROGRAM
 from lookahead.forward.program import Program
@@ -43,12 +44,13 @@ class TargetModel:
     """A loaded model and how it verifies.
 
     mode: see the module's docstring. reason: why it is not "packed".
-    place_bytes: memory that keys and values of one token take, where it is packed (0: not known).
+    place_bytes: memory that keys and values of one token take, where it is packed (0: not known). layers: where that goes.
     bucketed: packed steps take one of a few shapes (on a GPU). attends_by_op: in packed steps attention is one call of
     lookahead::tree_attention (tree_attention.py); else calls of the model's own function. program: a whole packed forward as
     one native call, in place of the model's modules. linear: the kind of its linear layers (models/linear.py).
     exact: a token's scores are the same bits in any forward, as far as tried (models/exact.py); False where nobody has tried.
-    slots_factory: makes its slots where `mode` does not say how (slots.py). now: the clock that steps are timed by.
+    capture: captures its packed steps as graphs (graphs.py); None: they are not. slots_factory: makes its slots where `mode`
+    does not say how (slots.py). now: the clock that steps are timed by.
     agreed: what processes that share the model take a measured value for (parallel.py).
     """
 
@@ -57,11 +59,13 @@ class TargetModel:
     mode: Mode
     reason: str = ""
     place_bytes: int = 0
+    layers: tuple[LayerShape, ...] = ()
     bucketed: bool = False
     attends_by_op: bool = False
     program: Program | None = None
     linear: str = "torch"
     exact: bool = False
+    capture: Callable[..., Any] | None = None
     slots_factory: Callable[[Any], Any] | None = None
     now: Callable[[], float] = time.perf_counter  # seconds
     agreed: Callable[[float], float] = float
@@ -141,6 +145,7 @@ class TargetModel:
         attention = str(self.text_config._attn_implementation)
         if self.attends_by_op:
             attention = TREE if self.program is None else PROGRAM
+        attention += "-graphs" if self.capture else ""
         known = self.model.config, self.name, processor_name(self.device), self.dtype
         return setting_of(*known, attention, self.mode, threads, self.linear)
 
@@ -167,7 +172,11 @@ class TargetModel:
 
     def in_step(self) -> TargetModel:
         """The same for one of several processes that share the model: they take what they measure from each other."""
-        return dataclasses.replace(self, now=lambda: agreed(time.perf_counter()), agreed=agreed)
+        return dataclasses.replace(self, agreed=agreed)
+
+    def agreed_all(self, values: Sequence[float]) -> Sequence[float]:
+        """What processes that share the model take these measured values for: one call for all of them, as each waits."""
+        return all_agreed(values) if self.is_shared else values
 
 
 def setting_of(

@@ -1,8 +1,9 @@
 """lookahead::tree_attention, attention of packed draft trees as one torch op, and the function by which models call it.
 
 In: queries of all tokens of a step, the slots' buffers of keys and values as they lie, and a line of numbers for each token
-that says what it sees (tree_meta.py). No masks, no padding, no copies. On CPUs the sums of a query run in an order that only
-its own keys decide (attention_kernel.py), so that an output is the same to the last bit alone, in a tree and in a batch.
+that says what it sees (tree_meta.py). No masks, no padding, no copies. The sums of a query run in an order that only its own
+keys decide (attention_kernel.py on CPUs, attention_triton.py on GPUs), so that an output is the same to the last bit alone, in
+a tree and in a batch.
 
 The lines of a step reach the layers in place of the attention mask, which transformers hands on as it is: each kind of layer is
 handed its own. Nothing else is shared between the step and the layers.
@@ -10,6 +11,7 @@ handed its own. Nothing else is shared between the step and the layers.
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -75,6 +77,29 @@ def _on_cpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: t
 
 
 _library.impl("tree_attention", _on_cpu, "CPU")
+
+
+def serves_on(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the op has a fast form there."""
+    if device.type == "cpu":
+        return dtype in ENTRIES
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    from lookahead.forward import attention_triton
+
+    return dtype in attention_triton.DTYPES and torch.cuda.get_device_capability(device) >= attention_triton.CAPABILITY
+
+
+def _on_cuda(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float) -> torch.Tensor:
+    from lookahead.forward import attention_triton
+
+    laid_out = query.stride(2) == key.stride(3) == value.stride(3) == 1 and meta.is_contiguous()
+    if not laid_out or query.dtype not in attention_triton.DTYPES:
+        return reference(query, key, value, meta, scale)
+    return attention_triton.tree_attention_triton(query, key, value, meta, scale)
+
+
+_library.impl("tree_attention", _on_cuda, "CUDA")
 
 
 @torch.library.register_fake("lookahead::tree_attention")

@@ -12,9 +12,12 @@ Nothing before position `first`, which windows and chunks decide, so layers of e
     first     the first position that it sees
     position  past + its depth
     size      nodes of its tree
+    tile      not of this token: line k has the first token of the pack's k-th tile, -1 behind the last
+
+A tile is up to TILE neighbouring tokens of one tree, nodes 0 to 15, 16 to 31 and so on: what kernels on GPUs work on at a time.
 
 Example: behind 100 tokens, a chain 0-1 that branches into 2 and 3. Node 3 has parent 1, trunk 2, position 102: it sees
-places 0 to 101 and 103. Its line is (slot, 100, 3, 1, 2, 0, 102, 4).
+places 0 to 101 and 103. Its line is (slot, 100, 3, 1, 2, 0, 102, 4, -1).
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ import numpy as np
 
 from lookahead.kernels import kernel
 
-SLOT, PAST, NODE, PARENT, TRUNK, FIRST, POSITION, SIZE = range(8)
-FIELDS = 8
+SLOT, PAST, NODE, PARENT, TRUNK, FIRST, POSITION, SIZE, TILE_START = range(9)
+FIELDS = 9
+TILE = 16  # tokens
 
 
 @kernel
@@ -35,7 +39,8 @@ def meta_of(parents, sizes, pasts, windows, chunks, tokens):
     back layers see and the size of the blocks that they see within; both large where there is no limit.
     """
     meta = np.zeros((len(windows), tokens, FIELDS), np.int32)
-    token = 0
+    meta[:, :, TILE_START] = -1
+    token = tiles = 0
     for slot in range(len(sizes)):
         start = token
         for node in range(sizes[slot]):
@@ -51,6 +56,9 @@ def meta_of(parents, sizes, pasts, windows, chunks, tokens):
                 line[SLOT], line[PAST], line[NODE], line[PARENT] = slot, pasts[slot], node, parent
                 line[TRUNK], line[POSITION], line[SIZE] = trunk, position, sizes[slot]
                 line[FIRST] = max(0, position - windows[kind] + 1, position // chunks[kind] * chunks[kind])
+            if node % TILE == 0:
+                meta[:, tiles, TILE_START] = token
+                tiles += 1
             token += 1
     meta[:, token:, SLOT] = -1
     return meta

@@ -70,10 +70,10 @@ def _begun(target: TargetModel, texts: Sequence[np.ndarray], pieces: Sequence[in
 
 
 def _taken(slots: Slots, trees: list[DraftTree]) -> Scores:
-    """Scores of one token of each text, which is kept."""
+    """Scores of one token of each text, which is kept. They stay: those of a captured step are overwritten by the next."""
     scores = slots.forward(trees, ["all"] * len(trees))
     slots.keep([[0]] * len(trees))
-    return scores
+    return Scores(scores.logits.clone(), [1] * len(trees))
 
 
 def _scores(slots: Slots, trees: list[DraftTree]) -> torch.Tensor:

@@ -81,7 +81,8 @@ def load_model(
 ) -> TargetModel:
     """Load a causal LM from a folder or hub name and probe how it verifies. On a CPU its weights are laid out (linear.py).
 
-    dtype: auto (float32 on a CPU, the checkpoint's own elsewhere), float32, bfloat16, float16. device: auto, cpu, cuda...
+    dtype: auto (float32 on a CPU, the checkpoint's own elsewhere), float32, bfloat16, float16. device: auto, cpu, cuda, or
+    cuda:N, which becomes this thread's current device.
     device_map, tp_plan: as of transformers, which then choose the devices; the latter in processes that torchrun has started.
     trust_remote_code: run code that comes with the model. revision: branch, tag or commit of a hub name. adapter: folder or hub
     name of a PEFT adapter, which is merged into the weights (adapter.py). exact: a token's scores must be the same bits in any
@@ -245,6 +246,8 @@ def _device(name: str) -> torch.device:
         raise UsageError(f"--device {name}: no such kind of device. Use cpu, cuda or cuda:N.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {name}: this machine has no CUDA device. Use --device cpu.")
+    if device.index is not None:  # of this thread: what names no device, such as a library's workspace, belongs there too
+        torch.cuda.set_device(device)
     return device
 
 

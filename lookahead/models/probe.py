@@ -16,10 +16,12 @@ import torch
 
 from lookahead.draft.tree import DraftTree, chain
 from lookahead.errors import ModelError
-from lookahead.forward.attention_kernel import ENTRIES
+from lookahead.forward.backends import without_cudnn
 from lookahead.forward.panels import Panels
-from lookahead.forward.slots import Slots, Wanted, slots_of
+from lookahead.forward.slots import PackedSlots, Slots, Wanted, slots_of
 from lookahead.forward.target import Mode, TargetModel
+from lookahead.forward.tree_attention import serves_on
+from lookahead.models.captured import tried_capture
 from lookahead.models.far_masks import far_masks_differ
 from lookahead.models.linear import kind_of_linear
 from lookahead.models.lower import program_of
@@ -51,10 +53,11 @@ TREES = ("packed", "tree")
 def op_may_serve(target: TargetModel) -> bool:
     """Whether to try lookahead::tree_attention: where it is fast, for models that do not ask for eager attention."""
     own = target.text_config._attn_implementation
-    return target.device.type == "cpu" and target.dtype in ENTRIES and own != "eager"
+    return own != "eager" and serves_on(target.device, target.dtype)
 
 
 @torch.inference_mode()
+@without_cudnn()
 def probed(model: Any, name: str = "model", may_be_program: bool = True) -> TargetModel:
     """Wrap a loaded model, finding out how it verifies. may_be_program: its whole forward may be one native call."""
     reasons: list[str] = []
@@ -73,11 +76,14 @@ def probed(model: Any, name: str = "model", may_be_program: bool = True) -> Targ
             known = isinstance(failure, ModelError)
             error = first_line(failure) if known else f"{type(failure).__name__}: {first_line(failure)}"
         if not error:
-            return dataclasses.replace(target, place_bytes=slots.place_bytes())
+            layers = slots.cache.shapes() if isinstance(slots, PackedSlots) else ()
+            return tried_capture(dataclasses.replace(target, place_bytes=slots.place_bytes(), layers=layers))
         if by_program:
             log.info("%s: its forward is run module by module (%s)", name, error)
         if not by_op:
             reasons.append(f"no {mode} ({error})")
+        elif target.device.type != "cpu":
+            log.warning("%s: attention goes without lookahead::tree_attention: %s", name, error)
     return TargetModel(model, name, "plain", "; ".join(reasons), linear=linear)
 
 

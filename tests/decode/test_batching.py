@@ -54,11 +54,12 @@ def prompts(draw):
     prefill_chunk=st.sampled_from([1, 5, 16, 512]),
     decoding_length=st.sampled_from([1, 4, 16]),
     bucketed=st.booleans(),
+    by_op=st.booleans(),
 )
 def test_any_schedule_yields_what_each_row_says_alone(
-    target, alone, rows, batch_size, prefill_chunk, decoding_length, bucketed
+    target, alone, rows, batch_size, prefill_chunk, decoding_length, bucketed, by_op
 ):
-    target = dataclasses.replace(target, bucketed=bucketed)
+    target = dataclasses.replace(target, bucketed=bucketed, attends_by_op=by_op)
     engine = DecodingEngine(
         target, Drafter([], DraftOptions(decoding_length=decoding_length, adaptive=False)), batch_size, prefill_chunk
     )
@@ -318,15 +319,16 @@ def test_buckets_waste_a_third_at_most(size, expected):
     assert bucket(size) == expected
 
 
-def test_steps_of_a_job_take_few_shapes_where_that_is_asked_for(target):
+@pytest.mark.parametrize("by_op", [False, True])
+def test_steps_of_a_job_take_few_shapes_where_that_is_asked_for(target, by_op):
     shapes, masks = set(), set()
 
     def note(model, arguments, fed):
         shapes.add(tuple(fed["input_ids"].shape))
-        group = fed["past_key_values"].pack.groups[0]
-        masks.add((group.slots.stop, group.width, group.length))
+        for group in fed["past_key_values"].pack.groups:
+            masks.add((group.slots.stop, group.width, group.length))
 
-    target = dataclasses.replace(target, bucketed=True)
+    target = dataclasses.replace(target, bucketed=True, attends_by_op=by_op)
     engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 4)
     requests = [engine.request([*range(3, 9 + n)], 30) for n in range(30)]
     handle = target.model.register_forward_pre_hook(note, with_kwargs=True)
@@ -337,7 +339,7 @@ def test_steps_of_a_job_take_few_shapes_where_that_is_asked_for(target):
         handle.remove()
     assert engine.clock.steps > 60
     assert len(shapes) <= 14  # up to 64 tokens
-    assert {length for _, _, length in masks} == {256}
+    assert {length for _, _, length in masks} == (set() if by_op else {256})
 
 
 def test_next_run_shares_what_the_last_one_took_in_until_it_is_forgotten(target, alone):

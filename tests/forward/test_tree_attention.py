@@ -158,7 +158,7 @@ def test_queries_need_not_lie_side_by_side():
 
 def test_lines_of_a_branch_say_what_the_documentation_says():
     step = Step([[-1, 0, 1, 1]], [100], filling=1)
-    assert step.meta()[3].tolist() == [0, 100, 3, 1, 2, 0, 102, 4]
+    assert step.meta()[3].tolist() == [0, 100, 3, 1, 2, 0, 102, 4, -1]
     assert step.meta()[4, SLOT] == -1
 
 

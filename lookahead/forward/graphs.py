@@ -1,0 +1,164 @@
+"""Packed steps as captured graphs. In: the trees of a step. Out: its scores, by one launch instead of a thousand.
+
+A step whose attention is lookahead::tree_attention hangs on its number of tokens alone: everything else it reads from one block
+of numbers (batch.py), which lies at the same place each time, and keys and values do not move either. So there is one graph for
+each of the 16 sizes of steps, captured when a step first has that size. It ends with each token's best token and runner-up
+tokens, which are copied to this machine at once.
+
+How a graph is captured is for others to say (`Capture`): CUDA does it here, tests emulate it on a CPU. A model that cannot be
+captured, as it reads from the device in the middle of a forward, goes on without, and a line says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from lookahead.draft.recycled import BEST
+from lookahead.draft.tree import DraftTree
+from lookahead.forward.backends import without_cudnn
+from lookahead.forward.batch import MOST_TOKENS, arranged, block_of, pack_of
+from lookahead.forward.kv_cache import SlotCache
+from lookahead.forward.memory import copied
+from lookahead.forward.scores import Scores
+from lookahead.forward.target import TargetModel
+
+log = logging.getLogger(__name__)
+
+Outputs = tuple[torch.Tensor, ...]
+# Run a function and record what it does on the device: (its outputs, what does that again, from and to the same tensors).
+Capture = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], None]]]
+
+
+class CudaCapture:
+    """Captures CUDA graphs on a device, all in one pool of memory."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._pool: Any = None
+
+    def __call__(self, run: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:
+        with torch.cuda.device(self._device):
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):  # kernels are compiled, and libraries take their memory
+                run()
+                run()
+            current.wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                outputs = run()
+        return outputs, graph.replay
+
+
+class CapturedScores(Scores):
+    """Scores of a replayed graph, until the next replay. told: int32 [tokens, 1 + 2 BEST], see `CapturedSteps`."""
+
+    def __init__(self, logits: torch.Tensor, counts: Sequence[int], told: torch.Tensor):
+        super().__init__(logits, counts)
+        self._arriving = copied(told)
+
+    def best(self, slot: int, node: int) -> int:
+        return int(self._told[self.place(slot, node), 0])
+
+    def best_few(self, places: Sequence[int], most: int) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
+        rows = self._told[np.array(places)]
+        few = (rows.shape[1] - 1) // 2
+        ids, scores = rows[:, 1 : 1 + few], rows[:, 1 + few :].copy().view(np.float32)
+        return lambda: (ids[:, :most], scores[:, :most])
+
+    def wait(self) -> None:
+        self._told  # noqa: B018
+
+    @functools.cached_property
+    def _told(self) -> np.ndarray:
+        return self._arriving()[0].numpy().copy()  # the one moment a step waits for the device
+
+
+@dataclasses.dataclass
+class _Step:
+    """A captured step. block: what it reads (`batch.block_of`); logits: [tokens, vocab], told: what it leaves."""
+
+    block: torch.Tensor
+    logits: torch.Tensor
+    told: torch.Tensor
+    replay: Callable[[], None]
+
+
+class CapturedSteps:
+    """The graphs of one model's steps over one cache; they are dropped where its buffers move.
+
+    Beside the scores, a step leaves for each token its best token, its BEST best ones, and the bits of their scores.
+    """
+
+    def __init__(self, target: TargetModel, cache: SlotCache, capture: Capture):
+        self.target, self.cache, self.capture = target, cache, capture
+        self.replays = 0
+        self._steps: dict[int, _Step] = {}  # by tokens
+        self._version = -1
+        self._failed = False
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the steps that are captured, in tokens."""
+        return sorted(self._steps)
+
+    def serves(self, sizes: Sequence[int], wanted: Sequence[str]) -> bool:
+        """Whether this is such a step: all scores are wanted, of not too many tokens. sizes: tokens of each slot."""
+        small = 0 < sum(sizes) <= MOST_TOKENS
+        return small and not self._failed and all(want == "all" for size, want in zip(sizes, wanted, strict=True) if size)
+
+    def forward(self, trees: Sequence[DraftTree | None], pasts: Sequence[int]) -> CapturedScores | None:
+        """Scores of a step that it serves. None: the model cannot be captured, from now on."""
+        fed, meta = arranged(trees, pasts, self.target.mask_plan, self.cache.slots - 1)
+        block = torch.from_numpy(block_of(fed, meta))
+        if self._version != self.cache.versions:
+            self._steps.clear()
+            self._version = self.cache.versions
+        tokens = fed.shape[1]
+        if tokens not in self._steps:
+            try:
+                self._steps[tokens] = self._captured(block, tokens, len(meta))
+            except Exception as error:  # each library fails in its own way
+                log.warning("%s: steps are not captured as graphs: %s", self.target.name, str(error).split("\n")[0])
+                self._failed = True
+                self._steps.clear()
+                return None
+        step = self._steps[tokens]
+        if block.device != step.block.device:
+            block = block.pin_memory()
+        step.block.copy_(block, non_blocking=True)
+        step.replay()
+        self.replays += 1
+        counts = [0 if tree is None else len(tree) for tree in trees]
+        total = sum(counts)
+        return CapturedScores(step.logits[:total], counts, step.told[:total])
+
+    def _captured(self, block: torch.Tensor, tokens: int, kinds: int) -> _Step:
+        there = block.to(self.target.device, copy=True)
+        (logits, told), replay = self.capture(lambda: self._run(there, tokens, kinds))
+        return _Step(there, logits, told, replay)
+
+    def _run(self, block: torch.Tensor, tokens: int, kinds: int) -> Outputs:
+        """The forward of the step that `block` describes, by the model itself."""
+        target = self.target
+        packed = pack_of(block, tokens, kinds)
+        self.cache.pack = packed
+        with without_cudnn(), target.packed_attention.over(packed) as mask:
+            logits: torch.Tensor = target.model(
+                input_ids=packed.input_ids,
+                position_ids=packed.position_ids,
+                attention_mask=mask,
+                past_key_values=self.cache,
+                use_cache=True,
+            ).logits[0]
+        few = logits.topk(min(BEST, logits.shape[1]))
+        bits = few.values.float().contiguous().view(torch.int32)
+        return logits, torch.cat([logits.argmax(-1, keepdim=True).int(), few.indices.int(), bits], 1)
