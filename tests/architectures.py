@@ -7,6 +7,7 @@ prefill, and compares each row with what `model.generate` says in float32. It ex
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import functools
 import itertools
@@ -21,6 +22,7 @@ import torch
 
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.forward.target import TargetModel
+from lookahead.models.linear import lay_out
 from lookahead.models.probe import probed
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import build_trie
@@ -233,16 +235,19 @@ COLUMNS = ["architecture", "verifies", "attention", "rows", "identical", "why no
 
 def attention_of(target: TargetModel) -> str:
     own = str(target.text_config._attn_implementation)
+    if target.program is not None:
+        return "program"
     if target.attends_by_op:  # lookahead::tree_attention
         return "op"
     return target.packed_attention.base if target.mode == "packed" else own
 
 
 def checked(name: str) -> Checked:
-    """Decode in all ways and compare with `generate`."""
-    target = probed(tiny_model(name), name)
+    """Decode in all ways, by a model that is laid out, and compare with `generate` of one that is not."""
+    stock = tiny_model(name)
+    target = probed(lay_out(copy.deepcopy(stock)), name)
     prompts = [prompt for prompt in random_prompts() if len(prompt) + NEW_TOKENS <= target.longest_text]
-    answers = [(prompt, plainly(target.model, prompt)) for prompt in prompts]
+    answers = [(prompt, plainly(stock, prompt)) for prompt in prompts]
     result = Checked(name, target, said=len({token for _, answer in answers for token in answer}))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "answers.trie"
@@ -292,7 +297,8 @@ Made by `python -m tests.architectures --write docs/architectures.md`: tiny mode
 Each row is one answer of up to {NEW_TOKENS} tokens, to be identical to that of `model.generate`, for every draft of
 {", ".join(DRAFTS)} and every pair of (slots, tokens of prompts that a step takes in) of {", ".join(map(str, SETTINGS))}.
 
-{len(results)} architectures: {modes}.
+{len(results)} architectures: {modes}. Attention by `program`: the whole forward is one native call; by `op`: of
+`lookahead::tree_attention`, the model's own modules around it; else the model's own function.
 
 {table}
 """

@@ -177,7 +177,8 @@ class Plan:
     """stages: in their order. row_bytes: of all buffers, for a token; thread_bytes: of local ones, for a thread.
 
     placed: heads and numbers of each of the keys and values that layers write, two for a layer. vocab: scores of a token.
-    dtype: of keys and values. alive: what instructions hold addresses of.
+    dtype: of keys and values. alive: what instructions hold addresses of. most: ids and positions (kernel.IDS,
+    POSITIONS) that there are no rows for in tables, from these on.
     """
 
     stages: list[Stage]
@@ -188,6 +189,7 @@ class Plan:
     dtype: torch.dtype
     scores_dtype: torch.dtype
     alive: list[torch.Tensor]
+    most: dict[int, int]
 
 
 def reads(step: Step) -> list[Buffer]:

@@ -41,6 +41,7 @@ class Program:
         self._room = self._threads = 0
         self._cache: tuple[int, ...] = ()  # what is known of the slots' memory
         self._function = kernel.entry()
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._function)
         self._attend = attention_kernel.entry_of(plan.dtype)[1]
         self._written = [
             step for stage in plan.stages for step in stage.steps if isinstance(step, Instruction) and step.op == kernel.WRITE
@@ -49,9 +50,13 @@ class Program:
     @torch.inference_mode()
     def run(self, pack: Pack, wanted: torch.Tensor | None, cache: SlotCache) -> torch.Tensor:
         """[wanted tokens, vocab] scores; fills the slots' keys and values. wanted: int64, tokens of the pack; None: all."""
+        tokens, plan = pack.input_ids.shape[1], self.plan
+        assert pack.meta is not None
+        for which, most in plan.most.items():
+            looked_up = pack.input_ids if which == kernel.IDS else pack.position_ids
+            if tokens and looked_up.numpy().view(np.uint64).max() >= most:  # a negative one is a large one
+                raise IndexError(f"a token id or position that the model has no row for: they end at {most - 1}")
         with self._lock:
-            tokens, plan = pack.input_ids.shape[1], self.plan
-            assert pack.meta is not None
             self._arrange(tokens, torch.get_num_threads())
             self._find(cache)
             kept = self._every[:tokens] if wanted is None else wanted
@@ -73,7 +78,7 @@ class Program:
             if self._threads > 1:
                 openmp()(self._function, head.ctypes.data, self._threads, 0)
             else:
-                ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._function)(head.ctypes.data)
+                self._alone(head.ctypes.data)
             return scores
 
     def _arrange(self, tokens: int, threads: int) -> None:

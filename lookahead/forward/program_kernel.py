@@ -61,7 +61,7 @@ IN_PLACE = {
     GELU_TANH: vector_math.gelu_tanh,
     RELU: vector_math.relu,
 }
-# How results are rounded (AS): not, or as panels.AS_... and LIKE_... name it
+# How results are rounded (AS): not, or to what these dtypes hold
 NOT, TO_BFLOAT16, TO_FLOAT16 = range(3)
 exp, sigmoid, silu, tanh, erf, gelu, gelu_tanh, relu = IN_PLACE.values()
 to_bfloat16, to_float16 = vector_math.to_bfloat16, vector_math.to_float16

@@ -51,6 +51,7 @@ class Builder:
         self.steps: list[Step] = []
         self.placed: dict[int, Dim] = {}
         self.alive: list[torch.Tensor] = []
+        self.most: dict[int, int] = {}
         self._copies: dict[tuple[Any, ...], View] = {}
         self._matrices: dict[int, tuple[torch.Tensor, Panels]] = {}
 

@@ -93,7 +93,7 @@ def lowered(forward: Traced, kinds: int, dtype: torch.dtype) -> Plan:
         raise Unsupported("scores that are none of single tokens")
     _return(build, output)
     stages, row_bytes, thread_bytes = arranged(build.steps)
-    return Plan(stages, row_bytes, thread_bytes, build.placed, output.count, dtype, output.dtype, build.alive)
+    return Plan(stages, row_bytes, thread_bytes, build.placed, output.count, dtype, output.dtype, build.alive, build.most)
 
 
 def _return(build: Builder, output: View) -> None:
@@ -289,6 +289,7 @@ def _embedding(
     if rows.stride(1) != 1 or rows.dtype not in FLOATS:
         raise Unsupported("a table that lies otherwise")
     build.alive.append(rows)
+    build.most[ids.which] = min(len(rows) - ids.added, build.most.get(ids.which, len(rows)))
     axis = build.axis_of(shape)
     target = build.new([size for place, size in enumerate(shape) if place != axis], axis, dtype)
     more = rows.data_ptr(), rows.stride(0) * rows.element_size(), ROUNDS[rows.dtype], ids.added, ids.which

@@ -211,3 +211,11 @@ def test_engine_mode_is_what_was_asked_for(tiny_model, tmp_path) -> None:  # typ
         load_model(str(tmp_path), device="cpu", engine_mode="program")
     with pytest.raises(UsageError, match="--engine-mode graph: choose auto, modules, program"):
         load_model(DEMO, engine_mode="graph")
+
+
+def test_ids_without_a_row_are_an_error(tiny_model) -> None:  # type: ignore[no-untyped-def]
+    slots = PackedSlots(of(tiny_model, "gpt2", torch.float32))
+    slots.begin(slots.add([5, 6, 7], 0))
+    for token in (-1, 10**6):
+        with pytest.raises(IndexError, match="no row"):
+            slots.forward([chain(np.array([5, token], np.int32))], ["all"])
