@@ -2,8 +2,9 @@
 
 The draft budget weighs forwards of one size against another's (goodput.py). What it cannot see is what drafting does to a step
 besides: caches that a draft has emptied, threads that went to sleep meanwhile. Where drafts gain much that does not matter.
-Where they gain little, a few steps without drafts are taken now and then, in a row, and steps with drafts are weighed against
-those as they went: tokens by seconds, from the end of one step to the end of the next.
+Where they gain little, a few steps without drafts are taken now and then, in a row, and the steps with drafts right before are
+weighed against those as they went: tokens by seconds, from the end of one step to the end of the next. Where they lose, drafts
+rest for a while, then are weighed again, against the steps that went without them.
 """
 
 from __future__ import annotations
@@ -12,54 +13,74 @@ from collections import deque
 from statistics import fmean, median
 
 UNDISPUTED = 1.5  # times as fast as plain decoding: where the budget believes this, nobody looks
-STRETCH = 9  # steps without drafts that are taken to look; the first one says nothing
-APART = 240  # steps with drafts between two looks, a tenth of it before the first; without, until drafts are tried again
-LATEST = 32  # steps of each kind that count
 LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probable
+FIRST, APART = 64, 240  # steps with drafts before the first look, and between two
+STRETCH = 9  # steps without drafts that are taken to look; the first one says nothing
+TRY = 17  # steps with drafts after a rest, likewise
+REST, LONGEST = 60, 960  # steps without drafts; each further rest is twice as long
+LATEST = 32  # steps of each kind that count
 
 Steps = deque[tuple[float, int]]  # seconds, tokens
 
 
 class Rates:
-    """Of a job's steps: without drafts and with, by about how many rows they had."""
+    """Of a job's steps, by about how many rows they had."""
 
     def __init__(self) -> None:
-        self._kinds: dict[int, tuple[Steps, Steps]] = {}
-        self._gains: dict[int, float] = {}
-        self._plainly = 0  # steps without drafts that are still to be taken
-        self._until = APART // 10  # steps with drafts until then
-        self._without = 0  # steps without drafts since drafts were last given a chance
-        self._drafted = True  # the latest step had drafts
+        self._kinds: dict[int, _Rate] = {}
 
     def rest(self, rows: int, speed: float) -> bool:
-        """Whether the next step, of so many rows, is to go without drafts: they make it slower, or that is being looked at.
-
-        speed: times as fast as plain decoding, as the budget believes.
-        """
-        if not self._plainly and self._until <= 0:
-            self._until = APART
-            self._plainly = STRETCH if speed < UNDISPUTED else 0
-        return self._plainly > 0 or self._gains.get(rows.bit_length(), 1.0) < LOSS
+        """Whether the next step, of so many rows, is to go without drafts. speed: as the budget believes, see UNDISPUTED."""
+        return self._of(rows).rest(speed)
 
     def note(self, rows: int, drafted: bool, seconds: float, emitted: int) -> None:
-        """A step, from the end of the one before it, of the same rows."""
-        follows, self._drafted = self._drafted == drafted, drafted
-        self._plainly = 0 if drafted else max(0, self._plainly - 1)
-        self._until -= drafted
-        self._without += not drafted
-        kind = rows.bit_length()
-        plain, with_drafts = steps = self._kinds.setdefault(kind, (deque(maxlen=LATEST), deque(maxlen=LATEST)))
-        if follows:
-            steps[drafted].append((seconds, emitted))
-        if self._without >= APART:  # drafts get another chance
-            self._without = 0
-            for _, others in self._kinds.values():
-                others.clear()
-            self._gains.clear()
-        if min(len(plain), len(with_drafts)) < STRETCH - 1:
-            self._gains.pop(kind, None)
-        elif self._until % 8 == 0 or kind not in self._gains:
-            self._gains[kind] = _rate(with_drafts) / _rate(plain)
+        """A step, from the end of the one before it, of the same rows. drafted: it was to have drafts."""
+        self._of(rows).note(drafted, seconds, emitted)
+
+    def _of(self, rows: int) -> _Rate:
+        return self._kinds.setdefault(rows.bit_length(), _Rate())
+
+
+class _Rate:
+    """Steps of one kind: drafted for until a look is due, or rested."""
+
+    def __init__(self) -> None:
+        self._steps: tuple[Steps, Steps] = deque(maxlen=LATEST), deque(maxlen=LATEST)  # without drafts, and with
+        self._state, self._left = "drafts", FIRST  # steps that are left in this state
+        self._pause = REST
+        self._before = True  # the latest step had drafts
+
+    def rest(self, speed: float) -> bool:
+        """See `Rates.rest`."""
+        if self._state == "drafts" and self._left <= 0:
+            if speed >= UNDISPUTED:
+                self._left = APART
+            else:
+                self._state, self._left = "looks", STRETCH
+                self._steps[False].clear()
+        return self._state in ("looks", "rests")
+
+    def note(self, drafted: bool, seconds: float, emitted: int) -> None:
+        """See `Rates.note`."""
+        if drafted == self._before:  # the first one of a kind says nothing
+            self._steps[drafted].append((seconds, emitted))
+        self._before = drafted
+        self._left -= drafted == (self._state in ("drafts", "tries"))
+        if self._left > 0 or self._state == "drafts":
+            return
+        if self._state == "rests":
+            self._state, self._left = "tries", TRY
+            self._steps[True].clear()
+        elif self._gain() < LOSS:
+            self._state, self._left = "rests", self._pause
+            self._pause = min(LONGEST, 2 * self._pause)
+        else:
+            self._state, self._left, self._pause = "drafts", APART, REST
+
+    def _gain(self) -> float:
+        """Times as fast with drafts as without; 1 where nothing is known."""
+        plain, drafted = self._steps
+        return _rate(drafted) / _rate(plain) if plain and drafted else 1.0
 
 
 def _rate(steps: Steps) -> float:

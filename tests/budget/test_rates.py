@@ -1,0 +1,64 @@
+"""Drafts rest where steps without them are faster by the clock, and only there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lookahead.budget.rates import APART, FIRST, LONGEST, REST, STRETCH, TRY, Rates
+
+ROWS = 8
+PLAIN = 1.0  # seconds of a step without drafts, which gives ROWS tokens
+
+
+def played(rates: Rates, steps: int, gain: float, speed: float = 1.2, noise: float = 0.0, seed: int = 0) -> list[bool]:
+    """Which steps had drafts. gain: times as many tokens a second with drafts. The first step after a change takes longer."""
+    random, drafted, before = np.random.default_rng(seed), [], True
+    for _ in range(steps):
+        drafts = not rates.rest(ROWS, speed)
+        seconds = (1.5 if drafts else PLAIN) * (1 + noise * random.random()) * (2 if drafts != before else 1)
+        emitted = random.poisson(1.5 * gain * ROWS) if drafts else ROWS
+        rates.note(ROWS, drafts, seconds, int(emitted))
+        drafted.append(drafts)
+        before = drafts
+    return drafted
+
+
+def test_drafts_that_gain_are_hardly_ever_left_out() -> None:
+    for seed in range(20):
+        drafted = played(Rates(), 2000, 1.15, noise=0.2, seed=seed)
+        assert np.mean(drafted) > 0.93
+
+
+def test_nobody_looks_where_much_is_gained() -> None:
+    assert all(played(Rates(), 2000, 2.0, speed=1.8))
+
+
+@pytest.mark.parametrize("gain", [0.6, 0.85])
+def test_drafts_that_lose_rest_ever_longer_and_are_tried_again(gain: float) -> None:
+    for seed in range(20):
+        drafted = played(Rates(), 4000, gain, noise=0.1, seed=seed)
+        assert drafted[:FIRST] == [True] * FIRST
+        assert np.mean(drafted[1000:]) < 0.2
+        assert any(drafted[1000:]), "drafts get a chance now and then"
+
+
+def test_rest_ends_when_drafts_gain_again() -> None:
+    rates = Rates()
+    played(rates, FIRST + STRETCH + REST + TRY, 0.5)
+    later = played(rates, 2 * REST + TRY + 4 * APART, 1.3)
+    assert np.mean(later[2 * REST + TRY :]) > 0.9
+
+
+def test_longest_rest_ends_too() -> None:
+    rates = Rates()
+    drafted = played(rates, 12 * LONGEST, 0.5)
+    runs = "".join("d" if each else "p" for each in drafted).split("d")
+    assert LONGEST <= max(map(len, runs)) <= LONGEST + 2
+
+
+def test_rows_of_other_numbers_are_weighed_apart() -> None:
+    rates = Rates()
+    played(rates, FIRST + STRETCH, 0.5)
+    assert rates.rest(ROWS, 1.2)
+    assert not rates.rest(1, 1.2)
