@@ -14,7 +14,7 @@ from statistics import fmean, median
 
 UNDISPUTED = 1.5  # times as fast as plain decoding: where the budget believes this, nobody looks
 LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probable
-FIRST, APART = 64, 240  # steps with drafts before the first look, and between two
+FIRST, APART = 40, 240  # steps with drafts before the first look, and between two
 STRETCH = 9  # steps without drafts that are taken to look; the first one says nothing
 TRY = 17  # steps with drafts after a rest, likewise
 REST, LONGEST = 60, 960  # steps without drafts; each further rest is twice as long
