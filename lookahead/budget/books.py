@@ -6,9 +6,9 @@ from collections import namedtuple
 
 import numpy as np
 
-from lookahead.budget.cost import BUCKETED, LATEST, OWN, SIZES, CostCurve
+from lookahead.budget.cost import BUCKETED, LATEST, OWN, SIZES, CostCurve, faster_of
 from lookahead.budget.profile import Forward
-from lookahead.kernels import Block, Layout, unpacker
+from lookahead.kernels import Block, Layout, inlined, unpacker
 
 PROMISED, KEPT = 0, 1  # rows of the record: draft tokens that trees of about one promise should have kept, and that they did
 PROMISES = np.array([0.25, 0.5, 1.0, 2.0, 4.0])  # of a tree's draft tokens
@@ -52,3 +52,16 @@ def books_on(curve: CostCurve) -> Block:
     books.state[SPARE] = FIRST_LOOKS * curve.seconds(Forward(1)) if curve.known else 0.0
     books.refresh()
     return books
+
+
+@inlined
+def note_beside(step, beside, state):
+    """What a step takes outside of its forward. Until one without drafts was seen, one with drafts stands in, less drafting."""
+    drafted = int(step.draft_seconds > 0)
+    seconds = step.seconds - step.forward_seconds
+    seen = int(state[UNDRAFTED + drafted])
+    beside[drafted, seen % LATEST] = seconds
+    state[UNDRAFTED + drafted] = seen + 1
+    state[BESIDE + drafted] = faster_of(beside[drafted], min(seen + 1, LATEST))
+    if state[UNDRAFTED] == 0:
+        state[BESIDE] = max(0.0, seconds - step.draft_seconds)

@@ -48,14 +48,13 @@ from lookahead.budget.books import (
     SPARE,
     SPENT,
     TREES,
-    UNDRAFTED,
     books_arrays,
     books_on,
+    note_beside,
 )
 from lookahead.budget.cost import (
     BELIEVED,
     BUCKETED,
-    LATEST,
     SEEN,
     SIZE,
     SIZES,
@@ -63,7 +62,6 @@ from lookahead.budget.cost import (
     MeasuredStep,
     StepLog,
     bucket,
-    faster_of,
     observe,
     place_of,
     resized,
@@ -230,7 +228,7 @@ def learn(told, addresses):
     books = books_arrays(addresses)
     table, terms, state, of_sizes = books.table, books.terms, books.state, books.of_sizes
     for k in range(len(told)):
-        _note_beside(step_of(told[k]), books.beside, state)
+        note_beside(step_of(told[k]), books.beside, state)
     for k in range(len(told)):
         step = step_of(told[k])
         forward, stands_for, rows = step.forward, step.stands_for, step.forward.rows
@@ -244,19 +242,6 @@ def learn(told, addresses):
         of_sizes[ROWS_SPENT, column] = MEMORY * of_sizes[ROWS_SPENT, column] + steps_spent
         of_sizes[ROWS_PLAIN, column] = MEMORY * of_sizes[ROWS_PLAIN, column] + steps_plain
         state[SPARE] += LOOK_SHARE * stands_for * spent
-
-
-@inlined
-def _note_beside(step, beside, state):
-    """What a step takes outside of its forward. Until one without drafts was seen, one with drafts stands in, less drafting."""
-    drafted = int(step.draft_seconds > 0)
-    seconds = step.seconds - step.forward_seconds
-    seen = int(state[UNDRAFTED + drafted])
-    beside[drafted, seen % LATEST] = seconds
-    state[UNDRAFTED + drafted] = seen + 1
-    state[BESIDE + drafted] = faster_of(beside[drafted], min(seen + 1, LATEST))
-    if state[UNDRAFTED] == 0:
-        state[BESIDE] = max(0.0, seconds - step.draft_seconds)
 
 
 @kernel
