@@ -26,10 +26,21 @@ import numpy as np
 from numba import carray, types
 from numba.core.ccallback import CFunc
 
-from lookahead.forward import vector_math
 from lookahead.forward.panels import OUTPUTS, PANEL, TASK, TOKENS, multiply_panel, store
 from lookahead.forward.threads import add, call_with, wait_for
 from lookahead.forward.tree_meta import FIELDS, NODE, PAST, SLOT
+from lookahead.forward.vector_math import (
+    erf,
+    exp,
+    gelu,
+    gelu_tanh,
+    relu,
+    sigmoid,
+    silu,
+    tanh,
+    to_bfloat16,
+    to_float16,
+)
 from lookahead.forward.vectors import take_ticket, widen
 from lookahead.kernel_cache import KernelCache
 from lookahead.kernels import SOURCES, float32_at, int32_at, int64_at, part, woven
@@ -51,20 +62,8 @@ OPERAND = 6
 (BASE, BY_TOKEN, BY_THREAD, BY_WANTED, BY_OUTER, BY_INNER) = range(OPERAND)
 (COPY, WIDEN, STORE, ADD, SUBTRACT, MULTIPLY, DIVIDE, SUM, LARGEST, EMBED, POSITION, WRITE) = range(12)
 (NEGATE, SQUARE_ROOT, COSINE, SINE, EXP, SIGMOID, SILU, TANH, ERF, GELU, GELU_TANH, RELU) = range(12, 24)
-IN_PLACE = {
-    EXP: vector_math.exp,
-    SIGMOID: vector_math.sigmoid,
-    SILU: vector_math.silu,
-    TANH: vector_math.tanh,
-    ERF: vector_math.erf,
-    GELU: vector_math.gelu,
-    GELU_TANH: vector_math.gelu_tanh,
-    RELU: vector_math.relu,
-}
 # How results are rounded (AS): not, or to what these dtypes hold
 NOT, TO_BFLOAT16, TO_FLOAT16 = range(3)
-exp, sigmoid, silu, tanh, erf, gelu, gelu_tanh, relu = IN_PLACE.values()
-to_bfloat16, to_float16 = vector_math.to_bfloat16, vector_math.to_float16
 
 
 @woven

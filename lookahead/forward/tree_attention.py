@@ -12,6 +12,7 @@ handed its own. Nothing else is shared between the step and the layers.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -107,6 +108,17 @@ def _shape_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta:
     return query.new_empty(query.shape[0], query.shape[1], value.shape[3])
 
 
+def checked_scale(
+    query: torch.Tensor, attention_mask: torch.Tensor | None, scaling: float | None, arguments: Mapping[str, Any]
+) -> float:
+    """What products are multiplied by. Raises ModelError as `tree_attention` does, whose arguments these are."""
+    if attention_mask is None or attention_mask.dtype != torch.int32 or attention_mask.shape[-1] != FIELDS:
+        raise ModelError("its layers are not handed what tokens see")
+    if not OTHERS.isdisjoint(arguments) and any(arguments.get(name) is not None for name in OTHERS):
+        raise ModelError("its attention is not a sum of values weighted by products")
+    return query.shape[3] ** -0.5 if scaling is None else scaling
+
+
 def tree_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -121,11 +133,8 @@ def tree_attention(
     attention_mask: int32 [1, 1, tokens, FIELDS], the lines of the step. Returns [1, tokens, heads, value width] and, in place
     of weights, None. Raises ModelError for attention that the op does not compute, and where layers are not handed the lines.
     """
-    if attention_mask is None or attention_mask.dtype != torch.int32 or attention_mask.shape[-1] != FIELDS:
-        raise ModelError("its layers are not handed what tokens see")
-    if not OTHERS.isdisjoint(arguments) and any(arguments.get(name) is not None for name in OTHERS):
-        raise ModelError("its attention is not a sum of values weighted by products")
-    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    scale = checked_scale(query, attention_mask, scaling, arguments)
+    assert attention_mask is not None
     if query.dtype != key.dtype:
         raise ModelError("its queries are of another dtype than its keys")
     if query.device.type == "cpu" and not torch.compiler.is_compiling():  # not by way of the dispatcher, which takes as long

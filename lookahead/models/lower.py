@@ -195,32 +195,23 @@ def _folded(build: Builder, view: View, dims: Sequence[int] | None, keep: bool) 
     return build.fold(kernel.SUM, view, without, keep), math.prod(view.dims[place][0] for place in without)
 
 
-def _mean(
-    build: Builder,
-    shape: list[int],
-    dtype: torch.dtype,
-    /,
-    view: View,
-    dims: Sequence[int],
-    keepdim: bool = False,
-    **named: Any,
-) -> View:
-    total, count = _folded(build, view, dims, keepdim)
-    return build.two(kernel.DIVIDE, shape, dtype, total, float(count))
+def _reduced(is_mean: bool) -> Callable[..., View]:
+    def handler(
+        build: Builder,
+        shape: list[int],
+        dtype: torch.dtype,
+        /,
+        view: View,
+        dims: Sequence[int],
+        keepdim: bool = False,
+        **named: Any,
+    ) -> View:
+        total, count = _folded(build, view, dims, keepdim)
+        if is_mean:
+            return build.two(kernel.DIVIDE, shape, dtype, total, float(count))
+        return build.one(kernel.COPY, dataclasses.replace(total, dtype=dtype)) if dtype != torch.float32 else total
 
-
-def _sum(
-    build: Builder,
-    shape: list[int],
-    dtype: torch.dtype,
-    /,
-    view: View,
-    dims: Sequence[int],
-    keepdim: bool = False,
-    **named: Any,
-) -> View:
-    total, _ = _folded(build, view, dims, keepdim)
-    return build.one(kernel.COPY, dataclasses.replace(total, dtype=dtype)) if dtype != torch.float32 else total
+    return handler
 
 
 def _layer_norm(
@@ -372,8 +363,8 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.erf.default: _one(kernel.ERF),
     aten.relu.default: _one(kernel.RELU),
     aten.gelu.default: _gelu,
-    aten.mean.dim: _mean,
-    aten.sum.dim_IntList: _sum,
+    aten.mean.dim: _reduced(True),
+    aten.sum.dim_IntList: _reduced(False),
     aten.native_layer_norm.default: _layer_norm,
     aten.view.default: viewed,
     aten._unsafe_view.default: viewed,

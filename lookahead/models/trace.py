@@ -19,10 +19,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import AttentionInterface
 
-from lookahead.errors import ModelError
 from lookahead.forward.kv_cache import KeysAndValuesOnly
 from lookahead.forward.target import TargetModel
-from lookahead.forward.tree_attention import OTHERS
+from lookahead.forward.tree_attention import checked_scale
 from lookahead.forward.tree_meta import FIELDS
 from lookahead.models.linear import LaidOutLinear
 
@@ -81,11 +80,7 @@ def _attended(
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
     """What layers of a model that is traced call."""
-    if attention_mask is None or attention_mask.shape[-1] != FIELDS:
-        raise ModelError("its layers are not handed what tokens see")
-    if any(arguments.get(name) is not None for name in OTHERS):
-        raise ModelError("its attention is not a sum of values weighted by products")
-    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    scale = checked_scale(query, attention_mask, scaling, arguments)
     return torch.ops.lookahead.attended(query, key, value, attention_mask, scale), None
 
 
