@@ -168,6 +168,7 @@ class GenerateRow:
     """
 
     guide: Guide | None = None
+    is_followed = False  # it is told each token, for criteria and streamers
 
     def __init__(self, call: Call, number: int, ids: torch.Tensor):
         self.call, self.number = call, number

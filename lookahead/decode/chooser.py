@@ -7,7 +7,7 @@ on the rows beside it: it is what `generate` gives after `torch.manual_seed` wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -62,10 +62,12 @@ class Allowed(LogitsProcessor):
 class Chooser(Protocol):
     """How a row chooses its tokens. It is asked once for each, in the order in which they are said.
 
-    guide: what drafts may hold; None: anything.
+    guide: what drafts may hold; None: anything. is_followed: it says the best token, whatever was said, or the answer that the
+    request brings, and need not be asked nor told.
     """
 
     guide: Guide | None
+    is_followed: bool
 
     def say(self, scores: Scores, slot: int, node: int) -> int:
         """The next token, by the scores behind this node of the slot."""
@@ -75,16 +77,20 @@ class Chooser(Protocol):
 
 
 class Given:
-    """Says a given answer, whatever the scores, which are waited for all the same."""
+    """Says the answer that a request brings, whatever the scores, which are waited for all the same.
+
+    still_given: what is still to be said of it, a number of tokens at most.
+    """
 
     guide: Guide | None = None
+    is_followed = True
 
-    def __init__(self, token_ids: Sequence[int]):
-        self._next = iter(token_ids)
+    def __init__(self, still_given: Callable[[int], Sequence[int]]):
+        self._still_given = still_given
 
     def say(self, scores: Scores, slot: int, node: int) -> int:
         scores.best(slot, node)
-        return next(self._next)
+        return self._still_given(1)[0]
 
     def told(self, token: int) -> bool:
         return False
@@ -128,6 +134,11 @@ class Sampler:
     def is_greedy(self) -> bool:
         """The token with the highest score of those allowed is always the one."""
         return not self.processors and not self.draws
+
+    @property
+    def is_followed(self) -> bool:
+        """See `Chooser`."""
+        return self.is_greedy and self.guide is None and not self._stops
 
     def say(self, scores: Scores, slot: int, node: int) -> int:
         token = self._chosen(scores, slot, node)

@@ -20,7 +20,7 @@ from lookahead.decode.chooser import Chooser, Given, Sampler
 from lookahead.decode.constraint import Grammars
 from lookahead.decode.plain import decode_plainly
 from lookahead.decode.request import FinishReason, Generation, room_of
-from lookahead.decode.row import RunningRow, StepInput, note_logprobs
+from lookahead.decode.row import RunningRow, StepInput, note_logprobs, verify
 from lookahead.decode.sampling import GREEDY, Sampling, check_vocabulary
 from lookahead.decode.scheduler import Scheduler, prefill_chunks
 from lookahead.draft.drafter import Drafter
@@ -160,7 +160,7 @@ class DecodingEngine:
         computed = now()
         self._note_runner_up(rows, inputs, scores)
         noted = now()
-        accepted = [row.verify(each, scores, slot) for slot, (row, each) in enumerate(zip(rows, inputs, strict=True))]
+        accepted = verify(rows, inputs, scores)
         note_logprobs(rows, scores)
         slots.keep([each.nodes for each in accepted])
         self.accounting.record(rows, inputs, accepted, StepTimes(began, drafted, computed, noted, now()))
@@ -277,6 +277,6 @@ class DecodingEngine:
     def _chooser(self, generation: Generation) -> Chooser:
         """As the request asks."""
         if generation.forced is not None:
-            return Given(generation.forced)
+            return Given(generation.still_given)
         prompt, room = generation.prompt_ids, generation.room
         return Sampler(self.target, generation.sampling, prompt, room, generation.seed, self.tokenizer, self._grammars)

@@ -61,6 +61,10 @@ class Generation(DraftCounts):
         elif len(self.token_ids) >= self.room:
             self.finish_reason = "length"
 
+    def still_given(self, most: int) -> Sequence[int]:
+        """What comes next of an answer that is given, so many tokens at most; nothing where none is."""
+        return () if self.forced is None else self.forced[len(self.token_ids) : len(self.token_ids) + most]
+
     def fail(self, error: Exception) -> None:
         self.finish_reason, self.error = "error", error
 

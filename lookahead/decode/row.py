@@ -67,6 +67,11 @@ class RunningRow:
         return len(self.generation.prompt_ids) + len(self.generation.token_ids)
 
     @property
+    def is_followed(self) -> bool:
+        """Nothing but the scores, or the answer that is given, says what the row emits."""
+        return self.chooser.is_followed and self.generation.logprobs is None
+
+    @property
     def is_constrained(self) -> bool:
         return self.chooser.guide is not None
 
@@ -98,8 +103,17 @@ class RunningRow:
         """The draft tree of a step without drafts."""
         return root_only(self.generation.token_ids[-1])
 
+    def accept(self, said: list[int], path: list[int]) -> Accepted:
+        """What the row emits of the tokens that its tree was followed by (`Scores.follow`)."""
+        generation = self.generation
+        for count, token in enumerate(said, 1):
+            generation.add(token)
+            if generation.finish_reason:
+                return Accepted(said[:count], path[: count + 1])
+        return Accepted(said, path)
+
     def verify(self, inputs: StepInput, scores: Scores, slot: int) -> Accepted:
-        """What the model emits after the row's draft tree, and which of its nodes are kept."""
+        """What the model emits after the row's draft tree, and which of its nodes are kept, token by token as they are chosen."""
         generation, chooser = self.generation, self.chooser
         if inputs.tree is None or inputs.wanted == "none":
             return Accepted([], list(range(len(inputs))))
@@ -124,6 +138,22 @@ class RunningRow:
         except Exception as error:  # a processor of the user's fails in its own way, and for this row only
             generation.fail(error)
             return Accepted([], [])
+
+
+def verify(rows: Sequence[RunningRow], inputs: Sequence[StepInput], scores: Scores) -> list[Accepted]:
+    """What the model emits after each row's draft tree. rows[k] is in slot k.
+
+    All rows that emit the best token behind each node, whatever it is, are followed at once.
+    """
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    at_once = [slot for slot, row in enumerate(rows) if inputs[slot].wanted == "all" and row.is_followed]
+    if at_once:
+        trees = [inputs[slot].tree or rows[slot].root() for slot in at_once]
+        given = [rows[slot].generation.still_given(len(tree)) for slot, tree in zip(at_once, trees, strict=True)]
+        found = dict(zip(at_once, scores.follow(at_once, trees, given), strict=True))
+    return [
+        row.accept(*found[slot]) if slot in found else row.verify(inputs[slot], scores, slot) for slot, row in enumerate(rows)
+    ]
 
 
 def note_logprobs(rows: Sequence[RunningRow], scores: Scores) -> None:

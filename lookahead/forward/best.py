@@ -1,4 +1,5 @@
-"""The best few tokens behind each node. In: scores on the CPU, of any float type. Out: token ids and their scores, best first.
+"""The best few tokens behind each node, and the path along which a draft tree holds the best. In: scores on the CPU, of any
+float type. Out: token ids and their scores, best first; tokens and nodes of paths.
 
 Floats of one sign are ordered as their bits are, so numbers are compared as integers, which a processor does many at a time
 in any type. Blocks whose largest score cannot be among the best are not looked into. Of scores that are equal (0 and -0 are)
@@ -6,6 +7,8 @@ the first comes first, so the best of all is what argmax says.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +21,65 @@ BLOCK = 128  # scores whose maximum is taken at once
 def best_tokens(logits: torch.Tensor, places: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """(int32 [places, most] token ids, float32 [places, most] scores) of these rows of `logits`, [any, vocab], best first."""
     most = min(most, logits.shape[1])
-    if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        logits = logits.float()
-    wide = logits.dtype == torch.float32
-    bits = logits.contiguous().view(torch.int32 if wide else torch.int16).numpy()
+    bits, magnitude = bits_of(logits)
     ids, found = np.empty((len(places), most), np.int32), np.empty((len(places), most), bits.dtype)
-    _find(bits, places, np.int32(0x7FFFFFFF) if wide else np.int16(0x7FFF), ids, found)
+    _find(bits, places, magnitude, ids, found)
     if logits.dtype == torch.bfloat16:  # the upper half of a float32
         return ids, (found.astype(np.int32) << 16).view(np.float32)
-    return ids, found.view(np.float32) if wide else found.view(np.float16).astype(np.float32)
+    return ids, found.view(np.float16).astype(np.float32) if logits.dtype == torch.float16 else found.view(np.float32)
+
+
+def bits_of(logits: torch.Tensor) -> tuple[np.ndarray, np.integer[Any]]:
+    """(int32 or int16 [any, vocab], the bits of scores; all of one but the sign)."""
+    if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        logits = logits.float()
+    if logits.dtype == torch.float32:
+        return logits.contiguous().view(torch.int32).numpy(), np.int32(0x7FFFFFFF)
+    return logits.contiguous().view(torch.int16).numpy(), np.int16(0x7FFF)
+
+
+@kernel
+def follow(bits, magnitude, known, trees, token_ids, parents, given):
+    """Walk each draft tree from its root as long as it holds the best token behind the node (`DraftTree.follow`).
+
+    bits, magnitude: see `bits_of`. known: int64 [places], best tokens behind rows of `bits`, -1 where they are to be found.
+    trees: int64 [trees, 5]: where a tree begins and ends in token_ids and parents (int32), its root's row of `bits`, and where
+    in `given` (int64) the tokens begin and end that it is followed by in place of the best; none: by the best.
+    Returns (int64 [nodes] tokens, int64 [nodes] nodes of the path, each from where the tree begins; int64 [trees, 2] how many).
+    """
+    tokens, path, counts = np.empty(len(parents), np.int64), np.empty(len(parents), np.int64), np.empty((len(trees), 2), np.int64)
+    depths, place = np.empty(len(parents), np.int64), np.empty(1, np.int64)  # of nodes that are walked to
+    ids, found = np.empty((1, 1), np.int32), np.empty((1, 1), bits.dtype)
+    for tree in range(len(trees)):
+        begin, end, first, at, stop = trees[tree]
+        depths[begin:end] = -1
+        depths[begin] = depth = 0
+        by_best, node, token = at == stop, begin, np.int64(-1)
+        while by_best or at < stop:
+            if len(known) > 0:  # looked for even where it is given what comes next, as that is to take as long
+                place[0] = first + node - begin
+                if known[place[0]] < 0:
+                    _find(bits, place, magnitude, ids, found)
+                    known[place[0]] = ids[0, 0]
+                token = known[place[0]]
+            if not by_best:
+                token = given[at]
+                at += 1
+            tokens[begin + depth] = token
+            child = np.int64(-1)
+            for below in range(node + 1, end):
+                if token_ids[below] == token and depths[begin + parents[below]] == depth:
+                    depths[below] = depth + 1
+                    child = below if child < 0 else child
+            depth += 1
+            if child < 0:
+                break
+            node = child
+        counts[tree, 0], counts[tree, 1] = depth, depths[node] + 1
+        for step in range(depths[node], -1, -1):
+            path[begin + step] = node - begin
+            node = begin + parents[node]
+    return tokens, path, counts
 
 
 @kernel

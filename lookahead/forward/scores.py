@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from lookahead.draft.tree import DraftTree
 from lookahead.forward.batch import upload
-from lookahead.forward.best import best_tokens
+from lookahead.forward.best import best_tokens, bits_of, follow
 from lookahead.forward.memory import copied
 
 
@@ -20,7 +21,7 @@ class Scores:
     def __init__(self, logits: torch.Tensor, counts: Sequence[int]):
         self.logits = logits
         self._starts = [*itertools.accumulate(counts, initial=0)]
-        self._first: dict[int, int] = {}  # row of `logits` -> its best token, where it is known already
+        self._known = np.full(len(logits), -1)  # the best token of each row of `logits`; -1: nobody has looked
 
     def of(self, slot: int) -> torch.Tensor:
         """[nodes, vocab] of one slot."""
@@ -35,13 +36,33 @@ class Scores:
         place = self.place(slot, node)
         if self.logits.is_cuda:
             return self._best[place]
-        if (known := self._first.get(place)) is not None:
-            return known
-        scores = self._array[place]
-        token = int(scores.argmax())
-        if scores.dtype == np.int16 and scores[token] <= 0:
-            return int(self.logits[place].float().numpy().argmax())
-        return token
+        if self._known[place] < 0:
+            self._known[place] = best_tokens(self.logits[place : place + 1], np.zeros(1, np.int64), 1)[0][0, 0]
+        return int(self._known[place])
+
+    def follow(
+        self, slots: Sequence[int], trees: Sequence[DraftTree], given: Sequence[Sequence[int]]
+    ) -> list[tuple[list[int], list[int]]]:
+        """(Tokens, path of nodes) along which the tree of each of these slots holds the best tokens; see `DraftTree.follow`.
+
+        given: tokens that a slot is followed by in place of the best; none: by the best.
+        """
+        several = len(trees) > 1
+        token_ids = np.concatenate([tree.token_ids for tree in trees]) if several else trees[0].token_ids
+        parents = np.concatenate([tree.parents for tree in trees]) if several else trees[0].parents
+        told, end, known = [], 0, 0
+        for slot, tree, of_slot in zip(slots, trees, given, strict=True):
+            told.append((end, end + len(tree), self._starts[slot], known, known + len(of_slot)))
+            end, known = end + len(tree), known + len(of_slot)
+        followed = np.array([*itertools.chain(*given)], np.int64)
+        bits, magnitude = bits_of(self.logits[:0] if self.logits.is_cuda else self.logits)
+        best = np.array(self._best) if self.logits.is_cuda else self._known
+        found = follow(bits, magnitude, best, np.array(told), token_ids, parents, followed)
+        tokens, path, counts = (each.tolist() for each in found)
+        return [
+            (tokens[begin : begin + said], path[begin : begin + nodes])
+            for (begin, *_), (said, nodes) in zip(told, counts, strict=True)
+        ]
 
     def best_few(self, places: Sequence[int], most: int) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
         """What tells (int32 [places, most] token ids, float32 scores) of these rows of `logits`, best first.
@@ -51,7 +72,7 @@ class Scores:
         every = len(places) == len(self.logits)
         if not self.logits.is_cuda:
             found = best_tokens(self.logits, np.arange(len(places)) if every else np.array(places), most)
-            self._first = dict(zip(places, found[0][:, 0].tolist(), strict=True))
+            self._known[places] = found[0][:, 0]
             return lambda: found
         rows = self.logits if every else self.logits[upload(np.array(places), self.logits.device)]
         best = rows.topk(min(most, rows.shape[1]))
@@ -69,14 +90,6 @@ class Scores:
         """Until the device has them."""
         if self.logits.is_cuda and len(self.logits):
             self._best  # noqa: B018
-
-    @functools.cached_property
-    def _array(self) -> np.ndarray:
-        """The scores for numpy, which finds the largest ten times faster than torch.
-
-        It knows no bfloat16, and is slow with float16. The bits of either, as whole numbers, are in the same order above 0.
-        """
-        return (self.logits.view(torch.int16) if self.logits.element_size() == 2 else self.logits).numpy()
 
     @functools.cached_property
     def _best(self) -> list[int]:

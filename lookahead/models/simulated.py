@@ -115,7 +115,7 @@ class SimulatedSlots(PackedSlots):
             self._before = tokens
             self._clock.pass_by(seconds, profile.setting.threads > 0)
         self._took(trees, wanted)
-        return NoScores(profile, self._clock)
+        return NoScores(profile, self._clock, self.open)
 
     def _make_room(self, needed: int) -> None:
         pass
@@ -136,8 +136,8 @@ class NothingHeld(SlotCache):
 class NoScores(Scores):
     """Of answers that are given; asking takes its time."""
 
-    def __init__(self, profile: CostProfile, clock: Clock) -> None:
-        super().__init__(torch.empty(0, 0), ())
+    def __init__(self, profile: CostProfile, clock: Clock, slots: int) -> None:
+        super().__init__(torch.empty(0, 0), [0] * slots)
         self._profile, self._clock = profile, clock
         self._asked = False
 
@@ -145,7 +145,17 @@ class NoScores(Scores):
         return self.logits
 
     def best(self, slot: int, node: int) -> int:
-        if self._asked:
-            self._clock.simulated += self._profile.per_said
-        self._asked = True
+        self._ask(1)
         return 0
+
+    def follow(
+        self, slots: Sequence[int], trees: Sequence[DraftTree], given: Sequence[Sequence[int]]
+    ) -> list[tuple[list[int], list[int]]]:
+        found = super().follow(slots, trees, given)
+        self._ask(sum(len(said) for said, _ in found))
+        return found
+
+    def _ask(self, times: int) -> None:
+        """The first time takes nothing."""
+        self._clock.simulated += self._profile.per_said * (times if self._asked else times - 1)
+        self._asked = True

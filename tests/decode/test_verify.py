@@ -115,3 +115,29 @@ def test_score_of_infinity_is_the_best() -> None:
     assert Scores(scores, [1]).best(0, 0) == 4
     scores[0, 7] = float("inf")
     assert Scores(scores, [1]).best(0, 0) == 7
+
+
+@given(st.data())
+def test_trees_are_followed_at_once_as_each_by_itself(data):
+    """`Scores.follow` against `DraftTree.follow`: any trees, ties, branches side by side, all float types, given answers."""
+    tokens = st.integers(0, 5)
+    trees = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        parents = [-1, *(data.draw(st.integers(0, node - 1)) for node in range(1, data.draw(st.integers(1, 9))))]
+        trees.append(tree_of([data.draw(tokens) for _ in parents], parents))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]))
+    nodes = sum(map(len, trees))
+    values = data.draw(st.lists(st.sampled_from([-2.0, -1.0, -0.0, 0.0, 1.0]), min_size=6 * nodes, max_size=6 * nodes))
+    scores = Scores(torch.tensor(values, dtype=dtype).view(nodes, 6), [len(tree) for tree in trees])
+    given_tokens = [data.draw(st.one_of(st.just([]), st.lists(tokens, min_size=1, max_size=4))) for _ in trees]
+    if data.draw(st.booleans()):
+        scores.best_few(range(nodes), 2)  # the best tokens are known then
+    found = scores.follow(range(len(trees)), trees, given_tokens)
+    for slot, (tree, told) in enumerate(zip(trees, given_tokens, strict=True)):
+
+        def say(node, so_far, slot=slot, told=told):
+            if told:
+                return told[len(so_far)] if len(so_far) < len(told) else None
+            return int(scores.of(slot)[node].float().argmax())
+
+        assert found[slot] == tree.follow(say)
