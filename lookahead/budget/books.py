@@ -10,17 +10,13 @@ from lookahead.budget.cost import BUCKETED, LATEST, OWN, SIZES, CostCurve, faste
 from lookahead.budget.profile import Forward
 from lookahead.kernels import Block, Layout, inlined, unpacker
 
-PROMISED, KEPT = 0, 1  # rows of the record: draft tokens that trees of about one promise should have kept, and that they did
-PROMISES = np.array([0.25, 0.5, 1.0, 2.0, 4.0])  # of a tree's draft tokens
-DOUBT = 10.0  # tokens kept as promised, before any were
 FIRST_LOOKS = 1.0  # plain steps that may go into looks before
 
 # The state. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in such
 # steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a step
-# outside of its forward, without drafts and with, how many steps of either kind say so, seconds that may go into looks, and how
-# many of the record's units DOUBT is. Sums over trees, the past fading: trees, and tokens that steps with them should say. The
+# outside of its forward, without drafts and with, how many steps of either kind say so, and seconds that may go into looks. The
 # latest choice: seconds that it saves, that its drafts save, and the probability at which one more node would pay.
-PLAIN, SPENT, BESIDE, BESIDE_DRAFTED, UNDRAFTED, DRAFTED, SPARE, DOUBTED, TREES, RATES, SAVED, GAINED, PRICE = range(13)
+PLAIN, SPENT, BESIDE, BESIDE_DRAFTED, UNDRAFTED, DRAFTED, SPARE, SAVED, GAINED, PRICE = range(10)
 # Of each of SIZES, taken for a number of rows: the sums PLAIN and SPENT of steps with about so many. From GAINS on, taken
 # likewise, each has a row of the array: seconds that forwards of each size would have saved over plain ones, of late.
 ROWS_PLAIN, ROWS_SPENT, GAINS = range(3)
@@ -33,12 +29,7 @@ BOOKS: Layout = {
     "beside": (np.float64, (2, LATEST)),  # seconds outside of forwards, of the latest steps without drafts and with
     "state": (np.float64, (PRICE + 1,)),
     "of_sizes": (np.float64, (GAINS + len(SIZES), len(SIZES))),
-    "record": (np.float64, (2, len(PROMISES) + 1)),
-    # Of each tree of the latest choice: nodes taken, its root included; its promise's column of the record, and draft tokens
-    # that it should keep; those that it has kept, -1 where that is not known or is recorded.
-    "kept": (np.int64, ("trees",)),
-    "bets": (np.float64, ("trees", 2)),
-    "accepted": (np.int64, ("trees",)),
+    "kept": (np.int64, ("trees",)),  # nodes of each tree that the latest choice takes, its root included
 }
 Books = namedtuple("Books", tuple(BOOKS))  # type: ignore[misc]
 books_arrays = unpacker(BOOKS, Books)
@@ -48,7 +39,6 @@ def books_on(curve: CostCurve) -> Block:
     """Those of a budget that knows nothing but this curve."""
     books = Block(BOOKS, trees=1)
     books.table, books.terms, books.latest = curve.table, curve.terms, curve.latest
-    books.state[DOUBTED], books.accepted[:] = DOUBT, -1
     books.state[SPARE] = FIRST_LOOKS * curve.seconds(Forward(1)) if curve.known else 0.0
     books.refresh()
     return books

@@ -16,38 +16,28 @@ a size that is wrongly said to be dear would be shunned for ever.
 On CPUs a forward of another size than the one before takes 2 to 5 % longer, so sizes change for good reason only: there is a
 usual one for each number of rows, which would have saved most of late, and leaving it costs the way back, too.
 
-Probabilities are right on average, but not for each kind of tree: at first those that promise most keep least. So what trees of
-about the same promise (the sum over their nodes) have kept is remembered, and their nodes count accordingly. And text
-that is easily guessed stays so for a while: what a tree of much promise leaves out, the next one says at little cost. So its
-nodes are worth less than those of a tree that promises little.
+Nodes that are not taken were drafted in vain. So the next trees end where nodes become much less probable than the least one
+that was taken.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
 
 from lookahead.budget.books import (
     BESIDE,
     BESIDE_DRAFTED,
-    DOUBT,
-    DOUBTED,
     GAINED,
     GAINS,
-    KEPT,
     PLAIN,
     PRICE,
-    PROMISED,
-    PROMISES,
-    RATES,
     ROWS_PLAIN,
     ROWS_SPENT,
     SAVED,
     SPARE,
     SPENT,
-    TREES,
     books_arrays,
     books_on,
     note_beside,
@@ -79,7 +69,7 @@ LOOK_APART = 10  # steps between two looks at least
 NEAR = (1, -1, 2, -2, 3, -3)  # places from the usual size in SIZES, of those that are looked at first if not believed
 MEMORY = 0.99  # weight of the past at each step, choice or draft: about 100 count
 CHANGED = 1.03  # times what it takes otherwise: a forward of another size than the one before, unless shapes are bucketed
-PERSISTS = 0.2  # of what a tree promises beside the usual, so much the next one of its row does, too
+MARGIN = 0.5  # of the least probability that was taken at the latest choice: what is less probable is not to be drafted
 SLOWER = 1.02  # times what drafting took before: more than so much longer it does not seem to take
 NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in so many
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
@@ -90,13 +80,13 @@ TOLD = 8  # steps that are learned from at once: behind a forward, nothing that 
 class GoodputBudget:
     """The size of each forward that saves most time.
 
-    price: path probability below which nodes need not be drafted. waits: the latest choice is to be settled. returns: time that
-    the latest one's drafts save, in times that drafting takes; infinite where that is not known.
+    price: path probability below which nodes need not be drafted. returns: time that the latest choice's drafts save, in times
+    that drafting takes; infinite where that is not known.
     """
 
     def __init__(self, curve: CostCurve) -> None:
         self.curve = curve
-        self.price, self.waits, self.returns = 0.0, False, np.inf
+        self.price, self.returns = 0.0, np.inf
         self._drafting = 0.0  # seconds that it takes; 0: not known yet
         self._looks = itertools.cycle(LOOKS)
         self._steps = self._looked = 0  # observed; number of the latest that looked
@@ -147,7 +137,7 @@ class GoodputBudget:
             wanted = nodes_near(TRIALS[steps] * plain.rows**0.5, plain.rows + fed)
         asked = probabilities, trees, plain, fed, chains, self._before
         drafted, padding, filled, tokens = choose(*asked, wanted, self.books.addresses)
-        self._drafted = drafted + padding or self._drafted  # looks aside
+        self._drafted = (drafted and tokens - plain.rows - fed) or self._drafted  # looks aside
         self.returns = np.inf
         if wanted == AS_MANY_AS_PAY:
             if self._drafting:
@@ -159,31 +149,20 @@ class GoodputBudget:
                 look = self._look(drafted, tokens, plain.rows)
                 drafted, padding, filled, tokens = choose(*asked, look, self.books.addresses)
                 self._state[SPARE] -= saved - self._state.item(SAVED)
-        self._before, self.waits = tokens, True
+        self._before = tokens
         return self.books.kept[:count].tolist(), padding, filled
 
     def drafted_in(self, seconds: float) -> None:
         """The latest drafts, and their choice, took so long. Of late they were as fast: anything else slows them only."""
         self._drafting = min(seconds, SLOWER * self._drafting or seconds)
 
-    def settle(self, accepted: Sequence[int]) -> None:
-        """Of each tree of the latest choice so many draft tokens were accepted; -1, or where the list ends: nobody knows.
-
-        Once for each choice, or never; without one nothing happens. It is recorded at the next choice.
-        """
-        if self.waits:
-            self.waits = False
-            for tree, tokens in enumerate(accepted):
-                self.books.accepted[tree] = tokens
-
-    def observe(self, step: MeasuredStep, accepted: Sequence[int] = ()) -> None:
-        """A step without prompts. accepted: see `settle`."""
+    def observe(self, step: MeasuredStep) -> None:
+        """A step without prompts."""
         self._steps += 1
         self._before = int(step.forward.tokens)
         self._told.add(step, bucket(self._before) if self.curve.bucketed else None)
         if len(self._told) == TOLD or (not self.curve.known and self._steps <= len(TRIALS)):
             learn(self._told.take(), self.books.addresses)
-        self.settle(accepted)
 
     def _look(self, drafted: int, tokens: int, rows: int) -> int:
         """Draft tokens of a step that looks; so many of how many tokens would pay."""
@@ -204,8 +183,7 @@ class GoodputBudget:
         """For so many trees in one choice."""
         books = self.books
         books.sizes["trees"], more = trees, trees - len(books.kept)
-        books.kept, books.bets = np.pad(books.kept, (0, more)), np.pad(books.bets, ((0, more), (0, 0)))
-        books.accepted = np.pad(books.accepted, (0, more), constant_values=-1)
+        books.kept = np.pad(books.kept, (0, more))
         books.refresh()
 
 
@@ -218,7 +196,7 @@ def warm_up() -> None:
     """Compile the kernels (once per machine), so that no step waits for it."""
     budget = GoodputBudget(CostCurve())
     budget.choose(np.ones(1, np.float32), np.array([[0, 1]]))
-    budget.observe(MeasuredStep(Forward(1), 1, 1e-3, 1e-3), accepted=[0])  # without a profile it is learned from at once
+    budget.observe(MeasuredStep(Forward(1), 1, 1e-3, 1e-3))  # without a profile it is learned from at once
     bucket(1)
 
 
@@ -250,36 +228,24 @@ def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
     the tree that those are to join, and the forward's tokens.
 
     See `GoodputBudget.choose`. before: tokens of the latest forward. wanted: take so many; or AS_MANY_AS_PAY. addresses: of
-    BOOKS. What was accepted of the choice before is recorded, and gains are updated, but not beside prompts.
+    BOOKS. Gains are updated, but not beside prompts.
 
     Attention pads trees to the widest or takes each alone, so other widths than that of the most probable nodes are tried, too,
     down to 2.
     """
     books = books_arrays(addresses)
-    table, terms, record, state, of_sizes = books.table, books.terms, books.record, books.state, books.of_sizes
-    kept, bets, starts, sizes = books.kept, books.bets, trees[:, 0], trees[:, 1]
-    _settle(books.accepted, bets, record, state)
+    table, terms, state, of_sizes = books.table, books.terms, books.state, books.of_sizes
+    kept, starts, sizes = books.kept, trees[:, 0], trees[:, 1]
     count, bucketed = len(trees), terms[BUCKETED] > 0
     fills = not (chains or fed > 0 or bucketed)
     rows = plain.rows
     speed = max(1.0, _speed(rows, table, state, of_sizes))
     of_plain = seconds_of(resized(plain, rows, 0), rows, table, terms, 0)
     worth = (of_plain + state[BESIDE]) / (rows * speed)  # seconds, of one token
-    counts_as, total, limit = np.empty(count), np.int64(0), np.int64(0)
-    usual_rate, rates = state[RATES] / max(1.0, state[TREES]), 0.0
+    total, limit = np.int64(0), np.int64(0)
     for tree in range(count):
-        promise = promised(probabilities, starts[tree], sizes[tree])
-        column = np.searchsorted(PROMISES, promise)
-        counts_as[tree] = (record[KEPT, column] + state[DOUBTED]) / (record[PROMISED, column] + state[DOUBTED])
-        rate = 1 + counts_as[tree] * promise
-        rates += rate
-        if usual_rate > 0:
-            counts_as[tree] *= 1 + PERSISTS * (usual_rate / rate - 1)
-        bets[tree, 0] = column
         total += sizes[tree] - 1
         limit = max(limit, sizes[tree])
-    if wanted < 0:
-        state[TREES], state[RATES] = MEMORY * state[TREES] + count, MEMORY * state[RATES] + rates
     owners = np.empty(total, np.int64)
     tokens = shape_of(rows + fed, fed, bucketed)
     usual, gain, gains = float(tokens), 0.0, of_sizes[GAINS + place_of(rows, table, 0)]
@@ -294,7 +260,7 @@ def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
     kept[:count] = 1
     while limit > 1:
         saved, taken, width, filling = _take(
-            probabilities, starts, sizes, total, counts_as, limit, plain, fed, worth, bucketed, fills, wanted, table,
+            probabilities, starts, sizes, total, limit, plain, fed, worth, bucketed, fills, wanted, table,
              terms, before, usual, saves, owners,
         )  # fmt: skip
         if saved > most or (wanted >= 0 and taken > 0):
@@ -312,7 +278,6 @@ def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
             gains[column] = MEMORY * gains[column] + (1 - MEMORY) * (saves[column] - (rows * worth - undrafted))
     filled = -1  # the smallest that has drafts
     for tree in range(count):
-        bets[tree, 1] = promised(probabilities, starts[tree], kept[tree])
         if kept[tree] > 1 and (filled < 0 or kept[tree] < kept[filled]):
             filled = tree
     tokens = shape_of(rows + fed + best, fed, bucketed) + padding
@@ -320,9 +285,13 @@ def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
     if fed == 0:
         now, price = seconds_of(resized(plain, tokens, widest), tokens, table, terms, 0), np.inf
         for more in SECANTS:
-            larger = shape_of(rows + best + padding + more, fed, bucketed)
+            larger = shape_of(tokens + more, fed, bucketed)
             price = min(price, (seconds_of(resized(plain, larger, widest), larger, table, terms, 0) - now) / more)
-        state[PRICE] = max(0.0, price) / worth
+        least = 1.0 if 0 < best < total else 0.0  # probability that was taken, where something was not
+        for tree in range(count):
+            if kept[tree] > 1:
+                least = min(least, probabilities[starts[tree] + kept[tree] - 1])
+        state[PRICE] = max(price / worth, MARGIN * least)
         state[GAINED] = most + now * (changed(tokens, before, usual) - 1) - (rows * worth - undrafted)
     return best, padding, filled, tokens
 
@@ -338,24 +307,6 @@ def _speed(rows, table, state, of_sizes):
 
 
 @inlined
-def _settle(accepted, bets, record, state):
-    """See `GoodputBudget.settle`. bets: as `choose` left them. Nothing is left in `accepted`."""
-    for tree in range(len(accepted)):
-        column, should_keep = int(bets[tree, 0]), bets[tree, 1]
-        if should_keep > 0 and accepted[tree] >= 0:
-            state[DOUBTED] /= MEMORY  # all that was recorded weighs so much less
-            weight = state[DOUBTED] / DOUBT
-            record[PROMISED, column] += weight * should_keep
-            record[KEPT, column] += weight * accepted[tree]
-            if weight > 1e9:
-                for of in range(record.shape[0]):
-                    for place in range(record.shape[1]):
-                        record[of, place] /= weight
-                state[DOUBTED] = DOUBT
-        accepted[tree] = -1
-
-
-@inlined
 def changed(tokens, before, usual):
     """Times what it takes otherwise, a forward of so many tokens after one of `before` (0: this does not matter), and the way
     back to the usual size.
@@ -367,7 +318,7 @@ def changed(tokens, before, usual):
 
 @inlined
 def _take(
-    probabilities, starts, sizes, total, counts_as, limit, plain, fed, worth, bucketed, fills, wanted, table,
+    probabilities, starts, sizes, total, limit, plain, fed, worth, bucketed, fills, wanted, table,
      terms, before, usual, saves, owners,
 ):  # fmt: skip
     """Of trees of at most `limit` nodes: (seconds saved, draft nodes, width of the widest tree, tokens that fill up) at best.
@@ -378,14 +329,10 @@ def _take(
     """
     trees, nodes, rows = len(sizes), 0, plain.rows
     heads = np.ones(trees, np.int64)  # next node of each tree
-    reach = np.ones(trees)  # least probability of its nodes, that one included
-    ahead = np.empty(trees)  # what that one counts; -1: there is none
+    ahead = np.empty(trees)  # least probability of its nodes, that one included; -1: there is none
     for tree in range(trees):
         nodes += min(sizes[tree], limit) - 1
-        ahead[tree] = -1.0
-        if sizes[tree] > 1:
-            reach[tree] = min(1.0, probabilities[starts[tree] + 1])
-            ahead[tree] = counts_as[tree] * reach[tree]
+        ahead[tree] = min(1.0, probabilities[starts[tree] + 1]) if sizes[tree] > 1 else -1.0
     exactly = wanted >= 0
     wanted = min(wanted, nodes) if exactly else nodes
     said = float(rows)
@@ -397,7 +344,7 @@ def _take(
         for tree in range(1, trees):
             if ahead[tree] > ahead[owner]:
                 owner = tree
-        least = min(1.0, ahead[owner])
+        least = ahead[owner]
         said += least
         owners[taken] = owner
         taken += 1
@@ -405,8 +352,7 @@ def _take(
         width = max(width, heads[owner])
         ahead[owner] = -1.0
         if heads[owner] < min(limit, sizes[owner]):
-            reach[owner] = min(reach[owner], probabilities[starts[owner] + heads[owner]])
-            ahead[owner] = counts_as[owner] * reach[owner]
+            ahead[owner] = min(least, probabilities[starts[owner] + heads[owner]])
         tokens, filling = shape_of(rows + fed + taken, fed, bucketed), 0
         place = place_of(tokens, table, place)
         if tokens != table[SIZE, place] and fed == 0:
@@ -427,13 +373,3 @@ def _take(
         seconds = seconds_of(resized(plain, size, width), size, table, terms, place)
         saves[column] = max(saves[column], (said + further * least) * worth - seconds)
     return most, best, widest, padding
-
-
-@inlined
-def promised(probabilities, start, count):
-    """Draft tokens that a tree's first `count` nodes should keep, its root not counted."""
-    total, least = 0.0, 1.0
-    for node in range(start + 1, start + count):
-        least = min(least, probabilities[node])
-        total += least
-    return total

@@ -101,7 +101,6 @@ class Accounting:
         self.clock.add(times.drafting, times.computed - times.drafted, times.verified - times.computed, prefilled)
         if active:
             self.budget.drafted_in(times.drafting)
-        kept = _accepted_drafts(rows, inputs, accepted) if self.budget.waits else ()
         drafts = self.drafter.options.strategy != "off"
         # A step that prefills says nothing about the cost of those that do not. Of steps without drafts only some are timed.
         only_decodes = all(each.wanted == "all" for each in inputs)
@@ -111,11 +110,10 @@ class Accounting:
             seconds = times.verified - over
             self.rates.note(len(rows), active, seconds, emitted)
         if drafts and only_decodes and (active or self.steps % PLAIN_APART == 0):
-            self._learn_cost(rows, inputs, times, seconds, emitted, kept)
+            self._learn_cost(rows, inputs, times, seconds, emitted)
             if active:
                 self._learn_utility(by_source, times.runner_up + adding, seconds, emitted, len(rows))
             return
-        self.budget.settle(kept)
         if drafts and prefilled:
             self._note_prefill(rows, inputs, accepted, times, counted - times.began, prefilled)
 
@@ -158,7 +156,6 @@ class Accounting:
         times: StepTimes,
         seconds: float,
         emitted: int,
-        kept: Sequence[int],
     ) -> None:
         """From a step that only decodes. Once costs are known, one plain step in PLAIN_APART stands for all."""
         sizes, stands_for = [len(each) for each in inputs], 1
@@ -171,7 +168,7 @@ class Accounting:
         active = any(row.is_drafted_for for row in rows)
         parts = times.after_drafting, times.drafting if active else 0.0, times.runner_up
         measured = MeasuredStep(forward, emitted, seconds, *parts, stands_for=stands_for)
-        self.budget.observe(measured, kept)
+        self.budget.observe(measured)
         self.gain.step(measured)
 
     def _note_prefill(
@@ -201,12 +198,3 @@ class Accounting:
         if self._sources:
             counts = [by_source[name] for name in self._sources.names]
             self._sources.observe_step(counts, seconds, emitted, rows, self.target.agreed)
-
-
-def _accepted_drafts(rows: Sequence[RunningRow], inputs: Sequence[StepInput], accepted: Sequence[Accepted]) -> list[int]:
-    """Accepted draft tokens of each row that was drafted for; -1 where nobody knows."""
-    return [
-        len(found.nodes) - 1 if found.token_ids else -1
-        for row, each, found in zip(rows, inputs, accepted, strict=True)
-        if each.wanted == "all" and row.is_drafted_for
-    ]

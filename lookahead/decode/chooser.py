@@ -67,7 +67,9 @@ class Chooser(Protocol):
     """
 
     guide: Guide | None
-    is_followed: bool
+
+    @property
+    def is_followed(self) -> bool: ...
 
     def say(self, scores: Scores, slot: int, node: int) -> int:
         """The next token, by the scores behind this node of the slot."""

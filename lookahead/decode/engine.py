@@ -139,7 +139,6 @@ class DecodingEngine:
                 try:
                     self._step(scheduler.rows, scheduler.slots)
                 except Exception as error:  # of the forward
-                    self.budget.settle([])
                     self.batch_size = scheduler.recover(error, self.batch_size)
                 ended = scheduler.retire()
                 if ended:

@@ -113,7 +113,7 @@ class RunningRow:
         return Accepted(said, path)
 
     def verify(self, inputs: StepInput, scores: Scores, slot: int) -> Accepted:
-        """What the model emits after the row's draft tree, and which of its nodes are kept, token by token as they are chosen."""
+        """What the model emits after the row's draft tree, and which of its nodes are kept; token by token."""
         generation, chooser = self.generation, self.chooser
         if inputs.tree is None or inputs.wanted == "none":
             return Accepted([], list(range(len(inputs))))
@@ -147,7 +147,7 @@ def verify(rows: Sequence[RunningRow], inputs: Sequence[StepInput], scores: Scor
     """
     found: dict[int, tuple[list[int], list[int]]] = {}
     at_once = [slot for slot, row in enumerate(rows) if inputs[slot].wanted == "all" and row.is_followed]
-    if at_once:
+    if at_once and (len(rows) > 1 or len(inputs[0]) > 1):
         trees = [inputs[slot].tree or rows[slot].root() for slot in at_once]
         given = [rows[slot].generation.still_given(len(tree)) for slot, tree in zip(at_once, trees, strict=True)]
         found = dict(zip(at_once, scores.follow(at_once, trees, given), strict=True))

@@ -33,7 +33,6 @@ from lookahead.draft.tree import GRAMMAR
 from lookahead.kernels import inlined, kernel, woven
 
 SLACK = np.float32(1.2)  # experts are asked while the rest of the stick is worth so many times a cutoff above the price
-LOOKED_BEHIND = np.float32(0.85)  # power of the price that a node must be worth to be looked behind, if it costs something
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
 UNHEARD = np.float32(0.01)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
 # Columns of a candidate.
@@ -73,7 +72,6 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
     offered[:] = 0
     least = max(LEAST, AT_NO_COST * priced)
     cutoff, above, edge = least, np.int64(0), np.int64(0)
-    looked_behind = priced**LOOKED_BEHIND
     nodes, filled, waiting, few = 1, 0, 0, min(free, budget)
     node, depth, probability = np.int64(0), np.int64(0), np.float32(1.0)
     while nodes <= budget:
@@ -83,7 +81,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
         # Of the path, before the probability of the next token; a forced one has none.
         likely = probability if node < len(forced) else probability * deeper(shared.by_depth, depth)
         floor = cutoff / likely * (np.float32(1.0) if nodes > free and cutoff <= priced else SLACK)
-        if depth < branch_length and floor <= 1 and (nodes <= free or likely >= looked_behind):
+        if depth < branch_length and floor <= 1 and (nodes <= free or likely >= priced):
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
                 parent = keys[node, 1]

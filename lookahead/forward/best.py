@@ -39,6 +39,14 @@ def bits_of(logits: torch.Tensor) -> tuple[np.ndarray, np.integer[Any]]:
 
 
 @kernel
+def best_token(bits, magnitude, place):
+    """The best token of one row of `bits`. See `bits_of`."""
+    places, ids, found = np.full(1, place), np.empty((1, 1), np.int32), np.empty((1, 1), bits.dtype)
+    _find(bits, places, magnitude, ids, found)
+    return np.int64(ids[0, 0])
+
+
+@kernel
 def follow(bits, magnitude, known, trees, token_ids, parents, given):
     """Walk each draft tree from its root as long as it holds the best token behind the node (`DraftTree.follow`).
 
@@ -47,9 +55,8 @@ def follow(bits, magnitude, known, trees, token_ids, parents, given):
     in `given` (int64) the tokens begin and end that it is followed by in place of the best; none: by the best.
     Returns (int64 [nodes] tokens, int64 [nodes] nodes of the path, each from where the tree begins; int64 [trees, 2] how many).
     """
-    tokens, path, counts = np.empty(len(parents), np.int64), np.empty(len(parents), np.int64), np.empty((len(trees), 2), np.int64)
-    depths, place = np.empty(len(parents), np.int64), np.empty(1, np.int64)  # of nodes that are walked to
-    ids, found = np.empty((1, 1), np.int32), np.empty((1, 1), bits.dtype)
+    tokens, path, depths = np.empty((3, len(parents)), np.int64)  # depths: of nodes that are walked to
+    counts = np.empty((len(trees), 2), np.int64)
     for tree in range(len(trees)):
         begin, end, first, at, stop = trees[tree]
         depths[begin:end] = -1
@@ -57,11 +64,10 @@ def follow(bits, magnitude, known, trees, token_ids, parents, given):
         by_best, node, token = at == stop, begin, np.int64(-1)
         while by_best or at < stop:
             if len(known) > 0:  # looked for even where it is given what comes next, as that is to take as long
-                place[0] = first + node - begin
-                if known[place[0]] < 0:
-                    _find(bits, place, magnitude, ids, found)
-                    known[place[0]] = ids[0, 0]
-                token = known[place[0]]
+                place = first + node - begin
+                if known[place] < 0:
+                    known[place] = best_token(bits, magnitude, place)
+                token = known[place]
             if not by_best:
                 token = given[at]
                 at += 1

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from lookahead.draft.tree import DraftTree
 from lookahead.forward.batch import upload
-from lookahead.forward.best import best_tokens, bits_of, follow
+from lookahead.forward.best import best_token, best_tokens, bits_of, follow
 from lookahead.forward.memory import copied
 
 
@@ -37,7 +38,7 @@ class Scores:
         if self.logits.is_cuda:
             return self._best[place]
         if self._known[place] < 0:
-            self._known[place] = best_tokens(self.logits[place : place + 1], np.zeros(1, np.int64), 1)[0][0, 0]
+            self._known[place] = best_token(*self._bits, place)
         return int(self._known[place])
 
     def follow(
@@ -55,9 +56,8 @@ class Scores:
             told.append((end, end + len(tree), self._starts[slot], known, known + len(of_slot)))
             end, known = end + len(tree), known + len(of_slot)
         followed = np.array([*itertools.chain(*given)], np.int64)
-        bits, magnitude = bits_of(self.logits[:0] if self.logits.is_cuda else self.logits)
         best = np.array(self._best) if self.logits.is_cuda else self._known
-        found = follow(bits, magnitude, best, np.array(told), token_ids, parents, followed)
+        found = follow(*self._bits, best, np.array(told), token_ids, parents, followed)
         tokens, path, counts = (each.tolist() for each in found)
         return [
             (tokens[begin : begin + said], path[begin : begin + nodes])
@@ -90,6 +90,11 @@ class Scores:
         """Until the device has them."""
         if self.logits.is_cuda and len(self.logits):
             self._best  # noqa: B018
+
+    @functools.cached_property
+    def _bits(self) -> tuple[np.ndarray, np.integer[Any]]:
+        """See `bits_of`. Of what a device has, nothing: it knows the best tokens itself."""
+        return bits_of(self.logits[:0].cpu() if self.logits.is_cuda else self.logits)
 
     @functools.cached_property
     def _best(self) -> list[int]:

@@ -15,6 +15,7 @@ from lookahead.budget.books import BESIDE, GAINS, PLAIN, SPENT
 from lookahead.budget.cost import EVEN, SIZES, CostCurve, MeasuredStep, bucket, shape_of
 from lookahead.budget.goodput import (
     CHANGED,
+    MARGIN,
     TRIALS,
     GoodputBudget,
 )
@@ -297,48 +298,17 @@ def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], s
     taken = [tree[1:count] for tree, count in zip(trees, kept, strict=True)]
     assert worth * np.concatenate(taken).sum() - seconds(chosen) >= max(saved[n] for n in allowed) - 1e-8
     assert budget._before == kept.sum()
-    assert books.bets[:, 1] == pytest.approx([part.sum() for part in taken], abs=1e-5)
 
 
-def test_trees_count_for_what_trees_of_their_promise_have_kept() -> None:
-    """Those that promise much keep half of it, those that promise little twice as much; others are believed."""
-    budget, much, little = GoodputBudget(CostCurve(profile_of(linear(0.1)))), chain_of(0.9), chain_of(0.3)
-
-    def drafted_of_each() -> list[int]:
-        """Whatever the size of the forward before."""
-        counts = []
-        for tree in (much, little, chain_of(0.6)):
-            budget._before = 0
-            counts.append(cut(budget, [tree])[0].draft_tokens)
-        return counts
-
-    before = drafted_of_each()
-    for _ in range(300):
-        for tree in (much, little):
-            (drafted,) = cut(budget, [tree])
-            promised = sum(0.9**depth for depth in range(1, len(drafted))) if tree is much else 0.4
-            budget.settle([round(0.5 * promised) if tree is much else 2])
-            budget.settle([60])  # without a cut
-            cut(budget, [tree])
-            budget.settle([])
-            cut(budget, [tree])
-            budget.settle([-1])
-    after = drafted_of_each()
-    assert after[0] < before[0]
-    assert after[1] > before[1]
-    assert after[2] == before[2]
-
-
-def test_tokens_of_a_tree_that_promises_more_than_usual_are_worth_less() -> None:
-    """Text that is easily guessed is so at the next step, too, which says at little cost what is left out now."""
-    sizes = []
-    for usual in (0.3, 0.9):
-        budget = GoodputBudget(CostCurve(profile_of(linear(0.2))))
-        for _ in range(100):
-            cut(budget, [chain_of(usual)])
-        budget._before = 0  # whatever the size of the forward before
-        sizes.append(len(cut(budget, [chain_of(0.7)])[0]))
-    assert sizes[0] < sizes[1]
+def test_nodes_much_less_probable_than_all_that_were_taken_are_not_drafted() -> None:
+    """Where all nodes are taken, those that the next ones cost less than they are worth are drafted, too."""
+    budget = GoodputBudget(CostCurve(profile_of(lambda tokens: 1.0 if tokens <= 8 else 10.0)))
+    (few,) = cut(budget, [chain_of(0.9)])
+    assert len(few) == 8
+    least = MARGIN * few.probabilities[-1]
+    assert budget.price >= 0.999 * least
+    cut(budget, [few])
+    assert budget.price < least
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -249,9 +248,9 @@ def test_rows_of_different_lengths_cost_what_attention_makes_of_them(separate: b
     engine, told = DecodingEngine(simulated_model(profile), Drafter((), DraftOptions(decoding_length=4, adaptive=False)), 2), []
     observe = engine.budget.observe
 
-    def noted(step: MeasuredStep, accepted: Sequence[int]) -> None:
+    def noted(step: MeasuredStep) -> None:
         told.append((step.forward.rows, step.forward.keys, step.forward_seconds, profile.forward_seconds(step.forward)))
-        observe(step, accepted)
+        observe(step)
 
     monkeypatch.setattr(engine.budget, "observe", noted)
     short, long = requests(1, 10, 30)[0], requests(1, 300, 30)[0]

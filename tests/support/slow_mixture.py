@@ -39,7 +39,7 @@ from lookahead.draft.cells import (
 )
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.experts import RESOLUTION
-from lookahead.draft.planner import LOOKED_BEHIND, SLACK, UNHEARD
+from lookahead.draft.planner import SLACK, UNHEARD
 from lookahead.draft.recycled import ANY, ASKED, KINDS
 from lookahead.trie.suffixes import DEPTH
 
@@ -614,7 +614,7 @@ class SlowDrafter:
             depth, by_depth = depths[-1], self.drafter.shared.by_depth
             likely = whole * (by_depth[min(depth + 1, len(by_depth) - 1)] / by_depth[min(depth, len(by_depth) - 1)])
             floor = cutoff / likely * (ONE if number >= free and cutoff <= priced else SLACK)
-            pays = number < free or likely >= priced**LOOKED_BEHIND
+            pays = number < free or likely >= priced
             if number < budget and depth < branch_length and floor <= 1 and pays:
                 guesses, _ = self.mix(row, node, floor, cutoff / likely)
                 paths = {token: likely * guess.p for token, guess in guesses.items()}
