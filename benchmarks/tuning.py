@@ -77,7 +77,6 @@ NOT_TUNED = {
     "draft/places.py": ("END", "FEW"),
     "draft/priors.py": ("TYPICAL_ORDER", "FORMULA_STRENGTH"),  # of what serves where the package has no priors
     "draft/recycled.py": ("ANY", "KINDS"),
-    "budget/books.py": ("PROMISED", "KEPT"),
     "budget/cost.py": ("SIZES",),
     "budget/goodput.py": ("AS_MANY_AS_PAY", "TOLD"),
 }
@@ -205,7 +204,7 @@ def _variant(wanted: tuple[Constant | None, float, str], state: str, data: Path,
             path = root / "lookahead" / constant.file
             text = path.read_text()
             path.write_text(text[: constant.start] + constant.times(factor) + text[constant.end :])
-        environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "NUMBA_CACHE_DIR": folder}
+        environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "NUMBA_CACHE_DIR": str(tries)}
         command = [sys.executable, __file__, "measure", measure, "--data", str(data), "--tries", str(tries)]
         done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
     line: dict[str, Any] = {"key": constant.key if constant else measure, "factor": factor, "state": state}

@@ -32,9 +32,8 @@ from lookahead.draft.places import narrow_all
 from lookahead.draft.tree import GRAMMAR
 from lookahead.kernels import inlined, kernel, woven
 
-SLACK = np.float32(1.2)  # experts are asked while the rest of the stick is worth so many times a cutoff above the price
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
-UNHEARD = np.float32(0.01)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
+UNHEARD = np.float32(0.1)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
 # Columns of a candidate.
 CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_MATCH = range(5)
 
@@ -80,7 +79,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
             cutoff = max(cutoff, least)
         # Of the path, before the probability of the next token; a forced one has none.
         likely = probability if node < len(forced) else probability * deeper(shared.by_depth, depth)
-        floor = cutoff / likely * (np.float32(1.0) if nodes > free and cutoff <= priced else SLACK)
+        floor = cutoff / likely
         if depth < branch_length and floor <= 1 and (nodes <= free or likely >= priced):
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:

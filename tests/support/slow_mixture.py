@@ -39,7 +39,7 @@ from lookahead.draft.cells import (
 )
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.experts import RESOLUTION
-from lookahead.draft.planner import SLACK, UNHEARD
+from lookahead.draft.planner import UNHEARD
 from lookahead.draft.recycled import ANY, ASKED, KINDS
 from lookahead.trie.suffixes import DEPTH
 
@@ -613,7 +613,7 @@ class SlowDrafter:
                 cutoff = max(cutoff, least)
             depth, by_depth = depths[-1], self.drafter.shared.by_depth
             likely = whole * (by_depth[min(depth + 1, len(by_depth) - 1)] / by_depth[min(depth, len(by_depth) - 1)])
-            floor = cutoff / likely * (ONE if number >= free and cutoff <= priced else SLACK)
+            floor = cutoff / likely
             pays = number < free or likely >= priced
             if number < budget and depth < branch_length and floor <= 1 and pays:
                 guesses, _ = self.mix(row, node, floor, cutoff / likely)
