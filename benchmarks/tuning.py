@@ -70,7 +70,6 @@ NOT_TUNED = {
     "draft/arrays.py": ("COLUMNS", "OWN_COLUMNS", "DEPTHS", "RECENT", "BINS", "CHAINS"),
     "draft/calibration.py": ("FIRST_BIN", "LEAST", "OCTAVE"),
     "draft/cells.py": ("OWN", "OTHER", "ORDERS", "COUNTS", "SHARES", "RANKS", "HITS", "MISSES", "SEENS", "RECENCIES"),
-    "draft/drafter.py": ("THREADS", "ROWS_PER_THREAD", "NODES_PER_THREAD"),
     "draft/experts.py": ("LEAST_WEIGHT",),
     "draft/mixture.py": ("BY_ORDERS",),
     "draft/own_text.py": ("TOKEN", "CHAIN"),

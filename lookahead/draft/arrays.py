@@ -22,6 +22,7 @@ RECENT = 33  # tokens of a context that are looked at
 BINS = 8 * 24 + 8
 DEPTHS = 32  # from the root on; deeper nodes count as the last
 OWN_COLUMNS = 7
+MOST_THREADS = 64  # that draft
 RANGES = 1 << 13  # narrowed ranges of sorted suffixes that a thread remembers
 TREE_TOKENS, TREE_PARENTS, TREE_SOURCES, TREE_MATCHES = range(4)  # of a row's tree
 

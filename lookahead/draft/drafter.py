@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +18,7 @@ import numpy as np
 from lookahead.arguments import numbers_of
 from lookahead.draft import planner
 from lookahead.draft.arrays import (
+    MOST_THREADS,
     TREE_PARENTS,
     TREE_TOKENS,
     Block,
@@ -37,13 +37,12 @@ from lookahead.draft.recycled import ANY, BEST, Recycled
 from lookahead.draft.runner_up import BestTokens, RunnerUpTokens
 from lookahead.draft.sources import DraftSource, Grown, Limits, Sources
 from lookahead.draft.tree import DraftTree, as_parallel, root_only
+from lookahead.threads import most_threads, run_in
 from lookahead.trie.file import Trie, names_of
 from lookahead.trie.session import SessionMemory
 
 NOTHING = np.empty(0, np.int64)
-THREADS = 2  # that grow the trees of a batch
-ROWS_PER_THREAD = 4  # fewer are not worth waking a thread, nor are
-NODES_PER_THREAD = 64  # fewer nodes, by the latest drafts
+NODES_PER_THREAD = 16  # of a batch's trees: fewer, by the latest drafts, are not worth another thread
 
 
 class Guide(Protocol):
@@ -146,7 +145,7 @@ class Drafter:
         self._free: list[Row] = []
         self._make_rows(1)
         self._scratch = [scratch_block(self.options.decoding_length, len(text_weights))]
-        self._pool: ThreadPoolExecutor | None = None
+        self._told, self._scratch_at = np.zeros(planner.OF_SCRATCH + 1, np.int64), np.zeros(MOST_THREADS, np.int64)
         self._grew = 0  # nodes at the latest drafts
         self._remembered: list[SortedText] = []
         self._refresh_texts()
@@ -246,11 +245,7 @@ class Drafter:
             limits[k, 3] = limits[k, 4] = 0
             spans[k, 0] = (2 * row.number + 1) * (most + 1)
         must = self._forced_tokens(guides, limits) if any(guides) else NOTHING
-        threads = min(THREADS, count // ROWS_PER_THREAD, self._grew // NODES_PER_THREAD)
-        if threads > 1:
-            self._grow_in_threads(threads, limits, must, price, free, spans)
-        else:
-            self._grew = self._grow(0, limits, must, price, free, spans)
+        self._grow(limits, must, price, free, spans)
         if self.sources:
             self._merge_sources(rows, limits, price, free, spans)
         for k, (row, guide) in enumerate(zip(rows, guides, strict=False)):
@@ -338,23 +333,21 @@ class Drafter:
             limits[k, 4] = len(forced)
         return np.array(forced, np.int64)
 
-    def _grow_in_threads(
-        self, threads: int, limits: np.ndarray, must: np.ndarray, price: float, free: int, spans: np.ndarray
-    ) -> None:
+    def _grow(self, limits: np.ndarray, must: np.ndarray, price: float, free: int, spans: np.ndarray) -> None:
+        """Fill the trees of rows. See `planner.grow_rows`."""
+        threads = min(len(limits), self._grew // NODES_PER_THREAD, MOST_THREADS)
+        threads = max(1, min(threads, most_threads()) if threads > 1 else 1)
         while len(self._scratch) < threads:
             self._scratch.append(scratch_block(self.options.decoding_length, len(self.shared.texts)))
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(THREADS)
-        ends = [n * len(limits) // threads for n in range(threads + 1)]
-        parts = [slice(*pair) for pair in itertools.pairwise(ends)]
-        calls = [(n, limits[part], must, price, free, spans[part]) for n, part in enumerate(parts)]
-        self._grew = sum(self._pool.map(lambda call: self._grow(*call), calls))
-
-    def _grow(self, thread: int, limits: np.ndarray, must: np.ndarray, price: float, free: int, grown: np.ndarray) -> int:
-        """Fill the trees of rows; returns their nodes. See `planner.grow_rows`."""
-        blocks = self.shared.addresses, self.rows.addresses, self._scratch[thread].addresses
-        nodes: int = planner.grow_rows(limits, must, price, free, self.options.strategy == "single", grown, *blocks)
-        return nodes
+        blocks = [block.addresses.ctypes.data for block in self._scratch]
+        self._scratch_at[: len(blocks)] = blocks
+        arrays = limits, spans, must
+        places = [array.ctypes.data for array in (*arrays, self.shared.addresses, self.rows.addresses, self._scratch_at)]
+        single = self.options.strategy == "single"
+        self._told[:] = 0, 0, len(limits), *places[:3], free, single, 0, *places[3:]
+        self._told[planner.PRICE :].view(np.float64)[0] = price
+        run_in(threads, planner.grow_rows, self._told.ctypes.data)
+        self._grew = int(spans[:, 1].sum())
 
     def _merge_sources(self, rows: Sequence[Row], limits: np.ndarray, price: float, free: int, grown: np.ndarray) -> None:
         """Put what the user's sources propose into the trees that were grown; grown[k, 1] gets their nodes."""

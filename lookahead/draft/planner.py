@@ -12,9 +12,11 @@ is asked.
 from __future__ import annotations
 
 import numpy as np
+from numba import carray
 
 from lookahead.draft.arrays import (
     BINS,
+    MOST_THREADS,
     RECENT,
     TREE_MATCHES,
     TREE_PARENTS,
@@ -30,7 +32,8 @@ from lookahead.draft.mixture import learn, mix, move_aligned, rescore
 from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
 from lookahead.draft.tree import GRAMMAR
-from lookahead.kernels import inlined, kernel, woven
+from lookahead.kernels import float64_at, inlined, int64_at, kernel, woven
+from lookahead.threads import add
 
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
 UNHEARD = np.float32(0.1)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
@@ -38,24 +41,36 @@ UNHEARD = np.float32(0.1)  # rest of the stick below which an expert is not aske
 CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_MATCH = range(5)
 
 
-@kernel
-def grow_rows(limits, forced, price, free, single, grown, shared_addresses, rows_addresses, scratch_addresses):
-    """Grow the tree of each row of `limits`; rows.nodes and grown[k, 1] get its nodes, root included. Returns the sum.
+# What `grow_rows` is told, int64: counters of threads and of rows that were begun; rows, and where limits, spans and forced
+# tokens stand; draft tokens at no cost, and whether only the best child of a node may grow; the bits of the price, a float64;
+# where the addresses of the shared block, of the rows' block and of each thread's scratch block stand.
+BEGUN, NEXT, ROWS, LIMITS, SPANS, FORCED, FREE, SINGLE, PRICE, OF_SHARED, OF_ROWS, OF_SCRATCH = range(12)
 
-    limits: int64 [rows, 5], the row's number, nodes below the root at most, depth at most, and where in `forced` (int64) the
-    tokens begin and end with which every branch begins, as nothing else may come. price: calibrated path probability that a
-    node must have. free: nodes below the root that come at no cost. single: only the best child of a node may grow. grown:
-    int64 [rows, 2]. The addresses are those of the blocks in arrays.py.
+
+def grow_rows(address):
+    """Grow the trees of rows, which the threads that call this share among them.
+
+    address: of what is told, see above. limits: int64 [rows, 5], the row's number, nodes below the root at most, depth at most,
+    and where in `forced` (int64) the tokens begin and end with which every branch begins, as nothing else may come. price:
+    calibrated path probability that a node must have. spans: int64 [rows, 2], whose second column gets a tree's nodes, root
+    included, as does rows.nodes. A row's tree is the same in any thread.
     """
-    shared, rows, scratch = shared_arrays(shared_addresses), rows_arrays(rows_addresses), scratch_arrays(scratch_addresses)
+    told = carray(int64_at(address), (OF_SCRATCH + 1,))
+    blocks = carray(int64_at(told[OF_SCRATCH]), (MOST_THREADS,))
+    shared, rows = shared_arrays(int64_at(told[OF_SHARED])), rows_arrays(int64_at(told[OF_ROWS]))
+    scratch = scratch_arrays(int64_at(blocks[add(address + 8 * BEGUN, 1)]))
+    limits, spans = carray(int64_at(told[LIMITS]), (told[ROWS], 5)), carray(int64_at(told[SPANS]), (told[ROWS], 2))
+    price = carray(float64_at(address + 8 * PRICE), (1,))[0]
     least = np.float32(computed(price, shared.edges, shared.curve)) if price > 0 else LEAST
-    nodes = 0
-    for k in range(len(limits)):
-        must = forced[limits[k, 3] : limits[k, 4]]
-        _grow(shared, rows, scratch, limits[k, 0], limits[k, 1], limits[k, 2], must, max(least, LEAST), free, single)
-        grown[k, 1] = rows.nodes[limits[k, 0]]
-        nodes += grown[k, 1]
-    return nodes
+    row = add(address + 8 * NEXT, 1)
+    while row < told[ROWS]:
+        forced = carray(int64_at(told[FORCED] + 8 * limits[row, 3]), (limits[row, 4] - limits[row, 3],))
+        single = told[SINGLE] != 0
+        _grow(
+            shared, rows, scratch, limits[row, 0], limits[row, 1], limits[row, 2], forced, max(least, LEAST), told[FREE], single
+        )
+        spans[row, 1] = rows.nodes[limits[row, 0]]
+        row = add(address + 8 * NEXT, 1)
 
 
 @woven

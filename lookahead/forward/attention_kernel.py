@@ -12,18 +12,13 @@ branches. That range is the same, or nearly, for many tokens, and is worked on f
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, types
-from numba.core.ccallback import CFunc
+from numba import carray
 
-from lookahead.forward.threads import add, gives_way, openmp, wait_for
 from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, POSITION, SIZE, SLOT, TRUNK
 from lookahead.forward.vectors import (
     dot,
@@ -41,8 +36,8 @@ from lookahead.forward.vectors import (
     transpose,
     widen,
 )
-from lookahead.kernel_cache import KernelCache
-from lookahead.kernels import SOURCES, float64_at, int32_at, int64_at, part, woven
+from lookahead.kernels import float64_at, int32_at, int64_at, part, woven
+from lookahead.threads import add, gives_way, run_in, wait_for
 
 ROWS = 64  # queries that are worked on at a time, heads that share keys counted
 FEW = 8  # queries up to which keys are read as they lie, rather than side by side
@@ -279,26 +274,6 @@ def _float16(address: Any) -> None:
 ENTRIES = {torch.float32: _float32, torch.bfloat16: _bfloat16, torch.float16: _float16}
 
 
-@functools.cache
-def _compiled(dtype: torch.dtype) -> Any:
-    """`attend` for keys and values of this dtype, from the cache of kernels if it is there."""
-    function = ENTRIES[dtype]
-    compiled: Any = CFunc(function, ((types.int64,), types.void), {}, {"nopython": True, "error_model": "numpy"})
-    compiled._cache = KernelCache(function, SOURCES)
-    compiled.compile()
-    return compiled
-
-
-@functools.cache
-def entry_of(dtype: torch.dtype) -> tuple[Callable[[bytes], None], int]:
-    """The same as a C function of one address: to be called, and where it lies.
-
-    It writes to the bytes that it is given, which nobody else may hold.
-    """
-    address = _compiled(dtype).address
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), address
-
-
 def tree_attention_cpu(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float
 ) -> torch.Tensor:
@@ -321,12 +296,9 @@ def tree_attention_cpu(
         *(value.data_ptr(), value_slot * size, value_head * size, value_place * size),
         *(output.data_ptr(), meta.data_ptr(), size, 0, gives_way()),
     )
-    function, address = entry_of(query.dtype)
-    threads, products = torch.get_num_threads(), tokens * heads * width
-    if threads > 1 and products * capacity > ALONE and products * _longest(meta) > ALONE and (parallel := openmp()):
-        parallel(address, task, threads, 0)
-    else:
-        function(task)
+    products = tokens * heads * width
+    large = products * capacity > ALONE and products * _longest(meta) > ALONE
+    run_in(torch.get_num_threads() if large else 1, ENTRIES[query.dtype], task)
     return output
 
 

@@ -6,23 +6,18 @@ product by its panels. A whole forward multiplies by the same function (program_
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import struct
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numba import carray, types
-from numba.core.ccallback import CFunc
+from numba import carray
 
 from lookahead.forward.panel_code import PANEL, add_to, multiply
 from lookahead.forward.processor import multiplies_pairs, multiplies_tiles
-from lookahead.forward.threads import openmp
 from lookahead.forward.vectors import narrow, take_ticket, widen
-from lookahead.kernel_cache import KernelCache
-from lookahead.kernels import SOURCES, int64_at, part, woven
+from lookahead.kernels import int64_at, part, woven
+from lookahead.threads import run_in
 
 # How weights lie. Tokens are float32; bfloat16 where weights lie in pairs.
 FLOAT32, BFLOAT16, FLOAT16, PAIRS = range(4)
@@ -108,19 +103,6 @@ def _product(address: Any) -> None:
         number = take_ticket(address)
 
 
-@functools.cache
-def _entry() -> tuple[Callable[[bytes], None], int]:
-    """`_product` as a C function, from the cache of kernels if it is there: to be called, and where it lies."""
-    compiled: Any = CFunc(_product, ((types.int64,), types.void), {}, {"nopython": True, "error_model": "numpy"})
-    compiled._cache = KernelCache(_product, SOURCES)
-    compiled.compile()
-    _kept.append(compiled)
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address), compiled.address
-
-
-_kept: list[Any] = []  # machine code lives as long as what compiled it
-
-
 class Panels:
     """A matrix [out, in] in panels, of float32, bfloat16 or float16."""
 
@@ -168,10 +150,5 @@ class Panels:
             *(self.outputs, 0 if addends is None else addends.data_ptr(), output.data_ptr(), self.outputs * size),
             STORED[self.dtype],
         )
-        function, address = _entry()
-        threads = torch.get_num_threads()
-        if threads > 1 and count * self.inner * self.outputs > ALONE and (parallel := openmp()):
-            parallel(address, task, threads, 0)
-        else:
-            function(task)
+        run_in(torch.get_num_threads() if count * self.inner * self.outputs > ALONE else 1, _product, task)
         return output

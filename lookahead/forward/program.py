@@ -7,7 +7,6 @@ before, when the slots have got other memory, and when torch is given another nu
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from typing import Any
 
@@ -19,7 +18,7 @@ from lookahead.forward import program_kernel as kernel
 from lookahead.forward.batch import Pack
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.plan import Attention, Buffer, Instruction, Plan, Product, Stage, View
-from lookahead.forward.threads import gives_way, openmp
+from lookahead.threads import c_function, gives_way, openmp, run_in
 
 NAME = "lookahead_program"  # beside those of attention, for settings of cost profiles
 LEAST = 64  # tokens that there is room for from the beginning
@@ -40,9 +39,7 @@ class Program:
         self._lock = threading.Lock()
         self._room = self._threads = 0
         self._cache: tuple[int, ...] = ()  # what is known of the slots' memory
-        self._function = kernel.entry()
-        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._function)
-        self._attend = attention_kernel.entry_of(plan.dtype)[1]
+        self._attend = c_function(attention_kernel.ENTRIES[plan.dtype])[1]
         self._written = [
             step for stage in plan.stages for step in stage.steps if isinstance(step, Instruction) and step.op == kernel.WRITE
         ]
@@ -75,10 +72,7 @@ class Program:
             head[kernel.TICKET], head[kernel.ALL], head[kernel.WANTED] = 0, tokens, len(kept)
             head[kernel.IDS], head[kernel.POSITIONS] = pack.input_ids.data_ptr(), pack.position_ids.data_ptr()
             head[kernel.META], head[kernel.KEPT] = pack.meta.data_ptr(), kept.data_ptr()
-            if self._threads > 1:
-                openmp()(self._function, head.ctypes.data, self._threads, 0)
-            else:
-                self._alone(head.ctypes.data)
+            run_in(self._threads, kernel.run, head.ctypes.data)
             return scores
 
     def _arrange(self, tokens: int, threads: int) -> None:

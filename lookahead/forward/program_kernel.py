@@ -18,16 +18,13 @@ there are, so a token gets the same bits in any company.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import numpy as np
-from numba import carray, types
-from numba.core.ccallback import CFunc
+from numba import carray
 
 from lookahead.forward.panels import OUTPUTS, PANEL, TASK, TOKENS, multiply_panel, store
-from lookahead.forward.threads import add, call_with, wait_for
 from lookahead.forward.tree_meta import FIELDS, NODE, PAST, SLOT
 from lookahead.forward.vector_math import (
     erf,
@@ -42,8 +39,8 @@ from lookahead.forward.vector_math import (
     to_float16,
 )
 from lookahead.forward.vectors import take_ticket, widen
-from lookahead.kernel_cache import KernelCache
-from lookahead.kernels import SOURCES, float32_at, int32_at, int64_at, part, woven
+from lookahead.kernels import float32_at, int32_at, int64_at, part, woven
+from lookahead.threads import add, call_with, wait_for
 
 # The array that describes a run: numbers and addresses
 HEAD = 16
@@ -289,7 +286,7 @@ def _rows(head, stage, begin, end, thread):
             _row(head, line, token, wanted, thread)
 
 
-def _run(address: Any) -> None:
+def run(address: Any) -> None:
     """One thread's part of the run that the array at `address` describes."""
     head = carray(int64_at(address), (HEAD,))
     thread, threads = take_ticket(address), head[THREADS]
@@ -314,16 +311,3 @@ def _run(address: Any) -> None:
             share = take_ticket(counter)
         add(counter + COUNTER * 4, done)
         wait_for(counter + COUNTER * 4, shares, head[YIELDS])
-
-
-@functools.cache
-def entry() -> int:
-    """The address of `_run` as a C function, from the cache of kernels if it is there."""
-    compiled: Any = CFunc(_run, ((types.int64,), types.void), {}, {"nopython": True, "error_model": "numpy"})
-    compiled._cache = KernelCache(_run, SOURCES)
-    compiled.compile()
-    _kept.append(compiled)
-    return int(compiled.address)
-
-
-_kept: list[Any] = []  # machine code lives as long as what compiled it

@@ -14,6 +14,7 @@ from lookahead.draft.drafter import Drafter, as_parallel
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.priors import formula
 from lookahead.draft.tree import DraftTree
+from lookahead.threads import run_in
 from tests.support.tries import append_ids, build_ids
 
 token = st.integers(0, 3)
@@ -257,15 +258,22 @@ def start_rows(drafter, count):
     return rows
 
 
-def test_rows_drafted_together_get_what_each_gets_alone(make_trie):
+def test_rows_drafted_together_get_what_each_gets_alone(make_trie, monkeypatch):
+    threads = []
+
+    def noted(number, *others):
+        threads.append(number)
+        run_in(number, *others)
+
+    monkeypatch.setattr("lookahead.draft.drafter.run_in", noted)
+    monkeypatch.setattr("lookahead.draft.drafter.most_threads", lambda: 3)
     drafter = drafter_of(make_trie([copied_text(99, 300)], 20))
     rows = start_rows(drafter, 12)
     budgets = [None, 0, 5, 63] * 3
     branch_lengths = [None, 7, 2, 0, 9, 64] * 2
     drafter.draft_rows(rows, budgets, branch_lengths, 0.001)
-    assert drafter._pool is None
     together = drafter.draft_rows(rows, budgets, branch_lengths, 0.001)
-    assert drafter._pool is not None  # by several threads, as there was much to be done the last time
+    assert threads == [1, 3]  # by several, as there was much to be done the last time
     alone = [row.draft(b, length, 0.001) for row, b, length in zip(rows, budgets, branch_lengths, strict=True)]
     assert all(same(one, other) for one, other in zip(together, alone, strict=True))
     assert len({tree.token_ids.tobytes() for tree in together}) > 6

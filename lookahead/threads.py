@@ -7,29 +7,34 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from llvmlite import ir
 from numba.core import types
+from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
-from lookahead.forward.vectors import LONG
-from lookahead.kernels import woven
+from lookahead.kernel_cache import KernelCache
+from lookahead.kernels import SOURCES, woven
 
+LONG = ir.IntType(64)
 PATIENCE = 2_000  # looks at a counter, a few us
 
 
 @functools.cache
 def _library() -> Any:
-    """The library; None if torch brings none that has what is used here."""
-    for path in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
+    """The library; None if torch brings none that has what is used here. torch itself need not be loaded."""
+    found = importlib.util.find_spec("torch")
+    for path in (Path(str(found and found.origin)).parent / "lib").glob("libgomp*.so*"):
         try:
             library = ctypes.CDLL(str(path))
             library.GOMP_parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
             library.GOMP_parallel.restype = None
+            library.omp_get_max_threads.restype = ctypes.c_int
         except (OSError, AttributeError):
             continue
         return library
@@ -41,6 +46,37 @@ def openmp() -> Any:
     """GOMP_parallel(function, argument, threads, flags), which runs the function in so many threads; None if there is none."""
     library = _library()
     return None if library is None else library.GOMP_parallel
+
+
+def most_threads() -> int:
+    """How many threads torch computes with when this thread asks it to; 1 if there is no such library."""
+    library = _library()
+    return 1 if library is None else int(library.omp_get_max_threads())
+
+
+@functools.cache
+def c_function(kernel: Callable[[int], None]) -> tuple[Callable[[Any], None], int]:
+    """A kernel of one address as a C function, from the cache of kernels if it is there: to be called, and where it lies.
+
+    It releases the GIL. It takes an address, or bytes to read and write, which nobody else may hold.
+    """
+    compiled: Any = CFunc(kernel, ((types.int64,), types.void), {}, {"nopython": True, "error_model": "numpy"})
+    compiled._cache = KernelCache(kernel, SOURCES)
+    compiled.compile()
+    _kept.append(compiled)
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address), int(compiled.address)
+
+
+def run_in(threads: int, kernel: Callable[[int], None], task: Any) -> None:
+    """Run a kernel of one address (see `c_function`) in so many threads at once; in this one where there is no library."""
+    function, address = c_function(kernel)
+    if threads > 1 and (parallel := openmp()):
+        parallel(address, task, threads, 0)
+    else:
+        function(task)
+
+
+_kept: list[Any] = []  # machine code lives as long as what compiled it
 
 
 @functools.cache
