@@ -65,11 +65,9 @@ def grow_rows(address):
     row = add(address + 8 * NEXT, 1)
     while row < told[ROWS]:
         forced = carray(int64_at(told[FORCED] + 8 * limits[row, 3]), (limits[row, 4] - limits[row, 3],))
-        single = told[SINGLE] != 0
-        _grow(
-            shared, rows, scratch, limits[row, 0], limits[row, 1], limits[row, 2], forced, max(least, LEAST), told[FREE], single
-        )
-        spans[row, 1] = rows.nodes[limits[row, 0]]
+        number, most, longest = limits[row, 0], limits[row, 1], limits[row, 2]
+        _grow(shared, rows, scratch, number, most, longest, forced, max(least, LEAST), told[FREE], told[SINGLE] != 0)
+        spans[row, 1] = rows.nodes[number]
         row = add(address + 8 * NEXT, 1)
 
 
