@@ -142,8 +142,9 @@ class Block:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def refresh(self) -> None:
-        """After an array was replaced: note all addresses anew. addresses: int64 [sizes + arrays]."""
+        """After an array was replaced: note all addresses anew. addresses: int64 [sizes + arrays]; address: where they stand."""
         arrays = [np.ascontiguousarray(getattr(self, name)) for name in self.names]
         for name, array in zip(self.names, arrays, strict=True):
             setattr(self, name, array)
         self.addresses = np.array([*self.sizes.values(), *(array.ctypes.data for array in arrays)], np.int64)
+        self.address = self.addresses.ctypes.data

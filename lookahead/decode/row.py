@@ -34,7 +34,8 @@ class RunningRow:
     """A request in a slot.
 
     text: tokens that are prefilled before it decodes. prefilled: how many of them the slot holds; None: it has not begun.
-    is_drafted_for: at this step. backoff: when it is drafted for.
+    is_drafted_for: at this step. backoff: when it is drafted for. is_followed: nothing but the scores, or the answer that is
+    given, says what the row emits.
     """
 
     def __init__(self, generation: Generation, drafts: Row, chooser: Chooser, backoff: Backoff, began: float):
@@ -46,6 +47,7 @@ class RunningRow:
         self.text: list[int] = []
         self.prefilled: int | None = None
         self.is_drafted_for = True
+        self.is_followed = chooser.is_followed and generation.logprobs is None
         self._notified = len(generation.token_ids)  # tokens of the answer that the drafter knows
         self._without_logprobs: list[int] = []  # nodes behind which tokens were emitted that still lack log-probabilities
 
@@ -65,11 +67,6 @@ class RunningRow:
     def length(self) -> int:
         """Tokens of prompt and answer so far."""
         return len(self.generation.prompt_ids) + len(self.generation.token_ids)
-
-    @property
-    def is_followed(self) -> bool:
-        """Nothing but the scores, or the answer that is given, says what the row emits."""
-        return self.chooser.is_followed and self.generation.logprobs is None
 
     @property
     def is_constrained(self) -> bool:

@@ -145,7 +145,7 @@ class Drafter:
         self._free: list[Row] = []
         self._make_rows(1)
         self._scratch = [scratch_block(self.options.decoding_length, len(text_weights))]
-        self._told, self._scratch_at = np.zeros(planner.OF_SCRATCH + 1, np.int64), np.zeros(MOST_THREADS, np.int64)
+        self._scratch_at = np.full(MOST_THREADS, self._scratch[0].address)
         self._grew = 0  # nodes at the latest drafts
         self._remembered: list[SortedText] = []
         self._refresh_texts()
@@ -237,13 +237,11 @@ class Drafter:
         most, longest = options.decoding_length - 1, options.branch_length
         price = options.price if price is None else price
         limits, spans = self._limits[:count], self._spans[:count]
-        for k, row in enumerate(rows):
-            budget, depth = budgets[k], branch_lengths[k]
-            limits[k, 0] = row.number
-            limits[k, 1] = most if budget is None or budget > most else budget
-            limits[k, 2] = longest if depth is None or depth > longest else depth
-            limits[k, 3] = limits[k, 4] = 0
-            spans[k, 0] = (2 * row.number + 1) * (most + 1)
+        limits[:] = [
+            (row.number, most if budget is None else min(budget, most), longest if depth is None else min(depth, longest), 0, 0)
+            for row, budget, depth in zip(rows, budgets, branch_lengths, strict=True)
+        ]
+        spans[:, 0] = (2 * limits[:, 0] + 1) * (most + 1)
         must = self._forced_tokens(guides, limits) if any(guides) else NOTHING
         self._grow(limits, must, price, free, spans)
         if self.sources:
@@ -339,14 +337,12 @@ class Drafter:
         threads = max(1, min(threads, most_threads()) if threads > 1 else 1)
         while len(self._scratch) < threads:
             self._scratch.append(scratch_block(self.options.decoding_length, len(self.shared.texts)))
-        blocks = [block.addresses.ctypes.data for block in self._scratch]
-        self._scratch_at[: len(blocks)] = blocks
-        arrays = limits, spans, must
-        places = [array.ctypes.data for array in (*arrays, self.shared.addresses, self.rows.addresses, self._scratch_at)]
+            self._scratch_at[len(self._scratch) - 1] = self._scratch[-1].address
+        forced = must.ctypes.data if len(must) else 0
+        blocks = self.shared.address, self.rows.address, self._scratch_at.ctypes.data
         single = self.options.strategy == "single"
-        self._told[:] = 0, 0, len(limits), *places[:3], free, single, 0, *places[3:]
-        self._told[planner.PRICE :].view(np.float64)[0] = price
-        run_in(threads, planner.grow_rows, self._told.ctypes.data)
+        told = planner.TOLD.pack(0, 0, len(limits), limits.ctypes.data, spans.ctypes.data, forced, free, single, price, *blocks)
+        run_in(threads, planner.grow_rows, told)
         self._grew = int(spans[:, 1].sum())
 
     def _merge_sources(self, rows: Sequence[Row], limits: np.ndarray, price: float, free: int, grown: np.ndarray) -> None:

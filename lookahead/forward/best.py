@@ -34,7 +34,7 @@ def bits_of(logits: torch.Tensor) -> tuple[np.ndarray, np.integer[Any]]:
     if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         logits = logits.float()
     if logits.dtype == torch.float32:
-        return logits.contiguous().view(torch.int32).numpy(), np.int32(0x7FFFFFFF)
+        return np.ascontiguousarray(logits.numpy()).view(np.int32), np.int32(0x7FFFFFFF)
     return logits.contiguous().view(torch.int16).numpy(), np.int16(0x7FFF)
 
 

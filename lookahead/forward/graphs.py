@@ -65,9 +65,6 @@ class CapturedScores(Scores):
         super().__init__(logits, counts)
         self._arriving = copied(told)
 
-    def best(self, slot: int, node: int) -> int:
-        return int(self._told[self.place(slot, node), 0])
-
     def best_few(self, places: Sequence[int], most: int) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
         rows = self._told[np.array(places)]
         few = (rows.shape[1] - 1) // 2
@@ -76,6 +73,10 @@ class CapturedScores(Scores):
 
     def wait(self) -> None:
         self._told  # noqa: B018
+
+    @functools.cached_property
+    def _known(self) -> np.ndarray:
+        return self._told[:, 0].astype(np.int64)
 
     @functools.cached_property
     def _told(self) -> np.ndarray:

@@ -22,7 +22,6 @@ class Scores:
     def __init__(self, logits: torch.Tensor, counts: Sequence[int]):
         self.logits = logits
         self._starts = [*itertools.accumulate(counts, initial=0)]
-        self._known = np.full(len(logits), -1)  # the best token of each row of `logits`; -1: nobody has looked
 
     def of(self, slot: int) -> torch.Tensor:
         """[nodes, vocab] of one slot."""
@@ -35,8 +34,6 @@ class Scores:
     def best(self, slot: int, node: int) -> int:
         """The token with the highest score after a node, the first if there are several."""
         place = self.place(slot, node)
-        if self.logits.is_cuda:
-            return self._best[place]
         if self._known[place] < 0:
             self._known[place] = best_token(*self._bits, place)
         return int(self._known[place])
@@ -56,8 +53,7 @@ class Scores:
             told.append((end, end + len(tree), self._starts[slot], known, known + len(of_slot)))
             end, known = end + len(tree), known + len(of_slot)
         followed = np.array([*itertools.chain(*given)], np.int64)
-        best = np.array(self._best) if self.logits.is_cuda else self._known
-        found = follow(*self._bits, best, np.array(told), token_ids, parents, followed)
+        found = follow(*self._bits, self._known, np.array(told), token_ids, parents, followed)
         tokens, path, counts = (each.tolist() for each in found)
         return [
             (tokens[begin : begin + said], path[begin : begin + nodes])
@@ -89,7 +85,7 @@ class Scores:
     def wait(self) -> None:
         """Until the device has them."""
         if self.logits.is_cuda and len(self.logits):
-            self._best  # noqa: B018
+            self._known  # noqa: B018
 
     @functools.cached_property
     def _bits(self) -> tuple[np.ndarray, np.integer[Any]]:
@@ -97,6 +93,8 @@ class Scores:
         return bits_of(self.logits[:0].cpu() if self.logits.is_cuda else self.logits)
 
     @functools.cached_property
-    def _best(self) -> list[int]:
-        best: list[int] = self.logits.argmax(-1).tolist()  # the one moment a step waits for the device
-        return best
+    def _known(self) -> np.ndarray:
+        """int64: the best token of each row of `logits`, -1 where nobody has looked. Here a step waits for the device."""
+        if self.logits.is_cuda:
+            return self.logits.argmax(-1).cpu().numpy()
+        return np.full(len(self.logits), -1)
