@@ -142,7 +142,7 @@ class Block:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def refresh(self) -> None:
-        """After an array was replaced: note all addresses anew. addresses: int64 [sizes + arrays]; address: where they stand."""
+        """After an array was replaced: note all addresses anew. addresses: int64 [sizes + arrays], at `address`."""
         arrays = [np.ascontiguousarray(getattr(self, name)) for name in self.names]
         for name, array in zip(self.names, arrays, strict=True):
             setattr(self, name, array)

@@ -43,8 +43,8 @@ UNHEARD = np.float32(0.1)  # rest of the stick below which an expert is not aske
 CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_MATCH = range(5)
 
 
-# What `grow_rows` is told, 8 bytes each: counters of threads and of rows that were begun; rows, and where limits, spans and forced
-# tokens stand; draft tokens at no cost, and whether only the best child of a node may grow; the bits of the price, a float64;
+# What `grow_rows` is told, 8 bytes each: counters of threads and of rows that were begun; rows, and where limits, spans, forced
+# tokens are; draft tokens at no cost, and whether only the best child of a node may grow; the price, a float64;
 # where the addresses of the shared block, of the rows' block and of each thread's scratch block stand.
 BEGUN, NEXT, ROWS, LIMITS, SPANS, FORCED, FREE, SINGLE, PRICE, OF_SHARED, OF_ROWS, OF_SCRATCH = range(12)
 TOLD = struct.Struct("=8qd3q")
