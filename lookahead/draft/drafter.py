@@ -42,7 +42,7 @@ from lookahead.trie.file import Trie, names_of
 from lookahead.trie.session import SessionMemory
 
 NOTHING = np.empty(0, np.int64)
-NODES_PER_THREAD = 16  # of a batch's trees: fewer, by the latest drafts, are not worth another thread
+NODES_PER_THREAD = 8  # of a batch's trees: fewer, by the latest drafts, are not worth another thread
 
 
 class Guide(Protocol):
