@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import logging
 import warnings
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -215,15 +216,22 @@ def generate_alone(target: TargetModel, config: Any, **arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet_generation() -> Iterator[None]:
-    """No log lines of transformers about generation configs: what is not used is said once, at load."""
-    from transformers.utils import logging as transformers_logging
+    """No log lines of transformers about generation configs, errors aside: what is not used is said once, at load.
 
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
+    A level instead would be told to each logger that there is, twice a request.
+    """
+
+    def is_error(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    handlers = [*logging.getLogger("transformers").handlers]
+    for handler in handlers:
+        handler.addFilter(is_error)
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(level)
+        for handler in handlers:
+            handler.removeFilter(is_error)
 
 
 def bad_word_ids(words: tuple[str, ...], tokenizer: Any | None) -> list[tuple[int, ...]]:

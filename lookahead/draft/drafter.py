@@ -166,7 +166,6 @@ class Drafter:
         if not self._free:
             self._make_rows(len(self._rows))
         row = self._free.pop()
-        self._refresh_texts()
         row.own.clear(len(prompt_ids))
         self.rows.aligned[row.number, :, AT] = -1
         self.rows.nodes[row.number] = 0
