@@ -51,6 +51,7 @@ from lookahead_cli.options import (
     Model,
     Overwrite,
     Price,
+    Quantize,
     Revision,
     SessionTokens,
     TrieWeights,
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 CHECKED_ROWS = 64  # rows whose outputs are compared unless asked otherwise
 OF_A_MODEL = (
     *("input", "attn", "dtype", "device", "max_new_tokens", "peers", "check_lossless", "revision", "adapter"),
-    *("trust_remote_code", "exact", "engine_mode"),
+    *("trust_remote_code", "exact", "engine_mode", "quantize"),
 )
 
 
@@ -93,6 +94,7 @@ def command(
     device: Device = "auto",
     attn: Attention = None,
     engine_mode: EngineMode = "auto",
+    quantize: Quantize = "none",
     exact: Exact = False,
     peers: Peers = True,
     repeat: Repeat = 1,
@@ -146,7 +148,7 @@ def command(
     bench = ModelBench(
         str(model), options, sizes, dtype, device, attn, peers, repeat, recycling,
         CHECKED_ROWS if check_lossless is None else None if check_lossless else 0, revision, adapter,
-        None if replay else tokenizer, trust_remote_code, exact, engine_mode,
+        None if replay else tokenizer, trust_remote_code, exact, engine_mode, quantize,
     )  # fmt: skip
     events = on_screen(json)
     if replay:

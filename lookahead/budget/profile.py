@@ -79,7 +79,7 @@ class Setting:
     """What a profile holds for: another one's figures are others.
 
     device: the processor's name. mode: how drafts are verified (forward/target.py). threads: of the CPU; 0 for others.
-    shape: fingerprint of the model's config. linear: who computes linear layers: torch, onednn or fbgemm (models/linear.py).
+    shape: fingerprint of the model's config. linear: by whom or in which bits linear layers are (models/linear.py).
     """
 
     model: str

@@ -15,12 +15,21 @@ from numba import carray
 
 from lookahead.forward.panel_code import PANEL, add_to, multiply
 from lookahead.forward.processor import multiplies_pairs, multiplies_tiles
-from lookahead.forward.vectors import narrow, take_ticket, widen
+from lookahead.forward.quantized_code import (
+    GROUP4,
+    GROUP8,
+    SCALES,
+    TOKEN_GROUP,
+    clear,
+    multiply_groups,
+    scale_by,
+)
+from lookahead.forward.vectors import LANES, narrow, take_ticket, widen
 from lookahead.kernels import int64_at, part, woven
 from lookahead.threads import run_in
 
-# How weights lie. Tokens are float32; bfloat16 where weights lie in pairs.
-FLOAT32, BFLOAT16, FLOAT16, PAIRS = range(4)
+# How weights lie. Tokens are float32; bfloat16 where weights lie in pairs; quantized where weights are (quantized_code.py).
+FLOAT32, BFLOAT16, FLOAT16, PAIRS, INT8, INT4 = range(6)
 # How results are stored: as numbers of this dtype, or as float32 numbers that it holds
 AS_FLOAT32, AS_BFLOAT16, AS_FLOAT16, LIKE_BFLOAT16, LIKE_FLOAT16 = range(5)
 STORED = {torch.float32: AS_FLOAT32, torch.bfloat16: AS_BFLOAT16, torch.float16: AS_FLOAT16}
@@ -28,6 +37,7 @@ STORED = {torch.float32: AS_FLOAT32, torch.bfloat16: AS_BFLOAT16, torch.float16:
 NUMBERS = 1024  # of a token (or pairs of them) that are multiplied before the next tokens are: that much of a panel stays in a
 # core's cache, and so do the sums of so many tokens:
 TOKENS = 240
+GROUPS = 16  # of quantized tokens, likewise
 ALONE = 100_000  # multiplications up to which a product is not worth other threads
 
 # What the array that describes a product holds: numbers, addresses and strides in bytes
@@ -56,6 +66,35 @@ def _add_up(kind, token, stride, count, weights, inner, sums):
 
 
 @part
+def _add_up_groups(kind, token, stride, count, weights, groups, sums):
+    """The same for a panel of quantized weights. groups: of 64 inputs."""
+    clear(sums, count * (PANEL // LANES))
+    size = GROUP8 if kind == INT8 else GROUP4
+    at = np.int64(0)
+    while at < groups:
+        some = min(GROUPS, groups - at)
+        first, begin = token + at * TOKEN_GROUP, weights + at * size
+        if kind == INT8:
+            multiply_groups(np.uint8(0), first, stride, count, begin + SCALES, some, sums)
+        else:
+            multiply_groups(np.int8(0), first, stride, count, begin, some, sums)
+        at += some
+    if kind == INT8:
+        for index in range(count):
+            scale_by(sums + index * PANEL * 4, weights)
+
+
+@part
+def panel_bytes(kind, inner):
+    """Of a panel. inner: numbers of a token, pairs or groups of them."""
+    if kind == INT8:
+        return SCALES + inner * GROUP8
+    if kind == INT4:
+        return inner * GROUP4
+    return inner * PANEL * (4 if kind in (FLOAT32, PAIRS) else 2)
+
+
+@part
 def store(source, count, target, stored):
     """Numbers from float32 scratch memory that is padded to a multiple of 16, and so is `target` for LIKE_..."""
     one = np.float32(1)
@@ -77,18 +116,22 @@ def store(source, count, target, stored):
 def multiply_panel(task, number, sums):
     """Outputs 64 * number and 63 more of a product. sums: the address of scratch memory for float32 [TOKENS, 64]."""
     kind, inner = task[KIND], task[INNER]
-    weights = task[WEIGHTS] + number * inner * PANEL * (4 if kind in (FLOAT32, PAIRS) else 2)
+    weights = task[WEIGHTS] + number * panel_bytes(kind, inner)
     begin = number * PANEL
     columns, size = min(PANEL, task[OUTPUTS] - begin), 2 if task[AS] in (AS_BFLOAT16, AS_FLOAT16) else 4
     first = np.int64(0)
     while first < task[COUNT]:
         count = min(TOKENS, task[COUNT] - first)
-        _add_up(kind, task[TOKEN] + first * task[STRIDE], task[STRIDE], count, weights, inner, sums)
-        for token in range(count):
-            row = sums + token * PANEL * 4
+        token = task[TOKEN] + first * task[STRIDE]
+        if kind in (INT8, INT4):
+            _add_up_groups(kind, token, task[STRIDE], count, weights, inner, sums)
+        else:
+            _add_up(kind, token, task[STRIDE], count, weights, inner, sums)
+        for index in range(count):
+            row = sums + index * PANEL * 4
             if task[BIAS] != 0:
                 add_to(row, task[BIAS] + begin * 4, columns)
-            store(row, columns, task[OUTPUT] + (first + token) * task[OUTPUT_STRIDE] + begin * size, task[AS])
+            store(row, columns, task[OUTPUT] + (first + index) * task[OUTPUT_STRIDE] + begin * size, task[AS])
         first += count
 
 
@@ -132,16 +175,18 @@ class Panels:
         panels, lines, _, two = self.weight.shape
         return self.weight.transpose(1, 2).reshape(panels * PANEL, lines * two)[: self.outputs, : self.inner].contiguous()
 
-    def product(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """[..., out]. tokens: [..., in], bias: [out], of the weight's dtype."""
-        flat = tokens.reshape(-1, self.inner)
+    def given(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Tokens [count, in] as they are multiplied: each in memory that is one piece."""
         if self.kind == PAIRS:
             if self.inner % 2:
-                flat = torch.nn.functional.pad(flat, (0, 1))
+                tokens = torch.nn.functional.pad(tokens, (0, 1))
         elif self.kind != FLOAT32:
-            flat = flat.float()
-        if flat.stride(1) != 1:
-            flat = flat.contiguous()
+            tokens = tokens.float()
+        return tokens if tokens.stride(1) == 1 else tokens.contiguous()
+
+    def product(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """[..., out]. tokens: [..., in], bias: [out], of the weight's dtype."""
+        flat = self.given(tokens.reshape(-1, self.inner))
         addends = None if bias is None else bias.float()
         output = tokens.new_empty(*tokens.shape[:-1], self.outputs)
         count, size = len(flat), output.element_size()

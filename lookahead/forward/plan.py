@@ -133,7 +133,10 @@ class Instruction:
 
 @dataclasses.dataclass(eq=False)
 class Product:
-    """tokens: flat, float32, or bfloat16 for pairs. target: its buffer, None for the scores that the program returns."""
+    """tokens: flat, float32; bfloat16 for pairs, groups of 8 bits for quantized weights.
+
+    target: its buffer, None for the scores that the program returns.
+    """
 
     tokens: View
     weight: Panels

@@ -25,6 +25,11 @@ def multiplies_pairs() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported())
 
 
+def multiplies_bytes() -> bool:
+    """Whether this CPU adds products of four bytes to sums of 32 bits (AVX-512 VNNI)."""
+    return bool(torch.cpu._is_vnni_supported())
+
+
 def multiplies_tiles() -> bool:
     """Whether this CPU multiplies tiles of bfloat16 (AMX)."""
     return bool(torch.cpu._is_amx_tile_supported())

@@ -25,6 +25,7 @@ import numpy as np
 from numba import carray
 
 from lookahead.forward.panels import OUTPUTS, PANEL, TASK, TOKENS, multiply_panel, store
+from lookahead.forward.quantized_code import quantize
 from lookahead.forward.tree_meta import FIELDS, NODE, PAST, SLOT
 from lookahead.forward.vector_math import (
     erf,
@@ -57,8 +58,8 @@ ROW = 32
 (OP, OUTER, INNER, AS, TARGET, LEFT, RIGHT, MORE) = (0, 1, 2, 3, 4, 10, 16, 22)
 OPERAND = 6
 (BASE, BY_TOKEN, BY_THREAD, BY_WANTED, BY_OUTER, BY_INNER) = range(OPERAND)
-(COPY, WIDEN, STORE, ADD, SUBTRACT, MULTIPLY, DIVIDE, SUM, LARGEST, EMBED, POSITION, WRITE) = range(12)
-(NEGATE, SQUARE_ROOT, COSINE, SINE, EXP, SIGMOID, SILU, TANH, ERF, GELU, GELU_TANH, RELU) = range(12, 24)
+(COPY, WIDEN, STORE, ADD, SUBTRACT, MULTIPLY, DIVIDE, SUM, LARGEST, EMBED, POSITION, WRITE, QUANTIZE) = range(13)
+(NEGATE, SQUARE_ROOT, COSINE, SINE, EXP, SIGMOID, SILU, TANH, ERF, GELU, GELU_TANH, RELU) = range(13, 25)
 # How results are rounded (AS): not, or to what these dtypes hold
 NOT, TO_BFLOAT16, TO_FLOAT16 = range(3)
 
@@ -202,6 +203,8 @@ def _special(head, line, op, token, target, source):
     elif op == POSITION:
         positions = carray(int64_at(head[POSITIONS]), (head[ALL],))
         carray(float32_at(target), (1,))[0] = np.float32(positions[token] + line[MORE])
+    elif op == QUANTIZE:
+        quantize(source, inner, target)
     else:  # WRITE. MORE: address and strides of slot, head and place of the buffer, how numbers are stored
         about = carray(int32_at(head[META]), (head[ALL], FIELDS))[token]
         if about[SLOT] >= 0:
@@ -218,7 +221,7 @@ def _row(head, line, token, wanted, thread):
     target = _address(line, TARGET, token, wanted, thread)
     left = _address(line, LEFT, token, wanted, thread)
     right = _address(line, RIGHT, token, wanted, thread)
-    if op in (EMBED, POSITION, WRITE):
+    if op in (EMBED, POSITION, WRITE, QUANTIZE):
         _special(head, line, op, token, target, left)
         return
     for _ in range(outer):

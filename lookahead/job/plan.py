@@ -66,6 +66,7 @@ class JobPlan:
             model.tokenizer,
             model.exact,
             model.engine_mode,
+            model.quantize,
         )
 
     def row_options(self) -> JobOptions:

@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """model, dtype, device, attention, device_map, tp_plan, trust_remote_code, revision, adapter, exact, engine_mode:
+    """model, dtype, device, attention, device_map, tp_plan, trust_remote_code, revision, adapter, exact, engine_mode,
+    quantize:
     see `model.load_model`.
     tokenizer: folder or hub name; None: the model's own. tries, weights: see `draft.drafter.Drafter`.
 
@@ -57,6 +58,7 @@ class EngineSettings:
     tokenizer: str | None = None
     exact: bool = False
     engine_mode: str = "auto"
+    quantize: str = "none"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tries", paths_of(self.tries, "tries"))
@@ -77,7 +79,7 @@ class EngineSettings:
         tokenizer = load_tokenizer(self.tokenizer, self.trust_remote_code) if self.tokenizer else None
         placed = self.dtype, self.device, self.attention, self.device_map, self.tp_plan
         given = self.trust_remote_code, self.revision, self.adapter, self.exact, self.engine_mode
-        target = load_model(self.model, *placed, *given)
+        target = load_model(self.model, *placed, *given, quantize=self.quantize)
         if tokenizer is None:
             tokenizer = own_tokenizer(self.model, self.trust_remote_code, self.revision)
         drafting = tries, self.weights or None, self.drafts

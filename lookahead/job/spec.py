@@ -270,6 +270,12 @@ class ModelOptions(OptionGroup):
         "error where that cannot be had) or auto (program where it can be had).",
         changes_answers=True,
     )
+    quantize: str = option(
+        "none",
+        "Quantize the model's linear layers, on a CPU: int8, int4 (groups of 64, the output layer int8) or none. Answers are "
+        "those of the quantized model, the same with drafts and without.",
+        changes_answers=True,
+    )
     exact: bool = option(
         False,
         "Make sure, on a CPU, that a token's scores are the same bits in every forward, so that drafts and batches change no "

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lookahead.forward import program_kernel as kernel
-from lookahead.forward.panels import AS_FLOAT32, LIKE_BFLOAT16, LIKE_FLOAT16, PAIRS, STORED, Panels
+from lookahead.forward.panels import AS_FLOAT32, INT4, INT8, LIKE_BFLOAT16, LIKE_FLOAT16, PAIRS, STORED, Panels
 from lookahead.forward.plan import (
     Buffer,
     Dim,
@@ -26,6 +26,7 @@ from lookahead.forward.plan import (
     flat_dims,
     merged_dims,
 )
+from lookahead.forward.quantized_code import TOKEN_GROUP
 from lookahead.models.linear import LaidOutLinear
 
 SMALL = 1 << 20  # numbers of a matrix that is copied, beside the model's own
@@ -171,6 +172,18 @@ class Builder:
             self._copies[key] = copy
         return self._copies[key].with_dims(flat_dims(view.sizes), view.axis)
 
+    def quantized(self, view: View, weight: Panels) -> View:
+        """The same numbers as groups of 8 bits, for products with this weight."""
+        view = self.flat(view)
+        key = ("quantized", view.home, view.start, view.count)
+        if key not in self._copies:
+            words = weight.lines * TOKEN_GROUP // 4
+            copy = View(Buffer(words), 0, flat_dims([words]), 0, torch.float32)
+            source = view.with_dims(flat_dims([view.count]), 0)
+            self.steps.append(Instruction(kernel.QUANTIZE, 1, view.count, (copy, 0, 1), [(source, 0, 1)]))
+            self._copies[key] = copy
+        return self._copies[key]
+
     def two(self, op: int, shape: Sequence[int], dtype: torch.dtype, left: Any, right: Any) -> View:
         axis = self.axis_of(shape)
         target = self.new([size for place, size in enumerate(shape) if place != axis], axis, dtype)
@@ -216,7 +229,10 @@ class Builder:
             raise Unsupported("a product with numbers of several tokens")
         if weight.kind == PAIRS and weight.inner % 2:
             raise Unsupported("an odd number of pairs")
-        given = self.narrow(tokens, torch.bfloat16) if weight.kind == PAIRS else self.flat(tokens)
+        if weight.kind in (INT8, INT4):
+            given = self.quantized(tokens, weight)
+        else:
+            given = self.narrow(tokens, torch.bfloat16) if weight.kind == PAIRS else self.flat(tokens)
         axis = self.axis_of(shape)
         target = self.new([size for place, size in enumerate(shape) if place != axis], axis, weight.dtype)
         assert isinstance(target.home, Buffer)

@@ -32,6 +32,7 @@ import torch
 
 from lookahead.forward.panels import Panels
 from lookahead.forward.processor import multiplies_bfloat16
+from lookahead.forward.quantized import QUANTIZED
 
 # Of each dtype that is laid out: how far products may be from torch's, as a share of the largest.
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
@@ -152,18 +153,23 @@ def laid_out(weight: torch.Tensor) -> LaidOut | None:
     return None
 
 
+def plain_linears(model: Any) -> list[list[tuple[torch.nn.Module, str]]]:
+    """Of each weight of a linear layer: the modules that have such a layer, and what they call it."""
+    places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, linear in module.named_children():
+            if type(linear) is torch.nn.Linear and "forward" not in vars(linear):  # not one that somebody has changed
+                places.setdefault(id(linear.weight), []).append((module, name))
+    return list(places.values())
+
+
 def lay_out(model: Any) -> Any:
     """Give a model's linear layers weights that are laid out for its CPU; returns the model. No other kind of layer is touched.
 
     Weights as they were are let go one by one, but for those that another kind of layer shares (tied
     embeddings). Nothing learns any more: where gradients are asked for, torch takes a hundred times as long for such products.
     """
-    places: dict[int, list[tuple[torch.nn.Module, str]]] = {}  # of each weight: where it is used
-    for module in model.modules():
-        for name, linear in module.named_children():
-            if type(linear) is torch.nn.Linear and "forward" not in vars(linear):  # not one that somebody has changed
-                places.setdefault(id(linear.weight), []).append((module, name))
-    for users in places.values():
+    for users in plain_linears(model):
         weight = laid_out(getattr(*users[0]).weight)
         if weight is None:
             continue
@@ -174,6 +180,8 @@ def lay_out(model: Any) -> Any:
 
 
 def kind_of_linear(model: Any) -> str:
-    """Who computes its linear layers: the library that they are laid out for, "torch" if they are not."""
-    kinds = (module.laid_out.library for module in model.modules() if isinstance(module, LaidOutLinear))
-    return next(kinds, "torch")
+    """Who computes its linear layers: the library that they are laid out for, "torch" if they are not; "int8" or "int4" where
+    some are quantized.
+    """
+    kinds = [module.laid_out.library for module in model.modules() if isinstance(module, LaidOutLinear)]
+    return next((kind for kind in QUANTIZED if kind in kinds), kinds[0] if kinds else "torch")

@@ -20,6 +20,7 @@ from lookahead.models.adapter import check_adapter, merged
 from lookahead.models.exact import differs_in_company
 from lookahead.models.linear import lay_out
 from lookahead.models.probe import probed
+from lookahead.models.quantize import check_scheme, quantize_linears
 from lookahead.tokenizer import TRUST, first_line, hub_arguments, quiet_hub
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ def load_model(
     adapter: str | None = None,
     exact: bool = False,
     engine_mode: str = "auto",
+    quantize: str = "none",
 ) -> TargetModel:
     """Load a causal LM from a folder or hub name and probe how it verifies. On a CPU its weights are laid out (linear.py).
 
@@ -87,13 +89,14 @@ def load_model(
     trust_remote_code: run code that comes with the model. revision: branch, tag or commit of a hub name. adapter: folder or hub
     name of a PEFT adapter, which is merged into the weights (adapter.py). exact: a token's scores must be the same bits in any
     forward (exact.py), whatever that costs. engine_mode: program (a whole forward in one native call, lower.py), modules, or
-    auto. Raises ModelError if one of these cannot be had, or it is no causal LM or cannot be loaded, UsageError for an unknown
-    dtype or mode, or a missing device.
+    auto. quantize: int8 or int4 linear layers (quantize.py), or none. Raises ModelError if one of these cannot be had, or it is
+    no causal LM or cannot be loaded, UsageError for an unknown dtype, mode or scheme, or a missing device.
     """
     from transformers import AutoModelForCausalLM
 
     target_device, chosen = _device(device), _dtype(dtype)
     _check_mode(engine_mode)
+    check_scheme(quantize, target_device)
     path = Path(name)
     read_config(name, trust_remote_code, revision)
     further = check_name(name, "a model folder", revision)
@@ -118,7 +121,10 @@ def load_model(
     if adapter:
         with _quiet_transformers():
             model = merged(model, adapter)
-    target = _probed(model if device_map or tp_plan else lay_out(model.to(target_device)), name, engine_mode)
+    if quantize != "none" and (device_map or tp_plan):
+        raise UsageError(f"--quantize {quantize} is for a model on one device: leave out --device-map and --tp-plan.")
+    laid_out = model if device_map or tp_plan else lay_out(quantize_linears(model.to(target_device), quantize, name))
+    target = _probed(laid_out, name, engine_mode)
     if exact:
         if where := differs_in_company(target):
             raise ModelError(f"{name}: --exact: scores are not the same bits in every forward ({where}).")
@@ -144,6 +150,7 @@ def random_model(
     trust_remote_code: bool = False,
     revision: str | None = None,
     engine_mode: str = "auto",
+    quantize: str = "none",
 ) -> TargetModel:
     """A causal LM of the shape that a config.json says, with random weights, the same each time; no weights are read.
 
@@ -153,6 +160,7 @@ def random_model(
 
     target_device, chosen = _device(device), _dtype(dtype)
     _check_mode(engine_mode)
+    check_scheme(quantize, target_device)
     config = read_config(name, trust_remote_code, revision)
     if chosen is None:
         of_config = config.get_text_config(decoder=True).dtype or torch.bfloat16
@@ -169,7 +177,7 @@ def random_model(
             )
     except Exception as error:
         raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
-    return _probed(lay_out(model.to(target_device)), name, engine_mode)
+    return _probed(lay_out(quantize_linears(model.to(target_device), quantize, name)), name, engine_mode)
 
 
 def _check_mode(name: str) -> None:

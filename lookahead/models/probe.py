@@ -18,6 +18,7 @@ from lookahead.draft.tree import DraftTree, chain
 from lookahead.errors import ModelError
 from lookahead.forward.backends import without_cudnn
 from lookahead.forward.panels import Panels
+from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.slots import PackedSlots, Slots, Wanted, slots_of
 from lookahead.forward.target import Mode, TargetModel
 from lookahead.forward.tree_attention import serves_on
@@ -48,6 +49,7 @@ TRIED: tuple[tuple[Mode, bool, bool], ...] = (
     ("replay", False, False),
 )
 TREES = ("packed", "tree")
+IN_PANELS = (Panels.library, *QUANTIZED)  # kinds of linear layers that programs multiply
 
 
 def op_may_serve(target: TargetModel) -> bool:
@@ -65,7 +67,7 @@ def probed(model: Any, name: str = "model", may_be_program: bool = True) -> Targ
     for mode, by_op, by_program in TRIED:
         bucketed = mode == "packed" and model.device.type == "cuda"
         target = TargetModel(model, name, mode, "; ".join(reasons), bucketed=bucketed, attends_by_op=by_op, linear=linear)
-        if (by_op and not op_may_serve(target)) or (by_program and not (may_be_program and linear == Panels.library)):
+        if (by_op and not op_may_serve(target)) or (by_program and not (may_be_program and linear in IN_PANELS)):
             continue
         try:
             if by_program:
@@ -150,6 +152,8 @@ def _step(
 def _difference(target: TargetModel, scored: list[tuple[list[int], torch.Tensor]]) -> str:
     """What is wrong with the scores, each compared with those of its text alone; "" if nothing is."""
     worst, noise = 0.0, 2 * torch.finfo(target.dtype).eps
+    quantized = target.linear in QUANTIZED  # where a small difference becomes a large one
+    rounded = quantized or target.dtype != torch.float32
     alone: dict[tuple[int, ...], torch.Tensor] = {}
     for text, row in sorted(scored, key=lambda pair: -len(pair[0])):  # the longer, the more beginnings of it are known too
         if tuple(text) not in alone:
@@ -157,9 +161,9 @@ def _difference(target: TargetModel, scored: list[tuple[list[int], torch.Tensor]
             if not torch.isfinite(scores).all():
                 return "scores are not finite"
             alone.update((tuple(text[: place + 1]), scores[place]) for place in range(len(text)))
-            if target.dtype != torch.float32 or len(alone) == len(text):  # how far rounding moves scores: other shapes
+            if rounded or len(alone) == len(text):  # how far rounding moves scores: other shapes
                 others = [_scores_alone(target, [*text, 1])[: len(text)]]
-                others += [] if target.dtype == torch.float32 or len(alone) > len(text) else _scores_in_pieces(target, text)
+                others += [] if not rounded or len(alone) > len(text) else _scores_in_pieces(target, text)
                 moved = max(float((scores - other).abs().max()) for other in others)
                 noise = max(noise, moved / (float(scores[-1].std()) or 1.0))
         if not torch.isfinite(row).all():  # no difference is greater than one that is not a number
@@ -167,7 +171,7 @@ def _difference(target: TargetModel, scored: list[tuple[list[int], torch.Tensor]
         expected = alone[tuple(text)]
         spread = float(expected.std()) or 1.0
         worst = max(worst, float((expected - row.float()).abs().max()) / spread)
-    least, most = (1e-3, 2.5e-3) if target.dtype == torch.float32 else (1e-2, MOST_NOISE)
+    least, most = (MOST_NOISE / 2 if quantized else 1e-2, MOST_NOISE) if rounded else (1e-3, 2.5e-3)
     if not worst <= max(least, 4 * min(noise, most)):
         return f"scores differ by {worst:.2g} of their spread"
     return ""

@@ -1,0 +1,245 @@
+"""Inner loops of products of tokens of 8 bits with weights of 8 or 4 bits, as LLVM code. For kernels.
+
+A token is quantized in groups of 64 numbers: 64 int8, the scale that they are to be multiplied by (float32), and their sum
+(int32). Products of a group are added as whole numbers, which is exact in any order; groups are added one after the other in
+float32. So an output has the same bits whatever other tokens share the call, and whatever instructions the processor has.
+
+Weights lie in panels of 64 outputs, a group of 64 inputs after the other, as unsigned numbers. In a group of 8 bits,
+[16, 64, 4], four inputs of an output are neighbours, as VNNI multiplies them, and 128 is added to each. In a group of 4 bits, [8, 64,
+4], a byte holds the number of one input in its lower half and of the input four further on in its upper half; behind them are 64
+scales (bfloat16) and 64 zero points (uint8). A panel of 8 bits begins with 64 scales (float32).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from lookahead.forward.panel_code import AVX512, PANEL, TILES, VECTORS
+from lookahead.forward.processor import multiplies_bytes
+from lookahead.forward.vectors import FLOAT, INT, LANES, LONG, SHORT, VECTOR, WHOLE, Code
+
+GROUP = 64  # inputs
+TOKEN_GROUP = GROUP + 8  # bytes of a token's group
+SCALES = 4 * PANEL  # bytes at the beginning of a panel of 8 bits
+GROUP8 = GROUP * PANEL  # bytes of a group of weights
+GROUP4 = GROUP * PANEL // 2 + 3 * PANEL
+UNROLLED = 4  # steps of a group
+LEAST = 1e-30  # a group of a token whose numbers are all smaller is taken for zeros
+BYTE = ir.IntType(8)
+
+
+def _constant(number: int) -> Any:
+    return ir.Constant(LONG, number)
+
+
+def _whole(number: int) -> Any:
+    return ir.Constant(WHOLE, [number] * LANES)
+
+
+class Bytes:
+    """Sums of products of four bytes, in each of 16 lanes. bits: of weights."""
+
+    def __init__(self, code: Code, bits: int):
+        self.code, self.bits = code, bits
+
+    def _call(self, name: str, left: Any, right: Any, kind: Any, result: Any) -> Any:
+        """An intrinsic on all 16 lanes, or on halves of them. kind, result: bits of a number that it takes and gives."""
+        builder, size = self.code.builder, 512 if AVX512 else 256
+        given, given_back = (ir.VectorType(ir.IntType(bits), size // bits) for bits in (kind, result))
+        if AVX512:
+            return self.code.call(name, given_back, builder.bitcast(left, given), builder.bitcast(right, given))
+        halves = []
+        for lanes in (range(8), range(8, 16)):
+            mask = ir.Constant(ir.VectorType(INT, 8), list(lanes))
+            parts = (builder.bitcast(builder.shuffle_vector(each, each, mask), given) for each in (left, right))
+            halves.append(builder.bitcast(self.code.call(name, given_back, *parts), ir.VectorType(INT, 8)))
+        return builder.shuffle_vector(*halves, ir.Constant(WHOLE, list(range(16))))
+
+    def _pairs(self, left: Any, right: Any) -> Any:
+        """Sums of two products of int16, in each lane."""
+        name = "llvm.x86.avx512.pmaddw.d.512" if AVX512 else "llvm.x86.avx2.pmadd.wd"
+        return self.code.builder.bitcast(self._call(name, left, right, 16, 32), WHOLE)
+
+    def add(self, total: Any, weights: Any, numbers: Any) -> Any:
+        """weights: unsigned, numbers: signed bytes."""
+        builder = self.code.builder
+        if AVX512 and multiplies_bytes():
+            return self.code.call("llvm.x86.avx512.vpdpbusd.512", WHOLE, total, weights, numbers)
+        if self.bits == 4:  # sums of two products are below 2 ** 15
+            name = "llvm.x86.avx512.pmaddubs.w.512" if AVX512 else "llvm.x86.avx2.pmadd.ub.sw"
+            two = builder.bitcast(self._call(name, weights, numbers, 8, 16), WHOLE)
+            return builder.add(total, self._pairs(two, _whole(0x00010001)))
+        wide = ir.VectorType(SHORT, 2 * LANES)
+        eight = ir.Constant(wide, [8] * 2 * LANES)
+        low, high = builder.bitcast(weights, wide), builder.bitcast(numbers, wide)
+        even = self._pairs(
+            builder.bitcast(builder.lshr(builder.shl(low, eight), eight), WHOLE),
+            builder.bitcast(builder.ashr(builder.shl(high, eight), eight), WHOLE),
+        )
+        odd = self._pairs(builder.bitcast(builder.lshr(low, eight), WHOLE), builder.bitcast(builder.ashr(high, eight), WHOLE))
+        return builder.add(total, builder.add(even, odd))
+
+
+def _scales4(code: Code, line: Any, vector: int) -> tuple[Any, Any]:
+    """Scales of 16 outputs, and the numbers that stand for zero, as float32."""
+    builder, behind = code.builder, GROUP * PANEL // 2
+    scales = code.load(builder.add(line, _constant(behind + 2 * LANES * vector)), ir.VectorType(SHORT, LANES))
+    wide = builder.shl(builder.zext(scales, WHOLE), _whole(16))
+    zeros = code.load(builder.add(line, _constant(behind + 2 * PANEL + LANES * vector)), ir.VectorType(BYTE, LANES))
+    return builder.bitcast(wide, VECTOR), builder.uitofp(zeros, VECTOR)
+
+
+def _add_up(
+    code: Code, token: Any, stride: Any, weights: Any, groups: Any, sums: Any, shape: Any, bits: int, column: int
+) -> None:
+    """Code of one tile, see `multiply_groups`. shape: its tokens and vectors; column: its first vector."""
+    builder, (tokens, vectors), multiplied = code.builder, shape, Bytes(code, bits)
+    lines = [builder.add(token, builder.mul(stride, _constant(number))) for number in range(tokens)]
+    places = [code.variable(WHOLE, _whole(0)) for _ in range(tokens * vectors)]
+
+    def step(begins: list[Any], line: Any, at: Any) -> None:
+        line = builder.add(line, builder.mul(at, _constant(4 * PANEL)))
+        where = [builder.add(line, _constant(4 * LANES * vector)) for vector in range(column, column + vectors)]
+        packed = [code.load(address, WHOLE) for address in where]
+        halves = [(0, packed)]
+        if bits == 4:
+            mask = _whole(0x0F0F0F0F)
+            low = [builder.and_(each, mask) for each in packed]
+            high = [builder.and_(builder.lshr(each, _whole(4)), mask) for each in packed]
+            halves = [(0, low), (4, high)]
+        for more, read in halves:
+            for row, begin in enumerate(begins):
+                offset = builder.add(builder.mul(at, _constant(4 * len(halves))), _constant(more))
+                numbers = code.splat(code.load(builder.add(begin, offset), INT))
+                for part, place in zip(read, places[row * vectors : (row + 1) * vectors], strict=True):
+                    builder.store(multiplied.add(builder.load(place), part, numbers), place)
+
+    with code.loop(groups) as group:
+        begins = [builder.add(line, builder.mul(group, _constant(TOKEN_GROUP))) for line in lines]
+        line = builder.add(weights, builder.mul(group, _constant(GROUP8 if bits == 8 else GROUP4)))
+        for row, begin in enumerate(begins):
+            first = _whole(0)
+            if bits == 8:
+                total = code.load(builder.add(begin, _constant(GROUP + 4)), INT)
+                first = code.splat(builder.mul(total, ir.Constant(INT, -128)))
+            for place in places[row * vectors : (row + 1) * vectors]:
+                builder.store(first, place)
+        with code.loop(_constant(16 if bits == 8 else 8), UNROLLED) as at:
+            for number in range(UNROLLED):
+                step(begins, line, builder.add(at, _constant(number)))
+        known = [_scales4(code, line, vector) for vector in range(column, column + vectors)] if bits == 4 else []
+        for row, begin in enumerate(begins):
+            scale = code.splat(code.load(builder.add(begin, _constant(GROUP)), FLOAT))
+            if bits == 4:
+                less = builder.sitofp(code.load(builder.add(begin, _constant(GROUP + 4)), INT), FLOAT)
+                less = code.splat(builder.fneg(less))
+            for vector in range(vectors):
+                home = builder.add(sums, _constant(4 * (PANEL * row + LANES * (column + vector))))
+                total = builder.sitofp(builder.load(places[row * vectors + vector]), VECTOR)
+                if bits == 4:
+                    scales, zeros = known[vector]
+                    total = builder.fmul(code.fma(zeros, less, total), scale)  # whole numbers below 2 ** 24: exact
+                    code.store(code.fma(total, scales, code.load(home)), home)
+                else:
+                    code.store(code.fma(total, scale, code.load(home)), home)
+
+
+@intrinsic
+def multiply_groups(typing_context, kind, token, stride, count, weights, groups, sums):
+    """Add products of `count` quantized tokens with a panel, over `groups`, to sums float32 [count, 64].
+
+    kind: an array element whose type says how many bits weights have: uint8 (8) or int8 (4). weights: the first group. What
+    is added for 8 bits is to be multiplied by the outputs' scales.
+    """
+    bits = 8 if str(kind) == "uint8" else 4
+
+    def codegen(context, builder, signature, values):
+        code = Code(builder)
+        _, token, stride, count, weights, groups, sums = values
+        done = _constant(0)
+        for tokens, vectors in TILES:
+            rounds = builder.sdiv(builder.sub(count, done), _constant(tokens))
+            with code.loop(rounds) as number:
+                first = builder.add(done, builder.mul(number, _constant(tokens)))
+                begin = builder.add(token, builder.mul(first, stride))
+                home = code.at(sums, first, 4 * PANEL)
+                for column in range(0, VECTORS, vectors):
+                    _add_up(code, begin, stride, weights, groups, home, (tokens, vectors), bits, column)
+            done = builder.add(done, builder.mul(rounds, _constant(tokens)))
+        return context.get_dummy_value()
+
+    return types.void(kind, *[types.int64] * 6), codegen
+
+
+@intrinsic
+def scale_by(typing_context, target, scales):
+    """Multiply 64 float32 numbers by others, in place."""
+
+    def codegen(context, builder, signature, values):
+        code = Code(builder)
+        for vector in range(VECTORS):
+            here, there = (builder.add(value, _constant(4 * LANES * vector)) for value in values)
+            code.store(builder.fmul(code.load(here), code.load(there)), here)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def clear(typing_context, target, count):
+    """Set `count` times 16 float32 numbers to zero."""
+
+    def codegen(context, builder, signature, values):
+        code = Code(builder)
+        with code.loop(values[1]) as at:
+            code.store(code.constant(0.0), code.at(values[0], at, 4 * LANES))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def quantize(typing_context, source, count, target):
+    """A token of `count` float32 numbers to groups of int8, the last filled up with zeros.
+
+    A group's scale is its largest number by 127. Numbers are rounded to the nearest, halves to even.
+    """
+
+    def codegen(context, builder, signature, values):
+        code = Code(builder)
+        source, count, target = values
+        groups = builder.sdiv(builder.add(count, _constant(GROUP - 1)), _constant(GROUP))
+        with code.loop(groups) as group:
+            at = builder.mul(group, _constant(GROUP))
+            home = code.at(target, group, TOKEN_GROUP)
+            read = []
+            for part in range(GROUP // LANES):
+                here = builder.add(at, _constant(LANES * part))
+                read.append(code.masked(code.at(source, here, 4), code.below(builder.sub(count, here)), code.constant(0.0)))
+            most = code.constant(0.0)
+            for part in read:
+                size = code.call("llvm.fabs.v16f32", VECTOR, part)
+                most = builder.select(builder.fcmp_ordered(">", size, most), size, most)
+            for half in (8, 4, 2, 1):
+                other = code.shuffled(most, most, [(lane + half) % LANES for lane in range(LANES)])
+                most = builder.select(builder.fcmp_ordered(">", other, most), other, most)
+            most = builder.extract_element(most, ir.Constant(INT, 0))
+            counts = builder.fcmp_ordered(">=", most, ir.Constant(FLOAT, LEAST))
+            full, none = ir.Constant(FLOAT, 127.0), ir.Constant(FLOAT, 0.0)
+            factor = code.splat(builder.select(counts, builder.fdiv(full, most), none))
+            total = _whole(0)
+            for number, part in enumerate(read):
+                rounded = code.call("llvm.rint.v16f32", VECTOR, builder.fmul(part, factor))
+                whole = code.call("llvm.fptosi.sat.v16i32.v16f32", WHOLE, rounded)
+                total = builder.add(total, whole)
+                code.store(builder.trunc(whole, ir.VectorType(BYTE, LANES)), builder.add(home, _constant(LANES * number)))
+            summed = code.call("llvm.vector.reduce.add.v16i32", INT, total)
+            code.store(builder.select(counts, builder.fdiv(most, full), none), builder.add(home, _constant(GROUP)))
+            code.store(summed, builder.add(home, _constant(GROUP + 4)))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen

@@ -1,0 +1,65 @@
+"""Linear layers in 8 or 4 bits. In: a loaded model. Out: the same, whose linear layers hold a half or a quarter of the memory.
+
+    int8   weights of 8 bits, a scale for each output
+    int4   weights of 4 bits, a scale and a zero point for each 64 inputs of an output; the output layer has 8 bits, as its
+           rounding costs most
+
+Tokens are quantized to 8 bits in groups of 64 on the way into a product (forward/quantized_code.py). Embeddings, norms, biases,
+routers of experts, and experts that are no linear layers stay as they are. A quantized model is another model: it has
+answers of its own, and drafts change none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lookahead.errors import ModelError, UsageError
+from lookahead.forward.quantized import QuantizedPanels, in_4_bits, in_8_bits
+from lookahead.models.linear import LaidOutLinear, plain_linears
+
+SCHEMES = ("none", "int8", "int4")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what configs call how many there are
+
+
+def check_scheme(scheme: str, device: torch.device) -> None:
+    """Raises UsageError for an unknown one, or for one that there is no kernel for."""
+    if scheme not in SCHEMES:
+        raise UsageError(f"--quantize {scheme}: choose {', '.join(SCHEMES)}.")
+    if scheme != "none" and not (device.type == "cpu" and QuantizedPanels.takes_here()):
+        here = "this CPU" if device.type == "cpu" else str(device)
+        raise UsageError(f"--quantize {scheme}: there is no kernel for {here}, only for x86 CPUs with AVX2. Leave it out.")
+
+
+def layers_to_quantize(model: Any, scheme: str) -> Iterator[tuple[list[tuple[torch.nn.Module, str]], int]]:
+    """Each weight as the (module, name) of the linear layers that use it, and its bits. Routers are left out."""
+    config = model.config.get_text_config(decoder=True)
+    experts = {getattr(config, name, None) for name in EXPERTS}
+    head = model.get_output_embeddings()
+    for users in plain_linears(model):
+        layers = [getattr(module, name) for module, name in users]
+        if layers[0].out_features not in experts:
+            yield users, 8 if scheme == "int8" or any(layer is head for layer in layers) else 4
+
+
+@torch.no_grad()
+def quantize_linears(model: Any, scheme: str, name: str) -> Any:
+    """Give a model on a CPU quantized linear layers; returns the model. Weights as they were are let go one by one.
+
+    Raises ModelError if it has none.
+    """
+    if scheme == "none":
+        return model
+    found = False
+    for users, bits in layers_to_quantize(model, scheme):
+        weight = getattr(*users[0]).weight
+        panels = QuantizedPanels((in_8_bits if bits == 8 else in_4_bits)(weight), weight.dtype)
+        for module, attribute in users:
+            setattr(module, attribute, LaidOutLinear(getattr(module, attribute), panels).train(module.training))
+        del weight
+        found = True
+    if not found:
+        raise ModelError(f"{name}: --quantize {scheme}: it has no linear layers that could be quantized.")
+    return model.requires_grad_(False)
