@@ -4,10 +4,10 @@ A token is quantized in groups of 64 numbers: 64 int8, the scale that they are t
 (int32). Products of a group are added as whole numbers, which is exact in any order; groups are added one after the other in
 float32. So an output has the same bits whatever other tokens share the call, and whatever instructions the processor has.
 
-Weights lie in panels of 64 outputs, a group of 64 inputs after the other, as unsigned numbers. In a group of 8 bits,
-[16, 64, 4], four inputs of an output are neighbours, as VNNI multiplies them, and 128 is added to each. In a group of 4 bits, [8, 64,
-4], a byte holds the number of one input in its lower half and of the input four further on in its upper half; behind them are 64
-scales (bfloat16) and 64 zero points (uint8). A panel of 8 bits begins with 64 scales (float32).
+Weights lie in panels of 64 outputs, a group of 64 inputs after the other, as unsigned numbers. In a group of 8 bits, which is
+[16, 64, 4], four inputs of an output are neighbours, as VNNI multiplies them, and 128 is added to each. In a group of 4 bits,
+[8, 64, 4], a byte holds the number of one input in its lower half and of the input four further on in its upper half; behind
+them are 64 scales (bfloat16) and 64 zero points (uint8). A panel of 8 bits begins with 64 scales (float32).
 """
 
 from __future__ import annotations

@@ -28,6 +28,18 @@ def tried_for_exactness(target: TargetModel) -> TargetModel:
     return target if target.exact else dataclasses.replace(target, exact=not differs_in_company(target))
 
 
+def exact_or_plain(target: TargetModel) -> TargetModel:
+    """The same for a quantized model: in mode "plain" if it is not exact.
+
+    Where forwards round differently, tokens are quantized to other numbers: answers part far more often than in float32.
+    """
+    where = differs_in_company(target)
+    if not where:
+        return dataclasses.replace(target, exact=True)
+    reason = f"quantized, and not the same bits in every forward ({where})"
+    return dataclasses.replace(target, mode="plain", reason=reason, attends_by_op=False, program=None)
+
+
 @torch.inference_mode()
 def differs_in_company(target: TargetModel) -> str:
     """In what company the scores of a token are other bits than alone; "" if nowhere."""

@@ -17,7 +17,7 @@ from lookahead.errors import ModelError, UsageError
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.hub import check_name
 from lookahead.models.adapter import check_adapter, merged
-from lookahead.models.exact import differs_in_company
+from lookahead.models.exact import differs_in_company, exact_or_plain
 from lookahead.models.linear import lay_out
 from lookahead.models.probe import probed
 from lookahead.models.quantize import check_scheme, quantize_linears
@@ -89,8 +89,9 @@ def load_model(
     trust_remote_code: run code that comes with the model. revision: branch, tag or commit of a hub name. adapter: folder or hub
     name of a PEFT adapter, which is merged into the weights (adapter.py). exact: a token's scores must be the same bits in any
     forward (exact.py), whatever that costs. engine_mode: program (a whole forward in one native call, lower.py), modules, or
-    auto. quantize: int8 or int4 linear layers (quantize.py), or none. Raises ModelError if one of these cannot be had, or it is
-    no causal LM or cannot be loaded, UsageError for an unknown dtype, mode or scheme, or a missing device.
+    auto. quantize: int8 or int4 linear layers (quantize.py), or none; a model that is not exact then decodes plainly. Raises
+    ModelError if one of these cannot be had, or it is no causal LM or cannot be loaded, UsageError for an unknown dtype, mode
+    or scheme, or a missing device.
     """
     from transformers import AutoModelForCausalLM
 
@@ -129,6 +130,8 @@ def load_model(
         if where := differs_in_company(target):
             raise ModelError(f"{name}: --exact: scores are not the same bits in every forward ({where}).")
         target = dataclasses.replace(target, exact=True)
+    elif quantize != "none":
+        target = exact_or_plain(target)
     return target.in_step() if tp_plan else target
 
 

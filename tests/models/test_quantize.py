@@ -1,0 +1,294 @@
+"""Quantized linear layers: whole numbers that add up exactly, so that a quantized model answers the same with any draft."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numba
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lookahead.decode.engine import DecodingEngine
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
+from lookahead.errors import ModelError, UsageError
+from lookahead.forward import quantized_code
+from lookahead.forward.quantized import Quantized, QuantizedPanels, in_4_bits, in_8_bits
+from lookahead.forward.quantized_code import multiply_groups
+from lookahead.models.exact import exact_or_plain
+from lookahead.models.linear import LaidOutLinear, kind_of_linear, lay_out
+from lookahead.models.load import load_model, random_model
+from lookahead.models.probe import probed
+from lookahead.models.quantize import quantize_linears
+from lookahead.tokenizer import load_tokenizer
+from tests.architectures import VOCAB_SIZE, decoded, plainly, random_prompts
+from tests.support.depth import deep
+from tests.support.drafts import drafter_of
+
+pytestmark = pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
+DEMO = "samples/demo-model"
+SHAPES = ((256, 256), (100, 65), (64, 700), (333, 128), (1, 1))
+QUANTIZE = {"int8": in_8_bits, "int4": in_4_bits}
+EXACT = (
+    "llama",
+    "gpt_neox",
+    "gemma3",
+    "qwen3",
+    "olmo2",
+    "phi",
+    "opt",
+    "cohere2",
+    "mixtral",
+    "starcoder2",
+    "stablelm",
+    "granite",
+)
+
+
+def rounded(tokens: torch.Tensor) -> torch.Tensor:
+    """float64: tokens as they are quantized, in groups of 64."""
+    count, inner = tokens.shape
+    groups = -(-inner // 64)
+    parts = nn.functional.pad(tokens, (0, groups * 64 - inner)).view(count, groups, 64)
+    most = parts.abs().amax(-1, keepdim=True)
+    factor = torch.where(most > 0, 127 / most, 0)
+    return ((parts * factor).round().double() * (most / 127).double()).view(count, -1)[:, :inner]
+
+
+@pytest.mark.parametrize("scheme", QUANTIZE)
+@pytest.mark.parametrize(("outputs", "inner"), SHAPES)
+def test_product_is_that_of_rounded_tokens_and_weights(scheme: str, outputs: int, inner: int) -> None:
+    torch.manual_seed(0)
+    matrix = QUANTIZE[scheme](torch.randn(outputs, inner))
+    tokens, bias = torch.randn(67, inner), torch.randn(outputs)
+    tokens[3] = 0
+    tokens[4, : inner // 2] *= 1e4
+    tokens[5] *= 1e-36  # taken for zeros
+    expected = rounded(tokens) @ matrix.to_dense().double().T + bias
+    expected[5] = bias.double()
+    got = QuantizedPanels(matrix, torch.float32).product(tokens, bias)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+    assert got[3].equal(bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scheme", QUANTIZE)
+@pytest.mark.parametrize(("outputs", "inner"), [(100, 65), (640, 2100)])
+def test_token_gets_the_same_bits_in_any_company_and_by_any_threads(
+    scheme: str, outputs: int, inner: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    panels = QuantizedPanels(QUANTIZE[scheme](torch.randn(outputs, inner)), dtype)
+    tokens, before = torch.randn(261, inner).to(dtype), torch.get_num_threads()
+    together = panels.product(tokens, None)
+    assert together.dtype == dtype
+    for size in (1, 2, 3, 4, 5, 6, 7, 13, 64, 250):
+        assert panels.product(tokens[11 : 11 + size], None).equal(together[11 : 11 + size]), size
+    strided = torch.randn(9, 2 * inner).to(dtype)[::2, ::2]
+    assert panels.product(strided, None).equal(panels.product(strided.contiguous(), None))
+    torch.set_num_threads(3)
+    try:
+        assert panels.product(tokens, None).equal(together)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_every_processor_adds_up_to_the_same_bits(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    """With VNNI, with AVX-512 alone, with AVX2 alone: where this machine has them."""
+    torch.manual_seed(0)
+    kind, inner, count = (np.uint8 if bits == 8 else np.int8)(0), 256, 9
+    panels = QuantizedPanels((in_8_bits if bits == 8 else in_4_bits)(torch.randn(64, inner) * 3), torch.float32)
+    tokens = panels.given(torch.randn(count, inner))
+    weights = panels.weight.data_ptr() + (quantized_code.SCALES if bits == 8 else 0)
+    forms = [(quantized_code.AVX512, quantized_code.multiplies_bytes()), (quantized_code.AVX512, False), (False, False)]
+    results = []
+    for avx512, vnni in dict.fromkeys(forms):
+        monkeypatch.setattr(quantized_code, "AVX512", avx512)
+        monkeypatch.setattr(quantized_code, "multiplies_bytes", lambda vnni=vnni: vnni)
+
+        @numba.njit(error_model="numpy")
+        def add_up(token, stride, count, weights, groups, sums):  # type: ignore[no-untyped-def]
+            multiply_groups(kind, token, stride, count, weights, groups, sums)
+
+        sums = np.zeros((count, 64), np.float32)
+        add_up(tokens.data_ptr(), tokens.stride(0), count, weights, inner // 64, sums.ctypes.data)
+        assert sums.any()
+        results.append(sums)
+    assert len(results) > 1
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+@pytest.mark.parametrize("scheme", QUANTIZE)
+@pytest.mark.parametrize(("outputs", "inner"), SHAPES)
+def test_panels_hold_what_they_were_made_of(scheme: str, outputs: int, inner: int) -> None:
+    torch.manual_seed(0)
+    matrix = QUANTIZE[scheme](torch.randn(outputs, inner))
+    held = QuantizedPanels(matrix, torch.float32).to_matrix()
+    for name in ("numbers", "scales", "zeros"):
+        ours, theirs = getattr(held, name), getattr(matrix, name)
+        assert ours is theirs is None or (ours.dtype == theirs.dtype and ours.equal(theirs)), name
+
+
+def test_weights_are_rounded_to_the_nearest_number() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(40, 200)
+    weight[2], weight[3] = 0, 5
+    weight[4, :64] = torch.linspace(2, 3, 64)  # all far from zero, which a group of 4 bits holds as well
+    eight, four = in_8_bits(weight), in_4_bits(weight)
+    assert ((eight.to_dense() - weight).abs() <= eight.scales / 2 * 1.001).all()
+    steps = four.scales.repeat_interleave(64, 1)[:, :200]
+    error = (four.to_dense() - weight).abs()
+    assert (error.square().mean() / weight.square().mean()).sqrt() < 0.09
+    assert error[4, :64].max() < 3 / 15
+    assert (four.to_dense()[2] == 0).all()
+    assert (steps[2] > 0).all()
+    torch.testing.assert_close(four.to_dense()[3], weight[3], rtol=1e-2, atol=0)
+
+
+def test_range_that_leaves_an_outlier_out_is_taken_where_it_loses_less() -> None:
+    whole = torch.linspace(-1, 1, 64)[None].repeat(1, 1)
+    assert in_4_bits(whole).to_dense().max() > 0.99
+    skewed = torch.cat([torch.linspace(-1, 1, 63), torch.tensor([1.6])])[None]
+    assert in_4_bits(skewed).to_dense().max() < 1.5
+
+
+def small(name: str, tiny_model) -> nn.Module:  # type: ignore[no-untyped-def]
+    return copy.deepcopy(tiny_model(name))
+
+
+@pytest.mark.parametrize("scheme", QUANTIZE)
+@pytest.mark.parametrize("name", [*EXACT[:6], *deep(EXACT[6:])])
+def test_any_draft_yields_the_plain_tokens_of_the_quantized_model(tiny_model, make_trie, name: str, scheme: str) -> None:  # type: ignore[no-untyped-def]
+    model = lay_out(quantize_linears(small(name, tiny_model), scheme, name))
+    assert kind_of_linear(model) == scheme
+    target = exact_or_plain(probed(model, name))
+    assert target.exact, target.reason
+    assert target.setting.file_name.endswith(f"-{scheme}.json"), "costs of another model"
+    prompts = random_prompts()
+    plain = decoded(DecodingEngine(target, Drafter([], DraftOptions("off")), 1), prompts)
+    answers = [(prompt, each.token_ids) for prompt, each in zip(prompts, plain, strict=True)]
+    trie = make_trie([[*prompt, *answer] for prompt, answer in answers], VOCAB_SIZE)
+    for draft, batch_size in (("perfect", 1), ("random_trees", 8), ("trie", 3), ("none", 8)):
+        done = decoded(DecodingEngine(target, drafter_of(draft, answers, trie), batch_size), prompts)
+        assert [g.token_ids for g in done] == [answer for _, answer in answers], (draft, batch_size)
+        assert draft != "perfect" or sum(each.steps for each in done) < sum(each.steps for each in plain)
+
+
+def test_model_that_is_not_exact_decodes_plainly(tiny_model) -> None:  # type: ignore[no-untyped-def]
+    """Soft caps: its attention is not computed in a fixed order."""
+    model = lay_out(quantize_linears(small("gemma2", tiny_model), "int8", "gemma2"))
+    target = exact_or_plain(probed(model, "gemma2"))
+    assert target.mode == "plain"
+    assert "quantized, and not the same bits in every forward (attention" in target.reason
+    prompts = random_prompts()[:3]
+    done = decoded(DecodingEngine(target, Drafter(), 2), prompts)
+    assert [each.token_ids for each in done] == [plainly(model, prompt) for prompt in prompts]
+
+
+def test_head_of_a_model_of_4_bits_has_8_and_routers_stay(tiny_model) -> None:  # type: ignore[no-untyped-def]
+    model = small("afmoe", tiny_model)
+    routers = [name for name, layer in model.named_modules() if type(layer) is nn.Linear and layer.out_features == 4]
+    quantized = quantize_linears(model, "int4", "afmoe")
+    layers = {name: layer.laid_out.library for name, layer in quantized.named_modules() if isinstance(layer, LaidOutLinear)}
+    assert routers
+    assert not layers.keys() & set(routers)
+    assert layers.pop("lm_head") == "int8"
+    assert set(layers.values()) == {"int4"}
+
+
+def test_layers_that_share_a_weight_share_its_panels() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.bias = nn.Linear(70, 70, False), nn.Linear(70, 70, False), nn.Linear(70, 8)
+            self.second.weight = self.first.weight
+            self.config = type("Config", (), {"get_text_config": lambda self, decoder: self})()
+
+        def get_output_embeddings(self) -> nn.Module:
+            return self.bias
+
+    model = quantize_linears(Model(), "int4", "model")
+    assert model.first.laid_out is model.second.laid_out
+    assert model.bias.bias is not None
+    assert not any(each.requires_grad for each in model.parameters())
+
+
+@pytest.mark.parametrize(("scheme", "most"), [("int8", 0.002), ("int4", 0.03)])
+def test_demo_model_loses_little(scheme: str, most: float) -> None:
+    """nats per token, of texts of its corpus: the bars are those for held-out text, see docs/quantize.md."""
+    tokenizer = load_tokenizer(DEMO)
+    with open("samples/corpus.jsonl", encoding="utf-8") as file:
+        texts = [tokenizer(json.loads(next(file))["response"])["input_ids"] for _ in range(64)]
+
+    @torch.inference_mode()
+    def loss(quantize: str) -> float:
+        model = load_model(DEMO, device="cpu", quantize=quantize).model
+        total = 0.0
+        for text in texts:
+            ids = torch.tensor([text])
+            total += float(nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="sum"))
+        return total / sum(len(text) - 1 for text in texts)
+
+    assert abs(loss(scheme) - loss("none")) < most
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scheme", QUANTIZE)
+def test_demo_model_runs_as_a_program_with_the_same_answers(scheme: str, dtype: str) -> None:
+    target = load_model(DEMO, dtype, "cpu", quantize=scheme, engine_mode="program")
+    assert target.exact
+    tokenizer = load_tokenizer(DEMO)
+    prompts = [tokenizer(f"Question: {n} apples and {n + 3} pears cost {n * 7}.\nAnswer:")["input_ids"] for n in range(2, 12)]
+
+    def answers(options: DraftOptions, batch_size: int) -> list[list[int]]:
+        return [each.token_ids for each in decoded(DecodingEngine(target, Drafter([], options), batch_size), prompts, 40)]
+
+    plain = answers(DraftOptions("off"), 1)
+    for batch_size in (1, 8):
+        assert answers(DraftOptions(decoding_length=16, adaptive=False), batch_size) == plain
+        assert answers(DraftOptions(), batch_size) == plain
+
+
+def test_memory_of_weights() -> None:
+    """Of 16 bits: 0.27 and 0.50."""
+    weight = torch.randn(1024, 1024)
+    for scheme, share in (("int4", 0.28), ("int8", 0.51)):
+        held = QuantizedPanels(QUANTIZE[scheme](weight), torch.bfloat16).weight
+        assert held.nbytes <= share * 2 * weight.numel()
+
+
+def test_schemes_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="--quantize int2: choose none, int8, int4"):
+        load_model(DEMO, quantize="int2")
+    with pytest.raises(UsageError, match="--quantize int4: there is no kernel for meta, only for x86 CPUs with AVX2"):
+        random_model(DEMO, device="meta", quantize="int4")
+    with pytest.raises(UsageError, match="--quantize int4 is for a model on one device"):
+        load_model(DEMO, device="cpu", device_map="cpu", quantize="int4")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    with pytest.raises(UsageError, match="there is no kernel for this CPU"):
+        load_model(DEMO, device="cpu", quantize="int8")
+
+
+def test_model_without_linear_layers_is_refused() -> None:
+    class Model(nn.Module):
+        config = type("Config", (), {"get_text_config": lambda self, decoder: self})()
+
+        def get_output_embeddings(self) -> None:
+            return None
+
+    with pytest.raises(ModelError, match="m: --quantize int8: it has no linear layers"):
+        quantize_linears(Model(), "int8", "m")
+
+
+def test_matrix_of_whole_numbers_is_taken_as_it_is() -> None:
+    """As a checkpoint holds it."""
+    numbers = torch.arange(-8, 8, dtype=torch.int8).repeat(3, 8)
+    matrix = Quantized(numbers, torch.tensor([[0.5], [1.0], [2.0]]), None)
+    panels = QuantizedPanels(matrix, torch.float32)
+    tokens = torch.eye(128)[:16] * 127
+    assert panels.product(tokens, None).equal((numbers.float() * matrix.scales).T[:16] * 127)
