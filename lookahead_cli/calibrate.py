@@ -18,6 +18,7 @@ from lookahead_cli.options import (
     LogFile,
     Model,
     Overwrite,
+    Quantize,
     Revision,
     TrustRemoteCode,
     Verbose,
@@ -69,6 +70,7 @@ def command(
     dtype: Dtype = "auto",
     device: Device = "auto",
     attn: Attention = None,
+    quantize: Quantize = "none",
     plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the curve: .png, .pdf or .svg.")] = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -79,9 +81,9 @@ def command(
 ) -> None:
     """Measure what a model's forwards cost on this machine, by tokens, rows and context, and keep it as a cost profile.
 
-    The profile lies in the user's cache folder; generate and bench use it where model, device, dtype and attention are the
-    same, and correct it by their own steps. The critical decoding length (CDL) is the number of tokens per row up to which a
-    forward costs at most 1.2 times that of one.
+    The profile lies in the user's cache folder; generate and bench use it where model, device, dtype, attention and
+    --quantize are the same, and correct it by their own steps. The critical decoding length (CDL) is the number of tokens per
+    row up to which a forward costs at most 1.2 times that of one.
 
     Example: lookahead calibrate --model org/model
 
@@ -97,7 +99,7 @@ def command(
     if estimate and out is None:
         raise UsageError("--estimate: name a file with -o; this machine's own jobs have no use for it.")
     if estimate:
-        refuse(ctx, "--estimate measures nothing", "random_weights", "device", "attn", "seconds")
+        refuse(ctx, "--estimate measures nothing", "random_weights", "device", "attn", "seconds", "quantize")
     reads = [Input("--model", [model], hub=True), Input("--config", [config])]
     outputs = [Output("-o", out, PROFILE), Output("--plot", plot, PICTURE), Output("--log-file", log_file)]
     check_outputs(outputs, reads, overwrite)
@@ -106,7 +108,7 @@ def command(
 
         kept = Kept(estimated_profile(model, dtype, estimate, trust_remote_code, revision))
     else:
-        kept = measured((model, dtype, device, attn), random_weights, trust_remote_code, revision, seconds, out, json)
+        kept = measured((model, dtype, device, attn), random_weights, quantize, trust_remote_code, revision, seconds, out, json)
     kept.save(out)
     show(kept, context, json, plot)
     if kept.problems:
@@ -133,6 +135,7 @@ class Kept:
 def measured(
     loading: tuple[str, str, str, str | None],
     random_weights: bool,
+    quantize: str,
     trust_remote_code: bool,
     revision: str | None,
     seconds: int,
@@ -151,7 +154,7 @@ def measured(
     if no_cache:
         render.notice(f"{no_cache} The profile goes to {out} only.")
     load = random_model if random_weights else load_model
-    target = load(*loading, trust_remote_code=trust_remote_code, revision=revision)
+    target = load(*loading, trust_remote_code=trust_remote_code, revision=revision, quantize=quantize)
     if target.mode not in ("packed", "plain"):
         render.notice(f"{loading[0]} verifies by {target.mode}: {target.reason}")
     with render.progress("measuring", 100, shown=not json) as update:
