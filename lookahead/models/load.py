@@ -14,11 +14,13 @@ import torch
 from lookahead.budget.estimate import ModelSizes, estimate
 from lookahead.budget.profile import CostProfile
 from lookahead.errors import ModelError, UsageError
+from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.hub import check_name
 from lookahead.models.adapter import check_adapter, merged
 from lookahead.models.exact import differs_in_company, exact_or_plain
 from lookahead.models.linear import lay_out
+from lookahead.models.packed_model import packed_model
 from lookahead.models.probe import probed
 from lookahead.models.quantize import check_scheme, quantize_linears
 from lookahead.tokenizer import TRUST, first_line, hub_arguments, quiet_hub
@@ -35,14 +37,11 @@ def estimated_profile(
 
     dtype: auto (the config's own), float32, bfloat16, float16. Raises ModelError and UsageError as `random_model` does.
     """
-    from transformers import AutoModelForCausalLM
-
     config = read_config(name, trust_remote_code, revision)
     text = config.get_text_config(decoder=True)
     chosen = _dtype(dtype) or text.dtype or torch.bfloat16
     try:
-        with _quiet_transformers(), torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        model = empty_model(config, trust_remote_code)
     except Exception as error:
         raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
     in_experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
@@ -60,6 +59,14 @@ def estimated_profile(
         query_key=text.num_hidden_layers * heads * head_dim,
     )
     return estimate(sizes, setting_of(config, name, gpu, chosen), gpu, int(text.vocab_size), longest_text(text))
+
+
+def empty_model(config: Any, trust_remote_code: bool = False) -> Any:
+    """A causal LM of a config without memory for its weights. Raises what transformers raises."""
+    from transformers import AutoModelForCausalLM
+
+    with _quiet_transformers(), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def _first_of(config: Any, *names: str) -> int:
@@ -99,7 +106,7 @@ def load_model(
     _check_mode(engine_mode)
     check_scheme(quantize, target_device)
     path = Path(name)
-    read_config(name, trust_remote_code, revision)
+    config = read_config(name, trust_remote_code, revision)
     further = check_name(name, "a model folder", revision)
     if adapter:
         check_adapter(adapter)
@@ -114,9 +121,13 @@ def load_model(
         wishes.update(_tensor_parallel(tp_plan))
     try:
         with _quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=chosen, **hub_arguments(trust_remote_code, revision), **further, **wishes
-            )
+            model = packed_model(name, config, chosen, wishes) if isinstance(chosen, torch.dtype) and not device_map else None
+            if model is None:
+                model = AutoModelForCausalLM.from_pretrained(
+                    name, dtype=chosen, **hub_arguments(trust_remote_code, revision), **further, **wishes
+                )
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
     if adapter:
@@ -130,7 +141,7 @@ def load_model(
         if where := differs_in_company(target):
             raise ModelError(f"{name}: --exact: scores are not the same bits in every forward ({where}).")
         target = dataclasses.replace(target, exact=True)
-    elif quantize != "none":
+    elif target.linear in QUANTIZED:
         target = exact_or_plain(target)
     return target.in_step() if tp_plan else target
 

@@ -1,0 +1,139 @@
+"""Checkpoints of quantized weights in the "pack-quantized" format of compressed-tensors. In: a folder. Out: its matrices.
+
+A linear layer NAME has, in place of NAME.weight:
+
+    NAME.weight_packed      int32 [out, in * bits / 32]: numbers of an output one after the other, the first in the lowest bits,
+                            each as far above -2 ** (bits - 1) as it says
+    NAME.weight_scale       [out, groups]
+    NAME.weight_zero_point  int32 [out * bits / 32, groups], packed along the outputs; none where "symmetric"
+    NAME.weight_shape       int64 [2]
+
+Read are weights of 8 bits with a scale for each output, and of 4 bits in groups of 64 or multiples of it. Others are left to
+transformers, which loads them by compressed-tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from lookahead.errors import ModelError
+from lookahead.forward.quantized import GROUP, Quantized
+
+METHOD, FORMAT = "compressed-tensors", "pack-quantized"
+INDEX = "model.safetensors.index.json"
+PARTS = ("packed", "scale", "zero_point", "shape")  # of a weight
+
+
+def packed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """uint8 [rows, columns] below 2 ** bits (4 or 8), as int32 [rows, columns * bits / 32]."""
+    if bits == 4:
+        numbers = torch.nn.functional.pad(numbers, (0, numbers.shape[1] % 2))
+        numbers = numbers[:, ::2] | (numbers[:, 1::2] << 4)
+    return torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % 4)).contiguous().view(torch.int32)
+
+
+def unpacked(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
+    """What `packed` was given."""
+    numbers = words.contiguous().view(torch.uint8)
+    if bits == 4:
+        numbers = torch.stack([numbers & 15, numbers >> 4], -1).flatten(1)
+    return numbers[:, :columns].contiguous()
+
+
+def tensors_of(name: str, matrix: Quantized) -> dict[str, torch.Tensor]:
+    """A linear layer's tensors, by their names."""
+    shape = torch.tensor(matrix.numbers.shape)
+    if matrix.zeros is None:
+        words, scales = packed(matrix.numbers.view(torch.uint8) ^ 128, 8), matrix.scales
+        return {f"{name}.weight_packed": words, f"{name}.weight_scale": scales, f"{name}.weight_shape": shape}
+    return {
+        f"{name}.weight_packed": packed(matrix.numbers, 4),
+        f"{name}.weight_scale": matrix.scales.bfloat16(),
+        f"{name}.weight_zero_point": packed(matrix.zeros.T.contiguous(), 4).T.contiguous(),
+        f"{name}.weight_shape": shape,
+    }
+
+
+def matrix_of(tensors: dict[str, torch.Tensor], bits: int) -> Quantized | None:
+    """The matrix of a layer's tensors, by `PARTS`; None if it is quantized otherwise than our kernels take it.
+
+    Raises KeyError, RuntimeError for tensors that are missing or do not fit.
+    """
+    outputs, inner = tensors["shape"].tolist()
+    scales = tensors["scale"].float().view(outputs, -1)
+    groups = scales.shape[1]
+    numbers = unpacked(tensors["packed"], bits, inner)
+    if numbers.shape != (outputs, inner):
+        raise RuntimeError(f"weight_packed has no {outputs} x {inner} numbers")
+    if bits == 8:
+        return (
+            Quantized((numbers ^ 128).view(torch.int8), scales, None) if groups == 1 and "zero_point" not in tensors else None
+        )
+    if inner % groups or (inner // groups) % GROUP or not scales.bfloat16().float().equal(scales):
+        return None
+    zeros = torch.full((outputs, groups), 8, dtype=torch.uint8)
+    if "zero_point" in tensors:
+        zeros = unpacked(tensors["zero_point"].T.contiguous(), bits, outputs).T.contiguous()
+    repeats = inner // groups // GROUP
+    return Quantized(numbers, scales.repeat_interleave(repeats, 1), zeros.repeat_interleave(repeats, 1))
+
+
+def shards_of(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint."""
+    if (folder / INDEX).exists():
+        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        return [folder / name for name in dict.fromkeys(names)]
+    return sorted(folder.glob("*.safetensors"))
+
+
+def tensors_in(shards: list[Path]) -> Iterator[tuple[str, Any]]:
+    """Names of all tensors, and what reads them: `read.get_tensor(name)`. Raises ModelError for a file that cannot be read."""
+    for shard in shards:
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(safe_open(shard, "pt"))
+            except Exception as error:  # safetensors raises errors of its own
+                raise ModelError(f"{shard}: cannot be read as safetensors ({error}).") from error
+            for name in file.keys():  # noqa: SIM118 - it is no dict
+                yield name, file
+
+
+def is_packed(config: Any) -> bool:
+    """Whether a config says that this module's format is used."""
+    said = getattr(config, "quantization_config", None) or {}
+    said = said if isinstance(said, dict) else said.to_dict()
+    kept = {group.get("weights", {}).get("actorder") for group in (said.get("config_groups") or {}).values()}
+    return said.get("quant_method") == METHOD and said.get("format") == FORMAT and not any(kept)
+
+
+def read_packed(folder: Path) -> tuple[dict[str, Quantized], dict[str, torch.Tensor]] | None:
+    """(the quantized matrices, by the names of their layers; all other tensors); None if a matrix is quantized in another way.
+
+    Raises ModelError for a checkpoint that is damaged.
+    """
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    others: dict[str, torch.Tensor] = {}
+    for name, file in tensors_in(shards_of(folder)):
+        layer, _, part = name.rpartition(".weight_")
+        if part in PARTS:
+            parts.setdefault(layer, {})[part] = file.get_tensor(name)
+        else:
+            others[name] = file.get_tensor(name)
+    matrices = {}
+    for layer, tensors in parts.items():
+        try:
+            bits = 32 * tensors["packed"].shape[1] // int(tensors["shape"][1])
+            matrix = matrix_of(tensors, bits) if bits in (4, 8) else None
+        except (KeyError, RuntimeError, ValueError, IndexError) as error:
+            raise ModelError(f"{folder}: the weights of {layer} are damaged ({error}).") from error
+        if matrix is None:
+            return None
+        matrices[layer] = matrix
+    return matrices, others

@@ -1,0 +1,51 @@
+"""Checkpoints of packed weights (packed.py) loaded into panels, without compressed-tensors. In: a folder. Out: a model."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lookahead.errors import ModelError
+from lookahead.forward.quantized import QuantizedPanels
+from lookahead.models.linear import LaidOutLinear, plain_linears
+from lookahead.models.packed import is_packed, read_packed
+
+
+def packed_model(name: str, config: Any, dtype: torch.dtype, wishes: dict[str, Any]) -> Any | None:
+    """The causal LM of a folder, its quantized linear layers in panels; None for one that transformers is to load.
+
+    wishes: further arguments of `from_pretrained`. Raises ModelError for a checkpoint that is damaged or another model's.
+    """
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    folder, known = Path(name), AutoModelForCausalLM._model_mapping
+    if not (folder.is_dir() and is_packed(config) and type(config) in known and QuantizedPanels.takes_here()):
+        return None
+    read = read_packed(folder)
+    if read is None:
+        return None
+    matrices, state = read
+    nothing = torch.zeros((), dtype=dtype)  # stands for the weights, which come as panels
+    state |= {f"{layer}.weight": nothing.expand(matrix.numbers.shape) for layer, matrix in matrices.items()}
+    config = copy.deepcopy(config)
+    del config.quantization_config
+    model, found = known[type(config)].from_pretrained(
+        None, config=config, state_dict=state, dtype=dtype, output_loading_info=True, **wishes
+    )
+    if found["missing_keys"] or found["mismatched_keys"]:
+        raise ModelError(f"{name}: no weights of {min([*found['missing_keys'], *map(str, found['mismatched_keys'])])}.")
+    names = {id(layer): place for place, layer in model.named_modules()}
+    for users in plain_linears(model):
+        for module, attribute in users:
+            layer = getattr(module, attribute)
+            matrix = matrices.pop(names[id(layer)], None)
+            if matrix is not None:
+                setattr(module, attribute, LaidOutLinear(layer, QuantizedPanels(matrix, dtype)))
+    if matrices:
+        raise ModelError(f"{name}: {min(matrices)} is quantized, and no linear layer of this model.")
+    if (folder / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(name)
+    return model.requires_grad_(False).eval()

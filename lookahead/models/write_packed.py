@@ -1,0 +1,188 @@
+"""Quantizing a checkpoint. In: a model's folder or hub name. Out: a folder with packed weights (packed.py), and what was lost.
+
+Tensors are read, quantized and written one by one, so memory holds about one file of the result. Weights of 4 bits whose inputs
+are no multiple of 64 are written with 8. Where embeddings are tied, the output layer becomes a matrix of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from lookahead.errors import ModelError, UsageError
+from lookahead.forward.quantized import GROUP, in_4_bits, in_8_bits
+from lookahead.models.packed import FORMAT, INDEX, METHOD, shards_of, tensors_in, tensors_of
+from lookahead.models.quantize import SCHEMES, layers_to_quantize
+
+SHARD_BYTES = 1 << 30  # of a file of weights
+COPIED = (".json", ".jinja", ".txt", ".model", ".py", ".md")  # endings of what else belongs to a model
+LEFT = ("config.json", INDEX)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A quantized linear layer. error: root mean square of what rounding changed, as a share of that of the weights."""
+
+    name: str
+    bits: int
+    error: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """bytes_before, bytes_after: of all weights."""
+
+    layers: list[Layer]
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """bits: of each weight that is quantized, by its name in the checkpoint. layers: that it belongs to. kept: weights that are
+    also written as they are. routers: linear layers that stay. untied: the output layer has a matrix of its own from now on.
+    """
+
+    bits: dict[str, int]
+    layers: dict[str, list[str]]
+    kept: set[str]
+    routers: list[str]
+    untied: bool
+
+
+def _plan(model: Any, scheme: str) -> _Plan:
+    """model: on the meta device."""
+    names = {id(module): name for name, module in model.named_modules()}
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    untied = head is not None and head.weight is embeddings.weight
+    bits, layers = {}, {}
+    for users, width in layers_to_quantize(model, scheme):
+        modules = [getattr(module, name) for module, name in users]
+        users_names = [names[id(module)] for module in modules]
+        source = f"{names[id(embeddings)]}.weight" if untied and head in modules else f"{users_names[0]}.weight"
+        bits[source] = width if modules[0].in_features % GROUP == 0 else 8
+        layers[source] = users_names
+    found = {name for each in layers.values() for name in each}
+    routers = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear and name not in found]
+    return _Plan(bits, layers, {f"{names[id(embeddings)]}.weight"} if untied else set(), routers, untied)
+
+
+def quantization_config(plan: _Plan, scheme: str) -> dict[str, Any]:
+    """What config.json says of it."""
+    eight = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+    four = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": GROUP, "dynamic": False}
+    main = 8 if scheme == "int8" else 4
+    apart = sorted(name for source, names in plan.layers.items() if plan.bits[source] != main for name in names)
+    groups = {"group_0": {"targets": ["Linear"], "weights": eight if main == 8 else four}}
+    if apart:
+        groups["group_1"] = {"targets": apart, "weights": eight}
+    about = {"quant_method": METHOD, "format": FORMAT, "quantization_status": "compressed", "ignore": plan.routers}
+    return {**about, "config_groups": groups}
+
+
+class _Files:
+    """Writes tensors to files of about SHARD_BYTES."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.held, self.size, self.total = folder, dict[str, torch.Tensor](), 0, 0
+        self.files: list[list[str]] = []
+
+    def add(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.held |= {name: tensor.contiguous() for name, tensor in tensors.items()}
+        self.size += sum(tensor.nbytes for tensor in tensors.values())
+        if self.size >= SHARD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.held:
+            save_file(self.held, self.folder / f"{len(self.files)}.part", {"format": "pt"})
+            self.files.append(list(self.held))
+        self.total += self.size
+        self.held, self.size = {}, 0
+
+    def finish(self) -> None:
+        self.flush()
+        names = ["model.safetensors"]
+        if len(self.files) > 1:
+            names = [f"model-{n + 1:05}-of-{len(self.files):05}.safetensors" for n in range(len(self.files))]
+            places = {tensor: name for name, tensors in zip(names, self.files, strict=True) for tensor in tensors}
+            index = {"metadata": {"total_size": self.total}, "weight_map": places}
+            (self.folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+        for number, name in enumerate(names):
+            (self.folder / f"{number}.part").rename(self.folder / name)
+
+
+@torch.no_grad()
+def _written(plan: _Plan, source: Path, files: _Files, progress: Callable[[int, int], None]) -> Iterator[Layer | int]:
+    """Write all tensors. Yields bytes of each that was read, and each layer."""
+    missing, done = set(plan.bits), 0
+    for name, file in tensors_in(shards_of(source)):
+        tensor = file.get_tensor(name)
+        yield tensor.nbytes
+        if name not in plan.bits or name in plan.kept:
+            files.add({name: tensor})
+        if name in plan.bits:
+            matrix = (in_8_bits if plan.bits[name] == 8 else in_4_bits)(tensor)
+            weight = tensor.float()
+            error = (matrix.to_dense() - weight).norm() / weight.norm().clamp_min(1e-30)
+            for layer in plan.layers[name]:
+                files.add(tensors_of(layer, matrix))
+                yield Layer(layer, plan.bits[name], float(error))
+            missing.discard(name)
+            done += 1
+            progress(done, len(plan.bits))
+    if missing:
+        raise ModelError(f"{source}: no tensor {min(missing)} in its safetensors files.")
+
+
+def write_packed(
+    name: str, config: Any, model: Any, source: Path, out: str, scheme: str, progress: Callable[[int, int], None]
+) -> Written:
+    """Quantize the checkpoint in `source` to a new folder. config, model: what it holds, on the meta device.
+
+    name: as typed. progress: called with the weights that are done, and all. Raises UsageError if the folder is there or the
+    scheme is none, ModelError for a checkpoint that cannot be quantized.
+    """
+    if scheme not in SCHEMES[1:]:
+        raise UsageError(f"--weights {scheme}: choose {', '.join(SCHEMES[1:])}.")
+    if getattr(config, "quantization_config", None):
+        raise ModelError(f"{name}: is quantized already. Give the model that it was made of.")
+    target = Path(out)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"-o {out}: is there already. Name a new folder.")
+    if not shards_of(source):
+        raise ModelError(f"{name}: no weights in this folder (looked for *.safetensors).")
+    plan = _plan(model, scheme)
+    if not plan.bits:
+        raise ModelError(f"{name}: it has no linear layers that could be quantized.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+        folder = Path(temporary) / "model"
+        folder.mkdir()
+        files, layers, before = _Files(folder), list[Layer](), 0
+        for each in _written(plan, source, files, progress):
+            if isinstance(each, Layer):
+                layers.append(each)
+            else:
+                before += each
+        files.finish()
+        for path in source.iterdir():
+            if path.is_file() and path.suffix in COPIED and path.name not in LEFT:
+                shutil.copyfile(path, folder / path.name)
+        said = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        said["quantization_config"] = quantization_config(plan, scheme)
+        if plan.untied:
+            said["tie_word_embeddings"] = False
+        (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+        if target.exists():
+            target.rmdir()
+        folder.rename(target)
+    return Written(layers, before, files.total)
