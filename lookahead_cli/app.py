@@ -34,6 +34,7 @@ from lookahead_cli import (
     logs,
     merge_tries,
     prune_trie,
+    quantize,
     replay,
     report,
 )
@@ -46,7 +47,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (build_trie, inspect_trie, prune_trie, merge_tries, generate, report, bench, replay, calibrate, demo):
+for command in (build_trie, inspect_trie, prune_trie, merge_tries, generate, report, bench, replay, calibrate, quantize, demo):
     name = command.__name__.rpartition(".")[2].replace("_", "-")
     reads_files = name in ("build-trie", "inspect-trie", "prune-trie", "merge-tries", "replay", "report")
     app.command(name, no_args_is_help=reads_files)(command.command)

@@ -19,8 +19,10 @@ from safetensors.torch import save_file
 
 from lookahead.errors import ModelError, UsageError
 from lookahead.forward.quantized import GROUP, in_4_bits, in_8_bits
+from lookahead.models.load import empty_model, read_config
 from lookahead.models.packed import FORMAT, INDEX, METHOD, shards_of, tensors_in, tensors_of
 from lookahead.models.quantize import SCHEMES, layers_to_quantize
+from lookahead.tokenizer import first_line
 
 SHARD_BYTES = 1 << 30  # of a file of weights
 COPIED = (".json", ".jinja", ".txt", ".model", ".py", ".md")  # endings of what else belongs to a model
@@ -143,26 +145,54 @@ def _written(plan: _Plan, source: Path, files: _Files, progress: Callable[[int, 
         raise ModelError(f"{source}: no tensor {min(missing)} in its safetensors files.")
 
 
-def write_packed(
-    name: str, config: Any, model: Any, source: Path, out: str, scheme: str, progress: Callable[[int, int], None]
+def quantize_checkpoint(
+    name: str,
+    out: str,
+    scheme: str,
+    progress: Callable[[int, int], None] = lambda done, all_of_them: None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
 ) -> Written:
-    """Quantize the checkpoint in `source` to a new folder. config, model: what it holds, on the meta device.
+    """Quantize a model's folder, or a hub name's files, to a new folder that transformers loads.
 
-    name: as typed. progress: called with the weights that are done, and all. Raises UsageError if the folder is there or the
-    scheme is none, ModelError for a checkpoint that cannot be quantized.
+    scheme: int8 or int4. progress: called with how many weights are done, and how many there are. Raises UsageError if the new
+    folder is there or the scheme is none, ModelError for a model that cannot be quantized, and as `load.read_config` does.
     """
+    target = Path(out)
     if scheme not in SCHEMES[1:]:
         raise UsageError(f"--weights {scheme}: choose {', '.join(SCHEMES[1:])}.")
-    if getattr(config, "quantization_config", None):
-        raise ModelError(f"{name}: is quantized already. Give the model that it was made of.")
-    target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"-o {out}: is there already. Name a new folder.")
+    config = read_config(name, trust_remote_code, revision)
+    if getattr(config, "quantization_config", None):
+        raise ModelError(f"{name}: is quantized already. Give the model that it was made of.")
+    source = _files_of(name, revision)
     if not shards_of(source):
         raise ModelError(f"{name}: no weights in this folder (looked for *.safetensors).")
-    plan = _plan(model, scheme)
+    try:
+        plan = _plan(empty_model(config, trust_remote_code), scheme)
+    except Exception as error:  # transformers raises many kinds
+        raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
     if not plan.bits:
         raise ModelError(f"{name}: it has no linear layers that could be quantized.")
+    return _write(plan, source, target, scheme, progress)
+
+
+def _files_of(name: str, revision: str | None) -> Path:
+    """The folder of a model; of a hub name, where its files are kept. Raises ModelError if they cannot be had."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = ["*.safetensors", *(f"*{ending}" for ending in COPIED)]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except Exception as error:  # the hub raises many kinds
+        raise ModelError(f"{name}: its files cannot be had ({first_line(error)}).") from error
+
+
+def _write(plan: _Plan, source: Path, target: Path, scheme: str, progress: Callable[[int, int], None]) -> Written:
+    """Under another name until all is there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
         folder = Path(temporary) / "model"
