@@ -36,12 +36,13 @@ def packed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 4:
         numbers = torch.nn.functional.pad(numbers, (0, numbers.shape[1] % 2))
         numbers = numbers[:, ::2] | (numbers[:, 1::2] << 4)
-    return torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % 4)).contiguous().view(torch.int32)
+    padded = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % 4))
+    return padded.flatten().view(torch.int32).view(len(numbers), -1)
 
 
 def unpacked(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
     """What `packed` was given."""
-    numbers = words.contiguous().view(torch.uint8)
+    numbers = words.flatten().view(torch.uint8).view(len(words), -1)
     if bits == 4:
         numbers = torch.stack([numbers & 15, numbers >> 4], -1).flatten(1)
     return numbers[:, :columns].contiguous()

@@ -1,0 +1,205 @@
+"""Checkpoints of packed weights: what quantizing at load gives is what a checkpoint gives, and damage is found."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lookahead.errors import ModelError, UsageError
+from lookahead.forward.quantized import Quantized, QuantizedPanels, in_4_bits, in_8_bits
+from lookahead.models import write_packed
+from lookahead.models.load import load_model
+from lookahead.models.packed import matrix_of, packed, read_packed, tensors_of, unpacked
+from lookahead.models.write_packed import quantize_checkpoint
+from tests.support.cli import Cli, write_jsonl
+
+pytestmark = pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
+DEMO = "samples/demo-model"
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model in 4 bits."""
+    folder = tmp_path_factory.mktemp("packed") / "four"
+    quantize_checkpoint(DEMO, str(folder), "int4")
+    return folder
+
+
+def changed(folder: Path, into: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Path:
+    """A copy whose tensors `change` has gone through."""
+    shutil.copytree(folder, into)
+    tensors = load_file(into / "model.safetensors")
+    change(tensors)
+    save_file(tensors, into / "model.safetensors", {"format": "pt"})
+    return into
+
+
+def test_numbers_are_packed_lowest_bits_first() -> None:
+    numbers = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9]], dtype=torch.uint8)
+    assert packed(numbers, 4).tolist() == [[0x87654321 - (1 << 32), 9]]
+    assert packed(numbers[:, :5], 8).tolist() == [[0x04030201, 5]]
+    for bits in (4, 8):
+        assert unpacked(packed(numbers, bits), bits, 9).equal(numbers)
+
+
+@pytest.mark.parametrize("quantize", [in_8_bits, in_4_bits])
+@pytest.mark.parametrize(("outputs", "inner"), [(100, 192), (3, 64), (64, 128)])
+def test_matrix_comes_back_from_its_tensors(quantize: Callable[[torch.Tensor], Quantized], outputs: int, inner: int) -> None:
+    matrix = quantize(torch.randn(outputs, inner))
+    tensors = {name.rpartition("weight_")[2]: tensor for name, tensor in tensors_of("a", matrix).items()}
+    back = matrix_of(tensors, 8 if matrix.zeros is None else 4)
+    assert back is not None
+    assert back.numbers.equal(matrix.numbers)
+    assert back.scales.equal(matrix.scales)
+    assert back.zeros is matrix.zeros is None or back.zeros.equal(matrix.zeros)
+
+
+def test_larger_groups_and_symmetric_weights_are_read_and_others_left() -> None:
+    matrix = in_4_bits(torch.randn(8, 256))
+    tensors = {name.rpartition("weight_")[2]: tensor for name, tensor in tensors_of("a", matrix).items()}
+    del tensors["zero_point"]
+    tensors["scale"] = tensors["scale"][:, ::2]  # groups of 128
+    read = matrix_of(tensors, 4)
+    assert read is not None
+    weight = (matrix.numbers.float() - 8).view(8, 2, 128) * tensors["scale"].float()[..., None]
+    assert read.to_dense().equal(weight.view(8, 256))
+    assert matrix_of({**tensors, "scale": torch.rand(8, 8).bfloat16()}, 4) is None, "groups of 32"
+    assert matrix_of({**tensors, "scale": torch.rand(8, 2)}, 4) is None, "scales that bfloat16 does not hold"
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_checkpoint_is_the_model_that_was_quantized_at_load(tmp_path: Path, scheme: str) -> None:
+    """Embeddings of the demo model are tied: its output layer becomes a matrix of its own."""
+    written = quantize_checkpoint(DEMO, str(tmp_path / "new"), scheme)
+    assert written.bytes_after < written.bytes_before * (0.5 if scheme == "int4" else 0.7)
+    assert {layer.bits for layer in written.layers} == ({8} if scheme == "int8" else {4, 8})
+    assert max(layer.error for layer in written.layers) < (0.01 if scheme == "int8" else 0.1)
+    stored, at_load = load_model(str(tmp_path / "new"), device="cpu"), load_model(DEMO, device="cpu", quantize=scheme)
+    assert stored.linear == scheme
+    assert stored.exact
+    assert stored.program is not None
+    assert stored.eos_token_ids == at_load.eos_token_ids
+    ids = torch.arange(5, 40)[None]
+    with torch.inference_mode():
+        assert stored.model(ids).logits.equal(at_load.model(ids).logits)
+    assert (tmp_path / "new" / "tokenizer.json").exists()
+
+
+def test_checkpoint_of_several_files_is_read_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, four: Path) -> None:
+    monkeypatch.setattr(write_packed, "SHARD_BYTES", 1 << 20)
+    quantize_checkpoint(DEMO, str(tmp_path / "new"), "int4")
+    names = sorted(path.name for path in (tmp_path / "new").glob("*.safetensors"))
+    assert len(names) > 3
+    assert names[0] == f"model-00001-of-{len(names):05}.safetensors"
+    one, several = read_packed(four), read_packed(tmp_path / "new")
+    assert one is not None
+    assert several is not None
+    assert one[0].keys() == several[0].keys()
+    assert all(one[0][name].numbers.equal(several[0][name].numbers) for name in one[0])
+    assert load_model(str(tmp_path / "new"), device="cpu").linear == "int4"
+
+
+def test_weights_whose_inputs_fill_no_groups_have_8_bits_and_routers_stay(tiny_model, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The tiny model: inputs of 32 but for down_proj, of 64."""
+    copy.deepcopy(tiny_model("llama")).save_pretrained(tmp_path / "llama")
+    layers = quantize_checkpoint(str(tmp_path / "llama"), str(tmp_path / "new"), "int4").layers
+    assert {layer.name for layer in layers if layer.bits == 4} == {f"model.layers.{n}.mlp.down_proj" for n in range(3)}
+    said = json.loads((tmp_path / "new" / "config.json").read_text())["quantization_config"]
+    assert "model.layers.0.self_attn.q_proj" in said["config_groups"]["group_1"]["targets"]
+    assert load_model(str(tmp_path / "new"), device="cpu").exact
+
+
+def test_damage_is_named(tmp_path: Path, four: Path) -> None:
+    layer = "model.layers.0.mlp.up_proj"
+    without = changed(four, tmp_path / "a", lambda t: t.pop(f"{layer}.weight_scale"))
+    with pytest.raises(ModelError, match=rf"a: the weights of {layer} are damaged \('scale'\)"):
+        load_model(str(without), device="cpu")
+    short = changed(four, tmp_path / "b", lambda t: t.update({f"{layer}.weight_packed": t[f"{layer}.weight_packed"][:8]}))
+    with pytest.raises(ModelError, match=f"b: the weights of {layer} are damaged"):
+        load_model(str(short), device="cpu")
+    no_norm = changed(four, tmp_path / "c", lambda t: t.pop("model.norm.weight"))
+    with pytest.raises(ModelError, match=r"c: no weights of model\.norm\.weight"):
+        load_model(str(no_norm), device="cpu")
+    (four.parent / "cut").mkdir()
+    for path in four.iterdir():
+        content = path.read_bytes()
+        (four.parent / "cut" / path.name).write_bytes(content[:-9] if path.suffix == ".safetensors" else content)
+    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read as safetensors"):
+        load_model(str(four.parent / "cut"), device="cpu")
+
+
+def test_what_cannot_be_quantized_is_refused(tmp_path: Path, four: Path) -> None:
+    with pytest.raises(UsageError, match="--weights int3: choose int8, int4"):
+        quantize_checkpoint(DEMO, str(tmp_path / "new"), "int3")
+    with pytest.raises(UsageError, match="is there already"):
+        quantize_checkpoint(DEMO, str(four), "int4")
+    with pytest.raises(ModelError, match="four: is quantized already"):
+        quantize_checkpoint(str(four), str(tmp_path / "new"), "int4")
+    shutil.copytree(DEMO, tmp_path / "empty", ignore=shutil.ignore_patterns("*.safetensors"))
+    with pytest.raises(ModelError, match=r"empty: no weights in this folder \(looked for \*\.safetensors\)"):
+        quantize_checkpoint(str(tmp_path / "empty"), str(tmp_path / "new"), "int4")
+    other = changed(Path(DEMO), tmp_path / "other", lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(ModelError, match=r"other: no tensor model\.layers\.1\.mlp\.up_proj\.weight"):
+        quantize_checkpoint(str(other), str(tmp_path / "new"), "int4")
+    assert not (tmp_path / "new").exists(), "nothing half written"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "other"]
+
+
+def test_report_says_what_was_lost(cli: Cli, tmp_path: Path) -> None:
+    text = write_jsonl(tmp_path / "held.jsonl", [{"text": f"Question: {n} pears cost {2 * n}.\nAnswer: {n}"} for n in range(9)])
+    out = tmp_path / "new"
+    given = ("quantize", "--model", DEMO, "-o", out, "--weights", "int4", "--text", text, "--rows", 5)
+    report = cli(*given, "--json").json
+    assert report["weights"] == "int4"
+    assert report["bytes_after"] == pytest.approx((out / "model.safetensors").stat().st_size, rel=0.01)
+    assert len(report["layers"]) == 43
+    assert abs(report["loss_after"] - report["loss_before"]) < 0.3
+    assert report["answers"]["answers"] == 5
+    assert 0 <= report["answers"]["identical"] <= 5
+    shutil.rmtree(out)
+    shown = cli(*given)
+    assert shown.code == 0
+    for line in ("43 layers in int4", "RMS error", "nats a token", "of 5 greedy ones stay the same", "Next: lookahead bench"):
+        assert line in " ".join(shown.out.split())
+
+
+def test_command_refuses_what_makes_no_sense(cli: Cli, tmp_path: Path) -> None:
+    cli.fails(2, "quantize", "--weights", "int4", saying=["name a model and a new folder"])
+    cli.fails(2, "quantize", "--model", DEMO, "-o", tmp_path / "a", "--rows", 5, saying=["--text FILE"])
+    cli.fails(2, "quantize", "--model", DEMO, "-o", tmp_path, "--weights", "int2", saying=["choose int8, int4"])
+    cli.fails(1, "quantize", "--model", tmp_path, "-o", tmp_path / "a", saying=["no config.json"])
+    for name in ("generate", "bench"):
+        given = name, "--model", DEMO, "--quantize", "int2", "--input", "samples/prompts.jsonl"
+        cli.fails(2, *given, saying=["--quantize int2: choose none, int8, int4"])
+
+
+def test_job_of_a_quantized_model_answers_the_same_with_drafts(cli: Cli, tmp_path: Path, four: Path) -> None:
+    rows = [{"prompt": f"Question: {n} apples cost {2 * n}. How much do {3 * n}?\nAnswer:"} for n in range(2, 12)]
+    prompts = write_jsonl(tmp_path / "prompts.jsonl", rows)
+    said = []
+    for number, options in enumerate(
+        [("--model", four, "--strategy", "off"), ("--model", four, "--batch-size", 8), ("--model", DEMO, "--quantize", "int4")]
+    ):
+        out = tmp_path / f"{number}.jsonl"
+        result = cli("generate", *options, "--input", prompts, "-o", out, "--max-new-tokens", 40, "--token-ids")
+        assert result.code == 0, result.err
+        lines = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+        said.append({row["id"]: row["token_ids"] for row in lines})
+    assert said[0] == said[1] == said[2]
+    plain = tmp_path / "plain.jsonl"
+    cli("generate", "--model", DEMO, "--input", prompts, "-o", plain, "--max-new-tokens", 40, "--token-ids")
+    lines = map(json.loads, plain.read_text(encoding="utf-8").splitlines())
+    assert {row["id"]: row["token_ids"] for row in lines} != said[0], "it is another model"
