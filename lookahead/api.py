@@ -105,6 +105,7 @@ class LookaheadEngine:
         trust_remote_code: bool = False,
         revision: str | None = None,
         adapter: str | None = None,
+        quantize: str = "none",
     ):
         """model: a stock Hugging Face causal LM, which is put into eval mode; a folder or hub name; or a `TargetModel`.
 
@@ -113,7 +114,7 @@ class LookaheadEngine:
         occurrence in each counts (default 1). batch_size: prompts that are answered at once (default: 8 on a CPU, 32 on a GPU).
         drafts: default: DraftOptions(). dtype, device: of a model that is given by name, as of `load_model`.
         prefill_chunk: tokens of prompts that a step takes in at most. sources: draft sources of your own, see `DraftSource`.
-        trust_remote_code, revision, adapter: of a model that is given by name, as of `load_model`.
+        trust_remote_code, revision, adapter, quantize: of a model that is given by name, as of `load_model`.
         Raises LookaheadError if model, tokenizer or tries cannot be used, or not together.
         """
         for name, size in (("batch_size", batch_size), ("prefill_chunk", prefill_chunk)):
@@ -126,12 +127,16 @@ class LookaheadEngine:
         opened = [trie if isinstance(trie, Trie) else Trie(trie) for trie in named]
         if isinstance(model, str | Path):
             target = load_model(
-                str(model), dtype, device, trust_remote_code=trust_remote_code, revision=revision, adapter=adapter
+                *(str(model), dtype, device),
+                trust_remote_code=trust_remote_code,
+                revision=revision,
+                adapter=adapter,
+                quantize=quantize,
             )
             tokenizer = own_tokenizer(str(model), trust_remote_code, revision) if tokenizer is None else tokenizer
-        elif (dtype, device, trust_remote_code, revision, adapter) != ("auto", "auto", False, None, None):
+        elif (dtype, device, trust_remote_code, revision, adapter, quantize) != ("auto", "auto", False, None, None, "none"):
             raise UsageError(
-                "dtype, device, trust_remote_code, revision and adapter are for a model that is given by name: "
+                "dtype, device, trust_remote_code, revision, adapter and quantize are for a model that is given by name: "
                 "this one has its own."
             )
         elif isinstance(model, TargetModel):

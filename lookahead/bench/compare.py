@@ -33,6 +33,7 @@ from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError
 from lookahead.forward.memory import peak_memory, untidied
 from lookahead.forward.processor import processor_name
+from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
 from lookahead.models.exact import tried_for_exactness
@@ -66,6 +67,12 @@ class Comparison:
     lossless_rows: int
     environment: dict[str, Any]
     predicted: bool = False
+
+    @property
+    def precision(self) -> str:
+        """The dtype, and in which bits linear layers are where they are quantized."""
+        linear = self.environment.get("linear")
+        return f"{self.dtype}, {linear}" if linear in QUANTIZED else self.dtype
 
     @property
     def best(self) -> Run:
@@ -170,7 +177,7 @@ def compare(
         if checked
         else None,
         lossless_rows=checked,
-        environment=environment(target.device),
+        environment={**environment(target.device), "linear": target.linear},
     )
 
 

@@ -77,7 +77,7 @@ def title_of(comparison: Comparison) -> str:
     weights, asked = (" (random weights)", "logged answers") if comparison.forced else ("", "prompts")
     if comparison.predicted:
         weights = " (predicted)"
-    return f"{comparison.model}{weights}: {comparison.rows} {asked}, {comparison.device}, {comparison.dtype}"
+    return f"{comparison.model}{weights}: {comparison.rows} {asked}, {comparison.device}, {comparison.precision}"
 
 
 def draw_capacity(curve: Sequence[Capacity], title: str, path: str) -> None:
