@@ -121,7 +121,8 @@ def load_model(
         wishes.update(_tensor_parallel(tp_plan))
     try:
         with _quiet_transformers():
-            model = packed_model(name, config, chosen, wishes) if isinstance(chosen, torch.dtype) and not device_map else None
+            alone = target_device.type == "cpu" and not (device_map or tp_plan or adapter)
+            model = packed_model(name, config, chosen, wishes) if alone and chosen != "auto" else None
             if model is None:
                 model = AutoModelForCausalLM.from_pretrained(
                     name, dtype=chosen, **hub_arguments(trust_remote_code, revision), **further, **wishes
