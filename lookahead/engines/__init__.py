@@ -1,0 +1,1 @@
+"""Drafts inside engines that are not ours."""

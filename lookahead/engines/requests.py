@@ -1,0 +1,143 @@
+"""Rows of a drafter by request id, for engines of others. In: new tokens of requests. Out: a draft tree for each.
+
+What adapters share: they translate an engine's calls into `begin`, `step` and `keep_only`, and trees into its draft format.
+A request that an engine preempts and resumes has ended and begins anew, with all its text so far as the prompt: what was
+emitted before is remembered once. Knows no engine, and imports neither torch nor anything that drafting does not need.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lookahead.draft.drafter import Drafter, Row
+from lookahead.draft.tree import DraftTree, root_only
+from lookahead.engines.pace import Pace
+
+
+class NewTokens(NamedTuple):
+    """What a request emitted since its latest step, at least one token.
+
+    room: draft tokens that its text may still take; the drafter's options are a limit, too.
+    """
+
+    request_id: Hashable
+    token_ids: Sequence[int]
+    room: int
+
+
+class _Known:
+    """A running request. waiting: emitted tokens that the drafter's row does not hold yet."""
+
+    __slots__ = ("drafted", "row", "waiting")
+
+    def __init__(self, row: Row):
+        self.row = row
+        self.waiting: list[int] = []
+        self.drafted = True  # for its latest step
+
+    def __len__(self) -> int:
+        return self.row.own.length + len(self.waiting)
+
+
+class Requests:
+    """The running requests of an engine.
+
+    pace: chooses how much is drafted, by the time between two steps; None: each step drafts all that the drafter's options
+    allow, at their price. seconds: spent in `step`. steps, drafted: calls of `step`; draft tokens they gave out.
+    """
+
+    def __init__(self, drafter: Drafter, pace: Pace | None = None):
+        self.drafter, self.pace = drafter, pace
+        self.seconds, self.steps, self.drafted = 0.0, 0, 0
+        self._known: dict[Hashable, _Known] = {}
+
+    def __contains__(self, request_id: Hashable) -> bool:
+        return request_id in self._known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self._known)
+
+    def begin(self, request_id: Hashable, text: Sequence[int] | np.ndarray) -> None:
+        """A request begins, or resumes after a preemption: its prompt and what it has emitted, at least one token.
+
+        The tokens that it emits next come with its first `step`.
+        """
+        self.finish(request_id)
+        self._known[request_id] = _Known(self.drafter.start(text))
+
+    def length(self, request_id: Hashable) -> int:
+        """Tokens of a request's text so far, prompt included."""
+        return len(self._known[request_id])
+
+    def has_text(self, request_id: Hashable, text: np.ndarray) -> bool:
+        """Whether a request's text so far is this one. text: int32."""
+        known = self._known[request_id]
+        own, waiting = known.row.own.tokens, known.waiting
+        if len(text) != len(own) + len(waiting):
+            return False
+        return np.array_equal(own, text[: len(own)]) and text[len(own) :].tolist() == waiting
+
+    def finish(self, request_id: Hashable) -> None:
+        """A request has ended; of one that is not known nothing happens. Its output joins the drafter's memory."""
+        if known := self._known.pop(request_id, None):
+            if known.waiting:
+                self._accept([known], [False])
+            known.row.finish()
+
+    def keep_only(self, running: Collection[Hashable]) -> None:
+        """Requests that are not in `running` have ended."""
+        for request_id in [each for each in self._known if each not in running]:
+            self.finish(request_id)
+
+    def step(self, new: Sequence[NewTokens], others: int = 0) -> list[DraftTree]:
+        """A forward of the engine is over: these requests have emitted tokens. Returns a draft tree of each for the next one.
+
+        Node 0 of a tree is the latest token, `probabilities` are those of paths. others: requests that the forward only
+        prefilled. Each request in `new` must have begun.
+        """
+        began = time.perf_counter()
+        known = [self._known[each.request_id] for each in new]
+        for row, each in zip(known, new, strict=True):
+            row.waiting += each.token_ids
+        active = bool(known) and (self.pace is None or self._learn_pace(known, new, others, began))
+        if active:
+            self._accept(known, [row.drafted for row in known])
+            trees = self._draft(known, [each.room for each in new])
+        else:
+            trees = [root_only(row.waiting[-1]) for row in known]
+        for row in known:
+            row.drafted = active
+        drafted = sum(map(len, trees)) - len(trees)
+        ended = time.perf_counter()
+        if self.pace is not None:
+            self.pace.left(trees, active, ended)
+        self.seconds += ended - began
+        self.steps += 1
+        self.drafted += drafted
+        return trees
+
+    def _learn_pace(self, known: Sequence[_Known], new: Sequence[NewTokens], others: int, now: float) -> bool:
+        assert self.pace is not None
+        emitted = [len(each.token_ids) for each in new]
+        return self.pace.arrived([each.request_id for each in new], sum(map(len, known)), emitted, others, now)
+
+    def _accept(self, known: Sequence[_Known], learn: Sequence[bool]) -> None:
+        """Hand waiting tokens to the drafter's rows. learn: from those of each row."""
+        self.drafter.accept_rows([each.row for each in known], [each.waiting for each in known], learn)
+        for each in known:
+            each.waiting = []
+
+    def _draft(self, known: Sequence[_Known], rooms: Sequence[int]) -> list[DraftTree]:
+        rows, drafter, pace = [each.row for each in known], self.drafter, self.pace
+        if pace is None or drafter.options.strategy == "off":
+            return drafter.draft_rows(rows, rooms, rooms)
+        price = max(drafter.options.price, pace.price)
+        grown = drafter.grow(rows, rooms, rooms, price, free=pace.free(len(rows)))
+        return drafter.cut(grown, pace.choose(grown, sum(map(len, known))))

@@ -1,0 +1,114 @@
+"""Our drafts as a speculator of vLLM's V2 runner. In: each step's batch, on the device. Out: draft tokens [rows, K], likewise.
+
+A host drafter waits for the device once a step, for two numbers of each row: how many tokens it has emitted, and the last one.
+With `enable_adaptive_verification` vLLM chooses how many tokens of each row are verified, from `draft_token_confidence_probs`:
+those are our calibrated probabilities. The first rank of tensor parallel ones drafts, and the others take its arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import torch
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+from lookahead.engines.by_id import ById, Running
+from lookahead.engines.requests import Requests
+from lookahead.engines.vllm_common import check_model, problem, rank_of, requests_of, warn_once
+
+log = logging.getLogger(__name__)
+
+
+def speculator_of(vllm_config: Any, device: torch.device, req_states: Any) -> Speculator:
+    """Raises UsageError for settings or a model that cannot be used, LookaheadError for a trie."""
+    check_model(vllm_config)
+    requests = None
+    if unknown := problem():
+        warn_once(unknown)
+    elif rank_of() == 0:
+        requests = requests_of(vllm_config, timed=False)
+    return Speculator(vllm_config, device, req_states, requests)
+
+
+class Speculator(BaseSpeculator):
+    """requests: None on ranks that take the drafts of the first one, and where nothing is drafted: then all is filler."""
+
+    supports_mm_inputs = False
+    draft_logits = None
+
+    def __init__(self, vllm_config: Any, device: torch.device, req_states: Any, requests: Requests | None):
+        speculative = vllm_config.speculative_config
+        self.vllm_config, self.device, self.req_states, self.requests = vllm_config, device, req_states, requests
+        self.speculative_config, self.method = speculative, speculative.method
+        self.num_speculative_steps = steps = int(speculative.num_speculative_tokens)
+        self.enable_adaptive_verification = speculative.enable_adaptive_verification
+        rows, pinned = int(vllm_config.scheduler_config.max_num_seqs), device.type == "cuda"
+        self._tokens = torch.zeros(rows, steps, dtype=torch.int64, pin_memory=pinned)
+        self._confidences = torch.zeros(rows, steps, dtype=torch.float32, pin_memory=pinned)
+        self._rows = ById(requests, self._tokens.numpy(), self._confidences.numpy()) if requests is not None else None
+        self.draft_tokens = torch.zeros(rows, steps, dtype=torch.int64, device=device)
+        self.draft_token_confidence_probs = torch.zeros(rows, steps, dtype=torch.float32, device=device)
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Nothing of ours is in a graph."""
+
+    def capture(self) -> None:
+        """Likewise."""
+
+    def load_model(self, *args: Any, **options: Any) -> None:
+        """There is none."""
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        num_sampled: torch.Tensor,
+        num_rejected: Any,
+        last_sampled: torch.Tensor,
+        next_prefill_tokens: Any,
+        temperature: Any,
+        seeds: Any,
+        dp_sync_state: Any = None,
+        dummy_run: bool = False,
+        **further: Any,
+    ) -> torch.Tensor:
+        """int64 [rows, K], filler where nothing is guessed. num_sampled: [rows]. last_sampled: [any, 1], by `idx_mapping`."""
+        count = int(input_batch.num_reqs)
+        drafts, confidences = self.draft_tokens[:count], self.draft_token_confidence_probs[:count]
+        if dummy_run:
+            return drafts
+        if self._rows is not None:
+            last = last_sampled.view(-1)[input_batch.idx_mapping[:count]]
+            emitted, last_ids = torch.stack([num_sampled[:count].long(), last.long()]).cpu().numpy()  # waits for the device
+            try:
+                running = self.req_states.req_id_to_index
+                self._rows.step(list(input_batch.req_ids[:count]), emitted, last_ids, running, self._about)
+            except Exception as error:
+                self.requests = self._rows = None
+                self._confidences.zero_()
+                warn_once(f"drafting has failed ({type(error).__name__}: {error})")
+                log.debug("drafting has failed", exc_info=True)
+        if rank_of() == 0:
+            drafts.copy_(self._tokens[:count], non_blocking=True)
+            confidences.copy_(self._confidences[:count], non_blocking=True)
+        group = get_tp_group()
+        if group.world_size > 1:
+            group.broadcast(drafts, src=0)
+            group.broadcast(confidences, src=0)
+        return drafts
+
+    def _about(self, request_id: str) -> Running:
+        states = self.req_states
+        index = states.req_id_to_index[request_id]
+        prefilled = int(states.prefill_len.np[index])
+        return Running(prefilled, int(states.max_seq_len[index]), functools.partial(self._text, index, prefilled))
+
+    def _text(self, index: int, length: int) -> Any:
+        return self.req_states.all_token_ids.gpu[index, :length].cpu().numpy()

@@ -1,0 +1,311 @@
+"""Rows by request id: drafts as of the drafter's own rows, whatever comes and goes; nothing that drafting does not need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions, Strategy
+from lookahead.draft.tree import DraftTree
+from lookahead.engines.by_id import ById, Running
+from lookahead.engines.by_text import ByText
+from lookahead.engines.pace import Pace
+from lookahead.engines.requests import NewTokens, Requests
+from lookahead.trie.file import Trie
+
+VOCABULARY = 50
+ROOM = 100
+
+
+def text_of(seed: int, length: int = 60) -> list[int]:
+    """Text that repeats itself: pieces of a few kinds, in an order of its own."""
+    random = np.random.default_rng(seed)
+    pieces = np.random.default_rng(0).integers(0, VOCABULARY, (6, 5))
+    return pieces[random.integers(0, 6, length // 5)].ravel().tolist()
+
+
+@pytest.fixture
+def trie(make_trie: Callable[..., Trie]) -> Trie:
+    return make_trie([text_of(seed) for seed in range(20)], VOCABULARY)
+
+
+def drafter_of(tries: Any = (), strategy: Strategy = "single", **options: Any) -> Drafter:
+    return Drafter(tries, DraftOptions(strategy, decoding_length=7, branch_length=6, recycle=False, **options))
+
+
+def same(one: DraftTree, other: DraftTree) -> bool:
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("token_ids", "parents", "probabilities"))
+
+
+@pytest.mark.parametrize("strategy", ["single", "hierarchical"])
+def test_trees_are_those_of_the_drafters_own_rows(trie: Trie, strategy: Strategy) -> None:
+    requests, other = Requests(drafter_of([trie], strategy)), drafter_of([trie], strategy)
+    text, prompt = text_of(99), 12
+    requests.begin("a", text[:prompt])
+    row = other.start(text[:prompt])
+    for position in range(prompt, len(text), 3):
+        new = text[position : position + 3]
+        row.accept(new)
+        (tree,) = requests.step([NewTokens("a", new, ROOM)])
+        assert same(tree, row.draft())
+        assert tree.is_chain() or strategy == "hierarchical"
+    assert requests.length("a") == len(text)
+    assert requests.has_text("a", np.array(text, np.int32))
+    assert not requests.has_text("a", np.array([*text[:-1], 49], np.int32))
+
+
+def test_chains_are_as_long_as_room_and_options_allow(trie: Trie) -> None:
+    requests, prompt = Requests(drafter_of([trie])), text_of(3)[:20]
+    for name in "ab":
+        requests.begin(name, prompt)
+    long, short = requests.step([NewTokens("a", [text_of(3)[20]], ROOM), NewTokens("b", [text_of(3)[20]], 2)])
+    assert long.draft_tokens > 2 >= short.draft_tokens
+    assert (np.diff(long.probabilities) <= 0).all()
+
+
+def test_an_output_is_remembered_when_its_request_ends() -> None:
+    answer = list(range(4, 44))
+    requests = Requests(drafter_of())
+    requests.begin(1, [1, 2, 3])
+    requests.step([NewTokens(1, answer, ROOM)])
+    requests.keep_only([1])
+    assert len(requests) == 1
+    requests.keep_only([])
+    assert len(requests) == 0
+    requests.begin(2, [7])
+    (tree,) = requests.step([NewTokens(2, answer[:10], ROOM)])
+    assert tree.token_ids[1:].tolist() == answer[10:16]
+
+
+def test_a_preempted_requests_output_is_remembered_once() -> None:
+    answer, drafter = text_of(5), drafter_of()
+    requests = Requests(drafter)
+    requests.begin("a", [1, 2, 3])
+    requests.step([NewTokens("a", answer[:20], ROOM)])
+    requests.keep_only([])  # preempted
+    requests.begin("a", [1, 2, 3, *answer[:20]])
+    requests.step([NewTokens("a", answer[20:], ROOM)])
+    requests.finish("a")
+    requests.finish("a")  # again: nothing
+    assert drafter.session.length == len(answer) + 2 * 2  # two documents, each behind a token and with its end
+
+
+class Clocked(Pace):
+    """A pace that says on which steps there are drafts."""
+
+    def __init__(self, steps: list[bool]):
+        super().__init__()
+        self.steps = iter(steps)
+
+    def arrived(self, *args: Any) -> bool:
+        super().arrived(*args)
+        return next(self.steps)
+
+
+def test_tokens_of_steps_without_drafts_reach_the_rows_later(trie: Trie) -> None:
+    text = text_of(99)
+    requests = Requests(drafter_of([trie]), Clocked([True, False, False, True]))
+    requests.begin("a", text[:10])
+    for position in range(10, 13):
+        (tree,) = requests.step([NewTokens("a", [text[position]], ROOM)])
+        assert tree.token_ids[0] == text[position]
+        assert requests.has_text("a", np.array(text[: position + 1], np.int32))
+    assert tree.draft_tokens == 0
+    other = drafter_of([trie])
+    row = other.start(text[:10])
+    row.accept(text[10:14])
+    requests.step([NewTokens("a", [text[13]], ROOM)])
+    assert np.array_equal(requests._known["a"].row.own.tokens, row.own.tokens)
+
+
+def test_drafts_that_cost_more_than_they_give_rest() -> None:
+    """Forwards of a machine that takes as long for each token of a step as for a step of one."""
+    pace, ids, now, drafted = Pace(), ["a"], 0.0, 0
+    requests = Requests(drafter_of(), pace)
+    requests.begin("a", [1, 2])
+    for step in range(600):
+        active = pace.arrived(ids, 100 + step, [1], 0, now)
+        tree = requests.drafter.draft_rows([requests._known["a"].row], [3], [3])[0]
+        if active:
+            grown = requests.drafter.grow([requests._known["a"].row], [3], [3])
+            kept = pace.choose(grown, 100)
+            tree = requests.drafter.cut(grown, kept)[0]
+        else:
+            tree = tree.first(1)
+        if step > 300:
+            drafted += tree.draft_tokens
+        now += 1e-4
+        pace.left([tree], active, now)
+        now += 1e-2 * len(tree)
+    assert drafted < 60
+
+
+def test_rows_are_told_apart_by_their_text(trie: Trie) -> None:
+    """Rows move, end, prefill, resume; two of one text change places; ids stay with their texts."""
+    requests = Requests(drafter_of([trie]))
+    rows, longest = ByText(requests), 80
+    texts = {name: text_of(seed) for name, seed in (("a", 1), ("b", 2), ("c", 3), ("twin", 2))}
+    lengths = dict.fromkeys(texts, 10)
+
+    def step(order: list[str], prefilling: tuple[str, ...] = ()) -> dict[str, int]:
+        arrays, counts, new = np.full((len(order) + 1, longest), 7, np.int32), [], []
+        for row, name in enumerate(order):
+            emitted = [] if name in prefilling else texts[name][lengths[name] : lengths[name] + 2]
+            lengths[name] += len(emitted)
+            arrays[row, : lengths[name]] = texts[name][: lengths[name]]
+            counts.append(lengths[name])
+            new.append(emitted)
+        drafts = rows.step(new, np.array(counts), arrays, longest)
+        assert [not each for each in drafts] >= [name in prefilling for name in order]
+        for row, request_id in rows._at.items():
+            name = order[row]
+            assert requests.has_text(request_id, np.array(texts[name][: lengths[name]], np.int32))
+        return {order[row]: request_id for row, request_id in rows._at.items()}
+
+    first = step(["a", "b", "c"])
+    moved = step(["c", "a", "b"])
+    assert moved == first
+    fewer = step(["b", "c"])  # a has ended
+    assert fewer == {name: first[name] for name in "bc"}
+    lengths["twin"] = lengths["b"]
+    twins = step(["b", "twin", "c"])
+    assert twins["b"] == first["b"]
+    assert twins["twin"] not in first.values()
+    assert set(step(["twin", "b", "a", "c"], prefilling=("a",)).values()) == set(twins.values())
+    again = step(["a", "c"])
+    assert again["c"] == first["c"]
+    assert len(requests) == 2
+
+
+def test_drafting_imports_nothing_that_it_does_without() -> None:
+    """Engines of others bring their own versions of packages, or none."""
+    code = """
+import sys
+for name in ("llguidance", "pyarrow", "matplotlib", "torch", "transformers", "vllm", "typer", "rich"):
+    sys.modules[name] = None  # an import of it fails
+from lookahead.engines.by_text import ByText
+from lookahead.engines.settings import DraftSettings
+from lookahead.engines import vllm
+drafter = DraftSettings.of({"lookahead": {"price": 0.1}}).drafter("single", 4)
+from lookahead.engines.requests import NewTokens, Requests
+requests = Requests(drafter)
+requests.begin(0, [1, 2, 3, 1, 2])
+print(requests.step([NewTokens(0, [3], 9)])[0].token_ids.tolist())
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith("[3, 1")
+    assert "numba" not in _loaded_by("lookahead.engines.vllm")
+
+
+def _loaded_by(module: str) -> set[str]:
+    code = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+class Call(NamedTuple):
+    """Of vLLM's V1 runner: request, tokens of its text, new tokens of each row."""
+
+    request: int
+    length: int
+    emitted: list[int]
+
+
+def recorded() -> tuple[list[list[int]], list[list[Call]]]:
+    """(prompts by request, calls): vLLM 0.32 answering 12 requests, 5 at once, in a cache too small for them.
+
+    Prompts are prefilled in pieces of 64 tokens; five times a request is preempted and resumes; rows move; six requests are
+    samples of two prompts.
+    """
+    found = json.loads((Path(__file__).parent / "vllm_calls.json").read_text(encoding="utf-8"))
+    return found["prompts"], [[Call(*row) for row in step] for step in found["steps"]]
+
+
+def test_recorded_calls_hold_what_they_are_to_show() -> None:
+    prompts, steps = recorded()
+    at = [{call.request: row for row, call in enumerate(step)} for step in steps]
+    assert any(one[request] != other[request] for one, other in pairwise(at) for request in one.keys() & other)  # moved
+    assert any(not call.emitted for step in steps for call in step)  # prefilling
+    assert any(  # preempted and resumed
+        {call.request for step in steps[:n] for call in step} & later.keys() - one.keys()
+        for n, (one, later) in enumerate(pairwise(at), 1)
+    )
+    assert len(prompts) > len({tuple(prompt) for prompt in prompts})  # samples of one prompt
+
+
+def test_recorded_calls_of_vllm_by_text_are_those_by_request_id() -> None:
+    """Rows told apart by text alone draft as those of known requests do."""
+    prompts, steps = recorded()
+    requests = Requests(drafter_of())
+    rows, longest = ByText(requests), 350
+    by_id = Requests(drafter_of())
+    texts, drafted = [list(prompt) for prompt in prompts], 0
+    for step in steps:
+        arrays = np.zeros((len(step), longest), np.int32)
+        new = []
+        for row, call in enumerate(step):
+            texts[call.request] += call.emitted
+            text = texts[call.request][: call.length]
+            arrays[row, : len(text)] = text
+            if call.emitted:
+                if call.request not in by_id:
+                    by_id.begin(call.request, text[: len(text) - len(call.emitted)])
+                new.append(NewTokens(call.request, call.emitted, longest - call.length - 1))
+        by_id.keep_only({each.request_id for each in new})
+        drafts = rows.step([call.emitted for call in step], np.array([call.length for call in step]), arrays, longest)
+        expected = iter(by_id.step(new))
+        for call, found in zip(step, drafts, strict=True):
+            assert found == (next(expected).token_ids[1:].tolist() if call.emitted else [])
+            drafted += len(found)
+    assert drafted > 100
+
+
+def test_arrays_by_id_hold_chains_filler_and_confidences(trie: Trie) -> None:
+    """As vLLM's V2 runner has them: a count and a last token of each row; a request that resumes has a longer prefill."""
+    requests, width = Requests(drafter_of([trie])), 6
+    rows = ById(requests, np.zeros((4, width), np.int64), np.ones((4, width), np.float32))
+    texts, lengths = {"a": text_of(1), "b": text_of(2)}, {"a": 10, "b": 20}
+    prefilled = dict(lengths)
+
+    def about(request_id: str) -> Running:
+        text = texts[request_id]
+        return Running(prefilled[request_id], 50, lambda: np.array(text[: prefilled[request_id]], np.int32))
+
+    def step(order: str, emitted: dict[str, int], running: str) -> None:
+        for name in order:
+            lengths[name] += emitted[name]
+        last = np.array([texts[name][lengths[name] - 1] for name in order])
+        rows.step(list(order), np.array([emitted[name] for name in order]), last, set(running), about)
+        for row, name in enumerate(order):
+            if emitted[name]:
+                assert requests.has_text(name, np.array(texts[name][: lengths[name]], np.int32))
+            filler = rows.confidences[row] == 0
+            assert (rows.tokens[row][filler] == last[row]).all()
+            assert ((rows.confidences[row] >= 0) & (rows.confidences[row] <= 1)).all()
+
+    step("ab", {"a": 1, "b": 0}, "ab")
+    accepted = 0
+    for _ in range(12):
+        emitted = dict.fromkeys("ab", 1)
+        for row, name in enumerate("ab"):
+            guess = rows.tokens[row].tolist() if name in requests else []
+            ahead = texts[name][lengths[name] : lengths[name] + width]
+            kept = next((n for n, pair in enumerate(zip(guess, ahead, strict=False)) if pair[0] != pair[1]), len(guess))
+            emitted[name] = min(kept, 2) + 1
+            accepted += emitted[name] - 1
+        if max(lengths[name] + emitted[name] for name in "ab") >= 49:
+            break
+        step("ab", emitted, "ab")
+    assert accepted > 3
+    prefilled["b"] = lengths["b"]  # preempted, and resumed before the next call
+    step("b", {"b": 1}, "b")
+    assert set(requests) == {"b"}
