@@ -1,4 +1,4 @@
-"""Who answers a job: an engine in this process, or workers on this machine or in a Ray cluster."""
+"""Who answers a job: an engine in this process, vLLM, or workers on this machine or in a Ray cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -20,11 +20,16 @@ from lookahead.job.journal import Ended
 from lookahead.job.ray_crew import RayCrew
 from lookahead.job.rows import Request
 from lookahead.job.runner import JobOptions, run_rows
-from lookahead.job.setup import EngineSettings, LoadedEngine
+from lookahead.job.setup import EngineSettings, LoadedEngine, own_tokenizer
 from lookahead.job.workers import LocalCrew, Team
 from lookahead.models.adapter import check_adapter
 from lookahead.models.load import read_config
 from lookahead.token_documents import TokenizerIdentity
+from lookahead.tokenizer import identity, load_tokenizer
+
+if TYPE_CHECKING:
+    from lookahead.engines.vllm_engine import VllmEngine, VllmSettings
+    from lookahead.trie.file import Trie
 
 
 class Answering(Protocol):
@@ -165,6 +170,55 @@ def here(
             raise UsageError(f"--explain: nothing is drafted for {settings.model}: {target.reason}")
         job = dataclasses.replace(job, observer_of=events.observers(loaded.tokenizer, explained))
     return SharedModel(loaded, peers) if peers else OneEngine(loaded), job
+
+
+@dataclasses.dataclass(frozen=True)
+class InVllm:
+    """vLLM, with our drafts in it. whose: of the model's token ids."""
+
+    engine: VllmEngine
+    tokenizer: Any | None
+    whose: TokenizerIdentity
+
+    @property
+    def gain(self) -> tuple[float, float] | None:
+        return None  # what a plain step of vLLM takes is not known
+
+    @property
+    def clock(self) -> Clock | None:
+        return None
+
+    def run(
+        self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
+    ) -> None:
+        run_rows(self.engine, self.tokenizer, requests, job, write, stopped)
+
+    def used(self) -> dict[str, Any]:
+        return {"engine": "vllm", "batch_size": self.engine.batch_size}
+
+    def recycled(self) -> Sequence[np.ndarray]:
+        return ()
+
+
+def in_vllm(settings: VllmSettings, tries: Sequence[Trie], events: JobEvents) -> InVllm:
+    """vLLM, started. tries: those that it drafts from. Raises LookaheadError if it, the model or a trie cannot be used."""
+    from lookahead.engines.vllm_engine import VllmEngine
+
+    read_config(settings.model, settings.trust_remote_code, settings.revision)
+    if settings.tokenizer:
+        tokenizer = load_tokenizer(settings.tokenizer, settings.trust_remote_code)
+    else:
+        tokenizer = own_tokenizer(settings.model, settings.trust_remote_code, settings.revision)
+    whose = None if tokenizer is None else identity(tokenizer, settings.tokenizer or settings.model)
+    for trie in tries:
+        if whose is not None:  # before vLLM is started, which takes long
+            trie.check_tokenizer(whose.fingerprint, max(whose.vocab_size, trie.header.vocab_size), settings.model)
+    engines: list[VllmEngine] = []
+    events.patiently(lambda: engines.append(VllmEngine(settings, tokenizer)), "Starting vLLM ...")
+    (engine,) = engines
+    if whose is None:
+        whose = TokenizerIdentity(engine.target.vocab_size, "", settings.model)
+    return InVllm(engine, tokenizer, whose)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lookahead.errors import UsageError
+from lookahead.job.choose_engine import check_engine
 from lookahead.job.drafting import batch_size_of, draft_options, open_tries, trie_weights
 from lookahead.job.fields import RowFields, keep_of, template_of
 from lookahead.job.inputs import Shard
@@ -136,6 +137,7 @@ def _check(spec: JobSpec) -> str:
     if model.adapter and scale_out.tp_plan:
         raise UsageError("--adapter is merged into whole weights: leave --tp-plan out.")
     check_sampling_options(spec.sampling)
+    check_engine(spec)
     if io.order not in ("input", "completion"):
         raise UsageError(f"--order {io.order}: choose input or completion.")
     if not drafting.learn and drafting.session_tokens is not None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from lookahead.corpus import named_files
 from lookahead.errors import UsageError
 from lookahead.hub import check_name
+from lookahead.job.choose_engine import vllm_settings
 from lookahead.job.counting import RowCount
 from lookahead.job.drafting import open_tries
 from lookahead.job.events import JobEvents
@@ -213,6 +214,11 @@ def _answering(
     if opened.first is None and not kept:
         return None, options
     answering: Answering
+    if plan.spec.model.engine == "vllm":
+        answering = engines.in_vllm(vllm_settings(plan), plan.tries, events)
+        for trie in opened.learned:
+            check_same_tokenizer(trie, answering.whose, plan.model)
+        return answering, options
     scale_out, explained = plan.spec.scale_out, plan.spec.reporting.explain
     if scale_out.ray or (scale_out.workers or 1) > 1:
         answering = stack.enter_context(engines.workers(settings, options, scale_out.ray, scale_out.workers, events))

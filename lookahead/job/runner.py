@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from lookahead.answers import messages_of
-from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.limits import check_samples
+from lookahead.decode.request import Generation
 from lookahead.decode.sampling import GREEDY, Sampling, seed_of
 from lookahead.decode.text import text_of
 from lookahead.draft.explain import Observer, ObserverOf, nobody
@@ -29,6 +29,33 @@ FAULTS, FAULTY_BATCHES = 100, 4  # so many rows, and of so many batches, fail on
 SAMPLES_IN_TURN = 8  # of one row that begin before the next rows have their turn
 MANY_AT_ONCE = 4  # rows that have begun with more samples than that
 END: Literal["end"] = "end"  # no more requests
+
+
+class Model(Protocol):
+    """Of an engine. longest_text: tokens that a text may have."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def longest_text(self) -> int: ...
+
+
+class Engine(Protocol):
+    """What decodes requests, see `decode.engine.DecodingEngine`."""
+
+    batch_size: int
+
+    @property
+    def target(self) -> Model: ...
+
+    def request(
+        self, prompt_ids: Sequence[int], max_new_tokens: int = 256, sampling: Sampling = GREEDY, seed: int = 0
+    ) -> Generation: ...
+
+    def run(
+        self, generations: Iterable[Generation | None], stopped: Callable[[], bool] = lambda: False
+    ) -> Generator[Generation]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +111,7 @@ class _Answer:
 
 
 def run_rows(
-    engine: DecodingEngine,
+    engine: Engine,
     tokenizer: Any | None,
     requests: Iterable[Request],
     options: JobOptions,
@@ -143,7 +170,7 @@ class Turns:
 
 
 def answer(
-    engine: DecodingEngine,
+    engine: Engine,
     tokenizer: Any | None,
     requests: Iterable[Request | None],
     options: JobOptions,
@@ -163,7 +190,7 @@ def answer(
 class _Rows:
     """Makes the generations of rows, in turn, and hands over the output row of each that has ended."""
 
-    def __init__(self, engine: DecodingEngine, tokenizer: Any | None, options: JobOptions, put: Callable[[int, Ended], None]):
+    def __init__(self, engine: Engine, tokenizer: Any | None, options: JobOptions, put: Callable[[int, Ended], None]):
         self._engine, self._tokenizer, self._options, self._put = engine, tokenizer, options, put
         self._answers: dict[int, tuple[int, _Answer]] = {}  # by id of each generation
         self._many: deque[tuple[int, _Answer]] = deque()  # rows with many samples, some of which are still to begin
@@ -225,7 +252,7 @@ class _Rows:
             yield generation
 
 
-def _start(engine: DecodingEngine, tokenizer: Any | None, request: Request, options: JobOptions) -> _Answer:
+def _start(engine: Engine, tokenizer: Any | None, request: Request, options: JobOptions) -> _Answer:
     """Raises LookaheadError where the row cannot be answered."""
     if request.problem:
         raise LookaheadError(f"{request.problem}.")
@@ -240,7 +267,7 @@ def _start(engine: DecodingEngine, tokenizer: Any | None, request: Request, opti
     return answer
 
 
-def _next_sample(engine: DecodingEngine, answer: _Answer, options: JobOptions) -> Generation:
+def _next_sample(engine: Engine, answer: _Answer, options: JobOptions) -> Generation:
     generation = _request(engine, answer, options, len(answer.generations))
     generation.observer = answer.observer
     answer.generations.append(generation)
@@ -248,7 +275,7 @@ def _next_sample(engine: DecodingEngine, answer: _Answer, options: JobOptions) -
     return generation
 
 
-def _request(engine: DecodingEngine, answer: _Answer, options: JobOptions, index: int) -> Generation:
+def _request(engine: Engine, answer: _Answer, options: JobOptions, index: int) -> Generation:
     """The generation of one sample, which has not begun. Raises LookaheadError if the row cannot be answered."""
     request, prompt_ids = answer.request, answer.prompts[index // answer.count]
     seed = seed_of(options.seed if request.seed is None else request.seed, request.id, index)
