@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lookahead.errors import UsageError
 from lookahead.job.options import typed
 from lookahead.job.spec import OPTIONS, JobSpec
-
-if TYPE_CHECKING:
-    from lookahead.engines.vllm_engine import VllmSettings
-    from lookahead.job.plan import JobPlan
 
 ENGINES = ("hf", "vllm")
 INSTEAD = {  # options that vLLM does not have: what does the same there
@@ -80,24 +76,3 @@ def engine_args(items: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             found[name] = {"True": True, "False": False, "None": None}.get(text, text)
     return found
-
-
-def vllm_settings(plan: JobPlan) -> VllmSettings:
-    """Of a job whose options have been checked."""
-    from lookahead.engines.vllm_engine import DRAFT_TOKENS, VllmSettings
-
-    spec, drafts = plan.spec, plan.drafts
-    fixed = spec.drafting.decoding_length != "auto"
-    return VllmSettings(
-        plan.model,
-        tuple(spec.drafting.trie or ()),
-        plan.weights,
-        drafts,
-        min(drafts.branch_length, max(1, drafts.decoding_length - 1) if fixed else DRAFT_TOKENS),
-        spec.model.dtype,
-        plan.batch_size,
-        spec.model.trust_remote_code,
-        spec.model.revision,
-        spec.model.tokenizer,
-        engine_args(spec.model.engine_arg or ()),
-    )

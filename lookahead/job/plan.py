@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lookahead.errors import UsageError
-from lookahead.job.choose_engine import check_engine
+from lookahead.job.choose_engine import check_engine, engine_args
 from lookahead.job.drafting import batch_size_of, draft_options, open_tries, trie_weights
 from lookahead.job.fields import RowFields, keep_of, template_of
 from lookahead.job.inputs import Shard
@@ -21,6 +21,7 @@ from lookahead.job.spec import SESSION_TOKENS, JobSpec
 if TYPE_CHECKING:
     from lookahead.decode.constraint import Constraint
     from lookahead.draft.options import DraftOptions
+    from lookahead.engines.vllm_engine import VllmSettings
     from lookahead.job.runner import JobOptions
     from lookahead.job.setup import EngineSettings
     from lookahead.trie.file import Trie
@@ -68,6 +69,26 @@ class JobPlan:
             model.exact,
             model.engine_mode,
             model.quantize,
+        )
+
+    def vllm_settings(self) -> VllmSettings:
+        """Of a job that vLLM answers."""
+        from lookahead.engines.vllm_engine import DRAFT_TOKENS, VllmSettings
+
+        spec, drafts = self.spec, self.drafts
+        fixed = spec.drafting.decoding_length != "auto"
+        return VllmSettings(
+            self.model,
+            tuple(spec.drafting.trie or ()),
+            self.weights,
+            drafts,
+            min(drafts.branch_length, max(1, drafts.decoding_length - 1) if fixed else DRAFT_TOKENS),
+            spec.model.dtype,
+            self.batch_size,
+            spec.model.trust_remote_code,
+            spec.model.revision,
+            spec.model.tokenizer,
+            engine_args(spec.model.engine_arg or ()),
         )
 
     def row_options(self) -> JobOptions:

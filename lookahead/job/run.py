@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from lookahead.corpus import named_files
 from lookahead.errors import UsageError
 from lookahead.hub import check_name
-from lookahead.job.choose_engine import vllm_settings
 from lookahead.job.counting import RowCount
 from lookahead.job.drafting import open_tries
 from lookahead.job.events import JobEvents
@@ -215,7 +214,7 @@ def _answering(
         return None, options
     answering: Answering
     if plan.spec.model.engine == "vllm":
-        answering = engines.in_vllm(vllm_settings(plan), plan.tries, events)
+        answering = engines.in_vllm(plan.vllm_settings(), plan.tries, events)
         for trie in opened.learned:
             check_same_tokenizer(trie, answering.whose, plan.model)
         return answering, options

@@ -265,17 +265,10 @@ class ModelOptions(OptionGroup):
         None, "Attention implementation: sdpa or eager (default: the model's).", metavar="NAME", changes_answers=True
     )
     engine: str = option(
-        "hf",
-        "What computes the answers: hf (our own engine on any Hugging Face model) or vllm (vLLM, with our drafts in it; needs "
-        "pip install 'lookahead[vllm]').",
-        metavar="NAME",
-        changes_answers=True,
+        "hf", "hf: our engine. vllm: vLLM, with our drafts in it (pip install 'lookahead[vllm]').", changes_answers=True
     )
     engine_arg: Sequence[str] | None = option(
-        None,
-        "Argument of vLLM, such as gpu_memory_utilization=0.8, its value as JSON or text; repeat for several.",
-        metavar="NAME=VALUE",
-        changes_answers=True,
+        None, "Argument of vLLM, its value as JSON or text; repeat for several.", metavar="NAME=VALUE", changes_answers=True
     )
     engine_mode: str = option(
         "auto",
