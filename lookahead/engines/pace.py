@@ -57,13 +57,10 @@ class Pace:
         before, ids = self._before, list(request_ids)
         if before and before.request_ids == ids and not others:
             seconds, total = now - before.arrived, sum(emitted)
-            accepted = [tokens - 1 for tokens in emitted] if before.drafts else []
             drafting = before.left - before.arrived if before.drafts else 0.0
             step = MeasuredStep(before.forward, total, seconds, now - before.left, drafting)
-            self._budget.observe(step, accepted)
+            self._budget.observe(step)
             self._rates.note(len(ids), before.drafts, seconds, total)
-        else:
-            self._budget.settle([])
         self._ids, self._keys, self._arrived, self._before = ids, keys, now, None
         return not self._rates.rest(len(ids), self._budget.speed)
 
