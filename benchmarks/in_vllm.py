@@ -54,22 +54,26 @@ def main() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm import LLM, SamplingParams
 
+    from lookahead.engines.vllm_patches import hide_llvmlite
+
     names = args.contenders.split(",")
-    common = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "kv_cache_memory_bytes": 1 << 28}
-    engines = {
-        name: LLM(
-            args.model,
-            max_num_seqs=args.batch_size,
-            disable_log_stats=False,
-            **common,
-            **speculation(name, args.draft_tokens, args.trie, args.price),
-        )
-        for name in names
+    common = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": 1024,
+        "kv_cache_memory_bytes": 1 << 28,
+        "per_request_spec_decode_metrics": "summary",
     }
+    engines = {}
+    for name in names:
+        hide_llvmlite()  # ngram loads it
+        drafting = speculation(name, args.draft_tokens, args.trie, args.price)
+        engines[name] = LLM(args.model, max_num_seqs=args.batch_size, **common, **drafting)
     with open(args.prompts, encoding="utf-8") as file:
         prompts = [json.loads(line)["prompt"] for line in file][: args.rows]
     params = SamplingParams(temperature=args.temperature, max_tokens=args.max_tokens, seed=0 if args.temperature else None)
     ids: dict[str, list[list[int]]] = {name: [] for name in names}
+    drafted: dict[str, list[Any]] = {name: [] for name in names}
     seconds = dict.fromkeys(names, 0.0)
     for engine in engines.values():
         engine.generate(prompts[:1], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
@@ -80,20 +84,23 @@ def main() -> None:
             answers = engines[name].generate(prompts[begin : begin + turn], params, use_tqdm=False)
             seconds[name] += time.perf_counter() - began
             ids[name] += [list(answer.outputs[0].token_ids) for answer in answers]
-    found = {name: figures(engines[name], ids, seconds, name) for name in names}
+            drafted[name] += [answer.outputs[0].spec_decode_metrics for answer in answers]
+    found = {name: figures(ids, seconds, drafted, name) for name in names}
     about = {name: getattr(args, name) for name in ("batch_size", "draft_tokens", "rows", "max_tokens", "temperature")}
     print(json.dumps({**about, "engines": found}))
 
 
-def figures(engine: Any, ids: dict[str, list[list[int]]], seconds: dict[str, float], name: str) -> dict[str, Any]:
-    """Of one contender. edl: tokens of a decode step and row, by vLLM's own counters."""
-    tokens, plain = sum(map(len, ids[name])), ids.get("plain")
+def figures(
+    ids: dict[str, list[list[int]]], seconds: dict[str, float], drafted: dict[str, list[Any]], name: str
+) -> dict[str, Any]:
+    """Of one contender. edl: tokens of a decode step and row; each step emits one more than it accepts."""
+    tokens, counts = sum(map(len, ids[name])), [each for each in drafted[name] if each is not None]
     found: dict[str, Any] = {"tokens": tokens, "tokens_per_second": round(tokens / seconds[name], 1)}
-    counts = {each.name.split(":")[-1]: getattr(each, "value", 0) for each in engine.get_metrics() if "spec" in each.name}
-    if steps := counts.get("spec_decode_num_drafts"):
-        found["accepted_per_drafted_step"] = round(counts["spec_decode_num_accepted_tokens"] / steps, 3)
-        found["draft_tokens_per_drafted_step"] = round(counts["spec_decode_num_draft_tokens"] / steps, 3)
-    if plain is not None:
+    accepted = sum(n * rows for each in counts for n, rows in enumerate(each.histogram))
+    steps = tokens - len(ids[name]) - accepted  # the first token of an answer comes from its prefill
+    found["edl"] = round((steps + accepted) / steps, 3)
+    found["draft_tokens_per_step"] = round(sum(each.num_draft_tokens for each in counts) / steps, 3)
+    if (plain := ids.get("plain")) is not None:
         found["speedup"] = round(tokens / seconds[name] * seconds["plain"] / sum(map(len, plain)), 3)
         found["identical"] = sum(a == b for a, b in zip(plain, ids[name], strict=True))
     return found

@@ -6,6 +6,7 @@ What only answering can show stays unknown: a processor that fails, no memory, a
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 from lookahead.corpus import named_files
 from lookahead.decode.engine import room_of
 from lookahead.decode.limits import check_samples
-from lookahead.decode.sampling import check_vocabulary
+from lookahead.decode.sampling import Sampling, check_vocabulary
+from lookahead.engines.vllm_sampling import check_sampling
 from lookahead.errors import LookaheadError
 from lookahead.forward.target import longest_text
 from lookahead.job.plan import plan_of
@@ -64,7 +66,10 @@ def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None
     wanted = islice(read_requests(*names, fields=plan.fields), spec.io.limit)
     requests = left_to_do(without_duplicates(wanted), plan.shard, {})
     report = CheckReport(plan.model)
-    for checked in checked_rows(requests, plan.engine_settings(), plan.row_options()):
+    check: Callable[[Sampling], None] = check_nothing
+    if spec.model.engine == "vllm":
+        check = functools.partial(check_sampling, drafts=plan.drafts.strategy != "off")
+    for checked in checked_rows(requests, plan.engine_settings(), plan.row_options(), check):
         report.rows += 1
         report.prompt_tokens += checked.prompt_tokens
         report.longest = max(report.longest, checked.prompt_tokens)
@@ -79,18 +84,37 @@ def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None
     return report
 
 
-def checked_rows(requests: Iterable[Request], settings: EngineSettings, options: JobOptions) -> Iterator[Checked]:
-    """Each row, in order. Raises LookaheadError if the model's config or tokenizer, or an input, cannot be read."""
+def check_nothing(sampling: Sampling) -> None:
+    """Our own engine does all that can be asked."""
+
+
+def checked_rows(
+    requests: Iterable[Request],
+    settings: EngineSettings,
+    options: JobOptions,
+    check: Callable[[Sampling], None] = check_nothing,
+) -> Iterator[Checked]:
+    """Each row, in order. check: raises UsageError for what the engine cannot do.
+
+    Raises LookaheadError if the model's config or tokenizer, or an input, cannot be read.
+    """
     config = read_config(settings.model, settings.trust_remote_code, settings.revision).get_text_config(decoder=True)
     vocab_size, longest, tokenizer = int(config.vocab_size), longest_text(config), settings.load_tokenizer()
     for request in requests:
         try:
-            yield Checked(request, "", _prompt_tokens(request, tokenizer, options, vocab_size, longest))
+            yield Checked(request, "", _prompt_tokens(request, tokenizer, options, vocab_size, longest, check))
         except LookaheadError as error:
             yield Checked(request, str(error))
 
 
-def _prompt_tokens(request: Request, tokenizer: Any | None, options: JobOptions, vocab_size: int, longest: int) -> int:
+def _prompt_tokens(
+    request: Request,
+    tokenizer: Any | None,
+    options: JobOptions,
+    vocab_size: int,
+    longest: int,
+    check: Callable[[Sampling], None],
+) -> int:
     """Raises LookaheadError where the row could not be answered."""
     if request.problem:
         raise LookaheadError(f"{request.problem}.")
@@ -98,6 +122,7 @@ def _prompt_tokens(request: Request, tokenizer: Any | None, options: JobOptions,
     check_samples(len(prompts) * (request.n or options.n), "the number of answers")
     sampling = dataclasses.replace(options.sampling, **request.sampling)
     check_vocabulary(sampling, vocab_size)
+    check(sampling)
     for prompt_ids in prompts:
         room_of(prompt_ids, request.max_new_tokens or options.max_new_tokens, vocab_size, longest)
     if tokenizer is None and (sampling.stop or sampling.constraint or request.openai):

@@ -66,6 +66,15 @@ def test_an_engine_that_is_not_installed_is_named_with_its_package(tmp_path: Pat
     cli.fails(2, *job, saying=["pip install 'lookahead[vllm]'"])
 
 
+def test_a_dry_run_names_rows_that_the_engine_cannot_answer(tmp_path: Path, cli: Cli) -> None:
+    rows = [{"prompt": "a"}, {"prompt": "b", "params": {"no_repeat_ngram_size": 2}}]
+    job = ("generate", "--model", MODEL, "--input", write_jsonl(tmp_path / "in.jsonl", rows), "--dry-run", "--json")
+    assert cli(*job).json["bad_rows"] == 0
+    found = cli(*job, "--engine", "vllm").json
+    assert [problem["line"] for problem in found["problems"]] == [2]
+    assert "no_repeat_ngram_size is set, and vLLM has none" in found["problems"][0]["message"]
+
+
 def test_a_job_is_not_resumed_on_another_engine(tmp_path: Path, cli: Cli) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", questions(2))
     job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--max-new-tokens", 4)
