@@ -25,14 +25,16 @@ def speculation(name: str, draft_tokens: int, trie: str | None, price: float) ->
     config: dict[str, Any] = {"num_speculative_tokens": draft_tokens}
     if name == "plain":
         return {}
+    counted = {"per_request_spec_decode_metrics": "summary"}
     if name == "ngram":
-        return {"speculative_config": {**config, "method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}}
+        return {"speculative_config": {**config, "method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}, **counted}
     if name == "suffix":
-        return {"speculative_config": {**config, "method": "suffix"}}
+        return {"speculative_config": {**config, "method": "suffix"}, **counted}
     settings = {"tries": [trie] if trie else [], "price": price, "adaptive": name != "fixed"}
     return {
         "speculative_config": {**config, "method": "custom_class", "model": OURS},
         "additional_config": {"lookahead": settings},
+        **counted,
     }
 
 
@@ -62,7 +64,6 @@ def main() -> None:
         "enforce_eager": True,
         "max_model_len": 1024,
         "kv_cache_memory_bytes": 1 << 28,
-        "per_request_spec_decode_metrics": "summary",
     }
     engines = {}
     for name in names:

@@ -70,7 +70,6 @@ class VllmSettings:
             "max_logprobs": MOST_LOGPROBS,
             "use_tqdm_on_load": False,
             "disable_log_stats": True,
-            "per_request_spec_decode_metrics": "summary",
             "structured_outputs_config": {"backend": "guidance"},
         }
         if self.batch_size:
@@ -85,6 +84,7 @@ class VllmSettings:
             config = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": self.draft_tokens}
             found["speculative_config"] = {**config, **speculative}
             found["additional_config"] = {"lookahead": self._drafting()}
+            found["per_request_spec_decode_metrics"] = "summary"
         elif speculative:
             raise UsageError("--engine-arg speculative_config: --strategy off drafts nothing.")
         return {**found, **given}
