@@ -190,8 +190,7 @@ class TestVllm:
         answers = [row for row in found if "error" not in row]
         assert sum(row["accepted_tokens"] for row in answers) > 50
         assert all(row["steps"] + row["accepted_tokens"] <= row["completion_tokens"] for row in answers if "samples" not in row)
-        kept = sum(len(row["samples"]) if "samples" in row else 1 for row in answers)
-        assert len(Trie(trie).documents()) == kept
+        assert len(Trie(trie).documents()) == len(answers)  # two greedy samples of a row are the same, and kept once
 
     def test_a_job_that_is_killed_is_resumed(self, tmp_path: Path) -> None:
         source = write_jsonl(tmp_path / "in.jsonl", questions(60))
