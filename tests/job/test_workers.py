@@ -217,7 +217,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, 
     ("where", "killed"),
     [
         (None, True),
-        pytest.param("--ray", False, marks=pytest.mark.ray),
+        pytest.param("--ray", False, marks=[pytest.mark.ray, pytest.mark.deep]),
         pytest.param("--ray", True, marks=[pytest.mark.ray, pytest.mark.deep]),
     ],
 )

@@ -16,6 +16,7 @@ from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
 from lookahead.trie.prune import prune_trie
 from lookahead.trie.segment import Effort
+from tests.support.depth import deep
 from tests.support.tries import ARRAYS, VOCAB_SIZES, append_ids, assert_answers, build_ids, corpora, texts, tiny_runs
 
 
@@ -88,7 +89,13 @@ def corpora_in_parts(draw):
     return parts, contexts, vocab_size
 
 
-@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(built_in_one_run, appended, merged, with_wide_positions),  # whose files are merged from appended ones
+        *deep([built_in_many_runs, appended_in_many_runs, merged_from_appended_files]),
+    ],
+)
 @given(corpora_in_parts())
 def test_counts_continuations_and_longest_matches_are_those_of_a_scan(make, corpus):
     parts, contexts, vocab_size = corpus
