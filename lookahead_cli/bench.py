@@ -9,6 +9,8 @@ import typer
 from lookahead.errors import UsageError
 from lookahead.job.spec import SESSION_TOKENS
 from lookahead_cli.bench_options import (
+    CHECKED_ROWS,
+    OF_A_MODEL,
     Baselines,
     BatchSize,
     BranchLengths,
@@ -62,12 +64,6 @@ from lookahead_cli.parameters import given, refuse
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
-
-CHECKED_ROWS = 64  # rows whose outputs are compared unless asked otherwise
-OF_A_MODEL = (
-    *("input", "attn", "dtype", "device", "max_new_tokens", "peers", "check_lossless", "revision", "adapter"),
-    *("trust_remote_code", "exact", "engine_mode", "quantize"),
-)
 
 
 def command(
