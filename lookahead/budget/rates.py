@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections import deque
 from statistics import fmean, median
 
+from lookahead.budget.cost import LATEST
+
 UNDISPUTED = 1.5  # times as fast as plain decoding: where the budget believes this, nobody looks
 LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probable
 FIRST, APART = 40, 240  # steps with drafts before the first look, and between two
-STRETCH = 9  # steps without drafts that are taken to look; the first one says nothing
-TRY = 17  # steps with drafts after a rest, likewise
-REST, LONGEST = 60, 960  # steps without drafts; each further rest is twice as long
-LATEST = 32  # steps of each kind that count
+STRETCH = (
+    9  # steps without drafts that are taken to look, and half of those with drafts after a rest; the first one says nothing
+)
+REST = 60  # steps without drafts; each further rest is twice as long, up to 16 times
 
 Steps = deque[tuple[float, int]]  # seconds, tokens
 
@@ -69,11 +71,11 @@ class _Rate:
         if self._left > 0 or self._state == "drafts":
             return
         if self._state == "rests":
-            self._state, self._left = "tries", TRY
+            self._state, self._left = "tries", 2 * STRETCH
             self._steps[True].clear()
         elif self._gain() < LOSS:
             self._state, self._left = "rests", self._pause
-            self._pause = min(LONGEST, 2 * self._pause)
+            self._pause = min(16 * REST, 2 * self._pause)
         else:
             self._state, self._left, self._pause = "drafts", APART, REST
 

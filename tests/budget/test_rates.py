@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lookahead.budget.rates import APART, FIRST, LONGEST, REST, STRETCH, TRY, Rates
+from lookahead.budget.rates import APART, FIRST, REST, STRETCH, Rates
 
 ROWS = 8
 PLAIN = 1.0  # seconds of a step without drafts, which gives ROWS tokens
@@ -45,16 +45,16 @@ def test_drafts_that_lose_rest_ever_longer_and_are_tried_again(gain: float) -> N
 
 def test_rest_ends_when_drafts_gain_again() -> None:
     rates = Rates()
-    played(rates, FIRST + STRETCH + REST + TRY, 0.5)
-    later = played(rates, 2 * REST + TRY + 4 * APART, 1.3)
-    assert np.mean(later[2 * REST + TRY :]) > 0.9
+    played(rates, FIRST + STRETCH + REST + 2 * STRETCH, 0.5)
+    later = played(rates, 2 * REST + 2 * STRETCH + 4 * APART, 1.3)
+    assert np.mean(later[2 * REST + 2 * STRETCH :]) > 0.9
 
 
 def test_longest_rest_ends_too() -> None:
     rates = Rates()
-    drafted = played(rates, 12 * LONGEST, 0.5)
+    drafted = played(rates, 200 * REST, 0.5)
     runs = "".join("d" if each else "p" for each in drafted).split("d")
-    assert LONGEST <= max(map(len, runs)) <= LONGEST + 2
+    assert 16 * REST <= max(map(len, runs)) <= 16 * REST + 2
 
 
 def test_rows_of_other_numbers_are_weighed_apart() -> None:
