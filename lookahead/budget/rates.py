@@ -17,9 +17,7 @@ from lookahead.budget.cost import LATEST
 UNDISPUTED = 1.5  # times as fast as plain decoding: where the budget believes this, nobody looks
 LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probable
 FIRST, APART = 40, 240  # steps with drafts before the first look, and between two
-STRETCH = (
-    9  # steps without drafts that are taken to look, and half of those with drafts after a rest; the first one says nothing
-)
+STRETCH = 9  # steps without drafts that are taken to look, half of those with drafts after a rest; the first one says nothing
 REST = 60  # steps without drafts; each further rest is twice as long, up to 16 times
 
 Steps = deque[tuple[float, int]]  # seconds, tokens

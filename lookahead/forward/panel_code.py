@@ -10,6 +10,7 @@ Weights of half precision are widened where they are read, exactly. Addresses an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ BFloatType._create_instance()
 PAIRS = ir.VectorType(BFloatType(), 2 * LANES)
 
 
-def _constant(number: int) -> Any:
+def constant(number: int) -> Any:
     return ir.Constant(LONG, number)
 
 
@@ -50,20 +51,20 @@ def _add_up(code: Code, token: Any, stride: Any, weights: Any, inner: Any, sums:
     builder, pairs = code.builder, code.kind == "int32"
     tokens, vectors = shape
     size = 2 * code.size if pairs else code.size
-    lines = [builder.add(token, builder.mul(stride, _constant(number))) for number in range(tokens)]
+    lines = [builder.add(token, builder.mul(stride, constant(number))) for number in range(tokens)]
     homes = [
-        builder.add(sums, _constant(4 * (PANEL * row + LANES * vector))) for row in range(tokens) for vector in range(vectors)
+        builder.add(sums, constant(4 * (PANEL * row + LANES * vector))) for row in range(tokens) for vector in range(vectors)
     ]
     places = [code.variable(VECTOR, code.constant(0.0)) for _ in homes]
-    with builder.if_then(builder.icmp_signed("!=", goes_on, _constant(0)), likely=False):
+    with builder.if_then(builder.icmp_signed("!=", goes_on, constant(0)), likely=False):
         for home, place in zip(homes, places, strict=True):
             builder.store(code.load(home), place)
 
     def step(at: Any) -> None:
-        line = builder.add(weights, builder.mul(at, _constant(size * PANEL)))
+        line = builder.add(weights, builder.mul(at, constant(size * PANEL)))
         read = []
         for vector in range(vectors):
-            where = builder.add(line, _constant(size * LANES * vector))
+            where = builder.add(line, constant(size * LANES * vector))
             read.append(builder.bitcast(code.load(where, WHOLE), PAIRS) if pairs else code.keys(where))
         for row, address in enumerate(lines):
             number = code.splat(code.load(code.at(address, at, 4), INT if pairs else FLOAT))
@@ -76,15 +77,33 @@ def _add_up(code: Code, token: Any, stride: Any, weights: Any, inner: Any, sums:
                     total = code.fma(number, part, total)
                 builder.store(total, place)
 
-    rest = builder.srem(inner, _constant(UNROLLED))
+    rest = builder.srem(inner, constant(UNROLLED))
     whole = builder.sub(inner, rest)
     with code.loop(whole, UNROLLED) as at:
         for number in range(UNROLLED):
-            step(builder.add(at, _constant(number)))
+            step(builder.add(at, constant(number)))
     with code.loop(rest) as at:
         step(builder.add(whole, at))
     for home, place in zip(homes, places, strict=True):
         code.store(builder.load(place), home)
+
+
+def tiles(code: Code, token: Any, stride: Any, count: Any, sums: Any) -> Iterator[tuple[Any, Any, tuple[int, int], int]]:
+    """The code of a walk over `count` tokens and a panel's outputs: what is built at each turn is run for its tiles.
+
+    Yields where its tokens begin, where their sums [tokens, 64] do, (tokens, vectors of outputs), and the first vector.
+    """
+    builder, done = code.builder, constant(0)
+    for shape in TILES:
+        tokens, vectors = shape
+        rounds = builder.sdiv(builder.sub(count, done), constant(tokens))
+        with code.loop(rounds) as number:
+            first = builder.add(done, builder.mul(number, constant(tokens)))
+            begin = builder.add(token, builder.mul(first, stride))
+            home = code.at(sums, first, 4 * PANEL)
+            for column in range(0, VECTORS, vectors):
+                yield begin, home, shape, column
+        done = builder.add(done, builder.mul(rounds, constant(tokens)))
 
 
 @intrinsic
@@ -101,18 +120,10 @@ def multiply(typing_context, kind, token, stride, count, weights, inner, sums, g
         if code.kind == "int32" and not multiplies_pairs():  # no weights of this machine lie so, and LLVM has no code for it
             return context.get_dummy_value()
         size = 4 if code.kind in ("float32", "int32") else 2
-        done = _constant(0)
-        for tokens, vectors in TILES:
-            rounds = builder.sdiv(builder.sub(count, done), _constant(tokens))
-            with code.loop(rounds) as number:
-                first = builder.add(done, builder.mul(number, _constant(tokens)))
-                begin = builder.add(token, builder.mul(first, stride))
-                home = code.at(sums, first, 4 * PANEL)
-                for column in range(0, VECTORS, vectors):
-                    here = builder.add(weights, _constant(size * LANES * column))
-                    there = builder.add(home, _constant(4 * LANES * column))
-                    _add_up(code, begin, stride, here, inner, there, goes_on, (tokens, vectors))
-            done = builder.add(done, builder.mul(rounds, _constant(tokens)))
+        for begin, home, (tokens, vectors), column in tiles(code, token, stride, count, sums):
+            here = builder.add(weights, constant(size * LANES * column))
+            there = builder.add(home, constant(4 * LANES * column))
+            _add_up(code, begin, stride, here, inner, there, goes_on, (tokens, vectors))
         return context.get_dummy_value()
 
     return types.void(kind, *[types.int64] * 7), codegen

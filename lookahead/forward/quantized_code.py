@@ -18,9 +18,9 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from lookahead.forward.panel_code import AVX512, PANEL, TILES, VECTORS
+from lookahead.forward.panel_code import AVX512, PANEL, VECTORS, constant, tiles
 from lookahead.forward.processor import multiplies_bytes
-from lookahead.forward.vectors import FLOAT, INT, LANES, LONG, SHORT, VECTOR, WHOLE, Code
+from lookahead.forward.vectors import FLOAT, INT, LANES, SHORT, VECTOR, WHOLE, Code
 
 GROUP = 64  # inputs
 TOKEN_GROUP = GROUP + 8  # bytes of a token's group
@@ -30,10 +30,6 @@ GROUP4 = GROUP * PANEL // 2 + 3 * PANEL
 UNROLLED = 4  # steps of a group
 LEAST = 1e-30  # a group of a token whose numbers are all smaller is taken for zeros
 BYTE = ir.IntType(8)
-
-
-def _constant(number: int) -> Any:
-    return ir.Constant(LONG, number)
 
 
 def _whole(number: int) -> Any:
@@ -87,9 +83,9 @@ class Bytes:
 def _scales4(code: Code, line: Any, vector: int) -> tuple[Any, Any]:
     """Scales of 16 outputs, and the numbers that stand for zero, as float32."""
     builder, behind = code.builder, GROUP * PANEL // 2
-    scales = code.load(builder.add(line, _constant(behind + 2 * LANES * vector)), ir.VectorType(SHORT, LANES))
+    scales = code.load(builder.add(line, constant(behind + 2 * LANES * vector)), ir.VectorType(SHORT, LANES))
     wide = builder.shl(builder.zext(scales, WHOLE), _whole(16))
-    zeros = code.load(builder.add(line, _constant(behind + 2 * PANEL + LANES * vector)), ir.VectorType(BYTE, LANES))
+    zeros = code.load(builder.add(line, constant(behind + 2 * PANEL + LANES * vector)), ir.VectorType(BYTE, LANES))
     return builder.bitcast(wide, VECTOR), builder.uitofp(zeros, VECTOR)
 
 
@@ -98,12 +94,12 @@ def _add_up(
 ) -> None:
     """Code of one tile, see `multiply_groups`. shape: its tokens and vectors; column: its first vector."""
     builder, (tokens, vectors), multiplied = code.builder, shape, Bytes(code, bits)
-    lines = [builder.add(token, builder.mul(stride, _constant(number))) for number in range(tokens)]
+    lines = [builder.add(token, builder.mul(stride, constant(number))) for number in range(tokens)]
     places = [code.variable(WHOLE, _whole(0)) for _ in range(tokens * vectors)]
 
     def step(begins: list[Any], line: Any, at: Any) -> None:
-        line = builder.add(line, builder.mul(at, _constant(4 * PANEL)))
-        where = [builder.add(line, _constant(4 * LANES * vector)) for vector in range(column, column + vectors)]
+        line = builder.add(line, builder.mul(at, constant(4 * PANEL)))
+        where = [builder.add(line, constant(4 * LANES * vector)) for vector in range(column, column + vectors)]
         packed = [code.load(address, WHOLE) for address in where]
         halves = [(0, packed)]
         if bits == 4:
@@ -113,32 +109,32 @@ def _add_up(
             halves = [(0, low), (4, high)]
         for more, read in halves:
             for row, begin in enumerate(begins):
-                offset = builder.add(builder.mul(at, _constant(4 * len(halves))), _constant(more))
+                offset = builder.add(builder.mul(at, constant(4 * len(halves))), constant(more))
                 numbers = code.splat(code.load(builder.add(begin, offset), INT))
                 for part, place in zip(read, places[row * vectors : (row + 1) * vectors], strict=True):
                     builder.store(multiplied.add(builder.load(place), part, numbers), place)
 
     with code.loop(groups) as group:
-        begins = [builder.add(line, builder.mul(group, _constant(TOKEN_GROUP))) for line in lines]
-        line = builder.add(weights, builder.mul(group, _constant(GROUP8 if bits == 8 else GROUP4)))
+        begins = [builder.add(line, builder.mul(group, constant(TOKEN_GROUP))) for line in lines]
+        line = builder.add(weights, builder.mul(group, constant(GROUP8 if bits == 8 else GROUP4)))
         for row, begin in enumerate(begins):
             first = _whole(0)
             if bits == 8:
-                total = code.load(builder.add(begin, _constant(GROUP + 4)), INT)
+                total = code.load(builder.add(begin, constant(GROUP + 4)), INT)
                 first = code.splat(builder.mul(total, ir.Constant(INT, -128)))
             for place in places[row * vectors : (row + 1) * vectors]:
                 builder.store(first, place)
-        with code.loop(_constant(16 if bits == 8 else 8), UNROLLED) as at:
+        with code.loop(constant(16 if bits == 8 else 8), UNROLLED) as at:
             for number in range(UNROLLED):
-                step(begins, line, builder.add(at, _constant(number)))
+                step(begins, line, builder.add(at, constant(number)))
         known = [_scales4(code, line, vector) for vector in range(column, column + vectors)] if bits == 4 else []
         for row, begin in enumerate(begins):
-            scale = code.splat(code.load(builder.add(begin, _constant(GROUP)), FLOAT))
+            scale = code.splat(code.load(builder.add(begin, constant(GROUP)), FLOAT))
             if bits == 4:
-                less = builder.sitofp(code.load(builder.add(begin, _constant(GROUP + 4)), INT), FLOAT)
+                less = builder.sitofp(code.load(builder.add(begin, constant(GROUP + 4)), INT), FLOAT)
                 less = code.splat(builder.fneg(less))
             for vector in range(vectors):
-                home = builder.add(sums, _constant(4 * (PANEL * row + LANES * (column + vector))))
+                home = builder.add(sums, constant(4 * (PANEL * row + LANES * (column + vector))))
                 total = builder.sitofp(builder.load(places[row * vectors + vector]), VECTOR)
                 if bits == 4:
                     scales, zeros = known[vector]
@@ -160,16 +156,8 @@ def multiply_groups(typing_context, kind, token, stride, count, weights, groups,
     def codegen(context, builder, signature, values):
         code = Code(builder)
         _, token, stride, count, weights, groups, sums = values
-        done = _constant(0)
-        for tokens, vectors in TILES:
-            rounds = builder.sdiv(builder.sub(count, done), _constant(tokens))
-            with code.loop(rounds) as number:
-                first = builder.add(done, builder.mul(number, _constant(tokens)))
-                begin = builder.add(token, builder.mul(first, stride))
-                home = code.at(sums, first, 4 * PANEL)
-                for column in range(0, VECTORS, vectors):
-                    _add_up(code, begin, stride, weights, groups, home, (tokens, vectors), bits, column)
-            done = builder.add(done, builder.mul(rounds, _constant(tokens)))
+        for begin, home, shape, column in tiles(code, token, stride, count, sums):
+            _add_up(code, begin, stride, weights, groups, home, shape, bits, column)
         return context.get_dummy_value()
 
     return types.void(kind, *[types.int64] * 6), codegen
@@ -182,7 +170,7 @@ def scale_by(typing_context, target, scales):
     def codegen(context, builder, signature, values):
         code = Code(builder)
         for vector in range(VECTORS):
-            here, there = (builder.add(value, _constant(4 * LANES * vector)) for value in values)
+            here, there = (builder.add(value, constant(4 * LANES * vector)) for value in values)
             code.store(builder.fmul(code.load(here), code.load(there)), here)
         return context.get_dummy_value()
 
@@ -212,13 +200,13 @@ def quantize(typing_context, source, count, target):
     def codegen(context, builder, signature, values):
         code = Code(builder)
         source, count, target = values
-        groups = builder.sdiv(builder.add(count, _constant(GROUP - 1)), _constant(GROUP))
+        groups = builder.sdiv(builder.add(count, constant(GROUP - 1)), constant(GROUP))
         with code.loop(groups) as group:
-            at = builder.mul(group, _constant(GROUP))
+            at = builder.mul(group, constant(GROUP))
             home = code.at(target, group, TOKEN_GROUP)
             read = []
             for part in range(GROUP // LANES):
-                here = builder.add(at, _constant(LANES * part))
+                here = builder.add(at, constant(LANES * part))
                 read.append(code.masked(code.at(source, here, 4), code.below(builder.sub(count, here)), code.constant(0.0)))
             most = code.constant(0.0)
             for part in read:
@@ -236,10 +224,10 @@ def quantize(typing_context, source, count, target):
                 rounded = code.call("llvm.rint.v16f32", VECTOR, builder.fmul(part, factor))
                 whole = code.call("llvm.fptosi.sat.v16i32.v16f32", WHOLE, rounded)
                 total = builder.add(total, whole)
-                code.store(builder.trunc(whole, ir.VectorType(BYTE, LANES)), builder.add(home, _constant(LANES * number)))
+                code.store(builder.trunc(whole, ir.VectorType(BYTE, LANES)), builder.add(home, constant(LANES * number)))
             summed = code.call("llvm.vector.reduce.add.v16i32", INT, total)
-            code.store(builder.select(counts, builder.fdiv(most, full), none), builder.add(home, _constant(GROUP)))
-            code.store(summed, builder.add(home, _constant(GROUP + 4)))
+            code.store(builder.select(counts, builder.fdiv(most, full), none), builder.add(home, constant(GROUP)))
+            code.store(summed, builder.add(home, constant(GROUP + 4)))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
