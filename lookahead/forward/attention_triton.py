@@ -279,11 +279,17 @@ def launch_options(tiling: Tiling) -> dict[str, Any]:
 
 
 def tree_attention_triton(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float, scratch: int = SCRATCH
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    meta: torch.Tensor,
+    scale: float,
+    scratch: int = SCRATCH,
+    result: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[tokens, heads, value width]; see `tree_attention.reference`. The numbers of a vector lie side by side, and so does meta.
 
-    scratch: bytes of scratch memory, at least one token's. It changes no bit of the outputs.
+    scratch: bytes of scratch memory, at least one token's. It changes no bit of the outputs. result: where these go.
     """
     tokens, heads, width = query.shape
     slots, key_heads, capacity, value_width = value.shape
@@ -292,7 +298,7 @@ def tree_attention_triton(
     fixed = constants(shared, width, value_width, capacity, tiling)
     parts, room = fixed["PARTS"], fixed["VALUE_ROOM"]
     at_once = min(tokens, max(1, scratch // (4 * heads * parts * (room + 2))))
-    result = query.new_empty(tokens, heads, value_width)
+    result = query.new_empty(tokens, heads, value_width) if result is None else result
     outputs = query.new_empty(at_once, heads, parts, room, dtype=torch.float32)
     tops, totals = (query.new_empty(at_once, heads, parts, dtype=torch.float32) for _ in range(2))
     strides = *query.stride()[:2], *key.stride()[:3], *value.stride()[:3]

@@ -23,7 +23,7 @@ import torch
 from lookahead.draft.recycled import BEST
 from lookahead.draft.tree import DraftTree
 from lookahead.forward.backends import without_cudnn
-from lookahead.forward.batch import MOST_TOKENS, arranged, block_of, pack_of
+from lookahead.forward.batch import MOST_TOKENS, Pack, arranged, block_of, pack_of
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.memory import copied
 from lookahead.forward.scores import Scores
@@ -149,9 +149,17 @@ class CapturedSteps:
 
     def _run(self, block: torch.Tensor, tokens: int, kinds: int) -> Outputs:
         """The forward of the step that `block` describes, by the model itself."""
-        target = self.target
         packed = pack_of(block, tokens, kinds)
         self.cache.pack = packed
+        logits = self._logits(packed)
+        few = logits.topk(min(BEST, logits.shape[1]))
+        bits = few.values.float().contiguous().view(torch.int32)
+        return logits, torch.cat([logits.argmax(-1, keepdim=True).int(), few.indices.int(), bits], 1)
+
+    def _logits(self, packed: Pack) -> torch.Tensor:
+        target = self.target
+        if target.program is not None:
+            return target.program.run(packed, None, self.cache)
         with without_cudnn(), target.packed_attention.over(packed) as mask:
             logits: torch.Tensor = target.model(
                 input_ids=packed.input_ids,
@@ -160,6 +168,4 @@ class CapturedSteps:
                 past_key_values=self.cache,
                 use_cache=True,
             ).logits[0]
-        few = logits.topk(min(BEST, logits.shape[1]))
-        bits = few.values.float().contiguous().view(torch.int32)
-        return logits, torch.cat([logits.argmax(-1, keepdim=True).int(), few.indices.int(), bits], 1)
+        return logits

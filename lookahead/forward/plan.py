@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from lookahead.errors import ModelError
-from lookahead.forward.panels import Panels
 
 Dim = tuple[int, int]  # size and stride, in numbers
+# On a GPU: programs of LINES outputs that a product has if they are of LEAST_OF_PART numbers each, multiples of OF_PART
+PROGRAMS, LINES, LEAST_OF_PART, OF_PART = 256, 64, 1024, 128
 
 
 class Unsupported(ModelError):
@@ -131,15 +132,27 @@ class Instruction:
     placed: int | None = None
 
 
+class Matrix:
+    """A matrix [out, in] as a GPU multiplies by it: as it lies, in `parts` along `in`, each of `of_part` numbers but the last."""
+
+    def __init__(self, weight: torch.Tensor, parts: int | None = None):
+        self.weight = weight
+        self.outputs, self.inner = weight.shape
+        self.dtype = weight.dtype
+        self.parts = parts or max(1, min(PROGRAMS * LINES // self.outputs, self.inner // LEAST_OF_PART))
+        self.of_part = -(-self.inner // self.parts // OF_PART) * OF_PART
+        self.parts = -(-self.inner // self.of_part)
+
+
 @dataclasses.dataclass(eq=False)
 class Product:
-    """tokens: flat, float32; bfloat16 for pairs, groups of 8 bits for quantized weights.
+    """tokens: flat, float32; bfloat16 for pairs, groups of 8 bits for quantized weights; on a GPU, of the weight's dtype.
 
     target: its buffer, None for the scores that the program returns.
     """
 
     tokens: View
-    weight: Panels
+    weight: Any  # Panels, or Matrix
     bias: torch.Tensor | None
     target: Buffer | None
     stored: int

@@ -163,7 +163,7 @@ class PackedSlots:
         target, attention = self.target, self.target.packed_attention
         self.cache.pack = packed
         if target.program is not None and packed.meta is not None:
-            chosen_tokens = None if kept is None else torch.from_numpy(np.array(kept, np.int64))
+            chosen_tokens = None if kept is None else upload(np.array(kept, np.int64), target.device)
             return target.program.run(packed, chosen_tokens, self.cache)
         chosen: dict[str, Any] = {}
         if kept is not None:

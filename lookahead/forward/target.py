@@ -29,6 +29,7 @@ from lookahead.forward.kv_cache import LayerShape
 from lookahead.forward.parallel import agreed, all_agreed
 from lookahead.forward.processor import processor_name
 from lookahead.forward.program import NAME as PROGRAM
+from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.program import Program
 from lookahead.forward.tree_attention import NAME as TREE
 
@@ -62,7 +63,7 @@ class TargetModel:
     layers: tuple[LayerShape, ...] = ()
     bucketed: bool = False
     attends_by_op: bool = False
-    program: Program | None = None
+    program: Program | DeviceProgram | None = None
     linear: str = "torch"
     exact: bool = False
     capture: Callable[..., Any] | None = None

@@ -103,6 +103,18 @@ def _on_cuda(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: 
 _library.impl("tree_attention", _on_cuda, "CUDA")
 
 
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float, output: torch.Tensor
+) -> None:
+    """Fill `output` [tokens, heads, value width], whose numbers lie side by side, with what the op gives."""
+    if query.device.type == "cuda":
+        from lookahead.forward import attention_triton
+
+        attention_triton.tree_attention_triton(query, key, value, meta, scale, result=output)
+    else:
+        output.copy_(torch.ops.lookahead.tree_attention(query, key, value, meta, scale))
+
+
 @torch.library.register_fake("lookahead::tree_attention")
 def _shape_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float) -> torch.Tensor:
     return query.new_empty(query.shape[0], query.shape[1], value.shape[3])

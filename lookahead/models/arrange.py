@@ -7,17 +7,25 @@ computes between them. Behind the last attention, stages work on the tokens whos
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lookahead.forward.plan import Attention, Buffer, Instruction, Product, Stage, Step, View, flat_dims, reads, written
 from lookahead.forward.program_kernel import COPY
 
 
-def arranged(steps: Sequence[Step]) -> tuple[list[Stage], int, int]:
-    """(stages, bytes of all buffers for a token, bytes of local buffers for a thread)."""
+def arranged(
+    steps: Sequence[Step],
+    changed: Callable[[list[Stage]], None] = lambda stages: None,
+    never_local: Callable[[list[Stage]], set[Buffer]] = lambda stages: set(),
+) -> tuple[list[Stage], int, int]:
+    """(stages, bytes of all buffers for a token, bytes of local buffers for a thread).
+
+    changed: changes stages before buffers get their places. never_local: buffers that are not local even if one stage uses them.
+    """
     stages = _stages(steps)
+    changed(stages)
     _mark_late(stages)
-    return stages, *_placed(stages)
+    return stages, *_placed(stages, never_local(stages))
 
 
 def _needs(steps: Sequence[Step]) -> dict[Step, set[Step]]:
@@ -88,7 +96,7 @@ def _mark_late(stages: list[Stage]) -> None:
         number += 1
 
 
-def _placed(stages: Sequence[Stage]) -> tuple[int, int]:
+def _placed(stages: Sequence[Stage], never_local: set[Buffer]) -> tuple[int, int]:
     """Give each buffer its place. Places are used again once the stages that need them are over."""
     first: dict[Buffer, tuple[int, int]] = {}
     last: dict[Buffer, tuple[int, int]] = {}
@@ -100,6 +108,7 @@ def _placed(stages: Sequence[Stage]) -> tuple[int, int]:
                 last[buffer] = (number, place)
     for buffer in first:
         buffer.local = first[buffer][0] == last[buffer][0] and isinstance(stages[first[buffer][0]].steps[0], Instruction)
+        buffer.local = buffer.local and buffer not in never_local
     shared = [(first[b][0], last[b][0], b) for b in first if not b.local]
     own: dict[int, list[tuple[int, int, Buffer]]] = defaultdict(list)
     for buffer in first:

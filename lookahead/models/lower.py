@@ -7,6 +7,7 @@ computed here, once. Raises Unsupported for what there is no instruction for, an
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -15,11 +16,14 @@ from typing import Any
 import torch
 
 from lookahead.forward import program_kernel as kernel
+from lookahead.forward.device_program import DeviceProgram
+from lookahead.forward.device_rows import must_be_written
 from lookahead.forward.panels import STORED, Panels
 from lookahead.forward.plan import (
     Attention,
     Buffer,
     Instruction,
+    Matrix,
     Plan,
     Product,
     Unsupported,
@@ -31,6 +35,7 @@ from lookahead.forward.program import Program
 from lookahead.forward.target import TargetModel
 from lookahead.models.arrange import arranged
 from lookahead.models.builder import ROUNDS, Builder, Ids
+from lookahead.models.device_builder import DeviceBuilder, merged_products
 from lookahead.models.shapes import (
     expanded,
     joined,
@@ -67,14 +72,24 @@ class Lines:
     kind: int
 
 
-def program_of(target: TargetModel) -> Program:
+def program_of(target: TargetModel) -> Program | DeviceProgram:
     """The forward of a packed model whose attention lookahead::tree_attention computes. Raises Unsupported, or as the model."""
-    return Program(lowered(traced(target), len(target.mask_plan.windows), target.dtype))
+    if target.device.type != "cpu":
+        return device_program_of(target)
+    forward = traced(target)
+    return Program(lowered(forward, Builder(forward.tokens, forward.linears), len(target.mask_plan.windows), target.dtype))
 
 
-def lowered(forward: Traced, kinds: int, dtype: torch.dtype) -> Plan:
-    """The program of a traced forward of a model of this dtype. kinds: of layers. Raises Unsupported."""
-    build = Builder(forward.tokens, forward.linears)
+def device_program_of(target: TargetModel) -> DeviceProgram:
+    """The same for a GPU, of a model whose linear layers are as torch makes them. Its weights may come to lie elsewhere."""
+    forward = traced(target)
+    kinds, merge = len(target.mask_plan.windows), functools.partial(merged_products, model=target.model)
+    plan = lowered(forward, DeviceBuilder(forward.tokens), kinds, target.dtype, merge, must_be_written)
+    return DeviceProgram(plan, target.device)
+
+
+def lowered(forward: Traced, build: Builder, kinds: int, dtype: torch.dtype, *how: Any) -> Plan:
+    """The program of a traced forward of a model of this dtype. kinds: of layers. how: see `arranged`. Raises Unsupported."""
     given = iter([Ids(kernel.IDS), Ids(kernel.POSITIONS), Ids("offsets"), *map(Lines, range(kinds))])
     values: dict[torch.fx.Node, Any] = {}
     output: Any = None
@@ -92,7 +107,7 @@ def lowered(forward: Traced, kinds: int, dtype: torch.dtype) -> Plan:
     if not isinstance(output, View) or output.count != output.sizes[-1]:
         raise Unsupported("scores that are none of single tokens")
     _return(build, output)
-    stages, row_bytes, thread_bytes = arranged(build.steps)
+    stages, row_bytes, thread_bytes = arranged(build.steps, *how)
     return Plan(stages, row_bytes, thread_bytes, build.placed, output.count, dtype, output.dtype, build.alive, build.most)
 
 
@@ -103,6 +118,8 @@ def _return(build: Builder, output: View) -> None:
             is_read = any(step.target in reads(other) for other in build.steps)
             if not is_read and step.weight.outputs == output.count and step.weight.dtype == output.dtype:
                 step.target, step.stored = None, STORED[output.dtype]
+                if isinstance(step.weight, Matrix):  # nobody adds parts up
+                    step.weight = Matrix(step.weight.weight, parts=1)
                 return
     view, size = build.flat(output), torch.finfo(output.dtype).bits // 8
     more = STORED[output.dtype], size
@@ -284,7 +301,8 @@ def _embedding(
     axis = build.axis_of(shape)
     target = build.new([size for place, size in enumerate(shape) if place != axis], axis, dtype)
     more = rows.data_ptr(), rows.stride(0) * rows.element_size(), ROUNDS[rows.dtype], ids.added, ids.which
-    build.steps.append(Instruction(kernel.EMBED, 1, rows.shape[1], (target, 0, 1), [], more=more))
+    source = View(rows, 0, (), axis, rows.dtype), 0, 1
+    build.steps.append(Instruction(kernel.EMBED, 1, rows.shape[1], (target, 0, 1), [source], more=more))
     return target
 
 

@@ -58,6 +58,13 @@ def op_may_serve(target: TargetModel) -> bool:
     return own != "eager" and serves_on(target.device, target.dtype)
 
 
+def _may_be_program(target: TargetModel) -> bool:
+    """Whether there are products for its linear layers."""
+    if target.device.type == "cuda":
+        return target.linear == "torch" and target.dtype != torch.float32
+    return target.linear in IN_PANELS
+
+
 @torch.inference_mode()
 @without_cudnn()
 def probed(model: Any, name: str = "model", may_be_program: bool = True) -> TargetModel:
@@ -67,7 +74,7 @@ def probed(model: Any, name: str = "model", may_be_program: bool = True) -> Targ
     for mode, by_op, by_program in TRIED:
         bucketed = mode == "packed" and model.device.type == "cuda"
         target = TargetModel(model, name, mode, "; ".join(reasons), bucketed=bucketed, attends_by_op=by_op, linear=linear)
-        if (by_op and not op_may_serve(target)) or (by_program and not (may_be_program and linear in IN_PANELS)):
+        if (by_op and not op_may_serve(target)) or (by_program and not (may_be_program and _may_be_program(target))):
             continue
         try:
             if by_program:

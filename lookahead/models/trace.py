@@ -111,7 +111,8 @@ def traced(target: TargetModel) -> Traced:
     sizes.update(value for value in vars(target.text_config).values() if isinstance(value, int))
     tokens = next(count for count in COUNTS if count not in sizes)
     plan = target.mask_plan
-    ids, positions = torch.ones(1, tokens, dtype=torch.int64), torch.arange(tokens)[None]
+    where = target.device
+    ids, positions = torch.ones(1, tokens, dtype=torch.int64, device=where), torch.arange(tokens, device=where)[None]
 
     def forward(ids: torch.Tensor, positions: torch.Tensor, offsets: torch.Tensor, *lines: torch.Tensor) -> torch.Tensor:
         seen = dict(zip(plan.windows, lines, strict=True)) if plan.by_type else lines[0]
@@ -120,8 +121,9 @@ def traced(target: TargetModel) -> Traced:
         ).logits
         return logits
 
-    lines = [torch.zeros(1, 1, tokens, FIELDS, dtype=torch.int32) for _ in plan.windows]
+    lines = [torch.zeros(1, 1, tokens, FIELDS, dtype=torch.int32, device=where) for _ in plan.windows]
+    offsets = torch.zeros(tokens, dtype=torch.int64, device=where)
     with _linears_as_operations(model) as linears, target.packed_attention.named(NAME):
-        graph = make_fx(forward, tracing_mode="real")(ids, positions, torch.zeros(tokens, dtype=torch.int64), *lines)
+        graph = make_fx(forward, tracing_mode="real")(ids, positions, offsets, *lines)
     graph.graph.eliminate_dead_code()
     return Traced(graph, tokens, linears)

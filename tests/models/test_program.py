@@ -17,6 +17,7 @@ from lookahead.forward import vector_math
 from lookahead.forward.plan import Attention, Buffer, Product, merged_dims, reads, split_dims, written
 from lookahead.forward.slots import PackedSlots
 from lookahead.models import probe
+from lookahead.models.builder import Builder
 from lookahead.models.exact import differs_in_company
 from lookahead.models.linear import lay_out
 from lookahead.models.load import load_model
@@ -131,7 +132,8 @@ def test_only_wanted_tokens_get_scores(tiny_model, wanted: list[int]) -> None:  
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
 def test_buffers_that_are_alive_at_once_lie_apart(tiny_model, name: str) -> None:  # type: ignore[no-untyped-def]
     target = of(tiny_model, name, torch.float32)
-    plan = lowered(traced(target), len(target.mask_plan.windows), target.dtype)
+    forward = traced(target)
+    plan = lowered(forward, Builder(forward.tokens, forward.linears), len(target.mask_plan.windows), target.dtype)
     times: dict[Buffer, list[tuple[int, int]]] = {}
     filled: set[Buffer] = set()
     for number, stage in enumerate(plan.stages):

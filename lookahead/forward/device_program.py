@@ -1,0 +1,156 @@
+"""A model's packed forward as a few kernels of ours on a GPU. In: a plan of it, a pack of draft trees, slots. Out: scores.
+
+A layer becomes about nine launches: its rows (device_rows.py), its products (device_products.py) and lookahead::tree_attention.
+All of them give a token the same bits in any company, so drafts and batches change no token, in half precision too. Nothing is
+read from the device, and all that changes from step to step stands in the pack and in the slots: so a forward can be captured
+as a graph (graphs.py), which holds the addresses of buffers here. These are made once for each of few sizes and stay.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lookahead.forward.batch import MOST_TOKENS, Pack
+from lookahead.forward.device_rows import BEHIND, IDS, KEPT, META, POSITIONS, SCORES, RowKernel, Slotted, row_kernel
+from lookahead.forward.kv_cache import SlotCache
+from lookahead.forward.plan import Attention, Buffer, Instruction, Plan, Product
+from lookahead.forward.tree_attention import attend
+
+Run = dict[str, Any]  # of a forward: tensors by the names that kernels know them by, and the cache
+Launch = Callable[[Run], None]
+
+
+class DeviceProgram:
+    """Runs a plan. One forward at a time: a lock sees to it."""
+
+    def __init__(self, plan: Plan, device: torch.device):
+        self.plan, self.device = plan, device
+        self._lock = threading.Lock()
+        self._launches: dict[int, list[Launch]] = {}  # by the most tokens
+        self._every: dict[int, torch.Tensor] = {}
+        products = {
+            step.target: step
+            for stage in plan.stages
+            for step in stage.steps
+            if isinstance(step, Product) and step.target is not None
+        }
+        self._kernels = {
+            number: row_kernel(stage, products, plan.vocab, plan.scores_dtype)
+            for number, stage in enumerate(plan.stages)
+            if isinstance(stage.steps[0], Instruction)
+        }
+
+    @torch.inference_mode()
+    def run(self, pack: Pack, wanted: torch.Tensor | None, cache: SlotCache) -> torch.Tensor:
+        """[wanted tokens, vocab] scores; fills the slots' keys and values. wanted: int64, tokens of the pack; None: all."""
+        tokens = pack.input_ids.shape[1]
+        assert pack.meta is not None
+        with self._lock:
+            room = MOST_TOKENS if tokens <= MOST_TOKENS else 1 << (tokens - 1).bit_length()
+            if room not in self._launches:
+                for other in [size for size in self._launches if size != MOST_TOKENS]:  # graphs hold addresses of the small one
+                    del self._launches[other]
+                self._launches[room] = self._made(room)
+                self._every[room] = torch.arange(room, device=self.device)
+            self._open_layers(cache)
+            kept = self._every[room][:tokens] if wanted is None else wanted
+            scores = torch.empty(len(kept), self.plan.vocab, dtype=self.plan.scores_dtype, device=self.device)
+            run = {IDS: pack.input_ids[0], POSITIONS: pack.position_ids[0], META: pack.meta, KEPT: kept, SCORES: scores}
+            run["cache"] = cache
+            for launch in self._launches[room]:
+                launch(run)
+            return scores
+
+    def _open_layers(self, cache: SlotCache) -> None:
+        plan = self.plan
+        if len(cache.layers) > max(plan.placed) // 2:
+            return
+        for layer in range(1 + max(plan.placed) // 2):
+            if 2 * layer in plan.placed:
+                shapes = [plan.placed[2 * layer], plan.placed[2 * layer + 1]]
+                cache.open_layer(
+                    layer,
+                    *[torch.empty(1, heads, 0, width, dtype=plan.dtype, device=self.device) for heads, width in shapes],
+                )
+
+    def _made(self, room: int) -> list[Launch]:
+        """What launches the stages one after the other, over buffers for so many tokens."""
+        arena = torch.zeros(self.plan.row_bytes * room, dtype=torch.uint8, device=self.device)
+
+        def rows_of(buffer: Buffer) -> torch.Tensor:
+            """[room, numbers and perhaps some more]"""
+            part = arena[buffer.offset * room :][: buffer.stride * room]
+            return part.view(torch.float32 if buffer.size == 4 else self.plan.dtype).view(room, -1)
+
+        launches: list[Launch] = []
+        for number, stage in enumerate(self.plan.stages):
+            if number in self._kernels:
+                launches.append(_launch_rows(self._kernels[number], rows_of, stage.late))
+                continue
+            for step in stage.steps:
+                make = _launch_product if isinstance(step, Product) else _launch_attention
+                launches.append(make(step, rows_of, stage.late))
+        return launches
+
+
+def _held(cache: SlotCache, number: int) -> torch.Tensor:
+    """Keys or values of a layer, [slots, heads, capacity, width]."""
+    layer = cache.layers[number // 2]
+    held: torch.Tensor | None = layer.values if number % 2 else layer.keys
+    assert held is not None
+    return held
+
+
+def _launch_rows(kernel: RowKernel, rows_of: Callable[[Buffer], torch.Tensor], late: bool) -> Launch:
+    fixed = [rows_of(given) if isinstance(given, Buffer) else given for given in kernel.given]
+    compiled = kernel.compiled()
+
+    def launch(run: Run) -> None:
+        arguments: list[Any] = []
+        for given in fixed:
+            if isinstance(given, Slotted):
+                held = _held(run["cache"], given.number)
+                arguments += [held, *held.stride()[:3]]
+            elif isinstance(given, str):
+                arguments += [run[given], *(run[given].stride(-2) for _ in BEHIND.get(given, ()))]
+            else:
+                arguments.append(given)
+        tokens = len(run[KEPT]) if late else len(run[IDS])
+        compiled[(tokens, kernel.pieces)](*arguments, num_warps=kernel.warps)
+
+    return launch
+
+
+def _launch_product(step: Product, rows_of: Callable[[Buffer], torch.Tensor], late: bool) -> Launch:
+    from lookahead.forward.device_products import multiply
+
+    assert isinstance(step.tokens.home, Buffer)
+    tokens = rows_of(step.tokens.home)[:, step.tokens.start :][:, : step.weight.inner]
+    target = None if step.target is None else rows_of(step.target)
+
+    def launch(run: Run) -> None:
+        some = tokens[: len(run[KEPT]) if late else len(run[IDS])]
+        if target is None:
+            multiply(some, step.weight, step.bias, run[SCORES], step.weight.outputs)
+        else:
+            multiply(some, step.weight, None, target, target.shape[1])
+
+    return launch
+
+
+def _launch_attention(step: Attention, rows_of: Callable[[Buffer], torch.Tensor], late: bool) -> Launch:
+    assert isinstance(step.query.home, Buffer)
+    count = step.heads * step.width
+    queries = rows_of(step.query.home)[:, step.query.start :][:, :count].unflatten(1, (step.heads, step.width))
+    outputs = rows_of(step.target).unflatten(1, (step.heads, step.value_width))
+
+    def launch(run: Run) -> None:
+        tokens = len(run[IDS])
+        held = (_held(run["cache"], number) for number in (step.keys, step.values))
+        attend(queries[:tokens], *held, run[META][step.kind], step.scale, outputs[:tokens])
+
+    return launch
