@@ -76,6 +76,34 @@ class Tiling:
 
 
 @triton.jit
+def _paths(meta, wide, line):
+    """See `with_paths`."""
+    token = tl.program_id(0)
+    into = wide + (tl.program_id(1) * tl.num_programs(0) + token) * line
+    about = meta + (tl.program_id(1) * tl.num_programs(0) + token) * FIELDS
+    fields = tl.arange(0, 16)
+    tl.store(into + fields, tl.load(about + fields, mask=fields < FIELDS, other=0), mask=fields < FIELDS)
+    if tl.load(about + SLOT) >= 0:
+        node, ancestor = tl.load(about + NODE), tl.load(about + NODE)
+        first = tl.load(about + PAST) + tl.load(about + TRUNK)
+        for back in range(tl.load(about + POSITION) - first + 1):
+            tl.store(into + FIELDS + tl.load(about + POSITION) - first - back, ancestor)
+            ancestor = tl.load(about + (ancestor - node) * FIELDS + PARENT)
+
+
+def with_paths(meta: torch.Tensor) -> torch.Tensor:
+    """int32 [kinds, tokens, FIELDS + tokens]: meta [kinds, tokens, FIELDS], and behind each line the nodes of the token's path.
+
+    These are its ancestors that are not in its trunk, in their order, and itself. Otherwise each layer looks for them.
+    """
+    kinds, tokens, fields = meta.shape
+    wide = meta.new_empty(kinds, tokens, fields + tokens)
+    with torch.cuda.device(meta.device) if meta.is_cuda else contextlib.nullcontext():
+        _paths[(tokens, kinds)](meta, wide, fields + tokens, num_warps=1)
+    return wide
+
+
+@triton.jit
 def _add_block(queries, keys, values, seen, scale, top, total, output):
     """Maximum, sum of weights and weighted values of each query, with one block more."""
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
@@ -98,10 +126,10 @@ def _merged(top, total, output, other_top, other_total, other_output):
 
 
 @triton.jit
-def _text_end(meta, start, count, past, BLOCK: tl.constexpr):
+def _text_end(meta, line, start, count, past, BLOCK: tl.constexpr):
     """Position behind the last block that every token of a tile has at the same places, each at its position."""
     tokens = tl.arange(0, TILE)
-    trunks = tl.load(meta + (start + tokens) * FIELDS + TRUNK, mask=tokens < count, other=FAR)
+    trunks = tl.load(meta + (start + tokens) * line + TRUNK, mask=tokens < count, other=FAR)
     return (past + tl.min(trunks, 0)) // BLOCK * BLOCK
 
 
@@ -125,9 +153,9 @@ def _add_text(
     return top, total, output
 
 
-@triton.jit(do_not_specialize=["from_token", "to_token"])
+@triton.jit(do_not_specialize=["from_token", "to_token", "line"])
 def _text(
-    query, key, value, meta, outputs, tops, totals, from_token, to_token, scale, query_token, query_head,
+    query, key, value, meta, line, outputs, tops, totals, from_token, to_token, scale, query_token, query_head,
     key_slot, key_head, key_place, value_slot, value_head, value_place,
     SHARED: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     KEY_ROOM: tl.constexpr, VALUE_ROOM: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, PARTS: tl.constexpr,
@@ -137,18 +165,18 @@ def _text(
     outputs: float32 [these, heads, PARTS, VALUE_ROOM]; tops, totals: [these, heads, PARTS]; a part for each range.
     SHARED: heads that share keys; HEADS: of these at a time, GROUPS times. WHOLE: positions of a range.
     """
-    start = tl.load(meta + tl.program_id(0) * FIELDS + TILE_START)
+    start = tl.load(meta + tl.program_id(0) * line + TILE_START)
     if start < 0:
         return
     if (start >= to_token) | (start + TILE <= from_token):
         return
-    about = meta + start * FIELDS
+    about = meta + start * line
     past = tl.load(about + PAST)
     count = tl.minimum(tl.load(about + SIZE) - tl.load(about + NODE), TILE)
-    end = _text_end(meta, start, count, past, BLOCK)
+    end = _text_end(meta, line, start, count, past, BLOCK)
     rows = tl.arange(0, TILE * HEADS)
     row, head = rows // HEADS, tl.program_id(1) % GROUPS * HEADS + rows % HEADS
-    first = tl.load(about + row * FIELDS + FIRST, mask=row < count, other=FAR)
+    first = tl.load(about + row * line + FIRST, mask=row < count, other=FAR)
     low = tl.min(first, 0)
     begin = low // BLOCK * BLOCK
     part = tl.program_id(2)
@@ -189,19 +217,21 @@ def _load_part(outputs, tops, totals, place, mine, VALUE_ROOM: tl.constexpr):
     )
 
 
-@triton.jit(do_not_specialize=["from_token"])
+@triton.jit(do_not_specialize=["from_token", "line"])
 def _path(
-    query, key, value, meta, outputs, tops, totals, result, from_token, scale, query_token, query_head,
+    query, key, value, meta, line, outputs, tops, totals, result, from_token, scale, query_token, query_head,
     key_slot, key_head, key_place, value_slot, value_head, value_place,
     SHARED: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     KEY_ROOM: tl.constexpr, VALUE_ROOM: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, PARTS: tl.constexpr,
+    PATHS: tl.constexpr,
 ):  # fmt: skip
     """Output of a token: what `_text` has found, and the blocks behind that. result: [tokens, heads, VALUE_WIDTH]. See `_text`.
 
-    A tile's rows are worked on here as there, so that numbers are added up in the same order; of these the first HEADS count.
+    PATHS: lines of meta say each token's path (`with_paths`). A tile's rows are worked on here as there, so that numbers are
+    added up in the same order; of these the first HEADS count.
     """
     token = from_token + tl.program_id(0).to(tl.int64)
-    about = meta + token * FIELDS
+    about = meta + token * line
     slot = tl.load(about + SLOT)
     rows = tl.arange(0, TILE * HEADS)
     shares = tl.program_id(1) // GROUPS
@@ -217,7 +247,7 @@ def _path(
     past, node, trunk = tl.load(about + PAST), tl.load(about + NODE), tl.load(about + TRUNK)
     first, position = tl.load(about + FIRST), tl.load(about + POSITION)
     tile = token - node % TILE
-    end = _text_end(meta, tile, tl.minimum(tl.load(about + SIZE) - node // TILE * TILE, TILE), past, BLOCK)
+    end = _text_end(meta, line, tile, tl.minimum(tl.load(about + SIZE) - node // TILE * TILE, TILE), past, BLOCK)
     queries = tl.load(
         query + token * query_token + head[:, None] * query_head + numbers, mask=mine[:, None] & (numbers < WIDTH), other=0.0
     )
@@ -240,10 +270,15 @@ def _path(
             total = tl.zeros([TILE * HEADS], tl.float32)
             output = tl.zeros([TILE * HEADS, VALUE_ROOM], tl.float32)
         positions = at + tl.arange(0, BLOCK)
-        places, ancestor = tl.where(positions < past + trunk, positions, 0), node
-        for back in range(position - tl.maximum(past + trunk, at) + 1):  # ancestors that are not in its trunk
-            places = tl.where(positions == position - back, past + ancestor, places)
-            ancestor = tl.load(meta + (token - node + ancestor) * FIELDS + PARENT)
+        if PATHS:
+            behind = (positions >= past + trunk) & (positions <= position)
+            nodes = tl.load(about + FIELDS + positions - past - trunk, mask=behind, other=0)
+            places = tl.where(positions < past + trunk, positions, past + nodes)
+        else:
+            places, ancestor = tl.where(positions < past + trunk, positions, 0), node
+            for back in range(position - tl.maximum(past + trunk, at) + 1):  # ancestors that are not in its trunk
+                places = tl.where(positions == position - back, past + ancestor, places)
+                ancestor = tl.load(meta + (token - node + ancestor) * line + PARENT)
         seen = (positions >= first) & (positions <= position)
         some_keys = tl.load(keys + places[:, None] * key_place + numbers, mask=seen[:, None] & (numbers < WIDTH), other=0.0)
         some_values = tl.load(
@@ -305,12 +340,13 @@ def tree_attention_triton(
     options: dict[str, Any] = {**fixed, **launch_options(tiling)}
     programs = key_heads * fixed["GROUPS"]
     tiles = min(tokens, slots + tokens // tree_meta.TILE)  # at most, whatever the trees are
-    given = query, key, value, meta, outputs, tops, totals
+    given = query, key, value, meta, meta.stride(0), outputs, tops, totals
     with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
         for start in range(0, tokens, at_once):
             end = min(start + at_once, tokens)
             _text[(tiles, programs, parts)](*given, start, end, scale * LOG2_E, *strides, **options)
-            _path[(end - start, programs)](*given, result, start, scale * LOG2_E, *strides, **options)
+            paths = meta.shape[1] > tree_meta.FIELDS
+            _path[(end - start, programs)](*given, result, start, scale * LOG2_E, *strides, **options, PATHS=paths)
     return result
 
 

@@ -49,6 +49,8 @@ class DeviceProgram:
         """[wanted tokens, vocab] scores; fills the slots' keys and values. wanted: int64, tokens of the pack; None: all."""
         tokens = pack.input_ids.shape[1]
         assert pack.meta is not None
+        from lookahead.forward.attention_triton import with_paths
+
         with self._lock:
             room = MOST_TOKENS if tokens <= MOST_TOKENS else 1 << (tokens - 1).bit_length()
             if room not in self._launches:
@@ -59,7 +61,8 @@ class DeviceProgram:
             self._open_layers(cache)
             kept = self._every[room][:tokens] if wanted is None else wanted
             scores = torch.empty(len(kept), self.plan.vocab, dtype=self.plan.scores_dtype, device=self.device)
-            run = {IDS: pack.input_ids[0], POSITIONS: pack.position_ids[0], META: pack.meta, KEPT: kept, SCORES: scores}
+            meta = with_paths(pack.meta) if room == MOST_TOKENS else pack.meta
+            run = {IDS: pack.input_ids[0], POSITIONS: pack.position_ids[0], META: meta, KEPT: kept, SCORES: scores}
             run["cache"] = cache
             for launch in self._launches[room]:
                 launch(run)

@@ -403,7 +403,7 @@ class _Writer:
                 covered = "" if count == home.numbers else f"(({relative} >= 0) & ({relative} < {count}))"
                 e = relative
             else:
-                if inner < 1 or outer < inner * (writer.inner - 1) + 1:
+                if inner < 1 or (writer.outer > 1 and outer < inner * (writer.inner - 1) + 1):
                     raise Unsupported("results that lie over each other")
                 within = self._index(f"{relative} % {outer}") if writer.outer > 1 else relative
                 conditions = [f"({relative} >= 0)", f"({within} < {(writer.inner - 1) * inner + 1})"]

@@ -34,7 +34,7 @@ def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta:
     """Attention of each token to what it sees, in plain torch on any device; what the op means.
 
     query: [tokens, heads, width]. key: [slots, key heads, capacity, width], value: [slots, key heads, capacity, value width];
-    heads that share keys are neighbours. meta: int32 [tokens, FIELDS], see tree_meta.py. scale: of the products.
+    heads that share keys are neighbours. meta: int32 [tokens, FIELDS or more], see tree_meta.py. scale: of the products.
     Returns [tokens, heads, value width]; 0 for tokens that fill the pack up. What no token sees may hold anything.
     """
     tokens, heads, _ = query.shape
@@ -112,7 +112,7 @@ def attend(
 
         attention_triton.tree_attention_triton(query, key, value, meta, scale, result=output)
     else:
-        output.copy_(torch.ops.lookahead.tree_attention(query, key, value, meta, scale))
+        output.copy_(torch.ops.lookahead.tree_attention(query, key, value, meta[:, :FIELDS].contiguous(), scale))
 
 
 @torch.library.register_fake("lookahead::tree_attention")
@@ -124,7 +124,7 @@ def checked_scale(
     query: torch.Tensor, attention_mask: torch.Tensor | None, scaling: float | None, arguments: Mapping[str, Any]
 ) -> float:
     """What products are multiplied by. Raises ModelError as `tree_attention` does, whose arguments these are."""
-    if attention_mask is None or attention_mask.dtype != torch.int32 or attention_mask.shape[-1] != FIELDS:
+    if attention_mask is None or attention_mask.dtype != torch.int32 or attention_mask.shape[-1] < FIELDS:
         raise ModelError("its layers are not handed what tokens see")
     if not OTHERS.isdisjoint(arguments) and any(arguments.get(name) is not None for name in OTHERS):
         raise ModelError("its attention is not a sum of values weighted by products")

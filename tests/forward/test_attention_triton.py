@@ -30,7 +30,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("set TRITON_INTERPRET=1 to run Triton's kernels without a GPU", allow_module_level=True)
 
-from lookahead.forward.attention_triton import tree_attention_triton
+from lookahead.forward.attention_triton import tree_attention_triton, with_paths
 
 CLOSE = {torch.float32: 2e-5, torch.float16: 2e-3}
 SCALE = 0.2
@@ -67,6 +67,7 @@ def test_outputs_are_those_of_the_reference_whatever_the_scratch_memory(step, he
     torch.testing.assert_close(outputs, expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
     assert not outputs[step.tokens :].any()
     assert tree_attention_triton(query, keys, values, meta, SCALE, scratch=30_000).equal(outputs)
+    assert tree_attention_triton(query, keys, values, with_paths(meta[None])[0], SCALE).equal(outputs)
 
 
 @settings(max_examples=8)
