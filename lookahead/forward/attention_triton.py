@@ -56,13 +56,15 @@ FAR: tl.constexpr = tl.constexpr(1 << 30)
 class Tiling:
     """How the work on one model is divided; the same for all its calls, as sums depend on it.
 
-    heads: that share keys, worked on together; a power of 2. keys: of a block. warps, stages: of Triton.
+    heads: that share keys, worked on together; a power of 2. keys: of a block. warps, stages: of Triton; path_warps: of _path,
+    whose programs have little to do each.
     """
 
     heads: int
     keys: int
     warps: int = 4
     stages: int = 2
+    path_warps: int = 4
 
     @staticmethod
     def of(dtype: torch.dtype, shared: int, width: int) -> Tiling:
@@ -72,7 +74,7 @@ class Tiling:
         heads = min(_power(shared), MOST_HEADS)
         if width > 128:
             return Tiling(min(heads, 2), 32, warps=8)
-        return Tiling(heads, 64, warps=8 if heads == MOST_HEADS and width > 64 else 4, stages=3)
+        return Tiling(heads, 32, stages=3, path_warps=2 if heads == 1 else 4)
 
 
 @triton.jit
@@ -109,10 +111,11 @@ def _add_block(queries, keys, values, seen, scale, top, total, output):
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
     scores = tl.where(seen, scores, NOTHING)
     higher = tl.maximum(top, tl.max(scores, 1))
-    weights = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0)
+    weights = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0).to(values.dtype)
     shrunk = tl.exp2(top - higher)
-    total = total * shrunk + tl.sum(weights, 1)
-    output = tl.dot(weights.to(values.dtype), values, output * shrunk[:, None], input_precision="ieee")
+    ones = tl.full([weights.shape[1], 16], 1.0, weights.dtype)  # sums of tl.sum hang on how many threads there are
+    total = total * shrunk + tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
+    output = tl.dot(weights, values, output * shrunk[:, None], input_precision="ieee")
     return higher, total, output
 
 
@@ -308,9 +311,9 @@ def constants(shared: int, width: int, value_width: int, capacity: int, tiling: 
     }
 
 
-def launch_options(tiling: Tiling) -> dict[str, Any]:
+def launch_options(tiling: Tiling, path: bool = False) -> dict[str, Any]:
     """Of both kernels. Multiplications and additions stay apart, so that both round alike; registers are not spilled."""
-    return {"num_warps": tiling.warps, "num_stages": tiling.stages, "enable_fp_fusion": False, "maxnreg": 255}
+    return {"num_warps": tiling.path_warps if path else tiling.warps, "num_stages": tiling.stages, "enable_fp_fusion": False, "maxnreg": 255}
 
 
 def tree_attention_triton(
@@ -337,7 +340,7 @@ def tree_attention_triton(
     outputs = query.new_empty(at_once, heads, parts, room, dtype=torch.float32)
     tops, totals = (query.new_empty(at_once, heads, parts, dtype=torch.float32) for _ in range(2))
     strides = *query.stride()[:2], *key.stride()[:3], *value.stride()[:3]
-    options: dict[str, Any] = {**fixed, **launch_options(tiling)}
+    options, path_options = ({**fixed, **launch_options(tiling, path)} for path in (False, True))
     programs = key_heads * fixed["GROUPS"]
     tiles = min(tokens, slots + tokens // tree_meta.TILE)  # at most, whatever the trees are
     given = query, key, value, meta, meta.stride(0), outputs, tops, totals
@@ -346,7 +349,7 @@ def tree_attention_triton(
             end = min(start + at_once, tokens)
             _text[(tiles, programs, parts)](*given, start, end, scale * LOG2_E, *strides, **options)
             paths = meta.shape[1] > tree_meta.FIELDS
-            _path[(end - start, programs)](*given, result, start, scale * LOG2_E, *strides, **options, PATHS=paths)
+            _path[(end - start, programs)](*given, result, start, scale * LOG2_E, *strides, **path_options, PATHS=paths)
     return result
 
 

@@ -19,7 +19,7 @@ import triton.language as tl
 from lookahead.forward.plan import Matrix
 
 # (tokens, outputs, numbers of a token that are worked on at once, warps, stages of Triton), by the most tokens
-TILES = ((16, 64, 128, 4, 4), (32, 64, 128, 4, 4), (64, 64, 128, 4, 4), (128, 128, 64, 8, 4))
+TILES = ((16, 64, 128, 4, 4), (32, 64, 128, 4, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4), (256, 128, 64, 8, 3))
 IN_FLOAT32 = (16, 32, 32, 4, 2)
 
 

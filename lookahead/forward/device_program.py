@@ -15,33 +15,33 @@ from typing import Any
 import torch
 
 from lookahead.forward.batch import MOST_TOKENS, Pack
-from lookahead.forward.device_rows import BEHIND, IDS, KEPT, META, POSITIONS, SCORES, RowKernel, Slotted, row_kernel
+from lookahead.forward.device_rows import BEHIND, IDS, KEPT, META, POSITIONS, SCORES, RowKernel, Slotted, row_kernel, size_in
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.plan import Attention, Buffer, Instruction, Plan, Product
 from lookahead.forward.tree_attention import attend
 
+MOST_OF_OURS = 64  # tokens up to which products of ours take hardly longer than torch's, or less
 Run = dict[str, Any]  # of a forward: tensors by the names that kernels know them by, and the cache
 Launch = Callable[[Run], None]
 
 
 class DeviceProgram:
-    """Runs a plan. One forward at a time: a lock sees to it."""
+    """Runs a plan. One forward at a time: a lock sees to it.
 
-    def __init__(self, plan: Plan, device: torch.device):
-        self.plan, self.device = plan, device
+    exact: tokens get the same bits in forwards of any size. Else products of many tokens are left to torch, whose are faster.
+    """
+
+    def __init__(self, plan: Plan, device: torch.device, exact: bool = False):
+        self.plan, self.device, self.exact = plan, device, exact
         self._lock = threading.Lock()
-        self._launches: dict[int, list[Launch]] = {}  # by the most tokens
-        self._every: dict[int, torch.Tensor] = {}
-        products = {
+        self._launches: dict[tuple[int, bool], list[Launch]] = {}  # by the most tokens, and whether products are ours
+        self._arenas: dict[int, torch.Tensor] = {}  # by the most tokens
+        self._every = torch.empty(0)
+        self._products = {
             step.target: step
             for stage in plan.stages
             for step in stage.steps
             if isinstance(step, Product) and step.target is not None
-        }
-        self._kernels = {
-            number: row_kernel(stage, products, plan.vocab, plan.scores_dtype)
-            for number, stage in enumerate(plan.stages)
-            if isinstance(stage.steps[0], Instruction)
         }
 
     @torch.inference_mode()
@@ -53,18 +53,16 @@ class DeviceProgram:
 
         with self._lock:
             room = MOST_TOKENS if tokens <= MOST_TOKENS else 1 << (tokens - 1).bit_length()
-            if room not in self._launches:
-                for other in [size for size in self._launches if size != MOST_TOKENS]:  # graphs hold addresses of the small one
-                    del self._launches[other]
-                self._launches[room] = self._made(room)
-                self._every[room] = torch.arange(room, device=self.device)
+            how = room, self.exact or self.device.type == "cpu" or tokens <= MOST_OF_OURS
+            if how not in self._launches:
+                self._launches[how] = self._made(*how)
             self._open_layers(cache)
-            kept = self._every[room][:tokens] if wanted is None else wanted
+            kept = self._every[:tokens] if wanted is None else wanted
             scores = torch.empty(len(kept), self.plan.vocab, dtype=self.plan.scores_dtype, device=self.device)
             meta = with_paths(pack.meta) if room == MOST_TOKENS else pack.meta
             run = {IDS: pack.input_ids[0], POSITIONS: pack.position_ids[0], META: meta, KEPT: kept, SCORES: scores}
             run["cache"] = cache
-            for launch in self._launches[room]:
+            for launch in self._launches[how]:
                 launch(run)
             return scores
 
@@ -80,23 +78,33 @@ class DeviceProgram:
                     *[torch.empty(1, heads, 0, width, dtype=plan.dtype, device=self.device) for heads, width in shapes],
                 )
 
-    def _made(self, room: int) -> list[Launch]:
-        """What launches the stages one after the other, over buffers for so many tokens."""
-        arena = torch.zeros(self.plan.row_bytes * room, dtype=torch.uint8, device=self.device)
+    def _made(self, room: int, in_parts: bool) -> list[Launch]:
+        """What launches the stages one after the other, over buffers for so many tokens. in_parts: products are ours."""
+        if room not in self._arenas:
+            for other in [size for size in self._arenas if size != MOST_TOKENS]:  # graphs hold addresses of the small one
+                del self._arenas[other]
+                self._launches = {how: launches for how, launches in self._launches.items() if how[0] != other}
+            self._arenas[room] = torch.zeros(self.plan.row_bytes * room, dtype=torch.uint8, device=self.device)
+            if room > len(self._every):
+                self._every = torch.arange(room, device=self.device)
+        arena = self._arenas[room]
 
         def rows_of(buffer: Buffer) -> torch.Tensor:
             """[room, numbers and perhaps some more]"""
             part = arena[buffer.offset * room :][: buffer.stride * room]
-            return part.view(torch.float32 if buffer.size == 4 else self.plan.dtype).view(room, -1)
+            four = size_in(buffer, self._products, in_parts) == 4
+            return part.view(torch.float32 if four else self.plan.dtype).view(room, -1)
 
         launches: list[Launch] = []
-        for number, stage in enumerate(self.plan.stages):
-            if number in self._kernels:
-                launches.append(_launch_rows(self._kernels[number], rows_of, stage.late))
-                continue
+        for stage in self.plan.stages:
+            if isinstance(stage.steps[0], Instruction):
+                kernel = row_kernel(stage, self._products, in_parts, self.plan.vocab, self.plan.scores_dtype)
+                launches.append(_launch_rows(kernel, rows_of, stage.late))
             for step in stage.steps:
-                make = _launch_product if isinstance(step, Product) else _launch_attention
-                launches.append(make(step, rows_of, stage.late))
+                if isinstance(step, Product):
+                    launches.append((_launch_product if in_parts else _launch_torch)(step, rows_of, stage.late))
+                elif isinstance(step, Attention):
+                    launches.append(_launch_attention(step, rows_of))
         return launches
 
 
@@ -145,7 +153,25 @@ def _launch_product(step: Product, rows_of: Callable[[Buffer], torch.Tensor], la
     return launch
 
 
-def _launch_attention(step: Attention, rows_of: Callable[[Buffer], torch.Tensor], late: bool) -> Launch:
+def _launch_torch(step: Product, rows_of: Callable[[Buffer], torch.Tensor], late: bool) -> Launch:
+    """The same by torch, whose product is rounded and has the bias added."""
+    assert isinstance(step.tokens.home, Buffer)
+    tokens = rows_of(step.tokens.home)[:, step.tokens.start :][:, : step.weight.inner]
+    target = None if step.target is None else rows_of(step.target)[:, : step.weight.outputs]
+    weight, bias = step.weight.weight.t(), None if step.bias is None else step.bias.to(step.weight.dtype)
+
+    def launch(run: Run) -> None:
+        count = len(run[KEPT]) if late else len(run[IDS])
+        into = run[SCORES] if target is None else target[:count]
+        if bias is None:
+            torch.mm(tokens[:count], weight, out=into)
+        else:
+            torch.addmm(bias, tokens[:count], weight, out=into)
+
+    return launch
+
+
+def _launch_attention(step: Attention, rows_of: Callable[[Buffer], torch.Tensor]) -> Launch:
     assert isinstance(step.query.home, Buffer)
     count = step.heads * step.width
     queries = rows_of(step.query.home)[:, step.query.start :][:, :count].unflatten(1, (step.heads, step.width))

@@ -86,11 +86,16 @@ class RowKernel:
 _compiled: dict[str, Any] = {}
 
 
-def row_kernel(stage: Stage, products: dict[Buffer, Product], vocab: int, scores: torch.dtype) -> RowKernel:
-    """The kernel of a stage of instructions. products: what fills each buffer that products fill. vocab, scores: numbers of a
-    line of scores, and their dtype. Raises Unsupported.
+def row_kernel(stage: Stage, products: dict[Buffer, Product], in_parts: bool, vocab: int, scores: torch.dtype) -> RowKernel:
+    """The kernel of a stage of instructions. products: what fills each buffer that products fill: with partial sums in float32,
+    or else with what it gives. vocab, scores: numbers of a line of scores, and their dtype. Raises Unsupported.
     """
-    return _Writer(stage, products, vocab, NAMES[scores]).kernel()
+    return _Writer(stage, products, in_parts, vocab, NAMES[scores]).kernel()
+
+
+def size_in(home: Buffer, products: dict[Buffer, Product], in_parts: bool) -> int:
+    """Bytes of a number of a buffer."""
+    return products[home].weight.weight.element_size() if home in products and not in_parts else home.size
 
 
 def must_be_written(stages: list[Stage]) -> set[Buffer]:
@@ -116,8 +121,8 @@ def _plus(text: str, number: int) -> str:
 class _Writer:
     """Writes one kernel."""
 
-    def __init__(self, stage: Stage, products: dict[Buffer, Product], vocab: int, scores: str):
-        self.stage, self.products, self.vocab, self.scores = stage, products, vocab, scores
+    def __init__(self, stage: Stage, products: dict[Buffer, Product], in_parts: bool, vocab: int, scores: str):
+        self.stage, self.products, self.in_parts, self.vocab, self.scores = stage, products, in_parts, vocab, scores
         self.steps: list[Instruction] = stage.steps
         self.lines: list[str] = []
         self.given: list[Given] = []
@@ -231,7 +236,7 @@ class _Writer:
 
     def _write(self, home: Any, into: str, value: str, mask: str) -> None:
         kind = self._dtype_of(home)
-        where = f"{self._pointer(home)} + row * {home.stride // home.size} + {into}"
+        where = f"{self._line_of(home, 'row')} + {into}"
         self.lines.append(f"{self.indent}tl.store({where}, {value}.to({kind}){self._masked(mask)})")
         self.waits.add(home)
 
@@ -365,10 +370,13 @@ class _Writer:
         if home.local:
             self.known[held] = self._inlined(home, at, mask)
             return self.known[held]
-        if home in self.products:
+        if home in self.products and self.in_parts:
             return self._value(held, self._product(home, at, mask))
-        where = f"{self._pointer(home)} + {self._row_of(home)} * {home.stride // home.size} + {at}"
+        where = f"{self._line_of(home, self._row_of(home))} + {at}"
         return self._value(held, f"tl.load({where}{self._masked(mask, True)}).to(tl.float32)")
+
+    def _line_of(self, home: Buffer, row: str) -> str:
+        return f"{self._pointer(home)} + {row} * {home.stride // size_in(home, self.products, self.in_parts)}"
 
     def _row_of(self, home: Buffer) -> str:
         if not self.stage.late or home.late:
@@ -379,7 +387,7 @@ class _Writer:
     def _product(self, home: Buffer, at: str, mask: str) -> str:
         """Numbers that a product has left as partial sums: these together, with the bias, rounded as the product's are."""
         product = self.products[home]
-        where = f"{self._pointer(home)} + {self._row_of(home)} * {home.stride // home.size} + {at}"
+        where = f"{self._line_of(home, self._row_of(home))} + {at}"
         masked = self._masked(mask, True)
         parts = [f"tl.load({_plus(where, part * product.weight.outputs)}{masked})" for part in range(product.weight.parts)]
         text = parts[0]

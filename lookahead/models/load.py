@@ -18,6 +18,7 @@ from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.hub import check_name
 from lookahead.models.adapter import check_adapter, merged
+from lookahead.forward.device_program import DeviceProgram
 from lookahead.models.exact import differs_in_company, exact_or_plain
 from lookahead.models.linear import lay_out
 from lookahead.models.packed_model import packed_model
@@ -139,6 +140,8 @@ def load_model(
     laid_out = model if device_map or tp_plan else lay_out(quantize_linears(model.to(target_device), quantize, name))
     target = _probed(laid_out, name, engine_mode)
     if exact:
+        if isinstance(target.program, DeviceProgram):
+            target = dataclasses.replace(target, program=DeviceProgram(target.program.plan, target.device, exact=True))
         if where := differs_in_company(target):
             raise ModelError(f"{name}: --exact: scores are not the same bits in every forward ({where}).")
         target = dataclasses.replace(target, exact=True)

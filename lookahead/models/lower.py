@@ -327,6 +327,17 @@ def _matrix_and_bias(
     return build.product(tokens, build.panels(matrix), bias, shape)
 
 
+def _outer(build: Builder, shape: list[int], dtype: torch.dtype, /, left: Any, right: Any) -> View:
+    """A product of matrices of which one is a column and the other a row: of each number with each."""
+    if any(_width(build, each, place) != 1 for each, place in ((left, -1), (right, -2))):
+        raise Unsupported("a product of tokens with tokens")
+    return build.two(kernel.MULTIPLY, shape, dtype, left, right)
+
+
+def _width(build: Builder, value: Any, place: int) -> int:
+    return int((_shape(build, value) if isinstance(value, View) else list(value.shape))[place])
+
+
 def _placed(build: Builder, shape: list[int], dtype: torch.dtype, /, states: View, number: int) -> Placed:
     view = build.wide(states)
     if view.axis != 2 or len(view.dims) != 3:
@@ -404,6 +415,7 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.embedding.default: _embedding,
     aten.mm.default: _matrix,
     aten.addmm.default: _matrix_and_bias,
+    aten.bmm.default: _outer,
     ours.linear.default: _linear,
     ours.placed.default: _placed,
     ours.attended.default: _attended,

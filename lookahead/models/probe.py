@@ -91,7 +91,7 @@ def probed(model: Any, name: str = "model", may_be_program: bool = True) -> Targ
             log.info("%s: its forward is run module by module (%s)", name, error)
         if not by_op:
             reasons.append(f"no {mode} ({error})")
-        elif target.device.type != "cpu":
+        elif target.device.type != "cpu" and not by_program:
             log.warning("%s: attention goes without lookahead::tree_attention: %s", name, error)
     return TargetModel(model, name, "plain", "; ".join(reasons), linear=linear)
 

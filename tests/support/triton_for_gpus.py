@@ -28,18 +28,20 @@ def built(kernel: Any, dtype: torch.dtype, shared: int, width: int, capability: 
     """The kernel as Triton would compile it for tensors whose strides are multiples of 16."""
     tiling = attention_triton.Tiling.of(dtype, shared, width)
     fixed = attention_triton.constants(shared, width, width, CAPACITY, tiling)
+    fixed |= {"PATHS": True} if kernel is attention_triton._path else {}
     types = dict.fromkeys(("query", "key", "value", "result"), "*" + TYPES[dtype])
     types |= {"meta": "*i32", "outputs": "*fp32", "tops": "*fp32", "totals": "*fp32", "scale": "fp32"}
     signature = {name: "constexpr" if name in fixed else types.get(name, "i32") for name in kernel.arg_names}
     places = {name: (place,) for place, name in enumerate(kernel.arg_names)}
     aligned = [name for name, kind in signature.items() if kind[0] == "*" or (kind == "i32" and "_token" not in name)]
+    options = attention_triton.launch_options(tiling, kernel is attention_triton._path)
     source = ASTSource(
         kernel,
         signature,
         constexprs={places[name]: value for name, value in fixed.items()},
         attrs={places[name]: [["tt.divisibility", 16]] for name in [*aligned, "query_token"]},
     )
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=attention_triton.launch_options(tiling))
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def used(made: Any) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def used(made: Any) -> dict[str, Any]:
         "spills": len(re.findall(r"\b(?:LDL|STL)\b", code)),
         "tensor_cores": len(re.findall(r"\bHG?MMA\.", code)),
         "async_copies": code.count("LDGSTS"),
-        "layouts": sorted(set(re.findall(r"nvidia_mma<\{.*?\}>", made.asm["ttgir"]))),
+        "layouts": sorted(set(re.findall(r"instrShape = \[.*?\]", made.asm["ttgir"]))),
     }
 
 
