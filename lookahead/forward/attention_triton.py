@@ -31,9 +31,9 @@ import triton.language as tl
 
 from lookahead.forward import tree_meta
 
-RANGE = 256  # positions; a multiple of every block
+RANGE = 128  # positions; a multiple of every block
 MOST_HEADS = 4  # that share keys and are worked on together
-SCRATCH = 128 << 20  # bytes of scratch memory, more or less
+SCRATCH = 256 << 20  # bytes of scratch memory, more or less
 LOG2_E = 1.4426950408889634
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CAPABILITY = (8, 0)  # of a GPU, at least: what the kernels were compiled for
@@ -210,6 +210,20 @@ def _text(
 
 
 @triton.jit
+def _lines(rows, HEADS: tl.constexpr):
+    """The first HEADS numbers of a tile's."""
+    rows = tl.reshape(rows, [TILE, HEADS])
+    return tl.sum(tl.where(tl.arange(0, TILE)[:, None] == 0, rows, 0.0), 0)
+
+
+@triton.jit
+def _lines_of(rows, HEADS: tl.constexpr):
+    """The same of lines of numbers."""
+    rows = tl.reshape(rows, [TILE, HEADS, rows.shape[1]])
+    return tl.sum(tl.where(tl.arange(0, TILE)[:, None, None] == 0, rows, 0.0), 0)
+
+
+@triton.jit
 def _load_part(outputs, tops, totals, place, mine, VALUE_ROOM: tl.constexpr):
     """What `_text` has stored of a range; of nothing where it is not `mine`."""
     numbers = tl.arange(0, VALUE_ROOM)[None, :]
@@ -230,22 +244,23 @@ def _path(
 ):  # fmt: skip
     """Output of a token: what `_text` has found, and the blocks behind that. result: [tokens, heads, VALUE_WIDTH]. See `_text`.
 
-    PATHS: lines of meta say each token's path (`with_paths`). A tile's rows are worked on here as there, so that numbers are
+    PATHS: lines of meta say each token's path (`with_paths`). A tile's rows are multiplied here as there, so that numbers are
     added up in the same order; of these the first HEADS count.
     """
     token = from_token + tl.program_id(0).to(tl.int64)
     about = meta + token * line
     slot = tl.load(about + SLOT)
-    rows = tl.arange(0, TILE * HEADS)
+    rows, lines = tl.arange(0, TILE * HEADS), tl.arange(0, HEADS)
     shares = tl.program_id(1) // GROUPS
-    head = shares * SHARED + tl.program_id(1) % GROUPS * HEADS + rows
-    mine = (rows < HEADS) & (head < (shares + 1) * SHARED)
+    begins = shares * SHARED + tl.program_id(1) % GROUPS * HEADS  # its first head
+    head, line_head = begins + rows, begins + lines
+    mine, line_mine = (rows < HEADS) & (head < (shares + 1) * SHARED), line_head < (shares + 1) * SHARED
     every = SHARED * tl.num_programs(1) // GROUPS
     numbers, value_numbers = tl.arange(0, KEY_ROOM)[None, :], tl.arange(0, VALUE_ROOM)[None, :]
-    into = result + (token * every + head)[:, None] * VALUE_WIDTH + value_numbers
-    stored = mine[:, None] & (value_numbers < VALUE_WIDTH)
+    into = result + (token * every + line_head)[:, None] * VALUE_WIDTH + value_numbers
+    stored = line_mine[:, None] & (value_numbers < VALUE_WIDTH)
     if slot < 0:  # fills the pack up
-        tl.store(into, tl.zeros([TILE * HEADS, VALUE_ROOM], tl.float32).to(result.dtype.element_ty), mask=stored)
+        tl.store(into, tl.zeros([HEADS, VALUE_ROOM], tl.float32).to(result.dtype.element_ty), mask=stored)
         return
     past, node, trunk = tl.load(about + PAST), tl.load(about + NODE), tl.load(about + TRUNK)
     first, position = tl.load(about + FIRST), tl.load(about + POSITION)
@@ -256,19 +271,21 @@ def _path(
     )
     keys = key + slot.to(tl.int64) * key_slot + shares * key_head
     values = value + slot.to(tl.int64) * value_slot + shares * value_head
-    scratch = ((token - from_token) * every + head) * PARTS
-    all_top = tl.full([TILE * HEADS], NOTHING, tl.float32)
-    all_total = tl.zeros([TILE * HEADS], tl.float32)
-    all_output = tl.zeros([TILE * HEADS, VALUE_ROOM], tl.float32)
+    scratch = (token - from_token) * every * PARTS
+    all_top = tl.full([HEADS], NOTHING, tl.float32)
+    all_total = tl.zeros([HEADS], tl.float32)
+    all_output = tl.zeros([HEADS, VALUE_ROOM], tl.float32)
     for part in range(first // WHOLE, end // WHOLE):
-        top, total, output = _load_part(outputs, tops, totals, scratch + part, mine, VALUE_ROOM)
+        top, total, output = _load_part(outputs, tops, totals, scratch + line_head * PARTS + part, line_mine, VALUE_ROOM)
         all_top, all_total, all_output = _merged(all_top, all_total, all_output, top, total, output)
-    begins = tl.maximum(first // BLOCK * BLOCK, end // WHOLE * WHOLE)  # of the range that the text ends in
-    stored_last = mine & (begins + rows * 0 < end)
-    top, total, output = _load_part(outputs, tops, totals, scratch + end // WHOLE, stored_last, VALUE_ROOM)
+    range_begins = tl.maximum(first // BLOCK * BLOCK, end // WHOLE * WHOLE)  # of the range that the text ends in
+    stored_last = mine & (range_begins + rows * 0 < end)
+    top, total, output = _load_part(outputs, tops, totals, scratch + head * PARTS + end // WHOLE, stored_last, VALUE_ROOM)
     for at in range(tl.maximum(end, first // BLOCK * BLOCK), position + 1, BLOCK):
         if at % WHOLE == 0:
-            all_top, all_total, all_output = _merged(all_top, all_total, all_output, top, total, output)
+            all_top, all_total, all_output = _merged(
+                all_top, all_total, all_output, _lines(top, HEADS), _lines(total, HEADS), _lines_of(output, HEADS)
+            )
             top = tl.full([TILE * HEADS], NOTHING, tl.float32)
             total = tl.zeros([TILE * HEADS], tl.float32)
             output = tl.zeros([TILE * HEADS, VALUE_ROOM], tl.float32)
@@ -291,7 +308,9 @@ def _path(
         )
         every_row = seen[None, :] & (rows >= 0)[:, None]
         top, total, output = _add_block(queries, some_keys, some_values, every_row, scale, top, total, output)
-    all_top, all_total, all_output = _merged(all_top, all_total, all_output, top, total, output)
+    all_top, all_total, all_output = _merged(
+        all_top, all_total, all_output, _lines(top, HEADS), _lines(total, HEADS), _lines_of(output, HEADS)
+    )
     tl.store(into, (all_output / all_total[:, None]).to(result.dtype.element_ty), mask=stored)
 
 

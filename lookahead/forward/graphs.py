@@ -11,7 +11,6 @@ captured, as it reads from the device in the middle of a forward, goes on withou
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -25,7 +24,6 @@ from lookahead.draft.tree import DraftTree
 from lookahead.forward.backends import without_cudnn
 from lookahead.forward.batch import MOST_TOKENS, Pack, arranged, block_of, pack_of
 from lookahead.forward.kv_cache import SlotCache
-from lookahead.forward.memory import copied
 from lookahead.forward.scores import Scores
 from lookahead.forward.target import TargetModel
 
@@ -59,11 +57,11 @@ class CudaCapture:
 
 
 class CapturedScores(Scores):
-    """Scores of a replayed graph, until the next replay. told: int32 [tokens, 1 + 2 BEST], see `CapturedSteps`."""
+    """Scores of a replayed graph, until the next replay. told: waits for int32 [tokens, 1 + 2 BEST], see `CapturedSteps`."""
 
-    def __init__(self, logits: torch.Tensor, counts: Sequence[int], told: torch.Tensor):
+    def __init__(self, logits: torch.Tensor, counts: Sequence[int], told: Callable[[], np.ndarray]):
         super().__init__(logits, counts)
-        self._arriving = copied(told)
+        self._arriving = told
 
     def best_few(self, places: Sequence[int], most: int) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
         rows = self._told[np.array(places)]
@@ -80,17 +78,34 @@ class CapturedScores(Scores):
 
     @functools.cached_property
     def _told(self) -> np.ndarray:
-        return self._arriving()[0].numpy().copy()  # the one moment a step waits for the device
+        return self._arriving()  # the one moment a step waits for the device
 
 
-@dataclasses.dataclass
 class _Step:
     """A captured step. block: what it reads (`batch.block_of`); logits: [tokens, vocab], told: what it leaves."""
 
-    block: torch.Tensor
-    logits: torch.Tensor
-    told: torch.Tensor
-    replay: Callable[[], None]
+    def __init__(self, block: torch.Tensor, logits: torch.Tensor, told: torch.Tensor, replay: Callable[[], None]):
+        self._block, self.logits, self._told, self._replay = block, logits, told, replay
+        pinned = block.device.type == "cuda"
+        self._given = torch.empty(block.shape, dtype=block.dtype, pin_memory=pinned)
+        self._left = torch.empty(told.shape, dtype=told.dtype, pin_memory=pinned)
+        self._done = torch.cuda.Event() if pinned else None
+        self._stream = functools.partial(torch.cuda.current_stream, block.device)
+
+    def replay(self, block: np.ndarray) -> None:
+        """With this block. What it left before must have arrived."""
+        self._given.numpy()[:] = block
+        self._block.copy_(self._given, non_blocking=True)
+        self._replay()
+        self._left.copy_(self._told, non_blocking=True)
+        if self._done:
+            self._done.record(self._stream())
+
+    def left(self) -> np.ndarray:
+        """What it has told about all tokens, once it has arrived."""
+        if self._done:
+            self._done.synchronize()
+        return self._left.numpy().copy()
 
 
 class CapturedSteps:
@@ -103,6 +118,7 @@ class CapturedSteps:
         self.target, self.cache, self.capture = target, cache, capture
         self.replays = 0
         self._steps: dict[int, _Step] = {}  # by tokens
+        self._last: CapturedScores | None = None
         self._version = -1
         self._failed = False
 
@@ -119,7 +135,7 @@ class CapturedSteps:
     def forward(self, trees: Sequence[DraftTree | None], pasts: Sequence[int]) -> CapturedScores | None:
         """Scores of a step that it serves. None: the model cannot be captured, from now on."""
         fed, meta = arranged(trees, pasts, self.target.mask_plan, self.cache.slots - 1)
-        block = torch.from_numpy(block_of(fed, meta))
+        block = block_of(fed, meta)
         if self._version != self.cache.versions:
             self._steps.clear()
             self._version = self.cache.versions
@@ -132,18 +148,17 @@ class CapturedSteps:
                 self._failed = True
                 self._steps.clear()
                 return None
+        if self._last is not None:
+            self._last.wait()
         step = self._steps[tokens]
-        if block.device != step.block.device:
-            block = block.pin_memory()
-        step.block.copy_(block, non_blocking=True)
-        step.replay()
+        step.replay(block)
         self.replays += 1
         counts = [0 if tree is None else len(tree) for tree in trees]
-        total = sum(counts)
-        return CapturedScores(step.logits[:total], counts, step.told[:total])
+        self._last = CapturedScores(step.logits[: sum(counts)], counts, step.left)
+        return self._last
 
-    def _captured(self, block: torch.Tensor, tokens: int, kinds: int) -> _Step:
-        there = block.to(self.target.device, copy=True)
+    def _captured(self, block: np.ndarray, tokens: int, kinds: int) -> _Step:
+        there = torch.from_numpy(block).to(self.target.device, copy=True)
         (logits, told), replay = self.capture(lambda: self._run(there, tokens, kinds))
         return _Step(there, logits, told, replay)
 
