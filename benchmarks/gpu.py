@@ -36,6 +36,7 @@ from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree, chain
+from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.processor import processor_name
 from lookahead.forward.slots import PackedSlots
 from lookahead.forward.target import TargetModel
@@ -228,13 +229,17 @@ def exact(sizes: Sizes) -> Iterator[Case]:
     """Whether drafts and batches change scores."""
     for name, shape in sizes.models.items():
         target = _model(name, {**shape, "num_hidden_layers": 2}, sizes)
-        yield f"{name}/company", functools.partial(_company, target)
-        yield f"{name}/tokens", functools.partial(_identical, target)
+        ways = {"": target}
+        if isinstance(target.program, DeviceProgram):  # as --exact takes it
+            ways["exact/"] = dataclasses.replace(target, program=DeviceProgram(target.program.plan, target.device, exact=True))
+        for way, each in ways.items():
+            yield f"{name}/{way}company", functools.partial(_company, each)
+            yield f"{name}/{way}tokens", functools.partial(_identical, each)
 
 
 def _company(target: TargetModel) -> dict[str, Any]:
     """In what company a token's scores are other bits; "" if in none."""
-    about = {"mode": target.mode, "by_op": target.attends_by_op, "captured": target.capture is not None}
+    about = {"mode": target.mode, "attention": target.setting.attention}
     return {**about, "differs": differs_in_company(target)}
 
 
