@@ -89,9 +89,17 @@ class Accounting:
         self._before: tuple[list[RunningRow], float] = [], 0.0  # rows of the latest step if all decoded, and when it was over
 
     def record(
-        self, rows: Sequence[RunningRow], inputs: Sequence[StepInput], accepted: Sequence[Accepted], times: StepTimes
+        self,
+        rows: Sequence[RunningRow],
+        inputs: Sequence[StepInput],
+        accepted: Sequence[Accepted],
+        times: StepTimes,
+        is_first: bool = False,
     ) -> None:
-        """A step has ended: count it, notify observers, and learn from what it took and gave. rows[k] is in slot k."""
+        """A step has ended: count it, notify observers, and learn from what it took and gave. rows[k] is in slot k.
+
+        is_first: the first step of its size, whose time says nothing about others (`Scores.is_first`).
+        """
         active = any(row.is_drafted_for for row in rows)
         by_source = self._count(rows, inputs, accepted, times.verified)
         adding = self.drafter.runner_up.seconds if self.drafter.options.adaptive else 0.0
@@ -103,7 +111,7 @@ class Accounting:
             self.budget.drafted_in(times.drafting)
         drafts = self.drafter.options.strategy != "off"
         # A step that prefills says nothing about the cost of those that do not. Of steps without drafts only some are timed.
-        only_decodes = all(each.wanted == "all" for each in inputs)
+        only_decodes = not is_first and all(each.wanted == "all" for each in inputs)
         seconds, emitted = times.verified - times.began, sum(len(each.token_ids) for each in accepted)
         (before, over), self._before = self._before, ([*rows] if only_decodes else [], times.verified)
         if before and before == self._before[0]:  # with what happened in between: accounting takes longer with drafts, too

@@ -162,7 +162,7 @@ class DecodingEngine:
         accepted = verify(rows, inputs, scores)
         note_logprobs(rows, scores)
         slots.keep([each.nodes for each in accepted])
-        self.accounting.record(rows, inputs, accepted, StepTimes(began, drafted, computed, noted, now()))
+        self.accounting.record(rows, inputs, accepted, StepTimes(began, drafted, computed, noted, now()), scores.is_first)
 
     def _draft(self, rows: list[RunningRow], inputs: list[StepInput]) -> None:
         """Add the draft trees of the rows that decode to `inputs`: all rows' most probable nodes, as many as pay."""

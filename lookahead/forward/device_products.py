@@ -1,6 +1,6 @@
-"""Products of a step's tokens with weight matrices on a GPU, in Triton. In: tokens, a matrix. Out: partial sums of each output.
+"""Products of a step's tokens with weight matrices on a GPU, in Triton. In: tokens, a matrix. Out: partial sums of outputs.
 
-A step has few tokens, so a product takes as long as reading the matrix does. Programs take OUTPUTS lines of the matrix and one of
+A step has few tokens, so a product takes as long as reading the matrix does. Programs take some lines of the matrix and one of
 its `parts` along the tokens' numbers, so that there are enough of them to keep memory busy; whoever reads a product adds its
 parts up (device_rows.py). How a matrix is divided hangs on its shape alone, and the numbers of an output are added up in one
 order whatever else is computed beside it: a token gets the same bits in any company.
@@ -58,9 +58,7 @@ def _product(
     tl.store(into, sums.to(target.dtype.element_ty), mask=(token < count)[None, :] & (output < outputs)[:, None])
 
 
-def multiply(
-    tokens: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, target: torch.Tensor, target_stride: int
-) -> None:
+def multiply(tokens: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, target: torch.Tensor, target_stride: int) -> None:
     """Fill target[token, part, output], whose tokens are `target_stride` numbers apart, with the parts of tokens @ weight.T.
 
     tokens: [count, inner], whose numbers lie side by side. bias: float32 [outputs], for a matrix of one part.

@@ -48,7 +48,6 @@ class CudaCapture:
             stream.wait_stream(current)
             with torch.cuda.stream(stream):  # kernels are compiled, and libraries take their memory
                 run()
-                run()
             current.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
@@ -140,7 +139,8 @@ class CapturedSteps:
             self._steps.clear()
             self._version = self.cache.versions
         tokens = fed.shape[1]
-        if tokens not in self._steps:
+        is_new = tokens not in self._steps
+        if is_new:
             try:
                 self._steps[tokens] = self._captured(block, tokens, len(meta))
             except Exception as error:  # each library fails in its own way
@@ -155,6 +155,7 @@ class CapturedSteps:
         self.replays += 1
         counts = [0 if tree is None else len(tree) for tree in trees]
         self._last = CapturedScores(step.logits[: sum(counts)], counts, step.left)
+        self._last.is_first = is_new
         return self._last
 
     def _captured(self, block: np.ndarray, tokens: int, kinds: int) -> _Step:

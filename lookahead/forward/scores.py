@@ -17,7 +17,12 @@ from lookahead.forward.memory import copied
 
 
 class Scores:
-    """What the model says after the wanted nodes of all slots. logits: [nodes, vocab], slot after slot."""
+    """What the model says after the wanted nodes of all slots. logits: [nodes, vocab], slot after slot.
+
+    is_first: they took longer than other steps of this size will, as kernels were compiled or captured.
+    """
+
+    is_first = False
 
     def __init__(self, logits: torch.Tensor, counts: Sequence[int]):
         self.logits = logits

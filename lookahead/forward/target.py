@@ -25,11 +25,11 @@ from lookahead.budget.cost import CostCurve
 from lookahead.budget.profile import Setting, cached_profile
 from lookahead.forward.attention import PackedAttention
 from lookahead.forward.batch import MaskPlan
+from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.kv_cache import LayerShape
 from lookahead.forward.parallel import agreed, all_agreed
 from lookahead.forward.processor import processor_name
 from lookahead.forward.program import NAME as PROGRAM
-from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.program import Program
 from lookahead.forward.tree_attention import NAME as TREE
 

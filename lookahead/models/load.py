@@ -14,11 +14,11 @@ import torch
 from lookahead.budget.estimate import ModelSizes, estimate
 from lookahead.budget.profile import CostProfile
 from lookahead.errors import ModelError, UsageError
+from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.hub import check_name
 from lookahead.models.adapter import check_adapter, merged
-from lookahead.forward.device_program import DeviceProgram
 from lookahead.models.exact import differs_in_company, exact_or_plain
 from lookahead.models.linear import lay_out
 from lookahead.models.packed_model import packed_model
