@@ -179,7 +179,7 @@ def _launch_attention(step: Attention, rows_of: Callable[[Buffer], torch.Tensor]
 
     def launch(run: Run) -> None:
         tokens = len(run[IDS])
-        held = (_held(run["cache"], number) for number in (step.keys, step.values))
-        attend(queries[:tokens], *held, run[META][step.kind], step.scale, outputs[:tokens])
+        keys, values = (_held(run["cache"], number) for number in (step.keys, step.values))
+        attend(queries[:tokens], keys, values, run[META][step.kind], step.scale, outputs[:tokens])
 
     return launch

@@ -1,4 +1,4 @@
-"""Stages of rows of a program as Triton kernels. In: a stage of a plan (plan.py). Out: the source of a kernel, and what it is given.
+"""Stages of rows of a program as Triton kernels. In: a stage of a plan (plan.py). Out: a kernel's source, and what it is given.
 
 A program of the kernel works on one token. Buffers that only this stage uses have no memory: what an instruction reads from
 them is computed where it is read, in registers, and a value that several instructions read is computed once. So a norm reads
@@ -19,32 +19,12 @@ import torch
 
 from lookahead.forward import program_kernel as kernel
 from lookahead.forward import tree_meta
+from lookahead.forward.device_code import FOLDS, NAMES, ONE, ROUNDED, TWO
 from lookahead.forward.plan import Buffer, Instruction, Product, Stage, Unsupported, View, reads, written
 
 CHUNK = 1024  # numbers of a token that a program works on at once, where several share it
 MOST_AT_ONCE = 8192  # numbers that one program works on at once
 NUMBERS_PER_WARP = 256  # of those
-NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-ROUNDED = {kernel.NOT: "{}", kernel.TO_BFLOAT16: "{}.to(tl.bfloat16).to(tl.float32)"}
-ROUNDED[kernel.TO_FLOAT16] = "{}.to(tl.float16).to(tl.float32)"
-TWO = {kernel.ADD: "({} + {})", kernel.SUBTRACT: "({} - {})", kernel.MULTIPLY: "({} * {})", kernel.DIVIDE: "({} / {})"}
-ONE = {
-    kernel.COPY: "{}",
-    kernel.STORE: "{}",
-    kernel.NEGATE: "(-{})",
-    kernel.SQUARE_ROOT: "tl.sqrt({})",
-    kernel.COSINE: "tl.cos({})",
-    kernel.SINE: "tl.sin({})",
-    kernel.EXP: "tl.exp({})",
-    kernel.SIGMOID: "(1.0 / (1.0 + tl.exp(-{0})))",
-    kernel.SILU: "({0} / (1.0 + tl.exp(-{0})))",
-    kernel.TANH: "(1.0 - 2.0 / (1.0 + tl.exp(2.0 * {0})))",
-    kernel.ERF: "tl.erf({})",
-    kernel.GELU: "(0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476)))",
-    kernel.GELU_TANH: "({0} / (1.0 + tl.exp(-1.5957691216057308 * ({0} + 0.044715 * {0} * {0} * {0}))))",
-    kernel.RELU: "tl.maximum({}, 0.0)",
-}
-FOLDS = {kernel.SUM: "tl.sum", kernel.LARGEST: "tl.max"}
 IDS, POSITIONS, META, KEPT, SCORES = "ids", "positions", "meta", "kept", "scores"
 
 
@@ -204,8 +184,7 @@ class _Writer:
         """The numbers of an instruction from `at` on."""
         count = step.outer * step.inner
         self.most = max(self.most, chunk)
-        at_which = "tl.arange(0, %d)" % chunk if chunk > 1 else "tl.arange(0, 1)"
-        e = self._value(("numbers", at, chunk), at_which if at == "0" else f"{at} + {at_which}")
+        e = self._value(("numbers", at, chunk), ("" if at == "0" else f"{at} + ") + f"tl.arange(0, {chunk})")
         mask = "" if count == chunk and at == "0" else self._value(("fits", e, count), f"{e} < {count}")
         self._wait(step)
         if step.placed is not None:

@@ -133,7 +133,7 @@ class Instruction:
 
 
 class Matrix:
-    """A matrix [out, in] as a GPU multiplies by it: as it lies, in `parts` along `in`, each of `of_part` numbers but the last."""
+    """A matrix [out, in] as a GPU multiplies by it: as it lies, in `parts` along `in`, of `of_part` numbers each at most."""
 
     def __init__(self, weight: torch.Tensor, parts: int | None = None):
         self.weight = weight

@@ -20,7 +20,7 @@ def arranged(
 ) -> tuple[list[Stage], int, int]:
     """(stages, bytes of all buffers for a token, bytes of local buffers for a thread).
 
-    changed: changes stages before buffers get their places. never_local: buffers that are not local even if one stage uses them.
+    changed: changes stages before buffers get their places. never_local: buffers that are not, even if one stage uses them.
     """
     stages = _stages(steps)
     changed(stages)

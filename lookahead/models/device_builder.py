@@ -101,7 +101,7 @@ def _merged(
 
 
 def _moved(view: View, places: dict[Buffer, tuple[Buffer, int]]) -> View:
-    if view.home not in places:
+    if not isinstance(view.home, Buffer) or view.home not in places:
         return view
     home, start = places[view.home]
     return dataclasses.replace(view, home=home, start=view.start + start)
