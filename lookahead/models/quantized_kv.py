@@ -46,13 +46,14 @@ def with_kv_dtype(target: TargetModel, kv_dtype: str) -> TargetModel:
 
     Raises UsageError if its attention is not lookahead::tree_attention, or a token's scores are not the same in any forward.
     """
+    check_kv_dtype(kv_dtype, target.device)
     if kv_dtype == "none":
         return target
     if target.mode != "packed":
         raise UsageError(f"--kv-dtype {kv_dtype}: {target.name} verifies by {target.mode}: {target.reason}. Leave it out.")
     if not target.attends_by_op:
         raise UsageError(f"--kv-dtype {kv_dtype}: {target.name}'s attention is not lookahead::tree_attention. Leave it out.")
-    program = target.program and Program(target.program.plan, kv_dtype)
+    program = Program(target.program.plan, kv_dtype) if isinstance(target.program, Program) else None
     held = dataclasses.replace(target, kv_dtype=kv_dtype, program=program)
     moved, bound, place_bytes = _moved(held)
     where = "" if moved <= bound else f"scores differ by {moved:.2g} of their spread from the model's own"
