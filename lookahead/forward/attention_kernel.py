@@ -22,6 +22,7 @@ from numba import carray
 
 from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, POSITION, SIZE, SLOT, TRUNK
 from lookahead.forward.vectors import (
+    are_quantized,
     dot,
     dots,
     largest,
@@ -115,7 +116,16 @@ def _scores(task, kind, head, grouped, queries, count, padded, slot, low, high, 
     keys = task[KEY] + slot * task[KEY_SLOT] + head * task[KEY_HEAD]
     query, score = queries.ctypes.data, scores.ctypes.data
     line, row = padded * 4, scores.shape[1] * 4
-    if count <= FEW:
+    if count <= FEW and count > 1 and are_quantized(kind):  # what is read several times becomes float32 once
+        block, one = np.empty((16, padded), np.float32), np.float32(1)
+        for at in range(low, high, 16):
+            some = min(16, high - at)
+            for number in range(some):
+                widen(kind, keys + (at + number) * stride, task[WIDTH], one, block.ctypes.data + number * line)
+            for number in range(count):
+                into = score + number * row + (at - low) * 4
+                dots(np.float32(0), query + number * line, block.ctypes.data, line, some, task[WIDTH], into)
+    elif count <= FEW:
         for at in range(low, high, 16):
             for number in range(count):
                 into = score + number * row + (at - low) * 4

@@ -264,8 +264,21 @@ mix_1x1, mix_4x1 = _mixer(1, 1), _mixer(4, 1)
 
 
 @intrinsic
+def are_quantized(typing_context, kind):
+    """Whether this is a kind of quantized numbers: known when a kernel is compiled."""
+
+    def codegen(context, builder, signature, values):
+        return context.get_constant(types.boolean, Code(builder, signature.args[0]).quantized)
+
+    return types.boolean(kind), codegen
+
+
+@intrinsic
 def widen(typing_context, kind, source, count, factor, target):
-    """float32 in scratch memory, padded with zeros to a multiple of 16: `count` numbers of this kind times a factor."""
+    """float32 in scratch memory, padded to a multiple of 16 numbers: `count` numbers of this kind times a factor.
+
+    What fills it up are zeros, but for a quantized key or value.
+    """
 
     def codegen(context, builder, signature, values):
         code = Code(builder, signature.args[0])
@@ -273,7 +286,7 @@ def widen(typing_context, kind, source, count, factor, target):
         factor = code.splat(factor)
 
         def add(sums, at, some):
-            code.store(builder.fmul(code.keys(code.at(source, at, code.size), some), factor), code.at(target, at, 4))
+            code.store(builder.fmul(code.numbers(source, at, some), factor), code.at(target, at, 4))
 
         each_chunk(code, count, [], add)
         return context.get_dummy_value()
