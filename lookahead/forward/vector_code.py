@@ -111,7 +111,8 @@ class Code:
             inside = ir.Constant(LONG, vector % 2 * own)
         start = self.at(line, group, size)
         where = self.at(start, inside, 1)
-        scale = self._half(start)
+        about = self.splat(builder.load(self.pointer(start, INT), align=2))  # the scale, and the offset or two numbers
+        scale = builder.bitcast(builder.shl(about, ir.Constant(WHOLE, [16] * LANES)), VECTOR)
         if self.kind == "int8":
             read = builder.load(self.pointer(builder.add(where, ir.Constant(LONG, 2)), ir.VectorType(BYTE, LANES)), align=1)
             return builder.fmul(builder.sitofp(builder.sext(read, WHOLE), VECTOR), scale)
@@ -121,14 +122,8 @@ class Code:
         low = builder.and_(both, ir.Constant(eight, [15] * 8))
         high = builder.lshr(both, ir.Constant(eight, [4] * 8))
         whole = self.shuffled(low, high, list(range(LANES)))
-        offset = self._half(builder.add(start, ir.Constant(LONG, 2)))
+        offset = builder.bitcast(builder.and_(about, ir.Constant(WHOLE, [-65536] * LANES)), VECTOR)
         return self.fma(builder.sitofp(whole, VECTOR), scale, offset)
-
-    def _half(self, address: Any) -> Any:
-        """A bfloat16 as 16 times the same float32."""
-        bits = self.builder.load(self.pointer(address, SHORT), align=2)
-        wide = self.builder.shl(self.builder.zext(bits, INT), ir.Constant(INT, 16))
-        return self.splat(self.builder.bitcast(wide, FLOAT))
 
     def variable(self, kind: Any, value: Any) -> Any:
         place = cgutils.alloca_once(self.builder, kind)
