@@ -18,6 +18,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain
 from lookahead.errors import UsageError
 from lookahead.forward import kv_cache
+from lookahead.forward import slots as slots_module
 from lookahead.forward.attention_kernel import ENTRIES
 from lookahead.forward.kv_cache import SlotLayer
 from lookahead.forward.quantized_cache import DTYPES, as_keys, bytes_of, quantized, restored
@@ -217,6 +218,22 @@ def test_memory_of_a_token() -> None:
         for dtype in ("bfloat16", "float32"):
             held = load_model(DEMO, dtype, "cpu", kv_dtype=kv_dtype).place_bytes
             assert 0 < held <= share * whole
+
+
+@torch.inference_mode()
+def test_more_rows_fit_into_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, whole = 16, load_model(DEMO, "bfloat16", "cpu")
+    monkeypatch.setattr(slots_module, "free_memory", lambda device: int(0.6 * whole.place_bytes * rows * slots_module.KEYS))
+
+    def decode(target: TargetModel) -> None:
+        slots = slots_of(target)
+        for row in range(rows):
+            slots.begin(slots.add([5 + row, 6, 7], 9))
+        slots.forward([chain([5 + row, 6]) for row in range(rows)], ["last"] * rows)
+
+    decode(load_model(DEMO, "bfloat16", "cpu", kv_dtype="int8"))
+    with pytest.raises(MemoryError, match="keys and values for 16 rows do not fit"):
+        decode(whole)
 
 
 def test_what_cannot_be_had_is_refused(tiny_model, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
