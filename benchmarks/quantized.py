@@ -1,6 +1,7 @@
 """Quantized models beside bfloat16: single forwards, logged answers, memory. In: a model's shape, a log of ids. Out: tables.
 
     python benchmarks/quantized.py --model FOLDER --replay logged.jsonl --trie answers.trie
+    python benchmarks/quantized.py --model FOLDER --caches --past 1800 --batch-size 8     # KV caches in place of linear layers
 
 Weights are random. All models stand side by side and take turns, a forward or a pass over the answers each, so that what else
 the machine does meets all of them. logged.jsonl: rows {"prompt_ids", "response_ids"}, the tokens taken as the model's choices.
@@ -30,7 +31,7 @@ from lookahead.trie.file import Trie
 
 MODELS = {"bfloat16": "none", "int8": "int8", "int4": "int4"}
 TOKENS = (1, 4, 8, 16, 64)
-PAST = 100  # tokens before those of a forward
+CHUNK = 256  # tokens of a text that go through a model at once, before its forwards are timed
 TURNS = 25
 
 
@@ -42,28 +43,31 @@ def weights_of(target: TargetModel) -> int:
     return sum(tensor.nbytes for tensor in held.values())
 
 
-def begun(target: TargetModel) -> Slots:
+def begun(target: TargetModel, past: int, rows: int) -> Slots:
     slots = slots_of(target)
-    text = np.arange(5, 5 + PAST, dtype=np.int32)
-    slots.begin(slots.add(text.tolist(), PAST))
-    slots.forward([chain(text)], ["last"])
-    slots.keep([range(PAST)])
+    text = 5 + np.arange(past, dtype=np.int32) % 1000
+    for _ in range(rows):
+        slots.begin(slots.add(text.tolist(), max(TOKENS)))
+    for start in range(0, past, CHUNK):
+        chunk = text[start : start + CHUNK]
+        slots.forward([chain(chunk)] * rows, ["last"] * rows)
+        slots.keep([range(len(chunk))] * rows)
     return slots
 
 
 @torch.inference_mode()
-def forwards(targets: dict[str, TargetModel]) -> Iterator[dict[str, Any]]:
-    """Median milliseconds of a forward of so many tokens, their scores included."""
-    started = {name: begun(target) for name, target in targets.items()}
-    for tokens in TOKENS:
+def forwards(targets: dict[str, TargetModel], past: int, rows: int) -> Iterator[dict[str, Any]]:
+    """Median milliseconds of a forward of so many tokens of each row, behind `past` others, their scores included."""
+    started = {name: begun(target, past, rows) for name, target in targets.items()}
+    for tokens in TOKENS if rows == 1 else TOKENS[:3]:
         tree, taken = chain(np.arange(5, 5 + tokens, dtype=np.int32)), {name: list[float]() for name in targets}
         for _ in range(TURNS):
             for name, slots in started.items():
                 start = time.perf_counter()
-                slots.forward([tree], ["all"])
+                slots.forward([tree] * rows, ["all"] * rows)
                 taken[name].append(1e3 * (time.perf_counter() - start))
-                slots.keep([[]])
-        yield {"tokens": tokens, "ms": {name: round(median(times), 2) for name, times in taken.items()}}
+                slots.keep([[]] * rows)
+        yield {"rows": rows, "tokens": tokens, "ms": {name: round(median(times), 2) for name, times in taken.items()}}
 
 
 def answers(
@@ -86,16 +90,21 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder or hub name; its config.json is enough")
     parser.add_argument("--replay", help="logged answers, of ids")
     parser.add_argument("--trie", help="to draft from")
+    parser.add_argument("--caches", action="store_true", help="compare KV caches of few bits in place of linear layers")
+    parser.add_argument("--past", type=int, default=100, help="tokens before those of a forward")
     parser.add_argument("--rows", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    targets = {name: random_model(arguments.model, "bfloat16", "cpu", quantize=scheme) for name, scheme in MODELS.items()}
+    given = "kv_dtype" if arguments.caches else "quantize"
+    schemes: dict[str, dict[str, Any]] = {name: {given: scheme} for name, scheme in MODELS.items()}
+    targets = {name: random_model(arguments.model, "bfloat16", "cpu", **scheme) for name, scheme in schemes.items()}
     print(json.dumps({"weights_bytes": {name: weights_of(target) for name, target in targets.items()}}), flush=True)
+    print(json.dumps({"cache_bytes_per_token": {name: target.place_bytes for name, target in targets.items()}}), flush=True)
     if not arguments.replay:
-        for each in forwards(targets):
+        for each in forwards(targets, arguments.past, arguments.batch_size):
             print(json.dumps(each), flush=True)
         return
     with open(arguments.replay, encoding="utf-8") as file:

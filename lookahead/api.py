@@ -106,6 +106,7 @@ class LookaheadEngine:
         revision: str | None = None,
         adapter: str | None = None,
         quantize: str = "none",
+        kv_dtype: str = "none",
     ):
         """model: a stock Hugging Face causal LM, which is put into eval mode; a folder or hub name; or a `TargetModel`.
 
@@ -114,7 +115,7 @@ class LookaheadEngine:
         occurrence in each counts (default 1). batch_size: prompts that are answered at once (default: 8 on a CPU, 32 on a GPU).
         drafts: default: DraftOptions(). dtype, device: of a model that is given by name, as of `load_model`.
         prefill_chunk: tokens of prompts that a step takes in at most. sources: draft sources of your own, see `DraftSource`.
-        trust_remote_code, revision, adapter, quantize: of a model that is given by name, as of `load_model`.
+        trust_remote_code, revision, adapter, quantize, kv_dtype: of a model that is given by name, as of `load_model`.
         Raises LookaheadError if model, tokenizer or tries cannot be used, or not together.
         """
         for name, size in (("batch_size", batch_size), ("prefill_chunk", prefill_chunk)):
@@ -132,12 +133,15 @@ class LookaheadEngine:
                 revision=revision,
                 adapter=adapter,
                 quantize=quantize,
+                kv_dtype=kv_dtype,
             )
             tokenizer = own_tokenizer(str(model), trust_remote_code, revision) if tokenizer is None else tokenizer
-        elif (dtype, device, trust_remote_code, revision, adapter, quantize) != ("auto", "auto", False, None, None, "none"):
+        elif (dtype, device, trust_remote_code, revision, adapter) != ("auto", "auto", False, None, None) or (
+            (quantize, kv_dtype) != ("none", "none")
+        ):
             raise UsageError(
-                "dtype, device, trust_remote_code, revision, adapter and quantize are for a model that is given by name: "
-                "this one has its own."
+                "dtype, device, trust_remote_code, revision, adapter, quantize and kv_dtype are for a model that is given by "
+                "name: this one has its own."
             )
         elif isinstance(model, TargetModel):
             target = model

@@ -48,6 +48,7 @@ from lookahead_cli.options import (
     EngineMode,
     Exact,
     Json,
+    KvDtype,
     LogFile,
     MaxNewTokens,
     Model,
@@ -91,6 +92,7 @@ def command(
     attn: Attention = None,
     engine_mode: EngineMode = "auto",
     quantize: Quantize = "none",
+    kv_dtype: KvDtype = "none",
     exact: Exact = False,
     peers: Peers = True,
     repeat: Repeat = 1,
@@ -144,7 +146,7 @@ def command(
     bench = ModelBench(
         str(model), options, sizes, dtype, device, attn, peers, repeat, recycling,
         CHECKED_ROWS if check_lossless is None else None if check_lossless else 0, revision, adapter,
-        None if replay else tokenizer, trust_remote_code, exact, engine_mode, quantize,
+        None if replay else tokenizer, trust_remote_code, exact, engine_mode, quantize, kv_dtype,
     )  # fmt: skip
     events = on_screen(json)
     if replay:

@@ -15,6 +15,7 @@ from lookahead_cli.options import (
     Device,
     Dtype,
     Json,
+    KvDtype,
     LogFile,
     Model,
     Overwrite,
@@ -71,6 +72,7 @@ def command(
     device: Device = "auto",
     attn: Attention = None,
     quantize: Quantize = "none",
+    kv_dtype: KvDtype = "none",
     plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the curve: .png, .pdf or .svg.")] = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -81,8 +83,8 @@ def command(
 ) -> None:
     """Measure what a model's forwards cost on this machine, by tokens, rows and context, and keep it as a cost profile.
 
-    The profile lies in the user's cache folder; generate and bench use it where model, device, dtype, attention and
-    --quantize are the same, and correct it by their own steps. The critical decoding length (CDL) is the number of tokens per
+    The profile lies in the user's cache folder; generate and bench use it where model, device, dtype, attention, --quantize and
+    --kv-dtype are the same, and correct it by their own steps. The critical decoding length (CDL) is the number of tokens per
     row up to which a forward costs at most 1.2 times that of one.
 
     Example: lookahead calibrate --model org/model
@@ -99,7 +101,7 @@ def command(
     if estimate and out is None:
         raise UsageError("--estimate: name a file with -o; this machine's own jobs have no use for it.")
     if estimate:
-        refuse(ctx, "--estimate measures nothing", "random_weights", "device", "attn", "seconds", "quantize")
+        refuse(ctx, "--estimate measures nothing", "random_weights", "device", "attn", "seconds", "quantize", "kv_dtype")
     reads = [Input("--model", [model], hub=True), Input("--config", [config])]
     outputs = [Output("-o", out, PROFILE), Output("--plot", plot, PICTURE), Output("--log-file", log_file)]
     check_outputs(outputs, reads, overwrite)
@@ -108,7 +110,9 @@ def command(
 
         kept = Kept(estimated_profile(model, dtype, estimate, trust_remote_code, revision))
     else:
-        kept = measured((model, dtype, device, attn), random_weights, quantize, trust_remote_code, revision, seconds, out, json)
+        kept = measured(
+            (model, dtype, device, attn), random_weights, (quantize, kv_dtype), trust_remote_code, revision, seconds, out, json
+        )
     kept.save(out)
     show(kept, context, json, plot)
     if kept.problems:
@@ -135,14 +139,17 @@ class Kept:
 def measured(
     loading: tuple[str, str, str, str | None],
     random_weights: bool,
-    quantize: str,
+    quantized: tuple[str, str],
     trust_remote_code: bool,
     revision: str | None,
     seconds: int,
     out: str | None,
     json: bool,
 ) -> Kept:
-    """Measure a model, and keep its profile in the cache. loading: model, dtype, device, attention."""
+    """Measure a model, and keep its profile in the cache.
+
+    loading: model, dtype, device, attention. quantized: --quantize and --kv-dtype.
+    """
     from lookahead.bench.calibrate import calibrate
     from lookahead.budget.profile import save_to_cache, why_not_cached
     from lookahead.models.load import load_model, random_model
@@ -154,7 +161,9 @@ def measured(
     if no_cache:
         render.notice(f"{no_cache} The profile goes to {out} only.")
     load = random_model if random_weights else load_model
-    target = load(*loading, trust_remote_code=trust_remote_code, revision=revision, quantize=quantize)
+    quantize, kv_dtype = quantized
+    given = {"trust_remote_code": trust_remote_code, "revision": revision, "quantize": quantize, "kv_dtype": kv_dtype}
+    target = load(*loading, **given)  # type: ignore[arg-type]
     if target.mode not in ("packed", "plain"):
         render.notice(f"{loading[0]} verifies by {target.mode}: {target.reason}")
     with render.progress("measuring", 100, shown=not json) as update:

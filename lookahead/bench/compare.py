@@ -70,9 +70,10 @@ class Comparison:
 
     @property
     def precision(self) -> str:
-        """The dtype, and in which bits linear layers are where they are quantized."""
-        linear = self.environment.get("linear")
-        return f"{self.dtype}, {linear}" if linear in QUANTIZED else self.dtype
+        """The dtype, and in which bits linear layers are, and keys and values, where they are quantized."""
+        linear, kv_dtype = self.environment.get("linear"), self.environment.get("kv_dtype", "none")
+        kept = "" if kv_dtype == "none" else f", keys and values {kv_dtype}"
+        return f"{self.dtype}, {linear}{kept}" if linear in QUANTIZED else f"{self.dtype}{kept}"
 
     @property
     def best(self) -> Run:
@@ -177,7 +178,7 @@ def compare(
         if checked
         else None,
         lossless_rows=checked,
-        environment={**environment(target.device), "linear": target.linear},
+        environment={**environment(target.device), "linear": target.linear, "kv_dtype": target.kv_dtype},
     )
 
 

@@ -30,7 +30,7 @@ class ModelBench:
 
     options: of each run of ours. batch_sizes: prompts decoded at once, measured in turn. peers: also Hugging Face's own.
     repeats, recycling: see `compare.compare`. lossless_rows: the first rows, whose outputs are checked; None: all; 0: none.
-    exact, engine_mode, quantize: see `load.load_model`.
+    exact, engine_mode, quantize, kv_dtype: see `load.load_model`.
     """
 
     model: str
@@ -50,6 +50,7 @@ class ModelBench:
     exact: bool = False
     engine_mode: str = "auto"
     quantize: str = "none"
+    kv_dtype: str = "none"
 
 
 def bench_prompts(
@@ -85,6 +86,7 @@ def bench_prompts(
             exact=bench.exact,
             engine_mode=bench.engine_mode,
             quantize=bench.quantize,
+            kv_dtype=bench.kv_dtype,
         ),
         events,
     )
@@ -139,7 +141,7 @@ def bench_logged(bench: ModelBench, logs: Logs, events: BenchEvents | None = Non
     loading: dict[str, Any] = {"trust_remote_code": bench.trust_remote_code, "revision": bench.revision}
     config = read_config(bench.model, **loading).get_text_config(decoder=True)
     ((workload,), _) = read_workloads(logs, events, Shape(bench.model, config))
-    loading |= {"engine_mode": bench.engine_mode, "quantize": bench.quantize}
+    loading |= {"engine_mode": bench.engine_mode, "quantize": bench.quantize, "kv_dtype": bench.kv_dtype}
     target = random_model(bench.model, bench.dtype, bench.device, bench.attention, **loading)
     compile_for([workload], bench.options[0], events)
     if target.mode != "packed":

@@ -79,7 +79,8 @@ class Setting:
     """What a profile holds for: another one's figures are others.
 
     device: the processor's name. mode: how drafts are verified (forward/target.py). threads: of the CPU; 0 for others.
-    shape: fingerprint of the model's config. linear: by whom or in which bits linear layers are (models/linear.py).
+    shape: fingerprint of the model's config. linear: by whom or in which bits linear layers are (models/linear.py). kv_dtype:
+    int8 or int4 of keys and values that are quantized, else none.
     """
 
     model: str
@@ -90,12 +91,14 @@ class Setting:
     mode: str
     threads: int
     linear: str = "torch"
+    kv_dtype: str = "none"
 
     @property
     def file_name(self) -> str:
         """Where the profile of this setting lies in the cache folder."""
         device = re.sub(r"[^A-Za-z0-9]+", "-", self.device).strip("-")
         linear = "" if self.linear == "torch" else f"-{self.linear}"
+        linear += "" if self.kv_dtype == "none" else f"-kv-{self.kv_dtype}"
         return f"{self.shape}-{device}-{self.threads}-{self.dtype}-{self.attention}-{self.mode}{linear}.json"
 
 

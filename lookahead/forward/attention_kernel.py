@@ -13,6 +13,7 @@ branches. That range is the same, or nearly, for many tokens, and is worked on f
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from numba import carray
 
 from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, POSITION, SIZE, SLOT, TRUNK
 from lookahead.forward.vectors import (
+    are_quantized,
     dot,
     dots,
     largest,
@@ -68,23 +70,25 @@ def _mix(task, kind, segment, weights_stride, outputs, padded, totals, unused):
     into = totals + first * 64
     at = 0
     while at < width:
-        here, there = value + at * task[BYTES], outputs + first * line + at * 4
+        there = outputs + first * line + at * 4
         if width - at >= 64:
             if rows == 4:
-                mix_4x4(kind, weights, weights_stride, here, stride, count, 16, there, line, into)
+                mix_4x4(kind, weights, weights_stride, value, stride, count, at, 16, there, line, into)
             elif rows == 2:
-                mix_2x4(kind, weights, weights_stride, here, stride, count, 16, there, line, into)
+                mix_2x4(kind, weights, weights_stride, value, stride, count, at, 16, there, line, into)
             else:
-                mix_1x4(kind, weights, weights_stride, here, stride, count, 16, there, line, into)
+                mix_1x4(kind, weights, weights_stride, value, stride, count, at, 16, there, line, into)
             at += 64
         else:
             some = min(16, width - at)
             if rows == 4:
-                mix_4x1(kind, weights, weights_stride, here, stride, count, some, there, line, into)
+                mix_4x1(kind, weights, weights_stride, value, stride, count, at, some, there, line, into)
             else:
                 for row in range(rows):
                     own = weights + row * weights_stride
-                    mix_1x1(kind, own, weights_stride, here, stride, count, some, there + row * line, line, into + row * 64)
+                    mix_1x1(
+                        kind, own, weights_stride, value, stride, count, at, some, there + row * line, line, into + row * 64
+                    )
             at += 16
         into = unused  # further numbers of the values: the weights are counted already
 
@@ -112,7 +116,16 @@ def _scores(task, kind, head, grouped, queries, count, padded, slot, low, high, 
     keys = task[KEY] + slot * task[KEY_SLOT] + head * task[KEY_HEAD]
     query, score = queries.ctypes.data, scores.ctypes.data
     line, row = padded * 4, scores.shape[1] * 4
-    if count <= FEW:
+    if count <= FEW and count > 1 and are_quantized(kind):  # what is read several times becomes float32 once
+        block, one = np.empty((16, padded), np.float32), np.float32(1)
+        for at in range(low, high, 16):
+            some = min(16, high - at)
+            for number in range(some):
+                widen(kind, keys + (at + number) * stride, task[WIDTH], one, block.ctypes.data + number * line)
+            for number in range(count):
+                into = score + number * row + (at - low) * 4
+                dots(np.float32(0), query + number * line, block.ctypes.data, line, some, task[WIDTH], into)
+    elif count <= FEW:
         for at in range(low, high, 16):
             for number in range(count):
                 into = score + number * row + (at - low) * 4
@@ -204,7 +217,7 @@ def _outputs(task, meta, kind, first, grouped, head, count, low, scores, tails, 
 
 
 @woven
-def _share(task, meta, kind, scale, start, first, last, head):
+def _share(task, meta, kind, kept, scale, start, first, last, head):
     """Outputs of the tokens from `first` to `last` of the tree at `start`, for the heads that share this head's keys."""
     grouped = task[HEADS] // task[KEY_HEADS]
     count = (last - first) * grouped
@@ -225,10 +238,10 @@ def _share(task, meta, kind, scale, start, first, last, head):
     scores = np.empty((len(queries), (keys + 1 - keys % 2) * 16), np.float32)  # an odd number of lines of the processor's cache
     tails = np.empty((count, longest), np.float32)
     places, seen = np.empty((last - first, longest), np.int64), np.empty(last - first, np.int64)
-    _scores(task, kind, head, grouped, queries, count, padded, meta[start, SLOT], low, high, scores)
-    _weights(task, meta, kind, start, first, grouped, head, count, queries, padded, low, high, scores, tails, places, seen)
+    _scores(task, kept, head, grouped, queries, count, padded, meta[start, SLOT], low, high, scores)
+    _weights(task, meta, kept, start, first, grouped, head, count, queries, padded, low, high, scores, tails, places, seen)
     outputs, totals = np.zeros((count, value_padded), np.float32), np.zeros((count + 4, 16), np.float32)
-    _outputs(task, meta, kind, first, grouped, head, count, low, scores, tails, places, seen, outputs, totals, value_padded)
+    _outputs(task, meta, kept, first, grouped, head, count, low, scores, tails, places, seen, outputs, totals, value_padded)
     for number in range(count):
         token, own = first + number // grouped, head * grouped + number % grouped
         into = task[OUTPUT] + (token * task[HEADS] + own) * task[VALUE_WIDTH] * task[BYTES]
@@ -237,8 +250,11 @@ def _share(task, meta, kind, scale, start, first, last, head):
 
 
 @woven
-def attend(address, kind):
-    """Do shares of the call that the array at `address` describes, up to ROWS queries of a tree each, until all are done."""
+def attend(address, kind, kept):
+    """Do shares of the call that the array at `address` describes, up to ROWS queries of a tree each, until all are done.
+
+    kind: what queries and outputs are; kept: what keys and values are (see vectors.py).
+    """
     task = carray(int64_at(address), (TASK,))
     scale = np.float32(carray(float64_at(address), (TASK,))[SCALE])
     meta = carray(int32_at(task[META]), (task[TOKENS], FIELDS))
@@ -250,7 +266,7 @@ def attend(address, kind):
         for head in range(task[KEY_HEADS]):
             for first in range(start, start + size, most):
                 if mine == share:
-                    _share(task, meta, kind, scale, start, first, min(first + most, start + size), head)
+                    _share(task, meta, kind, kept, scale, start, first, min(first + most, start + size), head)
                     mine = take_ticket(address)
                     done += 1
                 share += 1
@@ -260,18 +276,50 @@ def attend(address, kind):
 
 
 def _float32(address: Any) -> None:
-    attend(address, np.float32(0))
+    attend(address, np.float32(0), np.float32(0))
 
 
 def _bfloat16(address: Any) -> None:
-    attend(address, np.uint16(0))
+    attend(address, np.uint16(0), np.uint16(0))
 
 
 def _float16(address: Any) -> None:
-    attend(address, np.int16(0))
+    attend(address, np.int16(0), np.int16(0))
+
+
+def _float32_in_8_bits(address: Any) -> None:
+    attend(address, np.float32(0), np.int8(0))
+
+
+def _bfloat16_in_8_bits(address: Any) -> None:
+    attend(address, np.uint16(0), np.int8(0))
+
+
+def _float16_in_8_bits(address: Any) -> None:
+    attend(address, np.int16(0), np.int8(0))
+
+
+def _float32_in_4_bits(address: Any) -> None:
+    attend(address, np.float32(0), np.uint8(0))
+
+
+def _bfloat16_in_4_bits(address: Any) -> None:
+    attend(address, np.uint16(0), np.uint8(0))
+
+
+def _float16_in_4_bits(address: Any) -> None:
+    attend(address, np.int16(0), np.uint8(0))
 
 
 ENTRIES = {torch.float32: _float32, torch.bfloat16: _bfloat16, torch.float16: _float16}
+IN_8_BITS = {torch.float32: _float32_in_8_bits, torch.bfloat16: _bfloat16_in_8_bits, torch.float16: _float16_in_8_bits}
+IN_4_BITS = {torch.float32: _float32_in_4_bits, torch.bfloat16: _bfloat16_in_4_bits, torch.float16: _float16_in_4_bits}
+OF_KEPT = {torch.int8: IN_8_BITS, torch.uint8: IN_4_BITS}  # by the dtype of quantized keys and values (quantized_cache.py)
+
+
+def entry_of(dtype: torch.dtype, kept: torch.dtype) -> Callable[[Any], None]:
+    """The kernel for queries of a dtype, and for keys and values of the same, or quantized. Raises KeyError for others."""
+    return OF_KEPT.get(kept, ENTRIES)[dtype]
 
 
 def tree_attention_cpu(
@@ -279,26 +327,28 @@ def tree_attention_cpu(
 ) -> torch.Tensor:
     """[1, tokens, heads, value width]; see `tree_attention.reference`, but query: [1, heads, tokens, width], meta: any shape.
 
-    Tensors are on a CPU and of one dtype of ENTRIES; numbers of a vector lie side by side, and so does all of meta. A step of a
-    small model spends as long on the calls around the kernel as in it: there are few.
+    Tensors are on a CPU and of one dtype of ENTRIES, or key and value are quantized (quantized_cache.py); numbers of a vector
+    lie side by side, and so does all of meta. A step of a small model spends as long on the calls around the kernel as in it:
+    there are few.
     """
     _, heads, tokens, width = query.shape
     _, key_heads, capacity, value_width = value.shape
     output = query.new_zeros(1, tokens, heads, value_width)
     size = query.element_size()
     _, query_head, query_token, _ = query.stride()
+    kept = key.element_size()
     key_slot, key_head, key_place, _ = key.stride()
     value_slot, value_head, value_place, _ = value.stride()
     task = TASK_BYTES.pack(
         *(0, tokens, heads, key_heads, width, value_width, scale * LOG2_E),
         *(query.data_ptr(), query_token * size, query_head * size),
-        *(key.data_ptr(), key_slot * size, key_head * size, key_place * size),
-        *(value.data_ptr(), value_slot * size, value_head * size, value_place * size),
+        *(key.data_ptr(), key_slot * kept, key_head * kept, key_place * kept),
+        *(value.data_ptr(), value_slot * kept, value_head * kept, value_place * kept),
         *(output.data_ptr(), meta.data_ptr(), size, 0, gives_way()),
     )
     products = tokens * heads * width
     large = products * capacity > ALONE and products * _longest(meta) > ALONE
-    run_in(torch.get_num_threads() if large else 1, ENTRIES[query.dtype], task)
+    run_in(torch.get_num_threads() if large else 1, entry_of(query.dtype, key.dtype), task)
     return output
 
 

@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from lookahead.errors import ModelError
 from lookahead.forward.batch import Pack, upload
+from lookahead.forward.quantized_cache import DTYPES, as_keys, bytes_of, quantized
 from lookahead.kernels import kernel
 
 
@@ -138,7 +139,10 @@ class SequenceCache(KeysAndValuesOnly):
 
 
 class LayerShape(NamedTuple):
-    """What a layer keeps of a token. number: of the layer. heads: of keys; width, value_width: numbers of each."""
+    """What a layer keeps of a token. number: of the layer. heads: of keys; width, value_width: numbers of each.
+
+    dtype: of the numbers before any quantization.
+    """
 
     number: int
     heads: int
@@ -149,33 +153,45 @@ class LayerShape(NamedTuple):
 
 
 class SlotLayer(CacheLayerMixin):
-    """keys, values: [slots, heads, capacity, head_dim], views of the cache's buffers."""
+    """keys, values: [slots, heads, capacity, head_dim], views of the cache's buffers; [..., bytes] of quantized ones.
+
+    widths: numbers of a key and of a value.
+    """
 
     is_sliding = False
 
     def __init__(self, cache: SlotCache) -> None:
         super().__init__()
         self.cache = cache
+        self.widths: tuple[int, int] = 0, 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
+        self.widths = key_states.shape[3], value_states.shape[3]
         self.keys, self.values = (self.cache.new_buffer(states)[0] for states in (key_states, value_states))
         self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write of [1, heads, tokens, head_dim] what is kept where the pack says; returns the buffers of all slots."""
+        """Write of [1, heads, tokens, head_dim] what is kept where the pack says; returns the buffers of all slots.
+
+        Those of quantized keys and values in the shape of what they hold (`quantized_cache.as_keys`).
+        """
         assert self.keys is not None
         assert self.values is not None
-        pack = self.cache.pack
+        pack, kept = self.cache.pack, self.cache.kept
         keys, values = (states[0, :, : len(pack.slots)] for states in (key_states, value_states))
+        if kept is not None:
+            keys, values = quantized(keys, kept), quantized(values, kept)
         if pack.one is not None:
             slot, places = pack.one
             self.keys[slot, :, places], self.values[slot, :, places] = keys, values
         else:
             self.keys[pack.slots, :, pack.places] = keys.transpose(0, 1)
             self.values[pack.slots, :, pack.places] = values.transpose(0, 1)
+        if kept is not None:
+            return as_keys(self.keys, self.widths[0]), as_keys(self.values, self.widths[1])
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -193,13 +209,15 @@ class SlotCache(KeysAndValuesOnly):
 
     A slot's buffers hold whatever was written last; masks say what is seen of it. shapes: of the layers that keep anything,
     where they are known: then buffers are made once, before the first forward. versions: how often they were made.
+    kv_dtype: none, or int8 or int4 of keys and values that are quantized (quantized_cache.py); kept: the dtype of buffers then.
     """
 
     pack: Pack
 
-    def __init__(self, shapes: Sequence[LayerShape] = ()) -> None:
+    def __init__(self, shapes: Sequence[LayerShape] = (), kv_dtype: str = "none") -> None:
         super().__init__(layers=[])
         self._shapes = shapes
+        self.kept = DTYPES.get(kv_dtype)
         self.versions = 0
         self.slots = self.capacity = 0
         self.merged = True  # there is one buffer of each shape
@@ -223,10 +241,17 @@ class SlotCache(KeysAndValuesOnly):
 
     def new_buffer(self, states: torch.Tensor) -> torch.Tensor:
         """Zeros for what a layer brings as [1, heads, tokens, head_dim]."""
-        buffer = zeros(states, 1, self.slots, states.shape[1], self.capacity, states.shape[3])
+        like, size = self._held_as(states.shape[3], states.dtype, states.device)
+        buffer = zeros(like, 1, self.slots, states.shape[1], self.capacity, size)
         self.buffers.append(buffer)
         self.merged = False
         return buffer
+
+    def _held_as(self, width: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, int]:
+        """(a tensor of the buffers' dtype, the last size of a buffer) for keys or values of `width` numbers."""
+        if self.kept is None:
+            return torch.empty(0, dtype=dtype, device=device), width
+        return torch.empty(0, dtype=self.kept, device=device), bytes_of(width, self.kept)
 
     def reserve(self, slots: int, capacity: int, held: Sequence[int], beside: bool = True) -> None:
         """Make room for so many slots of `capacity` places each, and merge buffers. held: places of each slot that stay.
@@ -263,17 +288,15 @@ class SlotCache(KeysAndValuesOnly):
         while len(self.layers) <= shape.number:
             self.layers.append(SlotLayer(self))
         layer = self.layers[shape.number]
-        layer.dtype, layer.device = shape.dtype, shape.device
-        layer.keys, layer.values = (
-            torch.empty(0, shape.heads, 0, width, dtype=shape.dtype, device=shape.device)
-            for width in (shape.width, shape.value_width)
-        )
+        layer.dtype, layer.device, layer.widths = shape.dtype, shape.device, (shape.width, shape.value_width)
+        held = [self._held_as(width, shape.dtype, shape.device) for width in layer.widths]
+        layer.keys, layer.values = (like.new_empty(0, shape.heads, 0, size) for like, size in held)
         layer.is_initialized = True
 
     def shapes(self) -> tuple[LayerShape, ...]:
         """Of the layers that keep anything. Known after a first forward."""
         return tuple(
-            LayerShape(index, each.keys.shape[1], each.keys.shape[3], each.values.shape[3], each.keys.dtype, each.keys.device)
+            LayerShape(index, each.keys.shape[1], each.widths[0], each.widths[1], each.dtype, each.keys.device)
             for index, each in enumerate(self.layers)
             if each.is_initialized
         )

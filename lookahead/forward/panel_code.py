@@ -19,7 +19,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from lookahead.forward.processor import multiplies_pairs
-from lookahead.forward.vectors import FLOAT, INT, LANES, LONG, VECTOR, WHOLE, Code
+from lookahead.forward.vector_code import FLOAT, INT, LANES, LONG, VECTOR, WHOLE, Code
 
 PANEL = 64  # outputs
 VECTORS = PANEL // LANES

@@ -24,7 +24,8 @@ from lookahead.forward.quantized_code import (
     multiply_groups,
     scale_by,
 )
-from lookahead.forward.vectors import LANES, narrow, take_ticket, widen
+from lookahead.forward.vector_code import LANES
+from lookahead.forward.vectors import narrow, take_ticket, widen
 from lookahead.kernels import int64_at, part, woven
 from lookahead.threads import run_in
 

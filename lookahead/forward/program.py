@@ -18,11 +18,13 @@ from lookahead.forward import program_kernel as kernel
 from lookahead.forward.batch import Pack
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.plan import Attention, Buffer, Instruction, Plan, Product, Stage, View
+from lookahead.forward.quantized_cache import DTYPES
 from lookahead.threads import c_function, gives_way, openmp, run_in
 
 NAME = "lookahead_program"  # beside those of attention, for settings of cost profiles
 LEAST = 64  # tokens that there is room for from the beginning
 LINE = 64  # bytes, of a processor's cache
+STORED = {**panels.STORED, torch.int8: kernel.IN_8_BITS, torch.uint8: kernel.IN_4_BITS}  # by the dtype of buffers
 
 
 def _memory(size: int) -> tuple[np.ndarray, int]:
@@ -32,14 +34,15 @@ def _memory(size: int) -> tuple[np.ndarray, int]:
 
 
 class Program:
-    """Runs a plan. One forward at a time: a lock sees to it."""
+    """Runs a plan. One forward at a time: a lock sees to it. kv_dtype: as of the caches that it is given."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, kv_dtype: str = "none"):
         self.plan = plan
+        self._kept = DTYPES.get(kv_dtype, plan.dtype)
         self._lock = threading.Lock()
         self._room = self._threads = 0
         self._cache: tuple[int, ...] = ()  # what is known of the slots' memory
-        self._attend = c_function(attention_kernel.ENTRIES[plan.dtype])[1]
+        self._attend = c_function(attention_kernel.entry_of(plan.dtype, self._kept))[1]
         self._written = [
             step for stage in plan.stages for step in stage.steps if isinstance(step, Instruction) and step.op == kernel.WRITE
         ]
@@ -187,13 +190,12 @@ class Program:
         known = id(cache), cache.slots, cache.capacity, *(held.data_ptr() for held in cache.buffers)
         if known == self._cache:
             return
-        size = torch.finfo(plan.dtype).bits // 8
         where: dict[int, list[int]] = {}
         for number in plan.placed:
             layer = cache.layers[number // 2]
             held: Any = layer.values if number % 2 else layer.keys
-            where[number] = [held.data_ptr(), *(stride * size for stride in held.stride()[:3])]
-        stored = panels.STORED[plan.dtype]
+            where[number] = [held.data_ptr(), *(stride * held.element_size() for stride in held.stride()[:3])]
+        stored = STORED[self._kept]
         for line, step in zip(self._writes, self._written, strict=True):
             assert step.placed is not None
             self._rows[line, kernel.MORE : kernel.MORE + 5] = *where[step.placed], stored

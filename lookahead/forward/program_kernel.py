@@ -25,6 +25,7 @@ import numpy as np
 from numba import carray
 
 from lookahead.forward.panels import OUTPUTS, PANEL, TASK, TOKENS, multiply_panel, store
+from lookahead.forward.quantized_cache import quantize4, quantize8
 from lookahead.forward.quantized_code import quantize
 from lookahead.forward.tree_meta import FIELDS, NODE, PAST, SLOT
 from lookahead.forward.vector_math import (
@@ -60,6 +61,8 @@ OPERAND = 6
 (BASE, BY_TOKEN, BY_THREAD, BY_WANTED, BY_OUTER, BY_INNER) = range(OPERAND)
 (COPY, WIDEN, STORE, ADD, SUBTRACT, MULTIPLY, DIVIDE, SUM, LARGEST, EMBED, POSITION, WRITE, QUANTIZE) = range(13)
 (NEGATE, SQUARE_ROOT, COSINE, SINE, EXP, SIGMOID, SILU, TANH, ERF, GELU, GELU_TANH, RELU) = range(13, 25)
+# How a buffer holds keys and values (of WRITE), where they are quantized; else as of panels.store
+IN_8_BITS, IN_4_BITS = -8, -4
 # How results are rounded (AS): not, or to what these dtypes hold
 NOT, TO_BFLOAT16, TO_FLOAT16 = range(3)
 
@@ -210,8 +213,13 @@ def _special(head, line, op, token, target, source):
         if about[SLOT] >= 0:
             into = line[MORE] + about[SLOT] * line[MORE + 1] + (about[PAST] + about[NODE]) * line[MORE + 3]
             for number in range(outer):
-                begin = source + number * line[LEFT + BY_OUTER] * 4
-                store(begin, inner, into + number * line[MORE + 2], line[MORE + 4])
+                begin, home = source + number * line[LEFT + BY_OUTER] * 4, into + number * line[MORE + 2]
+                if line[MORE + 4] == IN_8_BITS:
+                    quantize8(begin, inner, home)
+                elif line[MORE + 4] == IN_4_BITS:
+                    quantize4(begin, inner, home)
+                else:
+                    store(begin, inner, home, line[MORE + 4])
 
 
 @part

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from lookahead.forward.panel_code import AVX512, PANEL, VECTORS, constant, tiles
 from lookahead.forward.processor import multiplies_bytes
-from lookahead.forward.vectors import FLOAT, INT, LANES, SHORT, VECTOR, WHOLE, Code
+from lookahead.forward.vector_code import FLOAT, INT, LANES, SHORT, VECTOR, WHOLE, Code
 
 GROUP = 64  # inputs
 TOKEN_GROUP = GROUP + 8  # bytes of a token's group

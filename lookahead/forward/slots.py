@@ -75,7 +75,7 @@ class PackedSlots:
 
     def __init__(self, target: TargetModel):
         self.target = target
-        self.cache = SlotCache(target.layers)
+        self.cache = SlotCache(target.layers, target.kv_dtype)
         self.captured = CapturedSteps(target, self.cache, target.capture) if target.capture else None
         self.call = target.call
         self.open = self.prefilled = 0

@@ -45,6 +45,7 @@ class TargetModel:
     """A loaded model and how it verifies.
 
     mode: see the module's docstring. reason: why it is not "packed".
+    kv_dtype: none, or int8 or int4, to which packed steps on a CPU quantize keys and values (quantized_cache.py).
     place_bytes: memory that keys and values of one token take, where it is packed (0: not known). layers: where that goes.
     bucketed: packed steps take one of a few shapes (on a GPU). attends_by_op: in packed steps attention is one call of
     lookahead::tree_attention (tree_attention.py); else calls of the model's own function. program: a whole packed forward as
@@ -65,6 +66,7 @@ class TargetModel:
     attends_by_op: bool = False
     program: Program | DeviceProgram | None = None
     linear: str = "torch"
+    kv_dtype: str = "none"
     exact: bool = False
     capture: Callable[..., Any] | None = None
     slots_factory: Callable[[Any], Any] | None = None
@@ -148,7 +150,7 @@ class TargetModel:
             attention = TREE if self.program is None else PROGRAM
         attention += "-graphs" if self.capture else ""
         known = self.model.config, self.name, processor_name(self.device), self.dtype
-        return setting_of(*known, attention, self.mode, threads, self.linear)
+        return setting_of(*known, attention, self.mode, threads, self.linear, self.kv_dtype)
 
     def costs(self) -> CostCurve:
         """What its forwards cost, as measured for this setting beforehand, if it was; each engine learns on its own.
@@ -189,12 +191,13 @@ def setting_of(
     mode: Mode = "packed",
     threads: int = 0,
     linear: str = "torch",
+    kv_dtype: str = "none",
 ) -> Setting:
     """The setting of a model of this config. Its shape is what the config says but for names and versions."""
     left_out = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures")
     shape = json.dumps({key: repr(value) for key, value in config.to_dict().items() if key not in left_out}, sort_keys=True)
     fingerprint = hashlib.sha256(shape.encode()).hexdigest()[:16]
-    return Setting(name, fingerprint, device, str(dtype).removeprefix("torch."), attention, mode, threads, linear)
+    return Setting(name, fingerprint, device, str(dtype).removeprefix("torch."), attention, mode, threads, linear, kv_dtype)
 
 
 def longest_text(text_config: Any) -> int:

@@ -19,7 +19,7 @@ import torch
 from transformers import AttentionInterface
 
 from lookahead.errors import ModelError
-from lookahead.forward.attention_kernel import ENTRIES, tree_attention_cpu
+from lookahead.forward.attention_kernel import ENTRIES, OF_KEPT, tree_attention_cpu
 from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, SIZE, SLOT, TRUNK
 
 NAME = "lookahead_tree"
@@ -71,6 +71,8 @@ _library.impl("tree_attention", reference, "CompositeExplicitAutograd")
 
 
 def _on_cpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float) -> torch.Tensor:
+    if key.dtype in OF_KEPT:
+        return tree_attention_cpu(query.transpose(0, 1)[None].contiguous(), key, value, meta.contiguous(), scale)[0]
     kernel_takes = query.dtype in ENTRIES and query.dtype == key.dtype == value.dtype
     if not (kernel_takes and query.stride(2) == key.stride(3) == value.stride(3) == 1 and meta.is_contiguous()):
         return reference(query, key, value, meta, scale)
@@ -142,12 +144,13 @@ def tree_attention(
 ) -> tuple[torch.Tensor, None]:
     """What layers of a model call. query: [1, heads, tokens, width]; key, value: as of `reference`.
 
+    key, value: on a CPU also quantized ones, of all slots in the shape of what they hold (quantized_cache.py).
     attention_mask: int32 [1, 1, tokens, FIELDS], the lines of the step. Returns [1, tokens, heads, value width] and, in place
     of weights, None. Raises ModelError for attention that the op does not compute, and where layers are not handed the lines.
     """
     scale = checked_scale(query, attention_mask, scaling, arguments)
     assert attention_mask is not None
-    if query.dtype != key.dtype:
+    if query.dtype != key.dtype and key.dtype not in OF_KEPT:
         raise ModelError("its queries are of another dtype than its keys")
     if query.device.type == "cpu" and not torch.compiler.is_compiling():  # not by way of the dispatcher, which takes as long
         queries = query if query.stride(3) == 1 else query.contiguous()

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from lookahead.forward.vectors import HALF, INT, LANES, VECTOR, WHOLE, Code, each_chunk
+from lookahead.forward.vector_code import HALF, INT, LANES, VECTOR, WHOLE, Code, each_chunk
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has few bits, so that products with it are exact

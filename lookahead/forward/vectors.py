@@ -6,131 +6,29 @@ rounding once for each multiply-add, then folds the 16 sums: i + 8 onto i, then 
 `tile_scores` give the same bits. An output adds key after key.
 
 kind: an array element whose type says what keys and values are: float32, uint16 (bits of bfloat16) or int16 (bits of float16).
-Addresses and strides are in bytes. width: numbers of a key or value. Vectors in scratch memory are padded with zeros to a
+Those that read keys and values take quantized ones, too: int8 (8 bits) or uint8 (4 bits, see vector_code.py). Addresses and
+strides are in bytes. width: numbers of a key or value. Vectors in scratch memory are padded with zeros to a
 multiple of 16 numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
-LANES = 16
-FLOAT, HALF, SHORT, INT, LONG = ir.FloatType(), ir.HalfType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-VECTOR, WHOLE = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
-BITS = ir.VectorType(ir.IntType(1), LANES)
+from lookahead.forward.vector_code import FLOAT, HALF, INT, LANES, LONG, SHORT, VECTOR, WHOLE, Code, each_chunk
+
 LEAST = -3.0e38  # below every score
 # 2 ** f for -0.5 <= f <= 0.5, lowest power last: the largest error is 2e-8
 EXP2 = (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
 FOLDED = (0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15)  # order in which sums are complete, so that few are open
 
 
-class Code:
-    """Writes LLVM code. kind: numba's type of the array element that says what keys and values are."""
-
-    def __init__(self, builder: Any, kind: Any = types.float32):
-        self.builder = builder
-        self.kind = str(kind)
-        self.size = 4 if self.kind == "float32" else 2
-
-    def call(self, name: str, result: Any, *arguments: Any) -> Any:
-        function = cgutils.get_or_insert_function(
-            self.builder.module, ir.FunctionType(result, [a.type for a in arguments]), name
-        )
-        return self.builder.call(function, arguments)
-
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
-        return self.call("llvm.fma.v16f32", VECTOR, a, b, c)
-
-    def splat(self, value: Any) -> Any:
-        vector = ir.VectorType(value.type, LANES)
-        first = self.builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(INT, 0))
-        return self.builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), ir.Constant(WHOLE, [0] * LANES))
-
-    def constant(self, value: float, vector: Any = VECTOR) -> Any:
-        return ir.Constant(vector, [value] * LANES)
-
-    def shuffled(self, a: Any, b: Any, lanes: list[int]) -> Any:
-        return self.builder.shuffle_vector(a, b, ir.Constant(WHOLE, lanes))
-
-    def at(self, address: Any, index: Any, size: int) -> Any:
-        """The address of a number of `size` bytes."""
-        return self.builder.add(address, self.builder.mul(index, ir.Constant(LONG, size)))
-
-    def pointer(self, address: Any, kind: Any) -> Any:
-        return self.builder.inttoptr(address, kind.as_pointer())
-
-    def load(self, address: Any, kind: Any = VECTOR) -> Any:
-        return self.builder.load(self.pointer(address, kind), align=4)
-
-    def store(self, value: Any, address: Any) -> None:
-        self.builder.store(value, self.pointer(address, value.type), align=4)
-
-    def below(self, count: Any) -> Any:
-        """Lanes whose number is below `count`, int64."""
-        lanes = ir.Constant(ir.VectorType(LONG, LANES), list(range(LANES)))
-        return self.builder.icmp_signed("<", lanes, self.splat(count))
-
-    def masked(self, address: Any, mask: Any, other: Any) -> Any:
-        """16 float32, those of `other` where the mask is not set."""
-        return self.call("llvm.masked.load.v16f32.p0", VECTOR, self.pointer(address, VECTOR), ir.Constant(INT, 4), mask, other)
-
-    def keys(self, address: Any, count: Any = None) -> Any:
-        """16 numbers of a key or value as float32; count: only so many, int64, then zeros."""
-        narrow = VECTOR if self.size == 4 else ir.VectorType(SHORT, LANES)
-        where = self.pointer(address, narrow)
-        if count is None:
-            read = self.builder.load(where, align=self.size)
-        else:
-            name = "llvm.masked.load.v16f32.p0" if self.size == 4 else "llvm.masked.load.v16i16.p0"
-            none = ir.Constant(narrow, [0] * LANES) if self.size == 2 else self.constant(0.0)
-            read = self.call(name, narrow, where, ir.Constant(INT, self.size), self.below(count), none)
-        if self.size == 4:
-            return read
-        if self.kind == "uint16":
-            wide = self.builder.shl(self.builder.zext(read, WHOLE), ir.Constant(WHOLE, [16] * LANES))
-            return self.builder.bitcast(wide, VECTOR)
-        return self.builder.fpext(self.builder.bitcast(read, ir.VectorType(HALF, LANES)), VECTOR)
-
-    def variable(self, kind: Any, value: Any) -> Any:
-        place = cgutils.alloca_once(self.builder, kind)
-        self.builder.store(value, place)
-        return place
-
-    @contextmanager
-    def loop(self, count: Any, step: int = 1) -> Iterator[Any]:
-        """Over int64 0, step, 2 step ... below count."""
-        with cgutils.for_range_slice(self.builder, ir.Constant(LONG, 0), count, ir.Constant(LONG, step), LONG) as (index, _):
-            yield index
-
-    def folded(self, sums: list[Any]) -> Any:
-        """[16] totals of 16 vectors."""
-        for half in (8, 4, 2, 1):
-            low = [lane for lane in range(2 * LANES) if lane % (2 * half) < half]
-            high = [lane + half for lane in low]
-            pairs = zip(sums[::2], sums[1::2], strict=True)
-            sums = [self.builder.fadd(self.shuffled(a, b, low), self.shuffled(a, b, high)) for a, b in pairs]
-        return sums[0]
-
-
 def _void(count: int, *kinds: Any) -> Any:
     return types.void(*kinds, *[types.int64] * count)
-
-
-def each_chunk(code: Code, width: Any, sums: list[Any], add: Any) -> None:
-    """Run add(sums, offset in numbers, count or None) over a vector of `width` numbers, 16 at a time."""
-    builder = code.builder
-    rest = builder.srem(width, ir.Constant(LONG, LANES))
-    whole = builder.sub(width, rest)
-    with code.loop(whole, LANES) as at:
-        add(sums, at, None)
-    with builder.if_then(builder.icmp_signed(">", rest, ir.Constant(LONG, 0)), likely=False):
-        add(sums, whole, rest)
 
 
 @intrinsic
@@ -155,7 +53,7 @@ def dots(typing_context, kind, query, key, stride, count, width, scores):
             def add(sums, at, some, rows=rows):
                 part = code.load(code.at(query, at, 4))
                 for address, place in zip(rows, sums, strict=True):
-                    product = code.fma(part, code.keys(code.at(address, at, code.size), some), builder.load(place))
+                    product = code.fma(part, code.numbers(address, at, some), builder.load(place))
                     builder.store(product, place)
 
             each_chunk(code, width, sums, add)
@@ -177,7 +75,7 @@ def dot(typing_context, kind, query, key, width):
 
         def add(sums, at, some):
             part = code.load(code.at(query, at, 4))
-            builder.store(code.fma(part, code.keys(code.at(key, at, code.size), some), builder.load(place)), place)
+            builder.store(code.fma(part, code.numbers(key, at, some), builder.load(place)), place)
 
         each_chunk(code, width, [place], add)
         total = builder.load(place)
@@ -203,7 +101,7 @@ def transpose(typing_context, kind, key, stride, count, width, turned):
             rows.append(builder.add(key, builder.mul(index, stride)))
 
         def add(sums, at, some):
-            block = [code.keys(code.at(row, at, code.size), some) for row in rows]
+            block = [code.numbers(row, at, some) for row in rows]
             for half in (8, 4, 2, 1):  # swap the halves of pairs of rows: 16 x 16 numbers are turned in four rounds
                 low = [lane if lane & half == 0 else lane - half + LANES for lane in range(LANES)]
                 high = [lane + half if lane & half == 0 else lane + LANES for lane in range(LANES)]
@@ -319,16 +217,17 @@ def powers(typing_context, scores, count, most):
 
 def _mixer(rows: int, vectors: int) -> Any:
     @intrinsic
-    def mix(typing_context, kind, weights, weights_stride, value, stride, count, some, outputs, outputs_stride, totals):
+    def mix(typing_context, kind, weights, weights_stride, value, stride, count, at, some, outputs, outputs_stride, totals):
         """Add `count` values, weighted, to the outputs of a few queries, and the weights to their totals.
 
-        outputs: float32 [rows, numbers], a few vectors of each; totals: [rows, 16], each total 16 times. some: numbers in a
-        vector, where it is only one.
+        at: the first number of each value that is added, a multiple of the numbers of these vectors. outputs: float32
+        [rows, numbers], a few vectors of each; totals: [rows, 16], each total 16 times. some: numbers in a vector, where it is
+        only one.
         """
 
         def codegen(context, builder, signature, values):
             code = Code(builder, signature.args[0])
-            weights, weights_stride, value, stride, count, some, outputs, outputs_stride, totals = values[1:]
+            weights, weights_stride, value, stride, count, at, some, outputs, outputs_stride, totals = values[1:]
             lines = [builder.mul(ir.Constant(LONG, row), weights_stride) for row in range(rows)]
             lines = [builder.add(weights, line) for line in lines]
             whence = [builder.add(totals, ir.Constant(LONG, 4 * LANES * row)) for row in range(rows)]
@@ -340,10 +239,9 @@ def _mixer(rows: int, vectors: int) -> Any:
             def run(some):
                 with code.loop(count) as number:
                     start = builder.add(value, builder.mul(number, stride))
-                    parts = []
-                    for vector in range(vectors):
-                        where = builder.add(start, ir.Constant(LONG, code.size * LANES * vector))
-                        parts.append(code.keys(where, some if vector == vectors - 1 else None))
+                    parts = [code.numbers(start, at, some)] if vectors == 1 else []
+                    for vector in range(vectors if vectors > 1 else 0):
+                        parts.append(code.numbers(start, at, None, vector))
                     for row, line in enumerate(lines):
                         weight = code.splat(code.load(code.at(line, number, 4), FLOAT))
                         builder.store(builder.fadd(builder.load(places[row]), weight), places[row])
@@ -356,7 +254,7 @@ def _mixer(rows: int, vectors: int) -> Any:
                 code.store(builder.load(place), address)
             return context.get_dummy_value()
 
-        return _void(9, kind), codegen
+        return _void(10, kind), codegen
 
     return mix
 
@@ -366,8 +264,21 @@ mix_1x1, mix_4x1 = _mixer(1, 1), _mixer(4, 1)
 
 
 @intrinsic
+def are_quantized(typing_context, kind):
+    """Whether this is a kind of quantized numbers: known when a kernel is compiled."""
+
+    def codegen(context, builder, signature, values):
+        return context.get_constant(types.boolean, Code(builder, signature.args[0]).quantized)
+
+    return types.boolean(kind), codegen
+
+
+@intrinsic
 def widen(typing_context, kind, source, count, factor, target):
-    """float32 in scratch memory, padded with zeros to a multiple of 16: `count` numbers of this kind times a factor."""
+    """float32 in scratch memory, padded to a multiple of 16 numbers: `count` numbers of this kind times a factor.
+
+    What fills it up are zeros, but for a quantized key or value.
+    """
 
     def codegen(context, builder, signature, values):
         code = Code(builder, signature.args[0])
@@ -375,7 +286,7 @@ def widen(typing_context, kind, source, count, factor, target):
         factor = code.splat(factor)
 
         def add(sums, at, some):
-            code.store(builder.fmul(code.keys(code.at(source, at, code.size), some), factor), code.at(target, at, 4))
+            code.store(builder.fmul(code.numbers(source, at, some), factor), code.at(target, at, 4))
 
         each_chunk(code, count, [], add)
         return context.get_dummy_value()

@@ -69,6 +69,7 @@ class JobPlan:
             model.exact,
             model.engine_mode,
             model.quantize,
+            model.kv_dtype,
         )
 
     def vllm_settings(self) -> VllmSettings:

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
     """model, dtype, device, attention, device_map, tp_plan, trust_remote_code, revision, adapter, exact, engine_mode,
-    quantize:
+    quantize, kv_dtype:
     see `model.load_model`.
     tokenizer: folder or hub name; None: the model's own. tries, weights: see `draft.drafter.Drafter`.
 
@@ -59,6 +59,7 @@ class EngineSettings:
     exact: bool = False
     engine_mode: str = "auto"
     quantize: str = "none"
+    kv_dtype: str = "none"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tries", paths_of(self.tries, "tries"))
@@ -79,7 +80,7 @@ class EngineSettings:
         tokenizer = load_tokenizer(self.tokenizer, self.trust_remote_code) if self.tokenizer else None
         placed = self.dtype, self.device, self.attention, self.device_map, self.tp_plan
         given = self.trust_remote_code, self.revision, self.adapter, self.exact, self.engine_mode
-        target = load_model(self.model, *placed, *given, quantize=self.quantize)
+        target = load_model(self.model, *placed, *given, quantize=self.quantize, kv_dtype=self.kv_dtype)
         if tokenizer is None:
             tokenizer = own_tokenizer(self.model, self.trust_remote_code, self.revision)
         drafting = tries, self.weights or None, self.drafts

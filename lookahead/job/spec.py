@@ -282,6 +282,12 @@ class ModelOptions(OptionGroup):
         "those of the quantized model, the same with drafts and without.",
         changes_answers=True,
     )
+    kv_dtype: str = option(
+        "none",
+        "Keep keys and values in 8 or 4 bits, on a CPU: int8, int4 or none. Answers are then others, the same with drafts and "
+        "without.",
+        changes_answers=True,
+    )
     exact: bool = option(
         False,
         "Make sure, on a CPU, that a token's scores are the same bits in every forward, so that drafts and batches change no "

@@ -24,6 +24,7 @@ from lookahead.models.linear import lay_out
 from lookahead.models.packed_model import packed_model
 from lookahead.models.probe import probed
 from lookahead.models.quantize import check_scheme, quantize_linears
+from lookahead.models.quantized_kv import check_kv_dtype, with_kv_dtype
 from lookahead.tokenizer import TRUST, first_line, hub_arguments, quiet_hub
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ def load_model(
     exact: bool = False,
     engine_mode: str = "auto",
     quantize: str = "none",
+    kv_dtype: str = "none",
 ) -> TargetModel:
     """Load a causal LM from a folder or hub name and probe how it verifies. On a CPU its weights are laid out (linear.py).
 
@@ -97,15 +99,17 @@ def load_model(
     trust_remote_code: run code that comes with the model. revision: branch, tag or commit of a hub name. adapter: folder or hub
     name of a PEFT adapter, which is merged into the weights (adapter.py). exact: a token's scores must be the same bits in any
     forward (exact.py), whatever that costs. engine_mode: program (a whole forward in one native call, lower.py), modules, or
-    auto. quantize: int8 or int4 linear layers (quantize.py), or none; a model that is not exact then decodes plainly. Raises
-    ModelError if one of these cannot be had, or it is no causal LM or cannot be loaded, UsageError for an unknown dtype, mode
-    or scheme, or a missing device.
+    auto. quantize: int8 or int4 linear layers (quantize.py), or none; a model that is not exact then decodes plainly.
+    kv_dtype: int8 or int4 keys and values (forward/quantized_cache.py), or none. Raises ModelError if one of these cannot be
+    had, or it is no causal LM or cannot be loaded, UsageError for an unknown dtype, mode or scheme, a missing device, or a
+    model that cannot have such keys and values.
     """
     from transformers import AutoModelForCausalLM
 
     target_device, chosen = _device(device), _dtype(dtype)
     _check_mode(engine_mode)
     check_scheme(quantize, target_device)
+    check_kv_dtype(kv_dtype, target_device, not (device_map or tp_plan))
     path = Path(name)
     config = read_config(name, trust_remote_code, revision)
     further = check_name(name, "a model folder", revision)
@@ -138,14 +142,14 @@ def load_model(
     if quantize != "none" and (device_map or tp_plan):
         raise UsageError(f"--quantize {quantize} is for a model on one device: leave out --device-map and --tp-plan.")
     laid_out = model if device_map or tp_plan else lay_out(quantize_linears(model.to(target_device), quantize, name))
-    target = _probed(laid_out, name, engine_mode)
-    if exact:
+    target = _probed(laid_out, name, engine_mode, kv_dtype)
+    if exact and not target.exact:
         if isinstance(target.program, DeviceProgram):
             target = dataclasses.replace(target, program=DeviceProgram(target.program.plan, target.device, exact=True))
         if where := differs_in_company(target):
             raise ModelError(f"{name}: --exact: scores are not the same bits in every forward ({where}).")
         target = dataclasses.replace(target, exact=True)
-    elif target.linear in QUANTIZED:
+    elif target.linear in QUANTIZED and not target.exact:
         target = exact_or_plain(target)
     return target.in_step() if tp_plan else target
 
@@ -169,6 +173,7 @@ def random_model(
     revision: str | None = None,
     engine_mode: str = "auto",
     quantize: str = "none",
+    kv_dtype: str = "none",
 ) -> TargetModel:
     """A causal LM of the shape that a config.json says, with random weights, the same each time; no weights are read.
 
@@ -179,6 +184,7 @@ def random_model(
     target_device, chosen = _device(device), _dtype(dtype)
     _check_mode(engine_mode)
     check_scheme(quantize, target_device)
+    check_kv_dtype(kv_dtype, target_device)
     config = read_config(name, trust_remote_code, revision)
     if chosen is None:
         of_config = config.get_text_config(decoder=True).dtype or torch.bfloat16
@@ -195,7 +201,7 @@ def random_model(
             )
     except Exception as error:
         raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
-    return _probed(lay_out(quantize_linears(model.to(target_device), quantize, name)), name, engine_mode)
+    return _probed(lay_out(quantize_linears(model.to(target_device), quantize, name)), name, engine_mode, kv_dtype)
 
 
 def _check_mode(name: str) -> None:
@@ -203,9 +209,9 @@ def _check_mode(name: str) -> None:
         raise UsageError(f"--engine-mode {name}: choose {', '.join(ENGINE_MODES)}.")
 
 
-def _probed(model: Any, name: str, engine_mode: str) -> TargetModel:
-    """How the model verifies. Raises ModelError where its forward is to be a program and is none."""
-    target = probed(model.eval(), name, engine_mode != "modules")
+def _probed(model: Any, name: str, engine_mode: str, kv_dtype: str) -> TargetModel:
+    """How the model verifies. Raises ModelError where its forward is to be a program and is none; as `with_kv_dtype`."""
+    target = with_kv_dtype(probed(model.eval(), name, engine_mode != "modules"), kv_dtype)
     if engine_mode == "program" and target.program is None:
         raise ModelError(f"{name}: --engine-mode program: its forward cannot be one native call (--verbose says why).")
     _log_setting(target)
@@ -219,6 +225,8 @@ def _log_setting(target: TargetModel) -> None:
     log.info(
         "%s: %s, %s, attention %s, linear layers by %s", target.name, where, setting.dtype, setting.attention, setting.linear
     )
+    if target.kv_dtype != "none":
+        log.info("%s: keys and values in %s, %d bytes a token", target.name, target.kv_dtype, target.place_bytes)
     log.info("%s: drafts are verified in mode %s%s", target.name, target.mode, reason)
 
 
