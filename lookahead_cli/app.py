@@ -67,8 +67,8 @@ def lookahead(
 ) -> None:
     """Faster offline LLM generation without a draft model and without changing an output token.
 
-    Guesses the next tokens from tries of text it has seen, verifies all guesses in one forward of the model, and keeps what
-    the model itself would have said.
+    Drafts the next tokens from tries of existing text, verifies all draft tokens in one forward of the model, and keeps those
+    that the model itself would have generated.
 
     Start here: [bold]lookahead demo[/bold]
     """

@@ -117,7 +117,7 @@ def command(
 
     Real forwards, no weights: lookahead bench --replay logged.jsonl --model org/model --random-weights --batch-size 1,8
 
-    What lengths suit this machine: lookahead bench --model org/model --input prompts.jsonl --sweep --plot sweep.png
+    Find the best lengths for this machine: lookahead bench --model org/model --input prompts.jsonl --sweep --plot sweep.png
     """
     from lookahead.bench.contenders import Contenders, batch_sizes_of
     from lookahead.bench.logged import Logs

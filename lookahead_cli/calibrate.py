@@ -40,7 +40,8 @@ def command(
     random_weights: Annotated[
         bool,
         typer.Option(
-            "--random-weights", help="A model of this shape (its config.json is enough): it costs what the real one does."
+            "--random-weights",
+            help="A model of this shape (its config.json is enough); its forwards cost the same as those of the real one.",
         ),
     ] = False,
     revision: Revision = None,
@@ -50,7 +51,7 @@ def command(
         typer.Option(
             "--estimate",
             metavar="GPU",
-            help="Measure nothing: estimate the profile of a GPU that is not here from its data sheet (h200, h100, a100, l40s, "
+            help="Measure nothing: estimate the profile of a GPU from its data sheet (h200, h100, a100, l40s, "
             "l4, a10, rtx4090, rtx3090, v100, t4). Needs -o.",
         ),
     ] = None,
@@ -79,15 +80,15 @@ def command(
     config: Config = None,
     ctx: Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Measure what a model's forwards cost on this machine, by tokens, rows and context, and keep it as a cost profile.
+    """Measure the cost of a model's forwards on this machine, by tokens, rows and context, and keep it as a cost profile.
 
-    The profile lies in the user's cache folder; generate and bench use it where model, device, dtype, attention and
+    The profile is kept in the user's cache folder. generate and bench use it if model, device, dtype, attention and
     --quantize are the same, and correct it by their own steps. The critical decoding length (CDL) is the number of tokens per
     row up to which a forward costs at most 1.2 times that of one.
 
     Example: lookahead calibrate --model org/model
 
-    For hardware elsewhere: lookahead calibrate --model org/model --estimate h200 -o h200.json
+    For other hardware: lookahead calibrate --model org/model --estimate h200 -o h200.json
 
     Next: lookahead bench --replay logged.jsonl --tokenizer org/model --cost-profile h200.json
     """

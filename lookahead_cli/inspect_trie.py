@@ -20,7 +20,7 @@ def command(
         typer.Option(
             "--query",
             metavar="TEXT",
-            help="Draw the draft tree that would be verified after this text. Of a trie built from ids: ids, as 5 6 7.",
+            help="Draw the draft tree that would be verified after this text. For a trie of ids: ids, such as 5 6 7.",
         ),
     ] = None,
     decoding_length: Annotated[
@@ -34,7 +34,7 @@ def command(
         ),
     ] = 16,
     coverage: Annotated[
-        str | None, typer.Option("--coverage", metavar="FILE", help="Corpus file: say what EDL to expect on its documents.")
+        str | None, typer.Option("--coverage", metavar="FILE", help="Corpus file: report the EDL to expect on its documents.")
     ] = None,
     plot: Annotated[
         str | None,
@@ -47,13 +47,13 @@ def command(
             "--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer to show text with. Default: the one it was built with."
         ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Commonest branches to show.")] = 10,
+    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Most frequent branches to show.")] = 10,
     overwrite: Overwrite = False,
     json: Json = False,
     config: Config = None,
     context: Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Look into a trie: size, sources, nodes by depth, commonest branches; nothing is written but the --plot.
+    """Inspect a trie: size, sources, nodes by depth, most frequent branches. Writes nothing except the --plot.
 
     Example: lookahead inspect-trie answers.trie --query "The answer is"
 
