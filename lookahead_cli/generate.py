@@ -70,8 +70,8 @@ def answer(spec: JobSpec, config: str | None = None) -> None:
         print_report(report, spec)
     elif report.state == "stopped":
         if report.resumable:
-            instead = " in place of --overwrite" if spec.io.overwrite else ""
-            render.notice(f"stopped after {rows_done(report)}. To go on: the same command with --resume{instead}.")
+            instead = " instead of --overwrite" if spec.io.overwrite else ""
+            render.notice(f"stopped after {rows_done(report)}. To continue: the same command with --resume{instead}.")
         else:
             render.notice(f"stopped after {rows_done(report)}; every line of {out or 'the output'} is a whole row.")
         raise typer.Exit(128 + events.stop.number)

@@ -133,7 +133,7 @@ def _facts(path: str, found: TrieReport) -> list[tuple[str, str]]:
     facts.append(("tokenizer", f"{header.tokenizer_name or 'none (ids)'}  ({vocabulary})"))
     facts.append(("built", f"{built} by lookahead {header.tool_version}"))
     if found.recycled:
-        facts.append(("recycled", f"{header.recycled_keys:,} keys: what a job's model almost said behind them"))
+        facts.append(("recycled", f"{header.recycled_keys:,} keys with runner-up tokens of a job"))
     if found.asked.verify:
         facts.append(("integrity", "every checksum and invariant holds"))
     return facts
@@ -152,12 +152,12 @@ def _show_tables(found: TrieReport) -> None:
     )  # fmt: skip
     if found.seen.top:
         render.table(
-            "Commonest branches of 4 tokens", ["text" if found.tokenizer is not None else "token ids", "count"],
+            "Most frequent branches of 4 tokens", ["text" if found.tokenizer is not None else "token ids", "count"],
             [(_shown(found, ids), count) for ids, count in found.seen.top],
         )  # fmt: skip
     if found.recycled:
         render.table(
-            "What the model almost said, behind the commonest tokens", ["behind", "candidates", "seen"],
+            "Runner-up tokens after the most frequent tokens", ["after", "candidates", "seen"],
             [
                 (_shown(found, [r["token_id"]]), " ".join(_shown(found, [c]) for c in r["candidates"]), r["seen"])
                 for r in found.recycled

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 
+import lookahead_cli
 from lookahead_cli.app import program
 from tests.docs.blocks import PAGES
 
@@ -32,6 +35,7 @@ WORDS = {
     r"lets? go": "release",
 }
 BANNED = re.compile("|".join(rf"\b(?:{words})\b" for words in WORDS), re.IGNORECASE)
+DESCRIBED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def without_code(text: str) -> str:
@@ -55,6 +59,15 @@ def test_help_uses_the_words_of_the_field(command: str | None) -> None:
     described = program() if command is None else program().commands[command]
     texts = [described.help, described.epilog, *(getattr(each, "help", None) for each in described.params)]
     assert [each for text in texts if text for each in found_in(text)] == []
+
+
+@pytest.mark.parametrize("file", sorted(Path(lookahead_cli.__file__).parent.glob("*.py")), ids=lambda file: file.name)
+def test_messages_of_commands_use_the_words_of_the_field(file: Path) -> None:
+    """Of texts in a command's code those with a space, docstrings aside."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    texts = [each.value for each in ast.walk(tree) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    described = {ast.get_docstring(each, clean=False) for each in ast.walk(tree) if isinstance(each, DESCRIBED)}
+    assert [found for text in texts if " " in text and text not in described for found in found_in(text)] == []
 
 
 @pytest.mark.parametrize(
