@@ -113,7 +113,7 @@ def command(
 
     Example: lookahead bench --model org/model --input prompts.jsonl --trie answers.trie
 
-    Without a model: lookahead replay logged.jsonl --trie answers.trie (the same as bench --replay)
+    Without a model (the same as bench --replay): lookahead replay logged.jsonl --trie answers.trie
 
     Real forwards, no weights: lookahead bench --replay logged.jsonl --model org/model --random-weights --batch-size 1,8
 

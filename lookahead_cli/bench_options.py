@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lookahead_cli import completion
 from lookahead_cli.options import COSTS, DRAFTING, IO, MODEL, REPORTING, RUNS
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ Strategy = Annotated[
     str | None,
     typer.Option(
         "--strategy",
+        autocompletion=completion.compared,
         metavar="NAME[,NAME]",
         help="auto, hierarchical, parallel or single. Default: all; auto needs a model or --cost-profile. With --sweep: "
         "the strategy to sweep, default hierarchical.",
@@ -75,6 +77,7 @@ CostProfile = Annotated[
     str | None,
     typer.Option(
         "--cost-profile",
+        autocompletion=completion.profiles,
         metavar="PROFILE",
         help="With --replay: predict the speed of a model on another machine. A file of lookahead calibrate, or a shipped "
         "profile such as llama-7b-h200.",
@@ -177,6 +180,7 @@ ReplayStrategy = Annotated[
     str | None,
     typer.Option(
         "--strategy",
+        autocompletion=completion.compared,
         metavar="NAME[,NAME]",
         help="hierarchical, parallel or single, and with --cost-profile auto. Default: all; with --sweep hierarchical.",
         rich_help_panel=DRAFTING,
@@ -204,6 +208,7 @@ ReplayCostProfile = Annotated[
     str | None,
     typer.Option(
         "--cost-profile",
+        autocompletion=completion.profiles,
         metavar="PROFILE",
         help="Predict the speed on other hardware: a file of lookahead calibrate, or a shipped profile such as llama-7b-h200.",
         rich_help_panel=COSTS,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lookahead.errors import LookaheadError
+from lookahead_cli import completion
 from lookahead_cli.options import (
     Attention,
     Config,
@@ -50,6 +51,7 @@ def command(
         str | None,
         typer.Option(
             "--estimate",
+            autocompletion=completion.gpus,
             metavar="GPU",
             help="Measure nothing: estimate the profile of a GPU from its data sheet (h200, h100, a100, l40s, "
             "l4, a10, rtx4090, rtx3090, v100, t4). Needs -o.",

@@ -29,7 +29,7 @@ def command(
 
     Example: lookahead report out.jsonl -o report.html --plot report.png
 
-    Next: lookahead replay out.jsonl --trie answers.trie (what a trie would contribute)
+    What a trie would contribute: lookahead replay out.jsonl --trie answers.trie
     """
     from pathlib import Path
 

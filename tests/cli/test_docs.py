@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -27,7 +28,8 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 def test_help_has_a_runnable_example_and_explains_every_option(cli: Cli, command: str) -> None:
     result = cli(command, "--help")
     assert result.code == 0
-    assert f"Example: lookahead {command}" in " ".join(result.out.split())
+    end = " ".join(result.out.split("╰")[-1].split())  # behind the panels
+    assert f"Example: lookahead {command}" in end
     for parameter in program().commands[command].params:
         assert parameter.help, f"{command}: {parameter.name} has no help"
 
@@ -43,6 +45,30 @@ def test_version_and_bare_command(cli: Cli) -> None:
     assert cli("--version").out == f"lookahead {lookahead.__version__}\n"
     for command in COMMANDS:
         assert command in cli().out
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("generate --strategy p", ["parallel"]),
+        ("bench --strategy auto,", ["auto,hierarchical", "auto,parallel", "auto,single"]),
+        ("replay --cost-profile llama-7b-a", ["llama-7b-a100"]),
+        ("calibrate --estimate h", ["h200", "h100"]),
+        ("prune", ["prune-trie"]),
+    ],
+)
+def test_shells_complete_names(line: str, wanted: list[str]) -> None:
+    words = f"lookahead {line}"
+    shell = {"_LOOKAHEAD_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    command = [sys.executable, "-c", "from lookahead_cli.app import main; main()"]
+    done = subprocess.run(command, env={**os.environ, **shell}, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == wanted, done.stderr
+
+
+def test_module_is_the_command() -> None:
+    command = [sys.executable, "-m", "lookahead_cli", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.startswith("lookahead ")
 
 
 @pytest.mark.parametrize("line", [["--help"], ["generate", "--help"], ["bench", "--help"], ["replay", "--help"]], ids=" ".join)

@@ -34,20 +34,19 @@ def test_every_block_is_executed_or_has_a_reason() -> None:
 
 
 def test_every_command_has_only_options_that_exist() -> None:
-    calls = [
-        (block, call)
-        for block in BLOCKS
-        if block.language in EXECUTED[:2]
-        for line, _ in block.commands
-        for call in calls_of(line)
-    ]
-    assert len(calls) > 40
-    for block, (name, *arguments) in calls:
+    """Of pages, and of the examples that --help shows."""
+    lines = [(str(block), line) for block in BLOCKS if block.language in EXECUTED[:2] for line, _ in block.commands]
+    for name, command in program().commands.items():
+        lines += [(f"{name} --help", line) for line in command.epilog.splitlines()]
+    calls = [(where, call) for where, line in lines for call in calls_of(line)]
+    assert len(calls) > 60
+    for where, (name, *arguments) in calls:
         command = program().commands[name]
         try:
-            command.make_parser(typer.Context(command)).parse_args(list(arguments))
+            _, others, _ = command.make_parser(typer.Context(command)).parse_args(list(arguments))
         except typer.BadParameter.__mro__[1] as error:  # UsageError
-            pytest.fail(f"{block}: lookahead {name}: {error}")
+            pytest.fail(f"{where}: lookahead {name}: {error}")
+        assert others == [], f"{where}: lookahead {name} does not take {' '.join(others)}"
 
 
 def test_every_json_block_is_json() -> None:
