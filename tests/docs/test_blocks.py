@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,21 @@ def test_reference_of_commands_is_current() -> None:
     assert reference.PAGE.read_text("utf-8") == reference.page()
 
 
-def test_commands_and_pages_can_be_found() -> None:
-    """From README by at most two links."""
+def test_links_of_readme_lead_somewhere() -> None:
+    """Those of pages are checked by `mkdocs build --strict`."""
+    links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#([^)]+))?\)", (ROOT / "README.md").read_text("utf-8"))
+    assert len(links) > 20
+    for path, anchor in links:
+        text = (ROOT / path).read_text("utf-8")
+        headings = [
+            re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
+            for line in re.findall("^#.*$", text, re.MULTILINE)
+        ]
+        assert not anchor or anchor in headings, f"{path} has no heading #{anchor}"
+
+
+def test_pages_can_be_found() -> None:
+    """From README and from the site's navigation."""
     readme = (ROOT / "README.md").read_text("utf-8")
     for page in PAGES[1:]:
         assert f"docs/{page.name}" in readme or page.name in ("index.md", "architectures.md"), (
