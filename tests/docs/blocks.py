@@ -116,5 +116,5 @@ def check_files(command_line: str) -> None:
 
 
 def without_numbers(line: str) -> str:
-    """A line whose numbers, rules and spaces do not count."""
-    return " ".join(re.sub(r"[\d.,]*\d[\d.,]*", "#", line).replace("─", "").split())
+    """A line whose numbers, rules, spaces and order of words do not count: sources are listed by what they gave."""
+    return " ".join(sorted(re.sub(r"[\d.,]*\d[\d.,]*", "#", line).replace(",", "").replace("─", "").split()))
