@@ -233,13 +233,13 @@ def _mean(figures: dict[str, float]) -> float:
 
 ABOUT = """# Tuned constants
 
-Numbers of the drafting core and the draft budget that no theory gives, and what half of each and twice as much cost: EDL or
-speed lost in per cent, the geometric mean over all workloads and settings; negative numbers are gains. Of a weight of the past
-(0.98) it is the memory that is halved or doubled, of a factor just above 1 (1.03) what it is above 1, of several numbers each.
-`benchmarks/tuning.py` says how it is measured and writes this page.
+The constants of drafting and of the draft budget that no theory gives, and the cost of half and of twice each value: EDL or
+speed lost in per cent, the geometric mean over all workloads and settings; negative numbers are gains. Of a decay factor (0.98)
+the memory length is halved or doubled, of a factor just above 1 (1.03) its distance from 1, of several numbers each number.
+`benchmarks/tuning.py` describes how it is measured and writes this page.
 
 A constant stays if half or twice its value costs {matters} % or more, if it bounds an array or a search (then it costs time or
-memory, which are not shown here), or if it guards against something that these workloads do not do.
+memory, which are not shown here), or if it guards against something that does not occur in these workloads.
 """
 MEASURED = {
     "logged": "EDL of logged answers, drafts of a fixed size",

@@ -30,6 +30,7 @@ import numpy as np
 from lookahead.corpus_rows import Failed, Row, documents_of
 from lookahead.documents import TEXTS, Split, pieces_of
 from lookahead.errors import CorpusError
+from lookahead.extras import require
 from lookahead.tables import TABLES, json_file_rows, table_rows, unmarked, without_mark
 from lookahead.token_documents import LEFT_CONTEXT, TokenDocument
 
@@ -256,6 +257,7 @@ def open_text(name: str, report: CorpusReport | None = None) -> Iterator[IO[byte
                 with gzip.open(file, "rb") as unpacked:
                     yield cast(IO[bytes], unpacked)
             elif name.endswith(".zst"):
+                require("pyarrow", name)
                 import pyarrow
 
                 # pyarrow reads on across frames and says when a file was cut short; zstandard's reader does neither.
@@ -375,6 +377,7 @@ def _rows_of(
 
 def parquet_rows(name: str, report: CorpusReport) -> Iterator[tuple[int, dict[str, Any]]]:
     """(number from 1, row) of a Parquet file. Raises CorpusError if it cannot be read."""
+    require("pyarrow", name)
     import pyarrow
     import pyarrow.parquet
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from lookahead.atomic import followed, scratch_sibling
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.extras import require
 
 PICTURES = (".png", ".pdf", ".svg")  # endings of what can be drawn
 TRIED_BYTES = 4096  # written to a temporary sibling: a full disk refuses them
@@ -74,6 +75,10 @@ def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite:
     """
     given = [(output, Path(output.path)) for output in outputs if output.path is not None]
     for output, path in given:
+        if output.kind in (PICTURE, PAGE):
+            require("matplotlib", output.option)
+        if path.suffix == ".parquet":
+            require("pyarrow", f"{output.option} {path}")
         _check_place(output, path)
     for (output, path), (other, other_path) in itertools.combinations(given, 2):
         if _same(path, other_path):

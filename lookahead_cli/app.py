@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import inspect
 import io
 import logging
 import re
@@ -50,7 +51,8 @@ app = typer.Typer(
 for command in (build_trie, inspect_trie, prune_trie, merge_tries, generate, report, bench, replay, calibrate, quantize, demo):
     name = command.__name__.rpartition(".")[2].replace("_", "-")
     reads_files = name in ("build-trie", "inspect-trie", "prune-trie", "merge-tries", "replay", "report")
-    app.command(name, no_args_is_help=reads_files)(command.command)
+    about, example, lines = inspect.cleandoc(command.command.__doc__ or "").partition("Example: ")
+    app.command(name, no_args_is_help=reads_files, help=about.strip(), epilog=example + lines)(command.command)
 
 
 def _version(wanted: bool) -> None:
@@ -65,8 +67,8 @@ def lookahead(
 ) -> None:
     """Faster offline LLM generation without a draft model and without changing an output token.
 
-    Guesses the next tokens from tries of text it has seen, verifies all guesses in one forward of the model, and keeps what
-    the model itself would have said.
+    Drafts the next tokens from tries of existing text, verifies all draft tokens in one forward of the model, and keeps those
+    that the model itself would have generated.
 
     Start here: [bold]lookahead demo[/bold]
     """

@@ -115,11 +115,11 @@ def command(
 
     Example: lookahead bench --model org/model --input prompts.jsonl --trie answers.trie
 
-    Without a model: lookahead replay logged.jsonl --trie answers.trie (the same as bench --replay)
+    Without a model (the same as bench --replay): lookahead replay logged.jsonl --trie answers.trie
 
     Real forwards, no weights: lookahead bench --replay logged.jsonl --model org/model --random-weights --batch-size 1,8
 
-    What lengths suit this machine: lookahead bench --model org/model --input prompts.jsonl --sweep --plot sweep.png
+    Find the best lengths for this machine: lookahead bench --model org/model --input prompts.jsonl --sweep --plot sweep.png
     """
     from lookahead.bench.contenders import Contenders, batch_sizes_of
     from lookahead.bench.logged import Logs

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lookahead_cli import completion
 from lookahead_cli.options import COSTS, DRAFTING, IO, MODEL, REPORTING, RUNS
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ Replay = Annotated[
     typer.Option(
         "--replay",
         metavar="PAIRS",
-        help="No model: logged prompts and responses play it, see lookahead replay. Repeat for several workloads, each "
-        "named as its file without the ending.",
+        help="Replay logged prompt/response pairs instead of running a model, see lookahead replay. Repeat for several "
+        "workloads, each named as its file without the ending.",
         rich_help_panel=IO,
     ),
 ]
@@ -37,9 +38,10 @@ Strategy = Annotated[
     str | None,
     typer.Option(
         "--strategy",
+        autocompletion=completion.compared,
         metavar="NAME[,NAME]",
-        help="Of auto, hierarchical, parallel, single. Default: all; auto needs a model or --cost-profile. With --sweep: "
-        "what is swept, default hierarchical.",
+        help="auto, hierarchical, parallel or single. Default: all; auto needs a model or --cost-profile. With --sweep: "
+        "the strategy to sweep, default hierarchical.",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -48,8 +50,8 @@ DecodingLength = Annotated[
     typer.Option(
         "--decoding-length",
         metavar="N[,N]",
-        help="Tokens in one forward: the last token + the draft tokens; auto finds its own. Default: 16, in a replay "
-        "without costs 64, with --sweep 2,4,8,16,32,64.",
+        help="Tokens of one row in a forward: the last token + the draft tokens. auto chooses by itself. Default: 16, in a "
+        "replay without costs 64, with --sweep 2,4,8,16,32,64.",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -58,7 +60,7 @@ Tokenizer = Annotated[
     typer.Option(
         "--tokenizer",
         metavar="NAME_OR_DIR",
-        help="Tokenizer of text rows in --replay, and to --explain in text; of --model, another one than its own.",
+        help="Tokenizer of text rows in --replay and of --explain; with --model, instead of its own.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -66,8 +68,8 @@ RandomWeights = Annotated[
     bool,
     typer.Option(
         "--random-weights",
-        help="With --replay and --model: real forwards of a model of that shape (its config.json is enough), the logged "
-        "tokens taken as its choices.",
+        help="With --replay and --model: real forwards of a model of that shape (its config.json is enough); the logged "
+        "tokens are used as its choices.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -75,9 +77,10 @@ CostProfile = Annotated[
     str | None,
     typer.Option(
         "--cost-profile",
+        autocompletion=completion.profiles,
         metavar="PROFILE",
-        help="With --replay: predict the speed of a model and machine that are not here. A file of lookahead calibrate, or "
-        "a shipped profile such as llama-7b-h200.",
+        help="With --replay: predict the speed of a model on another machine. A file of lookahead calibrate, or a shipped "
+        "profile such as llama-7b-h200.",
         rich_help_panel=COSTS,
     ),
 ]
@@ -104,8 +107,7 @@ Repeat = Annotated[
         "--repeat",
         min=1,
         metavar="N",
-        help="On a model: answer everything N times, memories forgotten in between; a turn counts as its repeat of median "
-        "time did.",
+        help="On a model: each group of prompts is timed N times, with all learned text cleared in between; the median counts.",
         rich_help_panel=RUNS,
     ),
 ]
@@ -113,8 +115,8 @@ Sweep = Annotated[
     bool,
     typer.Option(
         "--sweep",
-        help="Every decoding length with every branch length, on a model also auto; --plot draws forward time, speed and "
-        "EDL against both, of a replay without costs EDL and draft time.",
+        help="Measure every decoding length with every branch length, on a model also auto. --plot draws forward time, speed "
+        "and EDL against both; for a replay without costs EDL and draft time.",
         rich_help_panel=RUNS,
     ),
 ]
@@ -122,7 +124,7 @@ Recycling = Annotated[
     bool,
     typer.Option(
         "--recycling",
-        help="On a model: each strategy also without what the model almost said, and with --trie both also cold.",
+        help="On a model: also run each strategy without runner-up tokens, and with --trie both also without the tries.",
         rich_help_panel=RUNS,
     ),
 ]
@@ -148,8 +150,8 @@ Prompts = Annotated[
     typer.Option(
         "--prompts",
         metavar="FILE",
-        help="The job's --input, if its output does not hold the prompts (generate --echo): joined by id; repeat for "
-        "several. Default: the files that the output's manifest names.",
+        help="The job's --input, if its output does not hold the prompts (generate --echo). Rows are joined by id; repeat "
+        "for several. Default: the files that the output's manifest names.",
         rich_help_panel=IO,
     ),
 ]
@@ -157,7 +159,7 @@ Chat = Annotated[
     bool | None,
     typer.Option(
         "--chat/--no-chat",
-        help='Wrap each "prompt" in the tokenizer\'s chat template, as the job did. Default: as its manifest says.',
+        help='Wrap each "prompt" in the tokenizer\'s chat template, as the job did. Default: as in its manifest.',
         rich_help_panel=IO,
     ),
 ]
@@ -178,8 +180,9 @@ ReplayStrategy = Annotated[
     str | None,
     typer.Option(
         "--strategy",
+        autocompletion=completion.compared,
         metavar="NAME[,NAME]",
-        help="Of hierarchical, parallel, single, and with --cost-profile auto. Default: all; with --sweep hierarchical.",
+        help="hierarchical, parallel or single, and with --cost-profile auto. Default: all; with --sweep hierarchical.",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -188,8 +191,8 @@ ReplayDecodingLength = Annotated[
     typer.Option(
         "--decoding-length",
         metavar="N[,N]",
-        help="Tokens in one forward: the last token + the draft tokens. Default: 64, with --cost-profile 16, with --sweep "
-        "2,4,8,16,32,64.",
+        help="Tokens of one row in a forward: the last token + the draft tokens. Default: 64, with --cost-profile 16, with "
+        "--sweep 2,4,8,16,32,64.",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -197,7 +200,7 @@ ReplaySweep = Annotated[
     bool,
     typer.Option(
         "--sweep",
-        help="Every decoding length with every branch length: EDL, draft tokens and draft time; --plot draws them.",
+        help="Measure every decoding length with every branch length: EDL, draft tokens and draft time; --plot draws them.",
         rich_help_panel=RUNS,
     ),
 ]
@@ -205,6 +208,7 @@ ReplayCostProfile = Annotated[
     str | None,
     typer.Option(
         "--cost-profile",
+        autocompletion=completion.profiles,
         metavar="PROFILE",
         help="Predict the speed on other hardware: a file of lookahead calibrate, or a shipped profile such as llama-7b-h200.",
         rich_help_panel=COSTS,
@@ -230,7 +234,7 @@ NamedTries = Annotated[
     typer.Option(
         "--trie",
         metavar="[NAME=]FILE",
-        help="Prebuilt trie to draft from; repeat for several. NAME=FILE: for the replay's workload of that name only.",
+        help="Prebuilt trie to draft from; repeat for several. NAME=FILE: for the workload of that name only.",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -239,7 +243,7 @@ BranchLengths = Annotated[
     typer.Option(
         "--branch-length",
         metavar="N[,N]",
-        help="Draft tokens on one path at most; several with --sweep only. Default: 64, with --sweep 4,8,16,64.",
+        help="Maximum draft tokens on one path; several with --sweep only. Default: 64, with --sweep 4,8,16,64.",
         rich_help_panel=DRAFTING,
     ),
 ]
@@ -271,7 +275,7 @@ Plot = Annotated[
     typer.Option(
         "--plot",
         metavar="FILE",
-        help="Draw speed and EDL, of a sweep by lengths: .png, .pdf, .svg. Of a replay: with --sweep or --cost-profile.",
+        help="Draw speed and EDL, for a sweep by lengths: .png, .pdf, .svg. In a replay: with --sweep or --cost-profile.",
         rich_help_panel=REPORTING,
     ),
 ]
@@ -280,7 +284,7 @@ Report = Annotated[
     typer.Option(
         "--report",
         metavar="FILE",
-        help="Write all of it as one HTML page that needs no network. Of a replay: with --cost-profile.",
+        help="Write everything as one HTML page that needs no network. In a replay: with --cost-profile.",
         rich_help_panel=REPORTING,
     ),
 ]

@@ -44,7 +44,7 @@ def command(
         typer.Option(
             "--append",
             metavar="TRIE",
-            help="Add to this trie instead, as a further segment; nothing is sorted anew.",
+            help="Add to this trie instead, as a further segment; its existing text is not sorted again.",
             rich_help_panel=IO,
         ),
     ] = None,
@@ -53,7 +53,7 @@ def command(
         typer.Option(
             "--tokenizer",
             metavar="NAME_OR_DIR",
-            help="Tokenizer of the model that will draft from it. Default with --append: the trie's own.",
+            help="Tokenizer of the model that the drafts are for. Default with --append: the trie's own.",
             rich_help_panel=TEXT,
         ),
     ] = None,
@@ -81,7 +81,7 @@ def command(
         typer.Option(
             "--split",
             metavar="WHAT",
-            help="What of a .txt, .md or .html file is a document: the file, or each of its paragraphs.",
+            help="What is one document of a .txt, .md or .html file: the file, or each paragraph.",
             rich_help_panel=TEXT,
         ),
     ] = "file",
@@ -102,7 +102,7 @@ def command(
         bool,
         typer.Option(
             "--verify/--no-verify",
-            help="With --append: first read the trie to its last byte, and refuse one that is damaged.",
+            help="With --append: first read the whole trie, and refuse a damaged one.",
             rich_help_panel=IO,
         ),
     ] = True,
@@ -118,8 +118,8 @@ def command(
 ) -> None:
     """Build a trie from corpora: reads text, writes one file that drafts are looked up in.
 
-    Rows that cannot be used are counted and listed; the rest is built. Corpora of any size are sorted in runs that fit in
-    --max-memory; the file is the same whatever the memory and the workers. With --ray each task has this memory.
+    Rows that cannot be used are counted, listed and skipped. Corpora of any size are sorted in runs that fit in --max-memory;
+    the bytes of the file do not depend on memory and workers. With --ray each task has this memory.
 
     Example: lookahead build-trie answers.jsonl -o answers.trie --tokenizer org/model
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lookahead.errors import LookaheadError
+from lookahead_cli import completion
 from lookahead_cli.options import (
     Attention,
     Config,
@@ -41,7 +42,8 @@ def command(
     random_weights: Annotated[
         bool,
         typer.Option(
-            "--random-weights", help="A model of this shape (its config.json is enough): it costs what the real one does."
+            "--random-weights",
+            help="A model of this shape (its config.json is enough); its forwards cost the same as those of the real one.",
         ),
     ] = False,
     revision: Revision = None,
@@ -50,8 +52,9 @@ def command(
         str | None,
         typer.Option(
             "--estimate",
+            autocompletion=completion.gpus,
             metavar="GPU",
-            help="Measure nothing: estimate the profile of a GPU that is not here from its data sheet (h200, h100, a100, l40s, "
+            help="Measure nothing: estimate the profile of a GPU from its data sheet (h200, h100, a100, l40s, "
             "l4, a10, rtx4090, rtx3090, v100, t4). Needs -o.",
         ),
     ] = None,
@@ -81,15 +84,15 @@ def command(
     config: Config = None,
     ctx: Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Measure what a model's forwards cost on this machine, by tokens, rows and context, and keep it as a cost profile.
+    """Measure the cost of a model's forwards on this machine, by tokens, rows and context, and keep it as a cost profile.
 
-    The profile lies in the user's cache folder; generate and bench use it where model, device, dtype, attention, --quantize and
-    --kv-dtype are the same, and correct it by their own steps. The critical decoding length (CDL) is the number of tokens per
+    The profile is kept in the user's cache folder. generate and bench use it if model, device, dtype, attention, --quantize
+    and --kv-dtype are the same, and correct it by their own steps. The critical decoding length (CDL) is the tokens per
     row up to which a forward costs at most 1.2 times that of one.
 
     Example: lookahead calibrate --model org/model
 
-    For hardware elsewhere: lookahead calibrate --model org/model --estimate h200 -o h200.json
+    For other hardware: lookahead calibrate --model org/model --estimate h200 -o h200.json
 
     Next: lookahead bench --replay logged.jsonl --tokenizer org/model --cost-profile h200.json
     """

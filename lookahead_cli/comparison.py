@@ -82,7 +82,7 @@ def _print_time(comparison: Comparison) -> None:
         ]
 
     render.table(
-        "where the time went (draft us: a step of a row; forward ms: median)",
+        "where the time went (draft us: per row and step; forward ms: median)",
         ["decoding", "draft", "forward", "verify", "rest", "draft us", "forward ms"],
         [(run.name, *cells(run)) for run in comparison.runs if run.time_split],
     )
@@ -92,7 +92,7 @@ def _where(found: Divergence) -> str:
     """One line: where an output left plain decoding's."""
     where = f"{found.kind}: prompt {found.row}, {found.run}, after {found.place} tokens"
     if found.expected is None or found.got is None:
-        return f"{where}: one answer goes on, the other has ended"
+        return f"{where}: one answer continues, the other has ended"
     scores = [f"{score:.6g}" if score is not None else "not finite" for score in (found.got_score, found.expected_score)]
     near = f"{found.tolerance:.2g}" if found.tolerance is not None else "-"
     return f"{where}: token {found.got} ({scores[0]}) for {found.expected} ({scores[1]}), within rounding up to {near}"

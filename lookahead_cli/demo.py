@@ -16,9 +16,10 @@ def command(
         str | None, typer.Option("--keep", metavar="DIR", help="Keep the trie and the answers in this folder.")
     ] = None,
 ) -> None:
-    """Build a trie, look into it, generate and bench, on a small model that ships with the package. Needs no network.
+    """Build a trie, inspect it, generate and bench, on a small model that ships with the package. Needs no network.
 
-    The model (5.8 M parameters, trained on GSM8K) is too small to be right; what it says is said faster, token for token.
+    The model (5.8 M parameters, trained on GSM8K) is too small to give right answers. It gives the same answers faster, token
+    for token.
 
     Example: lookahead demo
     """

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from lookahead.draft.explain import Line, Observer, Outline, Step
 
 LEGEND = (
-    "✓ accepted: the model says it, too   → what the model says itself\n"
-    "47-11%: probability that it says all up to the line's first token, and its last\n"
-    "match 6: the 6 tokens before the line stand where the guess was found, too"
+    "✓ accepted   → the token that the model emits after the accepted ones\n"
+    "47-11%: probability that the path is accepted up to the line's first and last token\n"
+    "match 6: the 6 tokens before the line also precede the draft in its source"
 )
 SIGNS = {"accepted": "✓ ", "own": "→ ", "drafted": "  "}
 STYLES = {"accepted": "bold green", "own": "bold yellow", "drafted": ""}

@@ -29,11 +29,11 @@ def command(
     config: Config = None,
     **options: Any,
 ) -> None:
-    """Answer files of prompts: the tokens that plain decoding gives, in fewer forwards of the model.
+    """Answer files of prompts: the same tokens as plain decoding, in fewer forwards of the model.
 
-    Greedy, or sampled with --temperature or --sampling model; a row's "params" win over the line. Reads {"prompt"},
-    {"messages"}, {"prompt_ids"} or OpenAI batch lines. A row that fails becomes an error row. A job that was interrupted or
-    killed goes on with --resume. Exit code 0: complete; 3: complete, and some rows failed; 1: not complete.
+    Greedy, or sampled with --temperature or --sampling model; a row's "params" override the options. Reads {"prompt"},
+    {"messages"}, {"prompt_ids"} or OpenAI batch lines. A row that fails becomes an error row. --resume continues a job that was
+    interrupted or killed. Exit code 0: complete; 3: complete, and some rows failed; 1: not complete.
 
     Example: lookahead generate --model org/model --input prompts.jsonl --trie answers.trie -o out.jsonl
 
@@ -70,8 +70,8 @@ def answer(spec: JobSpec, config: str | None = None) -> None:
         print_report(report, spec)
     elif report.state == "stopped":
         if report.resumable:
-            instead = " in place of --overwrite" if spec.io.overwrite else ""
-            render.notice(f"stopped after {rows_done(report)}. To go on: the same command with --resume{instead}.")
+            instead = " instead of --overwrite" if spec.io.overwrite else ""
+            render.notice(f"stopped after {rows_done(report)}. To continue: the same command with --resume{instead}.")
         else:
             render.notice(f"stopped after {rows_done(report)}; every line of {out or 'the output'} is a whole row.")
         raise typer.Exit(128 + events.stop.number)

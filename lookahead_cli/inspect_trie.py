@@ -20,7 +20,7 @@ def command(
         typer.Option(
             "--query",
             metavar="TEXT",
-            help="Draw the draft tree that would be verified after this text. Of a trie built from ids: ids, as 5 6 7.",
+            help="Draw the draft tree that would be verified after this text. For a trie of ids: ids, such as 5 6 7.",
         ),
     ] = None,
     decoding_length: Annotated[
@@ -34,7 +34,7 @@ def command(
         ),
     ] = 16,
     coverage: Annotated[
-        str | None, typer.Option("--coverage", metavar="FILE", help="Corpus file: say what EDL to expect on its documents.")
+        str | None, typer.Option("--coverage", metavar="FILE", help="Corpus file: report the EDL to expect on its documents.")
     ] = None,
     plot: Annotated[
         str | None,
@@ -47,13 +47,13 @@ def command(
             "--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer to show text with. Default: the one it was built with."
         ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Commonest branches to show.")] = 10,
+    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Most frequent branches to show.")] = 10,
     overwrite: Overwrite = False,
     json: Json = False,
     config: Config = None,
     context: Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Look into a trie: size, sources, nodes by depth, commonest branches; nothing is written but the --plot.
+    """Inspect a trie: size, sources, nodes by depth, most frequent branches. Writes nothing except the --plot.
 
     Example: lookahead inspect-trie answers.trie --query "The answer is"
 
@@ -133,7 +133,7 @@ def _facts(path: str, found: TrieReport) -> list[tuple[str, str]]:
     facts.append(("tokenizer", f"{header.tokenizer_name or 'none (ids)'}  ({vocabulary})"))
     facts.append(("built", f"{built} by lookahead {header.tool_version}"))
     if found.recycled:
-        facts.append(("recycled", f"{header.recycled_keys:,} keys: what a job's model almost said behind them"))
+        facts.append(("recycled", f"{header.recycled_keys:,} keys with runner-up tokens of a job"))
     if found.asked.verify:
         facts.append(("integrity", "every checksum and invariant holds"))
     return facts
@@ -152,12 +152,12 @@ def _show_tables(found: TrieReport) -> None:
     )  # fmt: skip
     if found.seen.top:
         render.table(
-            "Commonest branches of 4 tokens", ["text" if found.tokenizer is not None else "token ids", "count"],
+            "Most frequent branches of 4 tokens", ["text" if found.tokenizer is not None else "token ids", "count"],
             [(_shown(found, ids), count) for ids, count in found.seen.top],
         )  # fmt: skip
     if found.recycled:
         render.table(
-            "What the model almost said, behind the commonest tokens", ["behind", "candidates", "seen"],
+            "Runner-up tokens after the most frequent tokens", ["after", "candidates", "seen"],
             [
                 (_shown(found, [r["token_id"]]), " ".join(_shown(found, [c]) for c in r["candidates"]), r["seen"])
                 for r in found.recycled

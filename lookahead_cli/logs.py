@@ -63,7 +63,7 @@ class InFile(logging.Handler):
         except (OSError, ValueError) as error:
             package.removeHandler(self)
             why = (isinstance(error, OSError) and error.strerror) or error
-            ending = f"cannot be written any more ({why}). The work goes on."
+            ending = f"cannot be written any more ({why}). The command continues."
             print(f"--log-file {in_one_line(self._path)}: {ending}", file=sys.stderr)
 
     def close(self) -> None:

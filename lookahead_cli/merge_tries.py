@@ -11,9 +11,7 @@ from lookahead_cli.options import Config, Json, LogFile, MaxMemory, Overwrite, V
 
 
 def command(
-    tries: Annotated[
-        list[str], typer.Argument(metavar="TRIE...", help="Trie files to read, of one tokenizer; they stay as they are.")
-    ],
+    tries: Annotated[list[str], typer.Argument(metavar="TRIE...", help="Trie files to read, all of one tokenizer.")],
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Trie file to write.")],
     weight: Annotated[
         list[str] | None,
@@ -25,7 +23,7 @@ def command(
         bool,
         typer.Option(
             "--verify/--no-verify",
-            help="Of a single trie of one segment: check the order of its suffixes. What is merged with others always is.",
+            help="For a single trie of one segment: check the order of its suffixes. Several tries are always checked.",
         ),
     ] = True,
     workers: Workers = 0,
@@ -36,9 +34,9 @@ def command(
     verbose: Verbose = False,
     config: Config = None,
 ) -> None:
-    """Merge tries: counts add up, sources are kept; the result answers as one build over all corpora would.
+    """Merge tries: counts are added, sources are kept. The result gives the counts of one build over all corpora.
 
-    The result has one segment. Of a single trie that was appended to, it joins the segments; the output may be an input.
+    The result has one segment. For a single trie with several segments, it joins them; the output may be an input.
 
     Example: lookahead merge-tries faq.trie reports.trie -o all.trie --weight faq=2.0
     """

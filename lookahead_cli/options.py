@@ -61,7 +61,7 @@ Config = Annotated[
         callback=_load_config,
         is_eager=True,
         metavar="FILE",
-        help="YAML file with any options of this command; a flag on the line wins.",
+        help="YAML file with any options of this command; options on the command line override it.",
         rich_help_panel=IO,
     ),
 ]
@@ -75,7 +75,7 @@ Overwrite = Annotated[
     bool,
     typer.Option(
         "--overwrite",
-        help="Replace files that exist, also those of another kind than what is written.",
+        help="Replace existing files, including files of another kind.",
         rich_help_panel=IO,
     ),
 ]

@@ -11,9 +11,10 @@ import typer
 from lookahead.errors import UsageError
 from lookahead.job.options import kinds, typed
 from lookahead.job.spec import OPTIONS, PANELS
-from lookahead_cli import logs
+from lookahead_cli import completion, logs
 
 CALLBACKS: dict[str, Callable[..., Any]] = {"log_file": logs.open_file, "verbose": logs.be_verbose}
+COMPLETIONS: dict[str, Callable[[str], list[str]]] = {"strategy": completion.strategies}
 
 
 def of_job(name: str, panel: str | None = None, help: str | None = None) -> Any:
@@ -29,6 +30,7 @@ def of_job(name: str, panel: str | None = None, help: str | None = None) -> Any:
         show_default=about.default_text or True,
         rich_help_panel=panel or each.panel,
         callback=CALLBACKS.get(name),
+        autocompletion=COMPLETIONS.get(name),
     )
 
 

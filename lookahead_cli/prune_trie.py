@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    trie: Annotated[str, typer.Argument(metavar="TRIE", help="Trie file to read; it stays as it is.")],
+    trie: Annotated[str, typer.Argument(metavar="TRIE", help="Trie file to read.")],
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Trie file to write.")],
     min_count: Annotated[
         int, typer.Option("--min-count", min=1, metavar="N", help="Drop branches seen fewer than N times.")
@@ -33,7 +33,7 @@ def command(
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-tokens", min=1, metavar="N", help="Keep documents worth most per byte, of at most N tokens together."
+            "--max-tokens", min=1, metavar="N", help="Keep the documents with the most benefit per byte, N tokens in total."
         ),
     ] = None,
     max_bytes: Annotated[
@@ -44,7 +44,7 @@ def command(
         typer.Option("--drop-source", metavar="NAME", help="Drop documents of this source; repeat for several."),
     ] = None,
     coverage: Annotated[
-        str | None, typer.Option("--coverage", metavar="FILE", help="Corpus file: say what the pruning costs in EDL.")
+        str | None, typer.Option("--coverage", metavar="FILE", help="Corpus file: report the cost of pruning in EDL.")
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -59,10 +59,10 @@ def command(
     config: Config = None,
     context: Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Write a smaller trie and say what it costs; the input stays as it is, unless -o names it and --overwrite is given.
+    """Write a smaller trie and report the cost. The input is not changed, unless -o names it and --overwrite is given.
 
-    To --max-tokens or --max-bytes those documents are kept whose branches are worth most per byte: repeated ones that no
-    document kept before them holds.
+    With --max-tokens or --max-bytes the documents with the most benefit per byte are kept: those with repeated branches that
+    are not in a document kept already.
 
     Example: lookahead prune-trie answers.trie -o small.trie --max-bytes 64MiB --coverage held-out.jsonl
     """

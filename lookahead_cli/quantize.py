@@ -17,13 +17,13 @@ WORST = 5  # layers that are shown
 
 def command(
     model: Model = None,
-    out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="Folder to write; it must not be there.")] = "",
+    out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="Folder to write; it must not exist.")] = "",
     weights: Annotated[
         str, typer.Option("--weights", metavar="SCHEME", help="int8, or int4 (groups of 64; the output layer int8).")
     ] = "int8",
     text: Annotated[
         str | None,
-        typer.Option("--text", metavar="FILE", help="Corpus file: say what quantizing costs on its texts."),
+        typer.Option("--text", metavar="FILE", help="Corpus file: report what quantizing costs on its texts."),
     ] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="With --text: its first N texts.")] = 64,
     revision: Revision = None,

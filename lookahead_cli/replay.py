@@ -84,13 +84,13 @@ def command(
     config: Config = None,
     context: Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Replay logged answers: how many tokens a step would have gained (EDL), without a model.
+    """Replay logged answers: tokens per decode step (EDL) and draft time, without a model.
 
-    Reads logs of prompts and answers, of any system, or what lookahead generate has written. Writes nothing unless asked to.
+    Reads logs of prompts and answers of any system, or the output of lookahead generate. Writes nothing unless asked to.
 
     Example: lookahead replay logged.jsonl --trie answers.trie
 
-    What an earlier job has answered: lookahead replay out.jsonl --prompts prompts.jsonl --trie answers.trie
+    The output of a job: lookahead replay out.jsonl --prompts prompts.jsonl --trie answers.trie
 
     EDL against decoding and branch length: lookahead replay logged.jsonl --trie answers.trie --sweep --plot sweep.png
 

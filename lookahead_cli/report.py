@@ -12,7 +12,7 @@ from lookahead_cli.options import Config, Context, Json, Overwrite
 def command(
     output: Annotated[
         str | None,
-        typer.Argument(metavar="OUT", help="Output of lookahead generate, finished or running; its journal is read beside it."),
+        typer.Argument(metavar="OUT", help="Output of lookahead generate, finished or running; its journal is read too."),
     ] = None,
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="FILE.html", help="Write it as one HTML page that needs no network.")
@@ -25,11 +25,11 @@ def command(
     config: Config = None,
     context: Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Say what drafts brought to a job: EDL by row, source, prompt length and time. Nothing of the job is touched.
+    """Report what drafts contributed to a job: EDL by row, source, prompt length and time. Does not change the job.
 
     Example: lookahead report out.jsonl -o report.html --plot report.png
 
-    Next: lookahead replay out.jsonl --trie answers.trie (what a trie would bring)
+    What a trie would contribute: lookahead replay out.jsonl --trie answers.trie
     """
     from pathlib import Path
 

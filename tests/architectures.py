@@ -29,7 +29,7 @@ from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
 from tests.support.drafts import DRAFTS, VOCAB_SIZE, drafter_of
 
-SETTINGS = ((1, 512), (3, 6), (8, 6), (8, 512))  # slots; tokens of prompts that a step takes in
+SETTINGS = ((1, 512), (3, 6), (8, 6), (8, 512))  # slots; maximum prompt tokens per step
 NEW_TOKENS = 24
 LENGTHS = (1, 9, 20, 3, 30, 14, 5, 2)  # of prompts: with and without room in windows of 8, and more than slots
 SAYS_ENOUGH = 8  # different tokens: a model that says always the same proves nothing
@@ -295,7 +295,7 @@ def markdown(results: Sequence[Checked]) -> str:
 
 Made by `python -m tests.architectures --write docs/architectures.md`: tiny models with random weights, float32 on a CPU.
 Each row is one answer of up to {NEW_TOKENS} tokens, to be identical to that of `model.generate`, for every draft of
-{", ".join(DRAFTS)} and every pair of (slots, tokens of prompts that a step takes in) of {", ".join(map(str, SETTINGS))}.
+{", ".join(DRAFTS)} and every pair of (slots, maximum prompt tokens per step) of {", ".join(map(str, SETTINGS))}.
 
 {len(results)} architectures: {modes}. Attention by `program`: the whole forward is one native call; by `op`: of
 `lookahead::tree_attention`, the model's own modules around it; else the model's own function.

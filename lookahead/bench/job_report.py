@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.bench.plot import BLUE, GREY, INK, as_svg, bare, from_zero, head
+from lookahead.bench.plot import BLUE, GREY, INK, as_svg, bare, drawing, from_zero, head
 from lookahead.bench.report import html_page, table
 from lookahead.job.record import JobRecord, Part, tables, title_of
 from lookahead.printable import in_one_line
@@ -21,7 +21,7 @@ MANY = 2000  # rows beyond which points are small
 
 def job_figure(record: JobRecord, titled: bool = True) -> Any:
     """EDL of each row as it was completed, how many rows have which, by prompt length, and whose drafts were accepted."""
-    from matplotlib import pyplot
+    pyplot = drawing()
 
     figure, ((by_row, spread), (by_length, by_source)) = pyplot.subplots(2, 2, figsize=(11, 7), layout="constrained")
     _draw_rows(by_row, record)

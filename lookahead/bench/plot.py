@@ -5,6 +5,7 @@ Lines and words are drawn in one ink, which a page's SVG takes from the page, so
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import textwrap
@@ -12,8 +13,6 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import matplotlib
 
 from lookahead.atomic import replacing
 from lookahead.bench.coverage import Capacity
@@ -24,22 +23,31 @@ if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
 
 BLUE, GREY, INK = "#2a6fdb", "#8c8c8c", "#1b1b1f"
-matplotlib.use("Agg")  # draws files, needs no screen
-matplotlib.rcParams.update(
-    {
-        "text.parse_math": False,  # a dollar in a name is a dollar
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-    }
-)
+
+
+@functools.cache
+def drawing() -> Any:
+    """matplotlib's pyplot, in our style. It is loaded when something is drawn."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    matplotlib.use("Agg")  # draws files, needs no screen
+    matplotlib.rcParams.update(
+        {
+            "text.parse_math": False,  # a dollar in a name is a dollar
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "axes.edgecolor": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+        }
+    )
+    return pyplot
 
 
 def comparison_figure(comparisons: Sequence[Comparison], titled: bool = True) -> Any:
     """Bars of tokens/s (labelled with the speedup, whose spread is the whisker) and EDL of all runs, a row a batch size."""
-    from matplotlib import pyplot
+    pyplot = drawing()
 
     runs_each = [len(comparison.runs) for comparison in comparisons]
     figure, rows = pyplot.subplots(
@@ -82,7 +90,7 @@ def title_of(comparison: Comparison) -> str:
 
 def draw_capacity(curve: Sequence[Capacity], title: str, path: str) -> None:
     """EDL against the size of the trie, the first point being no trie at all; atomically written to `path`."""
-    from matplotlib import pyplot
+    pyplot = drawing()
 
     figure, axis = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     cold, sizes = curve[0], curve[1:]
@@ -106,7 +114,7 @@ def draw_capacity(curve: Sequence[Capacity], title: str, path: str) -> None:
 
 def draw_profile(profile: CostProfile, path: str, rows: Sequence[int] = (1, 8, 32), context: int = 512) -> None:
     """Forward time against decoding length for several numbers of rows, each with its CDL, to `path`."""
-    from matplotlib import pyplot
+    pyplot = drawing()
 
     figure, (time, share) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     lengths = [n for n in profile.tokens if n <= 128]
@@ -155,7 +163,7 @@ def from_zero(axis: Any) -> None:
 
 def shades(count: int, second: bool = False) -> list[Any]:
     """Colours from light to dark, of one of two scales that are read on light and on dark ground."""
-    scale = matplotlib.colormaps["plasma" if second else "viridis"]
+    scale = drawing().get_cmap("plasma" if second else "viridis")
     return [scale(0.82 - 0.5 * number / max(1, count - 1)) for number in range(count)]
 
 
@@ -168,7 +176,7 @@ def legend_beside(axis: Any, drawn: Sequence[Any]) -> None:
 
 def save_figure(figure: Any, path: str) -> None:
     """Atomically to `path`, as what its ending says: .png, .pdf or .svg."""
-    from matplotlib import pyplot
+    pyplot = drawing()
 
     kind = Path(path).suffix.lower().removeprefix(".")
     with replacing(path) as file:
@@ -191,10 +199,10 @@ def head(figure: Any, title: str) -> None:
 
 def as_svg(figure: Any, name: str) -> str:
     """For a page: an <svg> element without a ground, in the page's ink. name: keeps its parts apart from other figures'."""
-    from matplotlib import pyplot
+    pyplot = drawing()
 
     text = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": name}):
+    with pyplot.rc_context({"svg.hashsalt": name}):
         _draw(figure, text, "svg", transparent=True, metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
     svg = text.getvalue()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.bench.plot import INK, bare, from_zero, head, legend_beside, shades
+from lookahead.bench.plot import INK, bare, drawing, from_zero, head, legend_beside, shades
 from lookahead.bench.replay import ReplayResult
 from lookahead.bench.workloads import WorkloadReplay
 from lookahead.printable import in_one_line
@@ -72,7 +72,7 @@ def draft_us(result: ReplayResult) -> float:
 
 def replay_sweep_figure(replays: Sequence[WorkloadReplay]) -> Any:
     """For each grid: EDL as a map and as lines along both lengths, draft tokens and draft time along the decoding length."""
-    from matplotlib import pyplot
+    pyplot = drawing()
 
     swept = grids(replays)
     figure = pyplot.figure(figsize=(13, 7 * len(swept) + 0.4), layout="constrained")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from lookahead.bench.plot import BLUE, GREY, as_svg, bare, comparison_figure, shades, title_of
+from lookahead.bench.plot import BLUE, GREY, as_svg, bare, comparison_figure, drawing, shades, title_of
 from lookahead.bench.sweep import in_words, sweep_figure
 from lookahead.printable import in_one_line
 
@@ -113,7 +113,7 @@ def _runs(comparison: Comparison) -> str:
 
 def _time_figure(comparison: Comparison) -> Any:
     """Bars of the shares of time."""
-    from matplotlib import pyplot
+    pyplot = drawing()
 
     known = [(run, run.time_split) for run in _shown(comparison)[::-1] if run.time_split]
     figure, axis = pyplot.subplots(figsize=(10, 0.34 * len(known) + 1.1), layout="constrained")
@@ -132,7 +132,7 @@ def _time_figure(comparison: Comparison) -> Any:
 
 def _accepted_figure(comparison: Comparison) -> Any:
     """Bars of accepted tokens by source; of the steps that drafted so deep, the share in which that was accepted."""
-    from matplotlib import pyplot
+    pyplot = drawing()
 
     runs = [run for run in _shown(comparison) if run.counts.accepted_by_source]
     sources = list(dict.fromkeys(source for run in runs for source, _ in run.counts.accepted_by_source.most_common()))

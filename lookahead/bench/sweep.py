@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lookahead.bench.plot import BLUE, GREY, INK, bare, from_zero, head, legend_beside, shades, title_of
+from lookahead.bench.plot import BLUE, GREY, INK, bare, drawing, from_zero, head, legend_beside, shades, title_of
 from lookahead.bench.run import Run
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def in_words(comparison: Comparison) -> str:
 
 def sweep_figure(comparisons: Sequence[Comparison]) -> Any:
     """Forward time against decoding length; speed and EDL against decoding and branch length, of each batch size."""
-    from matplotlib import pyplot
+    pyplot = drawing()
 
     swept = [
         (comparison, strategy, _cells_of(comparison, strategy))

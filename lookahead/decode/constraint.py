@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from lookahead.errors import ConstraintError, UsageError
+from lookahead.extras import require
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -70,6 +71,7 @@ class Constraint:
 
     def check(self) -> None:
         """Raises ConstraintError if it cannot be read, holds what cannot be expressed, or nothing can be like that."""
+        require("llguidance", self.kind)
         from llguidance import LLMatcher
 
         failed, messages = LLMatcher.validate_grammar_with_warnings(self.compiled())
@@ -78,6 +80,7 @@ class Constraint:
 
     def compiled(self) -> str:
         """For llguidance. Raises ConstraintError if it cannot be read."""
+        require("llguidance", self.kind)
         from llguidance import LLMatcher, grammar_from
 
         if self.kind == "json_schema":
@@ -111,6 +114,7 @@ class Grammars:
         """
         first = self._compiled.get(constraint)
         if first is None:
+            require("llguidance", constraint.kind)
             from llguidance import LLMatcher
 
             matcher = LLMatcher(self._vocabulary, constraint.compiled(), log_level=0)

@@ -1,6 +1,6 @@
 """What one request may ask, whether it comes as a row or from Python. In: fields. Out: UsageError that names the field.
 
-Each limit bounds memory or time that one request can cost the others of a job. README lists them.
+Each limit bounds memory or time that one request can cost the others of a job. docs/rows.md lists them.
 """
 
 from __future__ import annotations

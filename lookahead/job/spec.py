@@ -60,31 +60,29 @@ class InputOutput(OptionGroup):
     )
     order: str = option(
         "input",
-        "Write answers in the order of their prompts (input) or as they end (completion).",
+        "Order of the output rows: that of the prompts (input), or that in which answers finish (completion).",
         metavar="NAME",
         changes_answers=True,
     )
     keep_fields: str | None = option(
         None,
-        "Fields of the input that output rows keep, with commas between them.",
+        "Fields of the input rows to copy to the output rows, separated by commas.",
         metavar="NAMES|all",
         changes_answers=True,
     )
-    token_ids: bool = option(False, "Write token_ids beside the text.", changes_answers=True)
-    echo: bool = option(
-        False, "Keep each prompt beside its answer, so that lookahead replay needs no other file.", changes_answers=True
-    )
+    token_ids: bool = option(False, "Also write token_ids.", changes_answers=True)
+    echo: bool = option(False, "Also write each prompt, so that lookahead replay needs no other file.", changes_answers=True)
     logprobs: int | None = option(
         None,
-        "Write the log-probability that the model gives each token, and the K most probable in its place with theirs.",
+        "Write the log-probability of each token, and the K most probable tokens at that position with theirs.",
         least=0,
         most=128,
         metavar="K",
         changes_answers=True,
     )
-    resume: bool = option(False, "Go on with the job that was writing to -o; start it if there is none.", changes_answers=False)
+    resume: bool = option(False, "Resume the job that was writing to -o; start it if there is none.", changes_answers=False)
     retry_errors: bool = option(
-        False, "With --resume: answer failed rows again, but for those whose input is bad.", changes_answers=False
+        False, "With --resume: answer failed rows again, except those whose input is invalid.", changes_answers=False
     )
     overwrite: bool = option(False, "Replace an existing output file.", changes_answers=False)
 
@@ -98,8 +96,7 @@ class Drafting(OptionGroup):
     )
     trie_weight: Sequence[str] | None = option(
         None,
-        "Weight of a --trie, named as its file without the ending: how much a place in it counts (default 1); repeat for "
-        "several.",
+        "Weight of a --trie, named as its file without the ending: multiplies its counts (default 1); repeat for several.",
         metavar="NAME=W",
         changes_answers=False,
     )
@@ -111,15 +108,15 @@ class Drafting(OptionGroup):
     )
     decoding_length: int | str = option(
         "auto",
-        "Tokens in one forward: the last token + the draft tokens. auto: up to 64, as many as pay at measured costs; with "
-        "--strategy auto a number is the limit.",
+        "Tokens of one row in a forward: the last token + the draft tokens. auto: up to 64, as many as pay at measured costs; "
+        "with --strategy auto a number is the limit.",
         metavar="N|auto",
         changes_answers=False,
     )
-    branch_length: int = option(64, "Draft tokens on one path at most.", least=1, most=1024, metavar="N", changes_answers=False)
+    branch_length: int = option(64, "Maximum draft tokens on one path.", least=1, most=1024, metavar="N", changes_answers=False)
     session_tokens: int | None = option(
         None,
-        "Tokens of earlier answers that are remembered to draft from, 8 bytes each; 0: none.",
+        "Maximum tokens of earlier answers to draft from, 8 bytes each; 0: none.",
         least=0,
         metavar="N",
         default_text=str(SESSION_TOKENS),
@@ -128,13 +125,13 @@ class Drafting(OptionGroup):
     learn: bool = option(True, "Draft from earlier answers of this job.", flags=("--learn/--no-learn",), changes_answers=False)
     recycle: bool = option(
         True,
-        "Draft from what the model almost said: its best few tokens at each node.",
+        "Draft from runner-up tokens: those that the model ranked next-best at each verified position (Token Recycling).",
         flags=("--recycle/--no-recycle",),
         changes_answers=False,
     )
     price: float = option(
         0.0,
-        "Draft only tokens that will be accepted with this probability or more, at most --decoding-length.",
+        "Draft only tokens with at least this probability of being accepted.",
         least=0,
         most=1,
         metavar="P",
@@ -142,7 +139,7 @@ class Drafting(OptionGroup):
     )
     save_trie: str | None = option(
         None,
-        "Keep this job's outputs as a trie, so that the next job starts warm; one that exists is added to.",
+        "Save this job's outputs as a trie, so that the next job starts warm; they are added to a trie that exists.",
         metavar="FILE",
         changes_answers=False,
     )
@@ -152,53 +149,62 @@ class Drafting(OptionGroup):
 class SamplingOptions(OptionGroup):
     """How tokens are chosen, where a row's "params" say nothing else."""
 
-    max_new_tokens: int = option(256, "Tokens per answer at most.", least=1, metavar="N", changes_answers=True)
+    max_new_tokens: int = option(256, "Maximum tokens per answer.", least=1, metavar="N", changes_answers=True)
     min_new_tokens: int | None = option(
-        None, "Tokens before an answer may end by a token.", least=0, metavar="N", changes_answers=True
+        None,
+        "Minimum tokens before an end-of-sequence or stop token may end an answer.",
+        least=0,
+        metavar="N",
+        changes_answers=True,
     )
     sampling: str = option(
         "greedy",
-        "Where no temperature is given: greedy (the most probable token), or model: do_sample, temperature, top_k, top_p and "
-        "the like as the model's generation config has them.",
+        "If no temperature is given: greedy (the most probable token), or model: do_sample, temperature, top_k, top_p and "
+        "similar settings of the model's generation config.",
         metavar="NAME",
         changes_answers=True,
     )
     temperature: float | None = option(
-        None, "0: the most probable token always (greedy); above: sample.", least=0, metavar="T", changes_answers=True
+        None, "0: always the most probable token (greedy); above 0: sample.", least=0, metavar="T", changes_answers=True
     )
     top_k: int | None = option(
-        None, "Sample from the K most probable tokens; 0: from all.", least=0, metavar="K", changes_answers=True
+        None, "Sample from the K most probable tokens; 0: from all tokens.", least=0, metavar="K", changes_answers=True
     )
     top_p: float | None = option(
-        None, "Sample from the least set of tokens with this probability.", metavar="P", changes_answers=True
+        None, "Sample from the smallest set of tokens whose probabilities sum to P.", metavar="P", changes_answers=True
     )
     min_p: float | None = option(
         None, "Sample from tokens at least P times as probable as the best one.", metavar="P", changes_answers=True
     )
     typical_p: float | None = option(
-        None, "Sample from the most typical tokens with this probability together.", metavar="P", changes_answers=True
+        None,
+        "Sample from the most typical tokens whose probabilities sum to P (typical decoding).",
+        metavar="P",
+        changes_answers=True,
     )
     repetition_penalty: float | None = option(
-        None, "Above 1: what was said becomes less probable.", metavar="R", changes_answers=True
+        None, "Values above 1 make repeated tokens less likely.", metavar="R", changes_answers=True
     )
     frequency_penalty: float = option(
-        0.0, "Off a token's score for each time it is in the answer.", metavar="F", changes_answers=True
+        0.0, "Subtracted from a token's score for each time it occurs in the answer.", metavar="F", changes_answers=True
     )
-    presence_penalty: float = option(0.0, "Off a token's score once it is in the answer.", metavar="F", changes_answers=True)
+    presence_penalty: float = option(
+        0.0, "Subtracted from a token's score if it occurs in the answer.", metavar="F", changes_answers=True
+    )
     no_repeat_ngram_size: int | None = option(
-        None, "No N tokens in a row occur twice; 0: off.", least=0, metavar="N", changes_answers=True
+        None, "No sequence of N tokens occurs twice; 0: off.", least=0, metavar="N", changes_answers=True
     )
     stop: Sequence[str] | None = option(
-        None, "End an answer with it; repeat for several.", metavar="TEXT", changes_answers=True
+        None, "End an answer after this text; repeat for several.", metavar="TEXT", changes_answers=True
     )
     stop_token_ids: Sequence[int] | None = option(
-        None, "End an answer with this token, too; repeat for several.", metavar="ID", changes_answers=True
+        None, "Also end an answer after this token; repeat for several.", metavar="ID", changes_answers=True
     )
     bad_words: Sequence[str] | None = option(
-        None, "Tokens that never follow each other, as text; repeat for several.", metavar="TEXT", changes_answers=True
+        None, "Text whose sequence of tokens is never generated; repeat for several.", metavar="TEXT", changes_answers=True
     )
     bad_words_ids: Sequence[str] | None = option(
-        None, "The same as token ids, such as 17,4; repeat for several.", metavar="ID[,ID]", changes_answers=True
+        None, "The same as a sequence of token ids, such as 17,4; repeat for several.", metavar="ID[,ID]", changes_answers=True
     )
     logit_bias: Sequence[str] | None = option(
         None, "Add B to the score of a token, such as 17=-5; repeat for several.", metavar="ID=B", changes_answers=True
@@ -207,7 +213,10 @@ class SamplingOptions(OptionGroup):
         1, "Answers to each prompt.", flags=("--samples", "-n"), least=1, most=1024, metavar="N", changes_answers=True
     )
     seed: int = option(
-        0, "With a row's id it makes the row's random stream: the same in any order.", metavar="N", changes_answers=True
+        0,
+        "Random seed; combined with each row's id, so that results do not depend on the order of rows.",
+        metavar="N",
+        changes_answers=True,
     )
 
 
@@ -241,9 +250,9 @@ class Constraints(OptionGroup):
 class ModelOptions(OptionGroup):
     """The model that answers, and how it is loaded."""
 
-    model: str | None = option(None, "Causal LM: a folder or a hub name.", metavar="NAME_OR_DIR", changes_answers=True)
+    model: str | None = option(None, "Causal LM: a folder or a Hugging Face name.", metavar="NAME_OR_DIR", changes_answers=True)
     revision: str | None = option(
-        None, "Branch, tag or commit of the model, where --model is a hub name.", metavar="NAME", changes_answers=True
+        None, "Branch, tag or commit of the model, if --model is a Hugging Face name.", metavar="NAME", changes_answers=True
     )
     adapter: str | None = option(
         None,
@@ -251,7 +260,9 @@ class ModelOptions(OptionGroup):
         metavar="NAME_OR_DIR",
         changes_answers=True,
     )
-    tokenizer: str | None = option(None, "Another tokenizer than the model's own.", metavar="NAME_OR_DIR", changes_answers=True)
+    tokenizer: str | None = option(
+        None, "Tokenizer to use instead of the model's own.", metavar="NAME_OR_DIR", changes_answers=True
+    )
     trust_remote_code: bool = option(
         False, "Run the Python code that comes with the model or its tokenizer. Read it first.", changes_answers=True
     )
@@ -265,7 +276,9 @@ class ModelOptions(OptionGroup):
         None, "Attention implementation: sdpa or eager (default: the model's).", metavar="NAME", changes_answers=True
     )
     engine: str = option(
-        "hf", "hf: our engine. vllm: vLLM, with our drafts in it (pip install 'lookahead[vllm]').", changes_answers=True
+        "hf",
+        "hf: our engine for transformers models. vllm: vLLM with our drafts (pip install 'lookahead[vllm]').",
+        changes_answers=True,
     )
     engine_arg: Sequence[str] | None = option(
         None, "Argument of vLLM, its value as JSON or text; repeat for several.", metavar="NAME=VALUE", changes_answers=True
@@ -273,7 +286,7 @@ class ModelOptions(OptionGroup):
     engine_mode: str = option(
         "auto",
         "How forwards are run: modules (the model's own, one by one), program (a whole forward in one native call, on CPUs; an "
-        "error where that cannot be had) or auto (program where it can be had).",
+        "error if the model does not support it) or auto (program if supported).",
         changes_answers=True,
     )
     quantize: str = option(
@@ -290,8 +303,8 @@ class ModelOptions(OptionGroup):
     )
     exact: bool = option(
         False,
-        "Make sure, on a CPU, that a token's scores are the same bits in every forward, so that drafts and batches change no "
-        "token in half precision either; an error where that cannot be had.",
+        "Require, on a CPU, that a token's scores are the same bits in every forward, so that drafts and batches change no "
+        "token in half precision either; an error if the model does not support it.",
         changes_answers=True,
     )
 
@@ -302,14 +315,14 @@ class ScaleOut(OptionGroup):
 
     batch_size: int | str | None = option(
         None,
-        "Rows that are answered at once. auto: 8 on a CPU, 32 on a GPU; fewer where memory runs out.",
+        "Rows decoded at once. auto: 8 on a CPU, 32 on a GPU; fewer if memory runs out.",
         metavar="N|auto",
         default_text="auto",
         changes_answers=False,
     )
     prefill_chunk: int = option(
         PREFILL_CHUNK,
-        "New prompts' tokens that a step takes in at most, beside drafts.",
+        "Maximum prompt tokens to prefill per step.",
         least=1,
         metavar="N",
         changes_answers=False,
@@ -322,15 +335,15 @@ class ScaleOut(OptionGroup):
     )
     workers: int | None = option(
         None,
-        "Answer by N processes: one to a GPU of this machine or a share of its cores; with --ray, of the cluster's (default "
-        "there: all GPUs, or one to a node).",
+        "Run N worker processes: one per GPU, or an equal share of the CPU cores each; with --ray, on the cluster (default "
+        "there: one per GPU, or one per node).",
         least=1,
         metavar="N",
         changes_answers=False,
     )
     ray: str | None = option(
         None,
-        "Run on a Ray cluster: the one at this address, or that this machine is part of, or Ray on this machine alone. Needs "
+        "Run on a Ray cluster: at this address, else the one that this machine is part of, else on this machine alone. Needs "
         "pip install 'lookahead[ray]'.",
         metavar="[HOST:PORT]",
         changes_answers=False,
@@ -343,7 +356,7 @@ class ScaleOut(OptionGroup):
     )
     tp_plan: str | None = option(
         None,
-        "Tensor parallel, as transformers does: auto. Start it by torchrun --no-python --nproc-per-node N lookahead.",
+        "Tensor parallel, as transformers does: auto. Start with torchrun --no-python --nproc-per-node N lookahead.",
         metavar="PLAN",
         changes_answers=False,
     )
@@ -357,18 +370,21 @@ class Reporting(OptionGroup):
     """
 
     metrics: str | None = option(
-        None, "Keep counts and speed in this file, in the Prometheus text format.", metavar="FILE", changes_answers=False
+        None,
+        "Write counts and speed to this file every five seconds, in the Prometheus text format.",
+        metavar="FILE",
+        changes_answers=False,
     )
     metrics_label: Sequence[str] | None = option(
         None,
-        "A label of all metrics, beside job (the output) and model; repeat for several.",
+        "Label of all metrics, in addition to job (the output) and model; repeat for several.",
         metavar="NAME=VALUE",
         changes_answers=False,
     )
     explain: int | None = option(
         None,
-        "Show each step of the first ROWS rows: what was drafted, how likely, from where, and what was accepted. On stdout; "
-        "on stderr where answers or --json go there.",
+        "Show each step of the first ROWS rows: draft tokens, their probabilities and sources, and what was accepted. On "
+        "stdout; on stderr if answers or --json go to stdout.",
         least=1,
         metavar="ROWS",
         changes_answers=False,
@@ -383,7 +399,7 @@ class Reporting(OptionGroup):
     )
     verbose: bool = option(
         False,
-        "Say more on stderr: model, costs, batch size, times of steps.",
+        "Print more on stderr: model, costs, batch size, times of steps.",
         flags=("--verbose", "-v"),
         changes_answers=False,
     )

@@ -145,7 +145,7 @@ def test_ids_outside_the_vocabulary_are_refused(cli: Cli, tmp_path: Path) -> Non
 def test_inspect_shows_sources_depths_branches_and_integrity(cli: Cli, trie: Path) -> None:
     result = cli("inspect-trie", trie, "--verify")
     assert result.code == 0
-    for text in ("corpus.jsonl", "Nodes by depth", "Commonest branches", "every checksum and invariant holds"):
+    for text in ("corpus.jsonl", "Nodes by depth", "Most frequent branches", "every checksum and invariant holds"):
         assert text in result.out
 
 

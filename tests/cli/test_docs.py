@@ -1,8 +1,8 @@
-"""Every command has help with an example, and README shows it."""
+"""Every command has help with an example, and a page of docs/ shows it; its blocks are executed in tests/docs."""
 
 from __future__ import annotations
 
-import re
+import os
 import subprocess
 import sys
 import textwrap
@@ -16,7 +16,7 @@ from tests.support.cli import Cli
 
 COMMANDS = [command.name for command in app.registered_commands]
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "cli.md"]  # which is made of the help
 
 
 @pytest.fixture
@@ -28,14 +28,15 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 def test_help_has_a_runnable_example_and_explains_every_option(cli: Cli, command: str) -> None:
     result = cli(command, "--help")
     assert result.code == 0
-    assert f"Example: lookahead {command}" in " ".join(result.out.split())
+    end = " ".join(result.out.split("╰")[-1].split())  # behind the panels
+    assert f"Example: lookahead {command}" in end
     for parameter in program().commands[command].params:
         assert parameter.help, f"{command}: {parameter.name} has no help"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_readme_documents_the_command(command: str) -> None:
-    assert f"lookahead {command}" in README
+def test_a_page_documents_the_command(command: str) -> None:
+    assert any(f"lookahead {command}" in page.read_text("utf-8") for page in PAGES)
 
 
 def test_version_and_bare_command(cli: Cli) -> None:
@@ -44,6 +45,30 @@ def test_version_and_bare_command(cli: Cli) -> None:
     assert cli("--version").out == f"lookahead {lookahead.__version__}\n"
     for command in COMMANDS:
         assert command in cli().out
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("generate --strategy p", ["parallel"]),
+        ("bench --strategy auto,", ["auto,hierarchical", "auto,parallel", "auto,single"]),
+        ("replay --cost-profile llama-7b-a", ["llama-7b-a100"]),
+        ("calibrate --estimate h", ["h200", "h100"]),
+        ("prune", ["prune-trie"]),
+    ],
+)
+def test_shells_complete_names(line: str, wanted: list[str]) -> None:
+    words = f"lookahead {line}"
+    shell = {"_LOOKAHEAD_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    command = [sys.executable, "-c", "from lookahead_cli.app import main; main()"]
+    done = subprocess.run(command, env={**os.environ, **shell}, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == wanted, done.stderr
+
+
+def test_module_is_the_command() -> None:
+    command = [sys.executable, "-m", "lookahead_cli", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.startswith("lookahead ")
 
 
 @pytest.mark.parametrize("line", [["--help"], ["generate", "--help"], ["bench", "--help"], ["replay", "--help"]], ids=" ".join)
@@ -63,10 +88,6 @@ def test_python_names_of_the_docstring_exist_and_import_alone_is_light() -> None
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def python_of_the_readme() -> str:
-    return "\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-
-
 def python_of_the_docstring() -> str:
     import lookahead
 
@@ -74,11 +95,9 @@ def python_of_the_docstring() -> str:
     return textwrap.dedent("\n".join(blocks))
 
 
-@pytest.mark.parametrize("examples", [python_of_the_readme(), python_of_the_docstring()], ids=["readme", "docstring"])
-def test_python_examples_run(
-    examples: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert examples.count("engine.stream(") in (1, 2)
+def test_python_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    examples = python_of_the_docstring()
+    assert examples.count("engine.stream(") == 1
     (tmp_path / "samples").symlink_to(ROOT / "samples")
     monkeypatch.chdir(tmp_path)
     held: dict[str, Any] = {}

@@ -8,10 +8,8 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import re
 import threading
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -604,15 +602,3 @@ def test_eos_criterion_without_pad_token_is_refused(llama):
 
 def test_usage_errors_are_lookahead_errors():
     assert issubclass(UsageError, LookaheadError)
-
-
-# ---- the README's example
-
-
-def test_readme_example_runs(capsys, monkeypatch):
-    root = Path(__file__).parents[2]
-    section = (root / "README.md").read_text("utf-8").split("## In `model.generate`")[1].split("\n## ")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    monkeypatch.chdir(root)
-    exec(compile(code, "README.md", "exec"), {})
-    assert capsys.readouterr().out.strip()

@@ -75,7 +75,7 @@ def test_shipped_schema_is_that_of_the_options() -> None:
     assert schema == job_schema()
     assert schema["properties"]["max-new-tokens"] == {
         "type": "integer",
-        "description": "Tokens per answer at most.",
+        "description": "Maximum tokens per answer.",
         "minimum": 1,
         "default": 256,
     }

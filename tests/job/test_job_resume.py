@@ -109,7 +109,7 @@ def test_stopped_job_ends_the_step_and_says_how_to_go_on(tmp_path: Path, number:
         child.send_signal(number)
         _, err = child.communicate(timeout=60)
     assert child.returncode == 128 + number
-    assert "To go on: the same command with --resume" in err
+    assert "To continue: the same command with --resume" in err
     assert "Traceback" not in err
     assert 2 <= len(rows_of(out)) < 600
     manifest = json.loads((tmp_path / "out.jsonl.manifest.json").read_text())

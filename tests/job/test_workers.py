@@ -260,7 +260,7 @@ def test_stopped_job_of_workers_says_how_to_go_on(job: Any, tmp_path: Path, numb
             os.kill(pid, number)
         _, err = child.communicate(timeout=60)
     assert child.returncode == 128 + number
-    assert "To go on: the same command with --resume" in err
+    assert "To continue: the same command with --resume" in err
     assert "was lost" not in err
     assert 2 <= len(rows_of(out)) < len(rows)
     assert not any(is_alive(pid) for pid in workers)

@@ -220,7 +220,7 @@ def test_layers_that_share_a_weight_share_its_panels() -> None:
 
 @pytest.mark.parametrize(("scheme", "most"), [("int4", 0.03), *deep([("int8", 0.002)])])
 def test_demo_model_loses_little(scheme: str, most: float) -> None:
-    """nats per token, of texts of its corpus: the bars are those for held-out text, see docs/quantize.md."""
+    """nats per token, of texts of its corpus: the bars are those for held-out text, see docs/quantization.md."""
     tokenizer = load_tokenizer(DEMO)
     with open("samples/corpus.jsonl", encoding="utf-8") as file:
         texts = [tokenizer(json.loads(next(file))["response"])["input_ids"] for _ in range(64)]
