@@ -37,7 +37,7 @@ class Algorithm(CustomSpecAlgo):
             raise ValueError(
                 f"{self.name}: SGLang verifies draft trees on CUDA, CPU and XPU devices only, not on {args.device}."
             )
-        if args.enable_dp_attention:
+        if args.enable_dp_attention or (args.attn_dp_size or 1) > 1:
             raise ValueError(f"{self.name}: SGLang verifies no draft trees with data parallel attention.")
         if args.device == "cpu":
             args.disable_overlap_schedule = True

@@ -27,7 +27,7 @@ class Worker(NGRAMWorker):
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         drafter = settings_of().drafter("hierarchical", self.draft_token_num - 1)
         model = target_worker.model_config
-        tokenizer = None if server_args.skip_tokenizer_init else str(server_args.tokenizer_path)
+        tokenizer = None if server_args.skip_tokenizer_init else str(server_args.tokenizer_path or server_args.model_path)
         check_tries(drafter, str(model.model_path), int(model.vocab_size), tokenizer, bool(server_args.trust_remote_code))
         self.rows: ByTree | None = ByTree(Requests(drafter), self.draft_token_num)
         self.ngram_corpus = Corpus(self.rows)  # in place of SGLang's own

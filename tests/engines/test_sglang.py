@@ -208,7 +208,7 @@ class TestSglang:
 
         ours = Algorithm("LOOKAHEAD", lambda args: object)
         given = {
-            "device": "cpu", "enable_dp_attention": False, "disable_overlap_schedule": False, "max_running_requests": None,
+            "device": "cpu", "enable_dp_attention": False, "attn_dp_size": None, "disable_overlap_schedule": False, "max_running_requests": None,
             "enable_mixed_chunk": True, "speculative_eagle_topk": None, "speculative_ngram_max_bfs_breadth": 10,
             "speculative_num_draft_tokens": 12, "speculative_num_steps": None, "page_size": 1, "attention_backend": "triton",
             "speculative_ngram_external_corpus_path": None,
@@ -221,9 +221,22 @@ class TestSglang:
             "speculative_eagle_topk": 10, "speculative_num_steps": 1,
         }  # fmt: skip
         assert SpeculativeAlgorithm.NGRAM.is_ngram()
-        for wrong in ({"device": "npu"}, {"enable_dp_attention": True}, {"page_size": 16}):
+        for wrong in ({"device": "npu"}, {"enable_dp_attention": True}, {"attn_dp_size": 2}, {"page_size": 16}):
             with pytest.raises(ValueError, match="LOOKAHEAD"):
                 ours.handle_server_args(SimpleNamespace(**{**given, **wrong}))
+
+    def test_its_own_record_of_arguments_takes_what_we_set(self) -> None:
+        from sglang.srt.arg_groups.overrides import record_foreign_defaults, resolving_view
+        from sglang.srt.server_args import ServerArgs
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+        sglang.register()
+        args = ServerArgs(model_path="samples/demo-model", speculative_algorithm=sglang.ALGORITHM, device="cpu")
+        ours = SpeculativeAlgorithm.from_string(sglang.ALGORITHM)
+        record_foreign_defaults(args, "test", ours.handle_server_args)
+        found = resolving_view(args)
+        assert (found.speculative_num_draft_tokens, found.max_running_requests, found.enable_mixed_chunk) == (16, 48, False)
+        assert {"tokenizer_path", "skip_tokenizer_init", "trust_remote_code"} <= set(dir(args)), "what the worker reads"
 
     @pytest.mark.timeout(1800)
     def test_its_corpus_still_answers_as_recorded(self) -> None:
