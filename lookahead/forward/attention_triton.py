@@ -332,12 +332,7 @@ def constants(shared: int, width: int, value_width: int, capacity: int, tiling: 
 
 def launch_options(tiling: Tiling, path: bool = False) -> dict[str, Any]:
     """Of both kernels. Multiplications and additions stay apart, so that both round alike; registers are not spilled."""
-    return {
-        "num_warps": tiling.path_warps if path else tiling.warps,
-        "num_stages": tiling.stages,
-        "enable_fp_fusion": False,
-        "maxnreg": 255,
-    }
+    return {"num_warps": tiling.path_warps if path else tiling.warps, "num_stages": tiling.stages, "enable_fp_fusion": False, "maxnreg": 255}
 
 
 def tree_attention_triton(

@@ -58,7 +58,9 @@ def _product(
     tl.store(into, sums.to(target.dtype.element_ty), mask=(token < count)[None, :] & (output < outputs)[:, None])
 
 
-def multiply(tokens: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, target: torch.Tensor, target_stride: int) -> None:
+def multiply(
+    tokens: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, target: torch.Tensor, target_stride: int
+) -> None:
     """Fill target[token, part, output], whose tokens are `target_stride` numbers apart, with the parts of tokens @ weight.T.
 
     tokens: [count, inner], whose numbers lie side by side. bias: float32 [outputs], for a matrix of one part.

@@ -152,9 +152,7 @@ class _Writer:
                     self._whole(step)
         names = []
         for number, given in enumerate(self.given):
-            names += [
-                f"p{number}{behind}" for behind in ("", *BEHIND.get(given if isinstance(given, str) else type(given), ()))
-            ]
+            names += [f"p{number}{behind}" for behind in ("", *BEHIND.get(given if isinstance(given, str) else type(given), ()))]
         head = ["import triton", "import triton.language as tl", "", "", f"def rows({', '.join(names)}):"]
         begin = ["    row = tl.program_id(0).to(tl.int64)"]
         begin.append(f"    token = tl.load(p{self.given.index(KEPT)} + row)" if KEPT in self.given else "    token = row")

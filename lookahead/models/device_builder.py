@@ -67,11 +67,7 @@ def merged_products(stages: list[Stage], model: Any) -> None:
     for stage in stages:
         groups: dict[Any, list[Product]] = {}
         for step in stage.steps:
-            if (
-                isinstance(step, Product)
-                and step.target is not None
-                and len(owners.get(step.weight.weight.data_ptr(), ())) == 1
-            ):
+            if isinstance(step, Product) and step.target is not None and len(owners.get(step.weight.weight.data_ptr(), ())) == 1:
                 groups.setdefault((step.tokens.home, step.tokens.start, step.weight.dtype), []).append(step)
         for group in groups.values():
             if len(group) > 1:
@@ -83,9 +79,7 @@ def merged_products(stages: list[Stage], model: Any) -> None:
                 step.sources = [(_moved(view, places), outer, inner) for view, outer, inner in step.sources]
 
 
-def _merged(
-    group: list[Product], owners: dict[int, list[torch.nn.Parameter]], places: dict[Buffer, tuple[Buffer, int]]
-) -> Product:
+def _merged(group: list[Product], owners: dict[int, list[torch.nn.Parameter]], places: dict[Buffer, tuple[Buffer, int]]) -> Product:
     parameters = [owners[step.weight.weight.data_ptr()][0] for step in group]
     weight = Matrix(torch.cat([step.weight.weight for step in group]))
     home, start, biases = Buffer(weight.outputs * weight.parts), 0, []

@@ -208,7 +208,8 @@ class TestSglang:
 
         ours = Algorithm("LOOKAHEAD", lambda args: object)
         given = {
-            "device": "cpu", "enable_dp_attention": False, "attn_dp_size": None, "disable_overlap_schedule": False, "max_running_requests": None,
+            "device": "cpu", "enable_dp_attention": False, "attn_dp_size": None,
+            "disable_overlap_schedule": False, "max_running_requests": None,
             "enable_mixed_chunk": True, "speculative_eagle_topk": None, "speculative_ngram_max_bfs_breadth": 10,
             "speculative_num_draft_tokens": 12, "speculative_num_steps": None, "page_size": 1, "attention_backend": "triton",
             "speculative_ngram_external_corpus_path": None,

@@ -1,6 +1,6 @@
 """A forward as kernels of ours on a GPU, by Triton's interpreter: the scores of the model's own modules.
 
-pip install triton && TRITON_INTERPRET=1 pytest tests/models/test_device_program.py
+    pip install triton && TRITON_INTERPRET=1 pytest tests/models/test_device_program.py
 """
 
 from __future__ import annotations
