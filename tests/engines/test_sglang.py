@@ -1,0 +1,253 @@
+"""Draft trees in SGLang's form: arrays as its own corpus answers, texts as its scheduler has them; its interface, if installed.
+
+SGLang's engine needs a GPU. Its registry and its C++ corpus (compiled in minutes) run without one:
+
+python -m venv sglang && sglang/bin/pip install sglang==0.5.23 lookahead pytest hypothesis
+sglang/bin/python -m pytest -m sglang tests/engines
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
+from lookahead.draft.tree import DraftTree
+from lookahead.engines import sglang
+from lookahead.engines.by_tree import ByTree, Text, filler_for, only_filler, write_tree
+from lookahead.engines.requests import NewTokens, Requests
+from lookahead.engines.sglang_settings import SETTINGS, settings_of
+from lookahead.errors import UsageError
+from lookahead.trie.file import Trie
+from tests.engines.test_requests import VOCABULARY, text_of
+
+RECORDED = json.loads((Path(__file__).parent / "sglang_calls.json").read_text(encoding="utf-8"))
+WIDTH = 12
+HAS_SGLANG = importlib.util.find_spec("sglang") is not None
+
+
+def parents_of(mask: np.ndarray) -> list[int]:
+    """As SGLang reads a mask [n, n]: the parent is the last node before that stands on the path. Raises if it is no tree."""
+    parents = [max((int(k) for k in np.flatnonzero(row[:node])), default=-1) for node, row in enumerate(mask)]
+    for node, parent in enumerate(parents):
+        path = mask[parent].copy() if parent >= 0 else np.zeros(len(mask), mask.dtype)
+        path[node] = 1
+        assert (parent >= 0) == (node > 0)
+        assert np.array_equal(mask[node], path), node
+    return parents
+
+
+def drafter_of(tries: Any = (), price: float = 0.0) -> Drafter:
+    options = DraftOptions("hierarchical", decoding_length=WIDTH, branch_length=WIDTH - 1, price=price, recycle=False)
+    return Drafter(tries, options)
+
+
+@pytest.fixture
+def trie(make_trie: Callable[..., Trie]) -> Trie:
+    return make_trie([text_of(seed) for seed in range(20)], VOCABULARY)
+
+
+def test_recorded_answers_of_its_corpus_are_trees_of_this_form() -> None:
+    """What the other tests hold our arrays against reads SGLang's own."""
+    for mask, parents in zip(RECORDED["masks"], RECORDED["parents"], strict=True):
+        rows = np.array([[int(digit) for digit in row] for row in mask.split()])
+        assert parents_of(rows) == parents
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_tree_of_its_corpus_is_written_as_it_writes_it(number: int) -> None:
+    """But for filler, which forms a branch here: children of one node are different tokens."""
+    tokens, parents = (np.array(RECORDED[name][number], np.int32) for name in ("tokens", "parents"))
+    nodes = len(tokens) - int(np.count_nonzero(tokens == 0))
+    empty = np.zeros(nodes, np.int32)
+    ours, mask = np.zeros(8, np.int64), np.zeros((8, 8), np.int64)
+    write_tree(DraftTree(tokens[:nodes], parents[:nodes], empty.astype(np.float32), empty, empty), ours, mask)
+    assert ours.tolist() == tokens.tolist()
+    theirs = np.array([[int(digit) for digit in row] for row in RECORDED["masks"][number].split()])
+    assert np.array_equal(mask[:nodes], theirs[:nodes])
+    assert parents_of(mask)[nodes:] == ([0, *range(nodes, 7)] if nodes < 8 else [])
+
+
+@pytest.mark.parametrize("price", [0.0, 0.2])
+def test_arrays_hold_the_drafters_trees_and_filler(trie: Trie, price: float) -> None:
+    texts = {"a": text_of(99), "b": text_of(3), "c": list(range(20))}
+    rows, other = ByTree(Requests(drafter_of([trie], price)), WIDTH), Requests(drafter_of([trie], price))
+    for request_id, text in texts.items():
+        other.begin(request_id, text[:12])
+    filled = 0
+    for end in range(13, 20):
+        tokens, mask = rows.step(list(texts), [Text(text[:12], text[12:end]) for text in texts.values()])
+        assert [str(tokens.dtype), str(mask.dtype)] == RECORDED["dtypes"]
+        trees = other.step([NewTokens(request_id, [text[end - 1]], WIDTH - 1) for request_id, text in texts.items()])
+        for tree, row, of_row in zip(trees, tokens.reshape(3, WIDTH), mask.reshape(3, WIDTH, WIDTH), strict=True):
+            parents, nodes = parents_of(of_row), len(tree)
+            assert row[:nodes].tolist() == tree.token_ids.tolist()
+            assert parents[:nodes] == tree.parents.tolist()
+            children = list(zip(parents, row.tolist(), strict=True))
+            assert len(set(children)) == WIDTH, "no two children of a node are the same token"
+            filled += nodes < WIDTH
+    assert bool(filled) == bool(price)
+
+
+@pytest.mark.parametrize(("taken", "filler"), [([], 0), ([3, 1], 0), ([0, 2, 1], 3)])
+def test_filler_is_a_token_that_no_other_child_of_the_root_has(taken: list[int], filler: int) -> None:
+    assert filler_for(np.array(taken)) == filler
+
+
+def test_tokens_that_are_late_come_once(trie: Trie) -> None:
+    """Where schedules overlap, the latest step's tokens are not in the output yet; they are in it at the next step."""
+    text = text_of(99)
+    late, at_once = (ByTree(Requests(drafter_of([trie])), WIDTH) for _ in range(2))
+    seen = 12
+    for end in (13, 16, 17, 22):
+        found = late.step(["a"], [Text(text[:12], text[12:seen], text[seen:end])])
+        expected = at_once.step(["a"], [Text(text[:12], text[12:end])])
+        for one, other in zip(found, expected, strict=True):
+            assert np.array_equal(one, other)
+        assert late.requests.has_text("a", np.array(text[:end], np.int32))
+        seen = end
+
+
+def test_a_request_that_was_preempted_begins_again_with_all_its_text(trie: Trie) -> None:
+    text, rows = text_of(99), ByTree(Requests(drafter_of([trie])), WIDTH)
+    rows.step(["a", "b"], [Text(text[:12], text[12:20]), Text(text[:12], text[12:13])])
+    rows.finish(["a", "never seen"])
+    assert set(rows.requests) == {"b"}
+    rows.step(["b", "a"], [Text(text[:12], text[12:15]), Text(text[:12], text[12:22])])
+    for request_id, end in (("a", 22), ("b", 15)):
+        assert rows.requests.has_text(request_id, np.array(text[:end], np.int32))
+    rows.clear()
+    assert not len(rows.requests)
+
+
+def test_only_filler_is_a_branch_for_each_row() -> None:
+    tokens, mask = only_filler([7, 9], 3)
+    assert tokens.tolist() == [7, 0, 0, 9, 0, 0]
+    assert [parents_of(each) for each in mask.reshape(2, 3, 3)] == [[-1, 0, 1]] * 2
+
+
+def test_a_version_that_is_not_known_is_left_as_it_is_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.99.1")
+    with caplog.at_level(logging.WARNING, "lookahead"):
+        sglang.register()
+    (record,) = caplog.records
+    assert "SGLang 0.99.1 is not one of the versions that are known" in record.getMessage()
+
+
+@pytest.mark.skipif(HAS_SGLANG, reason="SGLang is installed")
+def test_the_entry_point_raises_nothing_where_sglang_cannot_be_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    sglang.register()
+    assert "LOOKAHEAD is left out of SGLang" in caplog.text
+
+
+def test_settings_come_from_the_environment() -> None:
+    assert settings_of({}).tries == ()
+    assert settings_of({SETTINGS: '{"tries": ["a.trie"]}'}).tries == ("a.trie",)
+    for text, saying in (("{", "not JSON"), ('{"trees": 1}', "no setting 'trees'"), ("[]", r"got \[\]")):
+        with pytest.raises(UsageError, match=saying):
+            settings_of({SETTINGS: text})
+
+
+def test_the_plugin_loads_nothing_that_drafting_needs() -> None:
+    code = "import sys, lookahead.engines.sglang; print({'numba', 'torch', 'numpy', 'sglang'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
+
+
+# ---- where SGLang is installed
+
+
+@pytest.mark.sglang
+@pytest.mark.skipif(not HAS_SGLANG, reason="SGLang is not installed")
+class TestSglang:
+    @pytest.mark.parametrize(("module", "name"), [("ngram_worker", "NGRAMWorker"), ("spec_registry", "CustomSpecAlgo")])
+    def test_what_is_used_of_sglang_is_as_it_was(self, module: str, name: str) -> None:
+        """By its source, as importing the worker needs a GPU."""
+        (folder,) = importlib.util.find_spec("sglang.srt.speculative").submodule_search_locations  # type: ignore[union-attr]
+        tree = ast.parse((Path(folder) / f"{module}.py").read_text(encoding="utf-8"))
+        (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+        methods = {node.name: node.args for node in found.body if isinstance(node, ast.FunctionDef)}
+        for method, parameters in sglang.INTERFACE[name].items():
+            arguments = methods[method]
+            assert tuple(each.arg for each in (*arguments.args, *arguments.kwonlyargs)) == parameters
+
+    def test_the_algorithm_is_registered_and_answers_as_ngram(self) -> None:
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+        from lookahead.engines.sglang_algorithm import register_algorithm
+
+        register_algorithm("LOOKAHEAD_TEST")
+        ours, ngram = SpeculativeAlgorithm.from_string("lookahead_test"), SpeculativeAlgorithm.NGRAM
+        asked = [name for name in vars(SpeculativeAlgorithm) if name.startswith(("is_", "supports_", "has_", "need_"))]
+        assert len(asked) > 15
+        for name in asked:
+            assert getattr(ours, name)() == getattr(ngram, name)(), name
+        answered = {name for name, value in vars(SpeculativeAlgorithm).items() if name[0] != "_" and inspect.isfunction(value)}
+        assert {name for name in answered if not hasattr(ours, name)} == set()
+
+    def test_arguments_are_set_as_for_its_ngram(self) -> None:
+        from types import SimpleNamespace
+
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+        from lookahead.engines.sglang_algorithm import Algorithm
+
+        ours = Algorithm("LOOKAHEAD", lambda args: object)
+        given = {
+            "device": "cpu", "enable_dp_attention": False, "attn_dp_size": None,
+            "disable_overlap_schedule": False, "max_running_requests": None,
+            "enable_mixed_chunk": True, "speculative_eagle_topk": None, "speculative_ngram_max_bfs_breadth": 10,
+            "speculative_num_draft_tokens": 12, "speculative_num_steps": None, "page_size": 1, "attention_backend": "triton",
+            "speculative_ngram_external_corpus_path": None,
+        }  # fmt: skip
+        args = SimpleNamespace(**given)
+        ours.handle_server_args(args)
+        changed = {name: value for name, value in vars(args).items() if value != given[name]}
+        assert changed == {
+            "disable_overlap_schedule": True, "max_running_requests": 48, "enable_mixed_chunk": False,
+            "speculative_eagle_topk": 10, "speculative_num_steps": 1,
+        }  # fmt: skip
+        assert SpeculativeAlgorithm.NGRAM.is_ngram()
+        for wrong in ({"device": "npu"}, {"enable_dp_attention": True}, {"attn_dp_size": 2}, {"page_size": 16}):
+            with pytest.raises(ValueError, match="LOOKAHEAD"):
+                ours.handle_server_args(SimpleNamespace(**{**given, **wrong}))
+
+    def test_its_own_record_of_arguments_takes_what_we_set(self) -> None:
+        from sglang.srt.arg_groups.overrides import record_foreign_defaults, resolving_view
+        from sglang.srt.server_args import ServerArgs
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+        sglang.register()
+        args = ServerArgs(model_path="samples/demo-model", speculative_algorithm=sglang.ALGORITHM, device="cpu")
+        ours = SpeculativeAlgorithm.from_string(sglang.ALGORITHM)
+        record_foreign_defaults(args, "test", ours.handle_server_args)
+        found = resolving_view(args)
+        assert (found.speculative_num_draft_tokens, found.max_running_requests, found.enable_mixed_chunk) == (16, 48, False)
+        assert {"tokenizer_path", "skip_tokenizer_init", "trust_remote_code"} <= set(dir(args)), "what the worker reads"
+
+    @pytest.mark.timeout(1800)
+    def test_its_corpus_still_answers_as_recorded(self) -> None:
+        from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
+
+        corpus = NgramCorpus(max_trie_depth=12, draft_token_num=8)
+        corpus.batch_put(RECORDED["texts"])
+        corpus.synchronize()
+        contexts = RECORDED["contexts"]
+        tokens, mask = corpus.batch_get(["a", "b", "c"], contexts, [len(context) for context in contexts])
+        assert [str(tokens.dtype), str(mask.dtype)] == RECORDED["dtypes"]
+        assert tokens.reshape(3, 8).tolist() == RECORDED["tokens"]
+        assert [parents_of(each) for each in mask.reshape(3, 8, 8)] == RECORDED["parents"]
