@@ -217,6 +217,7 @@ def test_chosen_size_is_within_three_percent_of_the_best(slope: float, noise: fl
     assert goodput(chosen) >= 0.97 * max(goodput(drafted) for drafted in range(64))
 
 
+@pytest.mark.deep
 def test_budgets_of_a_long_noisy_job_stay_near_the_quiet_ones() -> None:
     """100,000 steps, of which one in five takes five times as long, rows coming from easy to hard."""
     random = np.random.default_rng(1)

@@ -216,7 +216,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, 
 @pytest.mark.parametrize(
     ("where", "killed"),
     [
-        (None, True),
+        pytest.param(None, True, marks=pytest.mark.deep),
         pytest.param("--ray", False, marks=[pytest.mark.ray, pytest.mark.deep]),
         pytest.param("--ray", True, marks=[pytest.mark.ray, pytest.mark.deep]),
     ],
