@@ -35,6 +35,9 @@ class DeviceBuilder(Builder):
             self._copies[key] = copy
         return self._copies[key].with_dims(flat_dims(view.sizes), view.axis)
 
+    def narrow(self, view: View, dtype: torch.dtype) -> View:
+        return super().narrow(self.flat(view) if view.home in self._of_products else view, dtype)
+
     def panels(self, matrix: torch.Tensor) -> Any:
         """Of a matrix [in, out]: itself."""
         if matrix.stride(0) != 1 or matrix.dtype not in LIKE:

@@ -260,6 +260,7 @@ def test_names_tell_branch_lengths_where_they_differ() -> None:
     assert names_of_runs([auto, FIXED, short]) == ["auto", "hierarchical 8/64", "hierarchical 8/4"]
 
 
+@pytest.mark.deep
 def test_sweep_measures_a_grid_beside_auto_and_draws_it(cli: Cli, tmp_path: Path) -> None:
     saved, plot, report = tmp_path / "s.json", tmp_path / "s.png", tmp_path / "s.html"
     result = cli(
@@ -282,6 +283,7 @@ def test_sweep_measures_a_grid_beside_auto_and_draws_it(cli: Cli, tmp_path: Path
     assert "Decoding and branch length" in report.read_text()
 
 
+@pytest.mark.deep
 def test_sweep_of_random_weights_runs_the_peers_too(cli: Cli, tmp_path: Path) -> None:
     pairs = write_jsonl(tmp_path / "p.jsonl", [{"prompt_ids": [5, 6, 7, 5, 6], "response_ids": [7, 5, 6, 7, 9]}] * 2)
     asked = ("bench", "--replay", pairs, "--model", MODEL, "--random-weights", "--sweep", "--json", "--repeat", 2)

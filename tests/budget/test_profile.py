@@ -183,6 +183,7 @@ def test_profile_costs_what_calibrating_measured(tiny_model, architecture: str) 
     assert 0.7 < np.median(off) < 1.4
 
 
+@pytest.mark.deep
 def test_what_accepting_costs_is_measured_behind_packed_forwards() -> None:
     """A model that pretends to cost this gives it back."""
     truth = dataclasses.replace(PROFILE, per_said=0.002, per_move=0.03, per_moved_row=0.004)

@@ -303,6 +303,7 @@ def test_address_of_a_cluster_may_be_left_out() -> None:
 # ---- tries
 
 
+@pytest.mark.deep
 @pytest.mark.ray
 def test_trie_of_a_cluster_is_that_of_one_machine(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lookahead.cluster import build as ray_build

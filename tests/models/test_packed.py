@@ -158,6 +158,7 @@ def test_what_cannot_be_quantized_is_refused(tmp_path: Path, four: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "other"]
 
 
+@pytest.mark.deep
 def test_report_says_what_was_lost(cli: Cli, tmp_path: Path) -> None:
     text = write_jsonl(tmp_path / "held.jsonl", [{"text": f"Question: {n} pears cost {2 * n}.\nAnswer: {n}"} for n in range(9)])
     out = tmp_path / "new"

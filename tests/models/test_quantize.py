@@ -96,6 +96,7 @@ def test_token_gets_the_same_bits_in_any_company_and_by_any_threads(
         torch.set_num_threads(before)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("bits", [8, 4])
 def test_every_processor_adds_up_to_the_same_bits(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
     """With VNNI, with AVX-512 alone, with AVX2 alone: where this machine has them."""

@@ -92,8 +92,17 @@ def corpora_in_parts(draw):
 @pytest.mark.parametrize(
     "make",
     [
-        *(appended, with_wide_positions),  # whose files are merged from appended ones
-        *deep([built_in_one_run, merged, built_in_many_runs, appended_in_many_runs, merged_from_appended_files]),
+        appended,
+        *deep(
+            [
+                with_wide_positions,
+                built_in_one_run,
+                merged,
+                built_in_many_runs,
+                appended_in_many_runs,
+                merged_from_appended_files,
+            ]
+        ),
     ],
 )
 @given(corpora_in_parts())
