@@ -16,6 +16,7 @@ INSTEAD = {  # options that vLLM does not have: what does the same there
     "device": "vLLM takes the devices of its platform",
     "attn": "--engine-arg attention_backend=NAME",
     "engine_mode": "",
+    "quantize": "--engine-arg quantization=NAME",
     "kv_dtype": "--engine-arg kv_cache_dtype=NAME",
     "exact": "",
     "workers": "--engine-arg data_parallel_size=N",

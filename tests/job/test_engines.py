@@ -42,6 +42,7 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
         (["--engine", "vllm", "--engine-arg", "a=1", "--engine-arg", "a=2"], "a is given twice"),
         (["--engine", "vllm", "--exact"], "has no --exact"),
         (["--engine", "vllm", "--workers", 2], "has no --workers: --engine-arg data_parallel_size=N"),
+        (["--engine", "vllm", "--quantize", "int8"], "has no --quantize: --engine-arg quantization=NAME"),
         (["--engine", "vllm", "--tp-plan", "auto"], "tensor_parallel_size=N"),
         (["--engine", "vllm", "--typical-p", 0.9], "has no --typical-p"),
         (["--engine", "vllm", "--min-p", 0.1], "vLLM refuses --min-p beside drafts"),
