@@ -17,7 +17,7 @@ import torch
 from lookahead.forward.batch import MOST_TOKENS, Pack
 from lookahead.forward.device_rows import BEHIND, IDS, KEPT, META, POSITIONS, SCORES, RowKernel, Slotted, row_kernel, size_in
 from lookahead.forward.kv_cache import SlotCache
-from lookahead.forward.plan import Attention, Buffer, Instruction, Plan, Product
+from lookahead.forward.plan import Attention, Buffer, Instruction, Plan, Product, View
 from lookahead.forward.tree_attention import attend
 
 MOST_OF_OURS = 64  # tokens up to which products of ours take hardly longer than torch's, or less
@@ -36,7 +36,7 @@ class DeviceProgram:
         self._lock = threading.Lock()
         self._launches: dict[tuple[int, bool], list[Launch]] = {}  # by the most tokens, and whether products are ours
         self._arenas: dict[int, torch.Tensor] = {}  # by the most tokens
-        self._every = torch.empty(0)
+        self._every: dict[int, torch.Tensor] = {}  # all tokens, likewise: graphs hold its address, too
         self._products = {
             step.target: step
             for stage in plan.stages
@@ -53,11 +53,11 @@ class DeviceProgram:
 
         with self._lock:
             room = MOST_TOKENS if tokens <= MOST_TOKENS else 1 << (tokens - 1).bit_length()
-            how = room, self.exact or self.device.type == "cpu" or tokens <= MOST_OF_OURS
+            how = room, self.exact or tokens <= MOST_OF_OURS
             if how not in self._launches:
                 self._launches[how] = self._made(*how)
-            self._open_layers(cache)
-            kept = self._every[:tokens] if wanted is None else wanted
+            cache.open_layers(self.plan.placed, self.plan.dtype, self.device)
+            kept = self._every[room][:tokens] if wanted is None else wanted
             scores = torch.empty(len(kept), self.plan.vocab, dtype=self.plan.scores_dtype, device=self.device)
             meta = with_paths(pack.meta) if room == MOST_TOKENS else pack.meta
             run = {IDS: pack.input_ids[0], POSITIONS: pack.position_ids[0], META: meta, KEPT: kept, SCORES: scores}
@@ -66,27 +66,14 @@ class DeviceProgram:
                 launch(run)
             return scores
 
-    def _open_layers(self, cache: SlotCache) -> None:
-        plan = self.plan
-        if len(cache.layers) > max(plan.placed) // 2:
-            return
-        for layer in range(1 + max(plan.placed) // 2):
-            if 2 * layer in plan.placed:
-                shapes = [plan.placed[2 * layer], plan.placed[2 * layer + 1]]
-                cache.open_layer(
-                    layer,
-                    *[torch.empty(1, heads, 0, width, dtype=plan.dtype, device=self.device) for heads, width in shapes],
-                )
-
     def _made(self, room: int, in_parts: bool) -> list[Launch]:
         """What launches the stages one after the other, over buffers for so many tokens. in_parts: products are ours."""
         if room not in self._arenas:
             for other in [size for size in self._arenas if size != MOST_TOKENS]:  # graphs hold addresses of the small one
-                del self._arenas[other]
+                del self._arenas[other], self._every[other]
                 self._launches = {how: launches for how, launches in self._launches.items() if how[0] != other}
             self._arenas[room] = torch.zeros(self.plan.row_bytes * room, dtype=torch.uint8, device=self.device)
-            if room > len(self._every):
-                self._every = torch.arange(room, device=self.device)
+            self._every[room] = torch.arange(room, device=self.device)
         arena = self._arenas[room]
 
         def rows_of(buffer: Buffer) -> torch.Tensor:
@@ -116,6 +103,12 @@ def _held(cache: SlotCache, number: int) -> torch.Tensor:
     return held
 
 
+def _shown(view: View, rows_of: Callable[[Buffer], torch.Tensor]) -> torch.Tensor:
+    """[room, numbers] of a flat view."""
+    assert isinstance(view.home, Buffer)
+    return rows_of(view.home)[:, view.start : view.start + view.count]
+
+
 def _launch_rows(kernel: RowKernel, rows_of: Callable[[Buffer], torch.Tensor], late: bool) -> Launch:
     fixed = [rows_of(given) if isinstance(given, Buffer) else given for given in kernel.given]
     compiled = kernel.compiled()
@@ -139,8 +132,7 @@ def _launch_rows(kernel: RowKernel, rows_of: Callable[[Buffer], torch.Tensor], l
 def _launch_product(step: Product, rows_of: Callable[[Buffer], torch.Tensor], late: bool) -> Launch:
     from lookahead.forward.device_products import multiply
 
-    assert isinstance(step.tokens.home, Buffer)
-    tokens = rows_of(step.tokens.home)[:, step.tokens.start :][:, : step.weight.inner]
+    tokens = _shown(step.tokens, rows_of)
     target = None if step.target is None else rows_of(step.target)
 
     def launch(run: Run) -> None:
@@ -155,8 +147,7 @@ def _launch_product(step: Product, rows_of: Callable[[Buffer], torch.Tensor], la
 
 def _launch_torch(step: Product, rows_of: Callable[[Buffer], torch.Tensor], late: bool) -> Launch:
     """The same by torch, whose product is rounded and has the bias added."""
-    assert isinstance(step.tokens.home, Buffer)
-    tokens = rows_of(step.tokens.home)[:, step.tokens.start :][:, : step.weight.inner]
+    tokens = _shown(step.tokens, rows_of)
     target = None if step.target is None else rows_of(step.target)[:, : step.weight.outputs]
     weight, bias = step.weight.weight.t(), None if step.bias is None else step.bias.to(step.weight.dtype)
 
@@ -172,9 +163,7 @@ def _launch_torch(step: Product, rows_of: Callable[[Buffer], torch.Tensor], late
 
 
 def _launch_attention(step: Attention, rows_of: Callable[[Buffer], torch.Tensor]) -> Launch:
-    assert isinstance(step.query.home, Buffer)
-    count = step.heads * step.width
-    queries = rows_of(step.query.home)[:, step.query.start :][:, :count].unflatten(1, (step.heads, step.width))
+    queries = _shown(step.query, rows_of).unflatten(1, (step.heads, step.width))
     outputs = rows_of(step.target).unflatten(1, (step.heads, step.value_width))
 
     def launch(run: Run) -> None:

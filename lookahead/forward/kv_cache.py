@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -235,6 +235,15 @@ class SlotCache(KeysAndValuesOnly):
             self.layers.append(SlotLayer(self))
         if not self.layers[number].is_initialized:
             self.layers[number].lazy_initialization(keys, values)
+
+    def open_layers(self, placed: Mapping[int, tuple[int, int]], dtype: torch.dtype, device: torch.device) -> None:
+        """Buffers for all layers of a program. placed: (heads, width) of layer k's keys by 2 k, of its values by 2 k + 1."""
+        layers = 1 + max(placed) // 2
+        for layer in range(layers if len(self.layers) < layers else 0):
+            if 2 * layer in placed:
+                shapes = [placed[2 * layer], placed[2 * layer + 1]]
+                states = [torch.empty(1, heads, 0, width, dtype=dtype, device=device) for heads, width in shapes]
+                self.open_layer(layer, *states)
 
     def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
         return self.pack.offsets

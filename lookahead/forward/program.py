@@ -181,12 +181,7 @@ class Program:
     def _find(self, cache: SlotCache) -> None:
         """Write where the slots' keys and values are to the tables, if that has changed."""
         plan = self.plan
-        layers = 1 + max(plan.placed) // 2
-        if len(cache.layers) < layers:
-            for layer in range(layers):
-                if 2 * layer in plan.placed:
-                    shapes = [plan.placed[2 * layer], plan.placed[2 * layer + 1]]
-                    cache.open_layer(layer, *[torch.empty(1, heads, 0, width, dtype=plan.dtype) for heads, width in shapes])
+        cache.open_layers(plan.placed, plan.dtype, torch.device("cpu"))
         known = id(cache), cache.slots, cache.capacity, *(held.data_ptr() for held in cache.buffers)
         if known == self._cache:
             return

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from lookahead.draft.tree import DraftTree, chain
+from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.plan import Matrix, Product
 from lookahead.forward.slots import PackedSlots
 from lookahead.models import probe
@@ -62,7 +63,20 @@ def test_says_what_the_modules_say(tiny_model, name: str, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_is_the_same_in_any_company(tiny_model, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
-    assert differs_in_company(of(tiny_model, "llama", dtype)[1]) == ""
+    _, target = of(tiny_model, "llama", dtype)
+    exact = DeviceProgram(target.program.plan, target.device, exact=True)
+    assert differs_in_company(dataclasses.replace(target, program=exact)) == ""
+
+
+def test_memory_that_graphs_hold_stays_where_it_is(tiny_model) -> None:  # type: ignore[no-untyped-def]
+    _, target = of(tiny_model, "llama", torch.float32)
+    slots, text = PackedSlots(target), np.arange(3, 8, dtype=np.int32)
+    slots.begin(slots.add(text.tolist(), 8))
+    with torch.inference_mode():
+        slots.forward([chain(text)], ["all"])
+        held = [each[256].data_ptr() for each in (target.program._arenas, target.program._every)]
+        target.program._made(512, in_parts=True)
+    assert [each[256].data_ptr() for each in (target.program._arenas, target.program._every)] == held
 
 
 def test_products_of_the_same_tokens_are_one_and_keep_nothing_twice(tiny_model) -> None:  # type: ignore[no-untyped-def]
