@@ -11,10 +11,9 @@ numba has no public way to do so. Its own cache takes only a place (`NUMBA_CACHE
 for the user's own functions too), not what a kernel depends on nor who may have written it; so the cache of a kernel is put
 into its dispatcher's `_cache`, the one private field of numba that we write.
 
-One that is given forty arrays spends more time on taking them over, and on counting references to them, than on a short draft.
-So a `Block` allocates them and keeps their addresses in one array; inside the kernel they are views again, which nobody counts.
-Both follow from one `Layout`: the code that makes the views (`unpacker`) is generated from it. Whoever calls a kernel keeps the
-blocks alive.
+A kernel that is given forty arrays spends more time on taking them over than on a short draft. So a `Block` allocates them and
+keeps their addresses in one array; inside the kernel a `View`, a single pointer, stands for them all. Both follow from one
+`Layout`. Whoever calls a kernel keeps the blocks alive.
 """
 
 from __future__ import annotations
@@ -27,8 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
-from numba import carray, types
-from numba.extending import intrinsic
+from numba import types
+from numba.core.cgutils import unpack_tuple
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
+from numba.np.arrayobj import make_array, populate_array
+from numba.np.numpy_support import from_dtype
 
 from lookahead.kernel_cache import KernelCache
 
@@ -81,7 +84,32 @@ def pointer_to(numba_type):
 uint16_at, uint32_at, uint64_at = (pointer_to(t) for t in (types.uint16, types.uint32, types.uint64))
 int32_at, int64_at = pointer_to(types.int32), pointer_to(types.int64)
 float32_at, float64_at = pointer_to(types.float32), pointer_to(types.float64)
-POINTERS = {"int32": int32_at, "int64": int64_at, "float32": float32_at, "float64": float64_at}  # by dtype
+
+
+def _array(context, builder, kind, data, extents):
+    """An array of the numba type `kind` at the address `data`, C-contiguous; nobody owns it."""
+    itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(kind.dtype)))
+    strides = [itemsize]
+    for size in reversed(extents[1:]):
+        strides.insert(0, builder.mul(strides[0], size, flags=("nsw",)))
+    array = make_array(kind)(context, builder)
+    data = builder.bitcast(data, context.get_data_type(kind.dtype).as_pointer())
+    populate_array(array, data=data, shape=extents, strides=strides, itemsize=itemsize, meminfo=None)
+    return array._getvalue()
+
+
+@intrinsic
+def carray(typing_context, pointer, shape):
+    """numba.carray, which compiles a function for each dtype and number of dimensions, and counts references."""
+    kind = types.Array(pointer.dtype, len(shape), "C")
+
+    def codegen(context, builder, signature, arguments):
+        sizes = unpack_tuple(builder, arguments[1])
+        extents = [context.cast(builder, size, of, types.intp) for size, of in zip(sizes, signature.args[1], strict=True)]
+        return _array(context, builder, kind, arguments[0], extents)
+
+    return kind(pointer, shape), codegen
+
 
 # name -> (dtype, shape). A string in a shape is a size by name, or such a size and more: "texts", "texts + 1".
 Layout = Mapping[str, tuple[Any, tuple[int | str, ...]]]
@@ -101,27 +129,68 @@ def _extent(size: int | str, sizes: Mapping[str, int]) -> int:
     return sizes[name] + int(more or 0)
 
 
-def unpacker(layout: Layout, record: Any) -> Any:
-    """For kernels: a function from the addresses of a `Block` of this layout to its arrays, as a `record`.
+class View(types.Type):
+    """The arrays of a `Block` inside a kernel: its address. An attribute is an array, made where it is used.
 
-    record: a named tuple of the layout's names, `namedtuple(NAME, tuple(layout))`; the function is named name_arrays.
+    A tuple of the arrays would hold some 200 numbers, and each function that takes it would be compiled with them as arguments.
     """
-    sizes = sizes_in(layout)
-    views = [
-        f"carray(pointers_{np.dtype(dtype)}(addresses[{number}]), ({', '.join(map(str, shape))},))"
-        for number, (dtype, shape) in enumerate(layout.values(), len(sizes))
-    ]
-    name = f"{record.__name__.lower()}_arrays"
-    lines = (
-        f"def {name}(addresses):",
-        *(f"    {size} = addresses[{number}]" for number, size in enumerate(sizes)),
-        f"    return record({', '.join(views)})",
-    )
-    # The function's module and name, and SOURCES, are what its machine code is kept under.
-    names = {"__name__": record.__module__, "carray": carray, "record": record}
-    names.update({f"pointers_{dtype}": pointer for dtype, pointer in POINTERS.items()})
-    exec(compile("\n".join(lines), f"<{name}>", "exec"), names)
-    return inlined(names[name])
+
+    def __init__(self, name: str, layout: Layout):
+        super().__init__(f"View({name})")
+        self.sizes, self.numbers = sizes_in(layout), {}
+        for number, (field, (dtype, shape)) in enumerate(layout.items(), len(self.sizes)):
+            self.numbers[field] = number, shape, types.Array(from_dtype(np.dtype(dtype)), len(shape), "C")
+
+
+@register_model(View)
+class _ViewModel(models.OpaqueModel):
+    """A pointer."""
+
+
+@infer_getattr
+class _ViewAttributes(AttributeTemplate):
+    key = View
+
+    def generic_resolve(self, view, name):
+        return view.numbers[name][-1] if name in view.numbers else None
+
+
+@lower_getattr_generic(View)
+def _array_of(context, builder, view, value, name):
+    """Addresses do not change while a kernel runs, so they are loaded once."""
+    addresses = builder.bitcast(value, context.get_value_type(types.intp).as_pointer())
+
+    def load(number):
+        loaded = builder.load(builder.gep(addresses, [context.get_constant(types.intp, number)]))
+        loaded.set_metadata("invariant.load", builder.module.add_metadata([]))
+        return loaded
+
+    def extent(size):
+        if isinstance(size, int):
+            return context.get_constant(types.intp, size)
+        named, _, more = size.partition(" + ")
+        return builder.add(load(view.sizes.index(named)), context.get_constant(types.intp, int(more or 0)))
+
+    number, shape, kind = view.numbers[name]
+    data = builder.inttoptr(load(number), context.get_data_type(kind.dtype).as_pointer())
+    return _array(context, builder, kind, data, [extent(size) for size in shape])
+
+
+def unpacker(name: str, layout: Layout) -> Any:
+    """For kernels: a function from the addresses of a `Block` of this layout to its `View`."""
+    view = View(name, layout)
+
+    @intrinsic
+    def arrays(typing_context, addresses):
+        def codegen(context, builder, signature, arguments):
+            pointer = arguments[0]
+            if isinstance(addresses, types.Array):
+                pointer = make_array(addresses)(context, builder, pointer).data
+            return builder.bitcast(pointer, context.get_value_type(view))
+
+        return view(addresses), codegen
+
+    return arrays
 
 
 class Block:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
-
 import numpy as np
 
 from lookahead.budget.cost import BUCKETED, LATEST, OWN, SIZES, CostCurve, faster_of
@@ -31,8 +29,7 @@ BOOKS: Layout = {
     "of_sizes": (np.float64, (GAINS + len(SIZES), len(SIZES))),
     "kept": (np.int64, ("trees",)),  # nodes of each tree that the latest choice takes, its root included
 }
-Books = namedtuple("Books", tuple(BOOKS))  # type: ignore[misc]
-books_arrays = unpacker(BOOKS, Books)
+books_arrays = unpacker("Books", BOOKS)
 
 
 def books_on(curve: CostCurve) -> Block:

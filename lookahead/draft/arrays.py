@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
-
 import numpy as np
 
 from lookahead.kernels import Block, Layout, unpacker
@@ -53,8 +51,7 @@ SCRATCH: Layout = {
     "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
     "ranges": (np.int64, (RANGES, 3)),  # narrowed before, see places.py
 }
-Scratch = namedtuple("Scratch", tuple(SCRATCH))  # type: ignore[misc]
-scratch_arrays = unpacker(SCRATCH, Scratch)
+scratch_arrays = unpacker("Scratch", SCRATCH)
 
 # What all rows share. Each array is explained where it is used.
 SHARED: Layout = {
@@ -79,8 +76,7 @@ SHARED: Layout = {
     "recycled_tokens": (np.int32, ("places", "best")),
     "recycled_weights": (np.float32, ("places", "best")),
 }
-Shared = namedtuple("Shared", tuple(SHARED))  # type: ignore[misc]
-shared_arrays = unpacker(SHARED, Shared)
+shared_arrays = unpacker("Shared", SHARED)
 
 # What is kept of each row: its own text's addresses, what its context matches, and the latest tree.
 ROWS: Layout = {
@@ -93,8 +89,7 @@ ROWS: Layout = {
     "nodes": (np.int64, ("rows",)),  # root included; 0: no tree was grown for this step
     "kept": (np.int64, ("rows",)),  # of them, to be verified
 }
-Rows = namedtuple("Rows", tuple(ROWS))  # type: ignore[misc]
-rows_arrays = unpacker(ROWS, Rows)
+rows_arrays = unpacker("Rows", ROWS)
 
 
 def scratch_block(nodes: int, texts: int) -> Block:

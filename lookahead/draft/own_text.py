@@ -11,11 +11,10 @@ from collections import namedtuple
 from collections.abc import Sequence
 
 import numpy as np
-from numba import carray
 
 from lookahead.draft.arrays import CHAINS, LEADERS, OWN_COLUMNS, PER_CHAIN
 from lookahead.draft.places import SOURCE, count_of
-from lookahead.kernels import inlined, int32_at, int64_at, kernel
+from lookahead.kernels import carray, inlined, int32_at, int64_at, kernel
 
 TOKEN, CHAIN, SEEN = 0, 1, 1 + CHAINS  # rows of OwnText.log; chain c links places that agree in 2^c tokens
 LONGEST_MATCH = 32  # tokens compared; a longer match counts as this

@@ -14,7 +14,6 @@ from __future__ import annotations
 import struct
 
 import numpy as np
-from numba import carray
 
 from lookahead.draft.arrays import (
     BINS,
@@ -34,7 +33,7 @@ from lookahead.draft.mixture import learn, mix, move_aligned, rescore
 from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
 from lookahead.draft.tree import GRAMMAR
-from lookahead.kernels import float64_at, inlined, int64_at, kernel, woven
+from lookahead.kernels import carray, float64_at, inlined, int64_at, kernel, woven
 from lookahead.threads import add
 
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost

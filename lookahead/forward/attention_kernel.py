@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray
 
 from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, POSITION, SIZE, SLOT, TRUNK
 from lookahead.forward.vectors import (
@@ -38,7 +37,7 @@ from lookahead.forward.vectors import (
     transpose,
     widen,
 )
-from lookahead.kernels import float64_at, int32_at, int64_at, part, woven
+from lookahead.kernels import carray, float64_at, int32_at, int64_at, part, woven
 from lookahead.threads import add, gives_way, run_in, wait_for
 
 ROWS = 64  # queries that are worked on at a time, heads that share keys counted

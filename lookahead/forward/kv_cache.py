@@ -349,4 +349,5 @@ def _move(buffer, slots, sources, targets):
     for number in range(buffer.shape[0]):
         for k in range(len(slots)):
             for head in range(buffer.shape[2]):
-                buffer[number, slots[k], head, targets[k]] = buffer[number, slots[k], head, sources[k]]
+                for column in range(buffer.shape[4]):
+                    buffer[number, slots[k], head, targets[k], column] = buffer[number, slots[k], head, sources[k], column]

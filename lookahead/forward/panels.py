@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numba import carray
 
 from lookahead.forward.panel_code import PANEL, add_to, multiply
 from lookahead.forward.processor import multiplies_pairs, multiplies_tiles
@@ -26,7 +25,7 @@ from lookahead.forward.quantized_code import (
 )
 from lookahead.forward.vector_code import LANES
 from lookahead.forward.vectors import narrow, take_ticket, widen
-from lookahead.kernels import int64_at, part, woven
+from lookahead.kernels import carray, int64_at, part, woven
 from lookahead.threads import run_in
 
 # How weights lie. Tokens are float32; bfloat16 where weights lie in pairs; quantized where weights are (quantized_code.py).

@@ -22,7 +22,6 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import carray
 
 from lookahead.forward.panels import OUTPUTS, PANEL, TASK, TOKENS, multiply_panel, store
 from lookahead.forward.quantized_cache import quantize4, quantize8
@@ -41,7 +40,7 @@ from lookahead.forward.vector_math import (
     to_float16,
 )
 from lookahead.forward.vectors import take_ticket, widen
-from lookahead.kernels import float32_at, int32_at, int64_at, part, woven
+from lookahead.kernels import carray, float32_at, int32_at, int64_at, part, woven
 from lookahead.threads import add, call_with, wait_for
 
 # The array that describes a run: numbers and addresses

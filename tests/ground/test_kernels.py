@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +39,7 @@ LAYOUT: kernels.Layout = {
     "tokens": (np.int32, (3,)),
     "weights": (np.float32, ("rows", "columns")),
 }
-Arrays = namedtuple("Arrays", tuple(LAYOUT))
-arrays_arrays = kernels.unpacker(LAYOUT, Arrays)
+arrays_arrays = kernels.unpacker("Arrays", LAYOUT)
 
 
 @kernels.kernel
