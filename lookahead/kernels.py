@@ -1,5 +1,9 @@
 """How kernels are compiled, and how they are given many arrays. In: functions over numbers and arrays. Out: machine code.
 
+numba optimises each function and turns it into machine code on its own, before it does so again within each caller. A `part` of
+kernels is only linked into its callers, which halves the time to compile drafting. For this, classes of numba's compiler are
+derived from (`_PartLibrary`, `_PartLowering`; the same from numba 0.60 to 0.68): numba has no option for it.
+
 Kernels release the GIL and are compiled once per machine, which a new user waits for. So arrays are copied into arrays by loops
 (numba's own check of their shapes takes a second or two to compile, in each kernel), and variables that a loop changes begin as
 np.int64: what is called with one that begins as a literal is compiled twice.
@@ -18,6 +22,7 @@ keeps their addresses in one array; inside the kernel a `View`, a single pointer
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Mapping
@@ -28,8 +33,12 @@ import numba
 import numpy as np
 from numba import types
 from numba.core.cgutils import unpack_tuple
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import PassManager, register_pass
+from numba.core.typed_passes import NativeLowering
 from numba.core.typing.templates import AttributeTemplate
-from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
+from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model, typeof_impl
 from numba.np.arrayobj import make_array, populate_array
 from numba.np.numpy_support import from_dtype
 
@@ -61,11 +70,69 @@ def _kept(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
+class _PartLibrary(JITCodeLibrary):
+    """Code that is only linked into the code that calls it: neither optimised nor turned into machine code on its own."""
+
+    def finalize(self) -> None:
+        for library in dict.fromkeys(self._linking_libraries):
+            self._reload_init.update(library._reload_init)
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        return 0
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _PartLowering(NativeLowering):
+    _name = "lookahead_part_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.flags.no_cpython_wrapper = state.flags.no_cfunc_wrapper = state.flags.no_compile = True
+        super().run_pass(state)
+        state.cr = state.cr._replace(cfunc=object().__reduce__)  # numba wants a builtin function of its own
+        state.targetctx.insert_user_function(state.cr.cfunc, state.cr.fndesc, [state.library])
+        state.reload_init.extend(state.library._reload_init)
+        return True
+
+
+class _PartCompiler(CompilerBase):
+    def define_pipelines(self) -> list[PassManager]:
+        passes, builder = PassManager("lookahead part"), DefaultPassBuilder
+        for stage in (
+            builder.define_untyped_pipeline,
+            builder.define_typed_pipeline,
+            builder.define_nopython_lowering_pipeline,
+        ):
+            passes.passes.extend(stage(self.state).passes)
+        passes.passes = [(_PartLowering if each is NativeLowering else each, text) for each, text in passes.passes]
+        passes.finalize()
+        return [passes]
+
+
+class Part:
+    """A function that kernels call: compiled with each of them. Python can call it too; then it is a kernel."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any):
+        self._kernel = kernel(function)
+        self.dispatcher = numba.njit(error_model="numpy", pipeline_class=_PartCompiler, **options)(function)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._kernel(*arguments)
+
+
+@typeof_impl.register(Part)
+def _type_of_part(part: Part, context: Any) -> types.Dispatcher:
+    return types.Dispatcher(part.dispatcher)
+
+
 kernel = _kept()
-inlined = _kept(forceinline=True)  # part of its callers: called very often
-woven = numba.njit(inline="always", error_model="numpy")  # the same, but never compiled alone: large and called in one place,
-# or so small that its callers grow little
-part = numba.njit(error_model="numpy")  # kept with the one kernel that calls it: where weaving it in would take long to compile
+part = Part  # called by kernels
+inlined = functools.partial(Part, forceinline=True)  # part of its callers' code: called very often
+woven = numba.njit(inline="always", error_model="numpy")  # the same before types are inferred: where a part would have many
+# arguments, or be so small that its callers grow little
 
 
 def pointer_to(numba_type):
