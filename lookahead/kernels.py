@@ -75,7 +75,8 @@ class _PartLibrary(JITCodeLibrary):
 
     def finalize(self) -> None:
         for library in dict.fromkeys(self._linking_libraries):
-            self._reload_init.update(library._reload_init)
+            if hasattr(self, "_reload_init"):  # numba 0.60 has none
+                self._reload_init.update(library._reload_init)
             self._final_module.link_in(library._get_module_for_linking(), preserve=True)
         self._finalize_dynamic_globals()
         self._finalized = True
@@ -94,7 +95,8 @@ class _PartLowering(NativeLowering):
         super().run_pass(state)
         state.cr = state.cr._replace(cfunc=object().__reduce__)  # numba wants a builtin function of its own
         state.targetctx.insert_user_function(state.cr.cfunc, state.cr.fndesc, [state.library])
-        state.reload_init.extend(state.library._reload_init)
+        if hasattr(state.library, "_reload_init"):
+            state.reload_init.extend(state.library._reload_init)
         return True
 
 
