@@ -58,6 +58,25 @@ def test_a_kernel_sees_the_arrays_of_a_block_as_its_layout_declares_them() -> No
         assert (getattr(block, name) == number).all()
 
 
+@kernels.inlined
+def plus(number, more):
+    return number + more
+
+
+@kernels.kernel
+def plus_two(number):
+    return plus(number, 2)
+
+
+def test_a_part_runs_within_kernels_and_alone_and_within_them_has_no_machine_code_of_its_own() -> None:
+    assert plus_two(1) == 3
+    assert plus(1, 4) == 5
+    (compiled,) = plus.dispatcher.overloads.values()
+    assert compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name) == 0
+    (whole,) = plus_two.overloads.values()
+    assert whole.library.get_pointer_to_function(whole.fndesc.llvm_func_name) != 0
+
+
 def test_a_block_that_grows_is_seen_with_its_new_sizes() -> None:
     block = kernels.Block(LAYOUT, columns=1, rows=1)
     block.sizes["rows"], block.counts, block.weights = 3, np.zeros((3, 2), np.int64), np.zeros((3, 1), np.float32)
