@@ -6,7 +6,7 @@ Whoever asks is in another process, or knows other request ids: requests are tol
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -53,16 +53,18 @@ class AcceptedTokens:
         if emitted.sources and not emitted.taken:
             self._ended.append(Stretch(text.copy(), emitted))
 
-    def take(self, text: np.ndarray, prompt: int, running: Iterable[Stretch]) -> Counter[str]:
+    def take(self, text: np.ndarray, prompt: int, running: Callable[[], Iterable[Stretch]]) -> Counter[str]:
         """Accepted tokens of the request with this text by draft source. It can be asked for once.
 
-        text: int32, prompt and answer. prompt: tokens of the prompt. running: of requests that have not ended. A request that
-        was preempted has several stretches. What is not known is not counted.
+        text: int32, prompt and answer. prompt: tokens of the prompt. running: gives requests that have not ended, for one that
+        is not among those that have. A request that was preempted has several stretches. What is not known is not counted.
         """
         counts: Counter[str] = Counter()
-        length, known = len(text), [*self._ended, *(each for each in running if not each.emitted.taken)]
+        length = len(text)
         while length > prompt:
-            agreeing = [each for each in known if _agree(each, text[:length], prompt)]
+            agreeing = [each for each in self._ended if _agree(each, text[:length], prompt)]
+            if not any(len(each.text) >= length for each in agreeing):
+                agreeing += [each for each in running() if _agree(each, text[:length], prompt)]
             if not agreeing:
                 break
             found = max(agreeing, key=lambda each: min(len(each.text), length))
@@ -70,7 +72,6 @@ class AcceptedTokens:
             for source in found.emitted.sources[: length - begin]:
                 if source != OWN:
                     counts[name_of(source, self._names)] += 1
-            known = [each for each in known if each is not found]
             length = begin
         self._ended = deque((each for each in self._ended if not each.emitted.taken), MOST_ENDED)
         return counts
@@ -78,5 +79,5 @@ class AcceptedTokens:
 
 def _agree(stretch: Stretch, text: np.ndarray, prompt: int) -> bool:
     """It begins within the answer, and is the same as far as both go: an engine may cut what was emitted last."""
-    common = min(len(stretch.text), len(text))
-    return prompt <= stretch.emitted.begin < common and bool(np.array_equal(stretch.text[:common], text[:common]))
+    emitted, common = stretch.emitted, min(len(stretch.text), len(text))
+    return not emitted.taken and prompt <= emitted.begin < common and bool(np.array_equal(stretch.text[:common], text[:common]))

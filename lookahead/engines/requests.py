@@ -144,8 +144,7 @@ class Requests:
         """See `AcceptedTokens.take`; of nothing where nobody counts."""
         if self.accepted is None:
             return Counter()
-        running = (Stretch(known.text(), known.emitted) for known in self._known.values() if known.emitted.begin < len(text))
-        return self.accepted.take(text, prompt, running)
+        return self.accepted.take(text, prompt, lambda: [Stretch(each.text(), each.emitted) for each in self._known.values()])
 
     def forget(self) -> None:
         """Be as new: all requests have ended, nothing is remembered or learned, but what forwards cost."""
