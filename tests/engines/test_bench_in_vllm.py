@@ -104,15 +104,19 @@ def test_each_contender_starts_vllm_with_its_drafts_and_its_share_of_the_memory(
     assert bench.settings(compared[0], (), (), 4).share == len(compared)
 
 
-def comparison(**fields: Any) -> Comparison:
-    """Of two runs in vLLM, ours twice as fast."""
+ANSWER = [1, 2, 3, 4, 5]
 
-    def run(name: str, options: DraftOptions | None, seconds: float, steps: int) -> Run:
+
+def comparison(ours: list[int] = ANSWER, **fields: Any) -> Comparison:
+    """Of two runs in vLLM, ours twice as fast. ours: its answer."""
+
+    def run(name: str, options: DraftOptions | None, answer: list[int], seconds: float, steps: int) -> Run:
         found = Run(name, options, lambda rows: iter(()), lambda: None)
-        found.add(0, Turn([[1, 2, 3, 4, 5]], seconds, forwards=steps, steps=steps, accepted_tokens=4 - steps))
+        found.add(0, Turn([answer], seconds, forwards=steps, steps=steps, accepted_tokens=4 - steps))
         return found
 
-    runs = [run("plain", DraftOptions("off"), 2.0, 4), run("auto", DraftOptions("single", adaptive=True), 1.0, 2)]
+    drafting = DraftOptions("single", adaptive=True)
+    runs = [run("plain", DraftOptions("off"), ANSWER, 2.0, 4), run("auto", drafting, ours, 1.0, 2)]
     for each in runs:
         each.settle(runs[0])
     about = {"processor": "P", "threads": 1, "torch": "2", "transformers": "5", "vllm": "0.32.0", "quantization": None}
@@ -138,6 +142,23 @@ def test_outputs_that_nobody_judges_are_identical_or_different() -> None:
     found = lossless(None, [[1], [1]], [[1, 2], [3, 4]], {"auto": [[1, 2], [3, 5]]})
     assert (found.identical, found.near_tie, found.different, found.exact) == (1, 0, 1, False)
     assert (found.divergences[0].row, found.divergences[0].place, found.divergences[0].tolerance) == (2, 1, None)
+
+
+def test_outputs_that_differ_are_judged_by_the_stock_model_unless_vllm_has_quantized_it() -> None:
+    bench, other, prompts = VllmBench(str(MODEL), contenders("auto")), [*ANSWER[:4], 6], [[7, 8]]
+    same = in_vllm._judged(bench, comparison(), prompts)
+    assert same is not None
+    assert (same.identical, same.divergences) == (1, [])
+    judged = in_vllm._judged(bench, comparison(other), prompts)
+    assert judged is not None
+    (found,) = judged.divergences
+    assert (found.kind, found.place, found.expected, found.got) == ("different", 4, 5, 6)
+    assert None not in (found.expected_score, found.got_score, found.tolerance)
+    about = {**comparison().environment, "quantization": "fp8"}
+    unjudged = in_vllm._judged(bench, comparison(other, environment=about), prompts)
+    assert unjudged is not None
+    assert [(each.kind, each.place, each.tolerance) for each in unjudged.divergences] == [("different", 4, None)]
+    assert in_vllm._judged(bench, comparison(other, lossless_rows=0), prompts) is None
 
 
 def test_one_of_vllms_own_that_does_not_start_is_left_out() -> None:
