@@ -8,6 +8,7 @@ import typer
 
 from lookahead.errors import UsageError
 from lookahead.job.spec import SESSION_TOKENS
+from lookahead_cli.bench_engine import Engine, EngineArg, measured_in_engine
 from lookahead_cli.bench_options import (
     CHECKED_ROWS,
     OF_A_MODEL,
@@ -90,6 +91,8 @@ def command(
     dtype: Dtype = "auto",
     device: Device = "auto",
     attn: Attention = None,
+    engine: Engine = "hf",
+    engine_arg: EngineArg = None,
     engine_mode: EngineMode = "auto",
     quantize: Quantize = "none",
     kv_dtype: KvDtype = "none",
@@ -121,6 +124,9 @@ def command(
 
     Find the best lengths for this machine: lookahead bench --model org/model --input prompts.jsonl --sweep --plot sweep.png
     """
+    if measured := measured_in_engine(context):
+        show(*measured, context)
+        return
     from lookahead.bench.contenders import Contenders, batch_sizes_of
     from lookahead.bench.logged import Logs
     from lookahead.outputs import Input

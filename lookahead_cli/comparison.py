@@ -61,10 +61,9 @@ def print_comparison(comparison: Comparison, swept: bool = False) -> None:
         render.out.print(f"predicted from a cost profile ({about['cost_profile']}): {told}")
         return
     memory = max(run.peak_memory_bytes for run in comparison.runs)
-    render.out.print(
-        f"{about['processor']}, {about['threads']} threads, torch {about['torch']}, transformers {about['transformers']}, "
-        f"peak memory {render.size(memory)}",
-    )
+    last = f"vllm {about['vllm']}" if "vllm" in about else f"peak memory {render.size(memory)}"
+    loaded = f"torch {about['torch']}, transformers {about['transformers']}"
+    render.out.print(f"{about['processor']}, {about['threads']} threads, {loaded}, {last}")
 
 
 def _print_time(comparison: Comparison) -> None:
@@ -81,6 +80,8 @@ def _print_time(comparison: Comparison) -> None:
             f"{forward_ms:.2f}" if forward_ms else "-",
         ]
 
+    if not any(run.time_split for run in comparison.runs):
+        return
     render.table(
         "where the time went (draft us: per row and step; forward ms: median)",
         ["decoding", "draft", "forward", "verify", "rest", "draft us", "forward ms"],
@@ -93,6 +94,8 @@ def _where(found: Divergence) -> str:
     where = f"{found.kind}: prompt {found.row}, {found.run}, after {found.place} tokens"
     if found.expected is None or found.got is None:
         return f"{where}: one answer continues, the other has ended"
+    if found.got_score is found.expected_score is found.tolerance is None:
+        return f"{where}: token {found.got} for {found.expected}, not judged"
     scores = [f"{score:.6g}" if score is not None else "not finite" for score in (found.got_score, found.expected_score)]
     near = f"{found.tolerance:.2g}" if found.tolerance is not None else "-"
     return f"{where}: token {found.got} ({scores[0]}) for {found.expected} ({scores[1]}), within rounding up to {near}"

@@ -87,9 +87,9 @@ class Lossless:
 
 
 def lossless(
-    target: TargetModel, prompts: Sequence[Ids], expected: Sequence[Ids], outputs: Mapping[str, Sequence[Ids]]
+    target: TargetModel | None, prompts: Sequence[Ids], expected: Sequence[Ids], outputs: Mapping[str, Sequence[Ids]]
 ) -> Lossless:
-    """Compare outputs, by name of the run, with the expected ones, row by row."""
+    """Compare outputs, by name of the run, with the expected ones, row by row. target: None: whatever differs is different."""
     checked = identical = 0
     divergences = []
     judged: dict[tuple[int, tuple[int, ...]], Divergence] = {}  # runs often err alike
@@ -103,17 +103,19 @@ def lossless(
             if key not in judged:
                 judged[key] = _judged(target, row, run, prompt, right, output)
             divergences.append(dataclasses.replace(judged[key], run=run))
-    return Lossless(checked, identical, divergences, target.exact)
+    return Lossless(checked, identical, divergences, target is not None and target.exact)
 
 
 @torch.inference_mode()
-def _judged(target: TargetModel, row: int, run: str, prompt: Ids, expected: Ids, output: Ids) -> Divergence:
+def _judged(target: TargetModel | None, row: int, run: str, prompt: Ids, expected: Ids, output: Ids) -> Divergence:
     """Class an output that is not the expected one."""
     place = next((i for i, (a, b) in enumerate(zip(expected, output, strict=False)) if a != b), None)
     if place is None:  # one is a part of the other: a matter of where to stop, not of scores
         place = min(len(expected), len(output))
         ends = [ids[place] if len(ids) > place else None for ids in (expected, output)]
         return Divergence(row, run, place, ends[0], ends[1], None, None, None, "different")
+    if target is None:
+        return Divergence(row, run, place, expected[place], output[place], None, None, None, "different")
     judge = _Judge(target, prompt, output)
     both = torch.tensor([[*output[place:]], [expected[place], *output[place + 1 :]]], device=target.device)
     far, tolerance = judge.far(place, both)

@@ -83,7 +83,8 @@ def _section(comparison: Comparison, number: int, swept: bool) -> list[str]:
         body += [f"<p>{escape(in_words(comparison))}</p>", "<h3>Decoding and branch length</h3>"]
         body.append(as_svg(sweep_figure([comparison]), f"sweep{number}"))
     body += ["<h3>Speed and EDL</h3>", as_svg(comparison_figure([comparison], titled=False), f"speed{number}")]
-    body += ["<h3>Where the time went</h3>", as_svg(_time_figure(comparison), f"time{number}")]
+    if any(run.time_split for run in _shown(comparison)):
+        body += ["<h3>Where the time went</h3>", as_svg(_time_figure(comparison), f"time{number}")]
     if any(run.counts.accepted_by_source for run in _shown(comparison)):
         body += ["<h3>Whose drafts were accepted, and how deep</h3>", as_svg(_accepted_figure(comparison), f"accepted{number}")]
     return [*body, "<h3>Lossless</h3>", *_verdict(comparison)]
@@ -104,7 +105,7 @@ def _runs(comparison: Comparison) -> str:
                 f"{run.counts.draft_tokens_per_step:.1f}",
                 f"{run.draft_tokens_wasted / max(1, run.steps):.1f}",
                 f"{forward_ms:.2f}" if forward_ms else "-",
-                f"{run.peak_memory_bytes / 2**20:,.0f}",
+                f"{run.peak_memory_bytes / 2**20:,.0f}" if run.peak_memory_bytes else "-",
             )
         )
     columns = ["decoding", "tokens/s", "speedup", "quartiles", "EDL", "drafted", "wasted", "forward ms", "peak MiB"]

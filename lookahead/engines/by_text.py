@@ -49,7 +49,8 @@ class ByText:
 
     def _found(self, before: dict[int, np.ndarray]) -> dict[int, int]:
         """Request ids of the rows that were there before. before: the text of each row without its new tokens."""
-        requests, found, left = self.requests, dict[int, int](), dict(self._at)
+        requests, found = self.requests, dict[int, int]()
+        left = {row: known for row, known in self._at.items() if known in requests}
         for row, text in before.items():
             known = left.get(row)
             if known is not None and requests.has_text(known, text):

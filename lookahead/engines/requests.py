@@ -8,6 +8,7 @@ emitted before is remembered once. Knows no engine, and imports neither torch no
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from lookahead.draft.drafter import Drafter, Row
 from lookahead.draft.tree import DraftTree, root_only
+from lookahead.engines.accepted import AcceptedTokens, Emitted, Stretch
 from lookahead.engines.pace import Pace
 
 
@@ -32,15 +34,20 @@ class NewTokens(NamedTuple):
 class _Known:
     """A running request. waiting: emitted tokens that the drafter's row does not hold yet."""
 
-    __slots__ = ("drafted", "row", "waiting")
+    __slots__ = ("drafted", "emitted", "row", "waiting")
 
     def __init__(self, row: Row):
         self.row = row
         self.waiting: list[int] = []
         self.drafted = True  # for its latest step
+        self.emitted = Emitted(row.own.length)
 
     def __len__(self) -> int:
         return self.row.own.length + len(self.waiting)
+
+    def text(self) -> np.ndarray:
+        """int32, a copy."""
+        return np.append(self.row.own.tokens, np.array(self.waiting, np.int32))
 
 
 class Requests:
@@ -48,11 +55,13 @@ class Requests:
 
     pace: chooses how much is drafted, by the time between two steps; None: each step drafts all that the drafter's options
     allow, at their price. seconds: spent in `step`. steps, drafted: calls of `step`; draft tokens they gave out.
+    accepted: keeps who drafted what was accepted (chains only), None as long as nobody asks, see `count_accepted`.
     """
 
     def __init__(self, drafter: Drafter, pace: Pace | None = None):
         self.drafter, self.pace = drafter, pace
         self.seconds, self.steps, self.drafted = 0.0, 0, 0
+        self.accepted: AcceptedTokens | None = None
         self._known: dict[Hashable, _Known] = {}
 
     def __contains__(self, request_id: Hashable) -> bool:
@@ -89,6 +98,8 @@ class Requests:
         if known := self._known.pop(request_id, None):
             if known.waiting:
                 self._accept([known], [False])
+            if self.accepted is not None:
+                self.accepted.end(known.row.own.tokens, known.emitted)
             known.row.finish()
 
     def keep_only(self, running: Collection[Hashable]) -> None:
@@ -106,14 +117,16 @@ class Requests:
         known = [self._known[each.request_id] for each in new]
         for row, each in zip(known, new, strict=True):
             row.waiting += each.token_ids
+            if self.accepted is not None:
+                row.emitted.add(len(each.token_ids))
         active = bool(known) and (self.pace is None or self._learn_pace(known, new, others, began))
         if active:
             self._accept(known, [row.drafted for row in known])
             trees = self._draft(known, [each.room for each in new])
         else:
             trees = [root_only(row.waiting[-1]) for row in known]
-        for row in known:
-            row.drafted = active
+        for row, tree in zip(known, trees, strict=True):
+            row.drafted, row.emitted.drafted = active, tree
         drafted = sum(map(len, trees)) - len(trees)
         ended = time.perf_counter()
         if self.pace is not None:
@@ -122,6 +135,21 @@ class Requests:
         self.steps += 1
         self.drafted += drafted
         return trees
+
+    def count_accepted(self) -> None:
+        """From now on keep who drafted what requests accept, for `accepted_of`. Drafts are chains."""
+        self.accepted = AcceptedTokens(self.drafter.source_names)
+
+    def accepted_of(self, text: np.ndarray, prompt: int) -> Counter[str]:
+        """See `AcceptedTokens.take`; of nothing where nobody counts."""
+        if self.accepted is None:
+            return Counter()
+        return self.accepted.take(text, prompt, lambda: [Stretch(each.text(), each.emitted) for each in self._known.values()])
+
+    def forget(self) -> None:
+        """Be as new: all requests have ended, nothing is remembered or learned, but what forwards cost."""
+        self.keep_only([])
+        self.drafter.forget()
 
     def _learn_pace(self, known: Sequence[_Known], new: Sequence[NewTokens], others: int, now: float) -> bool:
         assert self.pace is not None

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import itertools
+import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.request import Generation, room_of
@@ -21,10 +25,15 @@ from lookahead.draft.options import DraftOptions
 from lookahead.engines import vllm_patches
 from lookahead.engines.vllm import PROPOSER
 from lookahead.engines.vllm_sampling import MOST_LOGPROBS, check_sampling, params_of
+from lookahead.engines.vllm_worker import EXTENSION
 from lookahead.errors import LookaheadError, UsageError, first_line
 
+log = logging.getLogger(__name__)
+
 AHEAD = 2  # batches of requests that vLLM holds, so that a row begins as soon as one has ended
+ASK_SECONDS = 0.25  # between two calls to the drafter, which may be in another process; answers wait for it that long
 DRAFT_TOKENS = 8  # of a row in one step, at most, where nobody says: a chain is saturated at 8 to 15
+MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes"}  # arguments of vLLM that say how much an engine takes
 OURS = {  # arguments of vLLM that options of a job set
     "model": "--model",
     "tokenizer": "--tokenizer",
@@ -33,6 +42,7 @@ OURS = {  # arguments of vLLM that options of a job set
     "trust_remote_code": "--trust-remote-code",
     "max_num_seqs": "--batch-size",
     "additional_config": "--trie and its like",
+    "worker_extension_cls": "us, for accepted_by_source",
 }
 
 
@@ -41,7 +51,8 @@ class VllmSettings:
     """What vLLM is started with. engine_args: further arguments of its `EngineArgs`, by name. batch_size: None: its own.
 
     drafts: of which strategy, price, session tokens and whether they adapt count. draft_tokens: of a row in one step, at most.
-    Others as of `setup.EngineSettings`.
+    own: the speculative config of one of vLLM's own ways of drafting, in place of ours. share: engines that share the device's
+    memory. Others as of `setup.EngineSettings`.
     """
 
     model: str
@@ -55,6 +66,8 @@ class VllmSettings:
     revision: str | None = None
     tokenizer: str | None = None
     engine_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    own: Mapping[str, Any] | None = None
+    share: int = 1
 
     def arguments(self, on_cpu: bool) -> dict[str, Any]:
         """Of `EngineArgs`. Raises UsageError for what is set twice."""
@@ -80,11 +93,15 @@ class VllmSettings:
         speculative = given.pop("speculative_config", {})
         if not isinstance(speculative, dict) or {"method", "model"} & speculative.keys():
             raise UsageError("--engine-arg speculative_config: give an object without method and model, which are ours.")
-        if self.drafts.strategy != "off":
+        if self.own is not None or self.drafts.strategy != "off":
+            found["per_request_spec_decode_metrics"] = "summary"
+            found["worker_extension_cls"] = EXTENSION
+        if self.own is not None:
+            found["speculative_config"] = {"num_speculative_tokens": self.draft_tokens, **self.own}
+        elif self.drafts.strategy != "off":
             config = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": self.draft_tokens}
             found["speculative_config"] = {**config, **speculative}
             found["additional_config"] = {"lookahead": self._drafting()}
-            found["per_request_spec_decode_metrics"] = "summary"
         elif speculative:
             raise UsageError("--engine-arg speculative_config: --strategy off drafts nothing.")
         return {**found, **given}
@@ -121,13 +138,15 @@ class _Running:
 
 
 class VllmEngine:
-    """Requests that are decoded by vLLM, `batch_size` at once. tokenizer: of the model; for stop texts."""
+    """Requests that are decoded by vLLM, `batch_size` at once. tokenizer: of the model; for stop texts. steps: of vLLM."""
 
     def __init__(self, settings: VllmSettings, tokenizer: Any | None):
         self._engine = _started(settings)
         config = self._engine.vllm_config
         self.batch_size = int(config.scheduler_config.max_num_seqs)
         self.device = str(config.device_config.device_type)
+        self.dtype = str(config.model_config.dtype).removeprefix("torch.")
+        self.quantization: str | None = config.model_config.quantization
         self._tokenizer = tokenizer
         self.target = VllmTarget(
             settings.model,
@@ -136,8 +155,12 @@ class VllmEngine:
             config.model_config.get_diff_sampling_param(),
             config.speculative_config is not None,
         )
+        self.steps = 0
         self._running: dict[str, _Running] = {}
+        self._ended: list[Generation] = []  # which wait for their counts
+        self._asked = 0.0  # clock reading, in seconds
         self._numbers = itertools.count()
+        self._counts = settings.own is None and self.target.drafts and any(self._call("lookahead_count_accepted"))
 
     def request(
         self,
@@ -171,6 +194,7 @@ class VllmEngine:
                     return
                 yield from self._step()
                 if stopped():
+                    yield from self._counted()
                     return
         finally:
             if self._running:
@@ -199,11 +223,14 @@ class VllmEngine:
         try:
             outputs = self._engine.step()
         except Exception as error:
+            yield from self._ended
+            self._ended = []
             raise LookaheadError(
                 f"vLLM has failed ({type(error).__name__}: {first_line(error)}). The rows before are safe: the same command "
                 "with --resume goes on."
             ) from error
         now = time.perf_counter()
+        self.steps += 1
         for output in outputs:
             running = self._running[output.request_id]
             (sample,) = output.outputs
@@ -215,7 +242,49 @@ class VllmEngine:
             running.generation.seconds = now - (running.began or began)
             if output.finished:
                 self._end(self._running.pop(output.request_id), sample)
-                yield running.generation
+                self._ended.append(running.generation)
+        if self._ended and (not self._counts or not self._running or now - self._asked >= ASK_SECONDS):
+            yield from self._counted()
+
+    def _counted(self) -> Iterator[Generation]:
+        """Those that have ended, with who drafted what they accepted."""
+        ended, self._ended = self._ended, []
+        if self._counts and ended:
+            texts = [(np.array(each.prompt_ids + each.token_ids, np.int32).tobytes(), len(each.prompt_ids)) for each in ended]
+            found: list[dict[str, int]] = next(
+                (each for each in self._call("lookahead_accepted", texts) if each is not None), []
+            )
+            for generation, counts in zip(ended, found, strict=False):
+                generation.accepted_by_source.update(counts)
+                generation.accepted_tokens = sum(counts.values())
+            self._asked = time.perf_counter()
+        yield from ended
+
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """Of each worker what a method of vllm_worker.py returns; nothing where vLLM has no such call."""
+        try:
+            return list(self._engine.collective_rpc(method, args=arguments))
+        except Exception:
+            log.debug("%s has failed", method, exc_info=True)
+            return []
+
+    @property
+    def version(self) -> str:
+        """Of vLLM."""
+        import vllm
+
+        return str(vllm.__version__)
+
+    def forget(self) -> None:
+        """Forget the answers of earlier requests, cached prompts too. No request may be running."""
+        self._call("lookahead_forget")
+        self._engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        """End vLLM and free what it holds. The engine cannot be used any more."""
+        self._engine.engine_core.shutdown()
+        del self._engine
+        gc.collect()
 
     def _end(self, running: _Running, sample: Any) -> None:
         generation = running.generation
@@ -274,6 +343,8 @@ def _started(settings: VllmSettings) -> Any:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # a process more would only share the cores
     vllm_patches.hide_llvmlite()
     arguments = settings.arguments(on_cpu)
+    if settings.share > 1 and not MEMORY & settings.engine_args.keys():
+        arguments["gpu_memory_utilization"] = EngineArgs.gpu_memory_utilization / settings.share
     known = {field.name for field in dataclasses.fields(EngineArgs)}
     for name in settings.engine_args:
         if name not in known:

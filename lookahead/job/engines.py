@@ -200,7 +200,7 @@ class InVllm:
         return ()
 
 
-def in_vllm(settings: VllmSettings, tries: Sequence[Trie], events: JobEvents) -> InVllm:
+def in_vllm(settings: VllmSettings, tries: Sequence[Trie], events: Events) -> InVllm:
     """vLLM, started. tries: those that it drafts from. Raises LookaheadError if it, the model or a trie cannot be used."""
     from lookahead.engines.vllm_engine import VllmEngine
 

@@ -93,6 +93,9 @@ class TestVllm:
         one = in_vllm(prompts[:40], greedy, max_num_seqs=1, **ours(trie, adaptive=False))
         assert one["ids"] == plain["ids"][:40]
         tokens = sum(len(sample) for (sample,) in one["ids"])
+        accepted = sum(sum(counts.values()) for counts in one["by_source"])
+        assert 0 <= accepted - (tokens - one["steps"]) <= 40  # a row may end on an accepted token
+        assert all(sources.keys() <= {"prompt", "output", "session", "trie:demo"} for sources in one["by_source"])
         steps = replayed(prompts[:40], [sample for (sample,) in one["ids"]], trie)
         assert tokens / one["steps"] == pytest.approx(tokens / steps, rel=0.02)
         assert tokens / steps > 1.9
@@ -107,6 +110,8 @@ class TestVllm:
         tokens = sum(len(sample) for (sample,) in found["ids"])
         assert found["steps"] < 0.7 * tokens / 4  # of four rows at once
         assert found["drafted"] > tokens
+        accepted = [sum(counts.values()) for counts in found["by_source"]]
+        assert all(0 < count < len(sample) for count, (sample,) in zip(accepted, found["ids"], strict=True))
 
     def test_samples_have_the_distribution_of_plain_vllm(self, prompts: list[list[int]], trie: Path) -> None:
         """Of the first one to four tokens, by a chi-square test of two samples; those of speculation and those without."""

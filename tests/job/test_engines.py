@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -190,12 +191,16 @@ class TestVllm:
                 assert mine["logprob"] == pytest.approx(theirs["logprob"], abs=1e-3)
         answers = [row for row in found if "error" not in row]
         assert sum(row["accepted_tokens"] for row in answers) > 50
+        assert all(sum(row["accepted_by_source"].values()) == row["accepted_tokens"] for row in answers)
+        sources = {source for row in answers for source in row["accepted_by_source"]}
+        assert {"prompt", "output"} <= sources <= {"prompt", "output", "session"}
         assert all(row["steps"] + row["accepted_tokens"] <= row["completion_tokens"] for row in answers if "samples" not in row)
         assert len(Trie(trie).documents()) == len(answers)  # two greedy samples of a row are the same, and kept once
 
     def test_a_job_that_is_killed_is_resumed(self, tmp_path: Path) -> None:
         source = write_jsonl(tmp_path / "in.jsonl", questions(60))
-        common = ("--max-new-tokens", 40, "--token-ids", *VLLM)
+        metrics = tmp_path / "job.prom"
+        common = ("--max-new-tokens", 40, "--token-ids", *VLLM, "--metrics", metrics)
         whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
         answered(source, whole, *common)
         process = started("--input", source, "-o", out, *common)
@@ -209,6 +214,11 @@ class TestVllm:
         manifest = json.loads((tmp_path / "out.jsonl.manifest.json").read_text("utf-8"))
         assert (manifest["state"], len(manifest["runs"])) == ("complete", 2)
         assert manifest["runs"][0]["versions"]["vllm"].startswith("0.3")
+        by_source: Counter[str] = sum((Counter(row["accepted_by_source"]) for row in rows_of(out)), Counter())
+        assert by_source["output"] > 0
+        for source, count in by_source.items():  # of both runs
+            (line,) = (each for each in metrics.read_text("utf-8").splitlines() if f'source="{source}"' in each)
+            assert line.endswith(f" {count}")
 
     def test_samples_with_drafts_and_a_seed_are_drawn(self, tmp_path: Path) -> None:
         source = write_jsonl(tmp_path / "in.jsonl", questions(6))

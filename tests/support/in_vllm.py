@@ -1,7 +1,8 @@
 """Answers rows of a file by vLLM, in a process of its own. In: one JSON object on stdin. Out: one on stdout's last line.
 
 {"v2", "engine": arguments of LLM, "prompts": token ids, "sampling": arguments of SamplingParams, "version"} -> {"ids": of each
-prompt a list of samples, "runner", "drafter", "steps", "drafted", "emitted", "expected", "warnings"}.
+prompt a list of samples, "runner", "drafter", "steps", "drafted", "by_source": accepted tokens of each prompt's first sample by
+draft source, "warnings"}.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ import json
 import logging
 import os
 import sys
+
+import numpy as np
+
+from lookahead.engines.vllm_worker import EXTENSION
 
 TOLD: list[str] = []
 
@@ -33,7 +38,8 @@ def main() -> None:
     if "version" in asked:
         vllm.__version__ = asked["version"]
     common = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 1 << 28, "max_model_len": 512}
-    llm = LLM(**{**common, **asked["engine"]})
+    llm = LLM(**{**common, "worker_extension_cls": EXTENSION, **asked["engine"]})
+    (counted,) = llm.collective_rpc("lookahead_count_accepted")
     prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
     answers = llm.generate(prompts, SamplingParams(**asked["sampling"]), use_tqdm=False)
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
@@ -45,8 +51,11 @@ def main() -> None:
         "drafter": type(drafter).__name__,
         "warnings": TOLD,
     }
-    if requests is not None:
-        found.update({"steps": requests.steps, "drafted": requests.drafted})
+    if counted and requests is not None:
+        texts = [(ids, list(answer.outputs[0].token_ids)) for ids, answer in zip(asked["prompts"], answers, strict=True)]
+        packed = [(np.array(ids + answer, np.int32).tobytes(), len(ids)) for ids, answer in texts]
+        (by_source,) = llm.collective_rpc("lookahead_accepted", args=(packed,))
+        found.update({"steps": requests.steps, "drafted": requests.drafted, "by_source": by_source})
     print(json.dumps(found))
 
 

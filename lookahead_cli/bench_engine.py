@@ -1,0 +1,94 @@
+"""lookahead bench --engine vllm: its options, read from the command's own, and the run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lookahead.errors import UsageError
+from lookahead_cli.bench_options import CHECKED_ROWS, Outputs, on_screen
+from lookahead_cli.parameters import given, of_job, refuse
+
+if TYPE_CHECKING:
+    from lookahead.bench.compare import Comparison
+
+ENGINES = ("hf", "vllm")
+NOT_COMPARED = ("replay", "random_weights", "cost_profile", "sweep", "recycling", "baselines", "explain")
+
+Engine = Annotated[
+    str,
+    of_job(
+        "engine",
+        help="hf: our engine for transformers models. vllm: plain vLLM, its ngram and suffix drafts, and ours in it, of the "
+        "strategies auto and single.",
+    ),
+]
+EngineArg = Annotated[list[str] | None, of_job("engine_arg")]
+
+
+def measured_in_engine(context: typer.Context) -> tuple[list[Comparison], list[str], bool, Outputs] | None:
+    """Measure in another engine than ours, if one is named. Returns what `bench.show` takes.
+
+    Raises UsageError for an unknown engine and for options that it does not have.
+    """
+    engine, arguments = context.params["engine"], context.params["engine_arg"]
+    if engine not in ENGINES:
+        raise UsageError(f"--engine {engine}: choose {' or '.join(ENGINES)}.")
+    if engine == "hf":
+        if arguments:
+            raise UsageError("--engine-arg is of vLLM: name it with --engine vllm.")
+        return None
+    _check(context)
+    return _measured(context)
+
+
+def _check(context: typer.Context) -> None:
+    """Raise UsageError for options that vLLM does not have, or that are of another kind of bench."""
+    from lookahead.job.choose_engine import INSTEAD
+
+    if not (context.params["model"] and context.params["input"]):
+        raise UsageError("--engine vllm needs --model NAME_OR_DIR and --input prompts.jsonl.")
+    refuse(context, "--engine vllm answers prompts, and compares nothing else", *NOT_COMPARED)
+    for name, instead in INSTEAD.items():
+        if name in context.params and (flags := given(context, name)):
+            raise UsageError(f"--engine vllm has no {flags[0]}{f': {instead}' if instead else ''}.")
+
+
+def _measured(context: typer.Context) -> tuple[list[Comparison], list[str], bool, Outputs]:
+    from lookahead.bench.contenders import batch_sizes_of
+    from lookahead.job.choose_engine import engine_args
+
+    asked = context.params
+    arguments, sizes, outputs = engine_args(asked["engine_arg"] or ()), batch_sizes_of(asked["batch_size"]), _outputs(asked)
+    from lookahead.bench.in_vllm import VllmBench, bench_in_vllm, contenders
+
+    lengths = asked["decoding_length"], asked["branch_length"]
+    compared = contenders(asked["strategy"], *lengths, asked["session_tokens"], asked["price"], asked["peers"])
+    checked = asked["check_lossless"]
+    outputs.check()
+    bench = VllmBench(
+        asked["model"],
+        compared,
+        sizes,
+        asked["dtype"],
+        asked["repeat"],
+        CHECKED_ROWS if checked is None else None if checked else 0,
+        asked["revision"],
+        asked["tokenizer"],
+        asked["trust_remote_code"],
+        arguments,
+    )
+    drafting = asked["trie"] or (), asked["trie_weight"]
+    events = on_screen(outputs.json)
+    found = bench_in_vllm(bench, asked["input"], *drafting, asked["max_new_tokens"], asked["rows"], events)
+    return *found, False, outputs
+
+
+def _outputs(asked: dict[str, Any]) -> Outputs:
+    from lookahead.outputs import Input
+
+    reads = [Input("--model", [asked["model"]], hub=True), Input("--input", [asked["input"]])]
+    reads += [Input("--trie", asked["trie"] or ()), Input("--config", [asked["config"]])]
+    written = asked["save"], asked["plot"], asked["report"]
+    return Outputs(asked["json"], *written, asked["overwrite"], reads, asked["log_file"])
