@@ -20,7 +20,9 @@ TOKENS_TOO = ("fp8", "fbgemm_fp8", "bitnet", "fp_quant")  # methods that quantiz
 def settings_of(config: Any) -> dict[str, Any]:
     """What config.json says of how the weights are quantized; empty if they are not."""
     said = getattr(config, "quantization_config", None) or {}
-    return dict(said if isinstance(said, dict) else said.to_dict())
+    settings = dict(said if isinstance(said, dict) else said.to_dict())
+    method = settings.get("quant_method")
+    return {**settings, "quant_method": getattr(method, "value", method)} if settings else {}
 
 
 def check_method(name: str, config: Any) -> None:

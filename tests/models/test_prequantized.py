@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from lookahead.errors import ModelError
 from lookahead.models.load import load_model
@@ -81,3 +83,15 @@ def test_model_whose_weights_alone_are_quantized_verifies_drafts(tiny_model, set
     target = dataclasses.replace(probed(tiny_model("llama")), attends_by_op=False, program=None)
     assert exact_where_needed(target, SimpleNamespace(quantization_config=settings)) is target
     assert exact_where_needed(target, SimpleNamespace()) is target
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("Int8WeightOnlyConfig", "packed"), ("Int8DynamicActivationInt8WeightConfig", "plain")]
+)
+def test_model_of_torchao(kind: str, mode: str) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    settings = TorchAoConfig(getattr(quantization, kind)())
+    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32, quantization_config=settings).eval()
+    target = exact_where_needed(probed(model), model.config)
+    assert target.mode == mode
+    assert mode == "packed" or target.reason.startswith("weights of torchao: no packed (scores differ")
