@@ -25,7 +25,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain
 from lookahead.forward.slots import Slots, slots_of
 from lookahead.forward.target import TargetModel
-from lookahead.models.linear import LaidOutLinear
+from lookahead.models.linear import weight_bytes
 from lookahead.models.load import random_model
 from lookahead.trie.file import Trie
 
@@ -33,14 +33,6 @@ MODELS = {"bfloat16": "none", "int8": "int8", "int4": "int4"}
 TOKENS = (1, 4, 8, 16, 64)
 CHUNK = 256  # tokens of a text that go through a model at once, before its forwards are timed
 TURNS = 25
-
-
-def weights_of(target: TargetModel) -> int:
-    """Bytes of its weights, each counted once."""
-    held = {id(tensor): tensor for tensor in target.model.parameters()}
-    layers = [module.laid_out for module in target.model.modules() if isinstance(module, LaidOutLinear)]
-    held |= {id(layer.weight): layer.weight for layer in layers}  # type: ignore[union-attr]
-    return sum(tensor.nbytes for tensor in held.values())
 
 
 def begun(target: TargetModel, past: int, rows: int) -> Slots:
@@ -101,7 +93,7 @@ def main() -> None:
     given = "kv_dtype" if arguments.caches else "quantize"
     schemes: dict[str, dict[str, Any]] = {name: {given: scheme} for name, scheme in MODELS.items()}
     targets = {name: random_model(arguments.model, "bfloat16", "cpu", **scheme) for name, scheme in schemes.items()}
-    print(json.dumps({"weights_bytes": {name: weights_of(target) for name, target in targets.items()}}), flush=True)
+    print(json.dumps({"weights_bytes": {name: weight_bytes(target.model) for name, target in targets.items()}}), flush=True)
     print(json.dumps({"cache_bytes_per_token": {name: target.place_bytes for name, target in targets.items()}}), flush=True)
     if not arguments.replay:
         for each in forwards(targets, arguments.past, arguments.batch_size):

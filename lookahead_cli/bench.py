@@ -20,10 +20,12 @@ from lookahead_cli.bench_options import (
     DecodingLength,
     Explain,
     InputFile,
+    KvDtypes,
     NamedTries,
     Outputs,
     Peers,
     Plot,
+    Quantizations,
     RandomWeights,
     Recycling,
     Repeat,
@@ -34,11 +36,9 @@ from lookahead_cli.bench_options import (
     Strategy,
     Sweep,
     Tokenizer,
-    figure_of,
     on_screen,
-    page_of,
 )
-from lookahead_cli.comparison import print_comparison
+from lookahead_cli.comparison import show, show_schemes
 from lookahead_cli.options import (
     Adapter,
     Attention,
@@ -49,13 +49,11 @@ from lookahead_cli.options import (
     EngineMode,
     Exact,
     Json,
-    KvDtype,
     LogFile,
     MaxNewTokens,
     Model,
     Overwrite,
     Price,
-    Quantize,
     Revision,
     SessionTokens,
     TrieWeights,
@@ -94,8 +92,8 @@ def command(
     engine: Engine = "hf",
     engine_arg: EngineArg = None,
     engine_mode: EngineMode = "auto",
-    quantize: Quantize = "none",
-    kv_dtype: KvDtype = "none",
+    quantize: Quantizations = "none",
+    kv_dtype: KvDtypes = "none",
     exact: Exact = False,
     peers: Peers = True,
     repeat: Repeat = 1,
@@ -145,7 +143,8 @@ def command(
 
         run_replay(ReplaySpec(logs, contenders, baselines, explain or 0, cost_profile, sizes, repeat), outputs, context)
         return
-    from lookahead.bench.on_model import ModelBench, bench_logged, bench_prompts
+    from lookahead.bench.on_model import Look, ModelBench, bench_logged, bench_prompts
+    from lookahead.bench.schemes import bench_schemes
 
     options = contenders.options(timed=True)
     outputs.check()
@@ -154,12 +153,17 @@ def command(
         CHECKED_ROWS if check_lossless is None else None if check_lossless else 0, revision, adapter,
         None if replay else tokenizer, trust_remote_code, exact, engine_mode, quantize, kv_dtype,
     )  # fmt: skip
-    events = on_screen(json)
-    if replay:
-        comparisons, failed = bench_logged(bench, logs, events), list[str]()
+    events, about = on_screen(json), (trie or (), trie_weight, max_new_tokens, rows)
+
+    def measure(bench: ModelBench, *look: Look) -> tuple[list[Comparison], list[str]]:
+        if replay:
+            return bench_logged(bench, logs, events, *look), []
+        return bench_prompts(bench, str(input), *about, events, *look)
+
+    if "," in quantize + kv_dtype:
+        show_schemes(*bench_schemes(bench, quantize, kv_dtype, measure), outputs)
     else:
-        comparisons, failed = bench_prompts(bench, str(input), trie or (), trie_weight, max_new_tokens, rows, events)
-    show(comparisons, failed, sweep, outputs, context)
+        show(*measure(bench), sweep, outputs, context)
 
 
 def _check(context: typer.Context, model: bool, replay: bool, random_weights: bool) -> None:
@@ -176,6 +180,8 @@ def _check(context: typer.Context, model: bool, replay: bool, random_weights: bo
         raise UsageError("--recycling compares runs on a model (--model), and not in a --sweep.")
     if values["cost_profile"] and (random_weights or not replay):
         raise UsageError("--cost-profile stands in for a model in --replay: leave out --model and --random-weights.")
+    if "," in values["quantize"] + values["kv_dtype"] and any(values[name] for name in ("sweep", "plot", "report")):
+        raise UsageError("several of --quantize or --kv-dtype make one table: leave out --sweep, --plot and --report.")
     if random_weights:
         if values["exact"]:
             raise UsageError("--random-weights compares no answers, so --exact has nothing to make sure: leave it out.")
@@ -193,19 +199,3 @@ def _check(context: typer.Context, model: bool, replay: bool, random_weights: bo
         raise UsageError("--model needs --input prompts.jsonl and takes no --baselines.")
     elif values["explain"]:
         raise UsageError("--explain is for --replay; to watch a model: lookahead generate --explain ROWS.")
-
-
-def show(comparisons: list[Comparison], failed: list[str], sweep: bool, outputs: Outputs, context: typer.Context) -> None:
-    """Print and write what was measured. failed: what is wrong with rows that were left out."""
-    from lookahead.bench.compare import as_json
-    from lookahead_cli import render
-
-    value = as_json(comparisons)
-    if outputs.json:
-        render.print_json(value)
-    else:
-        for comparison in comparisons:
-            print_comparison(comparison, sweep)
-    for problem in failed:
-        render.notice(f"left out {problem}")
-    outputs.keep(value, lambda: figure_of(comparisons, sweep), lambda: page_of(comparisons, context.obj, failed, sweep))

@@ -11,6 +11,7 @@ import typer
 
 from lookahead_cli import completion
 from lookahead_cli.options import COSTS, DRAFTING, IO, MODEL, REPORTING, RUNS
+from lookahead_cli.parameters import of_job
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
@@ -83,6 +84,18 @@ CostProfile = Annotated[
         "profile such as llama-7b-h200.",
         rich_help_panel=COSTS,
     ),
+]
+Quantizations = Annotated[
+    str,
+    of_job(
+        "quantize",
+        help="Quantize the model, on a CPU: none, int8 or int4 (groups of 64, the output layer int8). Several, such as "
+        "none,int8,int4, are measured one after the other: speed, memory, loss on the prompts.",
+    ),
+]
+KvDtypes = Annotated[
+    str,
+    of_job("kv_dtype", help="Keep keys and values in 8 or 4 bits, on a CPU: none, int8 or int4, or several."),
 ]
 BatchSize = Annotated[
     str,

@@ -5,11 +5,64 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import typer
+
     from lookahead.bench.compare import Comparison
     from lookahead.bench.lossless import Divergence
     from lookahead.bench.run import Run
+    from lookahead.bench.schemes import Scheme
+    from lookahead_cli.bench_options import Outputs
 
 SHOWN = 5  # divergences below a table
+
+
+def show(comparisons: list[Comparison], failed: list[str], sweep: bool, outputs: Outputs, context: typer.Context) -> None:
+    """Print and write what was measured. failed: what is wrong with rows that were left out."""
+    from lookahead.bench.compare import as_json
+    from lookahead_cli import render
+    from lookahead_cli.bench_options import figure_of, page_of
+
+    value = as_json(comparisons)
+    if outputs.json:
+        render.print_json(value)
+    else:
+        for comparison in comparisons:
+            print_comparison(comparison, sweep)
+    for problem in failed:
+        render.notice(f"left out {problem}")
+    outputs.keep(value, lambda: figure_of(comparisons, sweep), lambda: page_of(comparisons, context.obj, failed, sweep))
+
+
+def show_schemes(schemes: list[Scheme], failed: list[str], outputs: Outputs) -> None:
+    """The same of a model in several quantizations: one table for each batch size."""
+    from lookahead_cli import render
+
+    value = {"schemes": [each.as_json() for each in schemes]}
+    if outputs.json:
+        render.print_json(value)
+    else:
+        for number, comparison in enumerate(schemes[0].comparisons):
+            render.table(
+                f"{comparison.model} ({comparison.dtype}), {comparison.rows} rows, batch {comparison.batch_size}, tokens/s",
+                ["weights", "KV", "plain", "drafts", "EDL", "same", "memory", "KV/token", "loss"],
+                [_scheme_row(scheme, scheme.comparisons[number]) for scheme in schemes],
+                left=2,
+            )
+    for problem in failed:
+        render.notice(f"left out {problem}")
+    outputs.keep(value, lambda: None, lambda: "")
+
+
+def _scheme_row(scheme: Scheme, comparison: Comparison) -> tuple[str, ...]:
+    from lookahead_cli import render
+
+    best, kept = comparison.best, scheme.kv_bytes_per_token
+    speeds = f"{comparison.runs[0].tokens_per_second:.1f}", f"{best.tokens_per_second:.1f}", f"{best.edl:.2f}"
+    checked = comparison.lossless
+    lossless = f"{checked.identical}/{checked.checked}" if checked else "-"
+    memory = render.size(scheme.weight_bytes), render.size(kept) if kept else "-"
+    loss = "-" if scheme.loss is None else f"{scheme.loss:.4f}"
+    return scheme.quantize, scheme.kv_dtype, *speeds, lossless, *memory, loss
 
 
 def print_comparison(comparison: Comparison, swept: bool = False) -> None:

@@ -6,7 +6,7 @@ The prompts of a file are answered; or logged answers are replayed on a model of
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,12 +16,15 @@ from lookahead.bench.logged import Logs, Shape, read_workloads
 from lookahead.bench.replay_run import compile_for
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError
+from lookahead.forward.target import TargetModel
 from lookahead.job.drafting import open_tries, trie_weights
 from lookahead.job.engines import load_here
 from lookahead.job.prompt import prompts_of
 from lookahead.job.rows import read_requests
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.models.load import random_model, read_config
+
+Look = Callable[[TargetModel, list[list[int]]], None]  # at a loaded model and the prompts that it is to answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +64,12 @@ def bench_prompts(
     max_new_tokens: int = 256,
     rows: int | None = None,
     events: BenchEvents | None = None,
+    look: Look = lambda target, prompts: None,
 ) -> tuple[list[Comparison], list[str]]:
     """(a comparison for each batch size, what is wrong with rows that were left out)
 
     path: of a file of prompts, as for generate. tries, weights: files, and NAME=W as typed. rows: the first, None: all.
-    Raises LookaheadError if no row can be answered.
+    look: called with the loaded model and its prompts, before they are answered. Raises LookaheadError if no row can be.
     """
     events = events or BenchEvents()
     requests = list(islice(read_requests(path), rows))
@@ -102,6 +106,7 @@ def bench_prompts(
             failed.append(f"{path}:{request.line}: {error}")
     if not prompts:
         raise LookaheadError(failed[0])
+    look(loaded.engine.target, prompts)
     return [_compared(bench, loaded, prompts, of_each, max_new_tokens, size, events) for size in bench.batch_sizes], failed
 
 
@@ -132,10 +137,16 @@ def _compared(
         )
 
 
-def bench_logged(bench: ModelBench, logs: Logs, events: BenchEvents | None = None) -> list[Comparison]:
+def bench_logged(
+    bench: ModelBench,
+    logs: Logs,
+    events: BenchEvents | None = None,
+    look: Look = lambda target, prompts: None,
+) -> list[Comparison]:
     """Replay a log on a model of random weights, its answers taken as the model's choices; one comparison for each batch size.
 
-    Raises LookaheadError for a log that the model has no room for.
+    look: called with the model and no prompts, as random weights know none. Raises LookaheadError for a log that the model has
+    no room for.
     """
     events = events or BenchEvents()
     loading: dict[str, Any] = {"trust_remote_code": bench.trust_remote_code, "revision": bench.revision}
@@ -143,6 +154,7 @@ def bench_logged(bench: ModelBench, logs: Logs, events: BenchEvents | None = Non
     ((workload,), _) = read_workloads(logs, events, Shape(bench.model, config))
     loading |= {"engine_mode": bench.engine_mode, "quantize": bench.quantize, "kv_dtype": bench.kv_dtype}
     target = random_model(bench.model, bench.dtype, bench.device, bench.attention, **loading)
+    look(target, [])
     compile_for([workload], bench.options[0], events)
     if target.mode != "packed":
         events.notice(f"{bench.model} verifies by {target.mode}: {target.reason}")

@@ -1,4 +1,4 @@
-"""What quantizing costs in quality. In: two models, texts. Out: their losses, and where greedy answers part."""
+"""What quantizing costs in quality. In: models, texts. Out: their losses, and where greedy answers part."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 
 from lookahead.corpus import CorpusReport, expand, read_documents
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
+from lookahead.draft.tree import chain
 from lookahead.errors import CorpusError
+from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
 
 MOST_TOKENS = 512  # of a text: the rest is left out
@@ -59,6 +62,33 @@ def quality_of(target: TargetModel, texts: Sequence[Sequence[int]]) -> Quality:
     for _ in engine.run(requests):
         pass
     return Quality(total / tokens, tokens, [request.token_ids for request in requests])
+
+
+@torch.inference_mode()
+def loss_of(target: TargetModel, texts: Sequence[Sequence[int]]) -> float | None:
+    """nats per token of texts as the model takes prompts in, its KV cache quantized where it is; None where none has 2 tokens.
+
+    texts: of ids. Their last tokens are left out where the model has no room for them.
+    """
+    total, tokens = 0.0, 0
+    for text in texts:
+        ids = np.array(text[: min(MOST_TOKENS, target.longest_text)], np.int32)
+        if len(ids) > 1:
+            scores = _scores_of(target, ids)[:-1].float()
+            after = torch.from_numpy(ids[1:].astype(np.int64)).to(scores.device)
+            total += float(torch.nn.functional.cross_entropy(scores, after, reduction="sum"))
+            tokens += len(after)
+    return total / tokens if tokens else None
+
+
+def _scores_of(target: TargetModel, ids: np.ndarray) -> torch.Tensor:
+    """[tokens, vocab]"""
+    if target.mode == "plain":
+        scores: torch.Tensor = target.model(input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(target.device)).logits[0]
+        return scores
+    slots = slots_of(target)
+    slots.begin(slots.add(ids.tolist()))
+    return slots.forward([chain(ids)], ["all"]).of(0)
 
 
 @dataclasses.dataclass(frozen=True)

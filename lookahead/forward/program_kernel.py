@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.forward.panels import OUTPUTS, PANEL, TASK, TOKENS, multiply_panel, store
+from lookahead.forward.panels import INT4, INT8, OUTPUTS, PANEL, TASK, TOKENS, multiply_panel, store
 from lookahead.forward.quantized_cache import quantize4, quantize8
 from lookahead.forward.quantized_code import quantize
+from lookahead.forward.quantized_rows import look_up
 from lookahead.forward.tree_meta import FIELDS, NODE, PAST, SLOT
 from lookahead.forward.vector_math import (
     erf,
@@ -60,7 +61,7 @@ OPERAND = 6
 (BASE, BY_TOKEN, BY_THREAD, BY_WANTED, BY_OUTER, BY_INNER) = range(OPERAND)
 (COPY, WIDEN, STORE, ADD, SUBTRACT, MULTIPLY, DIVIDE, SUM, LARGEST, EMBED, POSITION, WRITE, QUANTIZE) = range(13)
 (NEGATE, SQUARE_ROOT, COSINE, SINE, EXP, SIGMOID, SILU, TANH, ERF, GELU, GELU_TANH, RELU) = range(13, 25)
-# How a buffer holds keys and values (of WRITE), where they are quantized; else as of panels.store
+# How a buffer holds keys and values (of WRITE), and panels a table (of EMBED), where they are quantized
 IN_8_BITS, IN_4_BITS = -8, -4
 # How results are rounded (AS): not, or to what these dtypes hold
 NOT, TO_BFLOAT16, TO_FLOAT16 = range(3)
@@ -189,14 +190,28 @@ def _fold(op, count, source):
 
 
 @part
+def _round(line, target, count):
+    """Results, in place, to what the model's dtype holds."""
+    if line[AS] == TO_BFLOAT16:
+        to_bfloat16(target, count)
+    elif line[AS] == TO_FLOAT16:
+        to_float16(target, count)
+
+
+@part
 def _special(head, line, op, token, target, source):
     """Instructions that read more than rows."""
     outer, inner = line[OUTER], line[INNER]
-    if op == EMBED:  # MORE: address of the table, bytes of a row, kind of its numbers; what is added to the id, which list
+    if op == EMBED:  # MORE: address of the table, bytes of a row (groups, where it is quantized), kind of its numbers; what is
+        # added to the id, which list
         ids = carray(int64_at(head[line[MORE + 4]]), (head[ALL],))
-        where = line[MORE] + (ids[token] + line[MORE + 3]) * line[MORE + 1]
+        row = ids[token] + line[MORE + 3]
+        where = line[MORE] + row * line[MORE + 1]
         one = np.float32(1)
-        if line[MORE + 2] == NOT:
+        if line[MORE + 2] < 0:
+            look_up(INT8 if line[MORE + 2] == IN_8_BITS else INT4, line[MORE], line[MORE + 1], row, inner, target)
+            _round(line, target, inner)
+        elif line[MORE + 2] == NOT:
             widen(np.float32(0), where, inner, one, target)
         elif line[MORE + 2] == TO_BFLOAT16:
             widen(np.uint16(0), where, inner, one, target)
@@ -254,10 +269,7 @@ def _row(head, line, token, wanted, thread):
             _copy(inner, target, line[TARGET + BY_INNER], left, line[LEFT + BY_INNER])
         else:
             _two(op, inner, target, left, line[LEFT + BY_INNER], right, line[RIGHT + BY_INNER])
-        if line[AS] == TO_BFLOAT16:
-            to_bfloat16(target, inner)
-        elif line[AS] == TO_FLOAT16:
-            to_float16(target, inner)
+        _round(line, target, inner)
         target += line[TARGET + BY_OUTER] * 4
         left += line[LEFT + BY_OUTER] * 4
         right += line[RIGHT + BY_OUTER] * 4

@@ -14,11 +14,13 @@ import torch
 from lookahead.forward.panel_code import PANEL
 from lookahead.forward.panels import INT4, INT8, Panels
 from lookahead.forward.quantized_code import GROUP, TOKEN_GROUP, quantize
+from lookahead.forward.quantized_rows import look_up_all
 from lookahead.kernels import kernel
 
 QUANTIZED = ("int4", "int8")  # what layers with such weights are called, see `Panels.library`
 RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # that are tried, as shares of the whole one
 SMALLEST = 1e-30  # scale
+AT_ONCE = 1 << 22  # weights, of which several copies are made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,13 @@ def in_8_bits(weight: torch.Tensor) -> Quantized:
 
 def in_4_bits(weight: torch.Tensor) -> Quantized:
     """weight: [out, in]; the last group may be shorter than 64."""
+    parts = [_in_4_bits(some) for some in weight.split(max(1, AT_ONCE // weight.shape[1]))]
+    numbers, scales, zeros = (torch.cat(each) for each in zip(*parts, strict=True))
+    return Quantized(numbers, scales, zeros)
+
+
+def _in_4_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(numbers, scales, zeros)"""
     outputs, inner = weight.shape
     groups = -(-inner // GROUP)
     parts = torch.nn.functional.pad(weight.float(), (0, groups * GROUP - inner)).view(outputs, groups, GROUP)
@@ -65,7 +74,7 @@ def in_4_bits(weight: torch.Tensor) -> Quantized:
         for kept, new in ((best, error), (numbers, tried), (scales, scale), (zeros, zero)):
             torch.where(better, new, kept, out=kept)
     flat = numbers.view(outputs, -1)[:, :inner].to(torch.uint8)
-    return Quantized(flat, scales.squeeze(-1), zeros.squeeze(-1).to(torch.uint8))
+    return flat, scales.squeeze(-1), zeros.squeeze(-1).to(torch.uint8)
 
 
 def _in_panels(numbers: torch.Tensor, groups: int) -> torch.Tensor:
@@ -143,6 +152,16 @@ class QuantizedPanels(Panels):
 
     def to_dense(self) -> torch.Tensor:
         return self.to_matrix().to_dense().to(self.dtype)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """[..., in] of int64 ids [...], which choose among outputs: an embedding. Raises IndexError for others."""
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.outputs:
+            raise IndexError(f"a token id that there is no row for: they end at {self.outputs - 1}")
+        ids = ids.contiguous()
+        target = torch.empty(*ids.shape, self.inner)
+        given = self.kind, self.weight.data_ptr(), self.lines, ids.data_ptr(), ids.numel(), self.inner
+        look_up_all(*given, target.data_ptr())
+        return target.to(self.dtype)
 
     def given(self, tokens: torch.Tensor) -> torch.Tensor:
         """Tokens [count, in], quantized: uint8 [count, bytes]."""

@@ -291,7 +291,7 @@ class ModelOptions(OptionGroup):
     )
     quantize: str = option(
         "none",
-        "Quantize the model's linear layers, on a CPU: int8, int4 (groups of 64, the output layer int8) or none. Answers are "
+        "Quantize the model's weights, on a CPU: int8, int4 (groups of 64, the output layer int8) or none. Answers are "
         "those of the quantized model, the same with drafts and without.",
         changes_answers=True,
     )

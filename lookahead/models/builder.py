@@ -26,6 +26,7 @@ from lookahead.forward.plan import (
     flat_dims,
     merged_dims,
 )
+from lookahead.forward.quantized import QuantizedPanels
 from lookahead.forward.quantized_code import TOKEN_GROUP
 from lookahead.models.linear import LaidOutLinear
 
@@ -45,10 +46,13 @@ class Ids:
 
 
 class Builder:
-    """Writes down steps. tokens: of the traced forward, a size that nothing else has. linears: as lookahead::linear numbers."""
+    """Writes down steps. tokens: of the traced forward, a size that nothing else has.
 
-    def __init__(self, tokens: int, linears: Sequence[LaidOutLinear]):
-        self.tokens, self.linears = tokens, linears
+    linears, tables: as lookahead::linear and looked_up number.
+    """
+
+    def __init__(self, tokens: int, linears: Sequence[LaidOutLinear], tables: Sequence[QuantizedPanels] = ()):
+        self.tokens, self.linears, self.tables = tokens, linears, tables
         self.steps: list[Step] = []
         self.placed: dict[int, Dim] = {}
         self.alive: list[torch.Tensor] = []

@@ -46,6 +46,7 @@ class OneDnnWeight:
     library: ClassVar[str] = "onednn"
 
     def __init__(self, weight: torch.Tensor):
+        self.itemsize = weight.itemsize
         self._weight: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TOKENS)
         kind = weight.shape, weight.dtype, torch.get_num_threads()
         if kind not in _differ_alone:
@@ -79,7 +80,7 @@ class FbgemmWeight:
     library: ClassVar[str] = "fbgemm"
 
     def __init__(self, weight: torch.Tensor):
-        self._dtype = weight.dtype
+        self._dtype, self.itemsize = weight.dtype, 2
         self._weight = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
 
     @staticmethod
@@ -185,3 +186,15 @@ def kind_of_linear(model: Any) -> str:
     """
     kinds = [module.laid_out.library for module in model.modules() if isinstance(module, LaidOutLinear)]
     return next((kind for kind in QUANTIZED if kind in kinds), kinds[0] if kinds else "torch")
+
+
+def weight_bytes(model: Any) -> int:
+    """Of a model's weights, each counted once. What oneDNN and FBGEMM lay out counts as much as it does as a matrix."""
+    held: dict[int, int] = {id(tensor): tensor.nbytes for tensor in model.parameters()}
+    for module in model.modules():
+        laid_out = getattr(module, "laid_out", None)
+        if isinstance(laid_out, Panels):
+            held[id(laid_out)] = laid_out.weight.nbytes
+        elif laid_out is not None:
+            held[id(laid_out)] = module.in_features * module.out_features * laid_out.itemsize
+    return sum(held.values())

@@ -22,6 +22,7 @@ from lookahead.models.adapter import check_adapter, merged
 from lookahead.models.exact import differs_in_company, exact_or_plain
 from lookahead.models.linear import lay_out
 from lookahead.models.packed_model import packed_model
+from lookahead.models.prequantized import check_method, exact_where_needed
 from lookahead.models.probe import probed
 from lookahead.models.quantize import check_scheme, quantize_linears
 from lookahead.models.quantized_kv import check_kv_dtype, with_kv_dtype
@@ -113,6 +114,7 @@ def load_model(
     path = Path(name)
     config = read_config(name, trust_remote_code, revision)
     further = check_name(name, "a model folder", revision)
+    check_method(name, config)
     if adapter:
         check_adapter(adapter)
     if path.is_dir() and not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
@@ -143,6 +145,8 @@ def load_model(
         raise UsageError(f"--quantize {quantize} is for a model on one device: leave out --device-map and --tp-plan.")
     laid_out = model if device_map or tp_plan else lay_out(quantize_linears(model.to(target_device), quantize, name))
     target = _probed(laid_out, name, engine_mode, kv_dtype)
+    if target.linear not in QUANTIZED:
+        target = exact_where_needed(target, config)
     if exact and not target.exact:
         if isinstance(target.program, DeviceProgram):
             target = dataclasses.replace(target, program=DeviceProgram(target.program.plan, target.device, exact=True))

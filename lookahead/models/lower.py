@@ -18,7 +18,7 @@ import torch
 from lookahead.forward import program_kernel as kernel
 from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.device_rows import must_be_written
-from lookahead.forward.panels import STORED, Panels
+from lookahead.forward.panels import INT8, STORED, Panels
 from lookahead.forward.plan import (
     Attention,
     Buffer,
@@ -77,7 +77,9 @@ def program_of(target: TargetModel) -> Program | DeviceProgram:
     if target.device.type != "cpu":
         return device_program_of(target)
     forward = traced(target)
-    return Program(lowered(forward, Builder(forward.tokens, forward.linears), len(target.mask_plan.windows), target.dtype))
+    return Program(
+        lowered(forward, Builder(forward.tokens, forward.linears, forward.tables), len(target.mask_plan.windows), target.dtype)
+    )
 
 
 def device_program_of(target: TargetModel) -> DeviceProgram:
@@ -291,18 +293,34 @@ def _converted(build: Builder, shape: list[int], dtype: torch.dtype, /, value: V
 def _embedding(
     build: Builder, shape: list[int], dtype: torch.dtype, /, table: Any, ids: Any, *given: Any, **named: Any
 ) -> View:
-    if not isinstance(ids, Ids) or not isinstance(ids.which, int) or not isinstance(table, torch.Tensor):
-        raise Unsupported("a look-up by other numbers")
+    if not isinstance(table, torch.Tensor):
+        raise Unsupported("a look-up in other numbers")
     rows = table.detach()
     if rows.stride(1) != 1 or rows.dtype not in FLOATS:
         raise Unsupported("a table that lies otherwise")
-    build.alive.append(rows)
-    build.most[ids.which] = min(len(rows) - ids.added, build.most.get(ids.which, len(rows)))
+    return _look_up(build, shape, dtype, ids, rows, len(rows), (rows.stride(0) * rows.element_size(), ROUNDS[rows.dtype]))
+
+
+def _looked_up(build: Builder, shape: list[int], dtype: torch.dtype, /, ids: Any, number: int, *given: Any) -> View:
+    """In a quantized table."""
+    table = build.tables[number]
+    held = kernel.IN_8_BITS if table.kind == INT8 else kernel.IN_4_BITS
+    return _look_up(build, shape, dtype, ids, table.weight, table.outputs, (table.lines, held))
+
+
+def _look_up(
+    build: Builder, shape: list[int], dtype: torch.dtype, ids: Any, table: torch.Tensor, rows: int, about: tuple[int, int]
+) -> View:
+    """about: of the table, see kernel.EMBED."""
+    if not isinstance(ids, Ids) or not isinstance(ids.which, int):
+        raise Unsupported("a look-up by other numbers")
+    build.alive.append(table)
+    build.most[ids.which] = min(rows - ids.added, build.most.get(ids.which, rows))
     axis = build.axis_of(shape)
     target = build.new([size for place, size in enumerate(shape) if place != axis], axis, dtype)
-    more = rows.data_ptr(), rows.stride(0) * rows.element_size(), ROUNDS[rows.dtype], ids.added, ids.which
-    source = View(rows, 0, (), axis, rows.dtype), 0, 1
-    build.steps.append(Instruction(kernel.EMBED, 1, rows.shape[1], (target, 0, 1), [source], more=more))
+    more = table.data_ptr(), *about, ids.added, ids.which
+    source = View(table, 0, (), axis, dtype), 0, 1
+    build.steps.append(Instruction(kernel.EMBED, 1, target.count, (target, 0, 1), [source], ROUNDS[dtype], more))
     return target
 
 
@@ -417,6 +435,7 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.addmm.default: _matrix_and_bias,
     aten.bmm.default: _outer,
     ours.linear.default: _linear,
+    ours.looked_up.default: _looked_up,
     ours.placed.default: _placed,
     ours.attended.default: _attended,
 }

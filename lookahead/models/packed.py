@@ -27,6 +27,7 @@ from lookahead.errors import ModelError
 from lookahead.forward.quantized import GROUP, Quantized
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
+EMBEDDING_BITS = "lookahead_embedding_bits"  # what config.json calls those to hold the embedding in, 8 or 4, if it is to be
 INDEX = "model.safetensors.index.json"
 PARTS = ("packed", "scale", "zero_point", "shape")  # of a weight
 

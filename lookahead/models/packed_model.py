@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lookahead.errors import ModelError
-from lookahead.forward.quantized import QuantizedPanels
+from lookahead.forward.quantized import Quantized, QuantizedPanels
+from lookahead.models.embedding import in_panels, may_be_in_panels
 from lookahead.models.linear import LaidOutLinear, plain_linears
-from lookahead.models.packed import is_packed, read_packed
+from lookahead.models.packed import EMBEDDING_BITS, is_packed, read_packed
+from lookahead.models.quantize import QUANTIZE
 
 
 def packed_model(name: str, config: Any, dtype: torch.dtype, wishes: dict[str, Any]) -> Any | None:
@@ -46,6 +49,18 @@ def packed_model(name: str, config: Any, dtype: torch.dtype, wishes: dict[str, A
                 setattr(module, attribute, LaidOutLinear(layer, QuantizedPanels(matrix, dtype)))
     if matrices:
         raise ModelError(f"{name}: {min(matrices)} is quantized, and no linear layer of this model.")
+    bits, embedding = getattr(config, EMBEDDING_BITS, None), model.get_input_embeddings()
+    if bits in QUANTIZE and may_be_in_panels(embedding):
+        _quantize(embedding, QUANTIZE[bits], model.get_output_embeddings())
     if (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(name)
     return model.requires_grad_(False).eval()
+
+
+def _quantize(embedding: Any, quantize: Callable[[torch.Tensor], Quantized], head: Any) -> None:
+    """The rows of an embedding; those of the output layer where they are the same."""
+    panels = QuantizedPanels(quantize(embedding.weight.detach()), embedding.weight.dtype)
+    of_head = getattr(head, "laid_out", None)
+    if isinstance(of_head, QuantizedPanels) and of_head.weight.equal(panels.weight):
+        panels = of_head
+    in_panels(embedding, panels)

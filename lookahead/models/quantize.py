@@ -1,12 +1,13 @@
-"""Linear layers in 8 or 4 bits. In: a loaded model. Out: the same, whose linear layers hold a half or a quarter of the memory.
+"""Weights in 8 or 4 bits. In: a loaded model. Out: the same, whose weights take about half or a third of the memory.
 
     int8   weights of 8 bits, a scale for each output
     int4   weights of 4 bits, a scale and a zero point for each 64 inputs of an output; the output layer has 8 bits, as its
            rounding costs most
 
-Tokens are quantized to 8 bits in groups of 64 on the way into a product (forward/quantized_code.py). Embeddings, norms, biases,
-routers of experts, and experts that are no linear layers stay as they are. A quantized model is another model: it has
-answers of its own, and drafts change none of them.
+These are linear layers, and the embedding of tokens, whose outputs are its rows; where it shares the output layer's weight,
+both read the same numbers. Tokens are quantized to 8 bits in groups of 64 on the way into a product
+(forward/quantized_code.py). Norms, biases, routers of experts, embeddings of positions, and experts that are no linear layers
+stay as they are. A quantized model is another model: it has answers of its own, and drafts change none of them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import torch
 
 from lookahead.errors import ModelError, UsageError
 from lookahead.forward.quantized import QuantizedPanels, in_4_bits, in_8_bits
+from lookahead.models.embedding import in_panels, may_be_in_panels
 from lookahead.models.linear import LaidOutLinear, plain_linears
 
 SCHEMES = ("none", "int8", "int4")
+QUANTIZE = {8: in_8_bits, 4: in_4_bits}
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what configs call how many there are
 
 
@@ -33,6 +36,11 @@ def check_scheme(scheme: str, device: torch.device) -> None:
         raise UsageError(f"--quantize {scheme}: there is no kernel for {here}, only for x86 CPUs with AVX2. Leave it out.")
 
 
+def bits_of(scheme: str) -> int:
+    """Of most weights."""
+    return 8 if scheme == "int8" else 4
+
+
 def layers_to_quantize(model: Any, scheme: str) -> Iterator[tuple[list[tuple[torch.nn.Module, str]], int]]:
     """Each weight as the (module, name) of the linear layers that use it, and its bits. Routers are left out."""
     config = model.config.get_text_config(decoder=True)
@@ -41,25 +49,30 @@ def layers_to_quantize(model: Any, scheme: str) -> Iterator[tuple[list[tuple[tor
     for users in plain_linears(model):
         layers = [getattr(module, name) for module, name in users]
         if layers[0].out_features not in experts:
-            yield users, 8 if scheme == "int8" or any(layer is head for layer in layers) else 4
+            yield users, 8 if any(layer is head for layer in layers) else bits_of(scheme)
 
 
 @torch.no_grad()
 def quantize_linears(model: Any, scheme: str, name: str) -> Any:
-    """Give a model on a CPU quantized linear layers; returns the model. Weights as they were are let go one by one.
+    """Quantize the linear layers and embedding of a model on a CPU; returns it. Weights as they were are let go one by one.
 
-    Raises ModelError if it has none.
+    Raises ModelError if it has no such layers.
     """
     if scheme == "none":
         return model
-    found = False
+    embedding, of_embedding, found = model.get_input_embeddings(), None, False
     for users, bits in layers_to_quantize(model, scheme):
         weight = getattr(*users[0]).weight
-        panels = QuantizedPanels((in_8_bits if bits == 8 else in_4_bits)(weight), weight.dtype)
+        panels = QuantizedPanels(QUANTIZE[bits](weight), weight.dtype)
+        if embedding is not None and embedding.weight is weight:
+            of_embedding = panels
         for module, attribute in users:
             setattr(module, attribute, LaidOutLinear(getattr(module, attribute), panels).train(module.training))
         del weight
         found = True
     if not found:
         raise ModelError(f"{name}: --quantize {scheme}: it has no linear layers that could be quantized.")
+    if may_be_in_panels(embedding):
+        weight = embedding.weight
+        in_panels(embedding, of_embedding or QuantizedPanels(QUANTIZE[bits_of(scheme)](weight), weight.dtype))
     return model.requires_grad_(False)

@@ -4,6 +4,7 @@ The model's own code runs once, and what it computes is written down (make_fx). 
 are replaced by operations of ours that only say what they are given:
 
     lookahead::linear(tokens, number, outputs)            a product with the number-th laid out matrix, and its bias
+    lookahead::looked_up(ids, number, width, dtype)       rows of the number-th quantized embedding table
     lookahead::placed(states, number)                     keys or values of this step, as a layer hands them to the cache
     lookahead::attended(query, key, value, lines, scale)  attention over what the cache then holds
 """
@@ -20,9 +21,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import AttentionInterface
 
 from lookahead.forward.kv_cache import KeysAndValuesOnly
+from lookahead.forward.quantized import QuantizedPanels
 from lookahead.forward.target import TargetModel
 from lookahead.forward.tree_attention import checked_scale
 from lookahead.forward.tree_meta import FIELDS
+from lookahead.models.embedding import TableInPanels
 from lookahead.models.linear import LaidOutLinear
 
 NAME = "lookahead_traced"
@@ -30,9 +33,13 @@ COUNTS = (13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73)  # tok
 
 _library = torch.library.Library("lookahead", "FRAGMENT")
 _library.define("linear(Tensor tokens, int number, int outputs) -> Tensor")
+_library.define("looked_up(Tensor ids, int number, int width, ScalarType dtype) -> Tensor")
 _library.define("placed(Tensor states, int number) -> Tensor")
 _library.define("attended(Tensor query, Tensor key, Tensor value, Tensor lines, float scale) -> Tensor")
 _library.impl("linear", lambda x, number, outputs: x.new_zeros(*x.shape[:-1], outputs), "CompositeExplicitAutograd")
+_library.impl(
+    "looked_up", lambda ids, number, width, dtype: ids.new_zeros(*ids.shape, width, dtype=dtype), "CompositeExplicitAutograd"
+)
 _library.impl("placed", lambda states, number: states.clone(), "CompositeExplicitAutograd")
 _library.impl(
     "attended",
@@ -44,12 +51,14 @@ _library.impl(
 @dataclasses.dataclass(frozen=True)
 class Traced:
     """graph: of a function of ids and positions [1, tokens], of what lies before each token [tokens], and of the lines of each
-    kind of layer; returns scores [1, tokens, vocab]. tokens: how many. linears: the layers that lookahead::linear numbers.
+    kind of layer; returns scores [1, tokens, vocab]. tokens: how many. linears, tables: the layers that lookahead::linear and
+    looked_up number.
     """
 
     graph: torch.fx.GraphModule
     tokens: int
     linears: list[LaidOutLinear]
+    tables: list[QuantizedPanels]
 
 
 class _TracedCache(KeysAndValuesOnly):
@@ -88,17 +97,23 @@ AttentionInterface.register(NAME, _attended)
 
 
 @contextlib.contextmanager
-def _linears_as_operations(model: Any) -> Iterator[list[LaidOutLinear]]:
-    """While open, laid out layers are lookahead::linear."""
+def _layers_as_operations(model: Any) -> Iterator[tuple[list[LaidOutLinear], list[QuantizedPanels]]]:
+    """While open, laid out layers are lookahead::linear, and look-ups in quantized tables lookahead::looked_up."""
     linears = [module for module in model.modules() if isinstance(module, LaidOutLinear)]
+    tables = [module for module in model.modules() if isinstance(module, TableInPanels)]
     for number, layer in enumerate(linears):
         outputs = layer.out_features
         vars(layer)["forward"] = lambda x, number=number, outputs=outputs: torch.ops.lookahead.linear(x, number, outputs)
+    for number, table in enumerate(tables):
+        about = number, table.laid_out.inner, table.laid_out.dtype
+        vars(table)["rows"] = lambda ids, about=about: torch.ops.lookahead.looked_up(ids, *about)
     try:
-        yield linears
+        yield linears, [table.laid_out for table in tables]
     finally:
         for layer in linears:
             del vars(layer)["forward"]
+        for table in tables:
+            del vars(table)["rows"]
 
 
 @torch.no_grad()
@@ -108,6 +123,7 @@ def traced(target: TargetModel) -> Traced:
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
     for layer in model.modules():
         sizes.update((layer.in_features, layer.out_features) if isinstance(layer, LaidOutLinear) else ())
+        sizes.update((layer.num_embeddings, layer.embedding_dim) if isinstance(layer, TableInPanels) else ())
     sizes.update(value for value in vars(target.text_config).values() if isinstance(value, int))
     tokens = next(count for count in COUNTS if count not in sizes)
     plan = target.mask_plan
@@ -123,7 +139,7 @@ def traced(target: TargetModel) -> Traced:
 
     lines = [torch.zeros(1, 1, tokens, FIELDS, dtype=torch.int32, device=where) for _ in plan.windows]
     offsets = torch.zeros(tokens, dtype=torch.int64, device=where)
-    with _linears_as_operations(model) as linears, target.packed_attention.named(NAME):
+    with _layers_as_operations(model) as layers, target.packed_attention.named(NAME):
         graph = make_fx(forward, tracing_mode="real")(ids, positions, offsets, *lines)
     graph.graph.eliminate_dead_code()
-    return Traced(graph, tokens, linears)
+    return Traced(graph, tokens, *layers)

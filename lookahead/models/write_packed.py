@@ -1,7 +1,8 @@
 """Quantizing a checkpoint. In: a model's folder or hub name. Out: a folder with packed weights (packed.py), and what was lost.
 
 Tensors are read, quantized and written one by one, so memory holds about one file of the result. Weights of 4 bits whose inputs
-are no multiple of 64 are written with 8. Where embeddings are tied, the output layer becomes a matrix of its own.
+are no multiple of 64 are written with 8. Where embeddings are tied, the output layer becomes a matrix of its own. The embedding
+stays as it is, as transformers loads no other; config.json says in how many bits packed_model.py is to hold it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import torch
 from safetensors.torch import save_file
 
 from lookahead.errors import ModelError, UsageError
-from lookahead.forward.quantized import GROUP, in_4_bits, in_8_bits
+from lookahead.forward.quantized import GROUP
 from lookahead.models.load import empty_model, read_config
-from lookahead.models.packed import FORMAT, INDEX, METHOD, shards_of, tensors_in, tensors_of
-from lookahead.models.quantize import SCHEMES, layers_to_quantize
+from lookahead.models.packed import EMBEDDING_BITS, FORMAT, INDEX, METHOD, shards_of, tensors_in, tensors_of
+from lookahead.models.quantize import QUANTIZE, SCHEMES, bits_of, layers_to_quantize
 from lookahead.tokenizer import first_line
 
 SHARD_BYTES = 1 << 30  # of a file of weights
@@ -51,6 +52,7 @@ class Written:
 class _Plan:
     """bits: of each weight that is quantized, by its name in the checkpoint. layers: that it belongs to. kept: weights that are
     also written as they are. routers: linear layers that stay. untied: the output layer has a matrix of its own from now on.
+    embedding_bits: to hold the embedding in, once it is loaded.
     """
 
     bits: dict[str, int]
@@ -58,6 +60,7 @@ class _Plan:
     kept: set[str]
     routers: list[str]
     untied: bool
+    embedding_bits: int
 
 
 def _plan(model: Any, scheme: str) -> _Plan:
@@ -74,7 +77,9 @@ def _plan(model: Any, scheme: str) -> _Plan:
         layers[source] = users_names
     found = {name for each in layers.values() for name in each}
     routers = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear and name not in found]
-    return _Plan(bits, layers, {f"{names[id(embeddings)]}.weight"} if untied else set(), routers, untied)
+    shared = f"{names[id(embeddings)]}.weight"
+    embedding_bits = bits[shared] if untied and shared in bits else bits_of(scheme)
+    return _Plan(bits, layers, {shared} if untied else set(), routers, untied, embedding_bits)
 
 
 def quantization_config(plan: _Plan, scheme: str) -> dict[str, Any]:
@@ -132,7 +137,7 @@ def _written(plan: _Plan, source: Path, files: _Files, progress: Callable[[int, 
         if name not in plan.bits or name in plan.kept:
             files.add({name: tensor})
         if name in plan.bits:
-            matrix = (in_8_bits if plan.bits[name] == 8 else in_4_bits)(tensor)
+            matrix = QUANTIZE[plan.bits[name]](tensor)
             weight = tensor.float()
             error = (matrix.to_dense() - weight).norm() / weight.norm().clamp_min(1e-30)
             for layer in plan.layers[name]:
@@ -209,6 +214,7 @@ def _write(plan: _Plan, source: Path, target: Path, scheme: str, progress: Calla
                 shutil.copyfile(path, folder / path.name)
         said = json.loads((source / "config.json").read_text(encoding="utf-8"))
         said["quantization_config"] = quantization_config(plan, scheme)
+        said[EMBEDDING_BITS] = plan.embedding_bits
         if plan.untied:
             said["tie_word_embeddings"] = False
         (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")

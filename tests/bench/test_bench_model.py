@@ -423,3 +423,40 @@ def test_model_that_decodes_plainly_cannot_be_forced(cli: Cli, pairs: Path, tmp_
     result = cli(*asked)
     assert result.code == 1
     assert result.err.splitlines()[-1].startswith(f"error: {tmp_path}: answers of texts of 15 tokens cannot be replayed on it")
+
+
+def test_several_quantizations_make_one_table_of_speed_memory_and_loss(cli: Cli, tmp_path: Path) -> None:
+    given = (
+        "bench",
+        "--model",
+        MODEL,
+        "--input",
+        PROMPTS,
+        "--rows",
+        2,
+        "--max-new-tokens",
+        8,
+        "--no-peers",
+        "--strategy",
+        "auto",
+    )
+    several = "--quantize", "none,int4", "--kv-dtype", "none,int8"
+    saved = tmp_path / "schemes.json"
+    shown = cli(*given, *several, "--save", saved)
+    assert shown.code == 0, shown.err
+    schemes = {(each["quantize"], each["kv_dtype"]): each for each in json.loads(saved.read_text())["schemes"]}
+    assert list(schemes) == [("none", "none"), ("none", "int8"), ("int4", "none"), ("int4", "int8")]
+    for (quantize, kv_dtype), scheme in schemes.items():
+        (comparison,) = scheme["comparisons"]
+        assert comparison.keys() == OF_A_COMPARISON
+        assert comparison["environment"]["kv_dtype"] == kv_dtype
+        assert comparison["lossless"]["identical"] == comparison["lossless"]["checked"] == 2
+        assert f"{scheme['loss']:.4f}" in shown.out
+        assert (comparison["environment"]["linear"] == "int4") == (quantize == "int4")
+    of_plain, of_both = schemes["none", "none"], schemes["int4", "int8"]
+    assert of_both["weight_bytes"] < of_plain["weight_bytes"] / 4
+    assert of_both["kv_bytes_per_token"] / of_plain["kv_bytes_per_token"] == pytest.approx(34 / 128)
+    assert len({scheme["loss"] for scheme in schemes.values()}) == 4, "each is another model"
+    assert abs(of_both["loss"] - of_plain["loss"]) < 0.2
+    cli.fails(2, *given, "--quantize", "none,int2", saying=["--quantize int2: choose none, int8, int4, or several"])
+    cli.fails(2, *given, *several, "--plot", tmp_path / "a.png", saying=["leave out --sweep, --plot and --report"])

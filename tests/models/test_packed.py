@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from lookahead.errors import ModelError, UsageError
 from lookahead.forward.quantized import Quantized, QuantizedPanels, in_4_bits, in_8_bits
 from lookahead.models import write_packed
+from lookahead.models.linear import weight_bytes
 from lookahead.models.load import load_model
-from lookahead.models.packed import matrix_of, packed, read_packed, tensors_of, unpacked
+from lookahead.models.packed import EMBEDDING_BITS, matrix_of, packed, read_packed, tensors_of, unpacked
 from lookahead.models.write_packed import quantize_checkpoint
 from tests.support.cli import Cli, write_jsonl
 
@@ -80,6 +81,17 @@ def test_larger_groups_and_symmetric_weights_are_read_and_others_left() -> None:
     assert matrix_of({**tensors, "scale": torch.rand(8, 2)}, 4) is None, "scales that bfloat16 does not hold"
 
 
+def test_embedding_of_another_checkpoint_stays_as_it_is(tmp_path: Path, four: Path) -> None:
+    """One whose config.json does not say that it is to be quantized."""
+    shutil.copytree(four, tmp_path / "other")
+    said = json.loads((tmp_path / "other" / "config.json").read_text())
+    assert said.pop(EMBEDDING_BITS) == 8, "it is the output layer's"
+    (tmp_path / "other" / "config.json").write_text(json.dumps(said))
+    embedding = load_model(str(tmp_path / "other"), device="cpu").model.get_input_embeddings()
+    assert type(embedding) is torch.nn.Embedding
+    assert embedding.weight.dtype == torch.float32
+
+
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_checkpoint_is_the_model_that_was_quantized_at_load(tmp_path: Path, scheme: str) -> None:
     """Embeddings of the demo model are tied: its output layer becomes a matrix of its own."""
@@ -91,6 +103,8 @@ def test_checkpoint_is_the_model_that_was_quantized_at_load(tmp_path: Path, sche
     assert stored.linear == scheme
     assert stored.exact
     assert stored.program is not None
+    assert weight_bytes(stored.model) == weight_bytes(at_load.model)
+    assert stored.model.get_input_embeddings().laid_out is stored.model.get_output_embeddings().laid_out
     assert stored.eos_token_ids == at_load.eos_token_ids
     ids = torch.arange(5, 40)[None]
     with torch.inference_mode():
