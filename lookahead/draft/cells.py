@@ -87,6 +87,9 @@ def recycled_cell(kind, seen, share, rank):
 
 
 @inlined
-def skip_cell(one, places):
-    """Cell of an expert that skips the last token. one: 1 if it heeds one token before that, 0 if two or more."""
-    return SKIP_CELLS + one * SEENS + _seen_bucket(places)
+def skip_cell(one, tokens):
+    """Cell of an expert that skips the last token. one: 1 if places agree in one token before that, 0 if in two or more.
+
+    tokens: that it says, different ones.
+    """
+    return SKIP_CELLS + one * SEENS + _seen_bucket(tokens)

@@ -110,7 +110,7 @@ def ask_aligned(shared, scratch, own, node, stamp, floor, actual):
     for k in range(shared.used[0] + 1):
         text = len(shared.texts) if k == 0 else k - 1
         at = scratch.aligned[node, text, AT]
-        if at < 0 or rank == EXPERTS - 2 or (rank > 0 and rest < floor):
+        if at < 0 or rank == EXPERTS - 4 or (rank > 0 and rest < floor):
             continue
         if k == 0:
             token = np.int64(own.log[TOKEN, at + 1]) if at + 1 < own.length else END
@@ -295,7 +295,7 @@ def ask_skip(shared, scratch, node, one, stamp, rest, actual):
             token, count = np.int64(scratch.skips[before, one, k, 0]), scratch.skip_counts[before, one, k]
             credit(scratch, slot_of(scratch, stamp, token), gain * count, scratch.skips[before, one, k, 1], 0)
             if token == actual:
-                share += count * each
+                share = count * each
     return cell, share
 
 
@@ -326,10 +326,16 @@ def _find_skips(shared, scratch, node, one, token):
                 count = shared.weights[text] * weight_at(texts, text, position) if weighted else shared.weights[text]
                 total += count
                 follows = token_at(texts, text, position + prefix + 1)
-                if follows != END:
+                if follows == END:
+                    continue
+                at = np.int64(0)
+                while at < found and scratch.skips[node, one, at, 0] != follows:
+                    at += 1
+                if at == found:
                     scratch.skips[node, one, found, 0], scratch.skips[node, one, found, 1] = follows, source
-                    scratch.skip_counts[node, one, found] = count
+                    scratch.skip_counts[node, one, found] = np.float32(0.0)
                     found += 1
+                scratch.skip_counts[node, one, at] += count
             left -= taken
             number += 1
     scratch.skipped[node, one], scratch.skip_totals[node, one] = found, total
