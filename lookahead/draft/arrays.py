@@ -12,6 +12,8 @@ EXPERTS = 48
 STEPS = 12  # context lengths kept of one context in one text
 COLUMNS = 18  # of the table of texts, see places.py
 MOST_SAMPLED = 32  # places of one step that are looked at
+SKIPPED = 16  # places of a text that are looked at behind a context without its last token
+COMMONNESS = 1 << 18  # token ids that are told apart by how common they are
 CHAINS = 4
 LEADERS = 32
 PER_CHAIN = 16  # places taken of each chain of a row's own text, see own_text.py
@@ -27,8 +29,12 @@ TREE_TOKENS, TREE_PARENTS, TREE_SOURCES, TREE_MATCHES = range(4)  # of a row's t
 # One thread's scratch space. A node is one of the tree that is being grown, the root first.
 SCRATCH: Layout = {
     "keys": (np.int64, ("nodes", 2)),  # token and parent of each node
-    "steps": (np.int64, ("nodes", "texts", STEPS, 4)),  # see places.py
-    "made": (np.int64, ("nodes", "texts", 2)),
+    "steps": (np.int64, ("nodes + 1", "texts", STEPS, 4)),  # see places.py; the last: of the context before the root's token
+    "made": (np.int64, ("nodes + 1", "texts", 2)),
+    "skips": (np.int32, ("nodes + 1", 2, "skips", 2)),  # see experts.py: token and source
+    "skip_counts": (np.float32, ("nodes + 1", 2, "skips")),
+    "skip_totals": (np.float32, ("nodes + 1", 2)),
+    "skipped": (np.int64, ("nodes + 1", 2)),  # tokens found, -1 if not looked for yet
     "aligned": (np.int64, ("nodes", "texts + 1", 4)),  # see mixture.py
     "best": (np.int64, ("nodes", 2)),  # longest match in the own text and its place
     "candidates": (np.int32, ("candidates", 5)),  # see planner.py
@@ -46,7 +52,7 @@ SCRATCH: Layout = {
     "current": (np.int64, ("texts",)),
     "touched": (np.int64, ("offers",)),  # slots that an expert credits, as often as texts offer them
     "own_slots": (np.int64, (SLOTS, 2)),  # and the match length of the first place found
-    "used_factors": (np.int32, (SLOTS, 4)),
+    "used_factors": (np.int32, (SLOTS, 6)),
     "chains": (np.int64, (CHAINS,)),  # slots in the own text's hash tables
     "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
     "ranges": (np.int64, (RANGES, 3)),  # narrowed before, see places.py
@@ -60,6 +66,7 @@ SHARED: Layout = {
     "given": (np.float32, ("texts",)),
     "trust": (np.float32, ("texts", 3)),  # see mixture.py
     "common": (np.int64, (LEADERS, 3)),
+    "commonness": (np.uint8, (COMMONNESS,)),  # see mixture.py
     "common_shares": (np.float32, (LEADERS,)),
     "lambdas": (np.float32, ("cells",)),
     "earned": (np.float32, ("cells", 2)),
@@ -83,6 +90,8 @@ ROWS: Layout = {
     "own": (np.int64, ("rows", OWN_COLUMNS)),
     "steps": (np.int64, ("rows", "texts", STEPS, 4)),
     "made": (np.int64, ("rows", "texts", 2)),
+    "steps_before": (np.int64, ("rows", "texts", STEPS, 4)),  # of the context without its last token
+    "made_before": (np.int64, ("rows", "texts", 2)),
     "aligned": (np.int64, ("rows", "texts + 1", 4)),
     "trees": (np.int32, ("rows", 4, "nodes")),  # TREE_TOKENS, ...
     "reach": (np.float32, ("rows", 2, "nodes")),  # computed and calibrated probability of the path
@@ -93,7 +102,8 @@ rows_arrays = unpacker("Rows", ROWS)
 
 
 def scratch_block(nodes: int, texts: int) -> Block:
-    return Block(SCRATCH, nodes=nodes, texts=texts, candidates=32 * nodes + SLOTS, offers=texts * MOST_SAMPLED)
+    candidates, offers, skips = 32 * nodes + SLOTS, texts * MOST_SAMPLED, texts * SKIPPED
+    return Block(SCRATCH, nodes=nodes, texts=texts, candidates=candidates, offers=offers, skips=skips)
 
 
 def shared_block(texts: int, cells: int, factors: int, places: int, best: int) -> Block:

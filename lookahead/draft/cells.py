@@ -16,7 +16,8 @@ ORDERS, COUNTS, SHARES, RANKS = 8, 7, 4, 4  # values of each feature of a cell
 ALIGNED = ORDERS * 2 * COUNTS * SHARES * RANKS  # first cell of the aligned experts
 HITS, MISSES, SEENS = 4, 4, 5
 RECYCLED_CELLS = ALIGNED + HITS * 2 * ORDERS * MISSES  # first cell of the recycled experts
-CELLS = RECYCLED_CELLS + len(KINDS) * SEENS * SHARES * RANKS
+SKIP_CELLS = RECYCLED_CELLS + len(KINDS) * SEENS * SHARES * RANKS  # first cell of the experts that skip a token
+CELLS = SKIP_CELLS + 2 * SEENS
 PROMPT, OUTPUT, SESSION, RECYCLED = range(4)  # sources; tries follow
 
 # Columns of a slot: one token that some expert proposes.
@@ -28,7 +29,7 @@ NEVER = ORDERS  # order bucket of a group that does not propose the token
 GAVE, MIXTURE_GAVE, LATEST = range(3)
 # Columns of an aligned place: where the broken match would be now, its order when it broke, misses, hits since the last miss.
 AT, BEFORE, MISSED, HIT = range(4)
-RECENCIES = 24  # buckets of how far back a token stood
+BINARY = 14  # buckets of how far back a token stood, and of how often
 # Of each kind of key, what a rank counts in the number of a factor. There are PLACED ranks; one more: not among them.
 RANKED = np.array([0, PLACED + 1, 0, 1, (PLACED + 1) ** 2])
 UNPLACED = (PLACED + 1) ** 3 - 1
@@ -54,9 +55,9 @@ def _share_bucket(share):
 
 
 @inlined
-def recency_bucket(distance):
-    """2 and the binary logarithm of a distance of 1 or more."""
-    return min(RECENCIES - 1, (np.float32(distance).view(np.int32) >> 23) - 125)
+def binary_bucket(number):
+    """1 and the binary logarithm of a number of 1 or more; 0 of less."""
+    return min(BINARY - 1, max(0, (np.float32(number).view(np.int32) >> 23) - 126))
 
 
 @inlined
@@ -74,7 +75,21 @@ def aligned_cell(aligned, node, text, group):
 
 
 @inlined
+def _seen_bucket(seen):
+    """1, 2-3, 4-9, 10-29, 30 and more."""
+    return (seen >= 2) + np.int64(seen >= 4) + (seen >= 10) + (seen >= 30)
+
+
+@inlined
 def recycled_cell(kind, seen, share, rank):
     """Cell of what was recycled behind a key that came up so often. share: of the first candidate."""
-    seen = (seen >= 2) + np.int64(seen >= 4) + (seen >= 10) + (seen >= 30)
-    return RECYCLED_CELLS + ((kind * SEENS + seen) * SHARES + _share_bucket(share)) * RANKS + min(rank, RANKS - 1)
+    return RECYCLED_CELLS + ((kind * SEENS + _seen_bucket(seen)) * SHARES + _share_bucket(share)) * RANKS + min(rank, RANKS - 1)
+
+
+@inlined
+def skip_cell(one, tokens):
+    """Cell of an expert that skips the last token. one: 1 if places agree in one token before that, 0 if in two or more.
+
+    tokens: that it says, different ones.
+    """
+    return SKIP_CELLS + one * SEENS + _seen_bucket(tokens)

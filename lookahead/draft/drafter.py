@@ -294,7 +294,9 @@ class Drafter:
             self.session.append_document(before, output)
         self._refresh_texts()
         for _, output in answers:
-            lead_common(self.shared.texts, self.shared.weights, np.asarray(output, np.int64), self.shared.common)
+            lead_common(
+                self.shared.texts, self.shared.weights, np.asarray(output, np.int64), self.shared.common, self.shared.commonness
+            )
         self._share_common()
 
     def forget(self) -> None:
@@ -420,8 +422,9 @@ class Drafter:
     def _find_common(self) -> None:
         """The commonest tokens of all sorted texts."""
         shared = self.shared
-        shared.common[:] = 0
-        lead_common(shared.texts, shared.weights, np.arange(int(shared.texts[:, VOCABULARY].max())), shared.common)
+        shared.common[:], shared.commonness[:] = 0, 0
+        tokens = np.arange(int(shared.texts[:, VOCABULARY].max()))
+        lead_common(shared.texts, shared.weights, tokens, shared.common, shared.commonness)
         self._share_common()
 
     def _share_common(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.draft.arrays import EXPERTS, HASHES, LEADERS, MOST_SAMPLED, SLOTS
+from lookahead.draft.arrays import EXPERTS, HASHES, LEADERS, MOST_SAMPLED, SKIPPED, SLOTS
 from lookahead.draft.cells import (
     AT,
     BEFORE,
@@ -38,9 +38,23 @@ from lookahead.draft.cells import (
     cell_of,
     order_bucket,
     recycled_cell,
+    skip_cell,
 )
 from lookahead.draft.own_text import TOKEN
-from lookahead.draft.places import END, HIGH, LOW, ORDER, PREFIX, SOURCE, WEIGHTS, has_step, suffix_at, token_at, weight_at
+from lookahead.draft.places import (
+    END,
+    HIGH,
+    LOW,
+    ORDER,
+    PREFIX,
+    SOURCE,
+    WEIGHTS,
+    first_range,
+    has_step,
+    suffix_at,
+    token_at,
+    weight_at,
+)
 from lookahead.draft.recycled import ANY, place_of
 from lookahead.draft.recycled import BEST as PLACED
 from lookahead.kernels import inlined, woven
@@ -96,7 +110,7 @@ def ask_aligned(shared, scratch, own, node, stamp, floor, actual):
     for k in range(shared.used[0] + 1):
         text = len(shared.texts) if k == 0 else k - 1
         at = scratch.aligned[node, text, AT]
-        if at < 0 or rank == EXPERTS - 2 or (rank > 0 and rest < floor):
+        if at < 0 or rank == EXPERTS - 4 or (rank > 0 and rest < floor):
             continue
         if k == 0:
             token = np.int64(own.log[TOKEN, at + 1]) if at + 1 < own.length else END
@@ -261,6 +275,70 @@ def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actu
             share = values[slot, COUNT] * each
         values[slot, COUNT] = 0
     return cell, share
+
+
+@woven
+def ask_skip(shared, scratch, node, one, stamp, rest, actual):
+    """What stands two tokens behind the places of the context without its last token; the cell is -1 if there is none.
+
+    one: 1 if places need to agree in one token only, 0 if in two or more.
+    """
+    before = scratch.keys[node, 1] if node > 0 else np.int64(len(scratch.made) - 1)
+    if scratch.skipped[before, one] < 0:
+        _find_skips(shared, scratch, before, one, scratch.recent[1])
+    found, share, cell = scratch.skipped[before, one], np.float32(0.0), np.int64(-1)
+    if found > 0:
+        cell = skip_cell(one, found)
+        each = np.float32(1.0) / max(scratch.skip_totals[before, one], LEAST_WEIGHT)
+        gain = rest * shared.lambdas[cell] * each
+        for k in range(found):
+            token, count = np.int64(scratch.skips[before, one, k, 0]), scratch.skip_counts[before, one, k]
+            credit(scratch, slot_of(scratch, stamp, token), gain * count, scratch.skips[before, one, k, 1], 0)
+            if token == actual:
+                share = count * each
+    return cell, share
+
+
+@woven
+def _find_skips(shared, scratch, node, one, token):
+    """Note what stands two tokens behind the places of a node's context: its children share it. token: the context's last."""
+    texts, steps, found, total = shared.texts, scratch.steps, np.int64(0), np.float32(0.0)
+    for text in range(shared.used[0]):
+        number, left = np.int64(0), np.int64(SKIPPED)
+        weighted, source = texts[text, WEIGHTS] > 0, texts[text, SOURCE]
+        while left > 0:
+            if one == 1:
+                low, high = first_range(texts, text, token)
+                prefix, longer = np.int64(1), number == 0 and low < high
+            else:
+                longer = has_step(texts, steps, scratch.made, scratch.keys, node, text, number, scratch.ranges)
+                low, high = steps[node, text, number, LOW], steps[node, text, number, HIGH]
+                prefix, longer = steps[node, text, number, PREFIX], longer and steps[node, text, number, ORDER] > 1
+            if not longer:
+                break
+            width = high - low
+            taken = min(width, left)
+            for k in range(taken):
+                place = low + k if taken == width else low + (2 * k + 1) * width // (2 * taken)
+                position = suffix_at(texts, text, place)
+                if token_at(texts, text, position + prefix) == END:
+                    continue
+                count = shared.weights[text] * weight_at(texts, text, position) if weighted else shared.weights[text]
+                total += count
+                follows = token_at(texts, text, position + prefix + 1)
+                if follows == END:
+                    continue
+                at = np.int64(0)
+                while at < found and scratch.skips[node, one, at, 0] != follows:
+                    at += 1
+                if at == found:
+                    scratch.skips[node, one, found, 0], scratch.skips[node, one, found, 1] = follows, source
+                    scratch.skip_counts[node, one, found] = np.float32(0.0)
+                    found += 1
+                scratch.skip_counts[node, one, at] += count
+            left -= taken
+            number += 1
+    scratch.skipped[node, one], scratch.skip_totals[node, one] = found, total
 
 
 @woven

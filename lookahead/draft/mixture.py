@@ -12,7 +12,8 @@ lambda is the mean of what the expert's *cell* has earned so far: cells tell exp
 share of the commonest successor, and rank: how many were asked before, recycled ones not counted. After the longest match there
 has broken off, *aligned* experts stand first: they go on where the broken match would be now, as text that was copied with one
 word changed does. Before the shorter matches (ASKED), *recycled* experts tell what the model almost said there (recycled.py).
-Last, order 0 offers the commonest tokens. A second learned factor rescores each token by who proposes it (`rescore`).
+Then two experts *skip* the last token: they say what stands two tokens behind the places of the context without it, as text
+does in which one word is another. Last, order 0 offers the commonest tokens. Learned factors rescore each token (`rescore`).
 
 Worked example: own text "a b a b", context "... b": one own expert of order 2 (one place, "a" follows), lambda .6, and one of
 order 1 with the same place, skipped; then P(a) = .6 and .4 is left for order 0.
@@ -22,11 +23,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.draft.arrays import EXPERTS
+from lookahead.draft.arrays import COMMONNESS, EXPERTS
 from lookahead.draft.cells import (
     ALIGNED,
     AT,
     BEFORE,
+    BINARY,
     COUNTS,
     GAVE,
     HIT,
@@ -37,17 +39,15 @@ from lookahead.draft.cells import (
     NEVER,
     ORDERS,
     RANKS,
-    RECENCIES,
     SHARES,
     SLOT_OTHER,
     SLOT_OWN,
-    SLOT_PLACE,
     SLOT_RECYCLED,
     SLOT_TOKEN,
     UNPLACED,
     P,
+    binary_bucket,
     order_bucket,
-    recency_bucket,
 )
 from lookahead.draft.experts import (
     ask,
@@ -57,25 +57,30 @@ from lookahead.draft.experts import (
     ask_other,
     ask_own,
     ask_recycled,
+    ask_skip,
     count_own,
     longest_own_match,
     next_other_order,
 )
-from lookahead.draft.own_text import TOKEN, more_places, own_places, slots_of
+from lookahead.draft.own_text import TOKEN, latest_place, more_places, own_places, slots_of
 from lookahead.draft.places import END, HIGH, LOW, ORDER, PREFIX, suffix_at, token_at
 from lookahead.draft.recycled import ASKED, KINDS
 from lookahead.kernels import inlined, woven
 
 MEMORY = 250.0  # observations that a cell remembers
 
-# Rescoring factors: by orders at which own and other propose a token and the longest order there is; by recency; by last token;
-# by its ranks among what was recycled behind the last two tokens, the last one, and the two before it.
+# Rescoring factors of a token: by orders at which own and other text propose it and the longest order there is; by how far back
+# it stands in the own text and how common it is in other text; by its ranks among what was recycled behind the last two tokens,
+# the last one, and the two before it; by the last token; by the token itself; by both. What has 4 factors of each has them by
+# whether own text proposes the token, and other text. Tokens share factors if their hashes agree.
 BY_ORDERS = 0
-BY_RECENCY = BY_ORDERS + (NEVER + 1) * (NEVER + 1) * ORDERS
-BY_LAST = BY_RECENCY + (NEVER + 1) * RECENCIES
-LAST_TOKENS = 1024
-BY_RECYCLED = BY_LAST + 4 * LAST_TOKENS
-FACTORS = BY_RECYCLED + 4 * (UNPLACED + 1)
+BY_PLACE = BY_ORDERS + (NEVER + 1) * (NEVER + 1) * ORDERS
+BY_RECYCLED = BY_PLACE + BINARY * BINARY
+LAST_TOKENS, TOKENS, PAIRS = 1 << 10, 1 << 12, 1 << 14
+BY_LAST = BY_RECYCLED + 4 * (UNPLACED + 1)
+BY_TOKEN = BY_LAST + 4 * LAST_TOKENS
+BY_PAIR = BY_TOKEN + 4 * TOKENS
+FACTORS = BY_PAIR + PAIRS
 RATE = FIRST_GRADIENTS = 0.1  # of AdaGrad: step size, sum of squares at the beginning
 HOPE = np.float32(8.0)  # times as probable as the experts say: no token gets there by its factors
 
@@ -108,7 +113,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
     own_used, own_total = np.int64(0), np.int64(0)
     kind = np.int64(0 if shared.used[1] > 0 else len(KINDS))  # of the next recycled expert
     recycled = np.int64(0)  # experts asked that are recycled
-    while rest >= floor and rank < EXPERTS - 2:  # two of order 0 come last
+    while rest >= floor and rank < EXPERTS - 4:  # two that skip a token and two of order 0 come last
         other_order = next_other_order(shared, scratch, node)
         if nearest and own_order == 0 and other_order <= 1:
             nearest, before = False, places
@@ -132,6 +137,13 @@ def mix(shared, scratch, own, node, have, floor, actual):
             ask(scratch, rank, cell, lambdas[cell], share)
             rest *= np.float32(1.0) - lambdas[cell]
             rank += 1
+    for one in range(2):
+        if rest >= floor and have > 1:
+            cell, share = ask_skip(shared, scratch, node, one, stamp, rest, actual)
+            if cell >= 0:
+                ask(scratch, rank, cell, lambdas[cell], share)
+                rest *= np.float32(1.0) - lambdas[cell]
+                rank += 1
     if rest >= floor and own.leaders[0, 1] > 0:
         cell, share = ask_leaders(shared, scratch, own, stamp, rest, rank - recycled, actual)
         ask(scratch, rank, cell, lambdas[cell], share)
@@ -158,22 +170,27 @@ def rescore(shared, scratch, own, asked, least, learning):
             longest = scratch.experts[e] // (2 * COUNTS * SHARES * RANKS)
             break
     total, after = np.float32(0.0), np.float32(0.0)
-    last_row = BY_LAST + 4 * ((scratch.recent[0] * 40503) & (LAST_TOKENS - 1))
+    last = scratch.recent[0]
+    of_last = BY_LAST + 4 * ((last * 40503) & (LAST_TOKENS - 1))
     for slot in range(np.uint64(scratch.counters[1])):
         probability = values[slot, P]
         total += probability
         if probability * HOPE >= least:
             own_order, other_order = slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER]
-            recency = 0
-            if own_order < NEVER:
-                recency = recency_bucket(own.length - slots[slot, SLOT_PLACE] - 1)
+            token, groups = np.int64(slots[slot, SLOT_TOKEN]), (own_order < NEVER) + 2 * (other_order < NEVER)
+            place, common = latest_place(own, token), np.int64(shared.commonness[token & (COMMONNESS - 1)])
+            back = binary_bucket(own.length - place) if place >= 0 else 0
             by_orders = BY_ORDERS + (own_order * (NEVER + 1) + other_order) * ORDERS + longest
-            by_recency = BY_RECENCY + own_order * RECENCIES + recency
-            by_last = last_row + (own_order < NEVER) + 2 * (other_order < NEVER)
-            by_recycled = BY_RECYCLED + slots[slot, SLOT_RECYCLED] * 4 + (own_order < NEVER) + 2 * (other_order < NEVER)
+            by_place = BY_PLACE + back * BINARY + common
+            by_recycled = BY_RECYCLED + slots[slot, SLOT_RECYCLED] * 4 + groups
+            by_last = of_last + groups
+            by_token = BY_TOKEN + 4 * ((token * 40503 >> 3) & (TOKENS - 1)) + groups
+            by_pair = BY_PAIR + ((token * 40503 + last * 1640531527 >> 7) & (PAIRS - 1))
             if learning:
-                used[slot, 0], used[slot, 1], used[slot, 2], used[slot, 3] = by_orders, by_recency, by_last, by_recycled
-            probability *= factors[by_orders] * factors[by_recency] * factors[by_last] * factors[by_recycled]
+                used[slot, 0], used[slot, 1], used[slot, 2] = by_orders, by_place, by_recycled
+                used[slot, 3], used[slot, 4], used[slot, 5] = by_last, by_token, by_pair
+            probability *= factors[by_orders] * factors[by_place] * factors[by_recycled]
+            probability *= factors[by_last] * factors[by_token] * factors[by_pair]
             values[slot, P] = probability
         after += probability
     scale = np.float32(1.0) / (after + max(np.float32(1e-6), np.float32(1.0) - total))
@@ -244,7 +261,7 @@ def _learn_factors(shared, scratch, actual):
             gradient += np.float32(1.0)
         elif gradient > -1e-3:
             continue
-        for k in range(4):
+        for k in range(6):
             f = scratch.used_factors[slot, k]
             learned[f, 1] += gradient * gradient
             learned[f, 0] += np.float32(RATE) * gradient / np.sqrt(learned[f, 1])

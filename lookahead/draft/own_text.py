@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lookahead.draft.arrays import CHAINS, LEADERS, OWN_COLUMNS, PER_CHAIN
+from lookahead.draft.arrays import CHAINS, COMMONNESS, LEADERS, OWN_COLUMNS, PER_CHAIN
+from lookahead.draft.cells import binary_bucket
 from lookahead.draft.places import SOURCE, count_of
 from lookahead.kernels import carray, inlined, int32_at, int64_at, kernel
 
@@ -163,6 +164,17 @@ def _lead(leaders, token, seen, place):
 
 
 @inlined
+def latest_place(own, token):
+    """The newest place of a token in the own text, -1 if it is not among the newest of its hash."""
+    place = own.heads[0, np.int64(_mix(np.uint64(1), token) >> np.uint64(20)) & (own.heads.shape[1] - 1)]
+    for _ in range(CHAIN_STEPS):
+        if place < 0 or own.log[TOKEN, place] == token:
+            return np.int64(place)
+        place = own.log[CHAIN, place]
+    return np.int64(-1)
+
+
+@inlined
 def own_places(log, heads, length, recent, have, chains, found, slots):
     """Places before the end of `log` that agree with recent[:have] (newest first) in two tokens or more.
 
@@ -202,8 +214,10 @@ def more_places(log, heads, length, recent, have, chain, found, slots, filled):
 
 
 @kernel
-def lead_common(texts, weights, tokens, leaders):
-    """Offer `tokens` (int64) to the commonest tokens of all sorted texts: leaders gets token, count, source."""
+def lead_common(texts, weights, tokens, leaders, commonness):
+    """Offer `tokens` (int64) to the commonest tokens of all sorted texts: leaders gets token, count, source. commonness: uint8
+    [COMMONNESS] gets the bucket of a token's count.
+    """
     for token in tokens:
         total, most, source = np.float32(0.0), np.float32(0.0), np.int64(0)
         for text in range(len(texts)):
@@ -211,5 +225,7 @@ def lead_common(texts, weights, tokens, leaders):
             total += count
             if count > most:
                 most, source = count, texts[text, SOURCE]
+        kind = token & (COMMONNESS - 1)
+        commonness[kind] = max(np.int64(commonness[kind]), binary_bucket(total))
         if total >= 1:
             _lead(leaders, token, np.int64(total), source)

@@ -115,12 +115,12 @@ def weight_at(texts, text, position):
 @inlined
 def count_of(texts, text, token):
     """How often a token stands in a text."""
-    low, high = _first_range(texts, text, token)
+    low, high = first_range(texts, text, token)
     return high - low
 
 
 @inlined
-def _first_range(texts, text, token):
+def first_range(texts, text, token):
     if token < 0 or token >= texts[text, VOCABULARY]:
         return np.int64(0), np.int64(0)
     low = min(max(_read(texts[text, FIRST], texts[text, FIRST_BYTES], token), np.int64(0)), texts[text, SIZE])
@@ -211,19 +211,20 @@ def has_step(texts, steps, made, keys, node, text, wanted, ranges):
 
 
 @kernel
-def narrow_all(texts, begin, end, steps, made, row, token, scratch, ranges):
+def narrow_all(texts, begin, end, steps, made, row, token, steps_before, made_before, ranges):
     """Append `token` to the context of a row, whose steps are all made, in the texts from `begin` to `end`.
 
-    scratch: as `steps`, its first row is overwritten. ranges: see `_narrowed`.
+    steps_before, made_before: get the steps of the context without it. ranges: see `_narrowed`.
     """
     for text in range(begin, end):
         count = made[row, text, 0]
         for number in range(count):
             for column in range(4):
-                scratch[0, text, number, column] = steps[row, text, number, column]
+                steps_before[row, text, number, column] = steps[row, text, number, column]
+        made_before[row, text, 0], made_before[row, text, 1] = count, -1
         made[row, text, 0] = 0
         for number in range(count):
-            _narrow_step(texts, text, scratch, 0, number, token, row, made, steps, ranges)
+            _narrow_step(texts, text, steps_before, row, number, token, row, made, steps, ranges)
         _first_step(texts, text, token, steps, row, made)
         made[row, text, 1] = -1
 
@@ -240,7 +241,7 @@ def _narrow_step(texts, text, steps, node, number, token, child, made, child_ste
 @inlined
 def _first_step(texts, text, token, steps, node, made):
     """Add the places of `token` alone."""
-    low, high = _first_range(texts, text, token)
+    low, high = first_range(texts, text, token)
     if low < high:
         _add_step(steps, made, node, text, low, high, 1, 1)
 

@@ -100,6 +100,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
             if node > 0:
                 parent = keys[node, 1]
                 scratch.made[node] = 0
+                scratch.skipped[node, 0], scratch.skipped[node, 1] = -1, -1
                 move_aligned(
                     shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], parent, own,
                     scratch.best[parent, 0], scratch.best[parent, 1], keys[node, 0], scratch.aligned, node,
@@ -152,12 +153,19 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
 @inlined
 def _begin(scratch, rows, row):
     """The root of a tree is where the text of this row ends."""
+    before = len(scratch.made) - 1
+    scratch.skipped[0, 0], scratch.skipped[0, 1] = -1, -1
+    scratch.skipped[before, 0], scratch.skipped[before, 1] = -1, -1
     for text in range(scratch.made.shape[1]):
         for k in range(2):
             scratch.made[0, text, k] = rows.made[row, text, k]
+            scratch.made[before, text, k] = rows.made_before[row, text, k]
         for step in range(rows.made[row, text, 0]):
             for k in range(4):
                 scratch.steps[0, text, step, k] = rows.steps[row, text, step, k]
+        for step in range(rows.made_before[row, text, 0]):
+            for k in range(4):
+                scratch.steps[before, text, step, k] = rows.steps_before[row, text, step, k]
     for text in range(scratch.aligned.shape[1]):
         for k in range(4):
             scratch.aligned[0, text, k] = rows.aligned[row, text, k]
@@ -240,7 +248,10 @@ def _accept(shared, rows, scratch, row, said, learning):
                 shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], np.int64(0), own,
                 scratch.best[0, 0], scratch.best[0, 1], token, rows.aligned, row,
             )  # fmt: skip
-        narrow_all(shared.texts, 0, shared.used[0], rows.steps, rows.made, row, token, scratch.steps, scratch.ranges)
+        narrow_all(
+            shared.texts, 0, shared.used[0], rows.steps, rows.made, row, token,
+            rows.steps_before, rows.made_before, scratch.ranges,
+        )  # fmt: skip
         rows.own[row, LENGTH] = append_tokens(
             own.log, own.heads, own.leaders, own.length, said[j : j + 1], scratch.recent, scratch.chains
         )
@@ -254,6 +265,10 @@ def find_roots(numbers, begin, end, shared_addresses, rows_addresses, scratch_ad
         own = own_arrays(rows.own, number)
         for text in range(begin, end):
             rows.made[number, text, 0], rows.made[number, text, 1] = 0, -1
+            rows.made_before[number, text, 0] = 0
         for position in range(max(0, own.length - RECENT), own.length):
             token = np.int64(own.log[TOKEN, position])
-            narrow_all(shared.texts, begin, end, rows.steps, rows.made, number, token, scratch.steps, scratch.ranges)
+            narrow_all(
+                shared.texts, begin, end, rows.steps, rows.made, number, token,
+                rows.steps_before, rows.made_before, scratch.ranges,
+            )  # fmt: skip

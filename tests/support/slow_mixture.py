@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from lookahead.draft import mixture
-from lookahead.draft.arrays import EXPERTS, LEADERS, MOST_SAMPLED, STEPS
+from lookahead.draft.arrays import COMMONNESS, EXPERTS, LEADERS, MOST_SAMPLED, SKIPPED, STEPS
 from lookahead.draft.cells import (
     ALIGNED,
+    BINARY,
     COUNTS,
     HITS,
     MISSES,
@@ -29,12 +30,12 @@ from lookahead.draft.cells import (
     ORDERS,
     RANKED,
     RANKS,
-    RECENCIES,
     RECYCLED,
     RECYCLED_CELLS,
     SEENS,
     SESSION,
     SHARES,
+    SKIP_CELLS,
     UNPLACED,
 )
 from lookahead.draft.drafter import Drafter
@@ -174,7 +175,6 @@ class Expert:
     each: Any
     counts: dict[int, Any]
     offers: dict[int, tuple[int, int]]
-    places: dict[int, int] = dataclasses.field(default_factory=dict)  # newest one in the own text
     ranked: dict[int, int] = dataclasses.field(default_factory=dict)  # what a recycled one takes from a factor's number
 
 
@@ -186,9 +186,8 @@ class Guess:
     most: Any = ZERO  # that one expert gives
     offer: tuple[int, int] = (-1, 0)  # of this expert
     orders: list[int] = dataclasses.field(default_factory=lambda: [NEVER, NEVER])  # at which own and other say it first
-    place: int = -1
     recycled: int = UNPLACED
-    factors: tuple[int, int, int, int] = (0, 0, 0, 0)
+    factors: tuple[int, ...] = (0,) * 6
 
 
 def order_bucket(order: int) -> int:
@@ -202,6 +201,14 @@ def cell_of(order: int, group: int, count: Any, share: Any) -> int:
 
 def share_bucket(share: Any) -> int:
     return [share > 0.999, share > 0.7, share > 0.35, True].index(True)
+
+
+def seen_bucket(seen: int) -> int:
+    return bisect.bisect_right([2, 4, 10, 30], seen)
+
+
+def binary_bucket(number: int) -> int:
+    return min(BINARY - 1, number.bit_length())
 
 
 def aligned_cell(aligned: Aligned, group: int) -> int:
@@ -259,6 +266,7 @@ class SlowDrafter:
         ]
         self.rows: list[SlowRow] = []
         self.common: list[list[int]] = []  # token, count, source
+        self.commonness: dict[int, int] = {}  # bucket of a token's count
         self.believe_the_drafter()
         self._read_session()
         self._lead_common(range(max((t for text in self.texts for t in text.tokens if t != END), default=-1) + 1))
@@ -290,7 +298,7 @@ class SlowDrafter:
                 aligned = self.move_aligned(row, node, token)
             steps = [narrowed(text, s, token) for text, s in zip(self.texts, node.steps, strict=True)]
             row.append(token)
-            row.root = Node(row.tokens[:], steps, aligned, looked_up=True)
+            row.root = Node(row.tokens[:], steps, aligned, dataclasses.replace(node, parent=None), looked_up=True)
 
     def finish(self, row: SlowRow) -> None:
         """Behind `Row.finish`: what the session holds is read from the drafter."""
@@ -317,6 +325,8 @@ class SlowDrafter:
         weights = self.weights.tolist()
         for token in tokens:
             counts = [weight * len(text.places_of(token)) for text, weight in zip(self.texts, weights, strict=False)]
+            kind, total = token % COMMONNESS, int(sum(counts))
+            self.commonness[kind] = max(self.commonness.get(kind, 0), binary_bucket(total))
             if sum(counts) >= 1:
                 lead(self.common, token, int(sum(counts)), self.texts[counts.index(max(counts))].source)
         total = sum(weight * len(text.positions) for text, weight in zip(self.texts, weights, strict=False))
@@ -324,15 +334,19 @@ class SlowDrafter:
 
     def _find_root(self, row: SlowRow) -> None:
         steps: list[list[Step]] = [[] for _ in self.texts]
+        before = steps
         for token in row.tokens[-33:]:
-            steps = [narrowed(text, s, token) for text, s in zip(self.texts, steps, strict=True)]
-        row.root = Node(row.tokens[:], steps, row.root.aligned, looked_up=True)
+            before, steps = steps, [narrowed(text, s, token) for text, s in zip(self.texts, steps, strict=True)]
+        parent = Node(row.tokens[:-1], before, {}) if len(row.tokens) > 1 else None
+        row.root = Node(row.tokens[:], steps, row.root.aligned, parent, looked_up=True)
 
     # the experts, in turn; `sample` tells how many places of a text are to be looked at now
 
     def experts(self, row: SlowRow, node: Node, sample: Callable[[], int]) -> Iterator[Expert]:
         matching = itertools.chain(self._aligned(row, node), self._matching(row, node, sample))
-        yield from itertools.islice(matching, EXPERTS - 2)
+        yield from itertools.islice(matching, EXPERTS - 4)
+        if node.parent:
+            yield from self._skipping(node.parent)
         if row.leaders:
             total = sum(count for _, count, _ in row.leaders)
             each = np.float64(1) / total
@@ -343,7 +357,6 @@ class SlowDrafter:
                 each,
                 {token: np.float64(count) for token, count, _ in row.leaders},
                 {token: (row.source_of(place), 0) for token, _, place in row.leaders},
-                {token: place - 1 for token, _, place in row.leaders},
             )
         if self.common:
             offers = {token: (source, 0) for token, _, source in self.common}
@@ -378,6 +391,31 @@ class SlowDrafter:
             else:
                 yield self._other_expert(node, other_orders.pop(), sample())
 
+    def _skipping(self, before: Node) -> Iterator[Expert]:
+        """What stands two tokens behind the places of a context: by those of two tokens or more, longest first, then of one."""
+        for one in (0, 1):
+            said: list[tuple[int, Any, int]] = []
+            total = ZERO
+            for text, steps, weight in zip(self.texts, before.steps, self.weights, strict=False):
+                places: list[int] = []
+                for step in [] if one else [step for step in steps if step.order > 1]:
+                    places += sampled(step.places, SKIPPED - len(places))
+                if one:
+                    places = sampled(text.places_of(before.context[-1]), SKIPPED)
+                for place in places:
+                    if text.follows(place) != END:
+                        count = weight * F(text.document_weights[place - 1])
+                        total += count
+                        if text.follows(place + 1) != END:
+                            said.append((text.follows(place + 1), count, text.source))
+            if said:
+                counts: dict[int, Any] = {}
+                for token, count, _ in said:
+                    counts[token] = counts.get(token, ZERO) + count
+                sources = {token: source for token, _, source in reversed(said)}
+                cell = SKIP_CELLS + one * SEENS + seen_bucket(len(counts))
+                yield Expert(cell, 0, None, ONE / total, counts, {token: (source, 0) for token, source in sources.items()})
+
     def _recycled_expert(self, node: Node, kind: int) -> Iterator[Expert]:
         """What stands in the drafter's table behind the context's last tokens, if anything."""
         latest = [*reversed(node.context[-3:]), ANY, ANY, ANY][:3]
@@ -390,8 +428,7 @@ class SlowDrafter:
         weights = table.weights[place]
         held = [(token, weight) for token, weight in zip(table.tokens[place].tolist(), weights, strict=True) if weight > 0]
         each = ONE / summed(weights)
-        seen = bisect.bisect_right([2, 4, 10, 30], table.seen[place])
-        features = kind, seen, share_bucket(weights[0] * each), 0
+        features = kind, seen_bucket(table.seen[place]), share_bucket(weights[0] * each), 0
         yield Expert(
             RECYCLED_CELLS + int(np.ravel_multi_index(features, (len(KINDS), SEENS, SHARES, RANKS))),
             0,
@@ -417,7 +454,6 @@ class SlowDrafter:
             each,
             {token: np.float64(count) for token, count in counts.items()},
             {token: (row.source_of(place + 1), longest[token]) for token, place in newest.items()},
-            newest,
         )
 
     def _other_expert(self, node: Node, order: int, most: int) -> Expert:
@@ -469,8 +505,9 @@ class SlowDrafter:
 
         experts = self.experts(row, node, sample)
         while rest >= floor and (expert := next(experts, None)):
-            rank = sum(cell < RECYCLED_CELLS for cell, _ in asked)
-            cell = expert.cell + (0 if ALIGNED <= expert.cell < RECYCLED_CELLS else min(rank, RANKS - 1))
+            rank = sum(cell < RECYCLED_CELLS or cell >= SKIP_CELLS for cell, _ in asked)
+            ranked = expert.cell < ALIGNED or RECYCLED_CELLS <= expert.cell < SKIP_CELLS
+            cell = expert.cell + (min(rank, RANKS - 1) if ranked else 0)
             believed = self.lambdas[cell]
             for token, count in expert.counts.items():
                 guess = guesses.setdefault(token, Guess())
@@ -479,8 +516,6 @@ class SlowDrafter:
                 guess.recycled -= expert.ranked.get(token, 0)
                 if gain > guess.most:
                     guess.most, guess.offer = F(gain), expert.offers[token]
-                if expert.group == OWN and (expert.order or guess.orders[OWN] == NEVER):
-                    guess.place = expert.places[token]
                 if expert.group is not None and guess.orders[expert.group] == NEVER:
                     guess.orders[expert.group] = expert.order
             asked.append((cell, expert))
@@ -492,22 +527,26 @@ class SlowDrafter:
         self, row: SlowRow, node: Node, guesses: dict[int, Guess], asked: list[tuple[int, Expert]], least: Any
     ) -> None:
         longest = next((expert.order for _, expert in asked if expert.group is not None), 0)
-        last = node.context[-1] * 40503 % mixture.LAST_TOKENS
+        last = node.context[-1]
         total = after = ZERO
-        for guess in guesses.values():
+        for token, guess in guesses.items():
             total += guess.p
             if guess.p * mixture.HOPE >= least:
                 own, other = guess.orders
-                distance = len(row.tokens) - 1 - guess.place
-                recency = 0 if own == NEVER else min(RECENCIES - 1, 1 + distance.bit_length())
+                groups = (own < NEVER) + 2 * (other < NEVER)
+                back = len(row.tokens) - max((p for p, t in enumerate(row.tokens) if t == token), default=len(row.tokens))
+                common = self.commonness.get(token % COMMONNESS, 0)
                 guess.factors = (
                     mixture.BY_ORDERS + int(np.ravel_multi_index((own, other, longest), (NEVER + 1, NEVER + 1, ORDERS))),
-                    mixture.BY_RECENCY + int(np.ravel_multi_index((own, recency), (NEVER + 1, RECENCIES))),
-                    mixture.BY_LAST + 4 * last + (own < NEVER) + 2 * (other < NEVER),
-                    mixture.BY_RECYCLED + 4 * guess.recycled + (own < NEVER) + 2 * (other < NEVER),
+                    mixture.BY_PLACE + int(np.ravel_multi_index((binary_bucket(back), common), (BINARY, BINARY))),
+                    mixture.BY_RECYCLED + 4 * guess.recycled + groups,
+                    mixture.BY_LAST + 4 * (last * 40503 % mixture.LAST_TOKENS) + groups,
+                    mixture.BY_TOKEN + 4 * ((token * 40503 >> 3) % mixture.TOKENS) + groups,
+                    mixture.BY_PAIR + (token * 40503 + last * 1640531527 >> 7) % mixture.PAIRS,
                 )
-                one, two, three, four = self.factors[list(guess.factors)]
-                guess.p = guess.p * (one * two * three * four)
+                for half in (guess.factors[:3], guess.factors[3:]):
+                    one, two, three = self.factors[list(half)]
+                    guess.p = guess.p * (one * two * three)
             after += guess.p
         none_of_these = max(F(1e-6), ONE - total)
         for guess in guesses.values():
