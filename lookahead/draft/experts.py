@@ -293,7 +293,11 @@ def ask_skip(shared, scratch, node, one, stamp, rest, actual):
         gain = rest * shared.lambdas[cell] * each
         for k in range(found):
             token, count = np.int64(scratch.skips[before, one, k, 0]), scratch.skip_counts[before, one, k]
-            credit(scratch, slot_of(scratch, stamp, token), gain * count, scratch.skips[before, one, k, 1], 0)
+            slot = slot_of(scratch, stamp, token)
+            if scratch.values[slot, BEST] > 0:  # it is a match that tells its source
+                scratch.values[slot, P] += gain * count
+            else:
+                credit(scratch, slot, gain * count, scratch.skips[before, one, k, 1], 0)
             if token == actual:
                 share = count * each
     return cell, share

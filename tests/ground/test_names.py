@@ -19,7 +19,7 @@ from tests.support.jobs import MODEL, PROMPTS
 CROSSED = "[red]x[/blue]"  # markup that rich refuses
 EFFECTS = "\x1b[31m\x07\r\u202e\x9b :boom:"
 SHOWN = r"\x1b[31m\x07\r\u202e\x9b :boom:"
-LINES = re.compile(r"[^\x20-\x7e\n ├└│─✓→…•─]")  # anything but text and our own drawing
+LINES = re.compile(r"[^\x20-\x7e\n ├└│─✓→…•─’]")  # anything but text and our own drawing
 
 
 @pytest.fixture

@@ -514,7 +514,7 @@ class SlowDrafter:
                 gain = rest * believed * expert.each * count
                 guess.p = F(guess.p + gain)
                 guess.recycled -= expert.ranked.get(token, 0)
-                if gain > guess.most:
+                if gain > guess.most and (cell < SKIP_CELLS or guess.most == 0):
                     guess.most, guess.offer = F(gain), expert.offers[token]
                 if expert.group is not None and guess.orders[expert.group] == NEVER:
                     guess.orders[expert.group] = expert.order
