@@ -41,6 +41,7 @@ from host_time import given_requests, read_pairs
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "tuning.jsonl"
+IDEAS = RESULTS.with_name("ideas.md")
 WORKLOADS = ("gsm8k-model", "alpaca-tempnet", "humaneval", "sum-davinci")
 MATTERS = 0.3  # per cent
 FACTORS = (0.5, 2.0)
@@ -69,7 +70,7 @@ OTHER_FILES = (
 NOT_TUNED = {
     "draft/arrays.py": ("MOST_THREADS", "COLUMNS", "OWN_COLUMNS", "DEPTHS", "RECENT", "BINS", "CHAINS"),
     "draft/calibration.py": ("FIRST_BIN", "LEAST", "OCTAVE"),
-    "draft/cells.py": ("OWN", "OTHER", "ORDERS", "COUNTS", "SHARES", "RANKS", "HITS", "MISSES", "SEENS", "RECENCIES"),
+    "draft/cells.py": ("OWN", "OTHER", "ORDERS", "COUNTS", "SHARES", "RANKS", "HITS", "MISSES", "SEENS", "BINARY"),
     "draft/experts.py": ("LEAST_WEIGHT",),
     "draft/mixture.py": ("BY_ORDERS",),
     "draft/own_text.py": ("TOKEN", "CHAIN"),
@@ -267,7 +268,7 @@ def write(results: Path, page: Path) -> None:
             f"\n## {title[0].upper()}{title[1:]}\n\n| constant | value | half costs % | twice costs % |\n|---|---|---|---|\n"
         )
         text += "\n".join(rows) + "\n"
-    page.write_text(text, encoding="utf-8")
+    page.write_text(text + IDEAS.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def _cost(line: dict[str, Any] | None, bases: dict[str, dict[str, Any]], measure: str) -> str:

@@ -2,7 +2,7 @@
 
 numba optimises each function and turns it into machine code on its own, before it does so again within each caller. A `part` of
 kernels is only linked into its callers, which halves the time to compile drafting. For this, classes of numba's compiler are
-derived from (`_PartLibrary`, `_PartLowering`; the same from numba 0.60 to 0.68): numba has no option for it.
+derived from (`_PartLibrary`, `_PartLowering`; tried with numba 0.60 and 0.68): numba has no option for it.
 
 Kernels release the GIL and are compiled once per machine, which a new user waits for. So arrays are copied into arrays by loops
 (numba's own check of their shapes takes a second or two to compile, in each kernel), and variables that a loop changes begin as
@@ -150,7 +150,8 @@ def pointer_to(numba_type):
     return pointer
 
 
-uint16_at, uint32_at, uint64_at = (pointer_to(t) for t in (types.uint16, types.uint32, types.uint64))
+uint8_at, uint16_at = pointer_to(types.uint8), pointer_to(types.uint16)
+uint32_at, uint64_at = pointer_to(types.uint32), pointer_to(types.uint64)
 int32_at, int64_at = pointer_to(types.int32), pointer_to(types.int64)
 float32_at, float64_at = pointer_to(types.float32), pointer_to(types.float64)
 

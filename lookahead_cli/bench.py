@@ -134,8 +134,7 @@ def command(
     logs = Logs(replay or (), trie or (), trie_weight, (), tokenizer, rows=rows)
     models = Input("--model", [model], hub=True), Input("--adapter", [adapter], hub=True)
     files = Input("--input", [input]), Input("--cost-profile", [cost_profile]), Input("--config", [config])
-    reads = [*logs.reads("--replay"), *models, *files]
-    outputs = Outputs(json, save, plot, report, overwrite, reads, log_file)
+    outputs = Outputs(json, save, plot, report, overwrite, [*logs.reads("--replay"), *models, *files], log_file)
     sizes = batch_sizes_of(batch_size)
     if replay and not random_weights:
         from lookahead.bench.replay_run import ReplaySpec

@@ -20,6 +20,7 @@ import torch
 from lookahead.bench.compare import PLAIN, REFILLS, Comparison, environment
 from lookahead.bench.events import BenchEvents
 from lookahead.bench.lossless import Lossless, lossless
+from lookahead.bench.on_model import answerable
 from lookahead.bench.run import Run, Turn
 from lookahead.draft.counts import summed
 from lookahead.draft.options import DraftOptions
@@ -27,8 +28,7 @@ from lookahead.errors import LookaheadError, UsageError, first_line
 from lookahead.forward.memory import untidied
 from lookahead.job.drafting import draft_options, open_tries, trie_weights
 from lookahead.job.engines import InVllm, in_vllm
-from lookahead.job.prompt import prompts_of
-from lookahead.job.rows import Request, read_requests
+from lookahead.job.rows import read_requests
 from lookahead.job.spec import SESSION_TOKENS
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def bench_in_vllm(
     for size in bench.batch_sizes:
         start = functools.partial(_started, bench, tries, opened, of_each, size, events)
         with _running(bench, start, events) as engines:
-            prompts, failed = _prompts(requests, engines[PLAIN], path, max_new_tokens)
+            prompts, failed = answerable(requests, engines[PLAIN], path, max_new_tokens)
             found.append(_measured(bench, engines, prompts, max_new_tokens, size, events))
     return [dataclasses.replace(each, lossless=_judged(bench, each, prompts)) for each in found], failed
 
@@ -181,23 +181,6 @@ def _running(bench: VllmBench, start: Callable[[Contender], InVllm], events: Ben
     finally:
         for each in engines.values():
             each.engine.close()
-
-
-def _prompts(requests: Sequence[Request], running: InVllm, path: str, max_new_tokens: int) -> tuple[list[list[int]], list[str]]:
-    """(token ids of rows that can be answered, what is wrong with the others)"""
-    prompts, failed = [], []
-    for request in requests:
-        try:
-            if request.problem:
-                raise LookaheadError(request.problem + ".")
-            for ids in prompts_of(request, running.tokenizer, longest=running.engine.target.longest_text):
-                running.engine.request(ids, max_new_tokens)
-                prompts.append(ids)
-        except LookaheadError as error:
-            failed.append(f"{path}:{request.line}: {error}")
-    if not prompts:
-        raise LookaheadError(failed[0])
-    return prompts, failed
 
 
 def _measured(

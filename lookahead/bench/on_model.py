@@ -18,9 +18,9 @@ from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError
 from lookahead.forward.target import TargetModel
 from lookahead.job.drafting import open_tries, trie_weights
-from lookahead.job.engines import load_here
+from lookahead.job.engines import InVllm, load_here
 from lookahead.job.prompt import prompts_of
-from lookahead.job.rows import read_requests
+from lookahead.job.rows import Request, read_requests
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.models.load import random_model, read_config
 
@@ -54,6 +54,25 @@ class ModelBench:
     engine_mode: str = "auto"
     quantize: str = "none"
     kv_dtype: str = "none"
+
+
+def answerable(
+    requests: Sequence[Request], running: LoadedEngine | InVllm, path: str, max_new_tokens: int
+) -> tuple[list[list[int]], list[str]]:
+    """(token ids of rows that can be answered, what is wrong with the others); raises LookaheadError if there are none."""
+    prompts, failed = [], []
+    for request in requests:
+        try:
+            if request.problem:
+                raise LookaheadError(request.problem + ".")
+            for ids in prompts_of(request, running.tokenizer, longest=running.engine.target.longest_text):
+                running.engine.request(ids, max_new_tokens)
+                prompts.append(ids)
+        except LookaheadError as error:
+            failed.append(f"{path}:{request.line}: {error}")
+    if not prompts:
+        raise LookaheadError(failed[0])
+    return prompts, failed
 
 
 def bench_prompts(
@@ -94,18 +113,7 @@ def bench_prompts(
         ),
         events,
     )
-    prompts, failed = [], []
-    for request in requests:
-        try:
-            if request.problem:
-                raise LookaheadError(request.problem + ".")
-            for ids in prompts_of(request, loaded.tokenizer, longest=loaded.engine.target.longest_text):
-                loaded.engine.request(ids, max_new_tokens)
-                prompts.append(ids)
-        except LookaheadError as error:
-            failed.append(f"{path}:{request.line}: {error}")
-    if not prompts:
-        raise LookaheadError(failed[0])
+    prompts, failed = answerable(requests, loaded, path, max_new_tokens)
     look(loaded.engine.target, prompts)
     return [_compared(bench, loaded, prompts, of_each, max_new_tokens, size, events) for size in bench.batch_sizes], failed
 

@@ -238,8 +238,7 @@ def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actu
         last, slot, here = np.int64(-1), np.uint64(0), np.float32(0.0)
         hit, seen = np.float32(0.0), np.float32(0.0)
         for k in range(taken):
-            place = low + k if taken == width else low + (2 * k + 1) * width // (2 * taken)
-            position = suffix_at(texts, text, place)
+            position = suffix_at(texts, text, low + sampled(k, taken, width))
             count = each * weight_at(texts, text, position) if weighted else each
             seen += count
             token = token_at(texts, text, position + prefix)
@@ -275,6 +274,12 @@ def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actu
             share = values[slot, COUNT] * each
         values[slot, COUNT] = 0
     return cell, share
+
+
+@inlined
+def sampled(k, taken, width):
+    """The k-th of so many places that represent `width` ones evenly."""
+    return k if taken == width else (2 * k + 1) * width // (2 * taken)
 
 
 @woven
@@ -323,8 +328,7 @@ def _find_skips(shared, scratch, node, one, token):
             width = high - low
             taken = min(width, left)
             for k in range(taken):
-                place = low + k if taken == width else low + (2 * k + 1) * width // (2 * taken)
-                position = suffix_at(texts, text, place)
+                position = suffix_at(texts, text, low + sampled(k, taken, width))
                 if token_at(texts, text, position + prefix) == END:
                     continue
                 count = shared.weights[text] * weight_at(texts, text, position) if weighted else shared.weights[text]

@@ -156,19 +156,22 @@ def _begin(scratch, rows, row):
     before = len(scratch.made) - 1
     scratch.skipped[0, 0], scratch.skipped[0, 1] = -1, -1
     scratch.skipped[before, 0], scratch.skipped[before, 1] = -1, -1
-    for text in range(scratch.made.shape[1]):
-        for k in range(2):
-            scratch.made[0, text, k] = rows.made[row, text, k]
-            scratch.made[before, text, k] = rows.made_before[row, text, k]
-        for step in range(rows.made[row, text, 0]):
-            for k in range(4):
-                scratch.steps[0, text, step, k] = rows.steps[row, text, step, k]
-        for step in range(rows.made_before[row, text, 0]):
-            for k in range(4):
-                scratch.steps[before, text, step, k] = rows.steps_before[row, text, step, k]
+    _copy_steps(rows.steps, rows.made, row, scratch.steps, scratch.made, np.int64(0))
+    _copy_steps(rows.steps_before, rows.made_before, row, scratch.steps, scratch.made, before)
     for text in range(scratch.aligned.shape[1]):
         for k in range(4):
             scratch.aligned[0, text, k] = rows.aligned[row, text, k]
+
+
+@inlined
+def _copy_steps(steps, made, row, node_steps, node_made, node):
+    """The steps of a row become those of a node."""
+    for text in range(made.shape[1]):
+        for k in range(2):
+            node_made[node, text, k] = made[row, text, k]
+        for step in range(made[row, text, 0]):
+            for k in range(4):
+                node_steps[node, text, step, k] = steps[row, text, step, k]
 
 
 @inlined

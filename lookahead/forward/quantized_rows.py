@@ -7,7 +7,6 @@ quantized_code.py says how weights lie: four numbers of a row (in 4 bits, eight)
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import carray
 from numba.core import types
 from numba.extending import intrinsic
 
@@ -15,9 +14,7 @@ from lookahead.forward.panel_code import PANEL
 from lookahead.forward.panels import INT8, panel_bytes
 from lookahead.forward.quantized_code import GROUP, GROUP4, SCALES
 from lookahead.forward.vector_code import FLOAT, INT, SHORT, Code
-from lookahead.kernels import float32_at, int64_at, kernel, part, pointer_to
-
-uint8_at = pointer_to(types.uint8)
+from lookahead.kernels import carray, float32_at, int64_at, kernel, part, uint8_at
 
 
 @intrinsic
