@@ -152,7 +152,7 @@ def pointer_to(numba_type):
 
 uint8_at, uint16_at = pointer_to(types.uint8), pointer_to(types.uint16)
 uint32_at, uint64_at = pointer_to(types.uint32), pointer_to(types.uint64)
-int32_at, int64_at = pointer_to(types.int32), pointer_to(types.int64)
+int16_at, int32_at, int64_at = pointer_to(types.int16), pointer_to(types.int32), pointer_to(types.int64)
 float32_at, float64_at = pointer_to(types.float32), pointer_to(types.float64)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -143,9 +144,9 @@ class Drafter:
         self.rows: Block
         self._rows: list[Row] = []
         self._free: list[Row] = []
-        self._make_rows(1)
         self._scratch = [scratch_block(self.options.decoding_length, len(text_weights))]
         self._scratch_at = np.full(MOST_THREADS, self._scratch[0].address)
+        self._make_rows(1)
         self._grew = 0  # nodes at the latest drafts
         self._remembered: list[SortedText] = []
         self._refresh_texts()
@@ -188,14 +189,16 @@ class Drafter:
                 row.root = int(token_ids[-1])
         if self.options.strategy == "off":
             return
-        told = []
+        told: list[int] = []
         for row, token_ids, learns in zip(rows, said, learn, strict=True):
             if row.own.reserve(len(token_ids)):
                 row.own.describe(self.rows.own[row.number], row.prompt_length)
             row.own.length += len(token_ids)
             told += [row.number, len(token_ids), learns and self.options.learn]
-        blocks = self.shared.addresses, self.rows.addresses, self._scratch[0].addresses
-        planner.accept_rows(np.array(told, np.int64), np.array([*itertools.chain(*said)], np.int32), *blocks)
+        tokens = array("i", itertools.chain(*said))
+        blocks = self.shared.address, self.rows.address, self._scratch[0].address
+        task = array("q", (len(rows), len(tokens), tokens.buffer_info()[0], *blocks, *told))
+        run_in(1, planner.accept_rows, task.buffer_info()[0])
         if self.sources:
             for row, token_ids, learns in zip(rows, said, learn, strict=True):
                 self.sources.accept(row.number, token_ids, learns and self.options.learn)
@@ -235,12 +238,10 @@ class Drafter:
         self.shared.used[1] = self.runner_up.in_use
         most, longest = options.decoding_length - 1, options.branch_length
         price = options.price if price is None else price
-        limits, spans = self._limits[:count], self._spans[:count]
-        limits[:] = [
-            (row.number, most if budget is None else min(budget, most), longest if depth is None else min(depth, longest), 0, 0)
-            for row, budget, depth in zip(rows, budgets, branch_lengths, strict=True)
-        ]
-        spans[:, 0] = (2 * limits[:, 0] + 1) * (most + 1)
+        limits, spans, size = self._limits[:count], self._spans[:count], planner.LIMITED.size
+        for k, (row, budget, depth) in enumerate(zip(rows, budgets, branch_lengths, strict=True)):
+            below, deep = most if budget is None else min(budget, most), longest if depth is None else min(depth, longest)
+            planner.LIMITED.pack_into(self._limits, k * size, row.number, below, deep, 0, 0)
         must = self._forced_tokens(guides, limits) if any(guides) else NOTHING
         self._grow(limits, must, price, free, spans)
         if self.sources:
@@ -335,16 +336,17 @@ class Drafter:
     def _grow(self, limits: np.ndarray, must: np.ndarray, price: float, free: int, spans: np.ndarray) -> None:
         """Fill the trees of rows. See `planner.grow_rows`."""
         threads = min(len(limits), self._grew // NODES_PER_THREAD, MOST_THREADS)
-        threads = max(1, min(threads, most_threads()) if threads > 1 else 1)
+        threads = min(threads, most_threads()) if threads > 1 else 1
         while len(self._scratch) < threads:
             self._scratch.append(scratch_block(self.options.decoding_length, len(self.shared.texts)))
             self._scratch_at[len(self._scratch) - 1] = self._scratch[-1].address
         forced = must.ctypes.data if len(must) else 0
-        blocks = self.shared.address, self.rows.address, self._scratch_at.ctypes.data
+        limits_at, spans_at, scratch_at = self._addresses
+        blocks = self.shared.address, self.rows.address, scratch_at
         single = self.options.strategy == "single"
-        told = planner.TOLD.pack(0, 0, len(limits), limits.ctypes.data, spans.ctypes.data, forced, free, single, price, *blocks)
+        told = planner.TOLD.pack(0, 0, len(limits), limits_at, spans_at, forced, free, single, price, *blocks)
         run_in(threads, planner.grow_rows, told)
-        self._grew = int(spans[:, 1].sum())
+        self._grew = int(spans[:, 1].sum()) if len(spans) > 1 else 0
 
     def _merge_sources(self, rows: Sequence[Row], limits: np.ndarray, price: float, free: int, grown: np.ndarray) -> None:
         """Put what the user's sources propose into the trees that were grown; grown[k, 1] gets their nodes."""
@@ -383,6 +385,7 @@ class Drafter:
         self._rows += added
         self._limits = np.zeros((count, 5), np.int64)  # of one `grow`, see planner.py
         self._probabilities, self._spans = block.reach.reshape(-1), np.zeros((count, 2), np.int64)  # see `GrownTrees`
+        self._addresses = tuple(array.ctypes.data for array in (self._limits, self._spans, self._scratch_at))
         self._free += added[::-1]
 
     def _refresh_texts(self) -> None:

@@ -33,7 +33,7 @@ from lookahead.draft.mixture import learn, mix, move_aligned, rescore
 from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
 from lookahead.draft.tree import GRAMMAR
-from lookahead.kernels import carray, float64_at, inlined, int64_at, kernel, woven
+from lookahead.kernels import carray, float64_at, inlined, int32_at, int64_at, kernel, woven
 from lookahead.threads import add
 
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
@@ -47,6 +47,7 @@ CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_
 # where the addresses of the shared block, of the rows' block and of each thread's scratch block stand.
 BEGUN, NEXT, ROWS, LIMITS, SPANS, FORCED, FREE, SINGLE, PRICE, OF_SHARED, OF_ROWS, OF_SCRATCH = range(12)
 TOLD = struct.Struct("=8qd3q")
+LIMITED = struct.Struct("=5q")  # a row of limits
 
 
 def grow_rows(address):
@@ -54,8 +55,8 @@ def grow_rows(address):
 
     address: of what is told, see above. limits: int64 [rows, 5], the row's number, nodes below the root at most, depth at most,
     and where in `forced` (int64) the tokens begin and end with which every branch begins, as nothing else may come. price:
-    calibrated path probability that a node must have. spans: int64 [rows, 2], whose second column gets a tree's nodes, root
-    included, as does rows.nodes. A row's tree is the same in any thread.
+    calibrated path probability that a node must have. spans: int64 [rows, 2] gets where a tree's probabilities begin in
+    rows.reach and how many nodes it has, root included, as does rows.nodes. A row's tree is the same in any thread.
     """
     told = carray(int64_at(address), (OF_SCRATCH + 1,))
     blocks = carray(int64_at(told[OF_SCRATCH]), (MOST_THREADS,))
@@ -69,7 +70,7 @@ def grow_rows(address):
         forced = carray(int64_at(told[FORCED] + 8 * limits[row, 3]), (limits[row, 4] - limits[row, 3],))
         number, most, longest = limits[row, 0], limits[row, 1], limits[row, 2]
         _grow(shared, rows, scratch, number, most, longest, forced, max(least, LEAST), told[FREE], told[SINGLE] != 0)
-        spans[row, 1] = rows.nodes[number]
+        spans[row, 0], spans[row, 1] = (2 * number + 1) * rows.reach.shape[2], rows.nodes[number]
         row = add(address + 8 * NEXT, 1)
 
 
@@ -217,18 +218,24 @@ def _pop(heap, size, reach):
     return taken
 
 
-@kernel
-def accept_rows(told, said, shared_addresses, rows_addresses, scratch_addresses):
+# What `accept_rows` is told, 8 bytes each, before its rows: how many rows, how many tokens, and where these, the shared block,
+# the rows' block and a scratch block stand. Of each row its number, how many of the tokens are its own, and whether to learn.
+ACCEPTED, TOKENS, TOKENS_AT, SHARED_AT, ROWS_AT, SCRATCH_AT, FIRST_ROW = range(7)
+
+
+def accept_rows(address):
     """The texts of rows go on: learn what each token proves, append it, and narrow what the context matches.
 
-    told: int64 [3 rows], of each the row's number, how many of `said` (int32, one row after the other) are its own, and whether
-    to learn from them.
+    address: of what is told, see above. The tokens are int32, those of one row after those of the other.
     """
-    shared, rows, scratch = shared_arrays(shared_addresses), rows_arrays(rows_addresses), scratch_arrays(scratch_addresses)
-    end = 0
-    for k in range(0, len(told), 3):
-        start, end = end, end + told[k + 1]
-        _accept(shared, rows, scratch, told[k], said[start:end], told[k + 2] != 0)
+    told = carray(int64_at(address), (FIRST_ROW,))
+    of_rows = carray(int64_at(address + 8 * FIRST_ROW), (told[ACCEPTED], 3))
+    said = carray(int32_at(told[TOKENS_AT]), (told[TOKENS],))
+    shared, rows = shared_arrays(int64_at(told[SHARED_AT])), rows_arrays(int64_at(told[ROWS_AT]))
+    scratch, end = scratch_arrays(int64_at(told[SCRATCH_AT])), np.int64(0)
+    for k in range(told[ACCEPTED]):
+        start, end = end, end + of_rows[k, 1]
+        _accept(shared, rows, scratch, of_rows[k, 0], said[start:end], of_rows[k, 2] != 0)
 
 
 @woven

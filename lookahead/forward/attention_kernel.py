@@ -44,11 +44,11 @@ ROWS = 64  # queries that are worked on at a time, heads that share keys counted
 FEW = 8  # queries up to which keys are read as they lie, rather than side by side
 
 # What the array that describes a call holds: numbers, addresses and strides in bytes
-TICKETS, TOKENS, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, SCALE = range(7)
+TICKETS, TASK_TOKENS, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, SCALE = range(7)
 QUERY, QUERY_TOKEN, QUERY_HEAD = 7, 8, 9
 KEY, KEY_SLOT, KEY_HEAD, KEY_PLACE = 10, 11, 12, 13
 VALUE, VALUE_SLOT, VALUE_HEAD, VALUE_PLACE = 14, 15, 16, 17
-OUTPUT, META, BYTES = 18, 19, 20
+OUTPUT, TASK_META, BYTES = 18, 19, 20
 DONE, YIELDS = 21, 22  # shares that are done; see threads.wait_for
 TASK = 23
 TASK_BYTES = struct.Struct("=6qd16q")
@@ -256,11 +256,11 @@ def attend(address, kind, kept):
     """
     task = carray(int64_at(address), (TASK,))
     scale = np.float32(carray(float64_at(address), (TASK,))[SCALE])
-    meta = carray(int32_at(task[META]), (task[TOKENS], FIELDS))
+    meta = carray(int32_at(task[TASK_META]), (task[TASK_TOKENS], FIELDS))
     most = max(1, ROWS // (task[HEADS] // task[KEY_HEADS]))  # tokens of a share
     mine, share, done = take_ticket(address), np.int64(0), np.int64(0)
     start = 0
-    while start < task[TOKENS] and meta[start, SLOT] >= 0:  # what is behind fills the pack up
+    while start < task[TASK_TOKENS] and meta[start, SLOT] >= 0:  # what is behind fills the pack up
         size = meta[start, SIZE]
         for head in range(task[KEY_HEADS]):
             for first in range(start, start + size, most):

@@ -92,25 +92,46 @@ class Group:
 class Pack:
     """What the model is fed in one step.
 
-    input_ids, position_ids: int64 [1, tokens]. slots, places: int64 [tokens kept], where each token's keys and values go; at
-    the end there may be tokens that only fill it up, of which nothing is kept.
+    fed: int64 [4, tokens], of each token its id, its position, and the slot and place that its keys and values go to. kept: how
+    many tokens, the first ones, these are kept of; those behind them only fill it up.
     groups: see Group; in the order of the tokens. meta: in place of these, for lookahead::tree_attention, what tokens see:
     int32 [kinds of layers, tokens, FIELDS] (tree_meta.py). one: where only one slot brings tokens, its number and their places.
     """
 
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    slots: torch.Tensor
-    places: torch.Tensor
-    groups: list[Group]
-    one: tuple[int, slice] | None
+    fed: torch.Tensor
+    kept: int
+    groups: list[Group] = dataclasses.field(default_factory=list)
+    one: tuple[int, slice] | None = None
     meta: torch.Tensor | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.fed.shape[1]
+
+    @functools.cached_property
+    def input_ids(self) -> torch.Tensor:
+        """int64 [1, tokens]"""
+        return self.fed[:1]
+
+    @functools.cached_property
+    def position_ids(self) -> torch.Tensor:
+        """int64 [1, tokens]"""
+        return self.fed[1:2]
+
+    @functools.cached_property
+    def slots(self) -> torch.Tensor:
+        """int64 [tokens kept]"""
+        return self.fed[2, : self.kept]
+
+    @functools.cached_property
+    def places(self) -> torch.Tensor:
+        """int64 [tokens kept]"""
+        return self.fed[3, : self.kept]
 
     @functools.cached_property
     def offsets(self) -> torch.Tensor:
         """int64 [tokens]: what lies before each token, for models that find positions by counting up from there."""
-        positions = self.position_ids[0]
-        return positions - torch.arange(len(positions), device=positions.device)
+        return self.fed[1] - torch.arange(self.tokens, device=self.fed.device)
 
 
 def pack(
@@ -179,8 +200,7 @@ def _for_op(
     kept = sum(sizes) if spare is None else fed.shape[1]
     if device.type == "cpu":
         return _packed(torch.from_numpy(fed), kept, [], sizes, pasts, torch.from_numpy(meta))
-    packed = pack_of(upload(block_of(fed, meta), device), fed.shape[1], len(meta))
-    return dataclasses.replace(packed, slots=packed.slots[:kept], places=packed.places[:kept])
+    return pack_of(upload(block_of(fed, meta), device), fed.shape[1], len(meta), kept)
 
 
 def block_of(fed: np.ndarray, meta: np.ndarray) -> np.ndarray:
@@ -188,12 +208,11 @@ def block_of(fed: np.ndarray, meta: np.ndarray) -> np.ndarray:
     return np.concatenate([fed.reshape(-1).view(np.uint8), meta.reshape(-1).view(np.uint8)])
 
 
-def pack_of(block: torch.Tensor, tokens: int, kinds: int) -> Pack:
-    """The pack of a block that lies on a device (`block_of`), all of whose tokens are kept."""
+def pack_of(block: torch.Tensor, tokens: int, kinds: int, kept: int) -> Pack:
+    """The pack of a block that lies on a device (`block_of`). kept: how many tokens are."""
     numbers = 4 * tokens * 8
-    ids, positions, slots, places = block[:numbers].view(torch.int64).view(4, tokens)
     meta = block[numbers:].view(torch.int32).view(kinds, tokens, FIELDS)
-    return Pack(ids[None], positions[None], slots, places, [], None, meta)
+    return Pack(block[:numbers].view(torch.int64).view(4, tokens), kept, meta=meta)
 
 
 def _fed(
@@ -218,12 +237,11 @@ def _packed(
     meta: torch.Tensor | None = None,
 ) -> Pack:
     """fed: int64 [4, tokens], token ids, positions, slots and places. kept: how many tokens are."""
-    ids, positions, slots, places = fed
     one = None
     if sum(map(bool, sizes)) == 1 and kept == sum(sizes):
         slot = next(slot for slot, size in enumerate(sizes) if size)
         one = slot, slice(pasts[slot], pasts[slot] + kept)
-    return Pack(ids[None], positions[None], slots[:kept], places[:kept], groups, one, meta)
+    return Pack(fed, kept, groups, one, meta)
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:

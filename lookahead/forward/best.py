@@ -8,12 +8,13 @@ the first comes first, so the best of all is what argmax says.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from lookahead.kernels import inlined, kernel
+from lookahead.kernels import carray, inlined, int16_at, int32_at, int64_at, kernel, woven
 
 BLOCK = 128  # scores whose maximum is taken at once
 
@@ -46,31 +47,58 @@ def best_token(bits, magnitude, place):
     return np.int64(ids[0, 0])
 
 
-@kernel
-def follow(bits, magnitude, known, trees, token_ids, parents, given):
-    """Walk each draft tree from its root as long as it holds the best token behind the node (`DraftTree.follow`).
+# What `follow_in` is told, 8 bytes each: where scores begin and how many there are of a token; where best tokens are noted that
+# are known, and of how many tokens; numbers of trees, of nodes of all trees, of tokens in place of the best.
+SCORES, VOCAB, KNOWN, PLACES, TREES, NODES, GIVEN, HEAD = range(8)
 
-    bits, magnitude: see `bits_of`. known: int64 [places], best tokens behind rows of `bits`, -1 where they are to be found.
-    trees: int64 [trees, 5]: where a tree begins and ends in token_ids and parents (int32), its root's row of `bits`, and where
-    in `given` (int64) the tokens begin and end that it is followed by in place of the best; none: by the best.
-    Returns (int64 [nodes] tokens, int64 [nodes] nodes of the path, each from where the tree begins; int64 [trees, 2] how many).
+
+def follow_in(dtype: torch.dtype) -> Callable[[int], None]:
+    """Walks each draft tree from its root as long as it holds the best token behind the node (`DraftTree.follow`).
+
+    It takes an address: see `_follow`. dtype: of scores, float32, bfloat16 or float16.
     """
-    tokens, path, depths = np.empty((3, len(parents)), np.int64)  # depths: of nodes that are walked to
-    counts = np.empty((len(trees), 2), np.int64)
-    for tree in range(len(trees)):
-        begin, end, first, at, stop = trees[tree]
+    return _follow_floats if dtype == torch.float32 else _follow_halves
+
+
+def _follow_floats(address):
+    told = carray(int64_at(address), (HEAD,))
+    _follow(address, carray(int32_at(told[SCORES]), (told[PLACES], told[VOCAB])), np.int32(0x7FFFFFFF))
+
+
+def _follow_halves(address):
+    told = carray(int64_at(address), (HEAD,))
+    _follow(address, carray(int16_at(told[SCORES]), (told[PLACES], told[VOCAB])), np.int16(0x7FFF))
+
+
+@woven
+def _follow(address, bits, magnitude):
+    """Behind what is told stand, int64 [trees, 5]: where a tree begins and ends among all nodes, its root's row of scores, and
+    where the tokens begin and end that it is followed by in place of the best (none: by the best); these tokens, int64; the
+    nodes' token ids and parents, int32. Then come, int64, the results: of each tree from where it begins the tokens, and the
+    nodes of the path; of each tree how many of both; and room for the depths of nodes that are walked to.
+    """
+    told = carray(int64_at(address), (HEAD,))
+    count, nodes = told[TREES], told[NODES]
+    known, at = carray(int64_at(told[KNOWN]), (told[PLACES],)), address + 8 * HEAD
+    trees, at = carray(int64_at(at), (count, 5)), at + 40 * count
+    given, at = carray(int64_at(at), (told[GIVEN],)), at + 8 * told[GIVEN]
+    token_ids, parents, at = carray(int32_at(at), (nodes,)), carray(int32_at(at + 4 * nodes), (nodes,)), at + 8 * nodes
+    tokens, path, at = carray(int64_at(at), (nodes,)), carray(int64_at(at + 8 * nodes), (nodes,)), at + 16 * nodes
+    counts, depths = carray(int64_at(at), (count, 2)), carray(int64_at(at + 16 * count), (nodes,))
+    for tree in range(count):
+        begin, end, first, following, stop = trees[tree]
         depths[begin:end] = -1
         depths[begin] = depth = 0
-        by_best, node, token = at == stop, begin, np.int64(-1)
-        while by_best or at < stop:
+        by_best, node, token = following == stop, begin, np.int64(-1)
+        while by_best or following < stop:
             if len(known) > 0:  # looked for even where it is given what comes next, as that is to take as long
                 place = first + node - begin
                 if known[place] < 0:
                     known[place] = best_token(bits, magnitude, place)
                 token = known[place]
             if not by_best:
-                token = given[at]
-                at += 1
+                token = given[following]
+                following += 1
             tokens[begin + depth] = token
             child = np.int64(-1)
             for below in range(node + 1, end):
@@ -85,7 +113,6 @@ def follow(bits, magnitude, known, trees, token_ids, parents, given):
         for step in range(depths[node], -1, -1):
             path[begin + step] = node - begin
             node = begin + parents[node]
-    return tokens, path, counts
 
 
 @kernel

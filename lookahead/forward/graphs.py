@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,8 +73,8 @@ class CapturedScores(Scores):
         self._told  # noqa: B018
 
     @functools.cached_property
-    def _known(self) -> np.ndarray:
-        return self._told[:, 0].astype(np.int64)
+    def _known(self) -> array[int]:
+        return array("q", self._told[:, 0].astype(np.int64).tobytes())
 
     @functools.cached_property
     def _told(self) -> np.ndarray:
@@ -135,9 +136,9 @@ class CapturedSteps:
         """Scores of a step that it serves. None: the model cannot be captured, from now on."""
         fed, meta = arranged(trees, pasts, self.target.mask_plan, self.cache.slots - 1)
         block = block_of(fed, meta)
-        if self._version != self.cache.versions:
+        if self._version != self.cache.version:
             self._steps.clear()
-            self._version = self.cache.versions
+            self._version = self.cache.version
         tokens = fed.shape[1]
         is_new = tokens not in self._steps
         if is_new:
@@ -165,7 +166,7 @@ class CapturedSteps:
 
     def _run(self, block: torch.Tensor, tokens: int, kinds: int) -> Outputs:
         """The forward of the step that `block` describes, by the model itself."""
-        packed = pack_of(block, tokens, kinds)
+        packed = pack_of(block, tokens, kinds, tokens)
         self.cache.pack = packed
         logits = self._logits(packed)
         few = logits.topk(min(BEST, logits.shape[1]))

@@ -25,6 +25,9 @@ from lookahead.forward.quantized_cache import DTYPES, as_keys, bytes_of, quantiz
 from lookahead.kernels import kernel
 
 
+VERSIONS = itertools.count()
+
+
 def zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:
     """A buffer. On a CPU, where the system can do so, memory is only taken for what is written.
 
@@ -208,7 +211,8 @@ class SlotCache(KeysAndValuesOnly):
     """Keys and values of many sequences, one to a slot, for packed forwards. pack: what the forward at hand brings.
 
     A slot's buffers hold whatever was written last; masks say what is seen of it. shapes: of the layers that keep anything,
-    where they are known: then buffers are made once, before the first forward. versions: how often they were made.
+    where they are known: then buffers are made once, before the first forward. version: a number that no cache with other
+    buffers has.
     kv_dtype: none, or int8 or int4 of keys and values that are quantized (quantized_cache.py); kept: the dtype of buffers then.
     """
 
@@ -218,7 +222,7 @@ class SlotCache(KeysAndValuesOnly):
         super().__init__(layers=[])
         self._shapes = shapes
         self.kept = DTYPES.get(kv_dtype)
-        self.versions = 0
+        self.version = next(VERSIONS)
         self.slots = self.capacity = 0
         self.merged = True  # there is one buffer of each shape
         self.buffers: list[torch.Tensor] = []  # [buffers, slots, heads, capacity, head_dim]
@@ -253,7 +257,7 @@ class SlotCache(KeysAndValuesOnly):
         like, size = self._held_as(states.shape[3], states.dtype, states.device)
         buffer = zeros(like, 1, self.slots, states.shape[1], self.capacity, size)
         self.buffers.append(buffer)
-        self.merged = False
+        self.merged, self.version = False, next(VERSIONS)
         return buffer
 
     def _held_as(self, width: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, int]:
@@ -268,7 +272,7 @@ class SlotCache(KeysAndValuesOnly):
         beside: there is memory for the new buffers beside the old ones; else what stays waits in this machine's memory.
         """
         self.slots, self.capacity = max(slots, self.slots), max(capacity, self.capacity)
-        self.versions += 1
+        self.version = next(VERSIONS)
         for shape in self._shapes if not self.layers else ():
             self._add_layer(shape)
         by_shape: dict[tuple[Any, ...], list[tuple[SlotLayer, str]]] = {}

@@ -7,6 +7,7 @@ before, when the slots have got other memory, and when torch is given another nu
 
 from __future__ import annotations
 
+import struct
 import threading
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from lookahead.forward import attention_kernel, panels
 from lookahead.forward import program_kernel as kernel
-from lookahead.forward.batch import Pack
+from lookahead.forward.batch import NO_LIMIT, Pack
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.plan import Attention, Buffer, Instruction, Plan, Product, Stage, View
 from lookahead.forward.quantized_cache import DTYPES
@@ -24,6 +25,7 @@ from lookahead.threads import c_function, gives_way, openmp, run_in
 NAME = "lookahead_program"  # beside those of attention, for settings of cost profiles
 LEAST = 64  # tokens that there is room for from the beginning
 LINE = 64  # bytes, of a processor's cache
+OF_RUN = struct.Struct(f"={kernel.RUN}q")
 STORED = {**panels.STORED, torch.int8: kernel.IN_8_BITS, torch.uint8: kernel.IN_4_BITS}  # by the dtype of buffers
 
 
@@ -41,41 +43,28 @@ class Program:
         self._kept = DTYPES.get(kv_dtype, plan.dtype)
         self._lock = threading.Lock()
         self._room = self._threads = 0
-        self._cache: tuple[int, ...] = ()  # what is known of the slots' memory
+        self._version = -1  # of the cache whose buffers the tables know
         self._attend = c_function(attention_kernel.entry_of(plan.dtype, self._kept))[1]
         self._written = [
             step for stage in plan.stages for step in stage.steps if isinstance(step, Instruction) and step.op == kernel.WRITE
         ]
 
-    @torch.inference_mode()
     def run(self, pack: Pack, wanted: torch.Tensor | None, cache: SlotCache) -> torch.Tensor:
         """[wanted tokens, vocab] scores; fills the slots' keys and values. wanted: int64, tokens of the pack; None: all."""
-        tokens, plan = pack.input_ids.shape[1], self.plan
         assert pack.meta is not None
-        for which, most in plan.most.items():
-            looked_up = pack.input_ids if which == kernel.IDS else pack.position_ids
-            if tokens and looked_up.numpy().view(np.uint64).max() >= most:  # a negative one is a large one
-                raise IndexError(f"a token id or position that the model has no row for: they end at {most - 1}")
+        tokens = pack.tokens
         with self._lock:
             self._arrange(tokens, torch.get_num_threads())
             self._find(cache)
             kept = self._every[:tokens] if wanted is None else wanted
-            scores = torch.empty(len(kept), plan.vocab, dtype=plan.scores_dtype)
-            self._products[:, panels.COUNT] = np.where(self._late, len(kept), tokens)
-            if self._returned_by_product:
-                self._products[-1, panels.OUTPUT] = scores.data_ptr()
-            else:
-                self._rows[-1, kernel.TARGET + kernel.BASE] = scores.data_ptr()
-            self._attention[:, attention_kernel.TICKETS] = 0
-            self._attention[:, attention_kernel.TOKENS] = tokens
-            self._attention[:, attention_kernel.META] = pack.meta.data_ptr() + self._kinds * pack.meta.stride(0) * 4
-            self._attention[:, attention_kernel.DONE] = 0
-            self._counters[:] = 0
-            head = self._head
-            head[kernel.TICKET], head[kernel.ALL], head[kernel.WANTED] = 0, tokens, len(kept)
-            head[kernel.IDS], head[kernel.POSITIONS] = pack.input_ids.data_ptr(), pack.position_ids.data_ptr()
-            head[kernel.META], head[kernel.KEPT] = pack.meta.data_ptr(), kept.data_ptr()
-            run_in(self._threads, kernel.run, head.ctypes.data)
+            scores = torch.empty(len(kept), self.plan.vocab, dtype=self.plan.scores_dtype)
+            addresses = pack.fed.data_ptr(), pack.meta.data_ptr(), kept.data_ptr(), scores.data_ptr()
+            OF_RUN.pack_into(self._head, 0, 0, 0, tokens, len(kept), *addresses)
+            run_in(1, kernel.prepare, self._head_at)
+            if which := self._head[kernel.OUTSIDE]:
+                what, last = "token id" if which == kernel.IDS else "position", self.plan.most[int(which)] - 1
+                raise IndexError(f"a {what} that the model has no row for: they end at {last}")
+            run_in(self._threads, kernel.run, self._head_at)
             return scores
 
     def _arrange(self, tokens: int, threads: int) -> None:
@@ -86,7 +75,7 @@ class Program:
         if tokens > self._room:
             self._room = max(LEAST, 1 << (tokens - 1).bit_length())
             self._every = torch.arange(self._room)
-        self._threads, self._cache = threads, ()
+        self._threads, self._version = threads, -1
         self._held = [_memory(self.plan.row_bytes * self._room), _memory(self.plan.thread_bytes * threads)]
         (_, self._arena), (_, self._scratch) = self._held
         self._make_tables()
@@ -96,38 +85,38 @@ class Program:
         rows: list[np.ndarray] = []
         products: list[list[int]] = []
         attention: list[bytes] = []
-        late, kinds = [], []
         for stage in self.plan.stages:
             first = stage.steps[0]
             if isinstance(first, Instruction):
-                stages.append((kernel.ROWS, len(rows), len(stage.steps), stage.late))
+                stages.append((kernel.ROWS, len(rows), len(stage.steps), stage.late, 0))
                 rows += [self._row(step, stage) for step in stage.steps]
             elif isinstance(first, Product):
-                stages.append((kernel.PRODUCTS, len(products), len(stage.steps), stage.late))
+                stages.append((kernel.PRODUCTS, len(products), len(stage.steps), stage.late, 0))
                 products += [self._product(step) for step in stage.steps]
-                late += [stage.late] * len(stage.steps)
             else:
-                stages.append((kernel.ATTENTION, len(attention), attention_kernel.TASK * 8, stage.late))
+                stages.append((kernel.ATTENTION, len(attention), attention_kernel.TASK * 8, stage.late, first.kind))
                 attention.append(self._task(first))
-                kinds.append(first.kind)
         self._stages = np.array(stages, np.int64)
         self._rows = np.array(rows, np.int64).reshape(-1, kernel.ROW)
         self._products = np.array(products, np.int64).reshape(-1, panels.TASK)
         self._attention = np.frombuffer(b"".join(attention), np.int64).reshape(-1, attention_kernel.TASK).copy()
-        self._late, self._kinds = np.array(late, bool), np.array(kinds, np.int64)
-        last = self.plan.stages[-1].steps[-1]
-        self._returned_by_product = isinstance(last, Product)
         self._writes = np.array(
             [number for number, step in enumerate(self._instructions()) if step.op == kernel.WRITE], np.int64
         )
+        self._counters = np.zeros(len(stages) * kernel.COUNTER, np.int64)
         head = np.zeros(kernel.HEAD, np.int64)
         head[kernel.THREADS], head[kernel.STAGES] = self._threads, len(stages)
         head[kernel.STAGE_TABLE], head[kernel.ROW_TABLE] = self._stages.ctypes.data, self._rows.ctypes.data
         head[kernel.PRODUCT_TABLE], head[kernel.ATTENTION_TABLE] = self._products.ctypes.data, self._attention.ctypes.data
-        head[kernel.ATTEND], head[kernel.YIELDS] = self._attend, gives_way()
-        self._counters = np.zeros(len(stages) * kernel.COUNTER, np.int64)
-        head[kernel.COUNTERS] = self._counters.ctypes.data
-        self._head = head
+        head[kernel.ATTEND], head[kernel.YIELDS], head[kernel.COUNTERS] = self._attend, gives_way(), self._counters.ctypes.data
+        by_product = isinstance(self.plan.stages[-1].steps[-1], Product)
+        last = self._products[-1, panels.OUTPUT :] if by_product else self._rows[-1, kernel.TARGET + kernel.BASE :]
+        head[kernel.SCORES_AT] = last.ctypes.data
+        most = self.plan.most
+        head[kernel.MOST_IDS], head[kernel.MOST_POSITIONS] = (
+            most.get(which, NO_LIMIT) for which in (kernel.IDS, kernel.POSITIONS)
+        )
+        self._head, self._head_at = head, head.ctypes.data
 
     def _instructions(self) -> list[Instruction]:
         return [step for stage in self.plan.stages for step in stage.steps if isinstance(step, Instruction)]
@@ -180,11 +169,10 @@ class Program:
 
     def _find(self, cache: SlotCache) -> None:
         """Write where the slots' keys and values are to the tables, if that has changed."""
+        if cache.version == self._version:
+            return
         plan = self.plan
         cache.open_layers(plan.placed, plan.dtype, torch.device("cpu"))
-        known = id(cache), cache.slots, cache.capacity, *(held.data_ptr() for held in cache.buffers)
-        if known == self._cache:
-            return
         where: dict[int, list[int]] = {}
         for number in plan.placed:
             layer = cache.layers[number // 2]
@@ -198,4 +186,4 @@ class Program:
         for line, attention in zip(self._attention, attentions, strict=True):
             line[attention_kernel.KEY : attention_kernel.KEY + 4] = where[attention.keys]
             line[attention_kernel.VALUE : attention_kernel.VALUE + 4] = where[attention.values]
-        self._cache = known
+        self._version = cache.version

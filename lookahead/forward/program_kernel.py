@@ -23,7 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.forward.panels import INT4, INT8, OUTPUTS, PANEL, TASK, TOKENS, multiply_panel, store
+from lookahead.forward.attention_kernel import DONE, TASK_META, TASK_TOKENS, TICKETS
+from lookahead.forward.attention_kernel import TASK as ATTENTION_TASK
+from lookahead.forward.panels import COUNT, INT4, INT8, OUTPUTS, PANEL, TASK, TOKENS, multiply_panel, store
 from lookahead.forward.quantized_cache import quantize4, quantize8
 from lookahead.forward.quantized_code import quantize
 from lookahead.forward.quantized_rows import look_up
@@ -44,13 +46,17 @@ from lookahead.forward.vectors import take_ticket, widen
 from lookahead.kernels import carray, float32_at, int32_at, int64_at, part, woven
 from lookahead.threads import add, call_with, wait_for
 
-# The array that describes a run: numbers and addresses
-HEAD = 16
-(TICKET, THREADS, ALL, WANTED, STAGES, STAGE_TABLE, ROW_TABLE, PRODUCT_TABLE) = range(8)
-(IDS, POSITIONS, META, KEPT, ATTEND, ATTENTION_TABLE, YIELDS, COUNTERS) = range(8, HEAD)
-# A stage
-STAGE = 4
-(STAGE_KIND, FIRST, SOME, LATE) = range(STAGE)
+# The array that describes a run: numbers and addresses. The first ones each run brings, the others follow from the plan.
+# SCORES goes to SCORES_AT in a table; what lies below MOST_IDS, MOST_POSITIONS can be looked up; OUTSIDE: IDS or POSITIONS, if
+# some do not. POSITIONS stand behind IDS.
+HEAD = 21
+RUN = 8
+(TICKET, OUTSIDE, ALL, WANTED, IDS, META, KEPT, SCORES) = range(RUN)
+(POSITIONS, THREADS, STAGES, STAGE_TABLE, ROW_TABLE, PRODUCT_TABLE, ATTENTION_TABLE) = range(RUN, 15)
+(ATTEND, YIELDS, COUNTERS, SCORES_AT, MOST_IDS, MOST_POSITIONS) = range(15, 21)
+# A stage. LAYERS: of attention, the kind of its layer
+STAGE = 5
+(STAGE_KIND, FIRST, SOME, LATE, LAYERS) = range(STAGE)
 COUNTER = 16  # int64 that each stage has for its counters, of shares that are taken and that are done: in lines of their own
 SHARES = 3  # that a stage is cut into, for each thread
 ROWS, PRODUCTS, ATTENTION = range(3)
@@ -306,6 +312,43 @@ def _rows(head, stage, begin, end, thread):
         for instruction in range(stage[FIRST], stage[FIRST] + stage[SOME]):
             line = carray(int64_at(head[ROW_TABLE] + instruction * ROW * 8), (ROW,))
             _row(head, line, token, wanted, thread)
+
+
+@woven
+def _is_outside(address, count, most):
+    """Whether one of so many int64 is negative or `most` or more."""
+    numbers, outside = carray(int64_at(address), (count,)), False
+    for number in numbers:
+        outside = outside or number < 0 or number >= most
+    return outside
+
+
+def prepare(address: Any) -> None:
+    """Before threads `run` what the array at `address` describes: check ids and positions, write what this run brings to the
+    tables of stages, and begin all counters anew.
+    """
+    head = carray(int64_at(address), (HEAD,))
+    tokens = head[ALL]
+    head[POSITIONS] = head[IDS] + 8 * tokens
+    if _is_outside(head[POSITIONS], tokens, head[MOST_POSITIONS]):
+        head[OUTSIDE] = POSITIONS
+    elif _is_outside(head[IDS], tokens, head[MOST_IDS]):
+        head[OUTSIDE] = IDS
+    stages = carray(int64_at(head[STAGE_TABLE]), (head[STAGES], STAGE))
+    for number in range(head[STAGES]):
+        stage = stages[number]
+        counters = carray(int64_at(head[COUNTERS] + number * COUNTER * 8), (COUNTER,))
+        for k in range(COUNTER):
+            counters[k] = 0
+        if stage[STAGE_KIND] == PRODUCTS:
+            for k in range(stage[FIRST], stage[FIRST] + stage[SOME]):
+                product = carray(int64_at(head[PRODUCT_TABLE] + k * TASK * 8), (TASK,))
+                product[COUNT] = head[WANTED] if stage[LATE] else tokens
+        elif stage[STAGE_KIND] == ATTENTION:
+            task = carray(int64_at(head[ATTENTION_TABLE] + stage[FIRST] * stage[SOME]), (ATTENTION_TASK,))
+            task[TICKETS], task[DONE], task[TASK_TOKENS] = 0, 0, tokens
+            task[TASK_META] = head[META] + stage[LAYERS] * tokens * FIELDS * 4
+    carray(int64_at(head[SCORES_AT]), (1,))[0] = head[SCORES]
 
 
 def run(address: Any) -> None:

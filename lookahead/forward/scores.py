@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 
 from lookahead.draft.tree import DraftTree
 from lookahead.forward.batch import upload
-from lookahead.forward.best import best_token, best_tokens, bits_of, follow
+from lookahead.forward.best import best_token, best_tokens, bits_of, follow_in
 from lookahead.forward.memory import copied
+from lookahead.threads import run_in
 
 
 class Scores:
@@ -40,8 +42,8 @@ class Scores:
         """The token with the highest score after a node, the first if there are several."""
         place = self.place(slot, node)
         if self._known[place] < 0:
-            self._known[place] = best_token(*self._bits, place)
-        return int(self._known[place])
+            self._known[place] = best_token(*bits_of(self._scores), place)
+        return self._known[place]
 
     def follow(
         self, slots: Sequence[int], trees: Sequence[DraftTree], given: Sequence[Sequence[int]]
@@ -50,19 +52,26 @@ class Scores:
 
         given: tokens that a slot is followed by in place of the best; none: by the best.
         """
-        several = len(trees) > 1
-        token_ids = np.concatenate([tree.token_ids for tree in trees]) if several else trees[0].token_ids
-        parents = np.concatenate([tree.parents for tree in trees]) if several else trees[0].parents
-        told, end, known = [], 0, 0
+        spans: list[int] = []
+        end = known = 0
         for slot, tree, of_slot in zip(slots, trees, given, strict=True):
-            told.append((end, end + len(tree), self._starts[slot], known, known + len(of_slot)))
+            spans += (end, end + len(tree), self._starts[slot], known, known + len(of_slot))
             end, known = end + len(tree), known + len(of_slot)
-        followed = np.array([*itertools.chain(*given)], np.int64)
-        found = follow(*self._bits, self._known, np.array(told), token_ids, parents, followed)
-        tokens, path, counts = (each.tolist() for each in found)
+        scores, best = self._scores, self._known
+        told = scores.data_ptr(), scores.shape[-1], best.buffer_info()[0], len(best), len(trees), end, known
+        nodes = [tree.token_ids.tobytes() for tree in trees] + [tree.parents.tobytes() for tree in trees]
+        assert sum(map(len, nodes)) == 8 * end, "token ids and parents are int32"
+        found = 8 * (3 * end + 2 * len(trees))
+        task = b"".join((array("q", (*told, *spans, *itertools.chain(*given))).tobytes(), *nodes, bytes(found)))
+        run_in(1, follow_in(scores.dtype), task)
+        results = memoryview(task)[-found:].cast("q").tolist()
+        counts, paths = 2 * end, end
         return [
-            (tokens[begin : begin + said], path[begin : begin + nodes])
-            for (begin, *_), (said, nodes) in zip(told, counts, strict=True)
+            (
+                results[begin : begin + results[counts + 2 * k]],
+                results[paths + begin : paths + begin + results[counts + 2 * k + 1]],
+            )
+            for k, begin in enumerate(spans[::5])
         ]
 
     def best_few(self, places: Sequence[int], most: int) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
@@ -73,7 +82,7 @@ class Scores:
         every = len(places) == len(self.logits)
         if not self.logits.is_cuda:
             found = best_tokens(self.logits, np.arange(len(places)) if every else np.array(places), most)
-            self._known[places] = found[0][:, 0]
+            np.frombuffer(self._known, np.int64)[places] = found[0][:, 0]
             return lambda: found
         rows = self.logits if every else self.logits[upload(np.array(places), self.logits.device)]
         best = rows.topk(min(most, rows.shape[1]))
@@ -93,13 +102,16 @@ class Scores:
             self._known  # noqa: B018
 
     @functools.cached_property
-    def _bits(self) -> tuple[np.ndarray, np.integer[Any]]:
-        """See `bits_of`. Of what a device has, nothing: it knows the best tokens itself."""
-        return bits_of(self.logits[:0].cpu() if self.logits.is_cuda else self.logits)
+    def _scores(self) -> torch.Tensor:
+        """[rows, vocab] of a type that `follow_in` knows. Of what a device has, nothing: it knows the best tokens itself."""
+        if self.logits.is_cuda:
+            return torch.empty(0, 0)
+        known = self.logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        return (self.logits if known else self.logits.float()).contiguous()
 
     @functools.cached_property
-    def _known(self) -> np.ndarray:
+    def _known(self) -> array[int]:
         """int64: the best token of each row of `logits`, -1 where nobody has looked. Here a step waits for the device."""
         if self.logits.is_cuda:
-            return self.logits.argmax(-1).cpu().numpy()
-        return np.full(len(self.logits), -1)
+            return array("q", self.logits.argmax(-1).cpu().numpy().tobytes())
+        return array("q", [-1]) * len(self.logits)

@@ -15,6 +15,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain
 from lookahead.forward import kv_cache
 from lookahead.forward import slots as slots_module
+from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.slots import PackedSlots
 from lookahead.models.probe import probed
 from tests.architectures import plainly
@@ -68,6 +69,7 @@ def test_job_whose_keys_and_values_take_83_percent_of_memory_passes(target, devi
 
 def test_buffers_grow_where_old_and_new_ones_do_not_fit_side_by_side(target, device, monkeypatch):
     monkeypatch.setattr(slots_module, "KEYS", 32)
+    made = _reservations(monkeypatch)
     engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8, adaptive=False)), 2)
     prompts = [[*range(3, 40)], [*range(5, 60)], [int(t) for t in np.random.default_rng(1).integers(3, 60, 230)]]
     device.size = int(target.place_bytes * 3 * 256 * 1.2)  # the last prompt wants more than twice of what the first ones want
@@ -76,7 +78,7 @@ def test_buffers_grow_where_old_and_new_ones_do_not_fit_side_by_side(target, dev
     assert [request.token_ids for request in requests] == [plainly(target.model, prompt, 20) for prompt in prompts]
     assert engine.batch_size == 2
     assert engine._slots.cache.capacity == 256
-    assert engine._slots.cache.versions == 2
+    assert len(made) == 2
 
 
 def test_buffers_stay_where_they_are_from_the_first_forward_on(target, monkeypatch):
@@ -87,9 +89,22 @@ def test_buffers_stay_where_they_are_from_the_first_forward_on(target, monkeypat
         places.update((index, layer.keys.data_ptr(), layer.values.data_ptr()) for index, layer in enumerate(slots.cache.layers))
         return scores
 
+    made = _reservations(monkeypatch)
     monkeypatch.setattr(PackedSlots, "_logits", watched)
     engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8, adaptive=False)), 3)
     requests = [engine.request([*range(3, 20 + row)], 25) for row in range(9)]
     assert len(list(engine.run(requests))) == 9
     assert len(places) == target.text_config.num_hidden_layers
-    assert engine._slots.cache.versions == 1
+    assert len(made) == 1
+
+
+def _reservations(monkeypatch):
+    """A list that grows with each call of `SlotCache.reserve`."""
+    made, reserve = [], SlotCache.reserve
+
+    def counted(cache, *given):
+        made.append(given)
+        reserve(cache, *given)
+
+    monkeypatch.setattr(SlotCache, "reserve", counted)
+    return made

@@ -14,6 +14,7 @@ from torch import nn
 from lookahead.draft.tree import DraftTree, chain
 from lookahead.errors import ModelError, UsageError
 from lookahead.forward import vector_math
+from lookahead.forward.panels import Panels
 from lookahead.forward.plan import Attention, Buffer, Product, merged_dims, reads, split_dims, written
 from lookahead.forward.slots import PackedSlots
 from lookahead.models import probe
@@ -45,7 +46,7 @@ FURTHER = (
 FURTHER += ("exaone4", "seed_oss", "hunyuan_v1_dense", "helium", "biogpt", "ministral", "olmo3", "cohere", "glm")
 DEMO = "samples/demo-model"
 OTHERS = ("mixtral", "deepseek_v3", "gemma2", "mamba")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = [d for d in (torch.float32, torch.bfloat16, torch.float16) if Panels.takes(torch.zeros(1, 1, dtype=d))]  # on this CPU
 
 
 def of(tiny_model, name: str, dtype: torch.dtype):  # type: ignore[no-untyped-def]
