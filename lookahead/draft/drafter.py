@@ -241,7 +241,7 @@ class Drafter:
         limits, spans, size = self._limits[:count], self._spans[:count], planner.LIMITED.size
         for k, (row, budget, depth) in enumerate(zip(rows, budgets, branch_lengths, strict=True)):
             below, deep = most if budget is None else min(budget, most), longest if depth is None else min(depth, longest)
-            planner.LIMITED.pack_into(self._limits, k * size, row.number, below, deep, 0, 0)
+            planner.LIMITED.pack_into(self._limits.data, k * size, row.number, below, deep, 0, 0)
         must = self._forced_tokens(guides, limits) if any(guides) else NOTHING
         self._grow(limits, must, price, free, spans)
         if self.sources:

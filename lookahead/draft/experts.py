@@ -220,9 +220,9 @@ def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actu
     steps, current = scratch.steps, scratch.current
     order, share = order_bucket(other_order), np.float32(0.0)
     total, distinct = np.float32(0.0), 0
-    sample = np.int64(MOST_SAMPLED)
+    sample, most = scratch.sample, np.int64(MOST_SAMPLED)
     if floor > 0:
-        sample = np.int64(min(RESOLUTION * rest / floor, MOST_SAMPLED))
+        most = np.int64(min(RESOLUTION * rest / floor, MOST_SAMPLED))
     for text in range(shared.used[0]):
         number = current[text] + 1
         if number < scratch.made[node, text, 0] and steps[node, text, number, ORDER] >= other_order:
@@ -233,15 +233,17 @@ def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actu
         low, prefix = steps[node, text, number, LOW], steps[node, text, number, PREFIX]
         width = steps[node, text, number, HIGH] - low
         weighted, source = texts[text, WEIGHTS] > 0, texts[text, SOURCE]
-        taken = min(width, sample)
+        taken = min(width, most)
         each = shared.weights[text] * (np.float32(width) / np.float32(taken))
         last, slot, here = np.int64(-1), np.uint64(0), np.float32(0.0)
         hit, seen = np.float32(0.0), np.float32(0.0)
-        for k in range(taken):
+        for k in range(taken):  # fetched at once, as no branch waits for one of them
             position = suffix_at(texts, text, low + sampled(k, taken, width))
-            count = each * weight_at(texts, text, position) if weighted else each
+            sample[k, 0], sample[k, 1] = position, token_at(texts, text, position + prefix)
+        for k in range(taken):
+            token = sample[k, 1]
+            count = each * weight_at(texts, text, sample[k, 0]) if weighted else each
             seen += count
-            token = token_at(texts, text, position + prefix)
             if token == actual:
                 hit += count
             if token == END:

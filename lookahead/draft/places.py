@@ -158,13 +158,13 @@ def _narrowed(texts, text, low, high, prefix, token, ranges):
 @inlined
 def _searched(texts, text, low, high, prefix, token):
     """As `_narrowed`, in the text itself."""
-    if high - low <= FEW:
-        while low < high and token_at(texts, text, suffix_at(texts, text, low) + prefix) < token:
-            low += 1
-        end = low
-        while end < high and token_at(texts, text, suffix_at(texts, text, end) + prefix) == token:
-            end += 1
-        return low, end
+    if high - low <= FEW:  # without branches that depend on tokens: these are fetched at once
+        below, equal = np.int64(0), np.int64(0)
+        for rank in range(low, high):
+            here = token_at(texts, text, suffix_at(texts, text, rank) + prefix)
+            below += here < token
+            equal += here == token
+        return low + below, low + below + equal
     stop = high
     while low < high:
         middle = (low + high) >> 1

@@ -24,7 +24,6 @@ from lookahead.forward.batch import Pack, upload
 from lookahead.forward.quantized_cache import DTYPES, as_keys, bytes_of, quantized
 from lookahead.kernels import kernel
 
-
 VERSIONS = itertools.count()
 
 

@@ -6,7 +6,6 @@ import functools
 import itertools
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
