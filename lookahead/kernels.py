@@ -273,6 +273,8 @@ class Block:
         self.names = tuple(layout)
         for name, (dtype, shape) in layout.items():
             setattr(self, name, np.zeros([_extent(size, self.sizes) for size in shape], dtype))
+        self.addresses = np.zeros(len(self.sizes) + len(self.names), np.int64)
+        self.address = self.addresses.ctypes.data  # which stays the same
         self.refresh()
 
     if TYPE_CHECKING:  # the arrays
@@ -285,5 +287,4 @@ class Block:
         arrays = [np.ascontiguousarray(getattr(self, name)) for name in self.names]
         for name, array in zip(self.names, arrays, strict=True):
             setattr(self, name, array)
-        self.addresses = np.array([*self.sizes.values(), *(array.ctypes.data for array in arrays)], np.int64)
-        self.address = self.addresses.ctypes.data
+        self.addresses[:] = [*self.sizes.values(), *(array.ctypes.data for array in arrays)]

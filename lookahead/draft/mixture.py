@@ -82,6 +82,7 @@ BY_TOKEN = BY_LAST + 4 * LAST_TOKENS
 BY_PAIR = BY_TOKEN + 4 * TOKENS
 FACTORS = BY_PAIR + PAIRS
 RATE = FIRST_GRADIENTS = 0.1  # of AdaGrad: step size, sum of squares at the beginning
+TEACHES = np.float32(1e-3)  # probability of a token that was wrong, from which its factors learn
 HOPE = np.float32(8.0)  # times as probable as the experts say: no token gets there by its factors
 
 TRUST_MEMORY = np.float32(1 - 1 / MEMORY)  # weight of the past at each token
@@ -157,11 +158,11 @@ def mix(shared, scratch, own, node, have, floor, actual):
 
 
 @inlined
-def rescore(shared, scratch, own, asked, least, learning):
+def rescore(shared, scratch, own, asked, least, actual):
     """Multiply each token's probability by learned factors and normalise with the mass of "none of these".
 
     asked: number of experts. least: a probability that does not matter; tokens far below it are left as they are.
-    learning: scratch.used_factors takes which factors each slot used.
+    actual: as of `mix`; it is not left as it is, and scratch.used_factors takes which factors each slot used, -1 first if none.
     """
     slots, values, factors, used = scratch.slots, scratch.values, shared.factors, scratch.used_factors
     longest = np.int64(0)  # order bucket of the first expert that is not an aligned one
@@ -175,9 +176,10 @@ def rescore(shared, scratch, own, asked, least, learning):
     for slot in range(np.uint64(scratch.counters[1])):
         probability = values[slot, P]
         total += probability
-        if probability * HOPE >= least:
+        token, used[slot, 0] = np.int64(slots[slot, SLOT_TOKEN]), -1
+        if probability * HOPE >= least or token == actual:
             own_order, other_order = slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER]
-            token, groups = np.int64(slots[slot, SLOT_TOKEN]), (own_order < NEVER) + 2 * (other_order < NEVER)
+            groups = (own_order < NEVER) + 2 * (other_order < NEVER)
             place, common = latest_place(own, token), np.int64(shared.commonness[token & (COMMONNESS - 1)])
             back = binary_bucket(own.length - place) if place >= 0 else 0
             by_orders = BY_ORDERS + (own_order * (NEVER + 1) + other_order) * ORDERS + longest
@@ -186,7 +188,7 @@ def rescore(shared, scratch, own, asked, least, learning):
             by_last = of_last + groups
             by_token = BY_TOKEN + 4 * ((token * 40503 >> 3) & (TOKENS - 1)) + groups
             by_pair = BY_PAIR + ((token * 40503 + last * 1640531527 >> 7) & (PAIRS - 1))
-            if learning:
+            if actual >= 0:
                 used[slot, 0], used[slot, 1], used[slot, 2] = by_orders, by_place, by_recycled
                 used[slot, 3], used[slot, 4], used[slot, 5] = by_last, by_token, by_pair
             probability *= factors[by_orders] * factors[by_place] * factors[by_recycled]
@@ -259,7 +261,7 @@ def _learn_factors(shared, scratch, actual):
         gradient = -scratch.values[slot, P]
         if scratch.slots[slot, SLOT_TOKEN] == actual:
             gradient += np.float32(1.0)
-        elif gradient > -1e-3:
+        elif gradient > -TEACHES or scratch.used_factors[slot, 0] < 0:
             continue
         for k in range(6):
             f = scratch.used_factors[slot, k]

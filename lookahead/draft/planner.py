@@ -29,7 +29,7 @@ from lookahead.draft.arrays import (
 )
 from lookahead.draft.calibration import LEAST, bin_of, calibrated, computed, count_nodes, deeper, edge_of
 from lookahead.draft.cells import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P
-from lookahead.draft.mixture import learn, mix, move_aligned, rescore
+from lookahead.draft.mixture import TEACHES, learn, mix, move_aligned, rescore
 from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
 from lookahead.draft.tree import GRAMMAR
@@ -107,7 +107,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
                     scratch.best[parent, 0], scratch.best[parent, 1], keys[node, 0], scratch.aligned, node,
                 )  # fmt: skip
             asked = mix(shared, scratch, own, node, have, floor, np.int64(-1))
-            rescore(shared, scratch, own, asked, cutoff / likely, False)
+            rescore(shared, scratch, own, asked, cutoff / likely, np.int64(-1))
             if node < len(forced):
                 slots[0, SLOT_TOKEN], values[0, P], scratch.counters[1] = forced[node], 1.0, 1
                 slots[0, SLOT_SOURCE], slots[0, SLOT_MATCH] = GRAMMAR, 0
@@ -252,7 +252,7 @@ def _accept(shared, rows, scratch, row, said, learning):
             _begin(scratch, rows, row)
             have = _look_back(scratch.keys, np.int64(0), own, scratch.recent)
             asked = mix(shared, scratch, own, np.int64(0), have, UNHEARD, token)
-            rescore(shared, scratch, own, asked, np.float32(0.0), True)
+            rescore(shared, scratch, own, asked, TEACHES, token)
             learn(shared, scratch, asked, token)
             move_aligned(
                 shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], np.int64(0), own,

@@ -187,7 +187,7 @@ class Guess:
     offer: tuple[int, int] = (-1, 0)  # of this expert
     orders: list[int] = dataclasses.field(default_factory=lambda: [NEVER, NEVER])  # at which own and other say it first
     recycled: int = UNPLACED
-    factors: tuple[int, ...] = (0,) * 6
+    factors: tuple[int, ...] = ()
 
 
 def order_bucket(order: int) -> int:
@@ -291,7 +291,7 @@ class SlowDrafter:
             node = row.root
             aligned: dict[int, Aligned] = {}
             if learning:
-                guesses, asked = self.mix(row, node, UNHEARD)
+                guesses, asked = self.mix(row, node, UNHEARD, mixture.TEACHES, token)
                 self.learn_cells(asked, token)
                 self.learn_trust(node, guesses[token].p if token in guesses else ZERO, token)
                 self.learn_factors(guesses, token)
@@ -487,11 +487,11 @@ class SlowDrafter:
     # the mixture
 
     def mix(
-        self, row: SlowRow, node: Node, floor: Any = ZERO, least: Any = ZERO
+        self, row: SlowRow, node: Node, floor: Any = ZERO, least: Any = ZERO, actual: int = -1
     ) -> tuple[dict[int, Guess], list[tuple[int, Expert]]]:
         """(tokens with probabilities, experts that were asked and their cells) until less than `floor` of the stick is left.
 
-        Tokens so improbable that factors could not lift them to `least` are not rescored.
+        Tokens so improbable that factors could not lift them to `least` are not rescored, but for the actual one.
         """
         guesses: dict[int, Guess] = {}
         asked: list[tuple[int, Expert]] = []
@@ -520,18 +520,18 @@ class SlowDrafter:
                     guess.orders[expert.group] = expert.order
             asked.append((cell, expert))
             rest = rest * (ONE - believed)
-        self._rescore(row, node, guesses, asked, least)
+        self._rescore(row, node, guesses, asked, (least, actual))
         return guesses, asked
 
     def _rescore(
-        self, row: SlowRow, node: Node, guesses: dict[int, Guess], asked: list[tuple[int, Expert]], least: Any
+        self, row: SlowRow, node: Node, guesses: dict[int, Guess], asked: list[tuple[int, Expert]], spared: tuple[Any, int]
     ) -> None:
         longest = next((expert.order for _, expert in asked if expert.group is not None), 0)
         last = node.context[-1]
         total = after = ZERO
         for token, guess in guesses.items():
             total += guess.p
-            if guess.p * mixture.HOPE >= least:
+            if guess.p * mixture.HOPE >= spared[0] or token == spared[1]:
                 own, other = guess.orders
                 groups = (own < NEVER) + 2 * (other < NEVER)
                 back = len(row.tokens) - max((p for p, t in enumerate(row.tokens) if t == token), default=len(row.tokens))
@@ -588,7 +588,7 @@ class SlowDrafter:
         """One step of AdaGrad on the log-likelihood; what is hardly wrong teaches nothing."""
         for token, guess in guesses.items():
             gradient = F(token == actual) - guess.p
-            if token != actual and gradient > -1e-3:
+            if token != actual and gradient > -mixture.TEACHES:
                 continue
             for f in guess.factors:
                 squares = self.learned[f, 1] = self.learned[f, 1] + gradient * gradient
