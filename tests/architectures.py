@@ -34,6 +34,29 @@ NEW_TOKENS = 24
 LENGTHS = (1, 9, 20, 3, 30, 14, 5, 2)  # of prompts: with and without room in windows of 8, and more than slots
 SAYS_ENOUGH = 8  # different tokens: a model that says always the same proves nothing
 
+MODES = {  # how the probe finds that these verify, the ones of the suite; python -m tests.architectures knows more
+    "llama": "packed",
+    "llama4": "packed",  # chunks, and queries that are scaled by their position
+    "mistral": "packed",  # a window
+    "mixtral": "packed",
+    "qwen3": "packed",
+    "afmoe": "packed",  # takes views of what attention gives
+    "gemma2": "packed",  # eager attention with a soft-cap
+    "gemma3": "packed",
+    "gemma4": "packed",  # layers that share keys, heads of two sizes
+    "gpt2": "packed",
+    "gpt_neox": "packed",
+    "gpt_oss": "packed",  # sinks
+    "deepseek_v3": "packed",  # values narrower than keys
+    "phi3_longrope": "packed",  # rows beyond 40 tokens are left to generate
+    "gptj": "tree",
+    "gpt_neo": "chain",
+    "mpt": "chain",
+    "qwen3_next": "replay",
+    "bamba": "replay",
+    "mamba": "plain",
+}
+
 WINDOW = 8  # tokens; windows and chunks are shorter than the texts of the tests
 MHA = {
     "hidden_size": 32,
@@ -198,6 +221,18 @@ def plainly(model: Any, prompt: Sequence[int], new_tokens: int = NEW_TOKENS) -> 
     output = model.generate(text, attention_mask=mask, do_sample=False, max_new_tokens=new_tokens, pad_token_id=0)
     ids: list[int] = output[0, len(prompt) :].tolist()
     return ids
+
+
+def plain_answers(
+    architecture: str, prompts: Sequence[Sequence[int]], device: str = "cpu"
+) -> list[tuple[Sequence[int], list[int]]]:
+    """(prompt, what `generate` says after it) of a tiny model as it was made; asked once."""
+    return [(prompt, list(_plain_answer(architecture, tuple(prompt), device))) for prompt in prompts]
+
+
+@functools.cache
+def _plain_answer(architecture: str, prompt: tuple[int, ...], device: str) -> tuple[int, ...]:
+    return tuple(plainly(tiny_model(architecture, device), prompt))
 
 
 def decoded(engine: DecodingEngine, prompts: Sequence[Sequence[int]], new_tokens: int = NEW_TOKENS) -> list[Generation]:

@@ -34,6 +34,7 @@ from tests.support.loading import without_the_op
 MODEL, PROMPTS = samples_folder() / "demo-model", samples_folder() / "prompts.jsonl"
 ON_MODEL = ("bench", "--model", MODEL, "--input", PROMPTS)
 FIXED = DraftOptions(decoding_length=8, adaptive=False)
+OF_A_DIVERGENCE = {"row", "run", "place", "expected", "got", "expected_score", "got_score", "tolerance", "kind"}
 TIMES = ("draft_seconds", "forward_seconds", "verify_seconds", "rest_seconds")
 
 
@@ -376,11 +377,23 @@ def test_report_escapes_what_comes_from_outside(compared: Comparison) -> None:
             assert text in page.words
 
 
-def test_divergences_stand_in_the_report(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_ties_are_listed_below_the_table_in_the_json_and_in_the_report(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_the_op(monkeypatch)
-    report = tmp_path / "r.html"
     asked = ("--rows", 4, "--max-new-tokens", 40, "--strategy", "hierarchical,single", "--dtype", "bfloat16", "--no-peers")
-    value = cli(*ON_MODEL, *asked, "--batch-size", 2, "--report", report, "--json").json
+    saved, report = tmp_path / "b.json", tmp_path / "r.html"
+    shown = cli(*ON_MODEL, *asked, "--batch-size", 2, "--save", saved, "--report", report)
+    value = json.loads(saved.read_text())
+    assert value["dtype"] == "bfloat16"
+    assert value["lossless"]["different"] == 0
+    assert len(value["divergences"]) == value["lossless"]["near_tie"] > 0
+    for each in value["divergences"]:
+        assert set(each) == OF_A_DIVERGENCE
+        assert each["kind"] == "near-tie"
+    first = value["divergences"][0]
+    line = f"near-tie: prompt {first['row']}, {first['run']}, after {first['place']} tokens: token {first['got']} ("
+    assert line in shown.out
     words = Page(report.read_text(encoding="utf-8")).words
     assert f"{value['lossless']['near_tie']} near-ties" in words
-    assert words.count("near-tie") >= len(value["divergences"]) + 1 > 1
+    assert words.count("near-tie") >= len(value["divergences"]) + 1

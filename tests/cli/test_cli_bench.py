@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lookahead.bench import on_model
 from lookahead_cli import render
 from lookahead_cli.demo import samples_folder
 from tests.support.cli import Cli, write_jsonl
@@ -306,7 +308,8 @@ def test_bench_refuses_what_does_not_go_together(cli: Cli, pairs: Path, tmp_path
     cli.fails(1, "bench", "--replay", bad, saying=["bad.jsonl:2", "response_ids", "answer"])
 
 
-def test_demo_ends_with_the_verdict(cli: Cli) -> None:
+def test_demo_ends_with_the_verdict(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_model, "bench_prompts", functools.partial(on_model.bench_prompts, max_new_tokens=32))
     result = cli("demo", "--rows", 1)
     assert result.code == 0
     assert "1/1 outputs identical, " in result.out

@@ -12,6 +12,6 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test of this folder is a deep one."""
     for item in items:
-        if HERE in item.path.parents:
+        if item.path.parent == HERE:
             item.add_marker(pytest.mark.deep)
             item.add_marker(pytest.mark.timeout(0))

@@ -20,7 +20,7 @@ from lookahead.draft.sources import LONGEST, MOST_PATHS, DraftSource
 from lookahead.errors import UsageError
 from lookahead.forward.target import TargetModel
 from lookahead.models.probe import probed
-from tests.architectures import NEW_TOKENS, decoded, plainly, random_prompts
+from tests.architectures import NEW_TOKENS, decoded, plain_answers, random_prompts
 
 Answers = list[tuple[list[int], list[int]]]
 VOCAB_SIZE = 97
@@ -115,8 +115,8 @@ def target(tiny_model: Any) -> TargetModel:
 
 
 @pytest.fixture(scope="module")
-def answers(tiny_model: Any) -> Answers:
-    return [(prompt, plainly(tiny_model("llama"), prompt)) for prompt in random_prompts((1, 9, 20, 5, 14))]
+def answers() -> Answers:
+    return plain_answers("llama", random_prompts((1, 9, 20, 5, 14)))
 
 
 def run(target: TargetModel, answers: Answers, source: Any, batch_size: int = 1, **options: Any) -> Any:

@@ -16,7 +16,7 @@ from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, job_process, questions, rows_of, steady
 
 KILLS = (signal.SIGKILL, signal.SIGTERM)  # tests/deep/test_killed_jobs.py does it a hundred times
-ROWS = 80
+ROWS = 40
 
 
 @pytest.fixture

@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from openai.types import Completion
-from openai.types.chat import ChatCompletion
-from openai.types.shared import ErrorObject
 
 from lookahead.decode import limits
 from lookahead.decode.engine import DecodingEngine
@@ -61,9 +58,14 @@ def requests_of(rows: list[Any]) -> list[Request]:
     return [dataclasses.replace(each, number=n, fingerprint=repr(rows[n]).encode()) for n, each in enumerate(parsed)]
 
 
-def strictly(kind: Any, value: Any) -> Any:
-    """The client's type, made of JSON with no conversion and nothing missing."""
-    return kind.model_validate(value, strict=True)
+def strictly(kind: str, value: Any) -> Any:
+    """The client's type of this name, made of JSON with no conversion and nothing missing."""
+    from openai.types import Completion  # not in each worker of the tests: it takes a second
+    from openai.types.chat import ChatCompletion
+    from openai.types.shared import ErrorObject
+
+    kinds = {each.__name__: each for each in (Completion, ChatCompletion, ErrorObject)}
+    return kinds[kind].model_validate(value, strict=True)
 
 
 def error_of(row: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def error_of(row: dict[str, Any]) -> dict[str, Any]:
     assert row["error"] is None
     assert row["response"]["status_code"] == 400
     assert row["response"]["request_id"]
-    strictly(ErrorObject, row["response"]["body"]["error"])
+    strictly("ErrorObject", row["response"]["body"]["error"])
     assert row["response"]["body"]["error"]["type"] == "invalid_request_error"
     return row["response"]["body"]["error"]
 
@@ -93,9 +95,9 @@ def test_answers_are_what_openais_client_reads(job: Any) -> None:
         assert {*row["response"]} == {"status_code", "request_id", "body"}
         assert row["response"]["status_code"] == 200
         assert row["id"].startswith("batch_req_")
-    chat = strictly(ChatCompletion, answered[0]["response"]["body"])
-    completion = strictly(Completion, answered[1]["response"]["body"])
-    plain = strictly(ChatCompletion, answered[2]["response"]["body"])
+    chat = strictly("ChatCompletion", answered[0]["response"]["body"])
+    completion = strictly("Completion", answered[1]["response"]["body"])
+    plain = strictly("ChatCompletion", answered[2]["response"]["body"])
     assert [choice.index for choice in chat.choices] == [0, 1]
     assert all(len(entry.top_logprobs) == 2 for choice in chat.choices for entry in choice.logprobs.content)
     assert len(completion.choices[0].logprobs.tokens) == completion.usage.completion_tokens
@@ -334,7 +336,7 @@ def test_rejected_rows_stand_in_the_output_as_in_openais_error_files(cli: Cli, t
     error = error_of(bad)
     assert (bad["custom_id"], error["code"], error["param"], error["line"]) == ("bad", "invalid_row", "tools", 2)
     assert error["message"].startswith('line 2: "tools" is')
-    body = strictly(ChatCompletion, good["response"]["body"])
+    body = strictly("ChatCompletion", good["response"]["body"])
     manifest = json.loads((tmp_path / "out.jsonl.manifest.json").read_text("utf-8"))
     assert body.created == int(manifest["runs"][0]["began"])
     # Resumed later, the rows are the same to the byte, the time included.

@@ -204,11 +204,16 @@ def test_cores_are_shared_by_what_fits_the_nodes() -> None:
 # ---- the command
 
 
+def source_in(folder: Path) -> Path:
+    """A job's input."""
+    return write_jsonl(folder / "in.jsonl", [*questions(40), {"id": "bad"}, *questions(80)[40:]])
+
+
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """A job's input, and its rows as one engine writes them."""
     folder = tmp_path_factory.mktemp("job")
-    source = write_jsonl(folder / "in.jsonl", [*questions(40), {"id": "bad"}, *questions(80)[40:]])
+    source = source_in(folder)
     run([str(word) for word in ("generate", "--model", MODEL, "--input", source, "-o", folder / "one.jsonl", *LIMITS, "-q")])
     return source, steady(folder / "one.jsonl")
 
@@ -251,9 +256,8 @@ def test_job_that_was_killed_and_then_loses_a_worker_writes_the_rows_of_one(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *deep([signal.SIGTERM])])
-def test_stopped_job_of_workers_says_how_to_go_on(job: Any, tmp_path: Path, number: signal.Signals) -> None:
-    source, rows = job
-    out = tmp_path / "out.jsonl"
+def test_stopped_job_of_workers_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+    source, out = source_in(tmp_path), tmp_path / "out.jsonl"
     with job_process("--input", source, "-o", out, *two_workers(None)) as child:
         workers = once_at_work(child, out)
         for pid in (child.pid, *workers):  # as a terminal does, or a scheduler
@@ -262,7 +266,7 @@ def test_stopped_job_of_workers_says_how_to_go_on(job: Any, tmp_path: Path, numb
     assert child.returncode == 128 + number
     assert "To continue: the same command with --resume" in err
     assert "was lost" not in err
-    assert 2 <= len(rows_of(out)) < len(rows)
+    assert 2 <= len(rows_of(out)) < 81
     assert not any(is_alive(pid) for pid in workers)
 
 

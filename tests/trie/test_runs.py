@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lookahead.errors import LookaheadError, TrieFormatError
 from lookahead.trie.runs import Pages, Run, Scratch, merged, resident_bytes
 from lookahead.trie.suffixes import sort_suffixes
+from tests.support.depth import deep
 from tests.support.tries import corpora, flat, keys_slowly, small_blocks
 
 
@@ -54,8 +55,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("block", [64, 1 << 14])
+@pytest.mark.parametrize(("block", "workers"), [(64, 3), (1 << 14, 1), *deep([(64, 1), (1 << 14, 3)])])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_runs_that_tie_or_differ_in_size_are_merged_like_any(monkeypatch, shape, block, workers):
     small_blocks(monkeypatch, block)
