@@ -27,6 +27,7 @@ from lookahead.models.probe import probed
 from lookahead_cli.demo import samples_folder
 from tests.architectures import tiny_config
 from tests.support.cli import Cli, write_jsonl
+from tests.support.cpu import needs_halves
 from tests.support.depth import deep
 from tests.support.drafts import VOCAB_SIZE
 
@@ -214,7 +215,7 @@ def test_answer_that_ends_early_is_different_and_different_ones_are_shown_first(
     assert [each.kind for each in found.shown[1:]] == ["near-tie"] * (SHOWN - 1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_halves)])
 def test_exact_model_has_no_near_ties_and_bench_says_bit_for_bit(cli: Cli, tmp_path: Path, dtype: str) -> None:
     shown = cli(
         "bench", "--model", MODEL, "--input", PROMPTS, "--rows", 4, "--max-new-tokens", 40, "--strategy", "hierarchical,single",

@@ -18,12 +18,13 @@ from lookahead.models.linear import OneDnnWeight, lay_out
 from lookahead.models.load import load_model
 from lookahead.models.probe import probed
 from tests.architectures import random_prompts
+from tests.support.cpu import needs_halves
 from tests.support.drafts import drafter_of
 
 DEMO = "samples/demo-model"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_halves)])
 def test_demo_model_is_exact(dtype: str) -> None:
     target = load_model(DEMO, dtype=dtype, exact=True)
     assert target.attends_by_op

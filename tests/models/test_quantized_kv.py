@@ -33,9 +33,11 @@ from lookahead.tokenizer import load_tokenizer
 from tests.architectures import VOCAB_SIZE, decoded, random_prompts
 from tests.forward.test_tree_attention import Step
 from tests.support.cli import Cli, write_jsonl
+from tests.support.cpu import HALVES
 from tests.support.depth import deep, some_deep
 from tests.support.drafts import drafter_of, tree_of
 
+HALF = "bfloat16" if HALVES else "float32"
 DEMO = "samples/demo-model"
 STEPS = {"int8": 127, "int4": 7.5}  # of half a group's range, about
 NAMES = ("llama", "gpt_neox", "gemma3", "qwen3", "phi")
@@ -126,9 +128,9 @@ def test_any_draft_yields_the_plain_tokens(tiny_model, make_trie, name: str, kv_
 @pytest.mark.parametrize(
     ("kv_dtype", "dtype", "mode"),
     [
-        ("int8", "bfloat16", "modules"),
-        ("int4", "bfloat16", "program"),
-        *deep([("int8", "float32", "program"), ("int8", "bfloat16", "program")]),
+        ("int8", HALF, "modules"),
+        ("int4", HALF, "program"),
+        *deep([("int8", "float32", "program"), ("int8", HALF, "program")]),
         *deep([("int4", "float32", "modules"), ("int4", "float32", "program")]),
     ],
 )
@@ -216,14 +218,14 @@ def test_demo_model_loses_little() -> None:
 def test_memory_of_a_token() -> None:
     whole = load_model(DEMO, "bfloat16", "cpu").place_bytes
     for kv_dtype, share in (("int8", 0.55), ("int4", 0.32)):
-        for dtype in ("bfloat16", "float32"):
+        for dtype in {HALF, "float32"}:
             held = load_model(DEMO, dtype, "cpu", kv_dtype=kv_dtype).place_bytes
             assert 0 < held <= share * whole
 
 
 @torch.inference_mode()
 def test_more_rows_fit_into_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, whole = 16, load_model(DEMO, "bfloat16", "cpu")
+    rows, whole = 16, load_model(DEMO, HALF, "cpu")
     monkeypatch.setattr(slots_module, "free_memory", lambda device: int(0.6 * whole.place_bytes * rows * slots_module.KEYS))
 
     def decode(target: TargetModel) -> None:
@@ -232,7 +234,7 @@ def test_more_rows_fit_into_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> 
             slots.begin(slots.add([5 + row, 6, 7], 9))
         slots.forward([chain([5 + row, 6]) for row in range(rows)], ["last"] * rows)
 
-    decode(load_model(DEMO, "bfloat16", "cpu", kv_dtype="int8"))
+    decode(load_model(DEMO, HALF, "cpu", kv_dtype="int8"))
     with pytest.raises(MemoryError, match="keys and values for 16 rows do not fit"):
         decode(whole)
 
