@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from lookahead.errors import ModelError
-from lookahead.forward.quantized import Quantized, QuantizedPanels
+from lookahead.forward.quantized import GROUP, Quantized, QuantizedPanels
 from lookahead.models.embedding import in_panels, may_be_in_panels
 from lookahead.models.linear import LaidOutLinear, plain_linears
+from lookahead.models.mixed import BLOCK, BLOCKS_IN_8_BITS
 from lookahead.models.packed import EMBEDDING_BITS, is_packed, read_packed
 from lookahead.models.quantize import QUANTIZE
 
@@ -40,13 +41,16 @@ def packed_model(name: str, config: Any, dtype: torch.dtype, wishes: dict[str, A
     )
     if found["missing_keys"] or found["mismatched_keys"]:
         raise ModelError(f"{name}: no weights of {min([*found['missing_keys'], *map(str, found['mismatched_keys'])])}.")
+    in_8_bits = getattr(config, BLOCKS_IN_8_BITS, None) or {}
     names = {id(layer): place for place, layer in model.named_modules()}
     for users in plain_linears(model):
         for module, attribute in users:
             layer = getattr(module, attribute)
             matrix = matrices.pop(names[id(layer)], None)
             if matrix is not None:
-                setattr(module, attribute, LaidOutLinear(layer, QuantizedPanels(matrix, dtype)))
+                blocks = in_8_bits.get(names[id(layer)])
+                panels = QuantizedPanels(matrix, dtype, None if blocks is None else blocks * BLOCK // GROUP)
+                setattr(module, attribute, LaidOutLinear(layer, panels))
     if matrices:
         raise ModelError(f"{name}: {min(matrices)} is quantized, and no linear layer of this model.")
     bits, embedding = getattr(config, EMBEDDING_BITS, None), model.get_input_embeddings()

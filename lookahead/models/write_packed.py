@@ -11,7 +11,7 @@ import dataclasses
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ import torch
 from safetensors.torch import save_file
 
 from lookahead.errors import ModelError, UsageError
-from lookahead.forward.quantized import GROUP
+from lookahead.forward.quantized import GROUP, Quantized
 from lookahead.models.load import empty_model, read_config
+from lookahead.models.mixed import BLOCKS_IN_8_BITS
 from lookahead.models.packed import EMBEDDING_BITS, FORMAT, INDEX, METHOD, shards_of, tensors_in, tensors_of
 from lookahead.models.quantize import QUANTIZE, SCHEMES, bits_of, layers_to_quantize
 from lookahead.tokenizer import first_line
@@ -82,10 +83,12 @@ def _plan(model: Any, scheme: str) -> _Plan:
     return _Plan(bits, layers, {shared} if untied else set(), routers, untied, embedding_bits)
 
 
-def quantization_config(plan: _Plan, scheme: str) -> dict[str, Any]:
+def quantization_config(plan: _Plan, scheme: str, sorted_inputs: bool = False) -> dict[str, Any]:
     """What config.json says of it."""
     eight = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
     four = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": GROUP, "dynamic": False}
+    if sorted_inputs:
+        four["actorder"] = "group"
     main = 8 if scheme == "int8" else 4
     apart = sorted(name for source, names in plan.layers.items() if plan.bits[source] != main for name in names)
     groups = {"group_0": {"targets": ["Linear"], "weights": eight if main == 8 else four}}
@@ -127,8 +130,17 @@ class _Files:
             (self.folder / f"{number}.part").rename(self.folder / name)
 
 
+def _sorted(weight: torch.Tensor, bits: int, order: torch.Tensor | None) -> Quantized:
+    """order: of its inputs, if they are to be sorted."""
+    if order is None:
+        return QUANTIZE[bits](weight)
+    return dataclasses.replace(QUANTIZE[bits](weight[:, order]), order=order)
+
+
 @torch.no_grad()
-def _written(plan: _Plan, source: Path, files: _Files, progress: Callable[[int, int], None]) -> Iterator[Layer | int]:
+def _written(
+    plan: _Plan, source: Path, files: _Files, orders: Mapping[str, torch.Tensor], progress: Callable[[int, int], None]
+) -> Iterator[Layer | int]:
     """Write all tensors. Yields bytes of each that was read, and each layer."""
     missing, done = set(plan.bits), 0
     for name, file in tensors_in(shards_of(source)):
@@ -137,7 +149,7 @@ def _written(plan: _Plan, source: Path, files: _Files, progress: Callable[[int, 
         if name not in plan.bits or name in plan.kept:
             files.add({name: tensor})
         if name in plan.bits:
-            matrix = QUANTIZE[plan.bits[name]](tensor)
+            matrix = _sorted(tensor, plan.bits[name], orders.get(plan.layers[name][0]))
             weight = tensor.float()
             error = (matrix.to_dense() - weight).norm() / weight.norm().clamp_min(1e-30)
             for layer in plan.layers[name]:
@@ -157,11 +169,15 @@ def quantize_checkpoint(
     progress: Callable[[int, int], None] = lambda done, all_of_them: None,
     trust_remote_code: bool = False,
     revision: str | None = None,
+    orders: Mapping[str, torch.Tensor] | None = None,
+    choose: Callable[[Path], dict[str, int]] | None = None,
 ) -> Written:
     """Quantize a model's folder, or a hub name's files, to a new folder that transformers loads.
 
-    scheme: int8 or int4. progress: called with how many weights are done, and how many there are. Raises UsageError if the new
-    folder is there or the scheme is none, ModelError for a model that cannot be quantized, and as `load.read_config` does.
+    scheme: int8 or int4. progress: called with how many weights are done, and how many there are. orders, choose: of tokens of
+    4 and 8 bits (mixed.py): int64 [in] of layers by name, and what says how many blocks of each have 8 bits, given a folder
+    that has all but that. Raises UsageError if the new folder is there or the scheme is none, ModelError for a model that cannot
+    be quantized, and as `load.read_config` does.
     """
     target = Path(out)
     if scheme not in SCHEMES[1:]:
@@ -180,7 +196,7 @@ def quantize_checkpoint(
         raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
     if not plan.bits:
         raise ModelError(f"{name}: it has no linear layers that could be quantized.")
-    return _write(plan, source, target, scheme, progress)
+    return _write(plan, source, target, scheme, progress, orders or {}, choose)
 
 
 def _files_of(name: str, revision: str | None) -> Path:
@@ -196,14 +212,22 @@ def _files_of(name: str, revision: str | None) -> Path:
         raise ModelError(f"{name}: its files cannot be had ({first_line(error)}).") from error
 
 
-def _write(plan: _Plan, source: Path, target: Path, scheme: str, progress: Callable[[int, int], None]) -> Written:
+def _write(
+    plan: _Plan,
+    source: Path,
+    target: Path,
+    scheme: str,
+    progress: Callable[[int, int], None],
+    orders: Mapping[str, torch.Tensor],
+    choose: Callable[[Path], dict[str, int]] | None,
+) -> Written:
     """Under another name until all is there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
         folder = Path(temporary) / "model"
         folder.mkdir()
         files, layers, before = _Files(folder), list[Layer](), 0
-        for each in _written(plan, source, files, progress):
+        for each in _written(plan, source, files, orders, progress):
             if isinstance(each, Layer):
                 layers.append(each)
             else:
@@ -213,11 +237,14 @@ def _write(plan: _Plan, source: Path, target: Path, scheme: str, progress: Calla
             if path.is_file() and path.suffix in COPIED and path.name not in LEFT:
                 shutil.copyfile(path, folder / path.name)
         said = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        said["quantization_config"] = quantization_config(plan, scheme)
+        said["quantization_config"] = quantization_config(plan, scheme, bool(orders))
         said[EMBEDDING_BITS] = plan.embedding_bits
         if plan.untied:
             said["tie_word_embeddings"] = False
         (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+        if choose is not None:
+            said[BLOCKS_IN_8_BITS] = choose(folder)
+            (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
         if target.exists():
             target.rmdir()
         folder.rename(target)
