@@ -176,8 +176,8 @@ def quantize_checkpoint(
 
     scheme: int8 or int4. progress: called with how many weights are done, and how many there are. orders, choose: of tokens of
     4 and 8 bits (mixed.py): int64 [in] of layers by name, and what says how many blocks of each have 8 bits, given a folder
-    that has all but that. Raises UsageError if the new folder is there or the scheme is none, ModelError for a model that cannot
-    be quantized, and as `load.read_config` does.
+    that has all but that. Raises UsageError if the new folder is there or the scheme is none, ModelError for a model that
+    cannot be quantized, and as `load.read_config` does.
     """
     target = Path(out)
     if scheme not in SCHEMES[1:]:
