@@ -35,7 +35,7 @@ from tests.support.drafts import drafter_of
 pytestmark = pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
 DEMO = "samples/demo-model"
 QUANTIZE = {"int8": in_8_bits, "int4": in_4_bits}
-ARCHITECTURES = ("llama", "qwen3", "mixtral", "gpt_neox", "gemma3", "olmo2", "phi", "opt", "cohere2", "starcoder2")
+ARCHITECTURES = ("llama", "qwen3", "gpt_neox", "gemma3", "olmo2", "phi", "opt", "cohere2", "starcoder2", "granite")
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_model_is_the_simulated_one_bit_for_bit(tiny_model, monkeypatch: pytest.
 def test_any_draft_yields_the_plain_tokens(tiny_model, make_trie, name: str, scheme: str) -> None:  # type: ignore[no-untyped-def]
     target = exact_or_plain(probed(with_mixed_tokens(copy.deepcopy(tiny_model(name)), scheme), name))
     assert target.exact, target.reason
-    assert target.program is not None or name == "mixtral"
+    assert target.program is not None
     prompts = random_prompts()
     plain = decoded(DecodingEngine(target, Drafter([], DraftOptions("off")), 1), prompts)
     answers = [(prompt, each.token_ids) for prompt, each in zip(prompts, plain, strict=True)]
