@@ -133,7 +133,7 @@ def test_sorted_inputs_come_back_from_a_checkpoint_by_groups(scheme: str) -> Non
     torch.manual_seed(0)
     weight, order = torch.randn(70, 256), torch.randperm(256)
     matrix = in_order(weight, scheme, order)
-    assert (matrix.to_dense() - weight).abs().max() < (0.02 if scheme == "int8" else 0.4)
+    assert (matrix.to_dense() - weight).square().mean().sqrt() < (0.01 if scheme == "int8" else 0.12)
     tensors = {name.rpartition("weight_")[2]: tensor for name, tensor in tensors_of("a", matrix).items()}
     assert tensors["g_idx"][order].tolist() == [column // 64 for column in range(256)]
     back = matrix_of(tensors, 8 if scheme == "int8" else 4)
