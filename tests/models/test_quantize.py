@@ -246,7 +246,7 @@ def test_resident_weights(tmp_path: Path, scheme: str, share: float) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 3072}
     LlamaConfig(**sizes, num_key_value_heads=4, tie_word_embeddings=False).save_pretrained(tmp_path)
     sizes_of = [weight_bytes(random_model(str(tmp_path), "bfloat16", "cpu", quantize=each).model) for each in ("none", scheme)]
-    assert sizes_of[1] / sizes_of[0] == pytest.approx(share, abs=0.005)
+    assert sizes_of[1] / sizes_of[0] == pytest.approx(share, abs=0.01)
 
 
 def test_head_of_a_model_of_4_bits_has_8_and_routers_stay(tiny_model) -> None:  # type: ignore[no-untyped-def]
