@@ -21,7 +21,6 @@ FIRST, APART = 40, 240  # steps before the first look, also after a rest, and be
 STRETCH = 9  # steps without drafts that are taken to look, half of those after a rest; the first one says nothing
 REST = 60  # steps without drafts; each further rest is twice as long, up to 16 times, until a look finds no loss
 
-MOST = 2.0  # times the median that a step's seconds count as: others were disturbed
 
 Steps = deque[tuple[bool, float, int]]  # whether it had drafts, seconds, tokens
 
@@ -94,6 +93,5 @@ def _rate(steps: Steps) -> float:
     total = 0.0
     for kind in (False, True):
         if took := [seconds for drafted, seconds, _ in steps if drafted == kind]:
-            most = MOST * median(took)
-            total += sum(min(seconds, most) for seconds in took)
+            total += len(took) * median(took)
     return sum(emitted for _, _, emitted in steps) / total
