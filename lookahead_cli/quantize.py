@@ -35,6 +35,10 @@ def command(
     loss_budget: Annotated[
         float, typer.Option("--loss-budget", min=0, metavar="NATS", help="With mixed: loss per token that 4 bits may add.")
     ] = 0.03,
+    pack_embedding: Annotated[
+        bool,
+        typer.Option("--pack-embedding", help="Write the embedding in 8 or 4 bits, too: our commands alone load the folder."),
+    ] = False,
     rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Texts of --text and --calibration.")] = 64,
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -68,8 +72,8 @@ def command(
         raise UsageError("--loss-budget is of --activations mixed.")
     files = [Input("--text", [text]), Input("--calibration", [calibration]), Input("--config", [config])]
     check_outputs([Output("--log-file", log_file)], [Input("--model", [model], hub=True), *files], False)
-    tokens = activations, calibration, loss_budget
-    report = quantize(QuantizeSpec(model, out, weights, text, rows, trust_remote_code, revision, *tokens), on_screen(json))
+    more = activations, calibration, loss_budget, pack_embedding
+    report = quantize(QuantizeSpec(model, out, weights, text, rows, trust_remote_code, revision, *more), on_screen(json))
     if json:
         render.print_json(report.as_json())
     else:

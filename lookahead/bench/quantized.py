@@ -37,6 +37,7 @@ class QuantizeSpec:
     activations: str = "int8"
     calibration: str | None = None
     loss_budget: float = 0.03
+    pack_embedding: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,7 @@ def quantize(spec: QuantizeSpec, events: BenchEvents | None = None) -> QuantizeR
             chosen.append(choose_bits(target.model, largest, lambda: loss_of(target, calibration) or 0.0, spec.loss_budget))
             return chosen[0].in_8_bits
 
-    given = spec.trust_remote_code, spec.revision, orders, choose
+    given = spec.trust_remote_code, spec.revision, orders, choose, spec.pack_embedding
     with events.working("quantizing", 100, "%") as progress:
         written = quantize_checkpoint(spec.model, spec.out, spec.scheme, lambda done, of: progress(100 * done // of), *given)
     mixed = chosen[0] if chosen else None

@@ -112,12 +112,3 @@ def choose_bits(model: Any, largest: Mapping[str, torch.Tensor], loss: Callable[
             too_few = middle
     loss_with(enough)
     return Chosen(chosen, sum(len(largest[name][::BLOCK]) for name in panels), in_8_bits, best)
-
-
-def refuse_mixed(name: str, config: Any) -> None:
-    """Raises ModelError for a config of tokens of 4 and 8 bits: where it is called, there is no kernel for them."""
-    if getattr(config, BLOCKS_IN_8_BITS, None):
-        raise ModelError(
-            f"{name}: its tokens have 4 and 8 bits, for which there are kernels for x86 CPUs with AVX2 only, for one process "
-            "without an adapter. Quantize the model with --activations int8, or load it there."
-        )

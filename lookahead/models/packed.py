@@ -28,6 +28,7 @@ from lookahead.errors import ModelError
 from lookahead.forward.quantized import GROUP, Quantized
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
+WITH_EMBEDDING = "pack-quantized-with-embedding"  # our own format: the embedding has such tensors, too
 EMBEDDING_BITS = "lookahead_embedding_bits"  # what config.json calls those to hold the embedding in, 8 or 4, if it is to be
 INDEX = "model.safetensors.index.json"
 PARTS = ("packed", "scale", "zero_point", "shape", "g_idx")  # of a weight
@@ -124,7 +125,7 @@ def is_packed(config: Any) -> bool:
     """Whether a config says that this module's format is used."""
     said = getattr(config, "quantization_config", None) or {}
     said = said if isinstance(said, dict) else said.to_dict()
-    return said.get("quant_method") == METHOD and said.get("format") == FORMAT
+    return said.get("quant_method") == METHOD and said.get("format") in (FORMAT, WITH_EMBEDDING)
 
 
 def read_packed(folder: Path) -> tuple[dict[str, Quantized], dict[str, torch.Tensor]] | None:

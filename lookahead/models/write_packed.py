@@ -2,7 +2,8 @@
 
 Tensors are read, quantized and written one by one, so memory holds about one file of the result. Weights of 4 bits whose inputs
 are no multiple of 64 are written with 8. Where embeddings are tied, the output layer becomes a matrix of its own. The embedding
-stays as it is, as transformers loads no other; config.json says in how many bits packed_model.py is to hold it.
+stays as it is, as transformers loads no other; config.json says in how many bits packed_model.py is to hold it. If it is to be
+packed as well, the format is our own, which transformers refuses, and a tied output layer stays tied.
 """
 
 from __future__ import annotations
@@ -20,9 +21,19 @@ from safetensors.torch import save_file
 
 from lookahead.errors import ModelError, UsageError
 from lookahead.forward.quantized import GROUP, Quantized
+from lookahead.models.embedding import may_be_in_panels
 from lookahead.models.load import empty_model, read_config
 from lookahead.models.mixed import BLOCKS_IN_8_BITS
-from lookahead.models.packed import EMBEDDING_BITS, FORMAT, INDEX, METHOD, shards_of, tensors_in, tensors_of
+from lookahead.models.packed import (
+    EMBEDDING_BITS,
+    FORMAT,
+    INDEX,
+    METHOD,
+    WITH_EMBEDDING,
+    shards_of,
+    tensors_in,
+    tensors_of,
+)
 from lookahead.models.quantize import QUANTIZE, SCHEMES, bits_of, layers_to_quantize
 from lookahead.tokenizer import first_line
 
@@ -53,7 +64,7 @@ class Written:
 class _Plan:
     """bits: of each weight that is quantized, by its name in the checkpoint. layers: that it belongs to. kept: weights that are
     also written as they are. routers: linear layers that stay. untied: the output layer has a matrix of its own from now on.
-    embedding_bits: to hold the embedding in, once it is loaded.
+    embedding_bits: to hold the embedding in, once it is loaded. format: see packed.py.
     """
 
     bits: dict[str, int]
@@ -62,9 +73,10 @@ class _Plan:
     routers: list[str]
     untied: bool
     embedding_bits: int
+    format: str
 
 
-def _plan(model: Any, scheme: str) -> _Plan:
+def _plan(model: Any, scheme: str, pack_embedding: bool) -> _Plan:
     """model: on the meta device."""
     names = {id(module): name for name, module in model.named_modules()}
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -80,7 +92,11 @@ def _plan(model: Any, scheme: str) -> _Plan:
     routers = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear and name not in found]
     shared = f"{names[id(embeddings)]}.weight"
     embedding_bits = bits[shared] if untied and shared in bits else bits_of(scheme)
-    return _Plan(bits, layers, {shared} if untied else set(), routers, untied, embedding_bits)
+    if pack_embedding and may_be_in_panels(embeddings):
+        bits[shared] = embedding_bits if embeddings.embedding_dim % GROUP == 0 else 8
+        layers[shared] = [names[id(embeddings)]]
+        return _Plan(bits, layers, set(), routers, False, bits[shared], WITH_EMBEDDING)
+    return _Plan(bits, layers, {shared} if untied else set(), routers, untied, embedding_bits, FORMAT)
 
 
 def quantization_config(plan: _Plan, scheme: str, sorted_inputs: bool = False) -> dict[str, Any]:
@@ -94,7 +110,7 @@ def quantization_config(plan: _Plan, scheme: str, sorted_inputs: bool = False) -
     groups = {"group_0": {"targets": ["Linear"], "weights": eight if main == 8 else four}}
     if apart:
         groups["group_1"] = {"targets": apart, "weights": eight}
-    about = {"quant_method": METHOD, "format": FORMAT, "quantization_status": "compressed", "ignore": plan.routers}
+    about = {"quant_method": METHOD, "format": plan.format, "quantization_status": "compressed", "ignore": plan.routers}
     return {**about, "config_groups": groups}
 
 
@@ -171,8 +187,9 @@ def quantize_checkpoint(
     revision: str | None = None,
     orders: Mapping[str, torch.Tensor] | None = None,
     choose: Callable[[Path], dict[str, int]] | None = None,
+    pack_embedding: bool = False,
 ) -> Written:
-    """Quantize a model's folder, or a hub name's files, to a new folder that transformers loads.
+    """Quantize a model's folder, or a hub name's files, to a new folder that transformers loads, unless pack_embedding.
 
     scheme: int8 or int4. progress: called with how many weights are done, and how many there are. orders, choose: of tokens of
     4 and 8 bits (mixed.py): int64 [in] of layers by name, and what says how many blocks of each have 8 bits, given a folder
@@ -191,7 +208,7 @@ def quantize_checkpoint(
     if not shards_of(source):
         raise ModelError(f"{name}: no weights in this folder (looked for *.safetensors).")
     try:
-        plan = _plan(empty_model(config, trust_remote_code), scheme)
+        plan = _plan(empty_model(config, trust_remote_code), scheme, pack_embedding)
     except Exception as error:  # transformers raises many kinds
         raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
     if not plan.bits:
