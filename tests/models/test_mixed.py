@@ -20,9 +20,11 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import ModelError
 from lookahead.forward.quantized import Quantized, QuantizedPanels, in_4_bits, in_8_bits
+from lookahead.models import probe
 from lookahead.models.exact import exact_or_plain
 from lookahead.models.linear import LaidOutLinear, lay_out
 from lookahead.models.load import load_model
+from lookahead.models.lower import program_of
 from lookahead.models.mixed import BLOCKS_IN_8_BITS, choose_bits, largest_inputs, orders_of
 from lookahead.models.packed import matrix_of, tensors_of
 from lookahead.models.probe import probed
@@ -232,6 +234,23 @@ def test_checkpoint_says_which_blocks_have_8_bits(mixed: tuple[Path, dict[str, A
     first = tensors["model.layers.0.self_attn.q_proj.weight_g_idx"]
     assert first.equal(tensors["model.layers.0.self_attn.k_proj.weight_g_idx"])
     assert sorted(first.tolist()) == [column // 64 for column in range(256)]
+
+
+def test_program_that_is_slightly_wrong_is_found(monkeypatch: pytest.MonkeyPatch, mixed: tuple[Path, dict[str, Any]]) -> None:
+    """Small differences become large ones where tokens have 4 bits, but not as large as a tenth of an attention's scale."""
+
+    def wrong(target: Any) -> Any:
+        layers = [layer.self_attn for layer in target.model.model.layers]
+        for layer in layers:
+            layer.scaling *= 1.1
+        try:
+            return program_of(target)
+        finally:
+            for layer in layers:
+                layer.scaling /= 1.1
+
+    monkeypatch.setattr(probe, "program_of", wrong)
+    assert load_model(str(mixed[0]), device="cpu").program is None
 
 
 def test_job_answers_the_same_with_drafts(cli: Cli, tmp_path: Path, mixed: tuple[Path, dict[str, Any]]) -> None:

@@ -250,7 +250,5 @@ def test_packed_embedding_that_is_tied_stays_tied(tmp_path: Path, monkeypatch: p
     with pytest.raises(Exception, match=r"compressed|pack-quantized-with-embedding"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "new")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    with pytest.raises(
-        ModelError, match="new: its embedding is packed, for which there are kernels for x86 CPUs"
-    ):
+    with pytest.raises(ModelError, match="new: its embedding is packed, for which there are kernels for x86 CPUs"):
         load_model(str(tmp_path / "new"), device="cpu")
