@@ -25,7 +25,21 @@ def command(
         str | None,
         typer.Option("--text", metavar="FILE", help="Corpus file: report what quantizing costs on its texts."),
     ] = None,
-    rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="With --text: its first N texts.")] = 64,
+    activations: Annotated[
+        str,
+        typer.Option("--activations", metavar="SCHEME", help="int8, or mixed (4 bits, blocks of channels with outliers 8)."),
+    ] = "int8",
+    calibration: Annotated[
+        str | None, typer.Option("--calibration", metavar="FILE", help="With mixed: corpus file or trie to find outliers on.")
+    ] = None,
+    loss_budget: Annotated[
+        float, typer.Option("--loss-budget", min=0, metavar="NATS", help="With mixed: loss per token that 4 bits may add.")
+    ] = 0.03,
+    pack_embedding: Annotated[
+        bool,
+        typer.Option("--pack-embedding", help="Write the embedding in 8 or 4 bits, too: our commands alone load the folder."),
+    ] = False,
+    rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Texts of --text and --calibration.")] = 64,
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
@@ -37,7 +51,8 @@ def command(
     """Quantize a model's linear layers, and write it as a folder that generate, bench and transformers load.
 
     The format is pack-quantized of compressed-tensors. Weights are read and written one by one, so a model larger than memory
-    can be quantized; comparing it (--text) loads both. Answers of the quantized model are the same with drafts and without.
+    can be quantized; comparing it (--text) and calibrating (--calibration) load it. Answers of the quantized model are the same
+    with drafts and without.
 
     Example: lookahead quantize --model org/model -o model-int4 --weights int4 --text held-out.jsonl
 
@@ -51,11 +66,14 @@ def command(
 
     if model is None or not out:
         raise UsageError("name a model and a new folder: --model org/name or a folder, -o DIR.")
-    if text is None and given(context, "rows"):
-        raise UsageError("--rows is of the texts to compare on: --text FILE.")
-    reads = [Input("--model", [model], hub=True), Input("--text", [text]), Input("--config", [config])]
-    check_outputs([Output("--log-file", log_file)], reads, False)
-    report = quantize(QuantizeSpec(model, out, weights, text, rows, trust_remote_code, revision), on_screen(json))
+    if text is None and calibration is None and given(context, "rows"):
+        raise UsageError("--rows is of texts to compare or calibrate on: --text FILE, --calibration FILE.")
+    if activations != "mixed" and given(context, "loss_budget"):
+        raise UsageError("--loss-budget is of --activations mixed.")
+    files = [Input("--text", [text]), Input("--calibration", [calibration]), Input("--config", [config])]
+    check_outputs([Output("--log-file", log_file)], [Input("--model", [model], hub=True), *files], False)
+    more = activations, calibration, loss_budget, pack_embedding
+    report = quantize(QuantizeSpec(model, out, weights, text, rows, trust_remote_code, revision, *more), on_screen(json))
     if json:
         render.print_json(report.as_json())
     else:
@@ -74,6 +92,10 @@ def show(report: QuantizeReport) -> None:
             ("weights", f"{render.size(written.bytes_after)}, {written.bytes_after / written.bytes_before:.2f} of before"),
         ]
     )
+    if report.mixed is not None:
+        mixed, cost = report.mixed, report.mixed.loss - report.mixed.loss_in_8_bits
+        cost_of_4 = f"{cost:+.4f} nats a token of {report.spec.calibration}"
+        render.facts([("tokens", f"{mixed.share:.0%} of {mixed.blocks} blocks in 8 bits, others in 4: {cost_of_4}")])
     render.table(
         "Layers that rounding changes most", ["layer", "bits", "RMS error"],
         [(layer.name, layer.bits, f"{layer.error:.2%}") for layer in errors[:WORST]],

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from lookahead.bench.events import BenchEvents
-from lookahead.bench.quality import Parting, Quality, parting, quality_of, texts_of
+from lookahead.bench.quality import MOST_TOKENS, Parting, Quality, loss_of, parting, quality_of, texts_of
+from lookahead.errors import CorpusError, UsageError
 from lookahead.job.setup import own_tokenizer
 from lookahead.models.load import load_model, read_config
+from lookahead.models.mixed import ACTIVATIONS, Chosen, choose_bits, largest_inputs, orders_of
+from lookahead.models.quantize import check_scheme
 from lookahead.models.write_packed import Written, quantize_checkpoint
+from lookahead.outputs import TRIE
+from lookahead.tokenizer import identity
+from lookahead.trie.file import Trie
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantizeSpec:
-    """What is quantized, as it was typed. text: a corpus file to compare on; rows: of it."""
+    """What is quantized, as it was typed. text: a corpus file to compare on. activations: int8 or mixed; the latter needs
+    calibration, a corpus file or a trie. rows: of both. loss_budget: nats per token that tokens of 4 bits may cost on it.
+    """
 
     model: str
     out: str
@@ -23,6 +34,10 @@ class QuantizeSpec:
     rows: int = 64
     trust_remote_code: bool = False
     revision: str | None = None
+    activations: str = "int8"
+    calibration: str | None = None
+    loss_budget: float = 0.03
+    pack_embedding: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +51,11 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class QuantizeReport:
-    """compared: None where there was no text."""
+    """mixed: None where all tokens have 8 bits. compared: None where there was no text."""
 
     spec: QuantizeSpec
     written: Written
+    mixed: Chosen | None
     compared: Comparison | None
 
     def as_json(self) -> dict[str, Any]:
@@ -48,6 +64,10 @@ class QuantizeReport:
         value["model"], value["out"], value["weights"] = self.spec.model, self.spec.out, self.spec.scheme
         value["bytes_before"], value["bytes_after"] = written.bytes_before, written.bytes_after
         value["layers"] = [dataclasses.asdict(layer) for layer in written.layers]
+        value["activations"] = self.spec.activations
+        if self.mixed is not None:
+            value |= {"share_in_8_bits": self.mixed.share, "blocks_in_8_bits": self.mixed.in_8_bits}
+            value |= {"calibration_loss_int8": self.mixed.loss_in_8_bits, "calibration_loss": self.mixed.loss}
         if self.compared is not None:
             before, after = self.compared.before, self.compared.after
             value |= {"text_tokens": before.tokens, "loss_before": before.loss, "loss_after": after.loss}
@@ -56,23 +76,66 @@ class QuantizeReport:
         return value
 
 
+def _check(spec: QuantizeSpec) -> None:
+    """Raises UsageError for tokens that cannot be quantized so."""
+    if spec.activations not in ACTIVATIONS:
+        raise UsageError(f"--activations {spec.activations}: choose {', '.join(ACTIVATIONS)}.")
+    if (spec.activations == "mixed") != (spec.calibration is not None):
+        raise UsageError("--activations mixed and --calibration FILE, a corpus or a trie, need each other.")
+    if spec.activations == "mixed":
+        check_scheme(spec.scheme, torch.device("cpu"))
+
+
+def _texts(spec: QuantizeSpec, path: str) -> list[list[int]]:
+    """Documents of a corpus or a trie, as ids. Raises LookaheadError for none, and for a trie of another tokenizer."""
+    config = read_config(spec.model, spec.trust_remote_code, spec.revision).get_text_config(decoder=True)
+    tokenizer, vocab_size = own_tokenizer(spec.model, spec.trust_remote_code, spec.revision), int(config.vocab_size)
+    if not (Path(path).is_file() and TRIE.matches(Path(path))):
+        return texts_of(path, tokenizer, vocab_size, spec.rows)
+    trie = Trie(path)
+    trie.check_tokenizer("" if tokenizer is None else identity(tokenizer, spec.model).fingerprint, vocab_size, spec.model)
+    documents = [document for document in trie.documents() if len(document) > 1]
+    if not documents:
+        raise CorpusError(f"{path}: no document of 2 tokens or more.")
+    return [each[:MOST_TOKENS].tolist() for each in documents[:: -(-len(documents) // spec.rows)]]
+
+
+def _largest(spec: QuantizeSpec, texts: list[list[int]]) -> dict[str, torch.Tensor]:
+    """See `largest_inputs`. The model is let go."""
+    given = {"trust_remote_code": spec.trust_remote_code, "revision": spec.revision}
+    original = load_model(spec.model, device="cpu", engine_mode="modules", **given)  # type: ignore[arg-type]
+    return largest_inputs(original.model, lambda: loss_of(original, texts))
+
+
 def quantize(spec: QuantizeSpec, events: BenchEvents | None = None) -> QuantizeReport:
     """Write the folder, then compare. Raises LookaheadError where one of these fails; a folder that is written stays."""
+    _check(spec)
     events = events or BenchEvents()
-    texts: list[list[int]] = []
-    if spec.text is not None:
-        config = read_config(spec.model, spec.trust_remote_code, spec.revision).get_text_config(decoder=True)
-        tokenizer = own_tokenizer(spec.model, spec.trust_remote_code, spec.revision)
-        texts = texts_of(spec.text, tokenizer, int(config.vocab_size), spec.rows)
-    given = spec.trust_remote_code, spec.revision
+    texts = [] if spec.text is None else _texts(spec, spec.text)
+    orders, chosen = dict[str, torch.Tensor](), list[Chosen]()
+    choose = None
+    if spec.calibration is not None:
+        calibration = _texts(spec, spec.calibration)
+        with events.working("calibrating", 1, "models") as progress:
+            largest = _largest(spec, calibration)
+            progress(1)
+        orders = orders_of(largest)
+
+        def choose(folder: Path) -> dict[str, int]:
+            target = load_model(str(folder), device="cpu", trust_remote_code=spec.trust_remote_code, engine_mode="modules")
+            chosen.append(choose_bits(target.model, largest, lambda: loss_of(target, calibration) or 0.0, spec.loss_budget))
+            return chosen[0].in_8_bits
+
+    given = spec.trust_remote_code, spec.revision, orders, choose, spec.pack_embedding
     with events.working("quantizing", 100, "%") as progress:
         written = quantize_checkpoint(spec.model, spec.out, spec.scheme, lambda done, of: progress(100 * done // of), *given)
+    mixed = chosen[0] if chosen else None
     if not texts:
-        return QuantizeReport(spec, written, None)
+        return QuantizeReport(spec, written, mixed, None)
     with events.working("comparing", 2, "models") as progress:
         trusted = spec.trust_remote_code
         before = quality_of(load_model(spec.model, device="cpu", trust_remote_code=trusted, revision=spec.revision), texts)
         progress(1)
         after = quality_of(load_model(spec.out, device="cpu", trust_remote_code=trusted), texts)
         progress(2)
-    return QuantizeReport(spec, written, Comparison(before, after, parting(before, after)))
+    return QuantizeReport(spec, written, mixed, Comparison(before, after, parting(before, after)))

@@ -2,25 +2,27 @@
 
 The draft budget weighs forwards of one size against another's (goodput.py). What it cannot see is what drafting does to a step
 besides: caches that a draft has emptied, threads that went to sleep meanwhile. Where drafts gain much that does not matter.
-Where they gain little, a few steps without drafts are taken now and then, in a row, and the steps with drafts right before are
-weighed against those as they went: tokens by seconds, from the end of one step to the end of the next. Where they lose, drafts
-rest for a while, then are weighed again, against the steps that went without them.
+Where they gain little, a few steps without drafts are taken now and then, in a row, and the steps right before are weighed
+against those as they went: tokens by seconds, from the end of one step to the end of the next. Steps at which rows back off
+(backoff.py) count among those before. Where drafts lose, they rest for a while, then are weighed again, against the steps that
+went without them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from statistics import fmean, median
+from statistics import median
 
 from lookahead.budget.cost import LATEST
 
 UNDISPUTED = 1.5  # times as fast as plain decoding: where the budget believes this, nobody looks
 LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probable
-FIRST, APART = 40, 240  # steps with drafts before the first look, and between two
-STRETCH = 9  # steps without drafts that are taken to look, half of those with drafts after a rest; the first one says nothing
-REST = 60  # steps without drafts; each further rest is twice as long, up to 16 times
+FIRST, APART = 40, 240  # steps before the first look, also after a rest, and between two
+STRETCH = 9  # steps without drafts that are taken to look, half of those after a rest; the first one says nothing
+REST = 60  # steps without drafts; each further rest is twice as long, up to 16 times, until a look finds no loss
 
-Steps = deque[tuple[float, int]]  # seconds, tokens
+
+Steps = deque[tuple[bool, float, int]]  # whether it had drafts, seconds, tokens
 
 
 class Rates:
@@ -45,10 +47,10 @@ class _Rate:
     """Steps of one kind: drafted for until a look is due, or rested."""
 
     def __init__(self) -> None:
-        self._steps: tuple[Steps, Steps] = deque(maxlen=LATEST), deque(maxlen=LATEST)  # without drafts, and with
+        self._steps: tuple[Steps, Steps] = deque(maxlen=LATEST), deque(maxlen=LATEST)  # drafts rested, or not
         self._state, self._left = "drafts", FIRST  # steps that are left in this state
         self._pause = REST
-        self._before = True  # the latest step had drafts
+        self._before = True  # drafts did not rest at the latest step
 
     def rest(self, speed: float) -> bool:
         """See `Rates.rest`."""
@@ -62,10 +64,11 @@ class _Rate:
 
     def note(self, drafted: bool, seconds: float, emitted: int) -> None:
         """See `Rates.note`."""
-        if drafted == self._before:  # the first one of a kind says nothing
-            self._steps[drafted].append((seconds, emitted))
-        self._before = drafted
-        self._left -= drafted == (self._state in ("drafts", "tries"))
+        free = self._state in ("drafts", "tries")
+        if free == self._before:  # the first one of a kind says nothing
+            self._steps[free].append((drafted, seconds, emitted))
+        self._before = free
+        self._left -= 1
         if self._left > 0 or self._state == "drafts":
             return
         if self._state == "rests":
@@ -74,15 +77,21 @@ class _Rate:
         elif self._gain() < LOSS:
             self._state, self._left = "rests", self._pause
             self._pause = min(16 * REST, 2 * self._pause)
-        else:
+        elif self._state == "looks":
             self._state, self._left, self._pause = "drafts", APART, REST
+        else:
+            self._state, self._left = "drafts", FIRST
 
     def _gain(self) -> float:
-        """Times as fast with drafts as without; 1 where nothing is known."""
-        plain, drafted = self._steps
-        return _rate(drafted) / _rate(plain) if plain and drafted else 1.0
+        """Times as fast as while drafts rest; 1 where nothing is known."""
+        plain, free = self._steps
+        return _rate(free) / _rate(plain) if plain and free else 1.0
 
 
 def _rate(steps: Steps) -> float:
     """Tokens of a second."""
-    return fmean(emitted for _, emitted in steps) / median(seconds for seconds, _ in steps)
+    total = 0.0
+    for kind in (False, True):
+        if took := [seconds for drafted, seconds, _ in steps if drafted == kind]:
+            total += len(took) * median(took)
+    return sum(emitted for _, _, emitted in steps) / total

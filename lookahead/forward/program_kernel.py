@@ -65,8 +65,8 @@ ROW = 32
 (OP, OUTER, INNER, AS, TARGET, LEFT, RIGHT, MORE) = (0, 1, 2, 3, 4, 10, 16, 22)
 OPERAND = 6
 (BASE, BY_TOKEN, BY_THREAD, BY_WANTED, BY_OUTER, BY_INNER) = range(OPERAND)
-(COPY, WIDEN, STORE, ADD, SUBTRACT, MULTIPLY, DIVIDE, SUM, LARGEST, EMBED, POSITION, WRITE, QUANTIZE) = range(13)
-(NEGATE, SQUARE_ROOT, COSINE, SINE, EXP, SIGMOID, SILU, TANH, ERF, GELU, GELU_TANH, RELU) = range(13, 25)
+(COPY, WIDEN, STORE, ADD, SUBTRACT, MULTIPLY, DIVIDE, SUM, LARGEST, EMBED, POSITION, WRITE, QUANTIZE, GATHER) = range(14)
+(NEGATE, SQUARE_ROOT, COSINE, SINE, EXP, SIGMOID, SILU, TANH, ERF, GELU, GELU_TANH, RELU) = range(14, 26)
 # How a buffer holds keys and values (of WRITE), and panels a table (of EMBED), where they are quantized
 IN_8_BITS, IN_4_BITS = -8, -4
 # How results are rounded (AS): not, or to what these dtypes hold
@@ -226,8 +226,13 @@ def _special(head, line, op, token, target, source):
     elif op == POSITION:
         positions = carray(int64_at(head[POSITIONS]), (head[ALL],))
         carray(float32_at(target), (1,))[0] = np.float32(positions[token] + line[MORE])
-    elif op == QUANTIZE:
-        quantize(source, inner, target)
+    elif op == QUANTIZE:  # MORE: groups of 8 bits
+        quantize(source, inner, target, line[MORE])
+    elif op == GATHER:  # MORE: address of the indices of numbers
+        order = carray(int64_at(line[MORE]), (inner,))
+        z, x = carray(float32_at(target), (inner,)), carray(float32_at(source), (inner,))
+        for i in range(inner):
+            z[i] = x[order[i]]
     else:  # WRITE. MORE: address and strides of slot, head and place of the buffer, how numbers are stored
         about = carray(int32_at(head[META]), (head[ALL], FIELDS))[token]
         if about[SLOT] >= 0:
@@ -249,7 +254,7 @@ def _row(head, line, token, wanted, thread):
     target = _address(line, TARGET, token, wanted, thread)
     left = _address(line, LEFT, token, wanted, thread)
     right = _address(line, RIGHT, token, wanted, thread)
-    if op in (EMBED, POSITION, WRITE, QUANTIZE):
+    if op in (EMBED, POSITION, WRITE, QUANTIZE, GATHER):
         _special(head, line, op, token, target, left)
         return
     for _ in range(outer):

@@ -29,19 +29,23 @@ class Quantized:
 
     numbers: [out, in], int8 in -127 .. 127 for 8 bits, uint8 in 0 .. 15 for 4. scales: [out, groups] float32, of which bfloat16
     holds those of 4 bits. zeros: uint8 [out, groups]; None for 8 bits. A matrix of 8 bits is one group.
+    order: int64 [in], which input each column is of; None: columns are in the order of the inputs.
     """
 
     numbers: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None
+    order: torch.Tensor | None = None
 
     def to_dense(self) -> torch.Tensor:
-        """float32 [out, in]"""
+        """float32 [out, in], inputs in their own order."""
         inner = self.numbers.shape[1]
         if self.zeros is None:
-            return self.numbers.float() * self.scales
-        zeros, scales = (each.repeat_interleave(GROUP, 1)[:, :inner] for each in (self.zeros.float(), self.scales))
-        return (self.numbers.float() - zeros) * scales
+            dense = self.numbers.float() * self.scales
+        else:
+            zeros, scales = (each.repeat_interleave(GROUP, 1)[:, :inner] for each in (self.zeros.float(), self.scales))
+            dense = (self.numbers.float() - zeros) * scales
+        return dense if self.order is None else dense[:, self.order.argsort()]
 
 
 def in_8_bits(weight: torch.Tensor) -> Quantized:
@@ -111,20 +115,24 @@ def _lines4(matrix: Quantized, groups: int) -> torch.Tensor:
 
 
 @kernel
-def _quantize_tokens(source, stride, count, numbers, target, row):
+def _quantize_tokens(source, stride, count, numbers, target, row, eight):
     for token in range(count):
-        quantize(source + token * stride, numbers, target + token * row)
+        quantize(source + token * stride, numbers, target + token * row, eight)
 
 
 class QuantizedPanels(Panels):
-    """A matrix [out, in] of 8 or 4 bits in panels. dtype: of the tokens, and of the products."""
+    """A matrix [out, in] of 8 or 4 bits in panels. dtype: of the tokens, and of the products.
 
-    def __init__(self, matrix: Quantized, dtype: torch.dtype):
+    eight: groups of 64 columns whose tokens have 8 bits, the first ones; the others have 4. None: all.
+    """
+
+    def __init__(self, matrix: Quantized, dtype: torch.dtype, eight: int | None = None):
         self.outputs, self.inner = matrix.numbers.shape
         self.dtype = dtype
         self.kind = INT8 if matrix.zeros is None else INT4
         self.library = QUANTIZED[matrix.zeros is None]  # type: ignore[misc]
         self.lines = -(-self.inner // GROUP)
+        self.order, self.eight = matrix.order, self.lines if eight is None else eight
         self.weight = (_lines8 if self.kind == INT8 else _lines4)(matrix, self.lines)
 
     @staticmethod
@@ -148,7 +156,7 @@ class QuantizedPanels(Panels):
                 for each in (known[..., :size].contiguous().view(torch.bfloat16).float(), known[..., size:])
             )
         numbers = lines.permute(0, 3, 1, 2, 4).reshape(panels * PANEL, -1)[: self.outputs, : self.inner].contiguous()
-        return Quantized(numbers.view(torch.int8) if zeros is None else numbers, scales.contiguous(), zeros)
+        return Quantized(numbers.view(torch.int8) if zeros is None else numbers, scales.contiguous(), zeros, self.order)
 
     def to_dense(self) -> torch.Tensor:
         return self.to_matrix().to_dense().to(self.dtype)
@@ -165,8 +173,9 @@ class QuantizedPanels(Panels):
 
     def given(self, tokens: torch.Tensor) -> torch.Tensor:
         """Tokens [count, in], quantized: uint8 [count, bytes]."""
-        tokens = tokens.float()
+        tokens = tokens.float() if self.order is None else tokens[:, self.order].float()
         tokens = tokens if tokens.stride(1) == 1 else tokens.contiguous()
         target = torch.empty(len(tokens), self.lines * TOKEN_GROUP, dtype=torch.uint8)
-        _quantize_tokens(tokens.data_ptr(), tokens.stride(0) * 4, len(tokens), self.inner, target.data_ptr(), target.stride(0))
+        source, row = (tokens.data_ptr(), tokens.stride(0) * 4), (target.data_ptr(), target.stride(0))
+        _quantize_tokens(*source, len(tokens), self.inner, *row, self.eight)
         return target

@@ -1,8 +1,9 @@
 """Inner loops of products of tokens of 8 bits with weights of 8 or 4 bits, as LLVM code. For kernels.
 
 A token is quantized in groups of 64 numbers: 64 int8, the scale that they are to be multiplied by (float32), and their sum
-(int32). Products of a group are added as whole numbers, which is exact in any order; groups are added one after the other in
-float32. So an output has the same bits whatever other tokens share the call, and whatever instructions the processor has.
+(int32). Groups of 4 bits are int8 in -7 .. 7. Products of a group are added as whole numbers, which is exact in any order;
+groups are added one after the other in float32. So an output has the same bits whatever other tokens share the call, and
+whatever instructions the processor has.
 
 Weights lie in panels of 64 outputs, a group of 64 inputs after the other, as unsigned numbers. In a group of 8 bits, which is
 [16, 64, 4], four inputs of an output are neighbours, as VNNI multiplies them, and 128 is added to each. In a group of 4 bits,
@@ -29,6 +30,7 @@ GROUP8 = GROUP * PANEL  # bytes of a group of weights
 GROUP4 = GROUP * PANEL // 2 + 3 * PANEL
 UNROLLED = 4  # steps of a group
 LEAST = 1e-30  # a group of a token whose numbers are all smaller is taken for zeros
+FULL4 = 7.49  # what the largest number of a group of 4 bits is, before it is rounded to 7: steps are smaller than by 7.0
 BYTE = ir.IntType(8)
 
 
@@ -191,15 +193,16 @@ def clear(typing_context, target, count):
 
 
 @intrinsic
-def quantize(typing_context, source, count, target):
+def quantize(typing_context, source, count, target, eight):
     """A token of `count` float32 numbers to groups of int8, the last filled up with zeros.
 
-    A group's scale is its largest number by 127. Numbers are rounded to the nearest, halves to even.
+    A group's scale is its largest number by 127, from group `eight` on by 7.49. Numbers are rounded to the nearest, halves to
+    even.
     """
 
     def codegen(context, builder, signature, values):
         code = Code(builder)
-        source, count, target = values
+        source, count, target, eight = values
         groups = builder.sdiv(builder.add(count, constant(GROUP - 1)), constant(GROUP))
         with code.loop(groups) as group:
             at = builder.mul(group, constant(GROUP))
@@ -217,7 +220,11 @@ def quantize(typing_context, source, count, target):
                 most = builder.select(builder.fcmp_ordered(">", other, most), other, most)
             most = builder.extract_element(most, ir.Constant(INT, 0))
             counts = builder.fcmp_ordered(">=", most, ir.Constant(FLOAT, LEAST))
-            full, none = ir.Constant(FLOAT, 127.0), ir.Constant(FLOAT, 0.0)
+            in_8_bits = builder.icmp_signed("<", group, eight)
+            full, none = (
+                builder.select(in_8_bits, ir.Constant(FLOAT, 127.0), ir.Constant(FLOAT, FULL4)),
+                ir.Constant(FLOAT, 0.0),
+            )
             factor = code.splat(builder.select(counts, builder.fdiv(full, most), none))
             total = _whole(0)
             for number, part in enumerate(read):
@@ -230,4 +237,4 @@ def quantize(typing_context, source, count, target):
             code.store(summed, builder.add(home, constant(GROUP + 4)))
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.int64), codegen
+    return types.void(types.int64, types.int64, types.int64, types.int64), codegen

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lookahead.forward import program_kernel as kernel
-from lookahead.forward.panels import AS_FLOAT32, INT4, INT8, LIKE_BFLOAT16, LIKE_FLOAT16, PAIRS, STORED, Panels
+from lookahead.forward.panels import AS_FLOAT32, LIKE_BFLOAT16, LIKE_FLOAT16, PAIRS, STORED, Panels
 from lookahead.forward.plan import (
     Buffer,
     Dim,
@@ -176,15 +176,22 @@ class Builder:
             self._copies[key] = copy
         return self._copies[key].with_dims(flat_dims(view.sizes), view.axis)
 
-    def quantized(self, view: View, weight: Panels) -> View:
-        """The same numbers as groups of 8 bits, for products with this weight."""
+    def quantized(self, view: View, weight: QuantizedPanels) -> View:
+        """The same numbers as groups of 8 and 4 bits in the order of this weight's columns."""
         view = self.flat(view)
-        key = ("quantized", view.home, view.start, view.count)
+        order = None if weight.order is None else weight.order.numpy().tobytes()
+        key = ("quantized", view.home, view.start, view.count, order, weight.eight)
         if key not in self._copies:
-            words = weight.lines * TOKEN_GROUP // 4
+            words, count = weight.lines * TOKEN_GROUP // 4, view.count
             copy = View(Buffer(words), 0, flat_dims([words]), 0, torch.float32)
-            source = view.with_dims(flat_dims([view.count]), 0)
-            self.steps.append(Instruction(kernel.QUANTIZE, 1, view.count, (copy, 0, 1), [(source, 0, 1)]))
+            source = view.with_dims(flat_dims([count]), 0)
+            if weight.order is not None:
+                self.alive.append(weight.order)
+                gathered, more = self.new([count], 0, torch.float32), (weight.order.data_ptr(),)
+                self.steps.append(Instruction(kernel.GATHER, 1, count, (gathered, 0, 1), [(source, 0, 1)], more=more))
+                source = gathered
+            more = (weight.eight,)
+            self.steps.append(Instruction(kernel.QUANTIZE, 1, count, (copy, 0, 1), [(source, 0, 1)], more=more))
             self._copies[key] = copy
         return self._copies[key]
 
@@ -233,7 +240,7 @@ class Builder:
             raise Unsupported("a product with numbers of several tokens")
         if weight.kind == PAIRS and weight.inner % 2:
             raise Unsupported("an odd number of pairs")
-        if weight.kind in (INT8, INT4):
+        if isinstance(weight, QuantizedPanels):
             given = self.quantized(tokens, weight)
         else:
             given = self.narrow(tokens, torch.bfloat16) if weight.kind == PAIRS else self.flat(tokens)

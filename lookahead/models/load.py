@@ -21,7 +21,7 @@ from lookahead.hub import check_name
 from lookahead.models.adapter import check_adapter, merged
 from lookahead.models.exact import differs_in_company, exact_or_plain
 from lookahead.models.linear import lay_out
-from lookahead.models.packed_model import packed_model
+from lookahead.models.packed_model import packed_model, refuse_own_format
 from lookahead.models.prequantized import check_method, exact_where_needed
 from lookahead.models.probe import probed
 from lookahead.models.quantize import check_scheme, quantize_linears
@@ -131,6 +131,7 @@ def load_model(
             alone = target_device.type == "cpu" and not (device_map or tp_plan or adapter)
             model = packed_model(name, config, chosen, wishes) if alone and chosen != "auto" else None
             if model is None:
+                refuse_own_format(name, config)
                 model = AutoModelForCausalLM.from_pretrained(
                     name, dtype=chosen, **hub_arguments(trust_remote_code, revision), **further, **wishes
                 )

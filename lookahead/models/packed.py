@@ -7,6 +7,7 @@ A linear layer NAME has, in place of NAME.weight:
     NAME.weight_scale       [out, groups]
     NAME.weight_zero_point  int32 [out * bits / 32, groups], packed along the outputs; none where "symmetric"
     NAME.weight_shape       int64 [2]
+    NAME.weight_g_idx       int32 [in], the group of each input, where inputs are sorted
 
 Read are weights of 8 bits with a scale for each output, and of 4 bits in groups of 64 or multiples of it. Others are left to
 transformers, which loads them by compressed-tensors.
@@ -27,9 +28,10 @@ from lookahead.errors import ModelError
 from lookahead.forward.quantized import GROUP, Quantized
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
+WITH_EMBEDDING = "pack-quantized-with-embedding"  # our own format: the embedding has such tensors, too
 EMBEDDING_BITS = "lookahead_embedding_bits"  # what config.json calls those to hold the embedding in, 8 or 4, if it is to be
 INDEX = "model.safetensors.index.json"
-PARTS = ("packed", "scale", "zero_point", "shape")  # of a weight
+PARTS = ("packed", "scale", "zero_point", "shape", "g_idx")  # of a weight
 
 
 def packed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
@@ -51,15 +53,19 @@ def unpacked(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
 
 def tensors_of(name: str, matrix: Quantized) -> dict[str, torch.Tensor]:
     """A linear layer's tensors, by their names."""
-    shape = torch.tensor(matrix.numbers.shape)
+    sorted_inputs, numbers = dict[str, torch.Tensor](), matrix.numbers
+    if matrix.order is not None:
+        places = matrix.order.argsort()
+        sorted_inputs, numbers = {f"{name}.weight_g_idx": (places // GROUP).int()}, numbers[:, places]
+    known = {f"{name}.weight_shape": torch.tensor(numbers.shape), **sorted_inputs}
     if matrix.zeros is None:
-        words, scales = packed(matrix.numbers.view(torch.uint8) ^ 128, 8), matrix.scales
-        return {f"{name}.weight_packed": words, f"{name}.weight_scale": scales, f"{name}.weight_shape": shape}
+        words = packed(numbers.view(torch.uint8) ^ 128, 8)
+        return {f"{name}.weight_packed": words, f"{name}.weight_scale": matrix.scales, **known}
     return {
-        f"{name}.weight_packed": packed(matrix.numbers, 4),
+        f"{name}.weight_packed": packed(numbers, 4),
         f"{name}.weight_scale": matrix.scales.bfloat16(),
         f"{name}.weight_zero_point": packed(matrix.zeros.T.contiguous(), 4).T.contiguous(),
-        f"{name}.weight_shape": shape,
+        **known,
     }
 
 
@@ -74,17 +80,25 @@ def matrix_of(tensors: dict[str, torch.Tensor], bits: int) -> Quantized | None:
     numbers = unpacked(tensors["packed"], bits, inner)
     if numbers.shape != (outputs, inner):
         raise RuntimeError(f"weight_packed has no {outputs} x {inner} numbers")
+    order = None
+    if "g_idx" in tensors and int(tensors["g_idx"].min()) >= 0:
+        if len(tensors["g_idx"]) != inner:
+            raise RuntimeError(f"weight_g_idx has no {inner} numbers")
+        order = tensors["g_idx"].argsort(stable=True)
+        numbers = numbers[:, order]
     if bits == 8:
-        return (
-            Quantized((numbers ^ 128).view(torch.int8), scales, None) if groups == 1 and "zero_point" not in tensors else None
-        )
+        if groups > 1 or "zero_point" in tensors:
+            return None
+        return Quantized((numbers ^ 128).view(torch.int8), scales, None, order)
+    if order is not None and len(set(tensors["g_idx"].bincount(minlength=groups).tolist())) > 1:
+        return None
     if inner % groups or (inner // groups) % GROUP or not scales.bfloat16().float().equal(scales):
         return None
     zeros = torch.full((outputs, groups), 8, dtype=torch.uint8)
     if "zero_point" in tensors:
         zeros = unpacked(tensors["zero_point"].T.contiguous(), bits, outputs).T.contiguous()
     repeats = inner // groups // GROUP
-    return Quantized(numbers, scales.repeat_interleave(repeats, 1), zeros.repeat_interleave(repeats, 1))
+    return Quantized(numbers, scales.repeat_interleave(repeats, 1), zeros.repeat_interleave(repeats, 1), order)
 
 
 def shards_of(folder: Path) -> list[Path]:
@@ -111,8 +125,7 @@ def is_packed(config: Any) -> bool:
     """Whether a config says that this module's format is used."""
     said = getattr(config, "quantization_config", None) or {}
     said = said if isinstance(said, dict) else said.to_dict()
-    kept = {group.get("weights", {}).get("actorder") for group in (said.get("config_groups") or {}).values()}
-    return said.get("quant_method") == METHOD and said.get("format") == FORMAT and not any(kept)
+    return said.get("quant_method") == METHOD and said.get("format") in (FORMAT, WITH_EMBEDDING)
 
 
 def read_packed(folder: Path) -> tuple[dict[str, Quantized], dict[str, torch.Tensor]] | None:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from lookahead.errors import ModelError
-from lookahead.forward.quantized import Quantized, QuantizedPanels
+from lookahead.forward.quantized import GROUP, Quantized, QuantizedPanels
 from lookahead.models.embedding import in_panels, may_be_in_panels
 from lookahead.models.linear import LaidOutLinear, plain_linears
-from lookahead.models.packed import EMBEDDING_BITS, is_packed, read_packed
+from lookahead.models.mixed import BLOCK, BLOCKS_IN_8_BITS
+from lookahead.models.packed import EMBEDDING_BITS, WITH_EMBEDDING, is_packed, read_packed
 from lookahead.models.quantize import QUANTIZE
 
 
@@ -40,21 +41,44 @@ def packed_model(name: str, config: Any, dtype: torch.dtype, wishes: dict[str, A
     )
     if found["missing_keys"] or found["mismatched_keys"]:
         raise ModelError(f"{name}: no weights of {min([*found['missing_keys'], *map(str, found['mismatched_keys'])])}.")
+    in_8_bits = getattr(config, BLOCKS_IN_8_BITS, None) or {}
     names = {id(layer): place for place, layer in model.named_modules()}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    table = matrices.pop(names[id(embedding)], None)
+    of_table = None if table is None else QuantizedPanels(table, dtype)
     for users in plain_linears(model):
         for module, attribute in users:
             layer = getattr(module, attribute)
+            if of_table is not None and layer is head and head.weight is embedding.weight:
+                setattr(module, attribute, LaidOutLinear(layer, of_table))
+                continue
             matrix = matrices.pop(names[id(layer)], None)
             if matrix is not None:
-                setattr(module, attribute, LaidOutLinear(layer, QuantizedPanels(matrix, dtype)))
+                blocks = in_8_bits.get(names[id(layer)])
+                panels = QuantizedPanels(matrix, dtype, None if blocks is None else blocks * BLOCK // GROUP)
+                setattr(module, attribute, LaidOutLinear(layer, panels))
     if matrices:
         raise ModelError(f"{name}: {min(matrices)} is quantized, and no linear layer of this model.")
-    bits, embedding = getattr(config, EMBEDDING_BITS, None), model.get_input_embeddings()
-    if bits in QUANTIZE and may_be_in_panels(embedding):
+    bits = getattr(config, EMBEDDING_BITS, None)
+    if of_table is not None:
+        if not (may_be_in_panels(embedding) and in_panels(embedding, of_table)):
+            embedding.weight = torch.nn.Parameter(of_table.to_dense(), requires_grad=False)
+    elif bits in QUANTIZE and may_be_in_panels(embedding):
         _quantize(embedding, QUANTIZE[bits], model.get_output_embeddings())
     if (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(name)
     return model.requires_grad_(False).eval()
+
+
+def refuse_own_format(name: str, config: Any) -> None:
+    """Raises ModelError for what only `packed_model` loads: tokens of 4 and 8 bits, and a packed embedding."""
+    own = (getattr(config, "quantization_config", None) or {}).get("format") == WITH_EMBEDDING
+    if own or getattr(config, BLOCKS_IN_8_BITS, None):
+        what = "embedding is packed" if own else "tokens have 4 and 8 bits"
+        raise ModelError(
+            f"{name}: its {what}, for which there are kernels for x86 CPUs with AVX2 only, without an adapter or --device-map. "
+            "Quantize the model without --pack-embedding and --activations mixed."
+        )
 
 
 def _quantize(embedding: Any, quantize: Callable[[torch.Tensor], Quantized], head: Any) -> None:

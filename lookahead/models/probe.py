@@ -39,6 +39,7 @@ BUSH = np.array([-1, 0, 0, 1, 1, 2], np.int32)
 BUSH_KEPT = [0, 2, 5]
 CHAIN_KEPT = [0, 1, 2]
 MOST_NOISE = 0.1  # of the spread of scores: what rounding may be blamed for
+MOST_OF_QUANTIZED = 0.5  # the same for quantized tokens, which a small difference rounds to other numbers
 # Modes, whether the op computes their attention, and whether the whole forward is a program
 TRIED: tuple[tuple[Mode, bool, bool], ...] = (
     ("packed", True, True),
@@ -171,6 +172,7 @@ def _difference(target: TargetModel, scored: list[tuple[list[int], torch.Tensor]
             if rounded or len(alone) == len(text):  # how far rounding moves scores: other shapes
                 others = [_scores_alone(target, [*text, 1])[: len(text)]]
                 others += [] if not rounded or len(alone) > len(text) else _scores_in_pieces(target, text)
+                others += [_scores_of_perturbed(target, text)] if quantized else []
                 moved = max(float((scores - other).abs().max()) for other in others)
                 noise = max(noise, moved / (float(scores[-1].std()) or 1.0))
         if not torch.isfinite(row).all():  # no difference is greater than one that is not a number
@@ -178,8 +180,11 @@ def _difference(target: TargetModel, scored: list[tuple[list[int], torch.Tensor]
         expected = alone[tuple(text)]
         spread = float(expected.std()) or 1.0
         worst = max(worst, float((expected - row.float()).abs().max()) / spread)
-    least, most = (MOST_NOISE / 2 if quantized else 1e-2, MOST_NOISE) if rounded else (1e-3, 2.5e-3)
-    if not worst <= max(least, 4 * min(noise, most)):
+    if quantized:
+        bound = max(MOST_NOISE / 2, 2 * min(noise, MOST_OF_QUANTIZED))
+    else:
+        bound = max(1e-2, 4 * min(noise, MOST_NOISE)) if rounded else max(1e-3, 4 * min(noise, 2.5e-3))
+    if not worst <= bound:
         return f"scores differ by {worst:.2g} of their spread"
     return ""
 
@@ -188,6 +193,19 @@ def _scores_alone(target: TargetModel, text: list[int]) -> torch.Tensor:
     """float32 [tokens, vocab]: scores after each token of `text`, computed without a cache."""
     logits: torch.Tensor = target.model(input_ids=torch.tensor([text], device=target.device), use_cache=False).logits
     return logits[0].float()
+
+
+def _scores_of_perturbed(target: TargetModel, text: list[int]) -> torch.Tensor:
+    """The same with embeddings that are multiplied by 1 +- a few units of rounding."""
+
+    def perturb(_: Any, given: Any, rows: torch.Tensor) -> torch.Tensor:
+        return rows * (1 + 4 * torch.finfo(rows.dtype).eps * torch.linspace(-1, 1, rows.shape[-1], device=rows.device)).to(rows)
+
+    hook = target.model.get_input_embeddings().register_forward_hook(perturb)
+    try:
+        return _scores_alone(target, text)
+    finally:
+        hook.remove()
 
 
 def _scores_in_pieces(target: TargetModel, text: list[int]) -> list[torch.Tensor]:

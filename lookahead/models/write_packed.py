@@ -2,7 +2,8 @@
 
 Tensors are read, quantized and written one by one, so memory holds about one file of the result. Weights of 4 bits whose inputs
 are no multiple of 64 are written with 8. Where embeddings are tied, the output layer becomes a matrix of its own. The embedding
-stays as it is, as transformers loads no other; config.json says in how many bits packed_model.py is to hold it.
+stays as it is, as transformers loads no other; config.json says in how many bits packed_model.py is to hold it. If it is to be
+packed as well, the format is our own, which transformers refuses, and a tied output layer stays tied.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,20 @@ import torch
 from safetensors.torch import save_file
 
 from lookahead.errors import ModelError, UsageError
-from lookahead.forward.quantized import GROUP
+from lookahead.forward.quantized import GROUP, Quantized
+from lookahead.models.embedding import may_be_in_panels
 from lookahead.models.load import empty_model, read_config
-from lookahead.models.packed import EMBEDDING_BITS, FORMAT, INDEX, METHOD, shards_of, tensors_in, tensors_of
+from lookahead.models.mixed import BLOCKS_IN_8_BITS
+from lookahead.models.packed import (
+    EMBEDDING_BITS,
+    FORMAT,
+    INDEX,
+    METHOD,
+    WITH_EMBEDDING,
+    shards_of,
+    tensors_in,
+    tensors_of,
+)
 from lookahead.models.quantize import QUANTIZE, SCHEMES, bits_of, layers_to_quantize
 from lookahead.tokenizer import first_line
 
@@ -52,7 +64,7 @@ class Written:
 class _Plan:
     """bits: of each weight that is quantized, by its name in the checkpoint. layers: that it belongs to. kept: weights that are
     also written as they are. routers: linear layers that stay. untied: the output layer has a matrix of its own from now on.
-    embedding_bits: to hold the embedding in, once it is loaded.
+    embedding_bits: to hold the embedding in, once it is loaded. format: see packed.py.
     """
 
     bits: dict[str, int]
@@ -61,9 +73,10 @@ class _Plan:
     routers: list[str]
     untied: bool
     embedding_bits: int
+    format: str
 
 
-def _plan(model: Any, scheme: str) -> _Plan:
+def _plan(model: Any, scheme: str, pack_embedding: bool) -> _Plan:
     """model: on the meta device."""
     names = {id(module): name for name, module in model.named_modules()}
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -79,19 +92,25 @@ def _plan(model: Any, scheme: str) -> _Plan:
     routers = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear and name not in found]
     shared = f"{names[id(embeddings)]}.weight"
     embedding_bits = bits[shared] if untied and shared in bits else bits_of(scheme)
-    return _Plan(bits, layers, {shared} if untied else set(), routers, untied, embedding_bits)
+    if pack_embedding and may_be_in_panels(embeddings):
+        bits[shared] = embedding_bits if embeddings.embedding_dim % GROUP == 0 else 8
+        layers[shared] = [names[id(embeddings)]]
+        return _Plan(bits, layers, set(), routers, False, bits[shared], WITH_EMBEDDING)
+    return _Plan(bits, layers, {shared} if untied else set(), routers, untied, embedding_bits, FORMAT)
 
 
-def quantization_config(plan: _Plan, scheme: str) -> dict[str, Any]:
+def quantization_config(plan: _Plan, scheme: str, sorted_inputs: bool = False) -> dict[str, Any]:
     """What config.json says of it."""
     eight = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
     four = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": GROUP, "dynamic": False}
+    if sorted_inputs:
+        four["actorder"] = "group"
     main = 8 if scheme == "int8" else 4
     apart = sorted(name for source, names in plan.layers.items() if plan.bits[source] != main for name in names)
     groups = {"group_0": {"targets": ["Linear"], "weights": eight if main == 8 else four}}
     if apart:
         groups["group_1"] = {"targets": apart, "weights": eight}
-    about = {"quant_method": METHOD, "format": FORMAT, "quantization_status": "compressed", "ignore": plan.routers}
+    about = {"quant_method": METHOD, "format": plan.format, "quantization_status": "compressed", "ignore": plan.routers}
     return {**about, "config_groups": groups}
 
 
@@ -127,8 +146,17 @@ class _Files:
             (self.folder / f"{number}.part").rename(self.folder / name)
 
 
+def _sorted(weight: torch.Tensor, bits: int, order: torch.Tensor | None) -> Quantized:
+    """order: of its inputs, if they are to be sorted."""
+    if order is None:
+        return QUANTIZE[bits](weight)
+    return dataclasses.replace(QUANTIZE[bits](weight[:, order]), order=order)
+
+
 @torch.no_grad()
-def _written(plan: _Plan, source: Path, files: _Files, progress: Callable[[int, int], None]) -> Iterator[Layer | int]:
+def _written(
+    plan: _Plan, source: Path, files: _Files, orders: Mapping[str, torch.Tensor], progress: Callable[[int, int], None]
+) -> Iterator[Layer | int]:
     """Write all tensors. Yields bytes of each that was read, and each layer."""
     missing, done = set(plan.bits), 0
     for name, file in tensors_in(shards_of(source)):
@@ -137,7 +165,7 @@ def _written(plan: _Plan, source: Path, files: _Files, progress: Callable[[int, 
         if name not in plan.bits or name in plan.kept:
             files.add({name: tensor})
         if name in plan.bits:
-            matrix = QUANTIZE[plan.bits[name]](tensor)
+            matrix = _sorted(tensor, plan.bits[name], orders.get(plan.layers[name][0]))
             weight = tensor.float()
             error = (matrix.to_dense() - weight).norm() / weight.norm().clamp_min(1e-30)
             for layer in plan.layers[name]:
@@ -157,11 +185,16 @@ def quantize_checkpoint(
     progress: Callable[[int, int], None] = lambda done, all_of_them: None,
     trust_remote_code: bool = False,
     revision: str | None = None,
+    orders: Mapping[str, torch.Tensor] | None = None,
+    choose: Callable[[Path], dict[str, int]] | None = None,
+    pack_embedding: bool = False,
 ) -> Written:
-    """Quantize a model's folder, or a hub name's files, to a new folder that transformers loads.
+    """Quantize a model's folder, or a hub name's files, to a new folder that transformers loads, unless pack_embedding.
 
-    scheme: int8 or int4. progress: called with how many weights are done, and how many there are. Raises UsageError if the new
-    folder is there or the scheme is none, ModelError for a model that cannot be quantized, and as `load.read_config` does.
+    scheme: int8 or int4. progress: called with how many weights are done, and how many there are. orders, choose: of tokens of
+    4 and 8 bits (mixed.py): int64 [in] of layers by name, and what says how many blocks of each have 8 bits, given a folder
+    that has all but that. Raises UsageError if the new folder is there or the scheme is none, ModelError for a model that
+    cannot be quantized, and as `load.read_config` does.
     """
     target = Path(out)
     if scheme not in SCHEMES[1:]:
@@ -175,12 +208,12 @@ def quantize_checkpoint(
     if not shards_of(source):
         raise ModelError(f"{name}: no weights in this folder (looked for *.safetensors).")
     try:
-        plan = _plan(empty_model(config, trust_remote_code), scheme)
+        plan = _plan(empty_model(config, trust_remote_code), scheme, pack_embedding)
     except Exception as error:  # transformers raises many kinds
         raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
     if not plan.bits:
         raise ModelError(f"{name}: it has no linear layers that could be quantized.")
-    return _write(plan, source, target, scheme, progress)
+    return _write(plan, source, target, scheme, progress, orders or {}, choose)
 
 
 def _files_of(name: str, revision: str | None) -> Path:
@@ -196,14 +229,22 @@ def _files_of(name: str, revision: str | None) -> Path:
         raise ModelError(f"{name}: its files cannot be had ({first_line(error)}).") from error
 
 
-def _write(plan: _Plan, source: Path, target: Path, scheme: str, progress: Callable[[int, int], None]) -> Written:
+def _write(
+    plan: _Plan,
+    source: Path,
+    target: Path,
+    scheme: str,
+    progress: Callable[[int, int], None],
+    orders: Mapping[str, torch.Tensor],
+    choose: Callable[[Path], dict[str, int]] | None,
+) -> Written:
     """Under another name until all is there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
         folder = Path(temporary) / "model"
         folder.mkdir()
         files, layers, before = _Files(folder), list[Layer](), 0
-        for each in _written(plan, source, files, progress):
+        for each in _written(plan, source, files, orders, progress):
             if isinstance(each, Layer):
                 layers.append(each)
             else:
@@ -213,11 +254,14 @@ def _write(plan: _Plan, source: Path, target: Path, scheme: str, progress: Calla
             if path.is_file() and path.suffix in COPIED and path.name not in LEFT:
                 shutil.copyfile(path, folder / path.name)
         said = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        said["quantization_config"] = quantization_config(plan, scheme)
+        said["quantization_config"] = quantization_config(plan, scheme, bool(orders))
         said[EMBEDDING_BITS] = plan.embedding_bits
         if plan.untied:
             said["tie_word_embeddings"] = False
         (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+        if choose is not None:
+            said[BLOCKS_IN_8_BITS] = choose(folder)
+            (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
         if target.exists():
             target.rmdir()
         folder.rename(target)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from lookahead.errors import ModelError, UsageError
 from lookahead.forward.quantized import Quantized, QuantizedPanels, in_4_bits, in_8_bits
@@ -218,3 +219,36 @@ def test_job_of_a_quantized_model_answers_the_same_with_drafts(cli: Cli, tmp_pat
     cli("generate", "--model", DEMO, "--input", prompts, "-o", plain, "--max-new-tokens", 40, "--token-ids")
     lines = map(json.loads, plain.read_text(encoding="utf-8").splitlines())
     assert {row["id"]: row["token_ids"] for row in lines} != said[0], "it is another model"
+
+
+@pytest.mark.parametrize(("scheme", "bar"), [("int8", 0.55), ("int4", 0.32)])
+def test_packed_embedding_is_that_of_a_model_quantized_at_load(tmp_path: Path, scheme: str, bar: float) -> None:
+    """A Llama of 12M numbers with an output layer of its own; the bars are of bfloat16."""
+    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 3072}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=4, tie_word_embeddings=False)).bfloat16()
+    model.save_pretrained(tmp_path / "old")
+    written = quantize_checkpoint(str(tmp_path / "old"), str(tmp_path / "new"), scheme, pack_embedding=True)
+    assert written.bytes_after <= bar * written.bytes_before
+    assert "model.embed_tokens" in {layer.name for layer in written.layers}
+    stored = load_model(str(tmp_path / "new"), device="cpu")
+    at_load = load_model(str(tmp_path / "old"), device="cpu", quantize=scheme)
+    ids = torch.arange(5, 40)[None]
+    with torch.inference_mode():
+        assert stored.model(ids).logits.equal(at_load.model(ids).logits)
+    assert weight_bytes(stored.model) == weight_bytes(at_load.model)
+
+
+def test_packed_embedding_that_is_tied_stays_tied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = quantize_checkpoint(DEMO, str(tmp_path / "new"), "int4", pack_embedding=True)
+    assert "lm_head" not in {layer.name for layer in written.layers}
+    stored, at_load = load_model(str(tmp_path / "new"), device="cpu"), load_model(DEMO, device="cpu", quantize="int4")
+    assert stored.model.get_input_embeddings().laid_out is stored.model.get_output_embeddings().laid_out
+    ids = torch.arange(5, 40)[None]
+    with torch.inference_mode():
+        assert stored.model(ids).logits.equal(at_load.model(ids).logits)
+    with pytest.raises(Exception, match=r"compressed|pack-quantized-with-embedding"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "new")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    with pytest.raises(ModelError, match="new: its embedding is packed, for which there are kernels for x86 CPUs"):
+        load_model(str(tmp_path / "new"), device="cpu")

@@ -1,0 +1,114 @@
+"""Tokens of 4 and 8 bits. In: a model, its loss on texts. Out: an order of each layer's inputs, and how many have 8 bits.
+
+Inputs of a linear layer are sorted by the largest numbers that they have in the texts, so that channels with outliers share
+blocks of 128. The first blocks of a layer have 8 bits, the others 4. Layers with the same input get the same order and bits.
+Source: fine-grained mixed-precision quantization (FMPQ), COMET, arXiv 2410.12168.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from lookahead.errors import ModelError
+from lookahead.forward.quantized import GROUP, QuantizedPanels
+from lookahead.models.linear import LaidOutLinear
+
+BLOCK = 128  # channels
+ACTIVATIONS = ("int8", "mixed")
+BLOCKS_IN_8_BITS = "lookahead_blocks_in_8_bits"  # what config.json calls how many a layer has, by the layer's name
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """in_8_bits: blocks, by the names of layers. blocks: of all these layers. loss_in_8_bits: where all blocks have 8, in nats
+    per token; loss: as chosen.
+    """
+
+    in_8_bits: dict[str, int]
+    blocks: int
+    loss_in_8_bits: float
+    loss: float
+
+    @property
+    def share(self) -> float:
+        """Of blocks, in 8 bits."""
+        return sum(self.in_8_bits.values()) / self.blocks
+
+
+@torch.no_grad()
+def largest_inputs(model: Any, run: Callable[[], object]) -> dict[str, torch.Tensor]:
+    """[in], the largest absolute value of each input while `run` runs, by the names of linear layers.
+
+    Left out are the output layer, whose tokens keep 8 bits, layers whose inputs fill no groups of 64, and layers that do not
+    run.
+    """
+    largest: dict[str, torch.Tensor] = {}
+
+    def see(name: str, tokens: torch.Tensor) -> None:
+        most = tokens.detach().float().abs().flatten(0, -2).amax(0)
+        largest[name] = torch.maximum(largest[name], most) if name in largest else most
+
+    hooks = []
+    for name, layer in model.named_modules():
+        linear = isinstance(layer, LaidOutLinear | torch.nn.Linear) and layer.in_features % GROUP == 0
+        if linear and layer is not model.get_output_embeddings():
+            hooks.append(layer.register_forward_pre_hook(lambda _, given, name=name: see(name, given[0])))
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return largest
+
+
+def orders_of(largest: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """int64 [in] of each layer: its inputs, the one with the largest number first."""
+    return {name: each.argsort(descending=True, stable=True) for name, each in largest.items()}
+
+
+def choose_bits(model: Any, largest: Mapping[str, torch.Tensor], loss: Callable[[], float], budget: float) -> Chosen:
+    """The fewest blocks in 8 bits for which `loss` rises by `budget` nats at most over all blocks in 8 bits.
+
+    model: quantized, its inputs sorted; it is left as chosen. Blocks are ranked by their largest number as a multiple of the
+    median of the layer's, and `loss` is taken to fall with each. Raises ModelError for a model without such layers.
+    """
+    panels: dict[str, QuantizedPanels] = {}
+    same: dict[bytes, list[str]] = {}  # layers with the same input
+    for name, layer in model.named_modules():
+        held = getattr(layer, "laid_out", None)
+        if name in largest and isinstance(held, QuantizedPanels) and held.order is not None:
+            panels[name] = held
+            same.setdefault(largest[name].numpy().tobytes(), []).append(name)
+    if not panels:
+        raise ModelError("--activations mixed: no layer has inputs in groups of 64.")
+    ranked = []
+    for names in same.values():
+        most = largest[names[0]].sort(descending=True).values
+        ranked += [(float(first / most.median().clamp_min(1e-30)), names) for first in most[::BLOCK]]
+    ranked.sort(key=lambda block: -block[0])
+
+    def loss_with(count: int) -> float:
+        chosen.update(dict.fromkeys(panels, 0))
+        for _, names in ranked[:count]:
+            for name in names:
+                chosen[name] += 1
+        for name, blocks in chosen.items():
+            panels[name].eight = min(blocks * BLOCK // GROUP, panels[name].lines)
+        return loss()
+
+    chosen: dict[str, int] = {}
+    best = in_8_bits = loss_with(len(ranked))
+    too_few, enough = -1, len(ranked)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        found = loss_with(middle)
+        if found - in_8_bits <= budget:
+            enough, best = middle, found
+        else:
+            too_few = middle
+    loss_with(enough)
+    return Chosen(chosen, sum(len(largest[name][::BLOCK]) for name in panels), in_8_bits, best)
