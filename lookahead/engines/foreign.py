@@ -14,13 +14,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from lookahead.decode.request import Generation, room_of
 from lookahead.decode.sampling import GREEDY, Sampling, check_vocabulary
 from lookahead.draft.options import DraftOptions
+from lookahead.engines.abilities import Abilities
 from lookahead.errors import LookaheadError, UsageError, first_line
 
 log = logging.getLogger(__name__)
@@ -35,9 +36,10 @@ class ForeignSettings:
 
     drafts: of which strategy, price, session tokens and whether they adapt count. draft_tokens: of a row in one step, at most.
     own: the engine's own way of drafting, in place of ours. share: engines that share the device's memory. Others as of
-    `setup.EngineSettings`.
+    `setup.EngineSettings`. takes_signals: the engine is told by signals that it has failed, so it starts in the main thread.
     """
 
+    takes_signals: ClassVar[bool] = False
     model: str
     tries: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
@@ -51,6 +53,10 @@ class ForeignSettings:
     engine_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     own: Mapping[str, Any] | None = None
     share: int = 1
+
+    def start(self, tokenizer: Any | None) -> ForeignEngine:
+        """The engine. tokenizer: of the model. Raises LookaheadError if it cannot be started."""
+        raise NotImplementedError
 
     def drafting(self) -> dict[str, Any]:
         """The object of JSON that `DraftSettings.of` reads."""
@@ -91,12 +97,12 @@ class Running:
 
 
 class ForeignEngine:
-    """Requests that are decoded by another engine, `batch_size` at once. title: its name for users. steps: of it, if known.
+    """Requests that are decoded by another engine, `batch_size` at once. steps: of it, if known.
 
     A subclass starts the engine and sets what is declared here; tokenizer: of the model, for stop texts.
     """
 
-    title: str
+    abilities: Abilities
     batch_size: int
     device: str
     dtype: str
@@ -114,7 +120,7 @@ class ForeignEngine:
 
     def _check(self, sampling: Sampling) -> None:
         """Raises UsageError for what the engine cannot do."""
-        raise NotImplementedError
+        self.abilities.check(sampling, self.target.drafts)
 
     def _add(self, name: str, generation: Generation) -> None:
         """Hand over a request. Raises any exception where it is refused."""
@@ -128,7 +134,20 @@ class ForeignEngine:
         raise NotImplementedError
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """Of each process that may draft what a method of `drafter_calls.DrafterCalls` returns; nothing where it fails."""
+        """Of each process that may draft: what it answers to count_accepted, accepted or forget; nothing where that fails."""
+        raise NotImplementedError
+
+    @property
+    def version(self) -> str:
+        """Of the engine."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Forget the answers of earlier requests, cached prompts too. No request may be running."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the engine and free what it holds. It cannot be used any more."""
         raise NotImplementedError
 
     def request(
@@ -180,7 +199,7 @@ class ForeignEngine:
                 name = str(next(self._numbers))
                 self._add(name, generation)
             except Exception as error:  # engines raise many kinds
-                generation.fail(LookaheadError(f"{self.title} refuses it: {first_line(error)}."))
+                generation.fail(LookaheadError(f"{self.abilities.title} refuses it: {first_line(error)}."))
                 yield generation
                 continue
             self._running[name] = Running(generation, time.perf_counter())
@@ -195,8 +214,8 @@ class ForeignEngine:
             yield from self._ended
             self._ended = []
             raise LookaheadError(
-                f"{self.title} has failed ({type(error).__name__}: {first_line(error)}). The rows before are safe: the same "
-                "command with --resume goes on."
+                f"{self.abilities.title} has failed ({type(error).__name__}: {first_line(error)}). The rows before are safe: "
+                "the same command with --resume goes on."
             ) from error
         due = not self._counts or not self._running or time.perf_counter() - self._asked >= ASK_SECONDS
         if self._ended and due:
@@ -210,7 +229,7 @@ class ForeignEngine:
             found: list[dict[str, int]] = next((each for each in self._call("accepted", texts) if each is not None), [])
             for generation, counts in zip(ended, found, strict=False):
                 generation.accepted_by_source.update(counts)
-                generation.accepted_tokens = sum(counts.values())
+                generation.accepted_tokens = sum(counts.values()) if counts else generation.accepted_tokens
             self._asked = time.perf_counter()
         yield from ended
 
@@ -220,7 +239,7 @@ class ForeignEngine:
         generation.accepted_tokens = max(0, len(generation.token_ids) - 1 - steps)
         generation.draft_tokens = generation.accepted_tokens if draft_tokens is None else draft_tokens
         if reason not in ("stop", "length"):
-            generation.fail(LookaheadError(f"{self.title} ended it: {reason}."))
+            generation.fail(LookaheadError(f"{self.abilities.title} ended it: {reason}."))
             return
         generation.finish_reason = reason  # type: ignore[assignment]
         if stop_text:

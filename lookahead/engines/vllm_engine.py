@@ -15,11 +15,11 @@ from typing import Any
 
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.request import Generation
-from lookahead.decode.sampling import Sampling
 from lookahead.engines import vllm_patches
+from lookahead.engines.abilities import VLLM
 from lookahead.engines.foreign import ForeignEngine, ForeignSettings, ForeignTarget, cause_of
 from lookahead.engines.vllm import PROPOSER
-from lookahead.engines.vllm_sampling import MOST_LOGPROBS, check_sampling, params_of
+from lookahead.engines.vllm_sampling import MOST_LOGPROBS, params_of
 from lookahead.engines.vllm_worker import EXTENSION
 from lookahead.errors import LookaheadError, UsageError, first_line
 
@@ -42,6 +42,9 @@ OURS = {  # arguments of vLLM that options of a job set
 @dataclasses.dataclass(frozen=True)
 class VllmSettings(ForeignSettings):
     """What vLLM is started with. own: a speculative config."""
+
+    def start(self, tokenizer: Any | None) -> VllmEngine:
+        return VllmEngine(self, tokenizer)
 
     def arguments(self, on_cpu: bool) -> dict[str, Any]:
         """Of `EngineArgs`. Raises UsageError for what is set twice."""
@@ -82,7 +85,7 @@ class VllmSettings(ForeignSettings):
 class VllmEngine(ForeignEngine):
     """Requests that are decoded by vLLM, `batch_size` at once. tokenizer: of the model; for stop texts. steps: of vLLM."""
 
-    title = "vLLM"
+    abilities = VLLM
 
     def __init__(self, settings: VllmSettings, tokenizer: Any | None):
         super().__init__(tokenizer)
@@ -100,9 +103,6 @@ class VllmEngine(ForeignEngine):
             config.speculative_config is not None,
         )
         self._counts = settings.own is None and self.target.drafts and any(self._call("count_accepted"))
-
-    def _check(self, sampling: Sampling) -> None:
-        check_sampling(sampling, self.target.drafts)
 
     def _add(self, name: str, generation: Generation) -> None:
         params = params_of(generation, self.target.own)
@@ -144,18 +144,15 @@ class VllmEngine(ForeignEngine):
 
     @property
     def version(self) -> str:
-        """Of vLLM."""
         import vllm
 
         return str(vllm.__version__)
 
     def forget(self) -> None:
-        """Forget the answers of earlier requests, cached prompts too. No request may be running."""
         self._call("forget")
         self._engine.reset_prefix_cache()
 
     def close(self) -> None:
-        """End vLLM and free what it holds. The engine cannot be used any more."""
         self._engine.engine_core.shutdown()
         del self._engine
         gc.collect()

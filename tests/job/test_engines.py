@@ -18,8 +18,8 @@ import pytest
 from lookahead.decode.constraint import Constraint
 from lookahead.decode.sampling import Sampling
 from lookahead.draft.options import DraftOptions
+from lookahead.engines.abilities import VLLM as IN_VLLM
 from lookahead.engines.vllm_engine import VllmSettings
-from lookahead.engines.vllm_sampling import check_sampling
 from lookahead.errors import UsageError
 from lookahead.job.choose_engine import engine_args
 from lookahead.trie.file import Trie
@@ -37,8 +37,8 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 @pytest.mark.parametrize(
     ("options", "saying"),
     [
-        (["--engine", "tgi"], "--engine tgi: choose hf or vllm"),
-        (["--engine-arg", "a=1"], "--engine-arg is of vLLM"),
+        (["--engine", "tgi"], "--engine tgi: choose hf, vllm or sglang"),
+        (["--engine-arg", "a=1"], "--engine-arg is of vLLM and SGLang"),
         (["--engine", "vllm", "--engine-arg", "a"], "give NAME=VALUE"),
         (["--engine", "vllm", "--engine-arg", "a=1", "--engine-arg", "a=2"], "a is given twice"),
         (["--engine", "vllm", "--exact"], "has no --exact"),
@@ -120,8 +120,8 @@ def test_arguments_of_vllm_are_those_of_the_job() -> None:
 
 
 def test_rows_that_ask_for_what_vllm_cannot_do_are_refused() -> None:
-    check_sampling(Sampling(temperature=1.0, typical_p=1.0, min_p=0.0, constraint=Constraint("regex", "a+")))
-    check_sampling(Sampling(min_p=0.1, logit_bias={5: 1.0}), drafts=False)
+    IN_VLLM.check(Sampling(temperature=1.0, typical_p=1.0, min_p=0.0, constraint=Constraint("regex", "a+")))
+    IN_VLLM.check(Sampling(min_p=0.1, logit_bias={5: 1.0}), drafts=False)
     for sampling, name in (
         (Sampling(typical_p=0.5), "typical_p"),
         (Sampling(no_repeat_ngram_size=2), "no_repeat_ngram_size"),
@@ -131,7 +131,7 @@ def test_rows_that_ask_for_what_vllm_cannot_do_are_refused() -> None:
         (Sampling(sampling="model"), "model"),
     ):
         with pytest.raises(UsageError, match=name):
-            check_sampling(sampling)
+            IN_VLLM.check(sampling)
 
 
 # ---- in an environment that holds vLLM, see tests/engines/test_vllm.py

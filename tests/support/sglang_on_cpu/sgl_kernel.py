@@ -1,7 +1,7 @@
 """Stands in for SGLang's kernels on a CPU: its CPU build is not on the package index, and needs AVX-512 or AMX.
 
 With this folder on PYTHONPATH, SGLang 0.5.23 runs on any CPU with `attention_backend="torch_native"`. What verification of
-draft trees needs is written in PyTorch below, as SGLang's own kernels define it; all else that is imported fails once it is called.
+draft trees needs is written in PyTorch below, as SGLang's own kernels define it; all else fails once it is called.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ class Missing:
 
 
 class Submodule(types.ModuleType):
-    __path__: list[str] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -112,6 +110,14 @@ def assign_extend_cache_locs_cpu(rows: Any, table: Any, start: Any, end: Any, ou
     found = [table[row, first:last] for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True)]
     slots = torch.cat(found)
     out[: len(slots)] = slots
+
+
+def assign_req_to_token_pool_cpu(rows: Any, table: Any, start: Any, end: Any, slots: Any, width: int) -> None:
+    """The other way round."""
+    taken = 0
+    for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
+        table[row, first:last] = slots[taken : taken + last - first].to(table.dtype)
+        taken += last - first
 
 
 def fill_accept_out_cache_loc_cpu(accept_index: Any, slots: Any, out: Any) -> None:
