@@ -58,6 +58,9 @@ class ForeignSettings:
         """The engine. tokenizer: of the model. Raises LookaheadError if it cannot be started."""
         raise NotImplementedError
 
+    def check_installed(self) -> None:
+        """Raises UsageError where the engine is not installed, if that can be told before it is started."""
+
     def drafting(self) -> dict[str, Any]:
         """The object of JSON that `DraftSettings.of` reads."""
         drafts = self.drafts

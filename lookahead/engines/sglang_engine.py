@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 DRAFT_TOKENS = 15  # of a row in one step, where nobody says
 WAIT_SECONDS = 0.1  # at most, for a request to end
 GREEDY_ONLY = ("cpu", "xpu")  # devices on which SGLang verifies greedily, whatever a request asks
+FAILED: list[int] = []  # signals by which SGLang's processes tell that they fail
 OURS = {  # arguments of SGLang that options of a job set
     "model_path": "--model",
     "tokenizer_path": "--tokenizer",
@@ -52,6 +53,9 @@ class SglangSettings(ForeignSettings):
 
     def start(self, tokenizer: Any | None) -> SglangEngine:
         return SglangEngine(self, tokenizer)
+
+    def check_installed(self) -> None:
+        _unknown()
 
     def arguments(self) -> dict[str, Any]:
         """Of `ServerArgs`. Raises UsageError for what is set twice."""
@@ -85,7 +89,7 @@ class SglangEngine(ForeignEngine):
         self._tasks: dict[asyncio.Task[Any], str] = {}
         self._link: Link | None = None
         if settings.own is None and settings.drafts.strategy != "off":
-            if unknown := _installed():
+            if unknown := _unknown():
                 log.warning("lookahead: %s. SGLang answers without drafts.", unknown)
                 settings = dataclasses.replace(settings, drafts=dataclasses.replace(settings.drafts, strategy="off"))
             else:
@@ -147,6 +151,8 @@ class SglangEngine(ForeignEngine):
         """What has ended meanwhile."""
         ready = asyncio.wait(self._tasks, timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         done, _ = self._engine.loop.run_until_complete(ready)
+        if FAILED:
+            raise LookaheadError("one of its processes has ended")
         for task in done:
             name = self._tasks.pop(task)
             generation = self._running[name].generation
@@ -202,7 +208,7 @@ def _logprobs(about: dict[str, Any], most: int | None) -> list[TokenLogprobs]:
     return found
 
 
-def _installed() -> str:
+def _unknown() -> str:
     """Why this SGLang is not known; "" if it is. Raises UsageError where there is none."""
     import importlib.metadata
 
@@ -228,10 +234,10 @@ def _started(arguments: dict[str, Any]) -> Any:
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         engine = Engine(**arguments, custom_sigquit_handler=_ended)
-        engine.tokenizer_manager.auto_create_handle_loop()
+        engine.loop.run_until_complete(_receiving(engine.tokenizer_manager))
         for each in (signal.SIGTERM, signal.SIGQUIT):  # SGLang's end this process, and rows that are not written yet
             engine.loop.remove_signal_handler(each)
-        signal.signal(signal.SIGQUIT, _ended)
+        signal.signal(signal.SIGQUIT, lambda number, frame: FAILED.append(number))  # a loop would drop an exception
         return engine
     except BaseException as error:
         with contextlib.suppress(Exception):
@@ -245,6 +251,11 @@ def _started(arguments: dict[str, Any]) -> Any:
             signal.signal(each, handler)
 
 
+async def _receiving(manager: Any) -> None:
+    """Let SGLang set its signal handlers, in the running loop: they are those of its servers."""
+    manager.auto_create_handle_loop()
+
+
 def _ended(number: int, frame: Any) -> None:
     """SGLang's processes send SIGQUIT when they fail; they have told why on stderr."""
-    raise LookaheadError("one of SGLang's processes has failed, see above.")
+    raise LookaheadError("SGLang does not start: one of its processes has failed, see above.")

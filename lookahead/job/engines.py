@@ -219,6 +219,7 @@ def in_engine(name: str, settings: ForeignSettings, tries: Sequence[Trie], event
     engines: list[ForeignEngine] = []
     title = ABILITIES[name].title
     if settings.takes_signals:
+        settings.check_installed()
         events.notice(f"Starting {title} ...")
         engines.append(settings.start(tokenizer))
     else:

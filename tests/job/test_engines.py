@@ -51,6 +51,10 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
         (["--engine", "vllm", "--sampling", "model"], "has no --sampling model"),
         (["--engine", "vllm", "--strategy", "parallel"], "vLLM verifies single branches"),
         (["--engine", "vllm", "--explain", 1], "has no --explain"),
+        (["--engine", "sglang", "--device", "cpu"], "has no --device: --engine-arg device=NAME"),
+        (["--engine", "sglang", "--repetition-penalty", 1.2], "SGLang does not keep to --repetition-penalty beside drafts"),
+        (["--engine", "sglang", "--strategy", "single"], "SGLang is given one tree of all branches"),
+        (["--engine", "sglang", "--bad-words", "a"], "has no --bad-words"),
     ],
 )
 def test_what_an_engine_does_not_have_is_one_error_at_the_start(
@@ -61,11 +65,13 @@ def test_what_an_engine_does_not_have_is_one_error_at_the_start(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-@pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed")
-def test_an_engine_that_is_not_installed_is_named_with_its_package(tmp_path: Path, cli: Cli) -> None:
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_that_is_not_installed_is_named_with_its_package(engine: str, tmp_path: Path, cli: Cli) -> None:
+    if importlib.util.find_spec(engine) is not None:
+        pytest.skip(f"{engine} is installed")
     source = write_jsonl(tmp_path / "in.jsonl", questions(1))
-    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--engine", "vllm", "--quiet")
-    cli.fails(2, *job, saying=["pip install 'lookahead[vllm]'"])
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--engine", engine, "--quiet")
+    cli.fails(2, *job, saying=[f"pip install 'lookahead[{engine}]'"])
 
 
 def test_a_dry_run_names_rows_that_the_engine_cannot_answer(tmp_path: Path, cli: Cli) -> None:
