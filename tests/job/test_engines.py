@@ -26,6 +26,8 @@ from lookahead.trie.file import Trie
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, questions, rows_of, steady
 
+ROOT = Path(__file__).parents[2]
+HAS_SGLANG = importlib.util.find_spec("sglang") is not None
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 
@@ -149,7 +151,8 @@ VLLM += tuple(word for name, value in ARGUMENTS for word in ("--engine-arg", f"{
 
 def started(*options: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "lookahead_cli", "generate", "--model", MODEL, *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests/support/sglang_on_cpu"), *sys.path])
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([str(word) for word in command], env=environment, **pipes)  # type: ignore[call-overload]
 
@@ -241,3 +244,79 @@ class TestVllm:
             assert process.returncode in (1, 2)
             assert saying in err
             assert "Traceback" not in err
+
+
+# ---- in an environment that holds SGLang, see tests/engines/test_sglang.py
+
+SGLANG = ("--engine", "sglang", "--batch-size", 4)
+ON_CPU = [("device", "cpu"), ("attention_backend", "torch_native"), ("context_length", 512), ("max_total_tokens", 8192)]
+SGLANG += tuple(word for name, value in ON_CPU for word in ("--engine-arg", f"{name}={value}"))
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not HAS_SGLANG, reason="SGLang is not installed")
+class TestSglang:
+    def test_rows_are_those_of_our_own_engine(self, tmp_path: Path, cli: Cli) -> None:
+        """Greedy, in float32: ids, texts, reasons; constraints, stop texts, samples, log-probabilities, rows that fail."""
+        rows: list[dict[str, Any]] = [{"id": n, "prompt": prompt} for n, prompt in enumerate(PROMPTS[:24])]
+        asked: list[dict[str, Any]] = [
+            {"stop": ["="]},
+            {"choice": [" 3", " 17"]},
+            {"logprobs": 3, "max_new_tokens": 9},
+            {"n": 2, "max_new_tokens": 5},
+            {"stop_token_ids": [8]},
+            {"regex": " [0-9]+ [a-z]+"},
+            {"grammar": 'root ::= " " [0-9]+'},
+        ]
+        for row, params in zip(rows, asked, strict=False):
+            row["params"] = params
+        rows += [{"id": "bad", "prompt": "x", "params": {"min_p": 0.5}}, {"id": "empty", "prompt": ""}]
+        rows.append({"id": "sampled", "prompt": "x", "params": {"temperature": 1.0}})
+        source, trie, new = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "old.trie", tmp_path / "new.trie"
+        assert cli("build-trie", ROOT / "samples/corpus.jsonl", "--tokenizer", MODEL, "-o", trie).code == 0
+        common = ("--token-ids", "--max-new-tokens", 40, "--quiet")
+        own = answered(source, tmp_path / "own.jsonl", *common, code=3)
+        found = answered(source, tmp_path / "sglang.jsonl", *common, *SGLANG, "--trie", trie, "--save-trie", new, code=3)
+        assert [row["id"] for row in found] == [row["id"] for row in rows]
+        failed = {row["id"]: row["error"]["message"] for row in found if "error" in row}
+        assert "SGLang does not keep to it beside drafts" in failed.pop("bad")
+        assert "SGLang verifies drafts greedily on cpu" in failed.pop("sampled")
+        assert failed.keys() == {"empty"}
+        for one, other in zip(own[:24], found, strict=False):
+            assert one["token_ids"] == other["token_ids"], one["id"]
+            assert one["text"] == other["text"]
+            assert one["finish_reason"] == other["finish_reason"]
+            for mine, theirs in zip(one.get("logprobs", ()), other.get("logprobs", ()), strict=True):
+                assert [each["id"] for each in mine["top"]] == [each["id"] for each in theirs["top"]]
+                assert mine["logprob"] == pytest.approx(theirs["logprob"], abs=1e-3)
+        answers = found[:24]
+        assert sum(row["accepted_tokens"] for row in answers) > 400
+        assert all(sum(row["accepted_by_source"].values()) == row["accepted_tokens"] for row in answers)
+        sources = {source for row in answers for source in row["accepted_by_source"]}
+        assert {"prompt", "output", "trie:old"} <= sources
+        assert len(Trie(new).documents()) == 24  # two greedy samples of a row are the same, and kept once
+
+    def test_a_job_that_is_killed_is_resumed(self, tmp_path: Path) -> None:
+        source, out = write_jsonl(tmp_path / "in.jsonl", questions(40)), tmp_path / "out.jsonl"
+        common = ("--max-new-tokens", 40, "--token-ids")
+        own = answered(source, tmp_path / "own.jsonl", *common)
+        process = started("--input", source, "-o", out, *common, *SGLANG)
+        while process.poll() is None and not (out.exists() and out.read_bytes().count(b"\n") >= 5):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert 5 <= len(rows_of(out)) < 40
+        answered(source, out, *common, *SGLANG, "--resume")
+        assert [row["token_ids"] for row in rows_of(out)] == [row["token_ids"] for row in own]
+        manifest = json.loads((tmp_path / "out.jsonl.manifest.json").read_text("utf-8"))
+        assert (manifest["state"], len(manifest["runs"])) == ("complete", 2)
+        assert manifest["runs"][0]["versions"]["sglang"] == "0.5.23"
+
+    def test_what_sglang_does_not_take_is_said_at_the_end(self, tmp_path: Path) -> None:
+        source = write_jsonl(tmp_path / "in.jsonl", questions(1))
+        for argument, saying in (("nonsense=1", "SGLang has no such argument"), ("page_size=16", "SGLang does not start")):
+            process = started("--input", source, "-o", tmp_path / "out.jsonl", "--quiet", *SGLANG, "--engine-arg", argument)
+            _, err = process.communicate()
+            assert process.returncode in (1, 2)
+            assert saying in err.splitlines()[-1]
