@@ -182,7 +182,12 @@ class ForeignEngine:
                 yield from self._admit(waiting)
                 if not self._running:
                     return
-                yield from self._step()
+                try:
+                    yield from self._step()
+                except LookaheadError:
+                    if stopped():  # Ctrl-C reaches the engine's processes, too
+                        return
+                    raise
                 if stopped():
                     yield from self._counted()
                     return

@@ -28,6 +28,7 @@ from lookahead.errors import LookaheadError, UsageError, first_line
 
 log = logging.getLogger(__name__)
 
+BATCH_SIZE = 48  # where neither a user nor SGLang says
 DRAFT_TOKENS = 15  # of a row in one step, where nobody says
 WAIT_SECONDS = 0.1  # at most, for a request to end
 GREEDY_ONLY = ("cpu", "xpu")  # devices on which SGLang verifies greedily, whatever a request asks
@@ -101,17 +102,28 @@ class SglangEngine(ForeignEngine):
             if self._link:
                 self._link.close()
             raise
+        try:
+            self._learn(settings)
+        except (AttributeError, KeyError, IndexError) as error:  # of a version that is not known
+            self.close()
+            raise LookaheadError(
+                f"SGLang {self.version} is not as the versions that are known ({first_line(error)})."
+            ) from error
+        self._counts = self._link is not None and any(self._call("count_accepted"))
+
+    def _learn(self, settings: SglangSettings) -> None:
+        """What SGLang says of itself and the model."""
         manager, args = self._engine.tokenizer_manager, self._engine.server_args
         model = manager.model_config
-        info = self._engine._scheduler_init_result.scheduler_infos[0]
-        self.batch_size = settings.batch_size or int(info.get("max_running_requests") or 48)
+        tokens = int(self._engine._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"])
+        self.batch_size = settings.batch_size or int(args.max_running_requests or BATCH_SIZE)
         self.device, self.dtype = str(args.device), str(model.dtype).removeprefix("torch.")
         self.quantization = args.quantization
-        longest = min(int(manager.context_len) - int(manager.num_reserved_tokens), int(info["max_total_num_tokens"]) - 1)
-        own = model.hf_generation_config.to_dict() if getattr(model, "hf_generation_config", None) else {}
+        longest = min(int(manager.context_len) - int(manager.num_reserved_tokens), tokens - 1)
+        config = getattr(model, "hf_generation_config", None)
+        own = {"repetition_penalty": getattr(config, "repetition_penalty", None)}
         drafts = settings.own is not None or settings.drafts.strategy != "off"
         self.target = ForeignTarget(settings.model, int(model.vocab_size), longest, own, drafts)
-        self._counts = self._link is not None and any(self._call("count_accepted"))
 
     def _check(self, sampling: Sampling) -> None:
         super()._check(sampling)
@@ -144,7 +156,11 @@ class SglangEngine(ForeignEngine):
 
     def _abort(self, names: list[str]) -> None:
         self._engine.tokenizer_manager.abort_request(abort_all=True)
-        self._engine.loop.run_until_complete(asyncio.wait(self._tasks, timeout=1.0))
+        ended, pending = self._engine.loop.run_until_complete(asyncio.wait(self._tasks, timeout=1.0))
+        for task in ended:
+            task.exception()  # else it would be reported as not looked at
+        for task in pending:
+            task.cancel()
         self._tasks.clear()
 
     def _advance(self) -> Iterator[tuple[str, Generation]]:

@@ -58,7 +58,7 @@ class FakeEngine:
         self.tokenizer_manager = SimpleNamespace(
             model_config=model, context_len=64, num_reserved_tokens=8, abort_request=lambda abort_all: self.asked.clear()
         )
-        self.server_args = SimpleNamespace(device="cuda", quantization=None)
+        self.server_args = SimpleNamespace(device="cuda", quantization=None, max_running_requests=None)
         self._scheduler_init_result = SimpleNamespace(scheduler_infos=[{"max_total_num_tokens": 1000}])
 
     async def async_generate(self, **asked: Any) -> Any:
@@ -97,6 +97,7 @@ def test_a_job_that_stops_or_fails_leaves_nothing_running(engine: SglangEngine) 
     assert list(engine.run(iter([engine.request([5])]), lambda: True)) == []
     assert (fake.asked, engine._tasks) == ([], {})
     sglang_engine.FAILED.append(3)
+    assert list(engine.run(iter([engine.request([1])]), lambda: True)) == [], "Ctrl-C has ended it, too"
     with pytest.raises(LookaheadError, match=r"SGLang has failed .*one of its processes has ended.*--resume"):
         list(engine.run(iter([engine.request([1])])))
 
