@@ -151,8 +151,10 @@ VLLM += tuple(word for name, value in ARGUMENTS for word in ("--engine-arg", f"{
 
 def started(*options: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "lookahead_cli", "generate", "--model", MODEL, *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests/support/sglang_on_cpu"), *sys.path])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if HAS_SGLANG:  # on a CPU, with its kernels in PyTorch
+        environment["SGLANG_USE_CPU_ENGINE"] = "1"
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests/support/sglang_on_cpu"), *sys.path])
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([str(word) for word in command], env=environment, **pipes)  # type: ignore[call-overload]
 
