@@ -50,7 +50,7 @@ def _check(context: typer.Context) -> None:
     if not (context.params["model"] and context.params["input"]):
         raise UsageError("--engine vllm needs --model NAME_OR_DIR and --input prompts.jsonl.")
     refuse(context, "--engine vllm answers prompts, and compares nothing else", *NOT_COMPARED)
-    for name, instead in INSTEAD.items():
+    for name, instead in INSTEAD["vllm"].items():
         if name in context.params and (flags := given(context, name)):
             raise UsageError(f"--engine vllm has no {flags[0]}{f': {instead}' if instead else ''}.")
 

@@ -27,7 +27,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError, UsageError, first_line
 from lookahead.forward.memory import untidied
 from lookahead.job.drafting import draft_options, open_tries, trie_weights
-from lookahead.job.engines import InVllm, in_vllm
+from lookahead.job.engines import InEngine, in_engine
 from lookahead.job.rows import read_requests
 from lookahead.job.spec import SESSION_TOKENS
 
@@ -161,14 +161,14 @@ def _started(
     batch_size: int,
     events: BenchEvents,
     contender: Contender,
-) -> InVllm:
-    return in_vllm(bench.settings(contender, tries, weights, batch_size), opened, events)
+) -> InEngine:
+    return in_engine("vllm", bench.settings(contender, tries, weights, batch_size), opened, events)
 
 
 @contextlib.contextmanager
-def _running(bench: VllmBench, start: Callable[[Contender], InVllm], events: BenchEvents) -> Iterator[dict[str, InVllm]]:
+def _running(bench: VllmBench, start: Callable[[Contender], InEngine], events: BenchEvents) -> Iterator[dict[str, InEngine]]:
     """The engine of each contender, by name, as long as the block runs. One of vLLM's own that does not start is left out."""
-    engines: dict[str, InVllm] = {}
+    engines: dict[str, InEngine] = {}
     try:
         for contender in bench.contenders:
             try:
@@ -185,7 +185,7 @@ def _running(bench: VllmBench, start: Callable[[Contender], InVllm], events: Ben
 
 def _measured(
     bench: VllmBench,
-    engines: dict[str, InVllm],
+    engines: dict[str, InEngine],
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     batch_size: int,
@@ -230,7 +230,7 @@ def _measured(
 
 
 def _run(
-    name: str, options: DraftOptions | None, running: InVllm, prompts: Sequence[Sequence[int]], max_new_tokens: int
+    name: str, options: DraftOptions | None, running: InEngine, prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> Run:
     """One contender; its turns come whole."""
     engine = running.engine

@@ -18,7 +18,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError
 from lookahead.forward.target import TargetModel
 from lookahead.job.drafting import open_tries, trie_weights
-from lookahead.job.engines import InVllm, load_here
+from lookahead.job.engines import InEngine, load_here
 from lookahead.job.prompt import prompts_of
 from lookahead.job.rows import Request, read_requests
 from lookahead.job.setup import EngineSettings, LoadedEngine
@@ -57,7 +57,7 @@ class ModelBench:
 
 
 def answerable(
-    requests: Sequence[Request], running: LoadedEngine | InVllm, path: str, max_new_tokens: int
+    requests: Sequence[Request], running: LoadedEngine | InEngine, path: str, max_new_tokens: int
 ) -> tuple[list[list[int]], list[str]]:
     """(token ids of rows that can be answered, what is wrong with the others); raises LookaheadError if there are none."""
     prompts, failed = [], []

@@ -1,6 +1,6 @@
 """Who drafted the tokens that requests have accepted, for those who ask once a request has ended. In: steps. Out: counts.
 
-Whoever asks is in another process, or knows other request ids: requests are told apart by their text. Drafts are chains.
+Whoever asks is in another process, or knows other request ids: requests are told apart by their text.
 """
 
 from __future__ import annotations
@@ -28,10 +28,23 @@ class Emitted:
         self.drafted: DraftTree | None = None  # its latest draft
         self.taken = False  # it has been asked for
 
-    def add(self, tokens: int) -> None:
-        """A step has emitted so many tokens: all but the last one are the first of its draft, filler included."""
-        accepted = [] if self.drafted is None else self.drafted.sources[1:tokens].tolist()
-        self.sources += accepted + [GIVEN] * (tokens - 1 - len(accepted)) + [OWN]
+    def add(self, token_ids: Sequence[int]) -> None:
+        """A step has emitted tokens."""
+        self.sources += self.of_step(token_ids)
+
+    def of_step(self, token_ids: Sequence[int]) -> list[int]:
+        """Who drafted each of a step's tokens: all but the last one are a path of the latest draft, filler included."""
+        found: list[int] = []
+        node, tree = 0, self.drafted
+        for token in token_ids[:-1]:
+            if tree is None:
+                break
+            children = np.flatnonzero((tree.parents == node) & (tree.token_ids == token))
+            if not len(children):
+                break
+            node = int(children[0])
+            found.append(int(tree.sources[node]))
+        return [*found, *[GIVEN] * (len(token_ids) - 1 - len(found)), OWN]
 
 
 class Stretch(NamedTuple):
@@ -69,7 +82,10 @@ class AcceptedTokens:
                 break
             found = max(agreeing, key=lambda each: min(len(each.text), length))
             begin, found.emitted.taken = found.emitted.begin, True
-            for source in found.emitted.sources[: length - begin]:
+            sources = found.emitted.sources[: length - begin]
+            if length > len(found.text):  # an engine may not tell what the last step has emitted
+                sources += found.emitted.of_step(text[len(found.text) : length].tolist())
+            for source in sources:
                 if source != OWN:
                     counts[name_of(source, self._names)] += 1
             length = begin

@@ -55,7 +55,7 @@ class Requests:
 
     pace: chooses how much is drafted, by the time between two steps; None: each step drafts all that the drafter's options
     allow, at their price. seconds: spent in `step`. steps, drafted: calls of `step`; draft tokens they gave out.
-    accepted: keeps who drafted what was accepted (chains only), None as long as nobody asks, see `count_accepted`.
+    accepted: keeps who drafted what was accepted, None as long as nobody asks, see `count_accepted`.
     """
 
     def __init__(self, drafter: Drafter, pace: Pace | None = None):
@@ -118,7 +118,7 @@ class Requests:
         for row, each in zip(known, new, strict=True):
             row.waiting += each.token_ids
             if self.accepted is not None:
-                row.emitted.add(len(each.token_ids))
+                row.emitted.add(each.token_ids)
         active = bool(known) and (self.pace is None or self._learn_pace(known, new, others, began))
         if active:
             self._accept(known, [row.drafted for row in known])
@@ -137,8 +137,12 @@ class Requests:
         return trees
 
     def count_accepted(self) -> None:
-        """From now on keep who drafted what requests accept, for `accepted_of`. Drafts are chains."""
+        """From now on keep who drafted what requests accept, for `accepted_of`."""
         self.accepted = AcceptedTokens(self.drafter.source_names)
+
+    def accepted_of_each(self, texts: Sequence[tuple[bytes, int]]) -> list[dict[str, int]]:
+        """See `accepted_of`. texts: of each request its prompt and answer, int32, as bytes, and tokens of the prompt."""
+        return [dict(self.accepted_of(np.frombuffer(text, np.int32), int(prompt))) for text, prompt in texts]
 
     def accepted_of(self, text: np.ndarray, prompt: int) -> Counter[str]:
         """See `AcceptedTokens.take`; of nothing where nobody counts."""

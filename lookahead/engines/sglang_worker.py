@@ -7,6 +7,7 @@ the same order, as SGLang's own NGRAM does; drafting is deterministic.
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from sglang.srt.speculative.ngram_worker import NGRAMWorker
 from lookahead.engines.by_tree import ByTree, Text, only_filler
 from lookahead.engines.requests import Requests
 from lookahead.engines.settings import check_tries
+from lookahead.engines.sglang_link import serve
 from lookahead.engines.sglang_settings import settings_of
 
 log = logging.getLogger(__name__)
@@ -30,7 +32,10 @@ class Worker(NGRAMWorker):
         tokenizer = None if server_args.skip_tokenizer_init else str(server_args.tokenizer_path or server_args.model_path)
         check_tries(drafter, str(model.model_path), int(model.vocab_size), tokenizer, bool(server_args.trust_remote_code))
         self.rows: ByTree | None = ByTree(Requests(drafter), self.draft_token_num)
-        self.ngram_corpus = Corpus(self.rows)  # in place of SGLang's own
+        self._lock = threading.Lock()  # a job's questions come in a thread
+        self.ngram_corpus = Corpus(self.rows, self._lock)  # in place of SGLang's own
+        if not getattr(target_worker, "tp_rank", 0):
+            serve(self.rows.requests, self._lock)
 
     def _prepare_draft_tokens(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
         """(tokens int64 [rows * n], mask int64 [rows * n * n])"""
@@ -41,7 +46,8 @@ class Worker(NGRAMWorker):
         ]
         if self.rows is not None:
             try:
-                return self.rows.step([request.rid for request in batch.reqs], texts)
+                with self._lock:
+                    return self.rows.step([request.rid for request in batch.reqs], texts)
             except Exception as error:
                 self.rows = self.ngram_corpus.rows = None
                 log.warning("lookahead: drafting has failed (%s: %s). SGLang goes on.", type(error).__name__, error)
@@ -63,18 +69,21 @@ class Worker(NGRAMWorker):
 class Corpus:
     """What SGLang asks of its own corpus, besides drafts."""
 
-    def __init__(self, rows: ByTree):
+    def __init__(self, rows: ByTree, lock: threading.Lock):
         self.rows: ByTree | None = rows
+        self._lock = lock
 
     def erase_match_state(self, request_ids: list[str]) -> None:
         """These requests have left the batch."""
         if self.rows is not None:
-            self.rows.finish(request_ids)
+            with self._lock:
+                self.rows.finish(request_ids)
 
     def reset(self) -> None:
         """SGLang has flushed its cache: no request is running."""
         if self.rows is not None:
-            self.rows.clear()
+            with self._lock:
+                self.rows.clear()
 
     def list_external_corpora(self) -> dict[str, int]:
         return {}

@@ -9,24 +9,8 @@ from typing import Any
 from lookahead.decode.constraint import Constraint
 from lookahead.decode.limits import LOGPROBS
 from lookahead.decode.request import Generation
-from lookahead.decode.sampling import Sampling
-from lookahead.errors import UsageError
 
 MOST_LOGPROBS = LOGPROBS
-NOT_IN_VLLM = ("typical_p", "no_repeat_ngram_size", "bad_words_ids", "processors")
-NOT_WITH_DRAFTS = ("min_p", "logit_bias")
-
-
-def check_sampling(sampling: Sampling, drafts: bool = True) -> None:
-    """Raises UsageError for what vLLM cannot do. drafts: it is asked to verify some."""
-    if sampling.sampling == "model":
-        raise UsageError("sampling is model: vLLM does not sample by all of the model's generation config, give a temperature.")
-    off = {"typical_p": 1.0, "min_p": 0.0}
-    for name in NOT_IN_VLLM + (NOT_WITH_DRAFTS if drafts else ()):
-        value = getattr(sampling, name)
-        if value and value != off.get(name):
-            where = "vLLM has none" if name in NOT_IN_VLLM else "vLLM refuses it beside drafts, so set --strategy off"
-            raise UsageError(f"{name} is set, and {where} (engine hf has it).")
 
 
 def params_of(generation: Generation, own: Mapping[str, Any]) -> Any:

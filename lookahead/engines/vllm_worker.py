@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 EXTENSION = f"{__name__}.DrafterOfWorker"  # as vLLM's arguments name it
 
 
@@ -35,7 +33,8 @@ class DrafterOfWorker:
         requests = getattr(self._lookahead_drafter(), "requests", None)
         if requests is None or not hasattr(requests, "accepted_of"):
             return None
-        return [dict(requests.accepted_of(np.frombuffer(text, np.int32), int(prompt))) for text, prompt in texts]
+        found: list[dict[str, int]] = requests.accepted_of_each(texts)
+        return found
 
     def lookahead_forget(self) -> None:
         """Forget the answers of earlier requests. None may be running."""

@@ -15,7 +15,7 @@ from lookahead.corpus import named_files
 from lookahead.decode.engine import room_of
 from lookahead.decode.limits import check_samples
 from lookahead.decode.sampling import Sampling, check_vocabulary
-from lookahead.engines.vllm_sampling import check_sampling
+from lookahead.engines.abilities import ABILITIES
 from lookahead.errors import LookaheadError
 from lookahead.forward.target import longest_text
 from lookahead.job.plan import plan_of
@@ -67,8 +67,8 @@ def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None
     requests = left_to_do(without_duplicates(wanted), plan.shard, {})
     report = CheckReport(plan.model)
     check: Callable[[Sampling], None] = check_nothing
-    if spec.model.engine == "vllm":
-        check = functools.partial(check_sampling, drafts=plan.drafts.strategy != "off")
+    if spec.model.engine != "hf":
+        check = functools.partial(ABILITIES[spec.model.engine].check, drafts=plan.drafts.strategy != "off")
     for checked in checked_rows(requests, plan.engine_settings(), plan.row_options(), check):
         report.rows += 1
         report.prompt_tokens += checked.prompt_tokens

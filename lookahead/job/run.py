@@ -213,8 +213,8 @@ def _answering(
     if opened.first is None and not kept:
         return None, options
     answering: Answering
-    if plan.spec.model.engine == "vllm":
-        answering = engines.in_vllm(plan.vllm_settings(), plan.tries, events)
+    if plan.spec.model.engine != "hf":
+        answering = engines.in_engine(plan.spec.model.engine, plan.foreign_settings(), plan.tries, events)
         for trie in opened.learned:
             check_same_tokenizer(trie, answering.whose, plan.model)
         return answering, options

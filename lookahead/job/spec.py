@@ -277,11 +277,15 @@ class ModelOptions(OptionGroup):
     )
     engine: str = option(
         "hf",
-        "hf: our engine for transformers models. vllm: vLLM with our drafts (pip install 'lookahead[vllm]').",
+        "hf: our engine for transformers models. vllm, sglang: vLLM or SGLang with our drafts (pip install 'lookahead[vllm]', "
+        "'lookahead[sglang]').",
         changes_answers=True,
     )
     engine_arg: Sequence[str] | None = option(
-        None, "Argument of vLLM, its value as JSON or text; repeat for several.", metavar="NAME=VALUE", changes_answers=True
+        None,
+        "Argument of vLLM or SGLang, its value as JSON or text; repeat for several.",
+        metavar="NAME=VALUE",
+        changes_answers=True,
     )
     engine_mode: str = option(
         "auto",

@@ -1,9 +1,12 @@
 """Draft trees in SGLang's form: arrays as its own corpus answers, texts as its scheduler has them; its interface, if installed.
 
-SGLang's engine needs a GPU. Its registry and its C++ corpus (compiled in minutes) run without one:
+SGLang's kernels need a GPU, or a CPU with AVX-512 and a build that the package index does not have. With those of
+support/sglang_on_cpu in their place its engine runs on any CPU, jobs too (its C++ corpus is compiled, which takes minutes):
 
-python -m venv sglang && sglang/bin/pip install sglang==0.5.23 lookahead pytest hypothesis
-sglang/bin/python -m pytest -m sglang tests/engines
+python -m venv sglang && sglang/bin/pip install lookahead pytest hypothesis  # with a torch for CPUs
+sglang/bin/pip install --no-deps -r tests/support/sglang_on_cpu/requirements.txt
+sglang/bin/pip install --no-deps torchvision==... --index-url https://download.pytorch.org/whl/cpu  # that fits torch
+sglang/bin/python -m pytest -m sglang tests/engines tests/job/test_engines.py
 """
 
 from __future__ import annotations

@@ -18,14 +18,16 @@ import pytest
 from lookahead.decode.constraint import Constraint
 from lookahead.decode.sampling import Sampling
 from lookahead.draft.options import DraftOptions
+from lookahead.engines.abilities import VLLM as IN_VLLM
 from lookahead.engines.vllm_engine import VllmSettings
-from lookahead.engines.vllm_sampling import check_sampling
 from lookahead.errors import UsageError
 from lookahead.job.choose_engine import engine_args
 from lookahead.trie.file import Trie
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, questions, rows_of, steady
 
+ROOT = Path(__file__).parents[2]
+HAS_SGLANG = importlib.util.find_spec("sglang") is not None
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 
@@ -37,8 +39,8 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 @pytest.mark.parametrize(
     ("options", "saying"),
     [
-        (["--engine", "tgi"], "--engine tgi: choose hf or vllm"),
-        (["--engine-arg", "a=1"], "--engine-arg is of vLLM"),
+        (["--engine", "tgi"], "--engine tgi: choose hf, vllm or sglang"),
+        (["--engine-arg", "a=1"], "--engine-arg is of vLLM and SGLang"),
         (["--engine", "vllm", "--engine-arg", "a"], "give NAME=VALUE"),
         (["--engine", "vllm", "--engine-arg", "a=1", "--engine-arg", "a=2"], "a is given twice"),
         (["--engine", "vllm", "--exact"], "has no --exact"),
@@ -51,6 +53,10 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
         (["--engine", "vllm", "--sampling", "model"], "has no --sampling model"),
         (["--engine", "vllm", "--strategy", "parallel"], "vLLM verifies single branches"),
         (["--engine", "vllm", "--explain", 1], "has no --explain"),
+        (["--engine", "sglang", "--device", "cpu"], "has no --device: --engine-arg device=NAME"),
+        (["--engine", "sglang", "--repetition-penalty", 1.2], "SGLang does not keep to --repetition-penalty beside drafts"),
+        (["--engine", "sglang", "--strategy", "single"], "SGLang is given one tree of all branches"),
+        (["--engine", "sglang", "--bad-words", "a"], "has no --bad-words"),
     ],
 )
 def test_what_an_engine_does_not_have_is_one_error_at_the_start(
@@ -61,11 +67,13 @@ def test_what_an_engine_does_not_have_is_one_error_at_the_start(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-@pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed")
-def test_an_engine_that_is_not_installed_is_named_with_its_package(tmp_path: Path, cli: Cli) -> None:
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_that_is_not_installed_is_named_with_its_package(engine: str, tmp_path: Path, cli: Cli) -> None:
+    if importlib.util.find_spec(engine) is not None:
+        pytest.skip(f"{engine} is installed")
     source = write_jsonl(tmp_path / "in.jsonl", questions(1))
-    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--engine", "vllm", "--quiet")
-    cli.fails(2, *job, saying=["pip install 'lookahead[vllm]'"])
+    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--engine", engine, "--quiet")
+    cli.fails(2, *job, saying=[f"pip install 'lookahead[{engine}]'"])
 
 
 def test_a_dry_run_names_rows_that_the_engine_cannot_answer(tmp_path: Path, cli: Cli) -> None:
@@ -120,8 +128,8 @@ def test_arguments_of_vllm_are_those_of_the_job() -> None:
 
 
 def test_rows_that_ask_for_what_vllm_cannot_do_are_refused() -> None:
-    check_sampling(Sampling(temperature=1.0, typical_p=1.0, min_p=0.0, constraint=Constraint("regex", "a+")))
-    check_sampling(Sampling(min_p=0.1, logit_bias={5: 1.0}), drafts=False)
+    IN_VLLM.check(Sampling(temperature=1.0, typical_p=1.0, min_p=0.0, constraint=Constraint("regex", "a+")))
+    IN_VLLM.check(Sampling(min_p=0.1, logit_bias={5: 1.0}), drafts=False)
     for sampling, name in (
         (Sampling(typical_p=0.5), "typical_p"),
         (Sampling(no_repeat_ngram_size=2), "no_repeat_ngram_size"),
@@ -131,7 +139,7 @@ def test_rows_that_ask_for_what_vllm_cannot_do_are_refused() -> None:
         (Sampling(sampling="model"), "model"),
     ):
         with pytest.raises(UsageError, match=name):
-            check_sampling(sampling)
+            IN_VLLM.check(sampling)
 
 
 # ---- in an environment that holds vLLM, see tests/engines/test_vllm.py
@@ -144,6 +152,9 @@ VLLM += tuple(word for name, value in ARGUMENTS for word in ("--engine-arg", f"{
 def started(*options: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "lookahead_cli", "generate", "--model", MODEL, *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if HAS_SGLANG:  # on a CPU, with its kernels in PyTorch
+        environment["SGLANG_USE_CPU_ENGINE"] = "1"
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests/support/sglang_on_cpu"), *sys.path])
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([str(word) for word in command], env=environment, **pipes)  # type: ignore[call-overload]
 
@@ -235,3 +246,79 @@ class TestVllm:
             assert process.returncode in (1, 2)
             assert saying in err
             assert "Traceback" not in err
+
+
+# ---- in an environment that holds SGLang, see tests/engines/test_sglang.py
+
+SGLANG = ("--engine", "sglang", "--batch-size", 4)
+ON_CPU = [("device", "cpu"), ("attention_backend", "torch_native"), ("context_length", 512), ("max_total_tokens", 8192)]
+SGLANG += tuple(word for name, value in ON_CPU for word in ("--engine-arg", f"{name}={value}"))
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not HAS_SGLANG, reason="SGLang is not installed")
+class TestSglang:
+    def test_rows_are_those_of_our_own_engine(self, tmp_path: Path, cli: Cli) -> None:
+        """Greedy, in float32: ids, texts, reasons; constraints, stop texts, samples, log-probabilities, rows that fail."""
+        rows: list[dict[str, Any]] = [{"id": n, "prompt": prompt} for n, prompt in enumerate(PROMPTS[:24])]
+        asked: list[dict[str, Any]] = [
+            {"stop": ["="]},
+            {"choice": [" 3", " 17"]},
+            {"logprobs": 3, "max_new_tokens": 9},
+            {"n": 2, "max_new_tokens": 5},
+            {"stop_token_ids": [8]},
+            {"regex": " [0-9]+ [a-z]+"},
+            {"grammar": 'root ::= " " [0-9]+'},
+        ]
+        for row, params in zip(rows, asked, strict=False):
+            row["params"] = params
+        rows += [{"id": "bad", "prompt": "x", "params": {"min_p": 0.5}}, {"id": "empty", "prompt": ""}]
+        rows.append({"id": "sampled", "prompt": "x", "params": {"temperature": 1.0}})
+        source, trie, new = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "old.trie", tmp_path / "new.trie"
+        assert cli("build-trie", ROOT / "samples/corpus.jsonl", "--tokenizer", MODEL, "-o", trie).code == 0
+        common = ("--token-ids", "--max-new-tokens", 40, "--quiet")
+        own = answered(source, tmp_path / "own.jsonl", *common, code=3)
+        found = answered(source, tmp_path / "sglang.jsonl", *common, *SGLANG, "--trie", trie, "--save-trie", new, code=3)
+        assert [row["id"] for row in found] == [row["id"] for row in rows]
+        failed = {row["id"]: row["error"]["message"] for row in found if "error" in row}
+        assert "SGLang does not keep to it beside drafts" in failed.pop("bad")
+        assert "SGLang verifies drafts greedily on cpu" in failed.pop("sampled")
+        assert failed.keys() == {"empty"}
+        for one, other in zip(own[:24], found, strict=False):
+            assert one["token_ids"] == other["token_ids"], one["id"]
+            assert one["text"] == other["text"]
+            assert one["finish_reason"] == other["finish_reason"]
+            for mine, theirs in zip(one.get("logprobs", ()), other.get("logprobs", ()), strict=True):
+                assert [each["id"] for each in mine["top"]] == [each["id"] for each in theirs["top"]]
+                assert mine["logprob"] == pytest.approx(theirs["logprob"], abs=1e-3)
+        answers = found[:24]
+        assert sum(row["accepted_tokens"] for row in answers) > 400
+        assert all(sum(row["accepted_by_source"].values()) == row["accepted_tokens"] for row in answers)
+        sources = {source for row in answers for source in row["accepted_by_source"]}
+        assert {"prompt", "output", "trie:old"} <= sources
+        assert len(Trie(new).documents()) == 24  # two greedy samples of a row are the same, and kept once
+
+    def test_a_job_that_is_killed_is_resumed(self, tmp_path: Path) -> None:
+        source, out = write_jsonl(tmp_path / "in.jsonl", questions(40)), tmp_path / "out.jsonl"
+        common = ("--max-new-tokens", 40, "--token-ids")
+        own = answered(source, tmp_path / "own.jsonl", *common)
+        process = started("--input", source, "-o", out, *common, *SGLANG)
+        while process.poll() is None and not (out.exists() and out.read_bytes().count(b"\n") >= 5):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert 5 <= len(rows_of(out)) < 40
+        answered(source, out, *common, *SGLANG, "--resume")
+        assert [row["token_ids"] for row in rows_of(out)] == [row["token_ids"] for row in own]
+        manifest = json.loads((tmp_path / "out.jsonl.manifest.json").read_text("utf-8"))
+        assert (manifest["state"], len(manifest["runs"])) == ("complete", 2)
+        assert manifest["runs"][0]["versions"]["sglang"] == "0.5.23"
+
+    def test_what_sglang_does_not_take_is_said_at_the_end(self, tmp_path: Path) -> None:
+        source = write_jsonl(tmp_path / "in.jsonl", questions(1))
+        for argument, saying in (("nonsense=1", "SGLang has no such argument"), ("page_size=16", "SGLang does not start")):
+            process = started("--input", source, "-o", tmp_path / "out.jsonl", "--quiet", *SGLANG, "--engine-arg", argument)
+            _, err = process.communicate()
+            assert process.returncode in (1, 2)
+            assert saying in err.splitlines()[-1]

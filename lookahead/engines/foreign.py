@@ -1,0 +1,276 @@
+"""An engine of others that answers a job. In: requests, as our own engine takes them. Out: the same, ended, with its tokens.
+
+What vLLM and SGLang share: each stands where `decode.engine.DecodingEngine` does. `request` makes a `Generation` or raises what
+is wrong with it, `run` decodes as many at once as the engine takes. What our drafter counts is asked of it from time to time,
+as it may live in another process: requests are told apart by their text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from lookahead.decode.request import Generation, room_of
+from lookahead.decode.sampling import GREEDY, Sampling, check_vocabulary
+from lookahead.draft.options import DraftOptions
+from lookahead.engines.abilities import Abilities
+from lookahead.errors import LookaheadError, UsageError, first_line
+
+log = logging.getLogger(__name__)
+
+AHEAD = 2  # batches of requests that an engine holds, so that a row begins as soon as one has ended
+ASK_SECONDS = 0.25  # between two calls to the drafter, which may be in another process; answers wait for it that long
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignSettings:
+    """What an engine is started with. engine_args: further arguments of its own, by name. batch_size: None: its own.
+
+    drafts: of which strategy, price, session tokens and whether they adapt count. draft_tokens: of a row in one step, at most.
+    own: the engine's own way of drafting, in place of ours. share: engines that share the device's memory. Others as of
+    `setup.EngineSettings`. takes_signals: the engine is told by signals that it has failed, so it starts in the main thread.
+    """
+
+    takes_signals: ClassVar[bool] = False
+    model: str
+    tries: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    drafts: DraftOptions = dataclasses.field(default_factory=DraftOptions)
+    draft_tokens: int = 8
+    dtype: str = "auto"
+    batch_size: int | None = None
+    trust_remote_code: bool = False
+    revision: str | None = None
+    tokenizer: str | None = None
+    engine_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    own: Mapping[str, Any] | None = None
+    share: int = 1
+
+    def start(self, tokenizer: Any | None) -> ForeignEngine:
+        """The engine. tokenizer: of the model. Raises LookaheadError if it cannot be started."""
+        raise NotImplementedError
+
+    def check_installed(self) -> None:
+        """Raises UsageError where the engine is not installed, if that can be told before it is started."""
+
+    def drafting(self) -> dict[str, Any]:
+        """The object of JSON that `DraftSettings.of` reads."""
+        drafts = self.drafts
+        return {
+            "tries": [os.path.abspath(trie) for trie in self.tries],
+            "trie_weights": list(self.weights),
+            "price": drafts.price,
+            "session_tokens": drafts.session_tokens,
+            "adaptive": drafts.adaptive,
+        }
+
+    def check_arguments(self, ours: Mapping[str, str]) -> None:
+        """Raises UsageError for an argument that an option of the job sets. ours: argument -> option."""
+        for name in self.engine_args:
+            if name in ours:
+                raise UsageError(f"--engine-arg {name}: is set by {ours[name]}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignTarget:
+    """What a job asks of a model. longest_text: tokens of a text. own: sampling parameters of the generation config."""
+
+    name: str
+    vocab_size: int
+    longest_text: int
+    own: Mapping[str, Any]
+    drafts: bool
+
+
+@dataclasses.dataclass
+class Running:
+    """A request that the engine has. updates: steps in which it has emitted tokens, where the engine tells them."""
+
+    generation: Generation
+    began: float = 0.0
+    updates: int = 0
+
+
+class ForeignEngine:
+    """Requests that are decoded by another engine, `batch_size` at once. steps: of it, if known.
+
+    A subclass starts the engine and sets what is declared here; tokenizer: of the model, for stop texts.
+    """
+
+    abilities: Abilities
+    batch_size: int
+    device: str
+    dtype: str
+    quantization: str | None
+    target: ForeignTarget
+    steps = 0
+
+    def __init__(self, tokenizer: Any | None):
+        self._tokenizer = tokenizer
+        self._running: dict[str, Running] = {}
+        self._ended: list[Generation] = []  # which wait for their counts
+        self._asked = 0.0  # clock reading, in seconds
+        self._numbers = itertools.count()
+        self._counts = False  # our drafter is asked
+
+    def _check(self, sampling: Sampling) -> None:
+        """Raises UsageError for what the engine cannot do."""
+        self.abilities.check(sampling, self.target.drafts)
+
+    def _add(self, name: str, generation: Generation) -> None:
+        """Hand over a request. Raises any exception where it is refused."""
+        raise NotImplementedError
+
+    def _advance(self) -> Iterator[tuple[str, Generation]]:
+        """Wait for the engine, a fraction of a second at most; yields the requests that have ended, with their names."""
+        raise NotImplementedError
+
+    def _abort(self, names: list[str]) -> None:
+        raise NotImplementedError
+
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """Of each process that may draft: what it answers to count_accepted, accepted or forget; nothing where that fails."""
+        raise NotImplementedError
+
+    @property
+    def version(self) -> str:
+        """Of the engine."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Forget the answers of earlier requests, cached prompts too. No request may be running."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the engine and free what it holds. It cannot be used any more."""
+        raise NotImplementedError
+
+    def request(
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+        seed: int = 0,
+        logprobs: int | None = None,
+    ) -> Generation:
+        """A request that has not begun.
+
+        Raises LookaheadError for an empty prompt, one that leaves no room, unknown ids, and for what the engine cannot do.
+        """
+        room = room_of(prompt_ids, max_new_tokens, self.target.vocab_size, self.target.longest_text)
+        check_vocabulary(sampling, self.target.vocab_size)
+        self._check(sampling)
+        if sampling.stop and self._tokenizer is None:
+            raise UsageError("stop texts need the model's tokenizer, and there is none: use stop_token_ids.")
+        return Generation(list(prompt_ids), room, frozenset(sampling.stop_token_ids), sampling, seed, logprobs=logprobs)
+
+    def run(
+        self, generations: Iterable[Generation | None], stopped: Callable[[], bool] = lambda: False
+    ) -> Generator[Generation]:
+        """Decode requests; yields each as it ends. As `DecodingEngine.run`."""
+        waiting = iter(generations)
+        try:
+            while True:
+                yield from self._admit(waiting)
+                if not self._running:
+                    return
+                try:
+                    yield from self._step()
+                except LookaheadError:
+                    if stopped():  # Ctrl-C reaches the engine's processes, too
+                        return
+                    raise
+                if stopped():
+                    yield from self._counted()
+                    return
+        finally:
+            if self._running:
+                with contextlib.suppress(Exception):  # it may have ended itself
+                    self._abort(list(self._running))
+                self._running.clear()
+
+    def _admit(self, waiting: Iterator[Generation | None]) -> Iterator[Generation]:
+        """Hand requests to the engine, as many as it is to hold; yields those that it refuses."""
+        while len(self._running) < AHEAD * self.batch_size:
+            generation = next(waiting, None)
+            if generation is None:
+                return
+            try:
+                name = str(next(self._numbers))
+                self._add(name, generation)
+            except Exception as error:  # engines raise many kinds
+                generation.fail(LookaheadError(f"{self.abilities.title} refuses it: {first_line(error)}."))
+                yield generation
+                continue
+            self._running[name] = Running(generation, time.perf_counter())
+
+    def _step(self) -> Iterator[Generation]:
+        """Wait for the engine; yields the requests that have ended and need not wait for their counts."""
+        try:
+            for name, generation in self._advance():
+                del self._running[name]
+                self._ended.append(generation)
+        except Exception as error:
+            yield from self._ended
+            self._ended = []
+            raise LookaheadError(
+                f"{self.abilities.title} has failed ({type(error).__name__}: {first_line(error)}). The rows before are safe: "
+                "the same command with --resume goes on."
+            ) from error
+        due = not self._counts or not self._running or time.perf_counter() - self._asked >= ASK_SECONDS
+        if self._ended and due:
+            yield from self._counted()
+
+    def _counted(self) -> Iterator[Generation]:
+        """Those that have ended, with who drafted what they accepted."""
+        ended, self._ended = self._ended, []
+        if self._counts and ended:
+            texts = [(np.array(each.prompt_ids + each.token_ids, np.int32).tobytes(), len(each.prompt_ids)) for each in ended]
+            found: list[dict[str, int]] = next((each for each in self._call("accepted", texts) if each is not None), [])
+            for generation, counts in zip(ended, found, strict=False):
+                generation.accepted_by_source.update(counts)
+                generation.accepted_tokens = sum(counts.values()) if counts else generation.accepted_tokens
+            self._asked = time.perf_counter()
+        yield from ended
+
+    def _end(self, generation: Generation, steps: int, draft_tokens: int | None, reason: str, stop_text: bool) -> None:
+        """A request has ended. draft_tokens: of all its steps, None where unknown. stop_text: a stop text is complete."""
+        generation.steps = steps
+        generation.accepted_tokens = max(0, len(generation.token_ids) - 1 - steps)
+        generation.draft_tokens = generation.accepted_tokens if draft_tokens is None else draft_tokens
+        if reason not in ("stop", "length"):
+            generation.fail(LookaheadError(f"{self.abilities.title} ended it: {reason}."))
+            return
+        generation.finish_reason = reason  # type: ignore[assignment]
+        if stop_text:
+            tokens = self._through_stop(generation)
+            del generation.token_ids[tokens:], generation.token_logprobs[tokens:]
+
+    def _through_stop(self, generation: Generation) -> int:
+        """How many tokens there are until a stop text is complete: engines leave those that were accepted behind it."""
+        assert self._tokenizer is not None
+        stops, ids = generation.sampling.stop, generation.token_ids
+        low, high = 1, len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            text = self._tokenizer.decode(ids[:middle], skip_special_tokens=True)
+            low, high = (low, middle) if any(stop in text for stop in stops) else (middle + 1, high)
+        return low
+
+
+def cause_of(error: BaseException) -> str:
+    """In one line: of errors that came of each other the first, if it is ours or says more than its kind."""
+    while error.__cause__ is not None and not isinstance(error, LookaheadError):
+        error = error.__cause__
+    if hasattr(error, "errors") and callable(error.errors):  # of pydantic, whose first line is a title
+        with contextlib.suppress(Exception):
+            return " ".join(str(error.errors()[0]["msg"]).split())[:300].rstrip(".")
+    return first_line(error) or type(error).__name__
