@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from lookahead.models.probe import probed
 from lookahead.models.quantize import quantize_linears
 from lookahead.tokenizer import load_tokenizer
 from tests.architectures import VOCAB_SIZE, decoded, plainly, random_prompts
-from tests.support.depth import deep
+from tests.support.depth import deep, some_deep
 from tests.support.drafts import drafter_of
 
 pytestmark = pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
@@ -165,8 +166,10 @@ def small(name: str, tiny_model) -> nn.Module:  # type: ignore[no-untyped-def]
     return copy.deepcopy(tiny_model(name))
 
 
-@pytest.mark.parametrize("scheme", QUANTIZE)
-@pytest.mark.parametrize("name", [*EXACT[:6], *deep(EXACT[6:])])
+IN_TURN = list(zip(EXACT[:6], itertools.cycle(QUANTIZE), strict=False))
+
+
+@pytest.mark.parametrize(("name", "scheme"), some_deep(itertools.product(EXACT, QUANTIZE), IN_TURN))
 def test_any_draft_yields_the_plain_tokens_of_the_quantized_model(tiny_model, make_trie, name: str, scheme: str) -> None:  # type: ignore[no-untyped-def]
     model = lay_out(quantize_linears(small(name, tiny_model), scheme, name))
     assert kind_of_linear(model) == scheme
@@ -246,7 +249,7 @@ def test_resident_weights(tmp_path: Path, scheme: str, share: float) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 3072}
     LlamaConfig(**sizes, num_key_value_heads=4, tie_word_embeddings=False).save_pretrained(tmp_path)
     sizes_of = [weight_bytes(random_model(str(tmp_path), "bfloat16", "cpu", quantize=each).model) for each in ("none", scheme)]
-    assert sizes_of[1] / sizes_of[0] == pytest.approx(share, abs=0.01)
+    assert sizes_of[1] / sizes_of[0] == pytest.approx(share, abs=0.01)  # by how the CPU's kernels pad
 
 
 def test_head_of_a_model_of_4_bits_has_8_and_routers_stay(tiny_model) -> None:  # type: ignore[no-untyped-def]
@@ -285,7 +288,7 @@ def test_demo_model_loses_little(scheme: str, most: float) -> None:
     """nats per token, of texts of its corpus: the bars are those for held-out text, see docs/quantization.md."""
     tokenizer = load_tokenizer(DEMO)
     with open("samples/corpus.jsonl", encoding="utf-8") as file:
-        texts = [tokenizer(json.loads(next(file))["response"])["input_ids"] for _ in range(64)]
+        texts = [tokenizer(json.loads(next(file))["response"])["input_ids"] for _ in range(32)]
 
     @torch.inference_mode()
     def loss(quantize: str) -> float:
@@ -306,7 +309,7 @@ def test_demo_model_runs_as_a_program_with_the_same_answers(scheme: str, dtype: 
     target = load_model(DEMO, dtype, "cpu", quantize=scheme, engine_mode="program")
     assert target.exact
     tokenizer = load_tokenizer(DEMO)
-    prompts = [tokenizer(f"Question: {n} apples and {n + 3} pears cost {n * 7}.\nAnswer:")["input_ids"] for n in range(2, 12)]
+    prompts = [tokenizer(f"Question: {n} apples and {n + 3} pears cost {n * 7}.\nAnswer:")["input_ids"] for n in range(2, 10)]
 
     def answers(options: DraftOptions, batch_size: int) -> list[list[int]]:
         return [each.token_ids for each in decoded(DecodingEngine(target, Drafter([], options), batch_size), prompts, 40)]
