@@ -36,6 +36,7 @@ UNPLACED = (PLACED + 1) ** 3 - 1
 
 
 # Buckets are sums of comparisons: a chain of branches is mispredicted too often to be cheap.
+# np.int64 as Python adds two comparisons to one (interpreted.py).
 @inlined
 def order_bucket(order):
     """0, 1, 2, 3, 4-5, 6-8, 9-16, 17 and more."""
@@ -45,7 +46,7 @@ def order_bucket(order):
 @inlined
 def _count_bucket(count):
     """1, 2, 3-4, 5-9, 10-29, 30-149, 150 and more; counts may be weighted."""
-    return (count >= 1.5) + (count >= 2.5) + (count >= 4.5) + (count >= 9.5) + (count >= 29.5) + (count >= 149.5)
+    return np.int64(count >= 1.5) + (count >= 2.5) + (count >= 4.5) + (count >= 9.5) + (count >= 29.5) + (count >= 149.5)
 
 
 @inlined
