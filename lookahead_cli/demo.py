@@ -40,7 +40,10 @@ def command(
 def _run(folder: Path, rows: int) -> None:
     import logging
 
+    from lookahead_cli import render
+
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    render.compile_ahead("sorting", "forward", "drafting", "budget")
     samples = samples_folder()
     model, trie = str(samples / "demo-model"), str(folder / TRIE_FILE)
     prompts, three = folder / PROMPTS, folder / THREE

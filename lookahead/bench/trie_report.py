@@ -164,7 +164,7 @@ def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, patiently: Patie
             waiting("curve", "Pruning to rising sizes ...", lambda: capacity_curve(trie, path, loaded, effort))
     if context is not None:
         after = context
-        waiting("drafted", COMPILING, lambda: draft_after(trie, after, asked.decoding_length))
+        waiting("drafted", "Drafting ...", lambda: draft_after(trie, after, asked.decoding_length))
     return TrieReport(trie, asked, loaded, recycled=stats.recycled(trie, asked.top), **found)
 
 

@@ -16,13 +16,13 @@ import numpy as np
 
 from lookahead.budget.cost import (
     BELIEVED,
-    FASTER,
     KNOWN,
     SEEN,
     SIZE,
     CostCurve,
     MeasuredStep,
     StepLog,
+    faster_of,
     resized,
     seconds_of,
     step_of,
@@ -84,7 +84,7 @@ def add_up(steps, table, terms, sums):
             beside[decoding] = step.seconds - step.forward_seconds - step.draft_seconds
             decoding += 1
     if decoding >= FEW or (decoding > 0 and sums[OTHER] == 0):
-        sums[OTHER] = max(0.0, np.sort(beside[:decoding])[int(FASTER * (decoding - 1))])
+        sums[OTHER] = max(0.0, faster_of(beside, decoding))
     other = sums[OTHER] - recycling  # costs of forwards include recycling
     for k in range(len(steps)):
         step = step_of(steps[k])

@@ -126,7 +126,9 @@ def computed(probability, edges, curve):
     """The computed probability that is worth `probability`; 1 if none is worth more."""
     if probability >= curve[-1]:
         return np.float32(1.0)
-    b = np.searchsorted(curve, probability)
+    b = 0  # by a loop: np.searchsorted takes a second to compile
+    while curve[b] < probability:
+        b += 1
     if b == 0:
         return edges[0]
     between = edges[b - 1] + (probability - curve[b - 1]) / (curve[b] - curve[b - 1]) * (edges[b] - edges[b - 1])

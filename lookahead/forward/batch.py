@@ -201,7 +201,7 @@ def _fed(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(int64 [4, filled]: ids, positions, slots, places; int32 [tokens]: parents within each tree)."""
     shown = [tree for tree in trees if tree is not None]
-    parents = shown[0].parents if len(shown) == 1 else np.concatenate([tree.parents for tree in shown])
+    parents = shown[0].parents.copy() if len(shown) == 1 else np.concatenate([tree.parents for tree in shown])
     fed, total = np.zeros((4, filled), np.int64), len(parents)
     fed[0, :total] = shown[0].token_ids if len(shown) == 1 else np.concatenate([tree.token_ids for tree in shown])
     fed[2, total:] = spare or 0
@@ -243,10 +243,11 @@ def runs_of(sizes, pasts, call):
     Example: sizes 2, 2, 256, 0, 4 behind 100 tokens each, where a call is 1000, become slots 0 to 1, 2, and 4.
     """
     count = len(sizes)
-    least = np.full(count + 1, np.inf)  # of the slots before
-    begins = np.full(count + 1, -1)  # where the last run of these begins; -1: the slot before brings nothing
+    least = np.empty(count + 1)  # of the slots before
+    begins = np.empty(count + 1, np.int64)  # where the last run of these begins; -1: the slot before brings nothing
     least[0] = 0.0
     for last in range(1, count + 1):
+        least[last], begins[last] = np.inf, -1
         width = length = 0
         if sizes[last - 1] == 0:
             least[last] = least[last - 1]
@@ -264,7 +265,10 @@ def runs_of(sizes, pasts, call):
         if first >= 0:
             run -= 1
             runs[run, 0], runs[run, 1] = first, last
-            runs[run, 2], runs[run, 3] = sizes[first:last].max(), (pasts[first:last] + sizes[first:last]).max()
+            runs[run, 2], runs[run, 3] = 0, 0
+            for slot in range(first, last):
+                runs[run, 2] = max(runs[run, 2], sizes[slot])
+                runs[run, 3] = max(runs[run, 3], pasts[slot] + sizes[slot])
         last = first if first >= 0 else last - 1
     return runs[run:]
 
@@ -283,8 +287,13 @@ def attended(lengths, call):
 
     lengths: int64 [rows]. call: see `runs_of`.
     """
-    runs = runs_of(np.ones_like(lengths), lengths - 1, call)
-    return ((runs[:, 1] - runs[:, 0]) * runs[:, 3]).sum(), len(runs)
+    sizes, pasts, keys = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64), np.int64(0)
+    for row in range(len(lengths)):
+        sizes[row], pasts[row] = 1, lengths[row] - 1
+    runs = runs_of(sizes, pasts, call)
+    for run in range(len(runs)):
+        keys += (runs[run, 1] - runs[run, 0]) * runs[run, 3]
+    return keys, len(runs)
 
 
 def _one_run(sizes: Sequence[int], pasts: Sequence[int], bucketed: bool) -> np.ndarray:
