@@ -1,7 +1,7 @@
 """Compiled kernels on disk. In: what numba has compiled. Out: the same in later processes.
 
-numba's own cache writes beside the package or below the home folder, raises where it can do neither (containers that run by a
-user id without a home), and executes whatever lies there. Here kernels are kept in the first of these folders that can be
+numba's own cache writes next to the package or below the home folder, raises where it can do neither (containers that run by a
+user id without a home), and executes any file there. Here kernels are kept in the first of these folders that can be
 written, and are read from all of them:
 
     $NUMBA_CACHE_DIR/lookahead            if it is set
@@ -74,11 +74,11 @@ def _notify(text: str) -> None:
 
 
 class KernelCache(NullCache):
-    """The cache of one kernel, in place of numba's. sources: a hash of the source files that the kernel is made of."""
+    """The cache of one kernel, instead of numba's. sources: a hash of the source files that the kernel is made of."""
 
     def __init__(self, function: Callable[..., Any], sources: bytes):
         code = function.__code__
-        self._kept = function.__closure__ is None  # what is in a closure has no name to be told apart by
+        self._kept = function.__closure__ is None  # what is in a closure has no name to be distinguished by
         self._module = function.__module__
         name = re.sub(r"[^\w.]", "_", f"{function.__module__}.{function.__qualname__}")
         self._name = f"{name}.{sys.implementation.cache_tag}-numba-{numba.__version__}"
@@ -100,7 +100,7 @@ class KernelCache(NullCache):
         return None if content is None else CompileResult._rebuild(target_context, *pickle.loads(content))
 
     def save_overload(self, signature: Any, compiled: CompileResult) -> None:
-        """Keep the kernel. Where that is not possible, say so once."""
+        """Keep the kernel. Where that is not possible, report it once."""
         if not self._kept or compiled.lifted or compiled.library.has_dynamic_globals:
             return
         name = self._file_name(signature, compiled.codegen)
@@ -220,7 +220,7 @@ def _write(folder: Path, name: str, content: bytes) -> str:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
         with open(os.open(beside, flags, 0o644), "wb") as file:
-            os.chmod(beside, 0o644)  # whatever the umask: all may read, nobody else may write
+            os.chmod(beside, 0o644)  # regardless of the umask: all may read, nobody else may write
             file.write(hashlib.sha256(content).digest() + content)
         os.replace(beside, folder / name)
     except OSError as error:

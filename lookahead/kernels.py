@@ -11,9 +11,9 @@ np.int64: what is called with one that begins as a literal is compiled twice.
 numba keeps what it has compiled until the function's own file changes. But the kernels that it calls are a part of it, as are
 constants, and those may come from other files. So here it is kept until any file with kernels changes, or one that these import
 from (`_sources`): after an update, a kernel of yesterday would write where arrays no longer are. Where: see kernel_cache.py.
-numba has no public way to do so. Its own cache takes only a place (`NUMBA_CACHE_DIR`, `NUMBA_CACHE_LOCATOR_CLASSES`, which hold
-for the user's own functions too), not what a kernel depends on nor who may have written it; so the cache of a kernel is put
-into its dispatcher's `_cache`, the one private field of numba that we write.
+numba has no public way to do so. Its own cache takes only a folder (`NUMBA_CACHE_DIR`, `NUMBA_CACHE_LOCATOR_CLASSES`, which
+hold for the user's own functions too), not what a kernel depends on nor who may have written it; so the cache of a kernel is
+put into its dispatcher's `_cache`, the one private field of numba that we write.
 
 A kernel that is given forty arrays spends more time on taking them over than on a short draft. So a `Block` allocates them and
 keeps their addresses in one array; inside the kernel a `View`, a single pointer, stands for them all. Both follow from one
@@ -321,7 +321,7 @@ class Block:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def refresh(self) -> None:
-        """After an array was replaced: note all addresses anew. addresses: int64 [sizes + arrays], at `address`."""
+        """After an array was replaced: note all addresses again. addresses: int64 [sizes + arrays], at `address`."""
         arrays = [np.ascontiguousarray(getattr(self, name)) for name in self.names]
         for name, array in zip(self.names, arrays, strict=True):
             setattr(self, name, array)

@@ -44,7 +44,9 @@ def _library() -> Any:
 
 @functools.cache
 def openmp() -> Any:
-    """GOMP_parallel(function, argument, threads, flags), which runs the function in so many threads; None if there is none."""
+    """GOMP_parallel(function, argument, threads, flags), which runs the function in that many threads; None if there is
+    none.
+    """
     library = _library()
     return None if library is None else library.GOMP_parallel
 
@@ -69,7 +71,7 @@ def c_function(kernel: Callable[[int], None]) -> tuple[Callable[[Any], None], in
 
 
 def run_in(threads: int, kernel: Callable[[int], None], task: Any) -> None:
-    """Run a kernel of one address (see `c_function`) in so many threads at once; in this one where there is no library.
+    """Run a kernel of one address (see `c_function`) in that many threads at once; in this one where there is no library.
 
     A kernel that Python runs (see interpreted.py) is run in this thread, too.
     """

@@ -135,7 +135,7 @@ def _print_answers(prompts: Path, answers: Path) -> None:
 
 
 def samples_folder() -> Path:
-    """Where the demo model and corpus lie: inside an installed package, or beside it in a source checkout."""
+    """Where the demo model and corpus lie: inside an installed package, or next to it in a source checkout."""
     from lookahead.errors import LookaheadError
 
     here = Path(__file__).resolve().parent

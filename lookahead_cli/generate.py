@@ -79,7 +79,7 @@ def answer(spec: JobSpec, config: str | None = None) -> None:
 
 
 def print_report(report: JobReport, spec: JobSpec) -> None:
-    """Say what a job that is complete came to. Raises RowsFailedError if rows have failed."""
+    """Report what a job that is complete came to. Raises RowsFailedError if rows have failed."""
     from lookahead_cli import progress, render
 
     totals, json = report.totals, spec.reporting.json

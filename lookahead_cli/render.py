@@ -247,7 +247,7 @@ def compile_ahead(*groups: str) -> None:
 
 
 def patiently(work: Callable[[], Result], notice_text: str, after: float = 0.7) -> Result:
-    """Run `work`; if it takes longer than `after` seconds, say why and show a spinner until it is done."""
+    """Run `work`; if it takes longer than `after` seconds, print why and show a spinner until it is done."""
     result: list[Result] = []
     failure: list[BaseException] = []
 

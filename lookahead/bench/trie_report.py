@@ -27,7 +27,7 @@ from lookahead.trie.segment import Effort
 # Tokens of a tree, of a context and of a vocabulary up to which Python makes a draft sooner than its kernels are compiled.
 MOST_INTERPRETED, MOST_CONTEXT, MOST_VOCABULARY = 128, 2_000, 20_000
 
-Patiently = Callable[[Callable[[], None], str], None]  # calls its first argument; the second says what takes so long
+Patiently = Callable[[Callable[[], None], str], None]  # calls its first argument; the second tells what takes so long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class TrieQuestions:
     """query: text, or ids where the trie came as ids, whose draft tree of decoding_length tokens is wanted; None: none.
 
     coverage: corpus file on which EDL is measured; with_curve: also at smaller sizes of the trie. verify: read every byte.
-    tokenizer: in place of the trie's own. top: commonest branches.
+    tokenizer: instead of the trie's own. top: most frequent branches.
     """
 
     query: str | None = None
@@ -60,7 +60,7 @@ class Drafted:
 
 @dataclasses.dataclass(frozen=True)
 class TrieReport:
-    """tokenizer: to show text with; None: ids are shown. recycled: runner-up tokens behind the commonest tokens."""
+    """tokenizer: to show text with; None: ids are shown. recycled: runner-up tokens behind the most frequent tokens."""
 
     trie: Trie
     asked: TrieQuestions

@@ -17,7 +17,7 @@ from lookahead.budget.cost import LATEST
 UNDISPUTED = 1.5  # times as fast as plain decoding: where the budget believes this, nobody looks
 LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probable
 FIRST, APART = 40, 240  # steps with drafts before the first look, and between two
-STRETCH = 9  # steps without drafts that are taken to look, half of those with drafts after a rest; the first one says nothing
+STRETCH = 9  # steps without drafts that are taken to look, half of those with drafts after a rest; the first one is left out
 REST = 60  # steps without drafts; each further rest is twice as long, up to 16 times
 
 Steps = deque[tuple[float, int]]  # seconds, tokens
@@ -30,7 +30,7 @@ class Rates:
         self._kinds: dict[int, _Rate] = {}
 
     def rest(self, rows: int, speed: float) -> bool:
-        """Whether the next step, of so many rows, is to go without drafts. speed: as the budget believes, see UNDISPUTED."""
+        """Whether the next step, of that many rows, is to go without drafts. speed: as the budget believes, see UNDISPUTED."""
         return self._of(rows).rest(speed)
 
     def note(self, rows: int, drafted: bool, seconds: float, emitted: int) -> None:
@@ -62,7 +62,7 @@ class _Rate:
 
     def note(self, drafted: bool, seconds: float, emitted: int) -> None:
         """See `Rates.note`."""
-        if drafted == self._before:  # the first one of a kind says nothing
+        if drafted == self._before:  # the first one of a kind is not representative
             self._steps[drafted].append((seconds, emitted))
         self._before = drafted
         self._left -= drafted == (self._state in ("drafts", "tries"))

@@ -37,13 +37,13 @@ from lookahead.kernels import carray, float64_at, inlined, int64_at, kernel, wov
 from lookahead.threads import add
 
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
-UNHEARD = np.float32(0.1)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
+UNHEARD = np.float32(0.1)  # rest of the stick below which an expert is not asked what it would have proposed: nothing to learn
 # Columns of a candidate.
 CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_MATCH = range(5)
 
 
-# What `grow_rows` is told, 8 bytes each: counters of threads and of rows that were begun; rows, and where limits, spans, forced
-# tokens are; draft tokens at no cost, and whether only the best child of a node may grow; the price, a float64;
+# What `grow_rows` receives, 8 bytes each: counters of threads and of rows that were begun; rows, and where limits, spans,
+# forced tokens are; draft tokens at no cost, and whether only the best child of a node may grow; the price, a float64;
 # where the addresses of the shared block, of the rows' block and of each thread's scratch block stand.
 BEGUN, NEXT, ROWS, LIMITS, SPANS, FORCED, FREE, SINGLE, PRICE, OF_SHARED, OF_ROWS, OF_SCRATCH = range(12)
 TOLD = struct.Struct("=8qd3q")
@@ -52,10 +52,10 @@ TOLD = struct.Struct("=8qd3q")
 def grow_rows(address):
     """Grow the trees of rows, which the threads that call this share among them.
 
-    address: of what is told, see above. limits: int64 [rows, 5], the row's number, nodes below the root at most, depth at most,
-    and where in `forced` (int64) the tokens begin and end with which every branch begins, as nothing else may come. price:
-    calibrated path probability that a node must have. spans: int64 [rows, 2], whose second column gets a tree's nodes, root
-    included, as does rows.nodes. A row's tree is the same in any thread.
+    address: of the arguments, see above. limits: int64 [rows, 5], the row's number, nodes below the root at most, depth at
+    most, and where in `forced` (int64) the tokens begin and end with which every branch begins, as nothing else may come.
+    price: calibrated path probability that a node must have. spans: int64 [rows, 2], whose second column gets a tree's nodes,
+    root included, as does rows.nodes. A row's tree is the same in any thread.
     """
     told = carray(int64_at(address), (OF_SCRATCH + 1,))
     blocks = carray(int64_at(told[OF_SCRATCH]), (MOST_THREADS,))
@@ -130,7 +130,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
                 bin_ = bin_of(path)
                 offered[bin_] += 1
                 above += bin_ >= edge
-                # So many lie above this bin, which are all that are wanted: below the price, those that come at no cost.
+                # That many lie above this bin, which are all that are wanted: below the price, those that come at no cost.
                 while edge < BINS - 1 and above - offered[edge] >= (few if edge_of(edge + 1) <= priced else budget):
                     above -= offered[edge]
                     edge += 1
@@ -219,7 +219,7 @@ def _pop(heap, size, reach):
 
 @kernel
 def accept_rows(told, said, shared_addresses, rows_addresses, scratch_addresses):
-    """The texts of rows go on: learn what each token proves, append it, and narrow what the context matches.
+    """The texts of rows continue: learn what each token proves, append it, and narrow what the context matches.
 
     told: int64 [3 rows], of each the row's number, how many of `said` (int32, one row after the other) are its own, and whether
     to learn from them.

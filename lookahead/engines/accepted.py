@@ -1,6 +1,6 @@
 """Who drafted the tokens that requests have accepted, for those who ask once a request has ended. In: steps. Out: counts.
 
-Whoever asks is in another process, or knows other request ids: requests are told apart by their text. Drafts are chains.
+Whoever asks is in another process, or knows other request ids: requests are distinguished by their text. Drafts are chains.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from lookahead.draft.tree import GIVEN, DraftTree, name_of
 
 MOST_ENDED = 4096  # texts of requests that nobody has asked for yet; older ones are dropped
-OWN = GIVEN - 2  # in place of a source: a token that the model has emitted by itself
+OWN = GIVEN - 2  # instead of a source: a token that the model has emitted by itself
 
 
 class Emitted:
@@ -29,7 +29,7 @@ class Emitted:
         self.taken = False  # it has been asked for
 
     def add(self, tokens: int) -> None:
-        """A step has emitted so many tokens: all but the last one are the first of its draft, filler included."""
+        """A step has emitted that many tokens: all but the last one are the first of its draft, filler included."""
         accepted = [] if self.drafted is None else self.drafted.sources[1:tokens].tolist()
         self.sources += accepted + [GIVEN] * (tokens - 1 - len(accepted)) + [OWN]
 

@@ -30,7 +30,7 @@ class Worker(NGRAMWorker):
         tokenizer = None if server_args.skip_tokenizer_init else str(server_args.tokenizer_path or server_args.model_path)
         check_tries(drafter, str(model.model_path), int(model.vocab_size), tokenizer, bool(server_args.trust_remote_code))
         self.rows: ByTree | None = ByTree(Requests(drafter), self.draft_token_num)
-        self.ngram_corpus = Corpus(self.rows)  # in place of SGLang's own
+        self.ngram_corpus = Corpus(self.rows)  # instead of SGLang's own
 
     def _prepare_draft_tokens(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
         """(tokens int64 [rows * n], mask int64 [rows * n * n])"""
@@ -44,7 +44,7 @@ class Worker(NGRAMWorker):
                 return self.rows.step([request.rid for request in batch.reqs], texts)
             except Exception as error:
                 self.rows = self.ngram_corpus.rows = None
-                log.warning("lookahead: drafting has failed (%s: %s). SGLang goes on.", type(error).__name__, error)
+                log.warning("lookahead: drafting has failed (%s: %s). SGLang continues.", type(error).__name__, error)
                 log.debug("drafting has failed", exc_info=True)
         return only_filler([text.emitted(len(text.output) + len(text.late) - 1)[0] for text in texts], self.draft_token_num)
 
@@ -57,7 +57,7 @@ class Worker(NGRAMWorker):
         return [row[:length] for row, length in zip(rows, lengths.tolist(), strict=True)]
 
     def _update_ngram_corpus(self, batch: Any) -> None:
-        """Nothing: a row's text is taken in before its next draft."""
+        """Nothing: a row's text is prefilled before its next draft."""
 
 
 class Corpus:

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 AHEAD = 2  # batches of requests that vLLM holds, so that a row begins as soon as one has ended
 ASK_SECONDS = 0.25  # between two calls to the drafter, which may be in another process; answers wait for it that long
-DRAFT_TOKENS = 8  # of a row in one step, at most, where nobody says: a chain is saturated at 8 to 15
-MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes"}  # arguments of vLLM that say how much an engine takes
+DRAFT_TOKENS = 8  # of a row in one step, at most, by default: a chain is saturated at 8 to 15
+MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes"}  # arguments of vLLM that limit how much an engine takes
 OURS = {  # arguments of vLLM that options of a job set
     "model": "--model",
     "tokenizer": "--tokenizer",
@@ -51,7 +51,7 @@ class VllmSettings:
     """What vLLM is started with. engine_args: further arguments of its `EngineArgs`, by name. batch_size: None: its own.
 
     drafts: of which strategy, price, session tokens and whether they adapt count. draft_tokens: of a row in one step, at most.
-    own: the speculative config of one of vLLM's own ways of drafting, in place of ours. share: engines that share the device's
+    own: the speculative config of one of vLLM's own ways of drafting, instead of ours. share: engines that share the device's
     memory. Others as of `setup.EngineSettings`.
     """
 
@@ -227,7 +227,7 @@ class VllmEngine:
             self._ended = []
             raise LookaheadError(
                 f"vLLM has failed ({type(error).__name__}: {first_line(error)}). The rows before are safe: the same command "
-                "with --resume goes on."
+                "with --resume continues."
             ) from error
         now = time.perf_counter()
         self.steps += 1
@@ -360,7 +360,7 @@ def _started(settings: VllmSettings) -> Any:
 
 
 def cause_of(error: BaseException) -> str:
-    """In one line: of errors that came of each other the first, if it is ours or says more than its kind."""
+    """In one line: of errors that came of each other the first, if it is ours or tells more than its kind."""
     while error.__cause__ is not None and not isinstance(error, LookaheadError):
         error = error.__cause__
     if hasattr(error, "errors") and callable(error.errors):  # of pydantic, whose first line is a title

@@ -25,7 +25,7 @@ def check_sampling(sampling: Sampling, drafts: bool = True) -> None:
     for name in NOT_IN_VLLM + (NOT_WITH_DRAFTS if drafts else ()):
         value = getattr(sampling, name)
         if value and value != off.get(name):
-            where = "vLLM has none" if name in NOT_IN_VLLM else "vLLM refuses it beside drafts, so set --strategy off"
+            where = "vLLM has none" if name in NOT_IN_VLLM else "vLLM refuses it with drafts, so set --strategy off"
             raise UsageError(f"{name} is set, and {where} (engine hf has it).")
 
 

@@ -1,4 +1,4 @@
-"""From the draft trees of many slots to one packed row: token ids, positions, places in the cache, attention masks.
+"""From the draft trees of many slots to one packed row: token ids, positions, positions in the cache, attention masks.
 
 All new tokens of all slots stand in one row, so linear layers do no padded work; only attention sees slots side by side. A node
 sees its slot's earlier tokens, its own ancestors and itself; its position is its depth behind the earlier tokens. Masks are
@@ -24,10 +24,10 @@ from lookahead.kernels import kernel
 NO_LIMIT = 1 << 60
 SMALL = 64  # tokens that each slot of a step of few shapes brings at most
 MOST_TOKENS = 256  # of a step of few shapes, where attention is one call of lookahead::tree_attention
-KEYS = 256  # keys of such a step come in multiples of so many
+KEYS = 256  # keys of such a step come in multiples of that many
 ALL_AT_ONCE = 1e18  # what a call of attention costs that all slots are to share, see `runs_of`
 READ = 10  # products of a query with a key (over all heads) in the time that reading the key and its value takes
-ALIGNED = 16  # a group's masks begin at a multiple of so many numbers, as kernels on GPUs want
+ALIGNED = 16  # a group's masks begin at a multiple of that many numbers, as kernels on GPUs want
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +90,13 @@ class Group:
 
 @dataclasses.dataclass
 class Pack:
-    """What the model is fed in one step.
+    """The input of the model in one step.
 
     input_ids, position_ids: int64 [1, tokens]. slots, places: int64 [tokens kept], where each token's keys and values go; at
     the end there may be tokens that only fill it up, of which nothing is kept.
-    groups: see Group; in the order of the tokens. meta: in place of these, for lookahead::tree_attention, what tokens see:
-    int32 [kinds of layers, tokens, FIELDS] (tree_meta.py). one: where only one slot brings tokens, its number and their places.
+    groups: see Group; in the order of the tokens. meta: instead of these, for lookahead::tree_attention, what tokens see:
+    int32 [kinds of layers, tokens, FIELDS] (tree_meta.py). one: where only one slot brings tokens, its number and their
+    positions.
     """
 
     input_ids: torch.Tensor
@@ -128,7 +129,7 @@ def pack(
 
     spare: a slot that nobody uses. If given, small steps get one of a few shapes, as CUDA graphs and compiled kernels want: all
     slots share one call of attention; tokens, queries and keys are padded to a bucket, and padding tokens go to this slot.
-    even: a step that is not of these shapes is filled up, at the end, as `evened` says. call: see `runs_of`.
+    even: a step that is not of these shapes is filled up, at the end, see `evened`. call: see `runs_of`.
     by_op: attention is computed by lookahead::tree_attention, which takes any trees in one call: only tokens are padded then.
     """
     if by_op:
@@ -155,8 +156,8 @@ def pack(
 def arranged(
     trees: Sequence[DraftTree | None], pasts: Sequence[int], plan: MaskPlan, spare: int | None, even: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 [4, tokens]: ids, positions, slots and places; int32 [kinds, tokens, FIELDS]) of a step whose attention is
-    lookahead::tree_attention. See `pack`; steps of up to MOST_TOKENS get one of 16 sizes where there is a spare slot."""
+    """(int64 [4, tokens]: ids, positions, slots and cache positions; int32 [kinds, tokens, FIELDS]) of a step whose attention
+    is lookahead::tree_attention. See `pack`; steps of up to MOST_TOKENS get one of 16 sizes where there is a spare slot."""
     brought, held = np.array([0 if tree is None else len(tree) for tree in trees]), np.array(pasts)
     total = int(brought.sum())
     small = spare is not None and total <= MOST_TOKENS
@@ -199,7 +200,7 @@ def pack_of(block: torch.Tensor, tokens: int, kinds: int) -> Pack:
 def _fed(
     trees: Sequence[DraftTree | None], sizes: np.ndarray, pasts: np.ndarray, filled: int, spare: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 [4, filled]: ids, positions, slots, places; int32 [tokens]: parents within each tree)."""
+    """(int64 [4, filled]: ids, positions, slots, cache positions; int32 [tokens]: parents within each tree)."""
     shown = [tree for tree in trees if tree is not None]
     parents = shown[0].parents.copy() if len(shown) == 1 else np.concatenate([tree.parents for tree in shown])
     fed, total = np.zeros((4, filled), np.int64), len(parents)
@@ -217,7 +218,7 @@ def _packed(
     pasts: Sequence[int],
     meta: torch.Tensor | None = None,
 ) -> Pack:
-    """fed: int64 [4, tokens], token ids, positions, slots and places. kept: how many tokens are."""
+    """fed: int64 [4, tokens], token ids, positions, slots and cache positions. kept: how many tokens are."""
     ids, positions, slots, places = fed
     one = None
     if sum(map(bool, sizes)) == 1 and kept == sum(sizes):
@@ -283,7 +284,7 @@ def work_of(runs: np.ndarray, sizes: np.ndarray, pasts: np.ndarray) -> Work:
 
 @kernel
 def attended(lengths, call):
-    """(Keys that attention goes through, padding included; its calls) for rows of so many tokens, where each brings one.
+    """(Keys that attention goes through, padding included; its calls) for rows of that many tokens, where each brings one.
 
     lengths: int64 [rows]. call: see `runs_of`.
     """
@@ -338,7 +339,9 @@ def _masks_within(
 
 @kernel
 def _place(parents, sizes, pasts, fed):
-    """Fill positions, slots and places of `fed`, int64 [4, tokens]. parents: within each tree, trees one after the other."""
+    """Fill positions, slots and cache positions of `fed`, int64 [4, tokens]. parents: within each tree, trees one after the
+    other.
+    """
     token = 0
     for slot in range(len(sizes)):
         start = token

@@ -12,7 +12,7 @@ attention are late: they work on the tokens whose scores are wanted alone.
 
 Rows are float32, also where the model's numbers are of half precision: then results are rounded to what that holds. An operand
 of an instruction is `outer` times `inner` numbers of a row, or of a constant; it is found by an address, by what is added to it
-for each token and each thread, and by two strides. Nothing in an instruction hangs on other tokens, and no sum on how many
+for each token and each thread, and by two strides. Nothing in an instruction depends on other tokens, and no sum on how many
 there are, so a token gets the same bits in any company.
 """
 
@@ -135,7 +135,7 @@ def _copy(count, target, target_step, source, step):
 
 @part
 def _one(op, count, target):
-    """In place."""
+    """In-place."""
     z = carray(float32_at(target), (count,))
     if op == NEGATE:
         for i in range(count):
@@ -191,7 +191,7 @@ def _fold(op, count, source):
 
 @part
 def _round(line, target, count):
-    """Results, in place, to what the model's dtype holds."""
+    """Results, in-place, to what the model's dtype holds."""
     if line[AS] == TO_BFLOAT16:
         to_bfloat16(target, count)
     elif line[AS] == TO_FLOAT16:
@@ -222,7 +222,7 @@ def _special(head, line, op, token, target, source):
         carray(float32_at(target), (1,))[0] = np.float32(positions[token] + line[MORE])
     elif op == QUANTIZE:
         quantize(source, inner, target)
-    else:  # WRITE. MORE: address and strides of slot, head and place of the buffer, how numbers are stored
+    else:  # WRITE. MORE: address and strides of slot, head and position of the buffer, how numbers are stored
         about = carray(int32_at(head[META]), (head[ALL], FIELDS))[token]
         if about[SLOT] >= 0:
             into = line[MORE] + about[SLOT] * line[MORE + 1] + (about[PAST] + about[NODE]) * line[MORE + 3]

@@ -2,7 +2,8 @@
 
 A token is quantized in groups of 64 numbers: 64 int8, the scale that they are to be multiplied by (float32), and their sum
 (int32). Products of a group are added as whole numbers, which is exact in any order; groups are added one after the other in
-float32. So an output has the same bits whatever other tokens share the call, and whatever instructions the processor has.
+float32. So an output has the same bits regardless of which other tokens share the call, and which instructions the processor
+has.
 
 Weights lie in panels of 64 outputs, a group of 64 inputs after the other, as unsigned numbers. In a group of 8 bits, which is
 [16, 64, 4], four inputs of an output are neighbours, as VNNI multiplies them, and 128 is added to each. In a group of 4 bits,
@@ -148,7 +149,7 @@ def _add_up(
 def multiply_groups(typing_context, kind, token, stride, count, weights, groups, sums):
     """Add products of `count` quantized tokens with a panel, over `groups`, to sums float32 [count, 64].
 
-    kind: an array element whose type says how many bits weights have: uint8 (8) or int8 (4). weights: the first group. What
+    kind: an array element whose type defines how many bits weights have: uint8 (8) or int8 (4). weights: the first group. What
     is added for 8 bits is to be multiplied by the outputs' scales.
     """
     bits = 8 if str(kind) == "uint8" else 4

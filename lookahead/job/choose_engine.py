@@ -29,7 +29,7 @@ INSTEAD = {  # options that vLLM does not have: what does the same there
     "no_repeat_ngram_size": "",
     "bad_words_ids": "--bad-words",
 }
-WITHOUT_DRAFTS = ("min_p", "logit_bias")  # vLLM refuses them beside any drafts
+WITHOUT_DRAFTS = ("min_p", "logit_bias")  # vLLM refuses them with any drafts
 
 
 def check_engine(spec: JobSpec) -> None:
@@ -46,7 +46,7 @@ def check_engine(spec: JobSpec) -> None:
             raise UsageError(f"--engine vllm has no {typed(name)}{f': {instead}' if instead else ''}.")
     for name in WITHOUT_DRAFTS:
         if _given(spec, name) and drafting.strategy != "off":
-            raise UsageError(f"--engine vllm: vLLM refuses {typed(name)} beside drafts. Leave it out, or set --strategy off.")
+            raise UsageError(f"--engine vllm: vLLM refuses {typed(name)} with drafts. Leave it out, or set --strategy off.")
     if sampling.sampling == "model":
         raise UsageError("--engine vllm has no --sampling model: give --temperature and its like.")
     if drafting.strategy in ("hierarchical", "parallel"):

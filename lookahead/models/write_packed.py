@@ -1,8 +1,8 @@
 """Quantizing a checkpoint. In: a model's folder or hub name. Out: a folder with packed weights (packed.py), and what was lost.
 
 Tensors are read, quantized and written one by one, so memory holds about one file of the result. Weights of 4 bits whose inputs
-are no multiple of 64 are written with 8. Where embeddings are tied, the output layer becomes a matrix of its own. The embedding
-stays as it is, as transformers loads no other; config.json says in how many bits packed_model.py is to hold it.
+are not a multiple of 64 are written with 8. Where embeddings are tied, the output layer becomes a matrix of its own. The
+embedding stays as it is, as transformers loads no other; config.json tells in how many bits packed_model.py is to hold it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _plan(model: Any, scheme: str) -> _Plan:
 
 
 def quantization_config(plan: _Plan, scheme: str) -> dict[str, Any]:
-    """What config.json says of it."""
+    """What config.json states about it."""
     eight = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
     four = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": GROUP, "dynamic": False}
     main = 8 if scheme == "int8" else 4

@@ -197,7 +197,7 @@ def job(made: Path, out: str, trie_before: bool) -> Scenario:
         if (folder / "job.prom").exists():
             assert (folder / "job.prom").read_text().endswith("\n")
 
-    return dataclasses.replace(scenario, state=is_done, whole=whole, one_file=False, notice=r"^--metrics .* The job goes on\.$")
+    return dataclasses.replace(scenario, state=is_done, whole=whole, one_file=False, notice=r"^--metrics .* The job continues\.$")
 
 
 def steady(row: dict[str, Any]) -> dict[str, Any]:
