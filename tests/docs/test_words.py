@@ -21,7 +21,7 @@ WORDS = {
     r"tak(?:es?|en|ing) in\b|\bfed\b|unscored|pieces? of prompts?": "prefill, prefill chunk",
     r"says?|said|told|untold": "emit, print, report, notify",
     r"almost said": "runner-up tokens",
-    r"(?<!in )places?|in place of": "index, row, position, occurrence; instead of",
+    r"(?<!in[ -])places?|in place of": "index, row, position, occurrence; instead of",
     r"go(?:es)? on|begins? anew|anew": "resume, continue, restart",
     r"of late": "recently",
     r"so many|so often": "that many, that often",
@@ -98,7 +98,7 @@ def test_avoided_words_are_found(text: str) -> None:
         '"""What the row may say."""',
         "x = 1  # as wary as before",
         "raise E(f'{path}: is no file, {told}')",
-        '"""Rows.\\n\\n    told: what it said.\\n    """',
+        '"""Rows.\n\n    told: what it said.\n    """',
     ],
 )
 def test_avoided_words_in_source_are_found(source: str) -> None:
@@ -106,7 +106,7 @@ def test_avoided_words_in_source_are_found(source: str) -> None:
 
 
 def test_parameters_of_a_docstring_are_not_looked_at() -> None:
-    source = '"""Rows.\\n\\n    said, told: tokens. places: int64 [rows]. See places.py.\\n    """\nplace = said  # `told`\n'
+    source = '"""Rows.\n\n    said, told: tokens. places: int64 [rows]. See places.py.\n    """\nplace = said  # `told`\n'
     assert not [found for text in written_in(source) for found in found_in(text)]
 
 
