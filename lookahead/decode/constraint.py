@@ -2,7 +2,7 @@
 
 The grammars are llguidance's (https://github.com/guidance-ai/llguidance), compiled in a millisecond or so against the
 model's vocabulary. A `Guide` follows one answer: it tells which tokens may come next, which nodes of a draft tree could ever be
-accepted, and what must come, so that it need not be guessed. It also sees to it that the answer ends in time: a token after
+accepted, and what must come, so that it need not be drafted. It also sees to it that the answer ends in time: a token after
 which the tokens that are left could not complete it gives way to the first of a short completion.
 """
 

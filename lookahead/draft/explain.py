@@ -80,7 +80,7 @@ class Line:
     before   the token that they follow
     first    probability of the path from the root to the first of them; 1 for the model's own token
     last     that of the path to the last of them
-    source   who guessed them; "" for the model's own token
+    source   their draft source; "" for the model's own token
     match    tokens of the context that agree with the occurrence where the first of them was found
     forks    of the forks on the way to this line, from the root: True where the way is the fork's last branch
     begins   True: the line begins a branch of the last fork; else it continues behind the line above

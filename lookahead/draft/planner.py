@@ -1,4 +1,4 @@
-"""Which guesses are worth a forward. In: the context of each row and a budget. Out: the most probable tree of each.
+"""Which draft tokens are worth a forward. In: the context of each row and a budget. Out: the most probable tree of each.
 
 The tree grows by the probability of the whole path, best first: long single branches where text is being copied, bushes where
 it is not. Every node that is taken is looked up afresh on context + path (`mixture.mix`), for its children to compete with all

@@ -12,7 +12,7 @@ GIVEN, GRAMMAR = -1, -2  # sources that no drafter owns: roots and what a caller
 
 @dataclasses.dataclass(slots=True, eq=False)
 class DraftTree:
-    """Guessed tokens, parents before children. Node 0 is the root: the last accepted token.
+    """Draft tokens, parents before children. Node 0 is the root: the last accepted token.
 
     token_ids      int32 [nodes]
     parents        int32 [nodes], -1 for the root
@@ -107,7 +107,7 @@ def name_of(source: int, source_names: Sequence[str]) -> str:
 
 
 def root_only(token_id: int) -> DraftTree:
-    """The tree of a plain step: nothing guessed."""
+    """The tree of a plain step: nothing drafted."""
     return DraftTree(np.array([token_id], np.int32), *ROOT)
 
 

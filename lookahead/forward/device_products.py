@@ -3,7 +3,7 @@
 A step has few tokens, so a product takes as long as reading the matrix does. Programs take some lines of the matrix and one of
 its `parts` along the tokens' numbers, so that there are enough of them to keep memory busy; whoever reads a product adds its
 parts up (device_rows.py). How a matrix is divided depends on its shape alone, and the numbers of an output are added up in one
-order regardless of what else is computed: a token gets the same bits in any company.
+order regardless of what else is computed: a token gets the same bits next to any other tokens.
 
 Imported where a GPU asks for it, as it needs Triton.
 """

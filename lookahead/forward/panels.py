@@ -1,7 +1,7 @@
 """Weight matrices laid out in panels for a CPU, and their products. In: a matrix [out, in], tokens. Out: tokens [..., out].
 
-See panel_code.py for the layout, and for the order of sums by which a token gets the same bits in any company. Threads share a
-product by its panels. A whole forward multiplies by the same function (program_kernel.py).
+See panel_code.py for the layout, and for the order of sums by which a token gets the same bits next to any other tokens.
+Threads share a product by its panels. A whole forward multiplies by the same function (program_kernel.py).
 """
 
 from __future__ import annotations

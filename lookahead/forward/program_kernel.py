@@ -13,7 +13,7 @@ attention are late: they work on the tokens whose scores are wanted alone.
 Rows are float32, also where the model's numbers are of half precision: then results are rounded to what that holds. An operand
 of an instruction is `outer` times `inner` numbers of a row, or of a constant; it is found by an address, by what is added to it
 for each token and each thread, and by two strides. Nothing in an instruction depends on other tokens, and no sum on how many
-there are, so a token gets the same bits in any company.
+there are, so a token gets the same bits next to any other tokens.
 """
 
 from __future__ import annotations

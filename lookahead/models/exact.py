@@ -42,7 +42,7 @@ def exact_or_plain(target: TargetModel) -> TargetModel:
 
 @torch.inference_mode()
 def differs_in_company(target: TargetModel) -> str:
-    """In what company the scores of a token are other bits than alone; "" if nowhere."""
+    """Next to which other tokens the scores of a token are other bits than alone; "" if nowhere."""
     if target.mode != "packed" or not target.attends_by_op:
         return "attention is not computed in a fixed order"
     random, length = np.random.default_rng(0), BEGINNING + LARGE + 1

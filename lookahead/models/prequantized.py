@@ -53,7 +53,7 @@ def quantizes_tokens(settings: dict[str, Any]) -> bool:
 
 
 def exact_where_needed(target: TargetModel, config: Any) -> TargetModel:
-    """The same model, loaded from a checkpoint of this config; in mode "plain" if tokens' scores depend on their company."""
+    """The same model, loaded from a checkpoint of this config; in mode "plain" if tokens' scores depend on other tokens."""
     settings = settings_of(config)
     if not settings:
         return target

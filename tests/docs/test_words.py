@@ -37,6 +37,8 @@ WORDS = {
     r"reckon(?:s|ed)?": "handle, count",
     r"counts? for (?:two|as)": "counts as",
     r"lets? go": "release",
+    r"guess(?:es|ed|ing)?": "draft, drafted; draft tokens",
+    r"in (?:any|what) company": "next to any other tokens",
 }
 BANNED = re.compile("|".join(rf"\b(?:{words})\b" for words in WORDS), re.IGNORECASE)
 
