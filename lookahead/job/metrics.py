@@ -26,9 +26,7 @@ def labels_of(pairs: Iterable[str], job: str, model: str) -> dict[str, str]:
                 f"--metrics-label {pair}: give NAME=VALUE, with a NAME of letters, digits and _, such as team=search."
             )
         if name == "source":
-            raise UsageError(
-                f"--metrics-label {pair}: source is the label of the draft source. Choose another name."
-            )
+            raise UsageError(f"--metrics-label {pair}: source is the label of the draft source. Choose another name.")
         if name in given:
             raise UsageError(f"--metrics-label {pair}: {name} is given twice.")
         given[name] = value
