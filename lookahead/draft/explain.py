@@ -178,7 +178,7 @@ class Evidence:
 
 
 def evidence(trie: Trie, source: int, context: Sequence[int], tree: DraftTree) -> list[Evidence | None]:
-    """For each node that `source`, the number of `trie`, guessed behind `context`: what the trie holds for the node's match.
+    """For each node that `source`, the number of `trie`, drafted behind `context`: what the trie holds for the node's match.
 
     None for other nodes, and where the match is not exact: the token stands where a broken match would be by now.
     """
