@@ -40,10 +40,12 @@ def command(
 def _run(folder: Path, rows: int) -> None:
     import logging
 
+    from lookahead import compile_ahead
     from lookahead_cli import render
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    render.compile_ahead("sorting", "forward", "drafting", "budget")
+    if compile_ahead.start(["sorting", "forward", "drafting", "budget"]):
+        render.announce_compiling()
     samples = samples_folder()
     model, trie = str(samples / "demo-model"), str(folder / TRIE_FILE)
     prompts, three = folder / PROMPTS, folder / THREE

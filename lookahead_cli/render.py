@@ -238,14 +238,6 @@ def announce_compiling() -> None:
     notice(COMPILING)
 
 
-def compile_ahead(*groups: str) -> None:
-    """Start to compile these groups of kernels in other processes, those that are needed first before the others."""
-    from lookahead import compile_ahead
-
-    if compile_ahead.start(groups):
-        announce_compiling()
-
-
 def patiently(work: Callable[[], Result], notice_text: str, after: float = 0.7) -> Result:
     """Run `work`; if it takes longer than `after` seconds, print why and show a spinner until it is done."""
     result: list[Result] = []
