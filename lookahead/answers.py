@@ -135,13 +135,13 @@ def _of_sample(sample: Any) -> Answer | None:
 
 
 def _answer(text: Any, ids: list[int] | None, finish_reason: Any) -> Answer | None:
-    """None where nothing was said."""
+    """None where nothing was answered."""
     text = text if isinstance(text, str) and text else None
     return Answer(text, ids or None, finish_reason != "length") if text or ids else None
 
 
 def _some(answers: Iterable[Answer | None]) -> list[Answer]:
-    """Those that say something."""
+    """Those that hold text."""
     found = list(answers)
     return [dataclasses.replace(each, index=n, of=len(found)) for n, each in enumerate(found) if each is not None]
 

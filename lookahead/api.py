@@ -1,6 +1,6 @@
 """The engine from Python. In: prompts as text, chat messages or token ids. Out: results, or one answer's text as it comes.
 
-A thin face over `decode.engine.DecodingEngine`, which jobs use; it knows nothing of files of prompts. Whatever goes wrong is a
+A thin face over `decode.engine.DecodingEngine`, which jobs use; it knows nothing of files of prompts. Any failure is a
 `LookaheadError`.
 """
 
@@ -45,8 +45,8 @@ Prompt = str | Sequence[Message] | Sequence[int]
 class GenerationParams(Sampling):
     """What is asked of an answer: everything that `Sampling` holds, and
 
-    max_new_tokens: at most. seed: with the prompt's place in the list it makes the random stream of its answer.
-    logprobs: with each token come its log-probability and those of so many of the most probable; None: without.
+    max_new_tokens: at most. seed: with the prompt's index in the list it makes the random stream of its answer.
+    logprobs: with each token come its log-probability and those of that many of the most probable; None: without.
     """
 
     max_new_tokens: int = 256
@@ -68,8 +68,8 @@ class GenerationResult(DraftCounts):
 
     text: without special tokens; a stop text that ended the answer is part of it. None if there is no tokenizer.
     token_ids: all, the token that ended the answer included.
-    finish_reason: "stop", "length" (max_new_tokens, or the model's positions), or "error"; then `error` says what happened, and
-    text and token_ids hold what was said until then.
+    finish_reason: "stop", "length" (max_new_tokens, or the model's positions), or "error"; then `error` tells what happened,
+    and text and token_ids hold what was emitted until then.
     edl: tokens per step. logprobs: one for each token, if they were asked for (decode/logprobs.py). steps, draft_tokens,
     accepted_tokens, accepted_by_source: see `DraftCounts`.
     """
@@ -84,7 +84,7 @@ class GenerationResult(DraftCounts):
 
 
 class LookaheadEngine:
-    """Answers prompts with a model, drafting from tries, the prompts and what it has said before, in all calls so far.
+    """Answers prompts with a model, drafting from tries, the prompts and what it has emitted before, in all calls so far.
 
     It does one thing at a time: while a stream is open, or another thread generates, a call raises LookaheadError.
     """
@@ -114,7 +114,7 @@ class LookaheadEngine:
         token ids, and answers have no text. tries: one or several to draft from, of this tokenizer; weights: how much an
         occurrence in each counts (default 1). batch_size: prompts that are answered at once (default: 8 on a CPU, 32 on a GPU).
         drafts: default: DraftOptions(). dtype, device: of a model that is given by name, as of `load_model`.
-        prefill_chunk: tokens of prompts that a step takes in at most. sources: draft sources of your own, see `DraftSource`.
+        prefill_chunk: tokens of prompts that a step prefills at most. sources: draft sources of your own, see `DraftSource`.
         trust_remote_code, revision, adapter, quantize, kv_dtype: of a model that is given by name, as of `load_model`.
         Raises LookaheadError if model, tokenizer or tries cannot be used, or not together.
         """
@@ -171,7 +171,7 @@ class LookaheadEngine:
         several = [*map(_checked, params)] if isinstance(params, Sequence) else [_checked(params)] * len(listed)
         if len(several) != len(listed):
             raise UsageError(f"{len(several)} params for {len(listed)} prompts: give one for all, or one for each.")
-        results: dict[int, GenerationResult] = {}  # by place
+        results: dict[int, GenerationResult] = {}  # by index
         places: dict[int, int] = {}  # by id of each generation
 
         def generations() -> Iterator[Generation]:

@@ -28,7 +28,7 @@ def id_lists_of(value: Any, name: str) -> tuple[tuple[int, ...], ...]:
 
 
 def paths_of(value: Any, name: str, *kinds: type) -> tuple[Any, ...]:
-    """ "a.trie" -> ("a.trie",). kinds: what is allowed beside str and Path. Raises UsageError for anything else."""
+    """ "a.trie" -> ("a.trie",). kinds: what is allowed in addition to str and Path. Raises UsageError for anything else."""
     allowed = (str, Path, *kinds)
     return _several(value, name, lambda each: isinstance(each, allowed), "a path or a list of paths", *allowed)
 

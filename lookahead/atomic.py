@@ -2,7 +2,7 @@
 
 The new bytes go to a temporary sibling, are synced to disk and take the final name in one rename. The sibling is locked
 while it is written: one that nobody locks was left by a process that was killed, and the next write to the name removes it.
-What goes wrong with the disk is a LookaheadError that says what has become of the file; cleaning up never hides it.
+What goes wrong with the disk is a LookaheadError that states what has become of the file; cleaning up never hides it.
 A symbolic link is followed: its target is replaced, and the link stays.
 """
 
@@ -31,7 +31,7 @@ PIECE = 1 << 16  # bytes
 PATIENCE = 1.0  # seconds that a lock is waited for without a word
 MOST_LINKS = 40  # symbolic links one after the other, as Linux allows
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # of file systems without hard links
-DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # others say that folders cannot be synced here
+DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # others report that folders cannot be synced here
 
 
 def write_pieces(file: IO[bytes], data: memoryview) -> int:
@@ -82,7 +82,7 @@ def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = l
     lock = -1
     file: IO | None = None
     try:
-        lock = os.dup(descriptor)  # a file that is closed is no longer locked, and may fail to close: before the rename
+        lock = os.dup(descriptor)  # a file that is closed loses its lock, and may fail to close: before the rename
         file = os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8")
         yield file
         file.flush()
@@ -116,7 +116,7 @@ def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = l
 
 @contextlib.contextmanager
 def scratch_sibling(path: str | Path) -> Iterator[IO[bytes]]:
-    """A temporary file beside `path`, removed at the end; after a kill, by the next write to `path`.
+    """A temporary file next to `path`, removed at the end; after a kill, by the next write to `path`.
 
     Raises LookaheadError where it cannot be made or written; what stands at `path` is not touched.
     """
@@ -129,7 +129,7 @@ def scratch_sibling(path: str | Path) -> Iterator[IO[bytes]]:
         file = open(name, "w+b")  # noqa: SIM115 - closed below, where what that raises must not hide what went wrong before
         yield file
     except OSError as error:
-        what = _what_failed(error, path, name) or f"{path}: a temporary file beside it failed"
+        what = _what_failed(error, path, name) or f"{path}: a temporary file next to it failed"
         raise LookaheadError(f"{what} ({reason(error)}).") from error
     finally:
         if file is not None:
@@ -143,7 +143,7 @@ def scratch_sibling(path: str | Path) -> Iterator[IO[bytes]]:
 def locked(path: str | Path, waiting: Callable[[str], None] = lambda text: None) -> Iterator[None]:
     """Keep other processes that lock the file at `path` from replacing it; does nothing where there is no file.
 
-    Waits for a process that has it, and then holds the file which that one has put there. waiting: is told once, if it takes
+    Waits for a process that has it, and then holds the file which that one has put there. waiting: is called once, if it takes
     more than a second. Not to be nested for one path: a process waits for itself.
     """
     path = Path(path)
@@ -271,7 +271,7 @@ def _openable(path: Path) -> int:
 
 
 def _locked_sibling(path: Path) -> tuple[int, str]:
-    """(descriptor, name) of a new temporary file beside `path`, locked as long as this process holds it, however it ends.
+    """(descriptor, name) of a new temporary file next to `path`, locked as long as this process holds it, however it ends.
 
     Removes those that other processes left. Raises LookaheadError if the folder is missing or cannot be written.
     """
@@ -280,11 +280,11 @@ def _locked_sibling(path: Path) -> tuple[int, str]:
         try:
             descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         except OSError as error:
-            raise LookaheadError(f"{path}: cannot write here ({reason(error)}). Choose another place.") from error
+            raise LookaheadError(f"{path}: cannot write here ({reason(error)}). Choose another folder.") from error
         if fcntl is not None:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with contextlib.suppress(OSError):  # of a disk that fails: the first write says so
+        with contextlib.suppress(OSError):  # of a disk that fails: the first write reports it
             if not os.fstat(descriptor).st_nlink:
                 _unlock(descriptor)  # taken for abandoned by another process in the moment before it was locked
                 continue

@@ -4,7 +4,7 @@ Formats by suffix: .jsonl, .json (lines or an array), .csv, .tsv, .txt, .md, .ht
 JSON lines on stdin; globs are expanded, and of folders all files of these kinds.
 A text file is one document, or one for each paragraph; a very large one is cut at line ends into pieces of about 1 MiB.
 A row's text is --text-field, else the first present of TEXT_FIELDS. A row that answers a prompt (`messages`, `prompt` or
-`prompt_ids` beside the answer) keeps the last LEFT_CONTEXT prompt tokens, so that its first tokens can be drafted.
+`prompt_ids` next to the answer) keeps the last LEFT_CONTEXT prompt tokens, so that its first tokens can be drafted.
 Rows of a job's output or of the OpenAI batch API are known by their form (corpus_rows.py); failed ones are counted.
 """
 
@@ -260,7 +260,7 @@ def open_text(name: str, report: CorpusReport | None = None) -> Iterator[IO[byte
                 require("pyarrow", name)
                 import pyarrow
 
-                # pyarrow reads on across frames and says when a file was cut short; zstandard's reader does neither.
+                # pyarrow reads on across frames and reports when a file was cut short; zstandard's reader does neither.
                 with pyarrow.CompressedInputStream(pyarrow.PythonFile(file), "zstd") as packed:
                     yield io.BufferedReader(packed)
             else:

@@ -19,7 +19,7 @@ ID_FIELDS = ("ids", "response_ids")
 
 
 class Failed(Exception):
-    """A row of a job that holds an error in place of an answer."""
+    """A row of a job that holds an error instead of an answer."""
 
 
 @dataclasses.dataclass(frozen=True)

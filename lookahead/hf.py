@@ -4,7 +4,7 @@ In: what `generate` has prepared: ids, processors, stopping criteria, config. Ou
 included. Each row is a `Generation` whose tokens a `GenerateRow` chooses; the loop is the engine's. What `generate` does to its
 arguments before is not known here, but for those that it does not hand on (hf_call.py).
 
-Rows run ahead of each other, so processors and criteria see one row at a time, as [1, width + said] with its padding.
+Rows run ahead of each other, so processors and criteria see one row at a time, as [1, width + emitted] with its padding.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def lookahead_generate(
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What all rows of a call share. pads: rows that have ended are filled with `pad`; else they go on until all have."""
+    """What all rows of a call share. pads: rows that have ended are filled with `pad`; else they continue until all have."""
 
     rows: int
     width: int  # of the prompts
@@ -137,7 +137,7 @@ class Draws:
     """The random draws of `generate`: at each step one for all rows at once, from the global stream of the device.
 
     Rows come to a step one by one, so the stream is remembered as it was before each. What the draw for all rows gives a row
-    hangs on the stream and on the row's own probabilities, not on those of other rows.
+    depends on the stream and on the row's own probabilities, not on those of other rows.
     """
 
     def __init__(self, rows: int, device: torch.device):
@@ -164,11 +164,11 @@ class Draws:
 class GenerateRow:
     """One row's tokens, chosen as `generate` chooses them (a `Chooser` of the engine).
 
-    scores, logits: [1, vocab] of each step, where asked for. ended: a criterion has said so.
+    scores, logits: [1, vocab] of each step, where asked for. ended: a criterion has stopped it.
     """
 
     guide: Guide | None = None
-    is_followed = False  # it is told each token, for criteria and streamers
+    is_followed = False  # it is notified of each token, for criteria and streamers
 
     def __init__(self, call: Call, number: int, ids: torch.Tensor):
         self.call, self.number = call, number
@@ -176,7 +176,7 @@ class GenerateRow:
         self.scores: list[torch.Tensor] = []
         self.logits: list[torch.Tensor] = []
         self.ended = False
-        self._ids = ids  # [1, width + said]
+        self._ids = ids  # [1, width + emitted]
         self._processors = LogitsProcessorList(of_row(p, number, call.rows) for p in call.processors)
         self._asked = StoppingCriteriaList(of_row(c, number, call.rows) for c in call.asked)
         self._best_says = not (call.processors or call.draws or call.keeps_scores or call.keeps_logits)
@@ -202,7 +202,7 @@ class GenerateRow:
 
     def told(self, token: int) -> bool:
         self.take(token)
-        if self.ended:  # and goes on beside rows that have not
+        if self.ended:  # and continues alongside rows that have not
             return False
         self.ended = token in self.call.stop_ids or self.call.width + len(self.said) >= self.call.max_length
         if self._asked:
@@ -246,7 +246,7 @@ def of_row(thing: Any, row: int, rows: int) -> Any:
 
 
 def _of_prompt(values: Any, row: int, rows: int) -> Any:
-    """Of one value for each prompt, that of the row's; of a prompt come as many rows as num_return_sequences says."""
+    """Of one value for each prompt, that of the row's; of a prompt come as many rows as num_return_sequences gives."""
     prompt = row * len(values) // rows
     return values[prompt : prompt + 1]
 
@@ -260,7 +260,7 @@ class Batch:
         self._streamed = 0  # steps
 
     def decode(self, engine: DecodingEngine, room: int) -> None:
-        """Decode all rows to the length of the longest. room: tokens that a row may say."""
+        """Decode all rows to the length of the longest. room: tokens that a row may emit."""
         try:
             self._run(engine, [room] * len(self.rows))
             steps = max(len(row.said) for row in self.rows)
@@ -276,7 +276,7 @@ class Batch:
             engine.release_cache()  # weights may change before the next call
 
     def _run(self, engine: DecodingEngine, rooms: Sequence[int]) -> None:
-        """Let rows say up to so many tokens more."""
+        """Let rows emit up to that many tokens more."""
         generations = [
             Generation([*prompt, *row.said], room, frozenset(), chooser=row)
             for row, prompt, room in zip(self.rows, self.prompts, rooms, strict=True)
@@ -306,7 +306,7 @@ class Batch:
         return False
 
     def _tokens_of(self, step: int) -> list[int] | None:
-        """What all rows say at a step; None if that is not known, or none says anything."""
+        """What all rows emit at a step; None if that is not known, or none emits anything."""
         if not any(step < len(row.said) for row in self.rows):
             return None
         if not all(step < len(row.said) or (row.ended and self.call.pads) for row in self.rows):
@@ -349,7 +349,7 @@ class Kept:
         return Kept, ()
 
     def target_of(self, model: Any) -> TargetModel:
-        """The model as it verifies now; probed anew if something that decides on this has changed."""
+        """The model as it verifies now; probed again if something that decides on this has changed."""
         layers = tuple(type(module) for module in model.modules())  # adapters and quantization put in others
         attention = model.config.get_text_config(decoder=True)._attn_implementation
         setting = (model.device, model.dtype, model.training, attention, layers)

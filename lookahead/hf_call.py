@@ -15,7 +15,8 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 from lookahead.errors import UsageError
 from lookahead.forward.target import TargetModel
 
-# Beside the text, what `generate` hands on to `_sample` and has no part in what is said: how the forwards are to run.
+# In addition to the text, what `generate` hands on to `_sample` and has no part in what is emitted: how the forwards are to
+# run.
 HARMLESS = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", "output_attentions", "output_hidden_states")
 CACHES = ("past_key_values", "cache_params")
 OTHER_CACHES = ("quantized", "offloaded", "offloaded_static")  # that a user wants for more than speed
@@ -25,9 +26,9 @@ def not_handed_on() -> dict[str, Any]:
     """Arguments of the call of `generate` we are in that transformers does not hand on to a function, or not as given.
 
     `GenerationMixin._extract_generation_mode_kwargs` (5.23) drops streamer, assistant_model, synced_gpus and the tokenizer for
-    every `custom_generate` that is a function, whatever its signature; of caches, it hands on its own where none was given. No
-    public way leads to them: without the streamer its reader would wait forever. So they are read off the frame of `generate`,
-    which is found by its code object. Where it is not found, nothing is known of them, and they count as not given.
+    every `custom_generate` that is a function, regardless of its signature; of caches, it hands on its own where none was
+    given. No public way leads to them: without the streamer its reader would wait forever. So they are read off the frame of
+    `generate`, which is found by its code object. Where it is not found, nothing is known of them, and they count as not given.
     """
     code = inspect.unwrap(GenerationMixin.generate).__code__
     frame: FrameType | None = inspect.currentframe()
@@ -50,7 +51,7 @@ def stop_criteria(texts: str | Sequence[str], tokenizer: Any) -> StopStringCrite
 
 
 def refuse_what_cannot_be(model: Any, config: Any, given: dict[str, Any]) -> None:
-    """Raise UsageError if this is no decoding row by row that drafts could speed up."""
+    """Raise UsageError if this is not decoding row by row that drafts could speed up."""
     if model.config.is_encoder_decoder:
         raise UsageError("lookahead_generate takes decoder-only models: leave custom_generate out.")
     mode = config.get_generation_mode(given.get("assistant_model")).value

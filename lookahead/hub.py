@@ -75,7 +75,7 @@ def tokenizer_of_trie(path: Path, name: str) -> str:
             if os.path.isdir(folder / name):
                 return str(folder / name)
     try:
-        check_name(name, "its new place")
+        check_name(name, "its new location")
     except ModelError as error:
         raise ModelError(
             f"{path}: its tokenizer {name} cannot be found: {str(error).removeprefix(f'{name}: ').split('. ')[0].rstrip('.')}. "
@@ -85,7 +85,7 @@ def tokenizer_of_trie(path: Path, name: str) -> str:
 
 
 def _meant(name: str) -> str:
-    """A folder of a similar name in the same place."""
+    """A similar name in the same folder."""
     parent, last = os.path.split(name.rstrip("/"))
     try:
         found = [entry.name for entry in os.scandir(parent or ".") if entry.is_dir()]
@@ -103,7 +103,7 @@ def _offline() -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _problem(name: str, revision: str | None) -> str:
-    """Why nothing can be loaded from the hub under this name; "" where it answers. What it refuses, loading says better."""
+    """Why nothing can be loaded from the hub under this name; "" where it answers. What it refuses, loading reports better."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -114,9 +114,9 @@ def _problem(name: str, revision: str | None) -> str:
     except RepositoryNotFoundError:
         return "it has no such model, or keeps it private"
     except HFValidationError:
-        return "it is no hub name"
+        return "it is not a hub name"
     except HfHubHTTPError:
         return ""
-    except Exception as error:  # of whatever library makes the request
+    except Exception as error:  # of any library that makes the request
         return f"it does not answer: {first_line(error)}"
     return ""

@@ -1,7 +1,7 @@
 """Compiled kernels on disk. In: what numba has compiled. Out: the same in later processes.
 
-numba's own cache writes beside the package or below the home folder, raises where it can do neither (containers that run by a
-user id without a home), and executes whatever lies there. Here kernels are kept in the first of these folders that can be
+numba's own cache writes next to the package or below the home folder, raises where it can do neither (containers that run by a
+user id without a home), and executes any file there. Here kernels are kept in the first of these folders that can be
 written, and are read from all of them:
 
     $NUMBA_CACHE_DIR/lookahead            if it is set
@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from llvmlite.binding import get_host_cpu_name
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
@@ -53,6 +54,8 @@ log = logging.getLogger(__name__)
 ABANDONED, OUTDATED = 3600.0, 7 * 24 * 3600.0
 INSTEAD = "set LOOKAHEAD_CACHE to a folder that belongs to you and that nobody else can write to"
 
+# Waits for a kernel of this module that another process may be compiling, until the function is true. See compile_ahead.py.
+wait_for: Callable[[str, Callable[[], bool]], None] | None = None
 _notice = ""  # where kernels are not kept, or not for long: why
 
 
@@ -71,11 +74,12 @@ def _notify(text: str) -> None:
 
 
 class KernelCache(NullCache):
-    """The cache of one kernel, in place of numba's. sources: a hash of the source files that the kernel is made of."""
+    """The cache of one kernel, instead of numba's. sources: a hash of the source files that the kernel is made of."""
 
     def __init__(self, function: Callable[..., Any], sources: bytes):
         code = function.__code__
-        self._kept = function.__closure__ is None  # what is in a closure has no name to be told apart by
+        self._kept = function.__closure__ is None  # what is in a closure has no name to be distinguished by
+        self._module = function.__module__
         name = re.sub(r"[^\w.]", "_", f"{function.__module__}.{function.__qualname__}")
         self._name = f"{name}.{sys.implementation.cache_tag}-numba-{numba.__version__}"
         made_of = sources + hashlib.sha256(code.co_code + str(code.co_firstlineno).encode()).digest()
@@ -89,14 +93,14 @@ class KernelCache(NullCache):
         """The kernel for this signature; None if it is not there."""
         target_context.refresh()
         name = self._file_name(signature, target_context.codegen())
-        for folder in _readable() if self._kept else ():
-            content = _read(folder / name)
-            if content is not None:
-                return CompileResult._rebuild(target_context, *pickle.loads(content))
-        return None
+        content = _found(name) if self._kept else None
+        if content is None and self._kept and wait_for is not None:
+            wait_for(self._module, lambda: _is_there(name))
+            content = _found(name)
+        return None if content is None else CompileResult._rebuild(target_context, *pickle.loads(content))
 
     def save_overload(self, signature: Any, compiled: CompileResult) -> None:
-        """Keep the kernel. Where that is not possible, say so once."""
+        """Keep the kernel. Where that is not possible, report it once."""
         if not self._kept or compiled.lifted or compiled.library.has_dynamic_globals:
             return
         name = self._file_name(signature, compiled.codegen)
@@ -145,6 +149,42 @@ def _readable() -> tuple[Path, ...]:
     return tuple(folder for folder in _candidates() if folder.is_dir() and not not_ours(folder))
 
 
+def folder_to_write() -> Path | None:
+    """Where kernels are kept, made if it is missing; None if they cannot be."""
+    return next((folder for folder in _candidates() if not _problem_of(folder)), None)
+
+
+def _found(name: str) -> bytes | None:
+    """The content of a file in any folder that is read from."""
+    return next((content for folder in _readable() if (content := _read(folder / name)) is not None), None)
+
+
+def _is_there(name: str) -> bool:
+    return any((folder / name).exists() for folder in _readable())
+
+
+def _mark_name(group: str, sources: bytes) -> str:
+    about = f"{sys.implementation.cache_tag}-numba-{numba.__version__}-{get_host_cpu_name()}"
+    return f"{group}.{about}-{hashlib.sha256(sources).hexdigest()[:12]}.done"
+
+
+def has_mark(group: str, sources: bytes) -> bool:
+    """Whether `write_mark` was called for this group of kernels, by this version of them."""
+    return _found(_mark_name(group, sources)) is not None
+
+
+def write_mark(group: str, sources: bytes) -> None:
+    """Note that this group of kernels is compiled, where they are kept."""
+    folder = folder_to_write()
+    if folder is None:
+        return
+    _write(folder, _mark_name(group, sources), b"")
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"{group}.*.done"):  # of earlier versions
+            if time.time() - path.lstat().st_mtime > OUTDATED:
+                path.unlink(missing_ok=True)
+
+
 @functools.cache
 def _problem_of(folder: Path) -> str:
     """Why kernels cannot be kept there; "" if they can. Makes the folder, for this user alone, if it is missing."""
@@ -154,6 +194,8 @@ def _problem_of(folder: Path) -> str:
             each.mkdir(mode=0o700 if each.name != "__pycache__" else 0o755, exist_ok=True)
     except OSError as error:
         return f"{folder}: {error.strerror}"
+    if missing:
+        _readable.cache_clear()
     return not_ours(folder)
 
 
@@ -178,7 +220,7 @@ def _write(folder: Path, name: str, content: bytes) -> str:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
         with open(os.open(beside, flags, 0o644), "wb") as file:
-            os.chmod(beside, 0o644)  # whatever the umask: all may read, nobody else may write
+            os.chmod(beside, 0o644)  # regardless of the umask: all may read, nobody else may write
             file.write(hashlib.sha256(content).digest() + content)
         os.replace(beside, folder / name)
     except OSError as error:

@@ -11,9 +11,9 @@ np.int64: what is called with one that begins as a literal is compiled twice.
 numba keeps what it has compiled until the function's own file changes. But the kernels that it calls are a part of it, as are
 constants, and those may come from other files. So here it is kept until any file with kernels changes, or one that these import
 from (`_sources`): after an update, a kernel of yesterday would write where arrays no longer are. Where: see kernel_cache.py.
-numba has no public way to do so. Its own cache takes only a place (`NUMBA_CACHE_DIR`, `NUMBA_CACHE_LOCATOR_CLASSES`, which hold
-for the user's own functions too), not what a kernel depends on nor who may have written it; so the cache of a kernel is put
-into its dispatcher's `_cache`, the one private field of numba that we write.
+numba has no public way to do so. Its own cache takes only a folder (`NUMBA_CACHE_DIR`, `NUMBA_CACHE_LOCATOR_CLASSES`, which
+hold for the user's own functions too), not what a kernel depends on nor who may have written it; so the cache of a kernel is
+put into its dispatcher's `_cache`, the one private field of numba that we write.
 
 A kernel that is given forty arrays spends more time on taking them over than on a short draft. So a `Block` allocates them and
 keeps their addresses in one array; inside the kernel a `View`, a single pointer, stands for them all. Both follow from one
@@ -22,11 +22,14 @@ keeps their addresses in one array; inside the kernel a `View`, a single pointer
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numba
@@ -40,7 +43,7 @@ from numba.core.typed_passes import NativeLowering
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model, typeof_impl
 from numba.np.arrayobj import make_array, populate_array
-from numba.np.numpy_support import from_dtype
+from numba.np.numpy_support import as_dtype, from_dtype
 
 from lookahead.kernel_cache import KernelCache
 
@@ -137,6 +140,25 @@ woven = numba.njit(inline="always", error_model="numpy")  # the same before type
 # arguments, or be so small that its callers grow little
 
 
+MEANINGS: dict[int, Callable[..., Any]] = {}  # id of an intrinsic function -> the same in Python, see interpreted.py
+
+
+class _Pointer:
+    """A typed pointer in Python. Only integers of 2 to 8 bytes and floats are read by it."""
+
+    def __init__(self, address: int, dtype: np.dtype[Any]):
+        self.address, self.dtype = int(address), dtype
+
+    def __getitem__(self, index: int) -> Any:
+        return memory_at(self.address + int(index) * self.dtype.itemsize, (1,), self.dtype)[0]
+
+
+def memory_at(address: int, shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """The memory at an address as an array, C-contiguous. Whoever owns the memory keeps it alive."""
+    size = math.prod(map(int, shape)) * np.dtype(dtype).itemsize
+    return np.ndarray(tuple(map(int, shape)), dtype, (ctypes.c_char * size).from_address(int(address)))
+
+
 def pointer_to(numba_type):
     """A kernel that takes an address for a pointer to values of this type."""
 
@@ -147,6 +169,8 @@ def pointer_to(numba_type):
 
         return types.CPointer(numba_type)(types.int64), codegen
 
+    dtype = as_dtype(numba_type)
+    MEANINGS[id(pointer)] = lambda address: _Pointer(address, dtype)
     return pointer
 
 
@@ -179,6 +203,9 @@ def carray(typing_context, pointer, shape):
         return _array(context, builder, kind, arguments[0], extents)
 
     return kind(pointer, shape), codegen
+
+
+MEANINGS[id(carray)] = lambda pointer, shape: memory_at(pointer.address, shape, pointer.dtype)
 
 
 # name -> (dtype, shape). A string in a shape is a size by name, or such a size and more: "texts", "texts + 1".
@@ -260,6 +287,19 @@ def unpacker(name: str, layout: Layout) -> Any:
 
         return view(addresses), codegen
 
+    def in_python(addresses):
+        """All arrays, as attributes."""
+        address = addresses.ctypes.data if isinstance(addresses, np.ndarray) else addresses.address
+        numbers = memory_at(address, (len(view.sizes) + len(layout),), np.int64).tolist()
+        sizes = dict(zip(view.sizes, numbers, strict=False))
+        return SimpleNamespace(
+            **{
+                field: memory_at(numbers[view.numbers[field][0]], [_extent(size, sizes) for size in shape], dtype)
+                for field, (dtype, shape) in layout.items()
+            }
+        )
+
+    MEANINGS[id(arrays)] = in_python
     return arrays
 
 
@@ -283,7 +323,7 @@ class Block:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def refresh(self) -> None:
-        """After an array was replaced: note all addresses anew. addresses: int64 [sizes + arrays], at `address`."""
+        """After an array was replaced: note all addresses again. addresses: int64 [sizes + arrays], at `address`."""
         arrays = [np.ascontiguousarray(getattr(self, name)) for name in self.names]
         for name, array in zip(self.names, arrays, strict=True):
             setattr(self, name, array)

@@ -1,8 +1,8 @@
-"""What a command may write. In: the files that it was told to write and to read. Out: an error before any work is done.
+"""What a command may write. In: the files that it was asked to write and to read. Out: an error before any work is done.
 
-An output must not be a file that the command reads, nor another output, by whatever path or link they are named. A file that
-exists and is not of the kind to be written is replaced only if the user says so. Each output is tried: its folder takes a new
-file, and what exists can be replaced; nothing that exists is touched.
+An output must not be a file that the command reads, nor another output, by any path or link they are named. A file that
+exists and is not of the kind to be written is replaced only if the user asks for it. Each output is tried: its folder takes a
+new file, and what exists can be replaced; nothing that exists is touched.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ def try_output(output: Output, path: Path) -> None:
     except LookaheadError as error:
         raise LookaheadError(f"{output.option} {error}") from error
     if problem := _why_not_replaceable(target):
-        raise LookaheadError(f"{output.option} {path}: cannot be replaced ({problem}). Choose another place.")
+        raise LookaheadError(f"{output.option} {path}: cannot be replaced ({problem}). Choose another folder.")
 
 
 def _check_place(output: Output, path: Path) -> None:
     if path.is_dir():
         raise LookaheadError(f"{output.option} {path}: is a folder. Name a file to write.")
     if not followed(path).parent.is_dir():
-        raise LookaheadError(f"{output.option} {path}: its folder does not exist. Create it or choose another place.")
+        raise LookaheadError(f"{output.option} {path}: its folder does not exist. Create it or choose another folder.")
 
 
 def _same(a: Path, b: Path) -> bool:
@@ -161,7 +161,7 @@ def model_folder(name: str, revision: str | None = None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     for file in ("config.json", "tokenizer_config.json", "adapter_config.json"):
-        with contextlib.suppress(ValueError):  # not a name that the hub takes: loading it says so
+        with contextlib.suppress(ValueError):  # not a name that the hub takes: loading it reports it
             if isinstance(cached := try_to_load_from_cache(name, file, revision=revision), str):
                 return Path(cached).parent
     return None
@@ -182,7 +182,7 @@ def _why_not_replaceable(path: Path) -> str:
     if folder.st_mode & stat.S_ISVTX and user not in (0, found.st_uid, folder.st_uid):
         return "it belongs to another user, in a folder with the sticky bit"
     if _is_mount_point(path):
-        return os.strerror(errno.EBUSY) + ": it is mounted by itself, mount its folder in its place"
+        return os.strerror(errno.EBUSY) + ": it is mounted by itself, mount its folder instead"
     if _flags_of(path) & IMMUTABLE_OR_APPEND_ONLY:
         return "it is immutable or append-only, see lsattr"
     return ""
@@ -227,7 +227,7 @@ def _head(path: Path) -> bytes:
 
 
 def _json_of(path: Path) -> Any:
-    """None where it is no JSON."""
+    """None where it is not JSON."""
     if path.stat().st_size > MOST_JSON_BYTES:
         return None
     try:

@@ -1,6 +1,6 @@
 """Rows of CSV files and JSON arrays, and marks at the beginning of text files. In: bytes of an open file. Out: rows as objects.
 
-Nothing is held but the row at hand. A row that cannot be read is text that says why; a file that cannot raises CorpusError.
+Nothing is held but the row at hand. A row that cannot be read is text that tells why; a file that cannot raises CorpusError.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ from numba.core import types
 from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
+from lookahead.interpreted import Interpreted
 from lookahead.kernel_cache import KernelCache
-from lookahead.kernels import SOURCES, woven
+from lookahead.kernels import MEANINGS, SOURCES, memory_at, woven
 
 LONG = ir.IntType(64)
 PATIENCE = 2_000  # looks at a counter, a few us
@@ -43,7 +44,9 @@ def _library() -> Any:
 
 @functools.cache
 def openmp() -> Any:
-    """GOMP_parallel(function, argument, threads, flags), which runs the function in so many threads; None if there is none."""
+    """GOMP_parallel(function, argument, threads, flags), which runs the function in that many threads; None if there is
+    none.
+    """
     library = _library()
     return None if library is None else library.GOMP_parallel
 
@@ -68,7 +71,13 @@ def c_function(kernel: Callable[[int], None]) -> tuple[Callable[[Any], None], in
 
 
 def run_in(threads: int, kernel: Callable[[int], None], task: Any) -> None:
-    """Run a kernel of one address (see `c_function`) in so many threads at once; in this one where there is no library."""
+    """Run a kernel of one address (see `c_function`) in that many threads at once; in this one where there is no library.
+
+    A kernel that Python runs (see interpreted.py) is run in this thread, too.
+    """
+    if isinstance(kernel, Interpreted):
+        kernel.call_with(task)
+        return
     function, address = c_function(kernel)
     if threads > 1 and (parallel := openmp()):
         parallel(address, task, threads, 0)
@@ -94,6 +103,17 @@ def add(typing_context, address, number):
         return builder.atomic_rmw("add", counter, values[1], "acq_rel")
 
     return types.int64(types.int64, types.int64), codegen
+
+
+def _add(address: int, number: int) -> np.int64:
+    """`add` in Python, for one thread."""
+    counter = memory_at(address, (1,), np.int64)
+    before = counter[0]
+    counter[0] += number
+    return before
+
+
+MEANINGS[id(add)] = _add
 
 
 @intrinsic

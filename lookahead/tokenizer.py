@@ -74,7 +74,7 @@ def hub_arguments(trust_remote_code: bool, revision: str | None) -> dict[str, An
 
 @contextlib.contextmanager
 def quiet_hub() -> Iterator[None]:
-    """No log lines of the hub client about retries: what fails in the end is said once, in our words."""
+    """No log lines of the hub client about retries: what fails in the end is reported once, in our words."""
     hub = logging.getLogger("huggingface_hub")
     level = hub.level
     hub.setLevel(logging.ERROR)
@@ -85,7 +85,7 @@ def quiet_hub() -> Iterator[None]:
 
 
 def identity(tokenizer: Any, name: str) -> TokenizerIdentity:
-    """Fingerprint over every (id, token) pair, special tokens included: the same from whatever folder it was loaded.
+    """Fingerprint over every (id, token) pair, special tokens included: the same from any folder it was loaded.
 
     A folder is named by its absolute path, so that it is found from elsewhere and is never taken for a hub name.
     """

@@ -103,7 +103,7 @@ def _run(typed: Sequence[str], command_line: str) -> int:
 
         abandon_stdout()
         return 0
-    except OSError as error:  # a disk or a file that fails where nothing else says so
+    except OSError as error:  # a disk or a file that fails that nothing else reports
         about = f"{error.filename}: " if error.filename is not None else ""
         _print_error(about + " ".join(str(error.strerror or error).split()))
         return 1
@@ -129,7 +129,7 @@ def program() -> Any:
 
 
 def _print_error(message: str, code: int = 1) -> None:
-    if code != 2:  # a command line that is refused is no part of a log
+    if code != 2:  # a command line that is refused is not part of a log
         logs.note(message, logging.ERROR)
     print(f"error: {in_one_line(message, getattr(sys.stderr, 'encoding', None))}", file=sys.stderr)
 

@@ -305,7 +305,7 @@ Report = Annotated[
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """Files to write; None: not asked for. json: one object on stdout in place of tables. reads: what is read meanwhile."""
+    """Files to write; None: not asked for. json: one object on stdout instead of tables. reads: what is read meanwhile."""
 
     json: bool
     save: str | None = None

@@ -145,7 +145,7 @@ def command(
 
 
 def run(build: CorpusBuild, max_memory: str = "2GiB", shown: bool = True) -> BuiltTrie:
-    """Build, and say which rows were left out. shown: with a bar."""
+    """Build, and report which rows were left out. shown: with a bar."""
     from lookahead_cli import render
 
     with render.stages(shown=shown, report=build.report, total=build.size) as progress:

@@ -40,7 +40,12 @@ def command(
 def _run(folder: Path, rows: int) -> None:
     import logging
 
+    from lookahead import compile_ahead
+    from lookahead_cli import render
+
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    if compile_ahead.start(["sorting", "forward", "drafting", "budget"]):
+        render.announce_compiling()
     samples = samples_folder()
     model, trie = str(samples / "demo-model"), str(folder / TRIE_FILE)
     prompts, three = folder / PROMPTS, folder / THREE
@@ -132,7 +137,7 @@ def _print_answers(prompts: Path, answers: Path) -> None:
 
 
 def samples_folder() -> Path:
-    """Where the demo model and corpus lie: inside an installed package, or beside it in a source checkout."""
+    """Where the demo model and corpus lie: inside an installed package, or next to it in a source checkout."""
     from lookahead.errors import LookaheadError
 
     here = Path(__file__).resolve().parent

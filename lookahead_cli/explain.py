@@ -41,7 +41,7 @@ class Explainer:
     """Draws the steps of rows as they happen."""
 
     def __init__(self, console: Console, tokenizer: Any | None, rows: int, name: str = ""):
-        """rows: the first so many are watched. name: of what is watched, stands before the row's number."""
+        """rows: the first that many are watched. name: of what is watched, stands before the row's number."""
         self.console = console
         self.tokenizer = tokenizer
         self.rows = rows
@@ -49,7 +49,7 @@ class Explainer:
         self._row = 0  # the one that is shown
 
     def observer_of(self, row: int) -> Observer | None:
-        """Who is told the steps of a row."""
+        """Who receives the steps of a row."""
         return (lambda step: self.show(row, step)) if row <= self.rows else None
 
     def show(self, row: int, step: Step) -> None:
@@ -79,7 +79,7 @@ class Explainer:
 
 
 def draw(console: Console, found: Outline, tokenizer: Any | None, more: Callable[[Line], str] = lambda line: "") -> None:
-    """Print a tree. more(line): what else there is to say about a line."""
+    """Print a tree. more(line): what else there is to print about a line."""
     if not found.lines:
         return
     texts = [Text(shown(tokenizer, line.token_ids, line.before), STYLES[line.kind]) for line in found.lines]
@@ -112,7 +112,7 @@ def print_text(console: Console, text: Text) -> None:
 
 
 def guides(line: Line) -> tuple[str, str]:
-    """What stands before the first part of a line, and before what does not fit beside it."""
+    """What stands before the first part of a line, and before what does not fit next to it."""
     on = "".join("  " if last else "│ " for last in line.forks)
     return (on[:-2] + ("└ " if line.forks[-1] else "├ ") if line.begins else on), on
 

@@ -55,6 +55,7 @@ def command(
 
 def answer(spec: JobSpec, config: str | None = None) -> None:
     """Run a job and show it. config: see `run_job`. Raises RowsFailedError if rows have failed."""
+    from lookahead import compile_ahead
     from lookahead.job.run import run_job
     from lookahead_cli import render
     from lookahead_cli.progress import JobOnScreen, rows_done
@@ -64,6 +65,7 @@ def answer(spec: JobSpec, config: str | None = None) -> None:
         raise UsageError("--json prints a summary on stdout, where the answers go: name a file with -o.")
     if reporting.quiet and reporting.verbose:
         raise UsageError("--quiet and --verbose: give one of them.")
+    compile_ahead.start(["drafting", "budget"])
     events = JobOnScreen(spec)
     report = run_job(spec, events, config)
     if report.state == "complete":
@@ -78,7 +80,7 @@ def answer(spec: JobSpec, config: str | None = None) -> None:
 
 
 def print_report(report: JobReport, spec: JobSpec) -> None:
-    """Say what a job that is complete came to. Raises RowsFailedError if rows have failed."""
+    """Report what a job that is complete came to. Raises RowsFailedError if rows have failed."""
     from lookahead_cli import progress, render
 
     totals, json = report.totals, spec.reporting.json

@@ -180,7 +180,7 @@ def _show_query(found: TrieReport, drafted: Drafted) -> None:
         of_node = drafted.evidence[line.nodes[0]]
         return f"{of_node.count:,} of {of_node.of:,} times" if of_node else ""
 
-    match = found.trie.longest_match(drafted.context)
+    match = drafted.match
     text = shown(found.tokenizer, drafted.context.tolist())
     render.out.print(f"Draft tree of {drafted.tree.draft_tokens} tokens", style="bold")
     if match.length:

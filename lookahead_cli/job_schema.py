@@ -1,6 +1,6 @@
 """job.yaml of `generate`: its JSON Schema and an example with every option, both made from the options of a job.
 
-`python -m lookahead_cli.job_schema` writes job.schema.json anew.
+`python -m lookahead_cli.job_schema` writes job.schema.json again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a command says while it works: on stderr as it is, in a --log-file with time stamps. In: notices, log records.
+"""What a command prints while it works: on stderr as it is, in a --log-file with time stamps. In: notices, log records.
 
 Lines go to the package's logger. Its handlers print warnings, with --verbose everything, on stderr, and append everything to
 the log file. What render.py prints on stderr itself (notices, progress, the summary) is noted for the log file alone.
@@ -19,7 +19,7 @@ from lookahead.errors import LookaheadError, UsageError
 from lookahead.printable import in_one_line
 
 package = logging.getLogger("lookahead")
-NOT_OURS = ("matplotlib", "fontTools")  # what these say on stderr, such as where they keep a cache, is of no use here
+NOT_OURS = ("matplotlib", "fontTools")  # what these print on stderr, such as where they keep a cache, is of no use here
 ON_STDERR = "is_on_stderr"  # attribute of a record that stands there already
 FIRST_LINE = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d [A-Z]+ ")  # how a log file begins
 LINE_SECONDS = 10.0  # between two lines of progress
@@ -35,7 +35,7 @@ class OnStderr(logging.Handler):
 
 
 class InFile(logging.Handler):
-    """Lines with time stamp and level, appended. When the disk fails that is said once, and the work goes on.
+    """Lines with time stamp and level, appended. When the disk fails that is reported once, and the work continues.
 
     command_line: stands before the first line of a command that writes one.
     """

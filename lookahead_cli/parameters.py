@@ -18,7 +18,7 @@ COMPLETIONS: dict[str, Callable[[str], list[str]]] = {"strategy": completion.str
 
 
 def of_job(name: str, panel: str | None = None, help: str | None = None) -> Any:
-    """The typer option of a job's option. panel, help: in place of its own."""
+    """The typer option of a job's option. panel, help: instead of its own."""
     each = OPTIONS[name]
     about = each.about
     return typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -25,7 +26,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from lookahead.job.events import COMPILING  # noqa: F401 - of those who wait
+from lookahead.job.events import COMPILING
 from lookahead.json_text import json_text
 from lookahead.printable import in_one_line, printable
 from lookahead_cli import logs
@@ -231,8 +232,14 @@ def stages(
         yield update
 
 
+@functools.cache
+def announce_compiling() -> None:
+    """A line on stderr, once a process."""
+    notice(COMPILING)
+
+
 def patiently(work: Callable[[], Result], notice_text: str, after: float = 0.7) -> Result:
-    """Run `work`; if it takes longer than `after` seconds, say why and show a spinner until it is done."""
+    """Run `work`; if it takes longer than `after` seconds, print why and show a spinner until it is done."""
     result: list[Result] = []
     failure: list[BaseException] = []
 
@@ -246,7 +253,10 @@ def patiently(work: Callable[[], Result], notice_text: str, after: float = 0.7) 
     thread.start()
     thread.join(after)
     if thread.is_alive():
-        notice(notice_text)
+        if notice_text != COMPILING:
+            notice(notice_text)
+        else:
+            announce_compiling()
         with err.status("working"):
             while thread.is_alive():
                 thread.join(0.1)

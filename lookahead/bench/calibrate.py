@@ -5,10 +5,11 @@ bring is kept, so that each can be repeated. Cells are visited until the time is
 for all of them is measured on fewer. Each round has another order, and those that take long are not in all of them.
 
 Machines that are shared have a pace that changes by the minute, and are much slower still for a moment here and there. So what
-a cell takes is told apart from the machine's pace at each visit, by what was visited just before and after; visits in a bad
+a cell takes is separated from the machine's pace at each visit, by what was visited just before and after; visits in a bad
 moment do not count, and cells that were hardly ever seen in a good one are visited again first. A profile's terms are then
 fitted to the cells, with none below 0 and no size cheaper than a smaller one. In per cent all weigh alike, but for long
-contexts: few sizes are measured there, and what these take too much must not make them dear beside the sizes that are not.
+contexts: few sizes are measured there, and what these take too much must not make them more expensive than the sizes that are
+not.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from lookahead.forward.target import TargetModel
 from lookahead.version import __version__
 
 SHORT, LONG = 128, 1024  # tokens in the cache of each row
-CHUNK = 512  # tokens of a prompt that are taken in at once
+CHUNK = 512  # tokens of a prompt that are prefilled at once
 MOST_WIDTH = 128
 # At each visit of a cell as many forwards count as fit into VISIT seconds, but one at least. Before them come those that do not
 # count, as many as fit into WARM seconds: each takes less than the one before, the less so the longer they take. In the first
@@ -40,8 +41,8 @@ MOST_WIDTH = 128
 MOST_IN_A_ROW, VISIT = 10, 0.1
 MOST_WARMING, WARM = 4, 0.04
 ACCEPTING_SHARE, ACCEPTING_TIMES, ACCEPTING_WIDTH = 0.1, 12, 8
-AROUND, POLISHED = 4, 10  # visits before and after one that tell the machine's pace; times that cells and paces are told apart
-NEAR, CALM = 6, 1.3  # visits that took so many times what calm ones took, so far before and after, were in a bad moment
+AROUND, POLISHED = 4, 10  # visits before and after one that tell the machine's pace; times that cells and paces are separated
+NEAR, CALM = 6, 1.3  # visits that took that many times what calm ones took, so far before and after, were in a bad moment
 OFTEN = 8  # tokens up to which forwards of one row are visited twice a round
 CONFIRMED = 2  # calm visits of a cell, without which it is visited in each round
 LONG_WEIGHT = 0.25  # of a cell of a long context in the fit
@@ -137,7 +138,7 @@ def calibrate(
 
 
 def _often(cell: Cell) -> bool:
-    """Speedups are told by these above all: plain forwards, and those of small drafts in one row."""
+    """Speedups are determined by these above all: plain forwards, and those of small drafts in one row."""
     return cell.context <= SHORT and (cell.width == 1 or (cell.rows == 1 and cell.width <= OFTEN))
 
 
@@ -149,8 +150,8 @@ def _faster(times: Sequence[float]) -> float:
 def calm(visits: Sequence[tuple[Cell, float]]) -> list[tuple[Cell, float]]:
     """Those of the visits, cell and seconds, one after the other, that were in no bad moment of the machine.
 
-    The pace at a visit is one of the faster among those around it, beside the least that their cells take; then again, each
-    cell's usual time being the median over its calm visits, each at its pace.
+    The pace at a visit is one of the faster among those around it, relative to the least that their cells take; then again,
+    each cell's usual time being the median over its calm visits, each at its pace.
     """
     number: dict[Cell, int] = {}
     cells = np.array([number.setdefault(cell, len(number)) for cell, _ in visits], int)
@@ -172,7 +173,8 @@ def at_one_pace(visits: Sequence[tuple[Cell, float]]) -> dict[Cell, float]:
     """Seconds of each cell as if all had been visited at once, at one of the machine's faster paces.
 
     visits: cell and seconds, one after the other. The pace at a visit is the median, over those around it, of what they took
-    beside what their cells take; and that the median over a cell's visits, each at its pace (as in median polish, Tukey 1977).
+    relative to what their cells take; and that the median over a cell's visits, each at its pace (as in median polish, Tukey
+    1977).
     """
     numbers: dict[Cell, list[int]] = {}
     for number, (cell, _) in enumerate(visits):
@@ -280,7 +282,7 @@ class _Texts:
         return tokens
 
     def _filled(self, rows: int, context: int) -> Slots:
-        """Slots of so many rows, all of one text, which is taken in but for its last token."""
+        """Slots of that many rows, all of one text, which is prefilled except for its last token."""
         slots, text = slots_of(self.target), self._tokens(context + 1)
         for slot in range(rows):
             slots.add(text, MOST_WIDTH)
@@ -349,5 +351,7 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
 
 
 def _tells(tokens: np.ndarray, term: np.ndarray) -> bool:
-    """True if cells of one size differ in this term, so that it can be told from what the size costs. Each: [cells]."""
+    """True if cells of one size differ in this term, so that it can be distinguished from what the size costs. Each:
+    [cells].
+    """
     return any(len(set(term[tokens == size])) > 1 for size in set(tokens.tolist()))

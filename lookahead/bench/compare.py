@@ -161,7 +161,7 @@ def compare(
             _answer_all(runs, rows, batch_size * REFILLS if batch_size > 1 else 1, repeat, target.device, progress)
     for run in runs:
         run.settle(runs[0])
-        assert answers is None or run.outputs == [list(answer) for answer in answers], f"{run.name} said what was not logged"
+        assert answers is None or run.outputs == [list(answer) for answer in answers], f"{run.name} emitted what was not logged"
     checked = min(len(rows), len(rows) if lossless_rows is None else lossless_rows) if check_lossless else 0
     outputs_of = {run.name: run.outputs[:checked] for run in ours}
     return Comparison(
@@ -204,7 +204,7 @@ def _answer_all(
     device: torch.device,
     progress: Callable[[int], None],
 ) -> None:
-    """The repeat of this number: all runs over all rows, so many in a turn."""
+    """The repeat of this number: all runs over all rows, that many in a turn."""
     for run in runs:
         run.forget()  # what was answered before, to warm up too, must not draft itself
     for number, start in enumerate(rows[::of_a_turn]):

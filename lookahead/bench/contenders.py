@@ -53,7 +53,7 @@ class Contenders:
             for length in lengths:
                 if length == "auto" and not timed:
                     raise UsageError("--decoding-length auto needs a model: a replay has no forwards to price.")
-                fixed = self._of(name, length, branch)  # refuses what is no length, for auto as well
+                fixed = self._of(name, length, branch)  # refuses what is not a length, for auto as well
                 options.append(self._of(name, "auto", branch) if name == "auto" else fixed)
         return list(dict.fromkeys(options))
 
@@ -64,7 +64,7 @@ class Contenders:
         known = STRATEGIES if timed else STRATEGIES[1:]
         names = [name for name in _strategies(self.strategy or "hierarchical", known) if name != "auto"]
         if not names:
-            raise UsageError(f"--sweep --strategy {self.strategy}: auto has no lengths to sweep; it runs beside what is swept.")
+            raise UsageError(f"--sweep --strategy {self.strategy}: auto has no lengths to sweep; it runs in any case.")
         lengths = _lengths("--decoding-length", self.decoding_length) if self.decoding_length else DECODING_LENGTHS
         branches = _lengths("--branch-length", self.branch_length) if self.branch_length else BRANCH_LENGTHS
         options = [self._of("auto", "auto", max(branches))] if timed else []

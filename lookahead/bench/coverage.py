@@ -29,7 +29,7 @@ def coverage(
 ) -> ReplayResult:
     """Replay up to `most` documents of a corpus file (any format of build-trie) against `tries`.
 
-    vocab_size: that ids must lie below, where there is no trie to say it.
+    vocab_size: that ids must lie below, where there is no trie that gives it.
     Raises CorpusError if the file holds no usable document of two tokens or more.
     """
     report = CorpusReport()

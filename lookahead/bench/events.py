@@ -1,4 +1,4 @@
-"""What the caller of a bench or a replay is told while it runs."""
+"""What the caller of a bench or a replay receives while it runs."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class BenchEvents(Events):
         return contextlib.nullcontext(lambda done: None)
 
     def observers(self, tokenizer: Any | None, rows: int, name: str) -> ObserverOf:
-        """Who is told the steps of each row of a replay, with explain=rows. Raises UsageError where that is nobody."""
+        """Who receives the steps of each row of a replay, with explain=rows. Raises UsageError where that is nobody."""
         raise UsageError("--explain: these events show no steps. Define observers(), see lookahead/bench/events.py.")

@@ -45,7 +45,7 @@ def job_figure(record: JobRecord, titled: bool = True) -> Any:
 
 
 def _draw_rows(axis: Any, record: JobRecord) -> None:
-    """A point a row, and the EDL of so many rows together."""
+    """A point a row, and the EDL of that many rows together."""
     rows = [(place, row) for place, row in enumerate(record.rows, 1) if row.edl is not None]
     timed = bool(rows) and rows[-1][1].ended is not None
     along = [row.ended if timed else place for place, row in rows]

@@ -25,7 +25,7 @@ from lookahead.trie.file import Trie, names_of
 @dataclasses.dataclass(frozen=True)
 class Logs:
     """What is replayed, as it was typed. chat, system, prompt_field, template: of the job that wrote the logs; None: as its
-    manifest says.
+    manifest states.
     """
 
     paths: Sequence[str]
@@ -163,7 +163,7 @@ def tokenizer_to_show(loaded: Any | None, workloads: Sequence[Workload]) -> Any 
 
 
 def _job_of(log: Log, logs: Logs, notice: Callable[[str], None]) -> tuple[Sequence[str], JobSettings]:
-    """(prompt files, settings) of the job that wrote a log: what was given, else what its manifest says."""
+    """(prompt files, settings) of the job that wrote a log: what was given, else what its manifest states."""
     known = settings_of(log.path)
     prompts: Sequence[str] = named_files(logs.prompts)
     if log.lacks_prompts and not prompts and known.inputs and all(Path(name).is_file() for name in known.inputs):

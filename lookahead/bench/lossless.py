@@ -1,9 +1,9 @@
-"""Are outputs what plain decoding says? In: outputs of both. Out: counts, and where and how far they part.
+"""Are outputs those of plain decoding? In: outputs of both. Out: counts, and where and how far they part.
 
-In half precision any change of a forward's shape moves scores a little, so two tokens that score nearly the same change places:
+In half precision any change of a forward's shape moves scores a little, so two tokens that score nearly the same swap:
 a near-tie. Whether it is one is judged by the stock model, none of our code in between: a forward over the whole text gives the
-scores at each place, and forwards of other shapes over the same text say how far rounding alone moves them there. An output is
-excused if both tokens at the first difference, and each token behind it, come that near to the best score.
+scores at each position, and forwards of other shapes over the same text show how far rounding alone moves them there. An output
+is excused if both tokens at the first difference, and each token behind it, come that near to the best score.
 
 Where a token gets the same bits in any forward (models/exact.py), nothing is excused: outputs are identical or different.
 """
@@ -25,14 +25,14 @@ Kind = Literal["near-tie", "different"]
 SHOWN = 20  # divergences in the JSON
 UNITS = 2  # of rounding at the best score: apart by no more is near in any case
 NOISES = 3  # of the measured moves of single scores: apart by no more is near too
-SPREADS = 0.25  # of the scores' standard deviation: apart by more is not near, whatever the noise
+SPREADS = 0.25  # of the scores' standard deviation: apart by more is not near, regardless of the noise
 PIECES = (7, 1, 3, 16, 2)  # tokens of the forwards that rounding is measured with
 ALWAYS = 2  # shapes of forwards that every output is judged by; the others where these do not excuse it
 
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """Where an output leaves what plain decoding says; where it is different, the first place that nothing excuses.
+    """Where an output differs from plain decoding; where it is different, the first position that nothing excuses.
 
     row: of the prompts, from 1. place: tokens of the answer before it. expected: plain decoding's token or, behind the first
     difference, the model's own; None, as got, where one answer has ended. tolerance: scores no further apart are a near-tie.
@@ -89,7 +89,7 @@ class Lossless:
 def lossless(
     target: TargetModel | None, prompts: Sequence[Ids], expected: Sequence[Ids], outputs: Mapping[str, Sequence[Ids]]
 ) -> Lossless:
-    """Compare outputs, by name of the run, with the expected ones, row by row. target: None: whatever differs is different."""
+    """Compare outputs, by name of the run, with the expected ones, row by row. target: None: any difference counts."""
     checked = identical = 0
     divergences = []
     judged: dict[tuple[int, tuple[int, ...]], Divergence] = {}  # runs often err alike
@@ -136,9 +136,9 @@ class _Judge:
         self.alone = self._whole()
 
     def far(self, place: int, tokens: torch.Tensor) -> tuple[list[int], list[float]]:
-        """(places, counted from `place`, where one of `tokens` is never near the best score; all tolerances).
+        """(positions, counted from `place`, where one of `tokens` is never near the best score; all tolerances).
 
-        tokens: [any, places]. A token is near if it is in one shape of the forward: where rounding sends a token to
+        tokens: [any, positions]. A token is near if it is in one shape of the forward: where rounding sends a token to
         another expert, scores jump, and what is near in one shape is far in another.
         """
         alone = self.alone[place:]
@@ -180,13 +180,13 @@ class _Judge:
 
 
 def _behind_best(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """[any, places]: how far the scores of tokens [any, places] lie below the best ones. scores: [places, vocab]."""
+    """[any, positions]: how far the scores of tokens [any, positions] lie below the best ones. scores: [positions, vocab]."""
     return scores.max(-1).values - scores.gather(1, tokens.T).T
 
 
 def _tolerance(target: TargetModel, scores: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """[places]: how far below the best score rounding may bring a token that is said. noise: how far it moved scores."""
-    noise = torch.maximum(noise, noise.mean())  # a place where no shape happened to move anything is no better than others
+    """[positions]: how far below the best score rounding may bring a token that is emitted. noise: how far it moved scores."""
+    noise = torch.maximum(noise, noise.mean())  # a position where no shape happened to move anything is not better than others
     units = UNITS * torch.finfo(target.dtype).eps * scores.max(-1).values.abs()
     return torch.minimum(torch.maximum(units, NOISES * noise), SPREADS * scores.std(-1))
 

@@ -1,7 +1,7 @@
 """Hugging Face's own decoding as contenders of a bench. In: a model and prompts. Out: runs like ours.
 
 Where answers are given, `generate` itself stays as it is: a hook behind the model's forward raises the score of each logged
-token above all others, at all places of the forward in one write, which knows nothing of what was drafted. (Not so a logits
+token above all others, at all positions of the forward in one write, which knows nothing of what was drafted. (Not so a logits
 processor: prompt lookup asks it for each token that it finds, and one that forbids all but the logged token would keep it
 from drafting anything wrong.)
 """
@@ -31,7 +31,7 @@ def peers_of(
 ) -> list[Run]:
     """`model.generate`, and prompt lookup where it can run: it takes no batches, and no model that cannot take drafts.
 
-    answers: of each prompt, taken as the model's choices whatever ends texts.
+    answers: of each prompt, taken as the model's choices regardless of what ends texts.
     """
     runs = [_peer(GENERATE, target, prompts, max_new_tokens, batch_size, answers)]
     if target.mode != "plain" and batch_size == 1:
@@ -42,7 +42,8 @@ def peers_of(
 class Watcher:
     """A hook behind the model's forward: counts forwards and the tokens they drafted, and forces answers if there are any.
 
-    width: tokens of the padded prompts. forced: [rows, places] logged tokens, or None. cache: its name in the model's output.
+    width: tokens of the padded prompts. forced: [rows, positions] logged tokens, or None. cache: its name in the model's
+    output.
     """
 
     def __init__(self, width: int, forced: torch.Tensor | None, cache: str):
@@ -130,7 +131,7 @@ def _peer(
 
 
 def _forced(answers: Sequence[Ids], longest: int, target: TargetModel) -> torch.Tensor:
-    """int64 [rows, places]: the answers, and zeros behind them for places that are cut off."""
+    """int64 [rows, positions]: the answers, and zeros behind them for positions that are cut off."""
     places = longest + COPIED + 1
     return torch.tensor([[*answer, *[0] * (places - len(answer))] for answer in answers], device=target.device)
 

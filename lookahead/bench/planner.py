@@ -28,7 +28,7 @@ def predict(
     repeats: int = 1,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Comparison:
-    """Plain decoding and each of `options` over the pairs, with forwards that cost what `profile` says.
+    """Plain decoding and each of `options` over the pairs, with forwards that cost what `profile` gives.
 
     weights: of the tries, see `Drafter`. repeats: see `compare`. Raises LookaheadError for a pair that the profile's model has
     no room for.

@@ -168,14 +168,14 @@ def shades(count: int, second: bool = False) -> list[Any]:
 
 
 def legend_beside(axis: Any, drawn: Sequence[Any]) -> None:
-    """What the lines of other axes mean, in place of a figure."""
+    """What the lines of other axes mean, instead of a figure."""
     handles = {label: handle for each in drawn for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
     axis.axis("off")
     axis.legend(handles.values(), handles, loc="center left", frameon=False, fontsize=9)
 
 
 def save_figure(figure: Any, path: str) -> None:
-    """Atomically to `path`, as what its ending says: .png, .pdf or .svg."""
+    """Atomically to `path`, in the format of its ending: .png, .pdf or .svg."""
     pyplot = drawing()
 
     kind = Path(path).suffix.lower().removeprefix(".")

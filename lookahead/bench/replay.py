@@ -87,7 +87,7 @@ def replay(
     weights: Sequence[float] | None = None,
     observer_of: ObserverOf = nobody,
 ) -> ReplayResult:
-    """Draft along each response and accept what it says; outputs of earlier pairs are remembered, as in a job.
+    """Draft along each response and accept what it holds; outputs of earlier pairs are remembered, as in a job.
 
     baseline: a name in `baselines.BASELINES`, which then drafts instead, within the same lengths; it needs a checkout.
     weights: of the tries, see `Drafter`; baselines know none.
@@ -135,7 +135,7 @@ def replay_with(
 
 
 def _saying(response: Sequence[int], done: int) -> Callable[[int, list[int]], int | None]:
-    """What the logged response says behind its first `done` tokens, whatever the node."""
+    """What the logged response holds behind its first `done` tokens, for any node."""
     ahead = iter(response[done:])
     return lambda node, said: next(ahead, None)
 

@@ -1,6 +1,6 @@
 """A bench as one HTML page: no network, readable in light and dark. In: measured runs. Out: the page's text.
 
-Whatever comes from outside (names of models, sources and files, the command line) is escaped.
+Everything from outside (names of models, sources and files, the command line) is escaped.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _accepted_figure(comparison: Comparison) -> Any:
 
 
 def _shown(comparison: Comparison) -> list[Run]:
-    """Runs in the figures that say how each of them worked: where there are many, plain, auto and the fastest."""
+    """Runs in the figures that show how each of them worked: where there are many, plain, auto and the fastest."""
     chosen = (comparison.runs[0], comparison.auto, comparison.best)
     return [run for run in comparison.runs if len(comparison.runs) <= MOST_SHOWN or run in chosen]
 
@@ -168,7 +168,7 @@ def _shown(comparison: Comparison) -> list[Run]:
 def _verdict(comparison: Comparison) -> list[str]:
     if comparison.forced:
         return [
-            "<p>The logged answers were taken as the model's choices: all runs say them, and there is nothing to compare.</p>"
+            "<p>The logged answers were taken as the model's choices: all runs emit them, and there is nothing to compare.</p>"
         ]
     found = comparison.lossless
     if found is None:

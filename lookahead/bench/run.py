@@ -25,7 +25,7 @@ from lookahead.draft.tree import DraftTree
 class StepLog(Clock):
     """An engine's clock that keeps each decode step: its forward's seconds, its tree and how much of it was accepted.
 
-    `see` is the observer of all requests of the turn; the clock is told after them.
+    `see` is the observer of all requests of the turn; the clock is notified after them.
     """
 
     seen: list[tuple[DraftTree, int]] = dataclasses.field(default_factory=list)
@@ -76,7 +76,9 @@ class Turn(DraftCounts):
 
 @dataclasses.dataclass(frozen=True)
 class TimeSplit:
-    """Seconds of a run by what they went into. rest: telling the drafter what was said, taking requests in and out."""
+    """Seconds of a run by what they went into. rest: notifying the drafter of emitted tokens, admitting and retiring
+    requests.
+    """
 
     draft: float
     forward: float
@@ -235,13 +237,13 @@ class Run:
         }
 
 
-TAKEN_IN_AS_ONE = 64  # tokens of prompts, so many of which are about as much work as a token that is said
+TAKEN_IN_AS_ONE = 64  # tokens of prompts, that many of which are about as much work as a token that is emitted
 OF_A_DEPTH = ("depth", "offered", "accepted")
 TIME_PARTS = tuple(field.name for field in dataclasses.fields(TimeSplit))
 
 
 def progress(said: int, taken_in: int) -> int:
-    """How far a turn has come, in tokens. taken_in: tokens of prompts, of which a forward takes in many."""
+    """How far a turn has come, in tokens. taken_in: tokens of prompts, of which a forward prefills many."""
     return said + taken_in // TAKEN_IN_AS_ONE
 
 

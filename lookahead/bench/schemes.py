@@ -1,6 +1,6 @@
 """A bench of one model in several quantizations. In: a `ModelBench`, schemes as they are typed. Out: figures of each scheme.
 
-One model is loaded at a time, so speeds of schemes are not interleaved: their ratios say as much as the machine is even.
+One model is loaded at a time, so speeds of schemes are not interleaved: their ratios are as exact as the machine is steady.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,17 +12,22 @@ import numpy as np
 from lookahead.bench.coverage import Capacity, capacity_curve, coverage
 from lookahead.bench.replay import ReplayResult
 from lookahead.bench.trie_text import load_tokenizer_of
+from lookahead.draft import own_text, planner
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import Evidence, evidence
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
 from lookahead.errors import UsageError
+from lookahead.interpreted import interpreting
 from lookahead.job.events import COMPILING
-from lookahead.trie import stats
-from lookahead.trie.file import Trie
+from lookahead.trie import search, stats
+from lookahead.trie.file import Match, Trie
 from lookahead.trie.segment import Effort
 
-Patiently = Callable[[Callable[[], None], str], None]  # calls its first argument; the second says what takes so long
+# Tokens of a tree, of a context and of a vocabulary up to which Python makes a draft sooner than its kernels are compiled.
+MOST_INTERPRETED, MOST_CONTEXT, MOST_VOCABULARY = 128, 2_000, 20_000
+
+Patiently = Callable[[Callable[[], None], str], None]  # calls its first argument; the second tells what takes so long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +35,7 @@ class TrieQuestions:
     """query: text, or ids where the trie came as ids, whose draft tree of decoding_length tokens is wanted; None: none.
 
     coverage: corpus file on which EDL is measured; with_curve: also at smaller sizes of the trie. verify: read every byte.
-    tokenizer: in place of the trie's own. top: commonest branches.
+    tokenizer: instead of the trie's own. top: most frequent branches.
     """
 
     query: str | None = None
@@ -43,9 +49,10 @@ class TrieQuestions:
 
 @dataclasses.dataclass(frozen=True)
 class Drafted:
-    """What would be verified after a context (int32 [length]), and what the trie holds for each node."""
+    """What would be verified after a context (int32 [length]), its longest match, and what the trie holds for each node."""
 
     context: np.ndarray
+    match: Match
     tree: DraftTree
     evidence: list[Evidence | None]
     source_names: tuple[str, ...]
@@ -53,7 +60,7 @@ class Drafted:
 
 @dataclasses.dataclass(frozen=True)
 class TrieReport:
-    """tokenizer: to show text with; None: ids are shown. recycled: runner-up tokens behind the commonest tokens."""
+    """tokenizer: to show text with; None: ids are shown. recycled: runner-up tokens behind the most frequent tokens."""
 
     trie: Trie
     asked: TrieQuestions
@@ -100,7 +107,8 @@ class TrieReport:
         return value
 
     def _query_json(self, drafted: Drafted) -> dict[str, Any]:
-        match, continuations = stats.continuations(self.trie, drafted.context)
+        with interpreting(search.matching_range, search.child_ranges):
+            match, continuations = stats.continuations(self.trie, drafted.context)
         return {
             "text": self.asked.query,
             "match_length": match.length,
@@ -156,7 +164,7 @@ def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, patiently: Patie
             waiting("curve", "Pruning to rising sizes ...", lambda: capacity_curve(trie, path, loaded, effort))
     if context is not None:
         after = context
-        waiting("drafted", COMPILING, lambda: draft_after(trie, after, asked.decoding_length))
+        waiting("drafted", "Drafting ...", lambda: draft_after(trie, after, asked.decoding_length))
     return TrieReport(trie, asked, loaded, recycled=stats.recycled(trie, asked.top), **found)
 
 
@@ -178,7 +186,13 @@ def ids_of(query: str, trie: Trie, tokenizer: Any | None) -> np.ndarray:
 
 def draft_after(trie: Trie, context: np.ndarray, decoding_length: int) -> Drafted:
     """The tree that a request whose prompt is `context` drafts first, in a job that has not answered anything yet."""
-    drafter = Drafter([trie], DraftOptions(decoding_length=decoding_length))
-    tree = drafter.start(context).draft()
-    of_trie = len(drafter.source_names) - 1
-    return Drafted(context, tree, evidence(trie, of_trie, context.tolist(), tree), drafter.source_names)
+    kernels = [planner.grow_rows, planner.find_roots, own_text.append_tokens, search.matching_range]
+    if trie.header.vocab_size <= MOST_VOCABULARY:
+        kernels.append(own_text.lead_common)
+    few = decoding_length <= MOST_INTERPRETED and len(context) <= MOST_CONTEXT
+    with interpreting(*kernels) if few else contextlib.nullcontext():
+        drafter = Drafter([trie], DraftOptions(decoding_length=decoding_length))
+        tree = drafter.start(context).draft()
+        of_trie = len(drafter.source_names) - 1
+        known = evidence(trie, of_trie, context.tolist(), tree)
+        return Drafted(context, trie.longest_match(context), tree, known, drafter.source_names)

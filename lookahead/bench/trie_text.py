@@ -13,7 +13,7 @@ from lookahead.trie.file import Trie
 def load_tokenizer_of(trie: Trie, name: str | None, needed: bool) -> Any | None:
     """The tokenizer to show a trie's text with; None if the trie came as ids, or its tokenizer is gone and not needed.
 
-    name: in place of the one that the trie names. Raises LookaheadError if it cannot be loaded or does not fit the trie.
+    name: instead of the one that the trie names. Raises LookaheadError if it cannot be loaded or does not fit the trie.
     """
     if not (name or trie.header.tokenizer_name):
         return None

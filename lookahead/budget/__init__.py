@@ -1,1 +1,1 @@
-"""How many drafts pay: what a forward costs, and what its guesses are worth."""
+"""How many drafts pay: what a forward costs, and what its draft tokens are worth."""

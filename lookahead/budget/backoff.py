@@ -22,6 +22,6 @@ class Backoff:
         return step >= self._until
 
     def drafted(self, returns: float, step: int) -> None:
-        """At the step of this number drafts saved so many times what drafting took."""
+        """At the step of this number drafts saved that many times what drafting took."""
         self._debt = min(max(0.0, self._debt + 1 - returns), DEBT)
         self._until = (step // APART + 1) * APART if self._debt >= DEBT else step + 1

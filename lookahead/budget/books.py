@@ -12,11 +12,11 @@ FIRST_LOOKS = 1.0  # plain steps that may go into looks before
 
 # The state. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in such
 # steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a step
-# outside of its forward, without drafts and with, how many steps of either kind say so, and seconds that may go into looks. The
-# latest choice: seconds that it saves, that its drafts save, and the probability at which one more node would pay.
+# outside of its forward, without drafts and with, how many steps of either kind show it, and seconds that may go into looks.
+# The latest choice: seconds that it saves, that its drafts save, and the probability at which one more node would pay.
 PLAIN, SPENT, BESIDE, BESIDE_DRAFTED, UNDRAFTED, DRAFTED, SPARE, SAVED, GAINED, PRICE = range(10)
-# Of each of SIZES, taken for a number of rows: the sums PLAIN and SPENT of steps with about so many. From GAINS on, taken
-# likewise, each has a row of the array: seconds that forwards of each size would have saved over plain ones, of late.
+# Of each of SIZES, taken for a number of rows: the sums PLAIN and SPENT of steps with about that many. From GAINS on, taken
+# likewise, each has a row of the array: seconds that forwards of each size would have saved over plain ones, recently.
 ROWS_PLAIN, ROWS_SPENT, GAINS = range(3)
 
 # What a budget knows, for its kernels.

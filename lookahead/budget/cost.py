@@ -1,14 +1,14 @@
 """What a forward costs on this machine, now. In: a profile, if there is one, and the job's steps. Out: seconds of any forward.
 
-The profile says what a forward of any size should take (profile.py); how much longer or shorter forwards of about one size
+The profile gives what a forward of any size should take (profile.py); how much longer or shorter forwards of about one size
 really take is learned from the latest steps of that size. Without a profile a rough shape stands in, so that all is learned.
 
 Steps are only ever slowed down by what else the machine does. So of the latest steps of a size, one of the faster ones counts
 (their 30th percentile), and it takes three of them to be believed. Where the whole machine becomes slower or faster, steps of
-any size tell of all sizes (`PACE`): else one that was last seen in a slow hour would be shunned for ever.
+any size tell of all sizes (`PACE`): else one that was last seen in a slow hour would be avoided permanently.
 
-Where there is a profile, what one size takes beside the usual is most probably noise where it is little (`NOISE`) and has been
-seen in few steps: what a token costs is a difference of two forwards, and 3 % of one are the price of eight tokens.
+Where there is a profile, what one size takes relative to the usual is most probably noise where it is little (`NOISE`) and has
+been seen in few steps: what a token costs is a difference of two forwards, and 3 % of one are the price of eight tokens.
 Costs need not rise with size: float32 products of two or three rows take longer than those of eight on some CPUs.
 """
 
@@ -21,20 +21,20 @@ import numpy as np
 from lookahead.budget.profile import NEVER, CostProfile, Forward, in_attention
 from lookahead.kernels import inlined, kernel
 
-# Forwards with drafts take one of these sizes: kernels are compiled for each size anew, and few sizes are soon known.
+# Forwards with drafts take one of these sizes: kernels are compiled for each size again, and few sizes are soon known.
 SIZES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096])
-EVEN = 16  # larger forwards that take in prompts, too, take a multiple of so many tokens, on CPUs: see `evened`
+EVEN = 16  # larger forwards that prefill prompts, too, take a multiple of that many tokens, on CPUs: see `evened`
 LATEST = 64  # steps that a size remembers
 FASTER = 0.3  # quantile of them that counts
 BELIEVED = 3  # steps of a size before it is, as the first ones of a size are slow
-NOISE = 0.05  # of a forward: by so much, or less, sizes seem at first to differ that take what a profile says; see `observe`
+NOISE = 0.05  # of a forward: by so much, or less, sizes seem at first to differ that take what a profile gives; see `observe`
 FLAT = 64.0  # tokens that double the cost of a forward of which nothing is known
 
-# Rows of the curve's table, a column for each of SIZES. RATIO: of real to expected seconds, as believed; OWN: as its steps say.
+# Rows of the curve's table, a column for each of SIZES. RATIO: of real to expected seconds, as believed; OWN: by its own steps.
 SIZE, BASE, RATIO, SEEN, OWN = range(5)
 # And the terms that depend on what lies in the cache.
 PER_ROW, PER_KEY, PER_QUERY_KEY, PER_PADDING, PER_CALL, SEPARATE, PACE, KNOWN, BUCKETED = range(9)
-# PACE, how slow the machine is now, is to be above as many steps as FASTER says: it goes up or down at each.
+# PACE, how slow the machine is now, is to be above as many steps as FASTER gives: it goes up or down at each.
 UP, DOWN = 1 + 0.04 * FASTER, 1 - 0.04 * (1 - FASTER)
 
 
@@ -68,7 +68,7 @@ class StepLog:
         return self._filled
 
     def add(self, step: MeasuredStep, tokens: float | None = None) -> None:
-        """tokens: of its forward, in place of those that it says."""
+        """tokens: of its forward, instead of those that it gives."""
         row = self._rows[self._filled]
         row[:] = (*step.forward, *step[1:])
         if tokens is not None:
@@ -90,7 +90,7 @@ def step_of(row):
 
 @inlined
 def resized(forward, tokens, width):
-    """A `Forward` of the same rows over so many tokens, `width` of the row with the most (0: all have as many)."""
+    """A `Forward` of the same rows over that many tokens, `width` of the row with the most (0: all have as many)."""
     return Forward(int(tokens), forward.rows, forward.keys, int(width), forward.calls)
 
 
@@ -135,9 +135,9 @@ def bucket(size):
 
 @kernel
 def evened(size):
-    """The size of a forward on a CPU that takes in prompts, too, and so would have any.
+    """The size of a forward on a CPU that prefills prompts, too, and so would have any.
 
-    Kernels are compiled for each size anew (2 ms for a model of 15M parameters), and one that is no multiple of 16 takes as
+    Kernels are compiled for each size again (2 ms for a model of 15M parameters), and one that is not a multiple of 16 takes as
     long as the next one that is.
     """
     return (size + EVEN - 1) // EVEN * EVEN if size > 4 * EVEN else size
@@ -159,8 +159,16 @@ def place_of(tokens, table, place):
 
 @kernel
 def faster_of(latest, filled):
-    """The quantile that counts of the first `filled` entries."""
-    return np.sort(latest[:filled])[int(FASTER * (filled - 1))]
+    """The quantile that counts of the first `filled` entries. np.sort would take a second to compile."""
+    rank = int(FASTER * (filled - 1))
+    for k in range(filled):
+        less = same = 0
+        for other in range(filled):
+            less += latest[other] < latest[k]
+            same += latest[other] == latest[k]
+        if less <= rank < less + same:
+            return latest[k]
+    return latest[0]
 
 
 @kernel
@@ -194,7 +202,7 @@ def _seconds(forward, own, table, terms, place, now):
 
 @inlined
 def _usual_size(table):
-    """The column whose ratio is the median over steps of what the believed sizes say; -1 if there are none."""
+    """The column whose ratio is the median over steps of what the believed sizes show; -1 if there are none."""
     steps, usual = 0.0, -1
     for column in range(table.shape[1]):
         steps += min(table[SEEN, column], LATEST) if table[SEEN, column] >= BELIEVED else 0.0
@@ -214,8 +222,8 @@ def _usual_size(table):
 def observe(forward, seconds, table, terms, latest):
     """See `CostCurve.observe`. latest: float64 [sizes, LATEST], ratios of real to expected seconds, by the pace of then.
 
-    Then each size's ratio anew: the usual one and what it takes beside that, less noise, whose square halves with the first
-    BELIEVED steps; a size that nobody has seen with what those next to it do.
+    Then each size's ratio again: the usual one and what it takes relative to that, less noise, whose square halves with the
+    first BELIEVED steps; a size that nobody has seen with what those next to it do.
     """
     columns = table.shape[1]
     ratio = seconds / _seconds(forward, forward.tokens, table, terms, 0, False) / terms[PACE]
@@ -237,8 +245,8 @@ def observe(forward, seconds, table, terms, latest):
             continue
         apart = table[OWN, other] / table[OWN, usual] - 1
         if terms[KNOWN] > 0:
-            noise = NOISE**2 * BELIEVED / (BELIEVED + min(table[SEEN, other], LATEST))
-            apart *= apart**2 / (apart**2 + noise)
+            noise = NOISE * NOISE * BELIEVED / (BELIEVED + min(table[SEEN, other], LATEST))
+            apart *= apart * apart / (apart * apart + noise)
         table[RATIO, other] = apart  # for the moment, until all are known
         for between in range(before + 1, other):
             share = 1.0

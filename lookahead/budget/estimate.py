@@ -60,7 +60,7 @@ class ModelSizes:
     query_key: int
 
     def read(self, tokens: int) -> float:
-        """Parameters that a forward over so many tokens reads: of the experts, those that at least one token chooses."""
+        """Parameters that a forward over that many tokens reads: of the experts, those that at least one token chooses."""
         chosen = 1 - (1 - self.experts_per_token / self.experts) ** tokens if self.experts else 0.0
         return self.dense + self.in_experts * chosen
 

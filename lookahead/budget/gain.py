@@ -7,7 +7,7 @@ n rows, each of which takes
     seconds of the step, less drafting and recycling  x  predicted seconds of a plain step / predicted seconds of this step
 
 Prefill takes as long either way. Sums go over the whole run, so the figure does not depend on which texts came last. A plain
-step never counts as longer than the step with drafts, so a run is never said to be faster than it accepts tokens per step.
+step never counts as longer than the step with drafts, so a run is never reported as faster than it accepts tokens per step.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 
 from lookahead.budget.cost import (
     BELIEVED,
-    FASTER,
     KNOWN,
     SEEN,
     SIZE,
     CostCurve,
     MeasuredStep,
     StepLog,
+    faster_of,
     resized,
     seconds_of,
     step_of,
@@ -32,11 +32,11 @@ from lookahead.kernels import inlined, kernel
 
 AT_ONCE = 64  # steps that are added up together
 ENOUGH = 30  # steps in which rows decoded, before there is a figure
-FEW = 8  # steps: from less than so many it is not learned what they take outside of forward and drafting
-NEAR = 0.66  # from so many times a plain step's tokens to twice as many, a size tells of it
+FEW = 8  # steps: from less than that many it is not learned what they take outside of forward and drafting
+NEAR = 0.66  # from that many times a plain step's tokens to twice as many, a size tells of it
 SURE = 0.5  # of the seconds of those: the cost of their plain steps must have been measured
 
-# Sums over steps; the last is no sum: seconds that a step takes outside of forward and drafting, of late.
+# Sums over steps; the last is not a sum: seconds that a step takes outside of forward and drafting, recently.
 PLAIN_SUM, TAKEN_SUM, DECODING_SUM, MEASURED_SUM, STEPS_SUM, OTHER = range(6)
 
 
@@ -84,7 +84,7 @@ def add_up(steps, table, terms, sums):
             beside[decoding] = step.seconds - step.forward_seconds - step.draft_seconds
             decoding += 1
     if decoding >= FEW or (decoding > 0 and sums[OTHER] == 0):
-        sums[OTHER] = max(0.0, np.sort(beside[:decoding])[int(FASTER * (decoding - 1))])
+        sums[OTHER] = max(0.0, faster_of(beside, decoding))
     other = sums[OTHER] - recycling  # costs of forwards include recycling
     for k in range(len(steps)):
         step = step_of(steps[k])
@@ -108,7 +108,7 @@ def add_up(steps, table, terms, sums):
 
 @inlined
 def _is_measured(rows, table, terms):
-    """What a plain step of so many rows takes follows from a profile, or from steps of about that size."""
+    """What a plain step of that many rows takes follows from a profile, or from steps of about that size."""
     measured = terms[KNOWN] > 0
     for column in range(table.shape[1]):
         if 2 * rows >= table[SIZE, column] >= NEAR * rows and table[SEEN, column] >= BELIEVED:

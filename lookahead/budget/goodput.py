@@ -1,20 +1,20 @@
 """How many drafts pay. In: the rows' draft trees and how steps went. Out: the part of each tree that the next forward holds.
 
-Every node has the probability that the model says it. All rows' nodes stand in one queue, the most probable first. A node is
-worth the time in which the job would otherwise say as much, so the forward takes those nodes for which
+Every node has the probability that the model emits it. All rows' nodes stand in one queue, the most probable first. A node is
+worth the time in which the job would otherwise emit as much, so the forward takes those nodes for which
 
     seconds that a token is worth x (rows + probabilities of the nodes) - seconds of the forward
 
-is largest: time saved by what is said less time spent. Attention pads trees to the widest unless they go alone, so queues of
+is largest: time saved by what is emitted less time spent. Attention pads trees to the widest unless they go alone, so queues of
 narrower ones are tried too. A token is worth its share of a plain step, divided by how many times faster than plain decoding
-the job has been of late with about as many rows. It is goodput (arXiv 2406.14066) over the whole job rather than in each step
+the job has been recently with about as many rows. It is goodput (arXiv 2406.14066) over the whole job rather than in each step
 by itself, and none is the right number where drafts do not pay. Costs are those of cost.py. Without a profile the first steps
 try several sizes; later ones look left and right, as often as that costs a set share of the time. Sizes near the usual one that
 the job has not seen come first, as many steps each as make them believed: a profile may have been measured in a bad moment, and
-a size that is wrongly said to be dear would be shunned for ever.
+a size that is wrongly seen as expensive would be avoided permanently.
 
 On CPUs a forward of another size than the one before takes 2 to 5 % longer, so sizes change for good reason only: there is a
-usual one for each number of rows, which would have saved most of late, and leaving it costs the way back, too.
+usual one for each number of rows, which would have saved most recently, and leaving it costs the way back, too.
 
 Nodes that are not taken were drafted in vain. So the next trees end where nodes become much less probable than the least one
 that was taken.
@@ -66,12 +66,12 @@ TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with
 LOOKS = (2.0, 0.5)  # later: these multiples of the best number of draft tokens, in turn
 LOOK_SHARE = 0.002  # of the time goes into looking
 LOOK_APART = 10  # steps between two looks at least
-NEAR = (1, -1, 2, -2, 3, -3)  # places from the usual size in SIZES, of those that are looked at first if not believed
+NEAR = (1, -1, 2, -2, 3, -3)  # columns from the usual size in SIZES, of those that are looked at first if not believed
 MEMORY = 0.99  # weight of the past at each step, choice or draft: about 100 count
 CHANGED = 1.03  # times what it takes otherwise: a forward of another size than the one before, unless shapes are bucketed
 MARGIN = 0.5  # of the least probability that was taken at the latest choice: what is less probable is not to be drafted
 SLOWER = 1.02  # times what drafting took before: more than so much longer it does not seem to take
-NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in so many
+NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in that many
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
 TOLD = 8  # steps that are learned from at once: behind a forward, nothing that a kernel needs is in the caches any more
@@ -104,7 +104,7 @@ class GoodputBudget:
 
     @property
     def speed(self) -> float:
-        """Times as fast as plain decoding of late, by the costs of forwards; infinite where that is not known."""
+        """Times as fast as plain decoding recently, by the costs of forwards; infinite where that is not known."""
         plain, spent = self._state[[PLAIN, SPENT]].tolist()
         return float(plain / spent) if spent else np.inf
 
@@ -120,10 +120,10 @@ class GoodputBudget:
         fed: int = 0,
         chains: bool = False,
     ) -> tuple[list[int], int, int]:
-        """The most probable nodes of all trees, as many as pay: (of each tree the first so many, root included; tokens more,
-        which are no guesses; the number of the tree that takes those).
+        """The most probable nodes of all trees, as many as pay: (of each tree the first that many, root included; tokens more,
+        which are not drafts; the number of the tree that takes those).
 
-        probabilities: float32, of paths; those of a tree begin at one of `trees`[:, 0] and are so many as `trees`[:, 1] says
+        probabilities: float32, of paths; those of a tree begin at one of `trees`[:, 0] and are as many as `trees`[:, 1] states
         (int64), root included, parents before children. plain: the forward of all rows that decode if none had a draft: a token
         each, also of those without a tree; None: of the rows with trees, and nothing is in the cache. fed: tokens of prompts
         that the forward prefills alongside. Where there are fewer nodes than make a forward one of SIZES, one tree is filled
@@ -153,7 +153,7 @@ class GoodputBudget:
         return self.books.kept[:count].tolist(), padding, filled
 
     def drafted_in(self, seconds: float) -> None:
-        """The latest drafts, and their choice, took so long. Of late they were as fast: anything else slows them only."""
+        """The latest drafts, and their choice, took so long. Recently they were as fast: anything else slows them only."""
         self._drafting = min(seconds, SLOWER * self._drafting or seconds)
 
     def observe(self, step: MeasuredStep) -> None:
@@ -165,12 +165,12 @@ class GoodputBudget:
             learn(self._told.take(), self.books.addresses)
 
     def _look(self, drafted: int, tokens: int, rows: int) -> int:
-        """Draft tokens of a step that looks; so many of how many tokens would pay."""
+        """Draft tokens of a step that looks; that many of how many tokens would pay."""
         if self._again:
             self._again -= 1
             return max(0, self._unseen - rows)
         if not self.curve.known and self._table[SEEN, int(np.searchsorted(SIZES[:-1], rows))] < BELIEVED:
-            self._again, self._unseen = BELIEVED - 1, rows  # what all is weighed against: a plain step of so many rows
+            self._again, self._unseen = BELIEVED - 1, rows  # what all is weighed against: a plain step of that many rows
             return 0
         for near in NEAR if tokens == self._before else ():
             column = int(np.searchsorted(SIZES, tokens)) + near
@@ -180,7 +180,7 @@ class GoodputBudget:
         return nodes_near(max(drafted, 3) * next(self._looks), rows)
 
     def _make_room(self, trees: int) -> None:
-        """For so many trees in one choice."""
+        """For that many trees in one choice."""
         books = self.books
         books.sizes["trees"], more = trees, trees - len(books.kept)
         books.kept = np.pad(books.kept, (0, more))
@@ -188,7 +188,7 @@ class GoodputBudget:
 
 
 def nodes_near(nodes: float, others: int) -> int:
-    """About so many draft tokens, which make a forward with `others` other tokens one of SIZES."""
+    """About that many draft tokens, which make a forward with `others` other tokens one of SIZES."""
     return max(0, int(SIZES[np.abs(SIZES - others - nodes).argmin()]) - others)
 
 
@@ -227,8 +227,8 @@ def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
     """Take draft nodes, the most probable first. Returns how many it takes, how many tokens fill the forward up, the number of
     the tree that those are to join, and the forward's tokens.
 
-    See `GoodputBudget.choose`. before: tokens of the latest forward. wanted: take so many; or AS_MANY_AS_PAY. addresses: of
-    BOOKS. Gains are updated, but not beside prompts.
+    See `GoodputBudget.choose`. before: tokens of the latest forward. wanted: take that many; or AS_MANY_AS_PAY. addresses: of
+    BOOKS. Gains are updated, but not alongside prompts.
 
     Attention pads trees to the widest or takes each alone, so other widths than that of the most probable nodes are tried, too,
     down to 2.
@@ -298,17 +298,17 @@ def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
 
 @inlined
 def _speed(rows, table, state, of_sizes):
-    """Times as fast as plain decoding the job has been of late with about so many rows; 0 where nothing is known."""
+    """Times as fast as plain decoding the job has been recently with about that many rows; 0 where nothing is known."""
     if state[SPENT] == 0:
         return 0.0
     column = place_of(rows, table, 0)
-    overall = state[PLAIN] / state[SPENT]  # counts as a step with so many
+    overall = state[PLAIN] / state[SPENT]  # counts as a step with that many
     return (of_sizes[ROWS_PLAIN, column] + overall) / (of_sizes[ROWS_SPENT, column] + 1)
 
 
 @inlined
 def changed(tokens, before, usual):
-    """Times what it takes otherwise, a forward of so many tokens after one of `before` (0: this does not matter), and the way
+    """Times what it takes otherwise, a forward of that many tokens after one of `before` (0: this does not matter), and the way
     back to the usual size.
     """
     if before == 0:

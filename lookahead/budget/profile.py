@@ -8,11 +8,11 @@ seconds (see `Forward`), where width is the tokens of a row, of the one with the
 others; of several rows an odd width counts as one more, as it takes as long on CPUs. Keys are padded, too. Rows that differ
 much go in several calls of attention, where nothing is padded (forward/batch.py). lookahead::tree_attention pads nothing, as
 if each row had a call of its own: per_call is then what one more row costs. f, the part that does not depend on what lies in
-the cache, is given at some sizes and interpolated between them; beyond the largest it goes on as between the last two. Tokens
+the cache, is given at some sizes and interpolated between them; beyond the largest it continues as between the last two. Tokens
 whose scores nobody wants (all but the last of a prompt) take per_score less. Models that take one row at a time pay for each
 row as for a forward of its own.
 
-Behind the forward, asking what the model says after a node takes per_said (the first time is part of the forward). Where nodes
+Behind the forward, asking what the model emits after a node takes per_said (the first time is part of the forward). Where nodes
 that are accepted do not stand side by side, moving their keys and values takes per_move, and per_moved_row for each row.
 
 `lookahead calibrate` measures profiles (bench/calibrate.py); those of devices that one does not have are estimated from their
@@ -42,7 +42,7 @@ from lookahead.outputs import TRIED_BYTES
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "profiles"
 NEVER = 1e9  # seconds of a further call of attention, where all rows share one
-CDL_FACTOR = 1.2  # a critical decoding length's forward costs at most so many times that of one token
+CDL_FACTOR = 1.2  # a critical decoding length's forward costs at most that many times that of one token
 MOST_KNOTS = 1000
 PER = ("per_row", "per_key", "per_query_key", "per_padding", "per_call", "per_score", "per_said", "per_move", "per_moved_row")
 
@@ -65,7 +65,7 @@ class Forward(NamedTuple):
 
 class Work(NamedTuple):
     """Of attention in a forward. keys: in the cache, padding included. products: of queries with them, an odd number of queries
-    counting as one more where slots share a call. padding: queries that are. calls: beside the first.
+    counting as one more where slots share a call. padding: queries that are. calls: in addition to the first.
     """
 
     keys: int
@@ -258,7 +258,7 @@ def _made_folder() -> Path:
 
 
 def _parsed(value: dict[str, Any]) -> CostProfile:
-    """Raises ValueError, TypeError or KeyError for what is no profile."""
+    """Raises ValueError, TypeError or KeyError for anything but a profile."""
     if value["format"] != FORMAT:
         raise ValueError(f"format {value['format']}, this version reads {FORMAT}")
     value = {**dict.fromkeys(PER, 0.0), **value}  # files of earlier versions have fewer terms

@@ -32,7 +32,7 @@ class Rates:
         self._kinds: dict[int, _Rate] = {}
 
     def rest(self, rows: int, speed: float) -> bool:
-        """Whether the next step, of so many rows, is to go without drafts. speed: as the budget believes, see UNDISPUTED."""
+        """Whether the next step, of that many rows, is to go without drafts. speed: as the budget believes, see UNDISPUTED."""
         return self._of(rows).rest(speed)
 
     def note(self, rows: int, drafted: bool, seconds: float, emitted: int) -> None:

@@ -1,7 +1,7 @@
 """Whether a source of drafts that takes time of its own pays. In: what it took and gave at each step. Out: use it, or not now.
 
-It pays while the tokens that it alone gives save more time than it takes. Where it does not it rests, longer each time, and is
-tried again after that: the text may have become another.
+It pays while the tokens that it alone gives save more time than it takes. Where it does not it backs off, longer each time, and
+is tried again after that: the text may have become another.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 TRIAL = 64  # steps of one row before it is judged; of a batch fewer, as it tells as much in less, but a quarter at least
 MEMORY = 0.98  # weight of the past at each step
 REST, LONGEST_REST = 8 * TRIAL, 128 * TRIAL  # steps
-ITS_OWN = 0.2  # of the tokens accepted from it, those that no other source would have drafted in its place: 0.1 to 0.35
+ITS_OWN = 0.2  # of the tokens accepted from it, those that no other source would have drafted instead: 0.1 to 0.35
 
 
 class Worth:
     """pays: use the source at the next step."""
 
     def __init__(self, its_own: float = ITS_OWN) -> None:
-        """its_own: of the tokens accepted from it, those that no other source would have drafted in its place."""
+        """its_own: of the tokens accepted from it, those that no other source would have drafted instead."""
         self.pays = True
         self._its_own = its_own
         self._left = TRIAL  # steps until it is judged, or tried again
@@ -24,7 +24,7 @@ class Worth:
         self._saved = 0.0  # seconds, the past fading
 
     def observe(self, seconds: float, tokens: int, step_seconds: float, said: int, rows: int) -> None:
-        """A step in which the source took `seconds` and `tokens` were accepted from it; `rows` rows said `said` tokens."""
+        """A step in which the source took `seconds` and `tokens` were accepted from it; `rows` rows emitted `said` tokens."""
         self._left -= min(rows, 4) if self.pays else 1
         if self.pays:
             self._saved = MEMORY * self._saved + self._its_own * tokens * step_seconds / max(1, said) - seconds

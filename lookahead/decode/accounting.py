@@ -98,7 +98,7 @@ class Accounting:
     ) -> None:
         """A step has ended: count it, notify observers, and learn from what it took and gave. rows[k] is in slot k.
 
-        is_first: the first step of its size, whose time says nothing about others (`Scores.is_first`).
+        is_first: the first step of its size, whose time tells nothing about others (`Scores.is_first`).
         """
         active = any(row.is_drafted_for for row in rows)
         by_source = self._count(rows, inputs, accepted, times.verified)
@@ -110,7 +110,7 @@ class Accounting:
         if active:
             self.budget.drafted_in(times.drafting)
         drafts = self.drafter.options.strategy != "off"
-        # A step that prefills says nothing about the cost of those that do not. Of steps without drafts only some are timed.
+        # A step that prefills tells nothing about the cost of those that do not. Of steps without drafts only some are timed.
         only_decodes = not is_first and all(each.wanted == "all" for each in inputs)
         seconds, emitted = times.verified - times.began, sum(len(each.token_ids) for each in accepted)
         (before, over), self._before = self._before, ([*rows] if only_decodes else [], times.verified)

@@ -1,8 +1,8 @@
-"""How a row chooses its tokens. In: the model's scores at one node. Out: the token that plain decoding would say there.
+"""How a row chooses its tokens. In: the model's scores at one node. Out: the token that plain decoding would emit there.
 
-Processors and stopping rules are transformers' own, so that a row says what `model.generate` says; they run along the accepted
-path only. A row draws from a random stream of its own, once for each token it says, so its sample depends neither on drafts nor
-on the rows beside it: it is what `generate` gives after `torch.manual_seed` with the row's seed.
+Processors and stopping rules are transformers' own, so that a row emits what `model.generate` emits; they run along the
+accepted path only. A row draws from a random stream of its own, once for each token it emits, so its sample depends neither on
+drafts nor on other rows: it is what `generate` gives after `torch.manual_seed` with the row's seed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lookahead.tokenizer import first_line
 
 
 class CountPenalty(LogitsProcessor):
-    """Frequency and presence penalty over what was said after the prompt."""
+    """Frequency and presence penalty over what was emitted after the prompt."""
 
     def __init__(self, prompt_length: int, frequency: float, presence: float):
         self.prompt_length, self.frequency, self.presence = prompt_length, frequency, presence
@@ -40,7 +40,8 @@ class CountPenalty(LogitsProcessor):
 class Allowed(LogitsProcessor):
     """Rules out what a constraint does not allow.
 
-    said_from: the guide is to be told what stands there from then on, as nobody else does; and the best token to be in time.
+    said_from: the guide is to be notified of what stands there from then on, as nobody else does; and the best token to be in
+    time.
     """
 
     def __init__(self, guide: Guide, said_from: int | None = None):
@@ -60,10 +61,10 @@ class Allowed(LogitsProcessor):
 
 
 class Chooser(Protocol):
-    """How a row chooses its tokens. It is asked once for each, in the order in which they are said.
+    """How a row chooses its tokens. It is asked once for each, in the order in which they are emitted.
 
-    guide: what drafts may hold; None: anything. is_followed: it says the best token, whatever was said, or the answer that the
-    request brings, and need not be asked nor told.
+    guide: what drafts may hold; None: anything. is_followed: it emits the best token, regardless of earlier ones, or the answer
+    that the request brings, and need not be asked nor notified.
     """
 
     guide: Guide | None
@@ -75,13 +76,13 @@ class Chooser(Protocol):
         """The next token, by the scores behind this node of the slot."""
 
     def told(self, token: int) -> bool:
-        """`token` was said; True ends the answer, as a stop text is complete with it."""
+        """`token` was emitted; True ends the answer, as a stop text is complete with it."""
 
 
 class Given:
-    """Says the answer that a request brings, whatever the scores, which are waited for all the same.
+    """Emits the answer that a request brings, regardless of the scores, which are waited for all the same.
 
-    still_given: what is still to be said of it, a number of tokens at most.
+    still_given: what is still to be emitted of it, a number of tokens at most.
     """
 
     guide: Guide | None = None
@@ -99,7 +100,7 @@ class Given:
 
 
 class Sampler:
-    """One row's choices, as `model.generate` makes them. seed: of its random stream. room: tokens that it may say at most."""
+    """One row's choices, as `model.generate` makes them. seed: of its random stream. room: tokens that it may emit at most."""
 
     def __init__(
         self,
@@ -179,7 +180,7 @@ def own_processors(sampling: Sampling, prompt_length: int) -> LogitsProcessorLis
 
 
 def guide_of(sampling: Sampling, grammars: Grammars | None, room: int) -> Guide | None:
-    """What follows an answer that must be something. Raises ConstraintError if nothing can be that."""
+    """What follows a constrained answer. Raises ConstraintError if nothing can be that."""
     if sampling.constraint is None:
         return None
     if grammars is None:

@@ -1,8 +1,8 @@
 """What an answer must look like. In: a JSON schema, a regular expression, choices or a grammar. Out: tokens that may follow.
 
 The grammars are llguidance's (https://github.com/guidance-ai/llguidance), compiled in a millisecond or so against the
-model's vocabulary. A `Guide` follows one answer: it says which tokens may come next, which nodes of a draft tree could ever be
-accepted, and what must come, so that it need not be guessed. It also sees to it that the answer ends in time: a token after
+model's vocabulary. A `Guide` follows one answer: it tells which tokens may come next, which nodes of a draft tree could ever be
+accepted, and what must come, so that it need not be drafted. It also sees to it that the answer ends in time: a token after
 which the tokens that are left could not complete it gives way to the first of a short completion.
 """
 
@@ -30,7 +30,7 @@ SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 KEPT = 256  # compiled grammars
 MOST_FORCED = 64  # tokens that are looked ahead
 LONGEST_END = 256  # tokens
-LATE, APART = 32, 8  # the end is thought of at each token once so many and twice the end are left, before at one in so many
+LATE, APART = 32, 8  # the end is thought of at each token once that many and twice the end are left, before at one in that many
 # Characters that complete an answer, the first that may come next: where letters may (in a text), and where they may not.
 LETTERS, QUOTE, IN_TEXTS, OUTSIDE = "a~", '"', "@.a0-", '}]"0, '
 
@@ -40,7 +40,7 @@ class Constraint:
     """One thing that an answer, from its first token to its end, must be.
 
     kind         text
-    json_schema  of a JSON schema. JSON is written as json.dumps writes it; a schema's "x-guidance" may say otherwise
+    json_schema  of a JSON schema. JSON is written as json.dumps writes it; a schema's "x-guidance" may state otherwise
     regex        a regular expression (of Rust's regex crate: no look-around, no back-references), matched as a whole
     choice       a JSON list of texts, one of which it is
     grammar      a context-free grammar, as Lark writes it (`start: ...`) or in EBNF as llama.cpp does (`root ::= ...`)
@@ -87,7 +87,7 @@ class Constraint:
             try:
                 return LLMatcher.grammar_from_json_schema(self.text, defaults=SEPARATORS)  # type: ignore[arg-type]
             except ValueError as error:
-                raise ConstraintError(f"the JSON schema is no JSON object ({_first_line(error)}).") from None
+                raise ConstraintError(f"the JSON schema is not a JSON object ({_first_line(error)}).") from None
         if self.kind == "choice":
             return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in json.loads(self.text)))
         try:
@@ -110,7 +110,7 @@ class Grammars:
     def guide(self, constraint: Constraint, room: int) -> Guide:
         """To follow a new answer of at most `room` tokens.
 
-        Raises ConstraintError if the constraint cannot be kept, whatever is said.
+        Raises ConstraintError if the constraint cannot be kept, regardless of the tokens.
         """
         first = self._compiled.get(constraint)
         if first is None:
@@ -164,10 +164,10 @@ class Guide:
     def __init__(self, matcher: LLMatcher, kind: str, eos_token_ids: frozenset[int], vocab_size: int, closing: Closing):
         self._matcher, self._kind, self._eos, self._vocab_size = matcher, kind, eos_token_ids, vocab_size
         self._closing = closing
-        self._left = 0  # tokens that may still be said
+        self._left = 0  # tokens that may still be emitted
         self._end = self._completion()  # one that was found: of the answer so far, or of an earlier part of it
         self._longest_end = len(self._end or ())  # so far
-        self._ends = False  # it is being said
+        self._ends = False  # it is being emitted
 
     def begin(self, room: int) -> Guide:
         """A guide to a new answer of `room` tokens at most."""
@@ -195,7 +195,7 @@ class Guide:
         return mask
 
     def in_time(self, token: int) -> int:
-        """The token itself, or what must be said in its place for the answer to be complete when there is no room left."""
+        """The token itself, or what must be emitted instead for the answer to be complete when there is no room left."""
         if self._end is None or token in self._eos:
             return token
         if self._left > LATE + 2 * self._longest_end and self._left % APART:
@@ -217,7 +217,7 @@ class Guide:
         return known if self._is_complete_with(known) else self._completion()
 
     def told(self, token: int) -> bool:
-        """`token`, one of those allowed, was said. True: nothing can follow, and the model has no token to end with."""
+        """`token`, one of those allowed, was emitted. True: nothing can follow, and the model has no token to end with."""
         self._left -= 1
         if self._end and self._end[0] == token:
             self._end = self._end[1:]
@@ -239,7 +239,7 @@ class Guide:
         return tokens
 
     def possible(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """Which nodes of a draft tree the answer could take; parents come before children, node 0 is what was said last.
+        """Which nodes of a draft tree the answer could take; parents come before children, node 0 is what was emitted last.
 
         Of text that must come, other cuts into tokens than the one that is allowed may be among them, except at the beginning.
         """
@@ -292,7 +292,7 @@ class Guide:
         return [] if token is None else [token]
 
     def _is_complete_with(self, token_ids: list[int]) -> bool:
-        """The answer is what it must be once these are said, too."""
+        """The answer is what it must be once these are emitted, too."""
         told = self._matcher.try_consume_tokens(token_ids)
         complete = told == len(token_ids) and self._matcher.is_accepting()
         self._matcher.rollback(told)
@@ -305,7 +305,9 @@ class Guide:
 
 
 def _first_line(error: object) -> str:
-    """What an error of llguidance says, on one line and without a full stop: of a regular expression's, what is wrong there."""
+    """The text of an error of llguidance, on one line and without a full stop: of a regular expression's, what is wrong
+    there.
+    """
     text = str(error)
     if "regex parse error" in text and "error: " in text:
         text = "regex parse error: " + text.rsplit("error: ", 1)[1].split("\n")[0]

@@ -220,7 +220,7 @@ class DecodingEngine:
     def _note_runner_up(self, rows: list[RunningRow], inputs: list[StepInput], scores: Scores) -> None:
         """Hand the runner-up tokens to the drafter, of the rows that are drafted for.
 
-        Not of those whose answers are given: the scores say nothing about them.
+        Not of those whose answers are given: the scores tell nothing about them.
         """
         if not self.drafter.wants_runner_up:
             return

@@ -2,7 +2,7 @@
 decode with, and one line for what is not used.
 
 `FIELDS` has every field that transformers 5.0 to 5.23 knows. Each is honoured as `model.generate` honours it, or another option
-takes its place, or it belongs to a way of decoding that is not done here, which is said, or it has no effect on the tokens.
+replaces it, or it belongs to a way of decoding that is not done here, which is reported, or it has no effect on the tokens.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Use = Literal["honoured", "sampling", "length", "not used", "no effect"]
 class Field:
     """use: honoured   by the logits processors and stopping criteria of transformers
          sampling   how tokens are drawn: used where the job samples with the model's own settings
-         length     of answers: the job's own options take its place
-         not used   another way of decoding; reset, and said with `why`
+         length     of answers: the job's own options replace it
+         not used   another way of decoding; reset, and reported with `why`
          no effect  on the tokens of greedy decoding and sampling
 
-    off: values that ask for nothing, beside None.
+    off: values that ask for nothing, in addition to None.
     """
 
     use: Use
@@ -97,14 +97,15 @@ RESET = (  # before decoding: what is not used, and what is set for each call
     *("return_dict_in_generate", "output_attentions", "output_hidden_states", "output_scores", "output_logits"),
 )
 OF_SAMPLING = ("top_k", "top_p", "min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff")
-OF_GENERATE = {"top_k": 50, "top_p": 1.0, "typical_p": 1.0}  # its defaults where the config says nothing
+OF_GENERATE = {"top_k": 50, "top_p": 1.0, "typical_p": 1.0}  # its defaults where the config leaves them open
 WITHOUT = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0}  # leaves all tokens to be drawn
 
 
 def generation_config(target: TargetModel, asked: Sampling, prompt_length: int, room: int, bad_words: Any = ()) -> Any:
-    """The model's own generation config with what a request asks for in its place, as `generate` prepares it.
+    """The model's own generation config with what a request asks for instead, as `generate` prepares it.
 
-    bad_words: sequences of ids that are not said beside those of `asked`. stop_strings stay with who has the tokenizer.
+    bad_words: sequences of ids that are not emitted, in addition to those of `asked`. stop_strings stay with who has the
+    tokenizer.
     """
     config = copy.deepcopy(target.model.generation_config)
     for name in RESET:
@@ -161,7 +162,7 @@ def own_stop_strings(target: TargetModel) -> tuple[str, ...]:
 def not_used(target: TargetModel, asked: Sampling) -> str:
     """One line on what the model's generation config asks for and these answers are not decoded with; "" if there is nothing.
 
-    asked: what the rows ask for that say nothing of their own.
+    asked: what the rows ask for that set nothing of their own.
     """
     own = getattr(target.model, "generation_config", None)
     if own is None:
@@ -216,9 +217,9 @@ def generate_alone(target: TargetModel, config: Any, **arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet_generation() -> Iterator[None]:
-    """No log lines of transformers about generation configs, errors aside: what is not used is said once, at load.
+    """No log lines of transformers about generation configs, errors aside: what is not used is reported once, at load.
 
-    A level instead would be told to each logger that there is, twice a request.
+    A level instead would apply to each logger that there is, twice a request.
     """
 
     def is_error(record: logging.LogRecord) -> bool:

@@ -18,13 +18,13 @@ STOPS, STOP_LENGTH = 16, 128  # stop texts; characters of each: each costs a pas
 STOP_IDS = 1024
 BAD_WORDS, BAD_WORD_LENGTH = 1024, 64  # sequences; ids of each
 BIASES = 10_000  # entries of logit_bias
-LOGPROBS = 128  # most probable tokens beside each
+LOGPROBS = 128  # most probable tokens alongside each
 ID_LENGTH = 1024  # characters of a row's id, or digits
 CONSTRAINT_LENGTH = 1 << 18  # characters of a schema, expression, grammar or list of choices
 LARGEST = 1 << 63  # whole numbers lie below
 LEAST_BIAS = -1e9  # a bias at or below it rules a token out
 
-# field -> (lower limit, upper limit, whether the lower limit itself is allowed, what the message says)
+# field -> (lower limit, upper limit, whether the lower limit itself is allowed, text of the message)
 NUMBERS: dict[str, tuple[float, float, bool, str]] = {
     "temperature": (0, math.inf, True, "0 (greedy) or more"),
     "top_p": (0, 1, False, "above 0 and at most 1"),

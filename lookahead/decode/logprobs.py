@@ -1,4 +1,4 @@
-"""How probable the said tokens were. In: the model's raw scores. Out: log-probabilities, under the model's own distribution.
+"""How probable the emitted tokens were. In: the model's raw scores. Out: log-probabilities, under the model's own distribution.
 
 That is the softmax of the scores as the model gives them, in float32: before temperature, penalties and everything else that a
 request asks of the choice. So a token that a penalty or a constraint has pushed may be improbable, and the best one another.
@@ -16,7 +16,9 @@ AT_ONCE = 64  # rows that are taken to float32 together
 
 @dataclasses.dataclass(frozen=True)
 class TokenLogprobs:
-    """A said token's log-probability (natural logarithm), and (token id, log-probability) of the most probable, descending."""
+    """An emitted token's log-probability (natural logarithm), and (token id, log-probability) of the most probable,
+    descending.
+    """
 
     token_id: int
     logprob: float
@@ -24,14 +26,14 @@ class TokenLogprobs:
 
 
 def logprobs_of(logits: torch.Tensor, rows: Sequence[int], token_ids: Sequence[int], most: int) -> list[TokenLogprobs]:
-    """Of the token said by the scores in each of these rows. logits: [any, vocab]. most: of the most probable, so many.
+    """Of the token emitted by the scores in each of these rows. logits: [any, vocab]. most: of the most probable, that many.
 
     One pass over a row for its sum and one for the best; nothing is sorted.
     """
     found: list[TokenLogprobs] = []
     for begin in range(0, len(rows), AT_ONCE):
         said = token_ids[begin : begin + AT_ONCE]
-        scores = logits[torch.tensor(rows[begin : begin + AT_ONCE], device=logits.device)].float()  # [said, vocab]
+        scores = logits[torch.tensor(rows[begin : begin + AT_ONCE], device=logits.device)].float()  # [emitted, vocab]
         own = scores.gather(1, torch.tensor(said, device=logits.device)[:, None])
         best = scores.topk(min(most, scores.shape[1]))
         values = (torch.cat([own, best.values], 1) - scores.logsumexp(1, keepdim=True)).tolist()

@@ -1,7 +1,7 @@
 """Copies of a user's logits processors and stopping criteria, one for each answer, as they may keep state about a text.
 
-In: what the user gave, which is never called. Out: deep copies. Models, tokenizers and whatever a `__deepcopy__` method of the
-user's own hands back are shared.
+In: what the user gave, which is never called. Out: deep copies. Models, tokenizers and anything that a `__deepcopy__` method of
+the user's own hands back are shared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def own_copies(things: Sequence[Any]) -> list[Any]:
     for thing in things:
         try:
             copies.append(copy.deepcopy(thing, shared))
-        except Exception as error:  # whatever an attribute raises that cannot be copied, such as a lock or a file
+        except Exception as error:  # an attribute may raise anything that cannot be copied, such as a lock or a file
             raise UsageError(
                 f"{type(thing).__name__} cannot be copied for each answer ({first_line(error)}): give it a method "
                 "__deepcopy__(self, memo) that returns a copy, or self if it keeps no state about a text."

@@ -24,8 +24,8 @@ class Generation(DraftCounts):
     stream. token_ids: the output, the token that ended it included. finish_reason: "" until then. error: why it failed.
     seconds: from its first step to its last. What its steps drafted and accepted: see `DraftCounts`.
     observer: is notified of what each decode step drafted and accepted.
-    forced: an answer that is taken as the model's choices, whatever its scores, which are computed all the same.
-    chooser: chooses tokens in place of `sampling` and `seed`; not where the model's own `generate` decodes.
+    forced: an answer that is taken as the model's choices, regardless of its scores, which are computed all the same.
+    chooser: chooses tokens instead of `sampling` and `seed`; not where the model's own `generate` decodes.
     logprobs: how many of the most probable tokens are kept with each emitted token, in token_logprobs; None: none are.
     """
 
@@ -62,7 +62,7 @@ class Generation(DraftCounts):
             self.finish_reason = "length"
 
     def still_given(self, most: int) -> Sequence[int]:
-        """What comes next of an answer that is given, so many tokens at most; nothing where none is."""
+        """What comes next of an answer that is given, that many tokens at most; nothing where none is."""
         return () if self.forced is None else self.forced[len(self.token_ids) : len(self.token_ids) + most]
 
     def fail(self, error: Exception) -> None:

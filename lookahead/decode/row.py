@@ -35,7 +35,7 @@ class RunningRow:
 
     text: tokens that are prefilled before it decodes. prefilled: how many of them the slot holds; None: it has not begun.
     is_drafted_for: at this step. backoff: when it is drafted for. is_followed: nothing but the scores, or the answer that is
-    given, says what the row emits.
+    given, determines what the row emits.
     """
 
     def __init__(self, generation: Generation, drafts: Row, chooser: Chooser, backoff: Backoff, began: float):
@@ -140,7 +140,7 @@ class RunningRow:
 def verify(rows: Sequence[RunningRow], inputs: Sequence[StepInput], scores: Scores) -> list[Accepted]:
     """What the model emits after each row's draft tree. rows[k] is in slot k.
 
-    All rows that emit the best token behind each node, whatever it is, are followed at once.
+    All rows that emit the best token behind each node, any token, are followed at once.
     """
     found: dict[int, tuple[list[int], list[int]]] = {}
     at_once = [slot for slot, row in enumerate(rows) if inputs[slot].wanted == "all" and row.is_followed]

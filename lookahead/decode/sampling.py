@@ -19,15 +19,15 @@ SamplingMode = Literal["greedy", "model"]
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """What a request asks of its tokens. None: what `sampling` says of the first five, else the model's generation config.
+    """What a request asks of its tokens. None: what `sampling` sets of the first five, else the model's generation config.
 
     temperature: 0 is greedy decoding, which uses none of the next four. top_k: the most probable tokens only (0: all).
     top_p: the least set of tokens with this mass. min_p: tokens at least so probable against the best. typical_p: as
     transformers' TypicalLogitsWarper.
-    frequency_penalty, presence_penalty: taken off the score of a token for each time, or once, it was said in the answer.
-    logit_bias: token id -> added to its score. bad_words_ids: sequences never said; bad_words: the same as texts, at the
-    beginning and behind a space. Both in place of those of the generation config. stop: texts after which an answer ends, in
-    place of the generation config's stop_strings; it ends at stop_token_ids, too; a single text or id may be given as such.
+    frequency_penalty, presence_penalty: taken off the score of a token for each time, or once, it was emitted in the answer.
+    logit_bias: token id -> added to its score. bad_words_ids: sequences never emitted; bad_words: the same as texts, at the
+    beginning and behind a space. Both instead of those of the generation config. stop: texts after which an answer ends,
+    instead of the generation config's stop_strings; it ends at stop_token_ids, too; a single text or id may be given as such.
     processors: transformers LogitsProcessors of your own, applied before sampling, copied for each answer. constraint: what the
     answer must look like; other tokens are ruled out before top_k and its like choose among the rest.
     sampling: "greedy": temperature 0 and no limits where they are None. "model": then do_sample, temperature, top_k, top_p,
@@ -84,6 +84,6 @@ def check_vocabulary(sampling: Sampling, vocab_size: int) -> None:
 
 
 def seed_of(seed: int, row_id: Any, sample: int = 0) -> int:
-    """The seed of one row's random stream (of one of its samples), the same in whatever order rows come."""
+    """The seed of one row's random stream (of one of its samples), the same in any order rows come."""
     digest = hashlib.blake2b(f"{seed}\n{sample}\n{row_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

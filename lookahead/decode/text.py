@@ -2,7 +2,7 @@
 
 What has been handed out cannot be taken back, so `TextStream` hands out only what no later token can change. These may change:
     a last replacement character: the bytes of a character that is not yet complete look so, or those of no character
-    bytes that stand as tokens of their own, <0xE2>: whether they are text is told by all that follow each other (tokenizers
+    bytes that stand as tokens of their own, <0xE2>: whether they are text is decided by all that follow each other (tokenizers
         with byte fallback)
     a blank and the signs behind it, where the tokenizer takes out blanks before punctuation
 It decodes the end of the answer only, behind a few tokens that were decoded before: a first token may lose its blank, and bytes
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 REPLACEMENT = "\ufffd"
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 CLEANED = " .?!,'ntmsver"  # characters that transformers' clean_up_tokenization looks at: no rule reaches across another
-LONGEST_TAIL = 48  # tokens that are decoded anew with each that comes
+LONGEST_TAIL = 48  # tokens that are decoded again with each that comes
 CONTEXT = 8  # characters, that is bytes at least, that are left in front
 
 Kind = Literal["nothing", "byte", "text"]
@@ -64,7 +64,7 @@ class TextStream:
         self._kinds: dict[int, Kind] = {}
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The answer goes on with these tokens. Returns the text that is certain with them, which may be none."""
+        """The answer continues with these tokens. Returns the text that is certain with them, which may be none."""
         self.token_ids += token_ids
         before = self._closed
         for token in token_ids:
@@ -113,7 +113,7 @@ class TextStream:
             size *= 2
 
     def _kind(self, token: int) -> Kind:
-        """What becomes of a token: no text at all, a byte, or text whatever stands beside it."""
+        """What becomes of a token: no text at all, a byte, or text regardless of its neighbours."""
         if token not in self._kinds:
             name = self.tokenizer.convert_ids_to_tokens(token)
             skipped = token in self._special and not text_of(self.tokenizer, [token])

@@ -1,4 +1,4 @@
-"""Verify and accept. In: a draft tree and what the model says after each of its nodes. Out: the tokens it itself would say.
+"""Verify and accept. In: a draft tree and what the model emits after each of its nodes. Out: the tokens it itself would emit.
 
 Source: arXiv 2312.12728, verify-and-accept (VA).
 """
@@ -27,9 +27,9 @@ def verify_and_accept(tree: DraftTree, say: Callable[[int], int], goes_on: Calla
     """Longest path of `tree` that the model would have decoded, and its own next token.
 
     say: the model's token after a node; asked along the accepted path only, once for each token.
-    goes_on: told each token in turn; False ends the answer with it.
+    goes_on: called with each token in turn; False ends the answer with it.
 
-    Example: root 5 with children 8 and 9, and 3 below 8. If the model says 8 after 5, 3 after 8 and 4 after 3, then
+    Example: root 5 with children 8 and 9, and 3 below 8. If the model emits 8 after 5, 3 after 8 and 4 after 3, then
     token_ids is [8, 3, 4].
     """
     if len(tree) == 1:

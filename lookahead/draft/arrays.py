@@ -11,12 +11,12 @@ SLOTS = HASHES // 2  # different tokens that the experts of one node may propose
 EXPERTS = 48
 STEPS = 12  # context lengths kept of one context in one text
 COLUMNS = 18  # of the table of texts, see places.py
-MOST_SAMPLED = 32  # places of one step that are looked at
-SKIPPED = 16  # places of a text that are looked at behind a context without its last token
-COMMONNESS = 1 << 18  # token ids that are told apart by how common they are
+MOST_SAMPLED = 32  # occurrences of one step that are looked at
+SKIPPED = 16  # occurrences in a text that are looked at behind a context without its last token
+COMMONNESS = 1 << 18  # token ids that are distinguished by how common they are
 CHAINS = 4
 LEADERS = 32
-PER_CHAIN = 16  # places taken of each chain of a row's own text, see own_text.py
+PER_CHAIN = 16  # occurrences taken of each chain of a row's own text, see own_text.py
 MOST_PLACES = CHAINS * PER_CHAIN
 RECENT = 33  # tokens of a context that are looked at
 BINS = 8 * 24 + 8
@@ -36,7 +36,7 @@ SCRATCH: Layout = {
     "skip_totals": (np.float32, ("nodes + 1", 2)),
     "skipped": (np.int64, ("nodes + 1", 2)),  # tokens found, -1 if not looked for yet
     "aligned": (np.int64, ("nodes", "texts + 1", 4)),  # see mixture.py
-    "best": (np.int64, ("nodes", 2)),  # longest match in the own text and its place
+    "best": (np.int64, ("nodes", 2)),  # longest match in the own text and its position
     "candidates": (np.int32, ("candidates", 5)),  # see planner.py
     "reach": (np.float32, ("candidates",)),
     "heap": (np.int32, ("candidates",)),
@@ -48,11 +48,11 @@ SCRATCH: Layout = {
     "counters": (np.int64, (2,)),  # stamp of the hash table, slots used
     "found": (np.int64, (MOST_PLACES, 3)),  # see own_text.py
     "experts": (np.int64, (EXPERTS,)),  # their cells
-    "expert_values": (np.float32, (EXPERTS, 2)),  # lambda, share of the token that was said
+    "expert_values": (np.float32, (EXPERTS, 2)),  # lambda, share of the token that was emitted
     "current": (np.int64, ("texts",)),
     "sample": (np.int64, (MOST_SAMPLED, 2)),  # places of a step that are looked at, and the tokens behind them
     "touched": (np.int64, ("offers",)),  # slots that an expert credits, as often as texts offer them
-    "own_slots": (np.int64, (SLOTS, 2)),  # and the match length of the first place found
+    "own_slots": (np.int64, (SLOTS, 2)),  # and the match length of the first occurrence found
     "used_factors": (np.int32, (SLOTS, 6)),
     "chains": (np.int64, (CHAINS,)),  # slots in the own text's hash tables
     "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
@@ -63,7 +63,7 @@ scratch_arrays = unpacker("Scratch", SCRATCH)
 # What all rows share. Each array is explained where it is used.
 SHARED: Layout = {
     "texts": (np.int64, ("texts", COLUMNS)),
-    "weights": (np.float32, ("texts",)),  # of a place in each text: given x trust
+    "weights": (np.float32, ("texts",)),  # of an occurrence in each text: given x trust
     "given": (np.float32, ("texts",)),
     "trust": (np.float32, ("texts", 3)),  # see mixture.py
     "common": (np.int64, (LEADERS, 3)),

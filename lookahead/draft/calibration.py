@@ -1,4 +1,4 @@
-"""What a path's probability is worth. In: trees and what was said. Out: the share of such nodes that are accepted.
+"""What a path's probability is worth. In: trees and emitted tokens. Out: the share of such nodes that are accepted.
 
 The product over a path's tokens promises too much where the path is long: what is uncertain about each adds up, and the best
 of many is taken. So it is multiplied by a factor of its depth: what was accepted there over what such products promised, next
@@ -60,7 +60,7 @@ class Calibration:
         self.refit()
 
     def refit(self) -> None:
-        """Draw the curve and the factors anew from all counts so far."""
+        """Draw the curve and the factors again from all counts so far."""
         for counted in (self.counted, self.counted_by_depth):
             if counted[1].sum() > MEMORY:
                 counted /= 2
@@ -78,13 +78,13 @@ class Calibration:
 
 @inlined
 def count_nodes(tree, reach, nodes, verified, said, by_depth, counted, counted_by_depth):
-    """The model said `said` where this tree was drafted: count each node below the root whose fate is known in any case.
+    """The model emitted `said` where this tree was drafted: count each node below the root whose fate is known in any case.
 
-    tree: int32 [4, nodes]; reach: float32 [nodes], computed probabilities. verified: so many nodes, the first ones, were.
+    tree: int32 [4, nodes]; reach: float32 [nodes], computed probabilities. verified: that many nodes, the first ones, were.
 
-    counted[0] gets its probability, counted[1] 1 if it lies on the path that was said; counted_by_depth the same, but for the
-    factor of its depth. Forced ones are no guesses, and nodes with a computed probability of 0 are not ours (sources.py). Of
-    nodes behind one that was not verified only failures would come to be known.
+    counted[0] gets its probability, counted[1] 1 if it lies on the path that was emitted; counted_by_depth the same, but for
+    the factor of its depth. Forced ones are not drafts, and nodes with a computed probability of 0 are not ours (sources.py).
+    Of nodes behind one that was not verified only failures would come to be known.
     """
     depths = np.zeros(nodes, np.int64)
     for node in range(1, nodes):
@@ -107,7 +107,7 @@ def count_nodes(tree, reach, nodes, verified, said, by_depth, counted, counted_b
 
 @inlined
 def deeper(by_depth, depth):
-    """By what a path's probability is multiplied, besides that of the next token, where it goes on from `depth`."""
+    """By what a path's probability is multiplied, besides that of the next token, where it continues from `depth`."""
     return by_depth[min(depth + 1, DEPTHS - 1)] / by_depth[min(depth, DEPTHS - 1)]
 
 
@@ -126,7 +126,9 @@ def computed(probability, edges, curve):
     """The computed probability that is worth `probability`; 1 if none is worth more."""
     if probability >= curve[-1]:
         return np.float32(1.0)
-    b = np.searchsorted(curve, probability)
+    b = 0  # by a loop: np.searchsorted takes a second to compile
+    while curve[b] < probability:
+        b += 1
     if b == 0:
         return edges[0]
     between = edges[b - 1] + (probability - curve[b - 1]) / (curve[b] - curve[b - 1]) * (edges[b] - edges[b - 1])

@@ -25,9 +25,10 @@ SLOT_TOKEN, SLOT_SOURCE, SLOT_MATCH, SLOT_OWN, SLOT_OTHER, SLOT_PLACE, SLOT_COUN
 P, BEST, COUNT, MOST = range(4)  # MOST: what one text alone counts
 NEVER = ORDERS  # order bucket of a group that does not propose the token
 
-# Columns of a text's trust: shares that its longest matches gave to what was said, and what the mixture gave; latest share.
+# Columns of a text's trust: shares that its longest matches gave to emitted tokens, and what the mixture gave; latest share.
 GAVE, MIXTURE_GAVE, LATEST = range(3)
-# Columns of an aligned place: where the broken match would be now, its order when it broke, misses, hits since the last miss.
+# Columns of an aligned position: where the broken match would be now, its order when it broke, misses, hits since the last
+# miss.
 AT, BEFORE, MISSED, HIT = range(4)
 BINARY = 14  # buckets of how far back a token stood, and of how often
 # Of each kind of key, what a rank counts in the number of a factor. There are PLACED ranks; one more: not among them.
@@ -36,6 +37,7 @@ UNPLACED = (PLACED + 1) ** 3 - 1
 
 
 # Buckets are sums of comparisons: a chain of branches is mispredicted too often to be cheap.
+# np.int64 as Python adds two comparisons to one (interpreted.py).
 @inlined
 def order_bucket(order):
     """0, 1, 2, 3, 4-5, 6-8, 9-16, 17 and more."""
@@ -45,7 +47,7 @@ def order_bucket(order):
 @inlined
 def _count_bucket(count):
     """1, 2, 3-4, 5-9, 10-29, 30-149, 150 and more; counts may be weighted."""
-    return (count >= 1.5) + (count >= 2.5) + (count >= 4.5) + (count >= 9.5) + (count >= 29.5) + (count >= 149.5)
+    return np.int64(count >= 1.5) + (count >= 2.5) + (count >= 4.5) + (count >= 9.5) + (count >= 29.5) + (count >= 149.5)
 
 
 @inlined
@@ -62,7 +64,7 @@ def binary_bucket(number):
 
 @inlined
 def cell_of(order, group, count, share, rank):
-    """Cell of an expert. order: a bucket; count: places, possibly weighted; share: of its commonest successor."""
+    """Cell of an expert. order: a bucket; count: occurrences, possibly weighted; share: of its most frequent successor."""
     features = ((order * 2 + group) * COUNTS + _count_bucket(count)) * SHARES + _share_bucket(share)
     return features * RANKS + min(rank, RANKS - 1)
 
@@ -82,14 +84,14 @@ def _seen_bucket(seen):
 
 @inlined
 def recycled_cell(kind, seen, share, rank):
-    """Cell of what was recycled behind a key that came up so often. share: of the first candidate."""
+    """Cell of what was recycled behind a key that came up that often. share: of the first candidate."""
     return RECYCLED_CELLS + ((kind * SEENS + _seen_bucket(seen)) * SHARES + _share_bucket(share)) * RANKS + min(rank, RANKS - 1)
 
 
 @inlined
 def skip_cell(one, tokens):
-    """Cell of an expert that skips the last token. one: 1 if places agree in one token before that, 0 if in two or more.
+    """Cell of an expert that skips the last token. one: 1 if occurrences agree in one token before that, 0 if in two or more.
 
-    tokens: that it says, different ones.
+    tokens: that it proposes, different ones.
     """
     return SKIP_CELLS + one * SEENS + _seen_bucket(tokens)

@@ -47,13 +47,13 @@ NODES_PER_THREAD = 8  # of a batch's trees: fewer, by the latest drafts, are not
 
 
 class Guide(Protocol):
-    """What a row may say, where that is not anything (decode/constraint.py)."""
+    """Constraint on what a row may emit (decode/constraint.py)."""
 
     def forced(self) -> list[int]:
         """Tokens that come next, as nothing else may."""
 
     def possible(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """Which nodes of a tree could be accepted; parents come before children, node 0 is what was said last."""
+        """Which nodes of a tree could be accepted; parents come before children, node 0 is the token emitted last."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -91,7 +91,7 @@ class Row:
         return self.drafter.draft_rows([self], [budget], [branch_length], price)[0]
 
     def accept(self, token_ids: Sequence[int], learn: bool = True) -> None:
-        """The model said these tokens next. learn: from each of them; it takes most of the time."""
+        """The model emitted these tokens next. learn: from each of them; it takes most of the time."""
         self.drafter.accept_rows([self], [token_ids], [learn])
 
     def finish(self) -> None:
@@ -254,7 +254,7 @@ class Drafter:
     def cut(self, grown: GrownTrees, kept: Sequence[int] | None = None, padding: int = 0, padded: int = 0) -> list[DraftTree]:
         """The draft tree of each row: its first nodes.
 
-        kept: how many, root included; None: all. padding: tokens, which are not guesses, that are added to the tree of the row
+        kept: how many, root included; None: all. padding: tokens, which are not drafts, that are added to the tree of the row
         at index `padded`, to fill up a forward.
         """
         everything = kept is None
@@ -310,7 +310,7 @@ class Drafter:
         self._find_common()
 
     def warm_up(self) -> None:
-        """Compile the kernels (once per machine), so that the first draft is no slower."""
+        """Compile the kernels (once per machine), so that the first draft is not slower."""
         probe = Drafter(self.tries, dataclasses.replace(self.options, session_tokens=16))
         row = probe.start([0, 1, 0, 1])
         best = np.zeros((1, BEST), np.int32), np.zeros((1, BEST), np.float32)
@@ -374,7 +374,7 @@ class Drafter:
         return len(kept)
 
     def _make_rows(self, more: int) -> None:
-        """Room for so many more rows at once."""
+        """Room for that many more rows at once."""
         count = len(self._rows) + more
         block = rows_block(count, len(self.shared.texts), self.options.decoding_length)
         if self._rows:
@@ -389,7 +389,7 @@ class Drafter:
         self._free += added[::-1]
 
     def _refresh_texts(self) -> None:
-        """Point the table at the session's arrays. Running rows look their context up anew in those that have changed."""
+        """Point the table at the session's arrays. Running rows look their context up again in those that have changed."""
         runs = self.session.runs[::-1]  # the recent one changes with each output, the older one rarely
         before, tries = self._remembered, len(self._trie_texts)
         self._remembered, changed = [], []
@@ -423,7 +423,7 @@ class Drafter:
         self.calibration = Calibration(priors.calibration, self.shared.counted, self.shared.counted_by_depth)
 
     def _find_common(self) -> None:
-        """The commonest tokens of all sorted texts."""
+        """The most frequent tokens of all sorted texts."""
         shared = self.shared
         shared.common[:], shared.commonness[:] = 0, 0
         tokens = np.arange(int(shared.texts[:, VOCABULARY].max()))

@@ -1,4 +1,5 @@
-"""The experts of the mixture. In: the places of a context. Out: the tokens that each expert names, credited in scratch.slots.
+"""The experts of the mixture. In: the occurrences of a context. Out: the tokens that each expert names, credited in
+scratch.slots.
 
 Each `ask_*` asks one expert (`ask_aligned`: several) and returns its cell and the share that it gives the actual token, from
 which its weight learns. Arguments: see `mixture.mix`; rest: of the stick; rank: of the expert, recycled ones not counted.
@@ -59,9 +60,9 @@ from lookahead.draft.recycled import ANY, place_of
 from lookahead.draft.recycled import BEST as PLACED
 from lookahead.kernels import inlined, woven
 
-# A wide range is represented by so many places, evenly, for each share that can matter; by MOST_SAMPLED at most.
+# A wide range is represented by that many occurrences, evenly, for each share that can matter; by MOST_SAMPLED at most.
 RESOLUTION = np.float32(4.0)
-LEAST_WEIGHT = np.float32(1e-30)  # of all places of an expert; they may weigh nothing
+LEAST_WEIGHT = np.float32(1e-30)  # of all occurrences of an expert; they may weigh nothing
 
 
 @inlined
@@ -105,7 +106,7 @@ def ask(scratch, rank, cell, believed, share):
 
 @woven
 def ask_aligned(shared, scratch, own, node, stamp, floor, actual):
-    """All aligned places, own first, as long as the rest is above the floor. Returns (rest, experts asked)."""
+    """All aligned positions, own first, as long as the rest is above the floor. Returns (rest, experts asked)."""
     rest, rank = np.float32(1.0), np.int64(0)
     for k in range(shared.used[0] + 1):
         text = len(shared.texts) if k == 0 else k - 1
@@ -131,7 +132,7 @@ def ask_aligned(shared, scratch, own, node, stamp, floor, actual):
 
 @woven
 def longest_own_match(scratch, node, places):
-    """The order bucket of the longest of the places found in the row's own text, which is noted in scratch.best."""
+    """The order bucket of the longest of the occurrences found in the row's own text, which is noted in scratch.best."""
     longest, found = np.int64(0), scratch.found
     for k in range(places):
         if found[k, 0] > scratch.best[node, 0]:
@@ -177,7 +178,9 @@ def ask_recycled(shared, scratch, kind, have, stamp, rest, rank, actual):
 
 @woven
 def count_own(scratch, places, order, stamp, own_used, own_total):
-    """Count the tokens behind the own places of this order bucket. Returns (bucket of the next, tokens seen, places seen)."""
+    """Count the tokens behind the own occurrences of this order bucket. Returns (bucket of the next, tokens seen, occurrences
+    seen).
+    """
     slots, found, following = scratch.slots, scratch.found, np.int64(0)
     for k in range(places):
         bucket = order_bucket(found[k, 0])
@@ -197,7 +200,7 @@ def count_own(scratch, places, order, stamp, own_used, own_total):
 
 @woven
 def ask_own(shared, scratch, own, order, own_used, own_total, rest, rank, actual):
-    """The row's own text, by the places counted so far."""
+    """The row's own text, by the occurrences counted so far."""
     slots, top, share = scratch.slots, np.int64(0), np.float32(0.0)
     for k in range(own_used):
         top = max(top, slots[np.uint64(scratch.own_slots[k, 0]), SLOT_COUNT])
@@ -215,7 +218,7 @@ def ask_own(shared, scratch, own, order, own_used, own_total, rest, rank, actual
 
 @woven
 def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actual):
-    """All other texts together, each by its longest match of this order or more. Of many places some are sampled."""
+    """All other texts together, each by its longest match of this order or more. Of many occurrences some are sampled."""
     texts, slots, values, touched = shared.texts, scratch.slots, scratch.values, scratch.touched
     steps, current = scratch.steps, scratch.current
     order, share = order_bucket(other_order), np.float32(0.0)
@@ -280,15 +283,15 @@ def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actu
 
 @inlined
 def sampled(k, taken, width):
-    """The k-th of so many places that represent `width` ones evenly."""
+    """The k-th of that many occurrences that represent `width` ones evenly."""
     return k if taken == width else (2 * k + 1) * width // (2 * taken)
 
 
 @woven
 def ask_skip(shared, scratch, node, one, stamp, rest, actual):
-    """What stands two tokens behind the places of the context without its last token; the cell is -1 if there is none.
+    """What stands two tokens behind the occurrences of the context without its last token; the cell is -1 if there is none.
 
-    one: 1 if places need to agree in one token only, 0 if in two or more.
+    one: 1 if occurrences need to agree in one token only, 0 if in two or more.
     """
     before = scratch.keys[node, 1] if node > 0 else np.int64(len(scratch.made) - 1)
     if scratch.skipped[before, one] < 0:
@@ -312,7 +315,9 @@ def ask_skip(shared, scratch, node, one, stamp, rest, actual):
 
 @woven
 def _find_skips(shared, scratch, node, one, token):
-    """Note what stands two tokens behind the places of a node's context: its children share it. token: the context's last."""
+    """Note what stands two tokens behind the occurrences of a node's context: its children share it. token: the context's
+    last.
+    """
     texts, steps, found, total = shared.texts, scratch.steps, np.int64(0), np.float32(0.0)
     for text in range(shared.used[0]):
         number, left = np.int64(0), np.int64(SKIPPED)
@@ -353,7 +358,7 @@ def _find_skips(shared, scratch, node, one, token):
 
 @woven
 def ask_leaders(shared, scratch, own, stamp, rest, rank, actual):
-    """The commonest tokens of the row's own text, whatever the context."""
+    """The most frequent tokens of the row's own text, for any context."""
     slots, total, share = scratch.slots, np.float32(0.0), np.float32(0.0)
     for k in range(LEADERS):
         total += own.leaders[k, 1]
@@ -376,7 +381,7 @@ def ask_leaders(shared, scratch, own, stamp, rest, rank, actual):
 
 @woven
 def ask_common(shared, scratch, stamp, rest, rank, actual):
-    """The commonest tokens of all other texts, whatever the context."""
+    """The most frequent tokens of all other texts, for any context."""
     slots, share = scratch.slots, np.float32(0.0)
     cell = cell_of(0, OTHER, np.float32(1e6), shared.common_shares[0], rank)
     believed = shared.lambdas[cell]

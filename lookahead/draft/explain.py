@@ -16,7 +16,7 @@ from lookahead.trie.file import Trie
 
 CONTEXT = 48  # tokens of the text so far that a step tells
 MOST = 20  # draft tokens that are drawn, accepted ones apart
-OWN = -1  # stands among the nodes for the token that the model said itself
+OWN = -1  # stands among the nodes for the model's own token
 
 Kind = Literal["accepted", "drafted", "own"]
 
@@ -28,7 +28,7 @@ class Step:
     number    1, 2, ... in its request
     context   the last CONTEXT token ids of the text before the step; the last one is the tree's root
     tree      what was drafted
-    accepted  nodes of the tree that the model said, in path order, without the root
+    accepted  nodes of the tree that the model emitted, in path order, without the root
     said      token ids that the step gave: those of `accepted`, then the model's own unless the text ended before it
     """
 
@@ -56,7 +56,7 @@ class Step:
 
     @property
     def own(self) -> int | None:
-        """The token that the model said itself behind the accepted ones; None if the text ended before it."""
+        """The model's own token behind the accepted ones; None if the text ended before it."""
         return self.said[-1] if len(self.said) > len(self.accepted) else None
 
     def outline(self, most: int = MOST) -> Outline:
@@ -80,10 +80,10 @@ class Line:
     before   the token that they follow
     first    probability of the path from the root to the first of them; 1 for the model's own token
     last     that of the path to the last of them
-    source   who guessed them; "" for the model's own token
-    match    tokens of the context that agree with the place where the first of them was found
+    source   their draft source; "" for the model's own token
+    match    tokens of the context that agree with the occurrence where the first of them was found
     forks    of the forks on the way to this line, from the root: True where the way is the fork's last branch
-    begins   True: the line begins a branch of the last fork; else it goes on behind the line above
+    begins   True: the line begins a branch of the last fork; else it continues behind the line above
     """
 
     kind: Kind
@@ -178,9 +178,9 @@ class Evidence:
 
 
 def evidence(trie: Trie, source: int, context: Sequence[int], tree: DraftTree) -> list[Evidence | None]:
-    """For each node that `source`, the number of `trie`, guessed behind `context`: what the trie holds for the node's match.
+    """For each node that `source`, the number of `trie`, drafted behind `context`: what the trie holds for the node's match.
 
-    None for other nodes, and where the match is no exact one: the token stands where a broken match would be by now.
+    None for other nodes, and where the match is not exact: the token stands where a broken match would be by now.
     """
     paths: list[list[int]] = [[]]
     found: list[Evidence | None] = [None]

@@ -1,22 +1,23 @@
-"""What comes next: a mixture of experts, one for each context length. In: the places of a context. Out: tokens with
+"""What comes next: a mixture of experts, one for each context length. In: the occurrences of a context. Out: tokens with
 probabilities.
 
-An *expert* is one group of places that agree with the context in at least `order` tokens, and says P_e(t) = the share of them
-that t follows. There are two groups: the request's *own* text, and all *other* text (tries and finished outputs, their counts
-added). The experts are asked in turn, longest order first, own before other; each is believed with a learned weight lambda and
-leaves the rest to those behind it (stick-breaking):
+An *expert* is one group of occurrences that agree with the context in at least `order` tokens, and gives P_e(t) = the share of
+them that t follows. There are two groups: the request's *own* text, and all *other* text (tries and finished outputs, their
+counts added). The experts are asked in turn, longest order first, own before other; each is believed with a learned weight
+lambda and leaves the rest to those behind it (stick-breaking):
 
     P(t) = sum over e of [product over earlier j of (1 - lambda_j)] * lambda_e * P_e(t)
 
-lambda is the mean of what the expert's *cell* has earned so far: cells tell experts apart by order, group, number of places,
-share of the commonest successor, and rank: how many were asked before, recycled ones not counted. After the longest match there
-has broken off, *aligned* experts stand first: they go on where the broken match would be now, as text that was copied with one
-word changed does. Before the shorter matches (ASKED), *recycled* experts tell what the model almost said there (recycled.py).
-Then two experts *skip* the last token: they say what stands two tokens behind the places of the context without it, as text
-does in which one word is another. Last, order 0 offers the commonest tokens. Learned factors rescore each token (`rescore`).
+lambda is the mean of what the expert's *cell* has earned so far: cells tell experts apart by order, group, number of
+occurrences, share of the most frequent successor, and rank: how many were asked before, recycled ones not counted. After the
+longest match there has broken off, *aligned* experts stand first: they continue where the broken match would be now, as text
+that was copied with one word changed does. Before the shorter matches (ASKED), *recycled* experts propose the runner-up tokens
+there (recycled.py). Then two experts *skip* the last token: they propose what stands two tokens behind the occurrences of the
+context without it, as text does in which one word is another. Last, order 0 offers the most frequent tokens. Learned factors
+rescore each token (`rescore`).
 
-Worked example: own text "a b a b", context "... b": one own expert of order 2 (one place, "a" follows), lambda .6, and one of
-order 1 with the same place, skipped; then P(a) = .6 and .4 is left for order 0.
+Worked example: own text "a b a b", context "... b": one own expert of order 2 (one occurrence, "a" follows), lambda .6, and one
+of order 1 with the same occurrence, skipped; then P(a) = .6 and .4 is left for order 0.
 """
 
 from __future__ import annotations
@@ -87,12 +88,13 @@ HOPE = np.float32(8.0)  # times as probable as the experts say: no token gets th
 
 TRUST_MEMORY = np.float32(1 - 1 / MEMORY)  # weight of the past at each token
 
-ALIGN_FROM = 3  # match length from which a broken match is kept, and places that it may have had at most
+ALIGN_FROM = 3  # match length from which a broken match is kept, and occurrences that it may have had at most
 
 
 @inlined
 def mix(shared, scratch, own, node, have, floor, actual):
-    """Fill scratch.slots with what the experts say behind the context of `node`, scratch.recent[:have]; returns their number.
+    """Fill scratch.slots with what the experts propose behind the context of `node`, scratch.recent[:have]; returns their
+    number.
 
     floor   the rest of the stick below which no further expert is asked
     actual  a token: scratch.expert_values[e, 1] becomes the share that expert e gives it (for learning), or -1
@@ -109,7 +111,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
         return rank
     chains = slots_of(scratch.recent, have, own.heads.shape[1], scratch.chains)
     places = own_places(own.log, own.heads, own.length, scratch.recent, have, chains, scratch.found, scratch.chains)
-    nearest = chains > 0  # places that agree in one token only are still to be found
+    nearest = chains > 0  # occurrences that agree in one token only are still to be found
     own_order = longest_own_match(scratch, node, places)  # bucket of the next own expert
     own_used, own_total = np.int64(0), np.int64(0)
     kind = np.int64(0 if shared.used[1] > 0 else len(KINDS))  # of the next recycled expert
@@ -231,7 +233,8 @@ def learn(shared, scratch, asked, actual):
 
 @woven
 def _learn_trust(shared, scratch, actual):
-    """How a text's longest matches fare against the mixture says how much its places count beside those of the other texts.
+    """How a text's longest matches fare against the mixture decides how much its occurrences count relative to those of the
+    other texts.
 
     So what is stale or off the subject does not drown what is not: a memory of another topic, a trie of another domain.
     """
@@ -272,9 +275,9 @@ def _learn_factors(shared, scratch, actual):
 
 @inlined
 def move_aligned(texts, steps, made, aligned, used, node, own, own_match, own_place, token, moved, child):
-    """moved[child]: the aligned places behind `token`, from those of `node` and its steps, made as far as they were needed.
+    """moved[child]: the aligned positions behind `token`, from those of `node` and its steps, made as far as they were needed.
 
-    A match of ALIGN_FROM tokens or more that the token breaks leaves an aligned place; one that goes on removes it.
+    A match of ALIGN_FROM tokens or more that the token breaks leaves an aligned position; one that continues removes it.
     """
     for k in range(used + 1):
         text = k if k < used else len(texts)  # the own text stands last

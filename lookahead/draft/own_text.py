@@ -1,8 +1,8 @@
-"""The text of one running request: its prompt and what it has said. In: tokens, one at a time. Out: earlier places like its
+"""The text of one running request: its prompt and its output. In: tokens, one at a time. Out: earlier occurrences of its
 end.
 
-A token log with hash chains, as LZ77 match finders keep: for each place, the one before it that ends in the same 1, 2, 4 or 8
-tokens. Appending is O(1); the places of a context are found newest first, those that match longest before the others.
+A token log with hash chains, as LZ77 match finders keep: for each position, the one before it that ends in the same 1, 2, 4 or
+8 tokens. Appending is O(1); the occurrences of a context are found newest first, those that match longest before the others.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from lookahead.draft.cells import binary_bucket
 from lookahead.draft.places import SOURCE, count_of
 from lookahead.kernels import carray, inlined, int32_at, int64_at, kernel
 
-TOKEN, CHAIN, SEEN = 0, 1, 1 + CHAINS  # rows of OwnText.log; chain c links places that agree in 2^c tokens
+TOKEN, CHAIN, SEEN = 0, 1, 1 + CHAINS  # rows of OwnText.log; chain c links positions that agree in 2^c tokens
 LONGEST_MATCH = 32  # tokens compared; a longer match counts as this
-CHAIN_STEPS = 2 * PER_CHAIN  # places looked at on a chain
+CHAIN_STEPS = 2 * PER_CHAIN  # positions looked at on a chain
 
 # Columns of a row's own text among the arrays of all rows.
 LOG, CAPACITY, HEADS, HEAD_SLOTS, LEADING, LENGTH, PROMPT_LENGTH = range(OWN_COLUMNS)
@@ -29,10 +29,10 @@ Own = namedtuple("Own", ("log", "heads", "leaders", "length", "prompt_length"))
 class OwnText:
     """The log of a request.
 
-    log      int32 [2 + CHAINS, capacity]: row TOKEN the tokens; rows CHAIN... the place before, in that chain, or -1;
+    log      int32 [2 + CHAINS, capacity]: row TOKEN the tokens; rows CHAIN... the position before, in that chain, or -1;
              row SEEN in how many different contexts of one token the token had been seen by then
-    heads    int32 [CHAINS, slots]: the newest place of each hash
-    leaders  int64 [LEADERS, 3]: token, contexts, newest place; commonest first
+    heads    int32 [CHAINS, slots]: the newest position of each hash
+    leaders  int64 [LEADERS, 3]: token, contexts, newest position; most frequent first
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class OwnText:
         self.length = 0
 
     def reserve(self, more: int) -> bool:
-        """Make room for so many more tokens; True if the arrays are new ones."""
+        """Make room for that many more tokens; True if the arrays are new ones."""
         needed = self.length + more
         if needed <= self.log.shape[1]:
             return False
@@ -148,7 +148,7 @@ def append_tokens(log, heads, leaders, length, added, recent, slots):
 
 @inlined
 def _lead(leaders, token, seen, place):
-    """Put a token where it belongs among the commonest."""
+    """Put a token where it belongs among the most frequent."""
     at = 0
     while at < LEADERS and leaders[at, 1] > 0 and leaders[at, 0] != token:
         at += 1
@@ -165,7 +165,7 @@ def _lead(leaders, token, seen, place):
 
 @inlined
 def latest_place(own, token):
-    """The newest place of a token in the own text, -1 if it is not among the newest of its hash."""
+    """The newest position of a token in the own text, -1 if it is not among the newest of its hash."""
     place = own.heads[0, np.int64(_mix(np.uint64(1), token) >> np.uint64(20)) & (own.heads.shape[1] - 1)]
     for _ in range(CHAIN_STEPS):
         if place < 0 or own.log[TOKEN, place] == token:
@@ -176,10 +176,10 @@ def latest_place(own, token):
 
 @inlined
 def own_places(log, heads, length, recent, have, chains, found, slots):
-    """Places before the end of `log` that agree with recent[:have] (newest first) in two tokens or more.
+    """Occurrences before the end of `log` that agree with recent[:have] (newest first) in two tokens or more.
 
-    found: int64 [MOST_PLACES, 3] takes match length, the token that follows, and the place; longer matches first by chain, each
-    chain newest first. chains: how many there are, whose slots stand in `slots`. Returns the number of places.
+    found: int64 [MOST_PLACES, 3] takes match length, the token that follows, and the position; longer matches first by chain,
+    each chain newest first. chains: how many there are, whose slots stand in `slots`. Returns the number of occurrences.
     """
     filled = 0
     for chain in range(chains - 1, 0, -1):
@@ -189,8 +189,8 @@ def own_places(log, heads, length, recent, have, chains, found, slots):
 
 @inlined
 def more_places(log, heads, length, recent, have, chain, found, slots, filled):
-    """Add the places of one chain to the `filled` that were found before, see `own_places`. Chain 0 has those that agree in one
-    token.
+    """Add the occurrences of one chain to the `filled` that were found before, see `own_places`. Chain 0 has those that agree
+    in one token.
     """
     order = 1 << chain
     above = 2 * order if chain < CHAINS - 1 else LONGEST_MATCH + 1
@@ -215,8 +215,8 @@ def more_places(log, heads, length, recent, have, chain, found, slots, filled):
 
 @kernel
 def lead_common(texts, weights, tokens, leaders, commonness):
-    """Offer `tokens` (int64) to the commonest tokens of all sorted texts: leaders gets token, count, source. commonness: uint8
-    [COMMONNESS] gets the bucket of a token's count.
+    """Offer `tokens` (int64) to the most frequent tokens of all sorted texts: leaders gets token, count, source. commonness:
+    uint8 [COMMONNESS] gets the bucket of a token's count.
     """
     for token in tokens:
         total, most, source = np.float32(0.0), np.float32(0.0), np.int64(0)

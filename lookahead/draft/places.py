@@ -1,15 +1,16 @@
 """Sorted text that drafts come from, read by address. In: arrays of trie segments and of the job's memory. Out: one table.
 
-A kernel cannot take a list of arrays of different types, so each sorted text is a row of numbers that says where its arrays
+A kernel cannot take a list of arrays of different types, so each sorted text is a row of numbers that give where its arrays
 lie; whoever makes a row keeps the arrays alive. A mapped file may lie about positions: every read here is bounded first.
 
 A *step* is a range of sorted suffixes that all begin with the context's last `length` tokens: low, high, length, and order, the
-largest number of the context's tokens for which these are the places (unlike `length` it does not matter for reading). The
-steps of a context, longest first, hold fewer places each than the next: lengths with the same places share a step. Appending a
-token to the context narrows each step to the places where that token follows, and adds the places of the token alone.
+largest number of the context's tokens for which these are the occurrences (unlike `length` it does not matter for reading). The
+steps of a context, longest first, hold fewer occurrences each than the next: lengths with the same occurrences share a step.
+Appending a token to the context narrows each step to the occurrences where that token follows, and adds the occurrences of the
+token alone.
 
-Example: in "a b a b a c", the context "a b" has the steps ("a b": 2 places); then appending "a" gives ("b a": 2 places, order
-3) and ("a": 3 places, order 1).
+Example: in "a b a b a c", the context "a b" has the steps ("a b": 2 occurrences); then appending "a" gives ("b a": 2
+occurrences, order 3) and ("a": 3 occurrences, order 1).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ DOCUMENT_ENDS, DOCUMENT_END_BYTES, DOCUMENTS, DOCUMENT_SOURCES, SOURCE_WEIGHTS, 
 
 END = np.int64(1) << 40  # read where a text ends: larger than every token
 LOW, HIGH, PREFIX, ORDER = range(4)  # of a step
-FEW = 8  # places searched one by one
+FEW = 8  # occurrences searched one by one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +241,7 @@ def _narrow_step(texts, text, steps, node, number, token, child, made, child_ste
 
 @inlined
 def _first_step(texts, text, token, steps, node, made):
-    """Add the places of `token` alone."""
+    """Add the occurrences of `token` alone."""
     low, high = first_range(texts, text, token)
     if low < high:
         _add_step(steps, made, node, text, low, high, 1, 1)
@@ -249,7 +250,7 @@ def _first_step(texts, text, token, steps, node, made):
 @inlined
 def _add_step(steps, made, node, text, low, high, prefix, order):
     number = made[node, text, 0]
-    if number > 0 and steps[node, text, number - 1, HIGH] - steps[node, text, number - 1, LOW] == high - low:  # the same places
+    if number > 0 and steps[node, text, number - 1, HIGH] - steps[node, text, number - 1, LOW] == high - low:  # the same ones
         number -= 1
         order = steps[node, text, number, ORDER]
     elif number == STEPS - 1 and prefix > 1:  # the last is kept for the token alone

@@ -1,4 +1,4 @@
-"""Which guesses are worth a forward. In: the context of each row and a budget. Out: the most probable tree of each.
+"""Which draft tokens are worth a forward. In: the context of each row and a budget. Out: the most probable tree of each.
 
 The tree grows by the probability of the whole path, best first: long single branches where text is being copied, bushes where
 it is not. Every node that is taken is looked up afresh on context + path (`mixture.mix`), for its children to compete with all
@@ -37,13 +37,13 @@ from lookahead.kernels import carray, float64_at, inlined, int32_at, int64_at, k
 from lookahead.threads import add
 
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
-UNHEARD = np.float32(0.1)  # rest of the stick below which an expert is not asked what it would have said: nothing to learn
+UNHEARD = np.float32(0.1)  # rest of the stick below which an expert is not asked what it would have proposed: nothing to learn
 # Columns of a candidate.
 CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_MATCH = range(5)
 
 
-# What `grow_rows` is told, 8 bytes each: counters of threads and of rows that were begun; rows, and where limits, spans, forced
-# tokens are; draft tokens at no cost, and whether only the best child of a node may grow; the price, a float64;
+# What `grow_rows` receives, 8 bytes each: counters of threads and of rows that were begun; rows, and where limits, spans,
+# forced tokens are; draft tokens at no cost, and whether only the best child of a node may grow; the price, a float64;
 # where the addresses of the shared block, of the rows' block and of each thread's scratch block stand.
 BEGUN, NEXT, ROWS, LIMITS, SPANS, FORCED, FREE, SINGLE, PRICE, OF_SHARED, OF_ROWS, OF_SCRATCH = range(12)
 TOLD = struct.Struct("=8qd3q")
@@ -131,7 +131,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
                 bin_ = bin_of(path)
                 offered[bin_] += 1
                 above += bin_ >= edge
-                # So many lie above this bin, which are all that are wanted: below the price, those that come at no cost.
+                # That many lie above this bin, which are all that are wanted: below the price, those that come at no cost.
                 while edge < BINS - 1 and above - offered[edge] >= (few if edge_of(edge + 1) <= priced else budget):
                     above -= offered[edge]
                     edge += 1

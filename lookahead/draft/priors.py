@@ -1,5 +1,5 @@
-"""What is believed before a job has taught anything better. In: a small data file. Out: arrays that a drafter goes on learning
-in.
+"""What is believed before a job has taught anything better. In: a small data file. Out: arrays that a drafter continues
+learning in.
 
 `samples/train_priors.py` trains the file on text of any kind; without it the formula serves.
 """
@@ -42,12 +42,12 @@ class Priors:
 
 
 def formula() -> Priors:
-    """Untrained: longer matches, more places and a single successor earn more belief."""
+    """Untrained: longer matches, more occurrences and a single successor earn more belief."""
     cells = np.indices((ORDERS, 2, COUNTS, SHARES, RANKS)).reshape(5, -1)
     order = np.array(TYPICAL_ORDER)[cells[0]]
     lambdas = np.minimum(0.95, np.minimum(0.9, 0.25 + 0.08 * order + 0.07 * cells[2]) + 0.05 * (cells[3] == 0))
     lambdas[cells[0] == 0] = 0.95
-    few = (cells[0] == 0) & (cells[1] == OWN)  # how common tokens are in a short text says little
+    few = (cells[0] == 0) & (cells[1] == OWN)  # how common tokens are in a short text tells little
     lambdas[few] = 0.1 + 0.1 * cells[2][few]
     others = np.full(CELLS - ALIGNED, 0.3)
     return Priors(np.concatenate([lambdas, others]).astype(np.float32), None, FORMULA_STRENGTH)

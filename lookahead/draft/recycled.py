@@ -1,14 +1,14 @@
-"""What the model almost said. In: its best few tokens behind each verified node. Out: what is likely behind the last tokens.
+"""Runner-up tokens. In: its best few tokens behind each verified node. Out: what is likely behind the last tokens.
 
 A forward scores every token behind every node, those that are not accepted included; plain decoding keeps one and throws the
 rest away. Token Recycling (arXiv 2408.08696) keeps the best few in a table by the token that they stood behind. Here keys are
 made of up to three of the last tokens, and some leave one out: in the last step the model was asked what follows other tokens
-at the very place where it then said this one, and what follows is often the same ("12 apples", "15 apples").
+at the position where it then emitted this one, and what follows is often the same ("12 apples", "15 apples").
 
 What a key holds is summed up: the shares of its candidates (softmax over the best few) are added, and what was there before
-counts KEPT as much. The table is a hash table of fixed size; of the WAYS places that a key may take it takes the least seen. It
-is small, as what was said long ago is told by the text itself: four times the places gave 0.2 % longer drafts at most, eight
-candidates in place of four 0.7 %.
+counts KEPT as much. The table is a hash table of fixed size; of the WAYS entries that a key may take it takes the least seen.
+It is small, as older text is a source by itself: four times the entries gave 0.2 % longer drafts at most, eight
+candidates instead of four 0.7 %.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lookahead.kernels import inlined, kernel
 BEST = 4  # candidates of a key
 PLACES = 1 << 15
 WAYS = 4
-ANY = -1  # in a key: whatever token stands there; in the table: no key
+ANY = -1  # in a key: any token; in the table: no key
 
 # Kinds of keys: which of the last tokens they are made of, newest first; in the order in which they are asked.
 KINDS = np.array([(1, 1, 1), (1, 1, 0), (1, 0, 1), (1, 0, 0), (0, 1, 1)])
@@ -32,12 +32,12 @@ KEPT = np.array([0.3, 0.3, 0.5, 0.5, 0.5], np.float32)  # weight of what is know
 
 @dataclasses.dataclass(frozen=True)
 class Recycled:
-    """Keys and what they hold, of a whole table or of those of its places that are taken.
+    """Keys and what they hold, of a whole table or of those of its entries that are taken.
 
-    keys     int32 [places, 3]: token ids, newest first, ANY where a kind has none
-    seen     int32 [places]: how often the key came up; less where others wanted its place
-    tokens   int32 [places, BEST]: candidates, most probable first
-    weights  float32 [places, BEST]: their sums of shares, 0 where there is no candidate
+    keys     int32 [entries, 3]: token ids, newest first, ANY where a kind has none
+    seen     int32 [entries]: how often the key came up; less where others wanted its entry
+    tokens   int32 [entries, BEST]: candidates, most probable first
+    weights  float32 [entries, BEST]: their sums of shares, 0 where there is no candidate
     """
 
     keys: np.ndarray
@@ -73,7 +73,7 @@ class Recycled:
         self.weights.fill(0)
 
     def taken(self) -> Recycled:
-        """A copy of the places that hold a key."""
+        """A copy of the entries that hold a key."""
         found = np.flatnonzero((self.keys != ANY).any(1))
         return Recycled(*(array[found] for array in self.arrays))
 
@@ -108,7 +108,7 @@ class Recycled:
 
 @inlined
 def place_of(keys, kind, t1, t2, t3):
-    """(place of the key of this kind behind the tokens t1, t2, t3, newest first, or -1; the first that it may take).
+    """(Entry of the key of this kind behind the tokens t1, t2, t3, newest first, or -1; the first that it may take).
 
     Tokens are ANY where the text begins; there a kind that needs them has no key.
     """
@@ -129,7 +129,7 @@ def place_of(keys, kind, t1, t2, t3):
 
 @inlined
 def _taken(keys, seen, weights, kind, t1, t2, t3):
-    """The place of a key, which it takes if it has none yet; -1 if there is no such key."""
+    """The entry of a key, which it takes if it has none yet; -1 if there is no such key."""
     place, first = place_of(keys, kind, t1, t2, t3)
     if place >= 0 or first < 0:
         return place
@@ -159,7 +159,7 @@ def _add(token_ids, parents, sizes, before, ids, scores, keys, seen, tokens, wei
             for k in range(most):
                 shares[k] = np.exp(scores[node, k] - scores[node, 0])
                 total += shares[k]
-            if not total > 0:  # scores that are no numbers
+            if not total > 0:  # scores that are not numbers
                 continue
             t1, parent = np.int64(token_ids[node]), parents[node]
             t2, t3 = np.int64(before[tree, 0]), np.int64(before[tree, 1])

@@ -43,7 +43,7 @@ class RunnerUpTokens:
         return self.pays and self._has_keys
 
     def clear(self) -> None:
-        """Keep only what the tries hold; be tried anew."""
+        """Keep only what the tries hold; be tried again."""
         self._pending: tuple[Sequence[DraftTree], np.ndarray, BestTokens] | None = None
         self._utility = Worth()
         self.table.clear()

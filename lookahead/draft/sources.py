@@ -1,4 +1,5 @@
-"""Draft sources of a user's own, beside ours. In: what they propose after a context. Out: one tree of their drafts and ours.
+"""Draft sources of a user's own, in addition to ours. In: what they propose after a context. Out: one tree of their drafts and
+ours.
 
 A source is any Python object with the two methods of `DraftSource`. What it proposes is checked here, so that nothing it does
 can change an output: it may be wrong, slow or broken, and only the number of steps changes. How often its proposals are right
@@ -25,11 +26,11 @@ from lookahead.errors import UsageError
 log = logging.getLogger(__name__)
 
 LONGEST, MOST_PATHS = 1024, 256  # tokens of a path, paths of a proposal: more is taken for a mistake
-DEPTHS, RANKS = 8, 4  # classes of each that are told apart; the last stands for all beyond
-OURS = (0.0, 0.05, 0.2, 0.5)  # probabilities by our own mixture that are told apart, from above these on; 0: not drafted by us
+DEPTHS, RANKS = 8, 4  # classes of each that are distinguished; the last stands for all beyond
+OURS = (0.0, 0.05, 0.2, 0.5)  # probabilities by our own mixture in classes, from above these on; 0: not drafted by us
 UNKNOWN = 0.4  # share of first proposals that is expected to be right before anything is known
 STRENGTH = 2.0  # proposals that this expectation stands for
-ITS_OWN = 0.5  # of the tokens accepted from a source, those that no other would have drafted in its place
+ITS_OWN = 0.5  # of the tokens accepted from a source, those that no other would have drafted instead
 
 
 class DraftSource(Protocol):
@@ -45,8 +46,8 @@ class DraftSource(Protocol):
 
             def propose(self, request, context, most):
                 end = context[-2:].tolist()
-                places = [(text, at) for text in self.texts for at in range(2, len(text)) if text[at - 2 : at] == end]
-                return [text[at : at + most] for text, at in places[:8]]
+                found = [(text, at) for text in self.texts for at in range(2, len(text)) if text[at - 2 : at] == end]
+                return [text[at : at + most] for text, at in found[:8]]
 
             def observe(self, request, token_ids, ended):
                 pass
@@ -56,7 +57,7 @@ class DraftSource(Protocol):
     """
 
     def propose(self, request: int, context: np.ndarray, most: int) -> Iterable[Sequence[int]]:
-        """Likely continuations of a text, the likeliest first; nothing if there is none.
+        """Likely continuations of a text, the most probable first; nothing if there is none.
 
         request: a number that no other request has. context: int32 [length], read-only: the token ids of its prompt and answer
         so far. most: tokens of a continuation that can be used; longer ones are cut. It is called once per row and step.
@@ -139,7 +140,7 @@ class Sources:
         self._proposed.pop(row, None)
 
     def accept(self, row: int, token_ids: Sequence[int], learn: bool) -> None:
-        """The model has said these tokens: they tell what of the latest proposals was right."""
+        """The model has emitted these tokens: they tell what of the latest proposals was right."""
         proposed = self._proposed.pop(row, [])
         if learn:
             for each in proposed:
@@ -154,7 +155,7 @@ class Sources:
         self._requests.pop(row, None)
 
     def observe_step(self, counts: Sequence[int], step: float, said: int, rows: int, agreed: Any = None) -> None:
-        """A step of `rows` rows took so many seconds and said so many tokens, `counts` of them from each source.
+        """A step of `rows` rows took that many seconds and emitted that many tokens, `counts` of them from each source.
 
         Sources whose calls take more time than their tokens save are not asked for a while. agreed: of a time, what all
         processes that share a model take it for.
@@ -186,7 +187,7 @@ class Sources:
         """The paths that a source proposes, checked and cut to `most` tokens; a source that fails is disabled."""
         try:
             return _checked(source.draft.propose(request, context, most), most, self.vocab_size)
-        except Exception as error:  # whatever a user's code raises
+        except Exception as error:  # anything that a user's code raises
             self._disable(source, error)
             return []
 
@@ -240,7 +241,7 @@ def _checked(proposed: Any, most: int, vocab_size: int) -> list[list[int]]:
 
 
 def _judge(proposed: _Proposed, token_ids: Sequence[int]) -> None:
-    """Count each proposal at a place that the model has reached."""
+    """Count each proposal at a position that the model has reached."""
     said: tuple[int, ...] = ()
     source = proposed.source
     for token in token_ids:
@@ -268,7 +269,7 @@ class Grown:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Of a tree. most: nodes below the root. depth: of a node. price: path probability that a node must have; free: so many
+    """Of a tree. most: nodes below the root. depth: of a node. price: path probability that a node must have; free: that many
     come at no cost and need a tenth of it. single: one branch. adaptive: do not ask sources that take more than they save.
     """
 
@@ -280,7 +281,7 @@ class Limits:
     adaptive: bool = False
 
     def allows(self, probability: float, nodes: int) -> bool:
-        """A node of this probability beside so many, the root included."""
+        """A node of this probability next to that many, the root included."""
         return nodes <= self.most and probability >= (self.price if nodes > self.free else 0.1 * self.price)
 
 

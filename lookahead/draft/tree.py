@@ -12,13 +12,13 @@ GIVEN, GRAMMAR = -1, -2  # sources that no drafter owns: roots and what a caller
 
 @dataclasses.dataclass(slots=True, eq=False)
 class DraftTree:
-    """Guessed tokens, parents before children. Node 0 is the root: the last accepted token.
+    """Draft tokens, parents before children. Node 0 is the root: the last accepted token.
 
     token_ids      int32 [nodes]
     parents        int32 [nodes], -1 for the root
-    probabilities  float32 [nodes], that the path from the root to this node is what the model says (root: 1)
+    probabilities  float32 [nodes], that the path from the root to this node is what the model emits (root: 1)
     sources        int32 [nodes], index into the drafter's source names, or GIVEN (the root) or GRAMMAR
-    matches        int32 [nodes], tokens of the context that the best place for this node agrees with (root: 0)
+    matches        int32 [nodes], tokens of the context that the best occurrence for this node agrees with (root: 0)
     """
 
     token_ids: np.ndarray
@@ -47,7 +47,7 @@ class DraftTree:
         )
 
     def filled_up(self, more: int) -> DraftTree:
-        """With so many nodes more below the root, which are no guesses."""
+        """With that many nodes more below the root, which are not drafts."""
         return DraftTree(
             np.append(self.token_ids, np.full(more, self.token_ids[0], np.int32)),
             np.append(self.parents, np.zeros(more, np.int32)),
@@ -68,10 +68,10 @@ class DraftTree:
         return bool((self.parents == np.arange(-1, len(self) - 1)).all())
 
     def follow(self, say: Callable[[int, list[int]], int | None]) -> tuple[list[int], list[int]]:
-        """Walk from the root as long as the tree holds what is said.
+        """Walk from the root as long as the tree holds what is emitted.
 
-        say(node, so_far) gives the token after `node`, whose path below the root is `so_far`; None ends the walk.
-        Returns (all tokens said, nodes of the path walked, root included). Where branches share no prefix, the walk
+        `say`(node, so_far) gives the token after `node`, whose path below the root is `so_far`; None ends the walk.
+        Returns (all tokens emitted, nodes of the path walked, root included). Where branches share no prefix, the walk
         goes along all that agree and returns the one that agrees longest.
         """
         parents, token_ids = self.parents.tolist(), self.token_ids.tolist()
@@ -107,7 +107,7 @@ def name_of(source: int, source_names: Sequence[str]) -> str:
 
 
 def root_only(token_id: int) -> DraftTree:
-    """The tree of a plain step: nothing guessed."""
+    """The tree of a plain step: nothing drafted."""
     return DraftTree(np.array([token_id], np.int32), *ROOT)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from lookahead.draft.tree import GIVEN, DraftTree, name_of
 
 MOST_ENDED = 4096  # texts of requests that nobody has asked for yet; older ones are dropped
-OWN = GIVEN - 2  # in place of a source: a token that the model has emitted by itself
+OWN = GIVEN - 2  # instead of a source: a token that the model has emitted by itself
 
 
 class Emitted:

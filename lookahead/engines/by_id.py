@@ -1,8 +1,8 @@
 """Rows of a batch by request id, drafts as arrays of a set width. In: counts and last tokens. Out: tokens and confidences.
 
-For engines that verify as many draft tokens of every row, or choose them by confidence: what is not guessed is filler, the
-last token again, of confidence 0. An engine says only how many tokens a row has emitted, and the last one: the others are the
-first of its draft, filler included.
+For engines that verify as many draft tokens of every row, or choose them by confidence: what is not drafted is filler, the
+last token again, of confidence 0. An engine reports only how many tokens a row has emitted, and the last one: the others are
+the first of its draft, filler included.
 """
 
 from __future__ import annotations

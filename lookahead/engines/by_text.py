@@ -1,8 +1,8 @@
-"""Rows of a batch told apart by their text. In: the texts of a batch's rows at each step. Out: their drafts.
+"""Rows of a batch distinguished by their text. In: the texts of a batch's rows at each step. Out: their drafts.
 
 For engines that hand over texts without request ids. A row that is where it was, with the text that it had, is the same
 request; else any request with this text is, as rows may move. Two requests with one text (several samples of a prompt, as
-long as they agree) may change places: they have emitted the same, so nothing is lost.
+long as they agree) may swap: they have emitted the same, so nothing is lost.
 """
 
 from __future__ import annotations

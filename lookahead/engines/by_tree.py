@@ -1,7 +1,7 @@
 """Rows of a batch by request id, draft trees as arrays of a set width. In: texts by request id. Out: tokens and tree masks.
 
 For engines that verify a tree of as many nodes for every row. Node 0 of a row's tree is its latest token. Where fewer were
-guessed, the rest is filler: a branch of its own below the root, whose first token no other child of the root has. So no two
+drafted, the rest is filler: a branch of its own below the root, whose first token no other child of the root has. So no two
 children of a node are the same token, which verification by sampling relies on, and nodes come after their parents.
 
     guessed: 7 -> 5 -> 6, 7 -> 8, width 6      tokens [7 5 8 6 0 0], parents [-1 0 0 1 0 4]
@@ -93,7 +93,7 @@ def filler_for(taken: np.ndarray) -> int:
 
 
 def only_filler(last: Sequence[int], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """What `ByTree.step` returns where nothing is guessed. last: the latest token of each row."""
+    """What `ByTree.step` returns where nothing is drafted. last: the latest token of each row."""
     tokens = np.zeros((len(last), width), np.int64)
     tokens[:, 0] = last
     return tokens.ravel(), np.tile(np.tri(width, dtype=np.int64).ravel(), len(last))

@@ -29,7 +29,7 @@ class _Step(NamedTuple):
 
 
 class Pace:
-    """The draft budget of an engine that is watched from outside. Calls come in turn: arrived, choose (if told so), left."""
+    """The draft budget of an engine that is watched from outside. Calls come in turn: arrived, choose (if asked to), left."""
 
     def __init__(self, curve: CostCurve | None = None) -> None:
         self._budget = GoodputBudget(curve or CostCurve())

@@ -1,7 +1,7 @@
 """Rows of a drafter by request id, for engines of others. In: new tokens of requests. Out: a draft tree for each.
 
 What adapters share: they translate an engine's calls into `begin`, `step` and `keep_only`, and trees into its draft format.
-A request that an engine preempts and resumes has ended and begins anew, with all its text so far as the prompt: what was
+A request that an engine preempts and resumes has ended and starts again, with all its text so far as the prompt: what was
 emitted before is remembered once. Knows no engine, and imports neither torch nor anything that drafting does not need.
 """
 

@@ -13,8 +13,8 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from lookahead.engines.sglang_settings import settings_of
 
-NODES = 16  # of a tree, where nobody says
-ROWS = 48  # at once, where nobody says: SGLang's own limit for NGRAM
+NODES = 16  # of a tree, by default
+ROWS = 48  # at once, by default: SGLang's own limit for NGRAM
 NGRAM = SpeculativeAlgorithm.NGRAM
 ANSWERS = [name for name in vars(SpeculativeAlgorithm) if name.startswith(("is_", "supports_", "has_", "need", "carries_"))]
 

@@ -50,7 +50,7 @@ class Worker(NGRAMWorker):
                     return self.rows.step([request.rid for request in batch.reqs], texts)
             except Exception as error:
                 self.rows = self.ngram_corpus.rows = None
-                log.warning("lookahead: drafting has failed (%s: %s). SGLang goes on.", type(error).__name__, error)
+                log.warning("lookahead: drafting has failed (%s: %s). SGLang continues.", type(error).__name__, error)
                 log.debug("drafting has failed", exc_info=True)
         return only_filler([text.emitted(len(text.output) + len(text.late) - 1)[0] for text in texts], self.draft_token_num)
 
@@ -63,7 +63,7 @@ class Worker(NGRAMWorker):
         return [row[:length] for row, length in zip(rows, lengths.tolist(), strict=True)]
 
     def _update_ngram_corpus(self, batch: Any) -> None:
-        """Nothing: a row's text is taken in before its next draft."""
+        """Nothing: a row's text is prefilled before its next draft."""
 
 
 class Corpus:

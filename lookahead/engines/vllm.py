@@ -82,7 +82,7 @@ class Proposer:
 def register() -> None:
     """The entry point: let vLLM's V2 runner take our speculator. Raises nothing.
 
-    Nothing is changed where vLLM is not known: the Proposer says so, where it is used.
+    Nothing is changed where vLLM is not known: the Proposer reports it, where it is used.
     """
     try:
         vllm_patches.apply(PROPOSER, _speculator_of)

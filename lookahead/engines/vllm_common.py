@@ -40,7 +40,7 @@ def check_model(vllm_config: Any) -> None:
     model = vllm_config.model_config
     if model.is_hybrid or model.has_inner_state or model.is_attention_free:
         raise UsageError(
-            f"{model.model}: keeps a state beside its KV cache (hybrid, Mamba or linear attention), and vLLM does not restore "
+            f"{model.model}: keeps more state than its KV cache (hybrid, Mamba or linear attention), and vLLM does not restore "
             "it rightly behind drafts of different lengths. Leave the speculative config out for this model."
         )
 
@@ -63,5 +63,5 @@ def problem() -> str:
 def warn_once(what: str) -> None:
     """One line in the server's log."""
     if not _warned:
-        log.warning("lookahead: %s. vLLM goes on without drafts.", what)
+        log.warning("lookahead: %s. vLLM continues without drafts.", what)
     _warned.add(what)

@@ -75,7 +75,7 @@ def sampling_problem() -> str:
     """Repair how vLLM samples behind drafts on a CPU, where that is wrong. Returns what is still wrong; "" if nothing is.
 
     Without Triton's CPU backend, vLLM 0.32 and 0.33 write temperature and top_p of drafted positions into a copy that is
-    dropped, so they are whatever is in memory, and samples have another distribution. Greedy answers are not affected.
+    dropped, so they are uninitialised memory, and samples have another distribution. Greedy answers are not affected.
     """
     from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON

@@ -79,7 +79,7 @@ class Speculator(BaseSpeculator):
         dummy_run: bool = False,
         **further: Any,
     ) -> torch.Tensor:
-        """int64 [rows, K], filler where nothing is guessed. num_sampled: [rows]. last_sampled: [any, 1], by `idx_mapping`."""
+        """int64 [rows, K], filler where nothing is drafted. num_sampled: [rows]. last_sampled: [any, 1], by `idx_mapping`."""
         count = int(input_batch.num_reqs)
         drafts, confidences = self.draft_tokens[:count], self.draft_token_confidence_probs[:count]
         if dummy_run:

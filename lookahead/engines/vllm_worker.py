@@ -1,7 +1,7 @@
 """What a job asks of our drafter inside vLLM. In: calls by name, from the process that runs the job. Out: plain values.
 
 vLLM mixes `DrafterOfWorker` into its worker class (`worker_extension_cls`) and calls its methods by `collective_rpc`, in
-whatever process the worker lives.
+any process the worker lives.
 """
 
 from __future__ import annotations

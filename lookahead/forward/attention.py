@@ -93,7 +93,7 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """query: [1, heads, tokens, head_dim]; key, value: [slots, key heads, capacity, head_dim].
 
-    Returns [1, tokens, heads, head_dim] and, in place of weights, None.
+    Returns [1, tokens, heads, head_dim] and, instead of weights, None.
     """
     attention: PackedAttention = _running.attention
     groups, tokens = attention.pack.groups, query.shape[2]

@@ -1,9 +1,9 @@
 """Attention of packed draft trees on a CPU. In: addresses of queries, slot buffers and metadata. Out: outputs, in place.
 
 Every sum runs in an order that a query's own keys decide (vectors.py): its scores, then their maximum, then the weighted
-values from its first visible position to its last, one after the other. So the bits of an output are the same whatever other
-queries, rows and slots share the call, and however the work is divided: that is for speed alone. Only what a query sees is
-added up; other places of the buffers may hold anything.
+values from its first visible position to its last, one after the other. So the bits of an output are the same regardless of
+which other queries, rows and slots share the call, and however the work is divided: that is for speed alone. Only what a query
+sees is added up; other positions of the buffers may hold anything.
 
 Most of what a token sees lies side by side in the buffers: the text, and the nodes that the tree begins with before it first
 branches. That range is the same, or nearly, for many tokens, and is worked on for up to ROWS queries at a time, 4 queries and
@@ -107,7 +107,7 @@ def _tail(meta, start, token, places):
 
 @part
 def _scores(task, kind, head, grouped, queries, count, padded, slot, low, high, scores):
-    """Scores [queries, keys] of `count` queries with the keys from place `low` to `high`, some of which they may not see.
+    """Scores [queries, keys] of `count` queries with the keys from position `low` to `high`, some of which they may not see.
 
     queries, scores: scratch memory, for whole tiles of 4 queries and of 16 keys.
     """

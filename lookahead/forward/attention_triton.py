@@ -3,7 +3,7 @@
 Keys are added up by position, in blocks of `Tiling.keys` that begin at multiples of it, one block after the other, and ranges
 of RANGE positions apart from each other; then ranges are merged, in order. Which of these a query sees, and where, its own path
 decides; other queries of a tile have no part in its sums, and a block that it sees nothing of changes none of its bits. So an
-output is the same to the last bit whatever other queries, rows and slots share the call.
+output is the same to the last bit regardless of which other queries, rows and slots share the call.
 
 Nothing about lengths is known when the kernels are launched: programs read them and return at once where there is nothing to
 do, so that one captured launch serves all steps of as many tokens.
@@ -113,7 +113,7 @@ def _add_block(queries, keys, values, seen, scale, top, total, output):
     higher = tl.maximum(top, tl.max(scores, 1))
     weights = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0).to(values.dtype)
     shrunk = tl.exp2(top - higher)
-    ones = tl.full([weights.shape[1], 16], 1.0, weights.dtype)  # sums of tl.sum hang on how many threads there are
+    ones = tl.full([weights.shape[1], 16], 1.0, weights.dtype)  # sums of tl.sum depend on how many threads there are
     total = total * shrunk + tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
     output = tl.dot(weights, values, output * shrunk[:, None], input_precision="ieee")
     return higher, total, output
@@ -130,7 +130,7 @@ def _merged(top, total, output, other_top, other_total, other_output):
 
 @triton.jit
 def _text_end(meta, line, start, count, past, BLOCK: tl.constexpr):
-    """Position behind the last block that every token of a tile has at the same places, each at its position."""
+    """Position behind the last block that every token of a tile has at the same positions, each at its position."""
     tokens = tl.arange(0, TILE)
     trunks = tl.load(meta + (start + tokens) * line + TRUNK, mask=tokens < count, other=FAR)
     return (past + tl.min(trunks, 0)) // BLOCK * BLOCK
@@ -244,7 +244,7 @@ def _path(
 ):  # fmt: skip
     """Output of a token: what `_text` has found, and the blocks behind that. result: [tokens, heads, VALUE_WIDTH]. See `_text`.
 
-    PATHS: lines of meta say each token's path (`with_paths`). A tile's rows are multiplied here as there, so that numbers are
+    PATHS: lines of meta give each token's path (`with_paths`). A tile's rows are multiplied here as there, so that numbers are
     added up in the same order; of these the first HEADS count.
     """
     token = from_token + tl.program_id(0).to(tl.int64)
@@ -315,7 +315,7 @@ def _path(
 
 
 def constants(shared: int, width: int, value_width: int, capacity: int, tiling: Tiling) -> dict[str, int]:
-    """What both kernels are compiled for. shared: heads that share keys; capacity: places of a slot."""
+    """What both kernels are compiled for. shared: heads that share keys; capacity: positions of a slot."""
     return {
         "SHARED": shared,
         "HEADS": tiling.heads,
@@ -366,7 +366,7 @@ def tree_attention_triton(
     strides = *query.stride()[:2], *key.stride()[:3], *value.stride()[:3]
     options, path_options = ({**fixed, **launch_options(tiling, path)} for path in (False, True))
     programs = key_heads * fixed["GROUPS"]
-    tiles = min(tokens, slots + tokens // tree_meta.TILE)  # at most, whatever the trees are
+    tiles = min(tokens, slots + tokens // tree_meta.TILE)  # at most, for any trees
     given = query, key, value, meta, meta.stride(0), outputs, tops, totals
     with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
         for start in range(0, tokens, at_once):

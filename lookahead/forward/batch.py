@@ -1,4 +1,4 @@
-"""From the draft trees of many slots to one packed row: token ids, positions, places in the cache, attention masks.
+"""From the draft trees of many slots to one packed row: token ids, positions, positions in the cache, attention masks.
 
 All new tokens of all slots stand in one row, so linear layers do no padded work; only attention sees slots side by side. A node
 sees its slot's earlier tokens, its own ancestors and itself; its position is its depth behind the earlier tokens. Masks are
@@ -24,10 +24,10 @@ from lookahead.kernels import kernel
 NO_LIMIT = 1 << 60
 SMALL = 64  # tokens that each slot of a step of few shapes brings at most
 MOST_TOKENS = 256  # of a step of few shapes, where attention is one call of lookahead::tree_attention
-KEYS = 256  # keys of such a step come in multiples of so many
+KEYS = 256  # keys of such a step come in multiples of that many
 ALL_AT_ONCE = 1e18  # what a call of attention costs that all slots are to share, see `runs_of`
 READ = 10  # products of a query with a key (over all heads) in the time that reading the key and its value takes
-ALIGNED = 16  # a group's masks begin at a multiple of so many numbers, as kernels on GPUs want
+ALIGNED = 16  # a group's masks begin at a multiple of that many numbers, as kernels on GPUs want
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Group:
 
 @dataclasses.dataclass
 class Pack:
-    """What the model is fed in one step.
+    """The input of the model in one step.
 
     fed: int64 [4, tokens], of each token its id, its position, and the slot and place that its keys and values go to. kept: how
     many tokens, the first ones, these are kept of; those behind them only fill it up.
@@ -149,7 +149,7 @@ def pack(
 
     spare: a slot that nobody uses. If given, small steps get one of a few shapes, as CUDA graphs and compiled kernels want: all
     slots share one call of attention; tokens, queries and keys are padded to a bucket, and padding tokens go to this slot.
-    even: a step that is not of these shapes is filled up, at the end, as `evened` says. call: see `runs_of`.
+    even: a step that is not of these shapes is filled up, at the end, see `evened`. call: see `runs_of`.
     by_op: attention is computed by lookahead::tree_attention, which takes any trees in one call: only tokens are padded then.
     """
     if by_op:
@@ -176,8 +176,8 @@ def pack(
 def arranged(
     trees: Sequence[DraftTree | None], pasts: Sequence[int], plan: MaskPlan, spare: int | None, even: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 [4, tokens]: ids, positions, slots and places; int32 [kinds, tokens, FIELDS]) of a step whose attention is
-    lookahead::tree_attention. See `pack`; steps of up to MOST_TOKENS get one of 16 sizes where there is a spare slot."""
+    """(int64 [4, tokens]: ids, positions, slots and cache positions; int32 [kinds, tokens, FIELDS]) of a step whose attention
+    is lookahead::tree_attention. See `pack`; steps of up to MOST_TOKENS get one of 16 sizes where there is a spare slot."""
     brought, held = np.array([0 if tree is None else len(tree) for tree in trees]), np.array(pasts)
     total = int(brought.sum())
     small = spare is not None and total <= MOST_TOKENS
@@ -218,9 +218,9 @@ def pack_of(block: torch.Tensor, tokens: int, kinds: int, kept: int) -> Pack:
 def _fed(
     trees: Sequence[DraftTree | None], sizes: np.ndarray, pasts: np.ndarray, filled: int, spare: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 [4, filled]: ids, positions, slots, places; int32 [tokens]: parents within each tree)."""
+    """(int64 [4, filled]: ids, positions, slots, cache positions; int32 [tokens]: parents within each tree)."""
     shown = [tree for tree in trees if tree is not None]
-    parents = shown[0].parents if len(shown) == 1 else np.concatenate([tree.parents for tree in shown])
+    parents = shown[0].parents.copy() if len(shown) == 1 else np.concatenate([tree.parents for tree in shown])
     fed, total = np.zeros((4, filled), np.int64), len(parents)
     fed[0, :total] = shown[0].token_ids if len(shown) == 1 else np.concatenate([tree.token_ids for tree in shown])
     fed[2, total:] = spare or 0
@@ -261,10 +261,11 @@ def runs_of(sizes, pasts, call):
     Example: sizes 2, 2, 256, 0, 4 behind 100 tokens each, where a call is 1000, become slots 0 to 1, 2, and 4.
     """
     count = len(sizes)
-    least = np.full(count + 1, np.inf)  # of the slots before
-    begins = np.full(count + 1, -1)  # where the last run of these begins; -1: the slot before brings nothing
+    least = np.empty(count + 1)  # of the slots before
+    begins = np.empty(count + 1, np.int64)  # where the last run of these begins; -1: the slot before brings nothing
     least[0] = 0.0
     for last in range(1, count + 1):
+        least[last], begins[last] = np.inf, -1
         width = length = 0
         if sizes[last - 1] == 0:
             least[last] = least[last - 1]
@@ -282,7 +283,10 @@ def runs_of(sizes, pasts, call):
         if first >= 0:
             run -= 1
             runs[run, 0], runs[run, 1] = first, last
-            runs[run, 2], runs[run, 3] = sizes[first:last].max(), (pasts[first:last] + sizes[first:last]).max()
+            runs[run, 2], runs[run, 3] = 0, 0
+            for slot in range(first, last):
+                runs[run, 2] = max(runs[run, 2], sizes[slot])
+                runs[run, 3] = max(runs[run, 3], pasts[slot] + sizes[slot])
         last = first if first >= 0 else last - 1
     return runs[run:]
 
@@ -297,12 +301,17 @@ def work_of(runs: np.ndarray, sizes: np.ndarray, pasts: np.ndarray) -> Work:
 
 @kernel
 def attended(lengths, call):
-    """(Keys that attention goes through, padding included; its calls) for rows of so many tokens, where each brings one.
+    """(Keys that attention goes through, padding included; its calls) for rows of that many tokens, where each brings one.
 
     lengths: int64 [rows]. call: see `runs_of`.
     """
-    runs = runs_of(np.ones_like(lengths), lengths - 1, call)
-    return ((runs[:, 1] - runs[:, 0]) * runs[:, 3]).sum(), len(runs)
+    sizes, pasts, keys = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64), np.int64(0)
+    for row in range(len(lengths)):
+        sizes[row], pasts[row] = 1, lengths[row] - 1
+    runs = runs_of(sizes, pasts, call)
+    for run in range(len(runs)):
+        keys += (runs[run, 1] - runs[run, 0]) * runs[run, 3]
+    return keys, len(runs)
 
 
 def _one_run(sizes: Sequence[int], pasts: Sequence[int], bucketed: bool) -> np.ndarray:
@@ -347,7 +356,9 @@ def _masks_within(
 
 @kernel
 def _place(parents, sizes, pasts, fed):
-    """Fill positions, slots and places of `fed`, int64 [4, tokens]. parents: within each tree, trees one after the other."""
+    """Fill positions, slots and cache positions of `fed`, int64 [4, tokens]. parents: within each tree, trees one after the
+    other.
+    """
     token = 0
     for slot in range(len(sizes)):
         start = token

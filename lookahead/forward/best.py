@@ -3,7 +3,7 @@ float type. Out: token ids and their scores, best first; tokens and nodes of pat
 
 Floats of one sign are ordered as their bits are, so numbers are compared as integers, which a processor does many at a time
 in any type. Blocks whose largest score cannot be among the best are not looked into. Of scores that are equal (0 and -0 are)
-the first comes first, so the best of all is what argmax says.
+the first comes first, so the best of all is the result of argmax.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCK = 128  # scores whose maximum is taken at once
 
 
 def best_tokens(logits: torch.Tensor, places: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """(int32 [places, most] token ids, float32 [places, most] scores) of these rows of `logits`, [any, vocab], best first."""
+    """(int32 [rows, most] token ids, float32 [rows, most] scores) of these rows of `logits`, [any, vocab], best first."""
     most = min(most, logits.shape[1])
     bits, magnitude = bits_of(logits)
     ids, found = np.empty((len(places), most), np.int32), np.empty((len(places), most), bits.dtype)
@@ -129,7 +129,7 @@ def _find(bits, places, magnitude, ids, found):
             if tops[block] > kept[most - 1]:
                 _insert(kept, tops[block])
         if whole >= most:
-            least = kept[most - 1]  # at least so many scores are no less
+            least = kept[most - 1]  # at least that many scores are not less
         kept[:] = least - 1
         for block in range(whole):
             if tops[block] >= least:

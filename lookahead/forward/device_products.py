@@ -2,8 +2,8 @@
 
 A step has few tokens, so a product takes as long as reading the matrix does. Programs take some lines of the matrix and one of
 its `parts` along the tokens' numbers, so that there are enough of them to keep memory busy; whoever reads a product adds its
-parts up (device_rows.py). How a matrix is divided hangs on its shape alone, and the numbers of an output are added up in one
-order whatever else is computed beside it: a token gets the same bits in any company.
+parts up (device_rows.py). How a matrix is divided depends on its shape alone, and the numbers of an output are added up in one
+order regardless of what else is computed: a token gets the same bits next to any other tokens.
 
 Imported where a GPU asks for it, as it needs Triton.
 """
@@ -31,7 +31,7 @@ def _product(
 ):  # fmt: skip
     """tokens: [count, inner]; weight: [outputs, inner]; target: [count, PARTS, outputs]. of_part: numbers of a part.
 
-    WHOLE: a part is a multiple of NUMBERS. HAS_BIAS: bias [outputs] is added, to what is no partial sum.
+    WHOLE: a part is a multiple of NUMBERS. HAS_BIAS: bias [outputs] is added, to anything but partial sums.
     """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)

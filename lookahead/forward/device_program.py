@@ -1,9 +1,9 @@
 """A model's packed forward as a few kernels of ours on a GPU. In: a plan of it, a pack of draft trees, slots. Out: scores.
 
 A layer becomes about nine launches: its rows (device_rows.py), its products (device_products.py) and lookahead::tree_attention.
-All of them give a token the same bits in any company, so drafts and batches change no token, in half precision too. Nothing is
-read from the device, and all that changes from step to step stands in the pack and in the slots: so a forward can be captured
-as a graph (graphs.py), which holds the addresses of buffers here. These are made once for each of few sizes and stay.
+All of them give a token the same bits next to any other tokens, so drafts and batches change no token, in half precision too.
+Nothing is read from the device, and all that changes from step to step stands in the pack and in the slots: so a forward can be
+captured as a graph (graphs.py), which holds the addresses of buffers here. These are made once for each of few sizes and stay.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DeviceProgram:
             return scores
 
     def _made(self, room: int, in_parts: bool) -> list[Launch]:
-        """What launches the stages one after the other, over buffers for so many tokens. in_parts: products are ours."""
+        """What launches the stages one after the other, over buffers for that many tokens. in_parts: products are ours."""
         if room not in self._arenas:
             for other in [size for size in self._arenas if size != MOST_TOKENS]:  # graphs hold addresses of the small one
                 del self._arenas[other], self._every[other]

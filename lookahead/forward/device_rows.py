@@ -5,7 +5,8 @@ them is computed where it is read, in registers, and a value that several instru
 its input once. Only results that other stages read, keys and values, and sums that are many are written.
 
 Where no instruction waits for what another one writes or adds up, several programs share a token's numbers, CHUNK each.
-Nothing in a kernel hangs on other tokens, and no sum on how many there are, so a token gets the same bits in any company.
+Nothing in a kernel depends on other tokens, and no sum on how many there are, so a token gets the same bits next to any other
+tokens.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Packed steps as captured graphs. In: the trees of a step. Out: its scores, by one launch instead of a thousand.
 
-A step whose attention is lookahead::tree_attention hangs on its number of tokens alone: everything else it reads from one block
-of numbers (batch.py), which lies at the same place each time, and keys and values do not move either. So there is one graph for
-each of the 16 sizes of steps, captured when a step first has that size. It ends with each token's best token and runner-up
-tokens, which are copied to this machine at once.
+A step whose attention is lookahead::tree_attention depends on its number of tokens alone: everything else it reads from one
+block of numbers (batch.py), which lies at the same address each time, and keys and values do not move either. So there is one
+graph for each of the 16 sizes of steps, captured when a step first has that size. It ends with each token's best token and
+runner-up tokens, which are copied to this machine at once.
 
-How a graph is captured is for others to say (`Capture`): CUDA does it here, tests emulate it on a CPU. A model that cannot be
-captured, as it reads from the device in the middle of a forward, goes on without, and a line says so.
+How a graph is captured is defined elsewhere (`Capture`): CUDA does it here, tests emulate it on a CPU. A model that cannot be
+captured, as it reads from the device in the middle of a forward, continues without, and a line reports it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Step:
             self._done.record(self._stream())
 
     def left(self) -> np.ndarray:
-        """What it has told about all tokens, once it has arrived."""
+        """What it has reported about all tokens, once it has arrived."""
         if self._done:
             self._done.synchronize()
         return self._left.numpy().copy()
@@ -111,7 +111,7 @@ class _Step:
 class CapturedSteps:
     """The graphs of one model's steps over one cache; they are dropped where its buffers move.
 
-    Beside the scores, a step leaves for each token its best token, its BEST best ones, and the bits of their scores.
+    In addition to the scores, a step leaves for each token its best token, its BEST best ones, and the bits of their scores.
     """
 
     def __init__(self, target: TargetModel, cache: SlotCache, capture: Capture):

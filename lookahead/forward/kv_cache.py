@@ -1,10 +1,10 @@
-"""Keys and values in buffers that are written in place: of one sequence (`SequenceCache`), or of many in slots (`SlotCache`).
+"""Keys and values in buffers that are written in-place: of one sequence (`SequenceCache`), or of many in slots (`SlotCache`).
 
 In: each layer's new keys and values. Out: views over everything so far. Draft tokens are written behind the accepted ones and
 the rejected are overwritten. Knows nothing of tokens. Every layer keeps the whole sequence, sliding-window layers too: masks,
-not the cache, say what a layer sees.
+not the cache, define what a layer sees.
 
-Buffers of one shape, from all layers, are slices of one tensor, so that the accepted places of all of them move at once.
+Buffers of one shape, from all layers, are slices of one tensor, so that the accepted positions of all of them move at once.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ VERSIONS = itertools.count()
 def zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:
     """A buffer. On a CPU, where the system can do so, memory is only taken for what is written.
 
-    Where slots of different lengths share a call, attention reads, for the sake of the longest, places of others that nothing
-    was written to. All of these are one page then, which is in the cache. Raises MemoryError.
+    Where slots of different lengths share a call, attention reads, for the sake of the longest, positions of others that
+    nothing was written to. All of these are one page then, which is in the cache. Raises MemoryError.
     """
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or not size or not hasattr(mmap, "MAP_PRIVATE"):
@@ -44,7 +44,7 @@ def zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:
 
 
 class KeysAndValuesOnly(Cache):
-    """Says clearly what else it is asked for."""
+    """Raises clearly for anything else."""
 
     def has_previous_state(self, *args: object, **kwargs: object) -> Any:
         raise ModelError("its layers keep a recurrent state")
@@ -53,9 +53,9 @@ class KeysAndValuesOnly(Cache):
 
 
 class BufferLayer(CacheLayerMixin):
-    """keys, values: [1, heads, capacity, head_dim], of which the first `length` places are filled.
+    """keys, values: [1, heads, capacity, head_dim], of which the first `length` positions are filled.
 
-    Until the cache first makes room (`SequenceCache.reserve`), they are what the first forward gave, with no place to spare.
+    Until the cache first makes room (`SequenceCache.reserve`), they are what the first forward gave, with no position to spare.
     """
 
     is_sliding = False
@@ -72,7 +72,7 @@ class BufferLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append [1, heads, new, head_dim]; returns views of all `length` + new places."""
+        """Append [1, heads, new, head_dim]; returns views of all `length` + new positions."""
         start, self.length = self.length, self.length + key_states.shape[2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -107,7 +107,7 @@ class SequenceCache(KeysAndValuesOnly):
         return length if self.offsets is None else self.offsets
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` places in every layer. Needs a first forward, which shows the layers' shapes."""
+        """Make room for `capacity` positions in every layer. Needs a first forward, which shows the layers' shapes."""
         if capacity <= self.capacity:
             return
         self.capacity = max(capacity, 2 * self.capacity)
@@ -129,7 +129,7 @@ class SequenceCache(KeysAndValuesOnly):
             self._buffers.append(buffer)
 
     def keep(self, past: int, nodes: Sequence[int]) -> None:
-        """Keep the first `past` places and, of those behind them, `nodes` in this order; drop the rest."""
+        """Keep the first `past` positions and, of those behind them, `nodes` in this order; drop the rest."""
         end = past + len(nodes)
         if nodes and nodes[-1] != len(nodes) - 1:
             places = torch.tensor([past + node for node in nodes])
@@ -176,7 +176,7 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write of [1, heads, tokens, head_dim] what is kept where the pack says; returns the buffers of all slots.
+        """Write of [1, heads, tokens, head_dim] what is kept where the pack tells; returns the buffers of all slots.
 
         Those of quantized keys and values in the shape of what they hold (`quantized_cache.as_keys`).
         """
@@ -266,9 +266,10 @@ class SlotCache(KeysAndValuesOnly):
         return torch.empty(0, dtype=self.kept, device=device), bytes_of(width, self.kept)
 
     def reserve(self, slots: int, capacity: int, held: Sequence[int], beside: bool = True) -> None:
-        """Make room for so many slots of `capacity` places each, and merge buffers. held: places of each slot that stay.
+        """Make room for that many slots of `capacity` positions each, and merge buffers. held: positions of each slot that
+        stay.
 
-        beside: there is memory for the new buffers beside the old ones; else what stays waits in this machine's memory.
+        beside: there is memory for the new buffers in addition to the old ones; else what stays waits in this machine's memory.
         """
         self.slots, self.capacity = max(slots, self.slots), max(capacity, self.capacity)
         self.version = next(VERSIONS)
@@ -314,7 +315,7 @@ class SlotCache(KeysAndValuesOnly):
         )
 
     def move(self, slots: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
-        """In slots[k], what stands at place sources[k] goes to place targets[k] before it. Places of a slot ascend."""
+        """In slots[k], what stands at position sources[k] goes to position targets[k] before it. Positions of a slot ascend."""
         if not slots:
             return
         moves = np.array([slots, sources, targets])
@@ -327,12 +328,12 @@ class SlotCache(KeysAndValuesOnly):
             buffer[:, slot, :, target] = buffer[:, slot, :, source]
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """The first `length` places of slot `source` become those of slot `target`."""
+        """The first `length` positions of slot `source` become those of slot `target`."""
         for buffer in self.buffers:
             buffer[:, target, :, :length] = buffer[:, source, :, :length]
 
     def place_bytes(self) -> int:
-        """Memory of one place of one slot. Known after a first forward."""
+        """Memory of one position of one slot. Known after a first forward."""
         return sum(b.element_size() * b.shape[0] * b.shape[2] * b.shape[4] for b in self.buffers)
 
     @staticmethod
@@ -341,14 +342,14 @@ class SlotCache(KeysAndValuesOnly):
 
 
 def _held(buffer: torch.Tensor, held: Sequence[int], beside: bool) -> list[torch.Tensor]:
-    """[heads, places, values] of each slot: so many places. beside: as a view; else a copy in this machine's memory."""
+    """[heads, positions, values] of each slot: that many positions. beside: as a view; else a copy in this machine's memory."""
     views = [buffer[slot, :, :length] for slot, length in enumerate(held[: len(buffer)])]
     return views if beside else [view.to("cpu", copy=True) for view in views]
 
 
 @kernel
 def _move(buffer, slots, sources, targets):
-    """See `SlotCache.move`. buffer: int16 [buffers, slots, heads, capacity, values], whatever it holds."""
+    """See `SlotCache.move`. buffer: int16 [buffers, slots, heads, capacity, values], with any content."""
     for number in range(buffer.shape[0]):
         for k in range(len(slots)):
             for head in range(buffer.shape[2]):

@@ -1,4 +1,4 @@
-"""How much memory there is, was used, whether an error says that it ran out; and how not to wait while it is tidied up."""
+"""How much memory there is, was used, whether an error reports that it ran out; and how not to wait while it is tidied up."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def peak_memory(device: torch.device) -> int:
     return used if platform.system() == "Darwin" else used * 1024
 
 
-# How libraries say so that raise plain RuntimeErrors: torch on CPUs, CUDA itself (pinned memory too), and those above it.
+# How libraries report it that raise plain RuntimeErrors: torch on CPUs, CUDA itself (pinned memory too), and those above it.
 NO_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|out of memory|cudaErrorMemoryAllocation"
     r"|CU(BLAS|BLASLT|DNN|SOLVER|SPARSE|FFT)_STATUS_\w*ALLOC(ATION)?_FAILED",
@@ -89,7 +89,7 @@ NO_MEMORY = re.compile(
 
 
 def ran_out(error: Exception) -> bool:
-    """True if an error says that memory ran out, of the device or of this machine."""
+    """True if an error reports that memory ran out, of the device or of this machine."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and NO_MEMORY.search(str(error)) is not None
     )

@@ -3,7 +3,7 @@
 A matrix [out, in] is cut into panels of 64 outputs, which lie [in, 64]: a product with a number of a token takes the next 64
 weights of memory. In a panel of pairs, [in / 2, 64, 2], two weights of an output are neighbours, as AVX-512 BF16 multiplies
 them. Each output adds one product (or pair of them) after the other, from the first number of the token to the last, so that
-its bits are the same whatever other tokens share the call, and however panels are divided among threads.
+its bits are the same regardless of which other tokens share the call, and however panels are divided among threads.
 
 Weights of half precision are widened where they are read, exactly. Addresses and strides are in bytes.
 """
@@ -110,8 +110,8 @@ def tiles(code: Code, token: Any, stride: Any, count: Any, sums: Any) -> Iterato
 def multiply(typing_context, kind, token, stride, count, weights, inner, sums, goes_on):
     """Add up products of `count` tokens with a panel, over `inner` numbers (pairs: twice as many), into sums [count, 64].
 
-    kind: an array element whose type says what weights are: float32, uint16 (bits of bfloat16), int16 (bits of float16), int32
-    (pairs of bfloat16). token: float32; bfloat16 for pairs. weights: the first line. goes_on: 0 where sums begin at zero.
+    kind: an array element whose type defines what weights are: float32, uint16 (bits of bfloat16), int16 (bits of float16),
+    int32 (pairs of bfloat16). token: float32; bfloat16 for pairs. weights: the first line. goes_on: 0 where sums begin at zero.
     """
 
     def codegen(context, builder, signature, values):

@@ -1,7 +1,7 @@
 """Weight matrices laid out in panels for a CPU, and their products. In: a matrix [out, in], tokens. Out: tokens [..., out].
 
-See panel_code.py for the layout, and for the order of sums by which a token gets the same bits in any company. Threads share a
-product by its panels. A whole forward multiplies by the same function (program_kernel.py).
+See panel_code.py for the layout, and for the order of sums by which a token gets the same bits next to any other tokens.
+Threads share a product by its panels. A whole forward multiplies by the same function (program_kernel.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AS_FLOAT32, AS_BFLOAT16, AS_FLOAT16, LIKE_BFLOAT16, LIKE_FLOAT16 = range(5)
 STORED = {torch.float32: AS_FLOAT32, torch.bfloat16: AS_BFLOAT16, torch.float16: AS_FLOAT16}
 
 NUMBERS = 1024  # of a token (or pairs of them) that are multiplied before the next tokens are: that much of a panel stays in a
-# core's cache, and so do the sums of so many tokens:
+# core's cache, and so do the sums of that many tokens:
 TOKENS = 240
 GROUPS = 16  # of quantized tokens, likewise
 ALONE = 100_000  # multiplications up to which a product is not worth other threads

@@ -1,7 +1,7 @@
 """Processes that share one model, each with a slice of every layer (tensor parallel), as torchrun starts them.
 
-They must take the same steps, or they wait for each other for ever. So what one of them alone knows (requests, that the job is
-to end) is told by the first, and what each measures for itself (time, free memory) is agreed on.
+They must take the same steps, or they wait for each other permanently. So what one of them alone knows (requests, that the job
+is to end) is sent by the first, and what each measures for itself (time, free memory) is agreed on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from lookahead.errors import UsageError
 
 Item = TypeVar("Item")
-END = "end"  # in place of an item: there are no more
+END = "end"  # instead of an item: there are no more
 
 
 class Peers:

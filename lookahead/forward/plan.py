@@ -1,4 +1,4 @@
-"""What a program computes, before it has a place in memory. In: rows of numbers as views. Out: instructions on views.
+"""What a program computes, before it has an address. In: rows of numbers as views. Out: instructions on views.
 
 A `Buffer` holds one row of numbers for each token. A `View` shows some of them as a tensor of a model's shape, whose axis of
 tokens is left out: so views, transpositions, slices and expansions cost nothing. Constants are seen through views as well.
@@ -26,7 +26,7 @@ class Unsupported(ModelError):
 
 @dataclasses.dataclass(eq=False)
 class Buffer:
-    """Rows of `numbers`, of so many bytes each. exact: rows lie side by side; else each begins at a multiple of 64 bytes.
+    """Rows of `numbers`, of that many bytes each. exact: rows lie side by side; else each begins at a multiple of 64 bytes.
     late: it has rows of the tokens whose scores are wanted alone.
 
     Filled in by `arrange`: local, whether only one stage uses it, whose threads then have a row each; offset in bytes, of a row
@@ -162,7 +162,7 @@ class Product:
 class Attention:
     """query: flat [heads, width]; target: exact rows [heads, value width]; both of the model's dtype. keys, values: which.
 
-    kind: of layers, which says what tokens see.
+    kind: of layers, which tells what tokens see.
     """
 
     query: View

@@ -22,7 +22,7 @@ from lookahead.forward.plan import Attention, Buffer, Instruction, Plan, Product
 from lookahead.forward.quantized_cache import DTYPES
 from lookahead.threads import c_function, gives_way, openmp, run_in
 
-NAME = "lookahead_program"  # beside those of attention, for settings of cost profiles
+NAME = "lookahead_program"  # in addition to those of attention, for settings of cost profiles
 LEAST = 64  # tokens that there is room for from the beginning
 LINE = 64  # bytes, of a processor's cache
 OF_RUN = struct.Struct(f"={kernel.RUN}q")
@@ -68,7 +68,7 @@ class Program:
             return scores
 
     def _arrange(self, tokens: int, threads: int) -> None:
-        """Room for so many tokens, and memory for so many threads."""
+        """Room for that many tokens, and memory for that many threads."""
         threads = threads if openmp() else 1
         if tokens <= self._room and threads == self._threads:
             return
@@ -137,7 +137,7 @@ class Program:
         line[kernel.MORE : kernel.MORE + len(step.more)] = step.more
         places = (kernel.TARGET, kernel.LEFT, kernel.RIGHT)
         for place, operand in zip(places, (step.target, *step.sources), strict=False):
-            if operand is None:  # scores, whose address each run says
+            if operand is None:  # scores, whose address each run sets
                 size = torch.finfo(self.plan.scores_dtype).bits // 8
                 line[place : place + kernel.OPERAND] = 0, self.plan.vocab * size, 0, 0, 0, 1
                 continue

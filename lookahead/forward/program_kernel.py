@@ -12,8 +12,8 @@ attention are late: they work on the tokens whose scores are wanted alone.
 
 Rows are float32, also where the model's numbers are of half precision: then results are rounded to what that holds. An operand
 of an instruction is `outer` times `inner` numbers of a row, or of a constant; it is found by an address, by what is added to it
-for each token and each thread, and by two strides. Nothing in an instruction hangs on other tokens, and no sum on how many
-there are, so a token gets the same bits in any company.
+for each token and each thread, and by two strides. Nothing in an instruction depends on other tokens, and no sum on how many
+there are, so a token gets the same bits next to any other tokens.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _copy(count, target, target_step, source, step):
 
 @part
 def _one(op, count, target):
-    """In place."""
+    """In-place."""
     z = carray(float32_at(target), (count,))
     if op == NEGATE:
         for i in range(count):
@@ -197,7 +197,7 @@ def _fold(op, count, source):
 
 @part
 def _round(line, target, count):
-    """Results, in place, to what the model's dtype holds."""
+    """Results, in-place, to what the model's dtype holds."""
     if line[AS] == TO_BFLOAT16:
         to_bfloat16(target, count)
     elif line[AS] == TO_FLOAT16:

@@ -2,7 +2,7 @@
 
 Weights of 8 bits have a scale for each output and stand around zero. Those of 4 bits have a scale and a number that stands for
 zero for each 64 inputs of an output; of a few ranges that do not hold the outermost weights, the one with the least squared
-error is taken. Tokens are quantized to 8 bits, see quantized_code.py, which also says how weights lie.
+error is taken. Tokens are quantized to 8 bits, see quantized_code.py, which also defines how weights lie.
 """
 
 from __future__ import annotations

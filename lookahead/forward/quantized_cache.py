@@ -1,7 +1,8 @@
 """Keys and values in 8 or 4 bits. In: those of a token, as a layer computes them. Out: the bytes that a cache holds of them.
 
-A key or value of one head is quantized alone, in groups of 32 numbers, once, when it is written: its bytes hang on nothing but
-its own numbers, and moving or copying them changes nothing. vector_code.py says how they lie; attention reads them as they are.
+A key or value of one head is quantized alone, in groups of 32 numbers, once, when it is written: its bytes depend on nothing
+but its own numbers, and moving or copying them changes nothing. vector_code.py defines how they lie; attention reads them as
+they are.
 
     int8   numbers from -127 to 127 and a scale, 34 bytes for 32 numbers
     int4   numbers from 0 to 15, a scale and an offset, the least of the group: 20 bytes

@@ -150,7 +150,7 @@ def _add_up(
 def multiply_groups(typing_context, kind, token, stride, count, weights, groups, sums):
     """Add products of `count` quantized tokens with a panel, over `groups`, to sums float32 [count, 64].
 
-    kind: an array element whose type says how many bits weights have: uint8 (8) or int8 (4). weights: the first group. What
+    kind: an array element whose type defines how many bits weights have: uint8 (8) or int8 (4). weights: the first group. What
     is added for 8 bits is to be multiplied by the outputs' scales.
     """
     bits = 8 if str(kind) == "uint8" else 4

@@ -1,7 +1,7 @@
 """Rows of a quantized matrix in panels, for embedding tables. In: the address of the panels, a row. Out: float32 numbers.
 
-quantized_code.py says how weights lie: four numbers of a row (in 4 bits, eight) lie side by side, and the next behind those of
-63 other rows. What a number says is rounded once, to float32.
+quantized_code.py defines how weights lie: four numbers of a row (in 4 bits, eight) lie side by side, and the next behind those
+of 63 other rows. Each number is rounded once, to float32.
 """
 
 from __future__ import annotations

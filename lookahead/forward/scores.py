@@ -1,4 +1,4 @@
-"""What the model says after each node of the draft trees of a step. In: logits. Out: best tokens, and the best few."""
+"""What the model emits after each node of the draft trees of a step. In: logits. Out: best tokens, and the best few."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lookahead.threads import run_in
 
 
 class Scores:
-    """What the model says after the wanted nodes of all slots. logits: [nodes, vocab], slot after slot.
+    """What the model emits after the wanted nodes of all slots. logits: [nodes, vocab], slot after slot.
 
     is_first: they took longer than other steps of this size will, as kernels were compiled or captured.
     """
@@ -49,7 +49,7 @@ class Scores:
     ) -> list[tuple[list[int], list[int]]]:
         """(Tokens, path of nodes) along which the tree of each of these slots holds the best tokens; see `DraftTree.follow`.
 
-        given: tokens that a slot is followed by in place of the best; none: by the best.
+        given: tokens that a slot is followed by instead of the best; none: by the best.
         """
         spans: list[int] = []
         end = known = 0
@@ -74,9 +74,9 @@ class Scores:
         ]
 
     def best_few(self, places: Sequence[int], most: int) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
-        """What tells (int32 [places, most] token ids, float32 scores) of these rows of `logits`, best first.
+        """What tells (int32 [rows, most] token ids, float32 scores) of these rows of `logits`, best first.
 
-        A device finds them while others go on; only what tells them waits for it. On the CPU `best` need not look any more.
+        A device finds them while others continue; only what tells them waits for it. On the CPU `best` need not look any more.
         """
         every = len(places) == len(self.logits)
         if not self.logits.is_cuda:

@@ -1,7 +1,7 @@
 """One sequence in the model's cache, for models whose sequences cannot be packed into one forward.
 
 tree and chain modes keep their own buffers (kv_cache.py) and drop what was rejected. A recurrent state cannot drop anything:
-replay mode tries a draft on a copy of the state, and what was accepted of it is taken in with the next forward.
+replay mode tries a draft on a copy of the state, and what was accepted of it is prefilled with the next forward.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BufferState:
         self.past = 0  # tokens whose keys and values are kept
 
     def prefill(self, tree: DraftTree) -> torch.Tensor:
-        """Take in a chain; returns the scores of the token after it, [1, vocab]."""
+        """Prefill a chain; returns the scores of the token after it, [1, vocab]."""
         if self.past:
             self.cache.reserve(self.past + len(tree))
         logits = self._chain(tree, LAST_ONLY if "logits_to_keep" in self.target.arguments else None)[-1:]
@@ -42,7 +42,7 @@ class BufferState:
 
     @without_cudnn()
     def forward(self, tree: DraftTree) -> torch.Tensor:
-        """Scores [nodes, vocab] of the token after each node of `tree`, whose root is the next token to take in.
+        """Scores [nodes, vocab] of the token after each node of `tree`, whose root is the next token to prefill.
 
         In chain mode `tree` must be a chain.
         """
@@ -85,10 +85,10 @@ class ReplayState:
     def __init__(self, target: TargetModel, capacity: int):
         self.target = target
         self._state: Any = None  # the model makes it
-        self._past = 0  # tokens that it has taken in
+        self._past = 0  # tokens that it has prefilled
         self._pending: list[int] = []  # kept tokens that it has not
         self._trial: Any = None
-        self._tried: list[int] = []  # taken in by `_trial` on top
+        self._tried: list[int] = []  # prefilled by `_trial` on top
 
     def prefill(self, tree: DraftTree) -> torch.Tensor:
         """As `BufferState.prefill`."""

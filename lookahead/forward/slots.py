@@ -1,6 +1,6 @@
 """Slots: where sequences live while they are decoded, one in each. In: a draft tree for each slot. Out: scores of its nodes.
 
-Slots 0 ... `open` - 1 are in use; when one closes, the last one moves into its place.
+Slots 0 ... `open` - 1 are in use; when one closes, the last one takes its number.
     PackedSlots    all trees in one forward
     SeparateSlots  one forward for each slot, for models that cannot be packed (see sequence.py)
 """
@@ -25,8 +25,8 @@ from lookahead.forward.target import TargetModel
 
 Wanted = Literal["all", "last", "none"]  # scores after which nodes of a tree
 SHARED_FROM = 8  # tokens that two texts must begin with alike for a copy to pay
-LEFT = 16  # one part in so many of a GPU's free memory is left to what forwards compute
-WAIT_FOR = 16  # tokens that another slot is about to take in and that are worth a step of waiting
+LEFT = 16  # one part in that many of a GPU's free memory is left to what forwards compute
+WAIT_FOR = 16  # tokens that another slot is about to prefill and that are worth a step of waiting
 
 
 class Slots(Protocol):
@@ -44,11 +44,11 @@ class Slots(Protocol):
     def begin(self, slot: int) -> int | None:
         """How many tokens at the beginning of the slot's text are held already; all but the last at most.
 
-        None: another slot is taking in what this one shares with it; ask again at the next step.
+        None: another slot is prefilling what this one shares with it; ask again at the next step.
         """
 
     def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
-        """Scores behind the tree of each open slot, whose root is the slot's next token to take in. None: nothing to do."""
+        """Scores behind the tree of each open slot, whose root is the slot's next token to prefill. None: nothing to do."""
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
         """Of each open slot's latest tree keep these nodes, a path from its root; none: keep nothing."""
@@ -80,7 +80,7 @@ class PackedSlots:
         self.call = target.call
         self.open = self.prefilled = 0
         self._held: list[list[int]] = []  # tokens whose keys and values each slot's buffers hold, closed slots included
-        self._texts: list[np.ndarray] = []  # what the slot has to take in before it decodes
+        self._texts: list[np.ndarray] = []  # what the slot has to prefill before it decodes
         self._begun: list[bool] = []
         self._longest = 0  # of all texts so far, once grown
         self._trees: Sequence[DraftTree | None] = ()
@@ -138,7 +138,7 @@ class PackedSlots:
         self.prefilled += sum(len(tree) for tree, want in zip(trees, wanted, strict=True) if tree is not None and want != "all")
 
     def _make_room(self, needed: int) -> None:
-        """Give all open slots `needed` places, and if memory allows as many as the longest text may need.
+        """Give all open slots `needed` positions, and if memory allows as many as the longest text may need.
 
         Raises MemoryError if it does not even allow that.
         """

@@ -34,8 +34,8 @@ from lookahead.forward.program import Program
 from lookahead.forward.tree_attention import NAME as TREE
 
 Mode = Literal["packed", "tree", "chain", "replay", "plain"]
-# Multiplications that take as long as a call of attention does beside its work. On a CPU 20 us, measured with keys of 288 and
-# of 768 values; on a GPU, not measured, 15 us at 2.7e13 a second.
+# Multiplications that take as long as a call of attention does in addition to its work. On a CPU 20 us, measured with keys of
+# 288 and of 768 values; on a GPU, not measured, 15 us at 2.7e13 a second.
 ON_CPU, ON_GPU = 8e5, 4e8
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,10 +49,10 @@ class TargetModel:
     place_bytes: memory that keys and values of one token take, where it is packed (0: not known). layers: where that goes.
     bucketed: packed steps take one of a few shapes (on a GPU). attends_by_op: in packed steps attention is one call of
     lookahead::tree_attention (tree_attention.py); else calls of the model's own function. program: a whole packed forward as
-    one native call, in place of the model's modules. linear: the kind of its linear layers (models/linear.py).
+    one native call, instead of the model's modules. linear: the kind of its linear layers (models/linear.py).
     exact: a token's scores are the same bits in any forward, as far as tried (models/exact.py); False where nobody has tried.
     capture: captures its packed steps as graphs (graphs.py); None: they are not. slots_factory: makes its slots where `mode`
-    does not say how (slots.py). now: the clock that steps are timed by.
+    does not define how (slots.py). now: the clock that steps are timed by.
     agreed: what processes that share the model take a measured value for (parallel.py).
     """
 
@@ -108,7 +108,7 @@ class TargetModel:
 
     @functools.cached_property
     def chooses_keys_from(self) -> int:
-        """Length from which layers look at their best keys only (sparse attention): which those are can hang on rounding."""
+        """Length from which layers look at their best keys only (sparse attention): which those are can depend on rounding."""
         return int(getattr(self.text_config, "index_topk", None) or 1 << 30)
 
     @functools.cached_property
@@ -123,7 +123,7 @@ class TargetModel:
 
     @functools.cached_property
     def call(self) -> float:
-        """Of attention: it takes as long as so many products of a query with a key, see `batch.runs_of`.
+        """Of attention: it takes as long as that many products of a query with a key, see `batch.runs_of`.
 
         The op pads nothing, as if each slot had a call of its own for nothing.
         """
@@ -143,7 +143,7 @@ class TargetModel:
 
     @functools.cached_property
     def setting(self) -> Setting:
-        """What the costs of its forwards hang on."""
+        """What the costs of its forwards depend on."""
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
         attention = str(self.text_config._attn_implementation)
         if self.attends_by_op:
@@ -193,7 +193,7 @@ def setting_of(
     linear: str = "torch",
     kv_dtype: str = "none",
 ) -> Setting:
-    """The setting of a model of this config. Its shape is what the config says but for names and versions."""
+    """The setting of a model of this config. Its shape is what the config gives except for names and versions."""
     left_out = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures")
     shape = json.dumps({key: repr(value) for key, value in config.to_dict().items() if key not in left_out}, sort_keys=True)
     fingerprint = hashlib.sha256(shape.encode()).hexdigest()[:16]

@@ -1,11 +1,11 @@
 """lookahead::tree_attention, attention of packed draft trees as one torch op, and the function by which models call it.
 
 In: queries of all tokens of a step, the slots' buffers of keys and values as they lie, and a line of numbers for each token
-that says what it sees (tree_meta.py). No masks, no padding, no copies. The sums of a query run in an order that only its own
+that tells what it sees (tree_meta.py). No masks, no padding, no copies. The sums of a query run in an order that only its own
 keys decide (attention_kernel.py on CPUs, attention_triton.py on GPUs), so that an output is the same to the last bit alone, in
 a tree and in a batch.
 
-The lines of a step reach the layers in place of the attention mask, which transformers hands on as it is: each kind of layer is
+The lines of a step reach the layers instead of the attention mask, which transformers hands on as it is: each kind of layer is
 handed its own. Nothing else is shared between the step and the layers.
 """
 
@@ -23,7 +23,7 @@ from lookahead.forward.attention_kernel import ENTRIES, OF_KEPT, tree_attention_
 from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, SIZE, SLOT, TRUNK
 
 NAME = "lookahead_tree"
-# Arguments that say what neither sdpa nor the op computes: soft caps, sinks, biases
+# Arguments for what neither sdpa nor the op computes: soft caps, sinks, biases
 OTHERS = frozenset(("softcap", "s_aux", "position_bias"))
 
 _library = torch.library.Library("lookahead", "DEF")
@@ -145,7 +145,7 @@ def tree_attention(
     """What layers of a model call. query: [1, heads, tokens, width]; key, value: as of `reference`.
 
     key, value: on a CPU also quantized ones, of all slots in the shape of what they hold (quantized_cache.py).
-    attention_mask: int32 [1, 1, tokens, FIELDS], the lines of the step. Returns [1, tokens, heads, value width] and, in place
+    attention_mask: int32 [1, 1, tokens, FIELDS], the lines of the step. Returns [1, tokens, heads, value width] and, instead
     of weights, None. Raises ModelError for attention that the op does not compute, and where layers are not handed the lines.
     """
     scale = checked_scale(query, attention_mask, scaling, arguments)

@@ -1,11 +1,11 @@
 """What tokens of packed draft trees see, as numbers. In: each slot's tree and past. Out: a line of int32 for each token.
 
-A token sees its slot's places from `first` to `past + trunk`, which lie side by side: earlier tokens, and the nodes that its
+A token sees its slot's positions from `first` to `past + trunk`, which lie side by side: earlier tokens, and the nodes that its
 tree begins with up to where it first branches. Behind these it sees its ancestors, to be found by their parents, and itself.
 Nothing before position `first`, which windows and chunks decide, so layers of each kind have lines of their own.
 
     slot      where the token's keys are; -1: fills the pack up, as do all behind it
-    past      tokens that the slot held before this step; node n of the tree is at place past + n
+    past      tokens that the slot held before this step; node n of the tree is at position past + n
     node      the token's number in its tree; the tree's first token is `node` before it in the pack
     parent    node that it follows; -1 for a root
     trunk     nodes 0 ... trunk - 1 are all its ancestors or itself
@@ -17,7 +17,7 @@ Nothing before position `first`, which windows and chunks decide, so layers of e
 A tile is up to TILE neighbouring tokens of one tree, nodes 0 to 15, 16 to 31 and so on: what kernels on GPUs work on at a time.
 
 Example: behind 100 tokens, a chain 0-1 that branches into 2 and 3. Node 3 has parent 1, trunk 2, position 102: it sees
-places 0 to 101 and 103. Its line is (slot, 100, 3, 1, 2, 0, 102, 4, -1).
+positions 0 to 101 and 103. Its line is (slot, 100, 3, 1, 2, 0, 102, 4, -1).
 """
 
 from __future__ import annotations

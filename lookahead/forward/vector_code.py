@@ -24,7 +24,7 @@ BITS = ir.VectorType(ir.IntType(1), LANES)
 
 
 class Code:
-    """Writes LLVM code. kind: numba's type of the array element that says what keys and values are."""
+    """Writes LLVM code. kind: numba's type of the array element that defines what keys and values are."""
 
     def __init__(self, builder: Any, kind: Any = types.float32):
         self.builder = builder
@@ -75,7 +75,7 @@ class Code:
         return self.call("llvm.masked.load.v16f32.p0", VECTOR, self.pointer(address, VECTOR), ir.Constant(INT, 4), mask, other)
 
     def keys(self, address: Any, count: Any = None) -> Any:
-        """16 numbers of a key or value as float32; count: only so many, int64, then zeros."""
+        """16 numbers of a key or value as float32; count: only that many, int64, then zeros."""
         narrow = VECTOR if self.size == 4 else ir.VectorType(SHORT, LANES)
         where = self.pointer(address, narrow)
         if count is None:
@@ -94,7 +94,7 @@ class Code:
     def numbers(self, line: Any, at: Any, count: Any = None, vector: int | None = None) -> Any:
         """16 numbers, from the one numbered `at` on, of the key or value that begins at the address `line`, as `keys`.
 
-        vector: so many vectors further on; `at` is then a multiple of 64. What fills a quantized one up may be any number.
+        vector: that many vectors further on; `at` is then a multiple of 64. What fills a quantized one up may be any number.
         """
         builder = self.builder
         if not self.quantized:

@@ -1,13 +1,13 @@
 """Inner loops of attention as LLVM code over vectors of 16 float32. For kernels; keys and values may be of half precision.
 
-numba leaves it to LLVM which loops become vectors, and so in which order sums run. Here each function says so itself, which
+numba leaves it to LLVM which loops become vectors, and so in which order sums run. Here each function sets it itself, which
 makes its results the same bits on every call. A product of a query with a key adds d = i, i + 16, i + 32 ... for each i < 16,
 rounding once for each multiply-add, then folds the 16 sums: i + 8 onto i, then i + 4, i + 2, i + 1. `dots`, `dot` and
 `tile_scores` give the same bits. An output adds key after key.
 
-kind: an array element whose type says what keys and values are: float32, uint16 (bits of bfloat16) or int16 (bits of float16).
-Those that read keys and values take quantized ones, too: int8 (8 bits) or uint8 (4 bits, see vector_code.py). Addresses and
-strides are in bytes. width: numbers of a key or value. Vectors in scratch memory are padded with zeros to a
+kind: an array element whose type defines what keys and values are: float32, uint16 (bits of bfloat16) or int16 (bits of
+float16). Those that read keys and values take quantized ones, too: int8 (8 bits) or uint8 (4 bits, see vector_code.py).
+Addresses and strides are in bytes. width: numbers of a key or value. Vectors in scratch memory are padded with zeros to a
 multiple of 16 numbers.
 """
 
@@ -180,7 +180,7 @@ def largest(typing_context, scores, count):
 
 @intrinsic
 def powers(typing_context, scores, count, most):
-    """In place: 2 ** (score - most) of `count` scores."""
+    """Overwrite with 2 ** (score - most) of `count` scores."""
 
     def codegen(context, builder, signature, values):
         code = Code(builder)

@@ -1,7 +1,7 @@
 """How many rows a job has, for its progress. In: names of input files. Out: their number, as soon as it is known.
 
-Of Parquet the footer says it. Lines are counted in a thread beside the job, packed ones as they are unpacked: it yields to the
-job, ends when the job does, and says nothing of files that cannot be read, which the job itself will report.
+Of Parquet the footer holds it. Lines are counted in a thread alongside the job, packed ones as they are unpacked: it yields to
+the job, ends when the job does, and reports nothing of files that cannot be read, which the job itself will report.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _rows_of(name: str, stopped: Callable[[], bool]) -> int | None:
         try:
             import pyarrow
             import pyarrow.parquet
-        except ModuleNotFoundError:  # whoever reads the rows says so
+        except ModuleNotFoundError:  # whoever reads the rows reports it
             return None
         try:
             return int(pyarrow.parquet.read_metadata(name).num_rows)

@@ -60,7 +60,7 @@ class Answering(Protocol):
         ...
 
     def recycled(self) -> Sequence[np.ndarray]:
-        """What the model almost said, for a trie file; nothing where several processes each have a part of it."""
+        """Runner-up tokens, for a trie file; nothing where several processes each have a part of it."""
         ...
 
 
@@ -236,7 +236,7 @@ def workers(
 ) -> Iterator[Workers]:
     """Workers of which one is ready, as long as the block runs. ray: address of a cluster; None: this machine.
 
-    Raises UsageError if there cannot be so many, LookaheadError if they cannot load what they need.
+    Raises UsageError if there cannot be that many, LookaheadError if they cannot load what they need.
     """
     read_config(settings.model, settings.trust_remote_code, settings.revision)
     if settings.adapter:

@@ -1,4 +1,4 @@
-"""What the caller of a job is told while it runs. Derive from `JobEvents` to show progress, or to stop a job."""
+"""What the caller of a job receives while it runs. Derive from `JobEvents` to show progress, or to stop a job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Events:
 
 
 class JobEvents(Events):
-    """What happens in a job. Nothing stops it, unless `stopped` says so.
+    """What happens in a job. Nothing stops it, unless `stopped` returns True.
 
     Called in the thread that runs the job: notice and patiently at any time, then running, and within it after each step
     progress and stopped.
@@ -48,5 +48,5 @@ class JobEvents(Events):
         return False
 
     def observers(self, tokenizer: Any | None, rows: int) -> ObserverOf:
-        """Who is told the steps of each row, with option explain=rows. Raises UsageError where that is nobody."""
+        """Who receives the steps of each row, with option explain=rows. Raises UsageError where that is nobody."""
         raise UsageError("--explain: these events show no steps. Define observers(), see lookahead/job/events.py.")

@@ -118,7 +118,7 @@ def template_of(option: str | None) -> str | None:
 def is_template_file(option: str) -> bool:
     try:
         return Path(option).is_file()
-    except (OSError, ValueError):  # a text that is no path
+    except (OSError, ValueError):  # a text that is not a path
         return False
 
 

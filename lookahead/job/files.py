@@ -1,4 +1,4 @@
-"""Names of the files of a job. In: the output that it is written to. Out: what lies beside it."""
+"""Names of the files of a job. In: the output that it is written to. Out: what lies next to it."""
 
 from __future__ import annotations
 

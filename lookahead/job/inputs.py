@@ -51,7 +51,7 @@ class Shard:
         return row % self.count == self.number - 1
 
     def size(self, rows: int) -> int:
-        """How many of so many rows it holds."""
+        """How many of that many rows it holds."""
         return len(range(self.number - 1, rows, self.count))
 
 

@@ -1,9 +1,9 @@
 """What of a job is done. In: rows as they end. Out: rows on disk, and after a crash what is left to do.
 
-Before a row is written to the output, a line about it goes to the journal beside it: the number of the request, fingerprints
+Before a row is written to the output, a line about it goes to the journal next to it: the number of the request, fingerprints
 of the request and of the row's bytes, counts. A row is done if the output holds it and the journal knows it, wherever in the
 file it stands; so nothing that a kill, a full disk or a cut file leaves behind is taken for done. Rows of a .parquet output
-wait in JSON lines beside it until all are there.
+wait in JSON lines next to it until all are there.
 
     out.jsonl                   the rows (of out.parquet: out.parquet.partial.jsonl)
     out.jsonl.journal           {"row": 17, "input": "9f2c...", "output": "41ab...", "tokens": 93, ...}
@@ -72,7 +72,7 @@ class Done:
     faults: set[int] = dataclasses.field(default_factory=set)  # numbers of failed rows that may be tried again
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Take in a line of the journal."""
+        """Read a line of the journal."""
         failed = bool(entry["error"])
         fault = failed and entry["error"] != INVALID
         counts = {name: entry[name] for name in COUNTS}
@@ -100,7 +100,7 @@ def read_done(files: JobFiles) -> Done:
     """What is done, by output and journal; changes neither. Raises LookaheadError if they do not belong together."""
     if not files.journal.exists():
         raise LookaheadError(
-            f"{files.existing()}: cannot be gone on with, as {files.journal.name} is not there. Start anew with --overwrite."
+            f"{files.existing()}: cannot be continued, as {files.journal.name} is not there. Start again with --overwrite."
         )
     done = Done()
     if files.is_parquet and not files.rows.exists():  # written whole: the journal is all there is to know
@@ -116,7 +116,7 @@ def read_done(files: JobFiles) -> Done:
     done.cut = done.size - end
     with files.rows.open("rb") as file:
         if done.cut and not end and file.readline().endswith(b"\n"):
-            raise LookaheadError(f"{files.rows}: no row of it is in {files.journal.name}. Start anew with --overwrite.")
+            raise LookaheadError(f"{files.rows}: no row of it is in {files.journal.name}. Start again with --overwrite.")
     return done
 
 
@@ -135,7 +135,7 @@ def places(files: JobFiles) -> Iterator[Place]:
             elif unknown:
                 raise LookaheadError(
                     f"{files.rows}:{unknown}: was not written by this job, or was changed. Take the line out, and its row is "
-                    "answered again; or start anew with --overwrite."
+                    "answered again; or start again with --overwrite."
                 )
             else:
                 journal.seek(begins)
@@ -170,7 +170,8 @@ class Journal:
     def __init__(
         self, lock: OutputLock, done: Done, manifest: Manifest, learn: bool = False, again: Set[int] = frozenset()
     ) -> None:
-        """Go on behind what is done. learn: keep the answers' token ids, too. again: rows to leave out: they get new answers.
+        """Continue behind what is done. learn: keep the answers' token ids, too. again: rows to leave out: they get new
+        answers.
 
         Raises LookaheadError if the output is not as it was when `done` was read, or it cannot be written.
         """
@@ -222,7 +223,7 @@ class Journal:
         self.totals.merge(ended.counts)
 
     def save(self) -> None:
-        """Make what is written outlast a loss of power, and say in the manifest how far the job is.
+        """Make what is written outlast a loss of power, and note in the manifest how far the job is.
 
         Raises LookaheadError if that fails, or if the files were moved or replaced.
         """
@@ -252,7 +253,7 @@ class Journal:
         self.manifest.state = "complete"
 
     def learned(self) -> Iterator[TokenDocument]:
-        """The answers that were kept, each once: a row that a kill cut short was written anew."""
+        """The answers that were kept, each once: a row that a kill cut short was written again."""
         return _documents(_whole_lines(self.files.learned)) if self.files.learned.exists() else iter(())
 
     def half_saved(self) -> tuple[int, Callable[[], Iterator[TokenDocument]]] | None:

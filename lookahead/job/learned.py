@@ -32,7 +32,7 @@ class Keeper(Protocol):
         ...
 
     def note_saving(self, copies: int) -> None:
-        """All documents are about to be added to a trie that holds so many copies of them."""
+        """All documents are about to be added to a trie that holds that many copies of them."""
         ...
 
     def forget_half_saved(self) -> None:

@@ -110,7 +110,7 @@ class OutputLock:
     def _check_absent(self, may_exist: bool) -> None:
         if (found := self.files.existing()) and not may_exist:
             raise UsageError(
-                f"{found}: exists. Give --resume to go on with it, --overwrite to replace it, or choose another -o."
+                f"{found}: exists. Give --resume to continue with it, --overwrite to replace it, or choose another -o."
             )
 
     def _open_journal(self) -> tuple[FileIO, bool]:

@@ -28,7 +28,7 @@ class LogprobsOf:
         ]
 
     def of_chat(self, generation: Generation, tokens: int) -> dict[str, Any]:
-        """{"content": [{"token", "logprob", "bytes", "top_logprobs": [...]}], "refusal"}, of so many tokens."""
+        """{"content": [{"token", "logprob", "bytes", "top_logprobs": [...]}], "refusal"}, of that many tokens."""
         content = [
             {**self._spelled(found.token_id, found.logprob), "top_logprobs": [self._spelled(*pair) for pair in found.top]}
             for found in generation.token_logprobs[:tokens]
@@ -36,7 +36,9 @@ class LogprobsOf:
         return {"content": content, "refusal": None}
 
     def of_completion(self, generation: Generation, tokens: int) -> dict[str, Any]:
-        """{"tokens", "token_logprobs", "top_logprobs", "text_offset"}: a list in each, one entry for each of so many tokens."""
+        """{"tokens", "token_logprobs", "top_logprobs", "text_offset"}: a list in each, one entry for each of that many
+        tokens.
+        """
         scored = generation.token_logprobs[:tokens]
         names = [self._named(found.token_id) for found in scored]
         return {
@@ -47,7 +49,7 @@ class LogprobsOf:
         }
 
     def _by_name(self, found: TokenLogprobs) -> dict[str, float]:
-        """The best and the said one; of tokens that look alike the better."""
+        """The best and the emitted one; of tokens that look alike the better."""
         best: dict[str, float] = {}
         for token, logprob in (*found.top, (found.token_id, found.logprob)):
             best.setdefault(self._named(token), _number(logprob))

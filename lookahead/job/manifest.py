@@ -107,12 +107,12 @@ def read_manifest(path: Path) -> Manifest:
         return Manifest(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise LookaheadError(
-            f"{path}: cannot be read, so what the job was begun with is unknown. Start anew with --overwrite."
+            f"{path}: cannot be read, so what the job was begun with is unknown. Start again with --overwrite."
         ) from error
 
 
 def go_on(before: Manifest, now: Manifest, out: Path) -> Manifest:
-    """The manifest of a job that is gone on with. Raises UsageError naming each option and model file that has changed."""
+    """The manifest of a job that is continued. Raises UsageError naming each option and model file that has changed."""
     files_known = bool(before.model_files and now.model_files)  # then it does not matter in which folder they lie
     by_files = {"model": "", "revision": "", "adapter": "adapter/", "tokenizer": "tokenizer/"}
     then_too = now.answering.keys() <= before.answering.keys()
@@ -134,7 +134,7 @@ def go_on(before: Manifest, now: Manifest, out: Path) -> Manifest:
     if changed:
         raise UsageError(
             f"{out}: --resume: this is another job: {'; '.join(changed)}. Give what it was begun with, choose another -o, or "
-            "start anew with --overwrite."
+            "start again with --overwrite."
         )
     return dataclasses.replace(now, runs=[*before.runs, *now.runs], model_files=now.model_files or before.model_files)
 

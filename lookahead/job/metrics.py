@@ -26,9 +26,7 @@ def labels_of(pairs: Iterable[str], job: str, model: str) -> dict[str, str]:
                 f"--metrics-label {pair}: give NAME=VALUE, with a NAME of letters, digits and _, such as team=search."
             )
         if name == "source":
-            raise UsageError(
-                f"--metrics-label {pair}: source is the label of who guessed accepted tokens. Choose another name."
-            )
+            raise UsageError(f"--metrics-label {pair}: source is the label of the draft source. Choose another name.")
         if name in given:
             raise UsageError(f"--metrics-label {pair}: {name} is given twice.")
         given[name] = value
@@ -54,7 +52,7 @@ def metrics_text(totals: JobTotals, gauges: Mapping[str, float | None], labels: 
         (
             "accepted_tokens_total",
             "counter",
-            "Draft tokens accepted, by who guessed them.",
+            "Draft tokens accepted, by draft source.",
             [(f'source="{_escaped(name)}"', count) for name, count in sorted(totals.accepted_by_source.items())],
         ),
         ("busy_seconds_total", "counter", "Seconds spent in answering.", [("", round(totals.seconds, 3))]),

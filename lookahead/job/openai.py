@@ -2,7 +2,7 @@
 
 What a line asks is answered as asked or not at all: a key that cannot be honoured makes the row an error row that names it.
 Keys that do not touch the answer (user, metadata, "stream": false, ...) are accepted, and so are this package's own options
-(top_k, regex, ...). What a line leaves open, such as the temperature, is as the options of the job say.
+(top_k, regex, ...). What a line leaves open, such as the temperature, is as the options of the job set it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _fields_of(row: dict[str, Any]) -> dict[str, Any]:
     """Fields of the Request. Raises RowError."""
     for name, value in row.items():
         if value is not None and name not in LINE_KEYS:
-            raise RowError(f'"{name}" stands beside "body": an OpenAI line holds {", ".join(LINE_KEYS)}', name)
+            raise RowError(f'"{name}" stands next to "body": an OpenAI line holds {", ".join(LINE_KEYS)}', name)
     if row.get("method") not in (None, "POST"):
         raise RowError(f'"method" is {shown(row["method"])}, not "POST"', "method")
     body = row.get("body")
@@ -110,7 +110,7 @@ def _fields_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_body(body: dict[str, Any], chat: bool) -> dict[str, Any]:
-    """What is asked beside the prompt. Raises RowError for a key that is unknown or asks for what cannot be done."""
+    """What is asked in addition to the prompt. Raises RowError for a key that is unknown or asks for what cannot be done."""
     asked: dict[str, Any] = {}
     more: dict[str, Any] = {}
     for name, value in body.items():
@@ -226,7 +226,9 @@ class Writer:
     def answer(
         self, request: Request, samples: Sequence[Generation], texts: Sequence[str], prompts: Sequence[str]
     ) -> dict[str, Any]:
-        """samples, texts: index = prompt * n + sample. prompts: the text of each, which stands first if the request says so."""
+        """samples, texts: index = prompt * n + sample. prompts: the text of each, which stands first if the request asks for
+        it.
+        """
         chat = request.messages is not None
         n = len(samples) // len(prompts)
         choices = [
@@ -250,7 +252,7 @@ class Writer:
         return _line(request, self.seed, 200, body)
 
     def _choice(self, index: int, generation: Generation, text: str, chat: bool, before: str) -> dict[str, Any]:
-        """The stop text that ended an answer is no part of it, nor are the log-probabilities of the tokens in it alone."""
+        """The stop text that ended an answer is not part of it, nor are the log-probabilities of the tokens in it alone."""
         from lookahead.decode.text import text_of
 
         found = [place for stop in generation.sampling.stop if (place := text.find(stop)) >= 0]

@@ -183,7 +183,7 @@ def pairs_of(
 
     tokenizer: is called when the first text is met; None: there is none.
     prompts: files with the prompts of answers that have none. chat, system: of the job, see `prompt.prompt_ids_of`.
-    vocab_size, longest: of the model that is to say them, which all ids must be below, and tokens of both together at most.
+    vocab_size, longest: of the model that is to emit them, which all ids must be below, and tokens of both together at most.
     Raises CorpusError naming file and line of the first answer that lacks something or does not fit.
     """
     lacking = next((logged.line for logged in log.answers if logged.prompt is None), None)
@@ -219,7 +219,7 @@ def pairs_of(
 
 
 def _request_of(logged: Logged) -> Request:
-    """Of a prompt that stands beside its answer."""
+    """Of a prompt that stands with its answer."""
     prompt = logged.prompt
     kind = "prompt" if isinstance(prompt, str) else "messages" if isinstance(prompt[0], dict) else "prompt_ids"
     return Request(logged.row_id, logged.line, **{kind: prompt})
@@ -250,7 +250,7 @@ def _check(where: str, prompt: list[int], response: list[int], vocab_size: int, 
 
 
 def settings_of(path: str) -> JobSettings:
-    """Of the job that wrote the file, by the manifest beside it; of nothing where there is none."""
+    """Of the job that wrote the file, by the manifest next to it; of nothing where there is none."""
     try:
         manifest = json.loads(JobFiles(Path(path)).manifest.read_text(encoding="utf-8"))
         options = manifest["runs"][-1]["options"]

@@ -1,6 +1,6 @@
 """What a row asks of its answer. In: JSON values of a row. Out: fields of a Request; RowError names what is wrong.
 
-Nothing here raises anything but RowError, whatever the row holds.
+Nothing here raises anything but RowError, regardless of the row.
 """
 
 from __future__ import annotations

@@ -99,5 +99,5 @@ class JobProgress:
             write_metrics(path, self.totals, gauges, self.labels)
         except LookaheadError as error:
             if not self._metrics_failed:
-                notice(f"--metrics {error} The job goes on.")
+                notice(f"--metrics {error} The job continues.")
             self._metrics_failed = True

@@ -1,7 +1,7 @@
 """Workers in a Ray cluster: actors, each with a GPU or a share of the cores. In: an address. Out: a `workers.Crew`.
 
-Ray places them, starts them where there is room, and says when one is lost. Models and tries are named by their paths, which
-every node must be able to open; a trie is mapped into memory, which the workers of a node share.
+Ray schedules them, starts them where there is room, and reports when one is lost. Models and tries are named by their paths,
+which every node must be able to open; a trie is mapped into memory, which the workers of a node share.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RayCrew:
 
 
 class WorkerOnNode(Worker):
-    """A worker that says where it cannot work."""
+    """A worker that tells where it cannot work."""
 
     def exchange(self, requests: Sequence[Request], heard: Sequence[Said]) -> Report:
         report = super().exchange(requests, heard)
@@ -75,5 +75,5 @@ class _RayMember:
 
 
 def cores_each(cores: Sequence[int], workers: int) -> int:
-    """The most cores that each of so many workers can have, given those of each node; 1 if there are fewer than workers."""
+    """The most cores that each of that many workers can have, given those of each node; 1 if there are fewer than workers."""
     return next((share for share in range(max(cores), 1, -1) if sum(node // share for node in cores) >= workers), 1)

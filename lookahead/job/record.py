@@ -1,6 +1,6 @@
 """What each row of a job took. In: a job's output, finished or running. Out: counts of its rows in the order of completion.
 
-The journal beside the output says it all, also of a job that is running and of OpenAI lines; nothing is locked or written.
+The journal next to the output holds it all, also of a job that is running and of OpenAI lines; nothing is locked or written.
 Where there is no journal the rows themselves are read, in their order.
 """
 
@@ -76,7 +76,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class JobRecord:
-    """A job. rows: in the order of completion. state: as its manifest says, or "" where there is none."""
+    """A job. rows: in the order of completion. state: as its manifest states, or "" where there is none."""
 
     name: str
     rows: list[RowRecord]

@@ -39,7 +39,7 @@ class Request:
     max_new_tokens: int | None = None
     n: int | None = None  # samples
     seed: int | None = None
-    logprobs: int | Literal[False] | None = None  # False: none, whatever the job says
+    logprobs: int | Literal[False] | None = None  # False: none, regardless of the job
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the fields of sampling.Sampling
     openai: bool = False
     echo: bool = False

@@ -26,9 +26,9 @@ def files_of(out: str | None, resume: bool, retry_errors: bool, overwrite: bool)
     if retry_errors and not resume:
         raise UsageError("--retry-errors goes with --resume.")
     if resume and overwrite:
-        raise UsageError("--resume goes on with what is there and --overwrite starts anew: give one of them.")
+        raise UsageError("--resume continues with what is there and --overwrite starts again: give one of them.")
     if resume and (out is None or (Path(out).exists() and not Path(out).is_file())):
-        raise UsageError("--resume needs a file to go on with: name it with -o.")
+        raise UsageError("--resume needs a file to continue with: name it with -o.")
     if out is None:
         return None
     files = JobFiles(followed(out))
@@ -55,7 +55,7 @@ def what_is_done(
 
 
 def open_journal(lock: OutputLock, done: Done | None, manifest: Manifest, retry_errors: bool, learn: bool) -> Journal:
-    """Begin to write: behind what is done, without failed rows that are tried again; or, where nothing is (None), anew."""
+    """Begin to write: behind what is done, without failed rows that are tried again; or, where nothing is (None), again."""
     if done is None:
         lock.remove_files()
         return Journal(lock, Done(), manifest, learn)

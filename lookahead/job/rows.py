@@ -91,11 +91,11 @@ def left_to_do(requests: Iterable[Request], shard: Shard, done: Mapping[int, byt
         if before != request.fingerprint:
             raise LookaheadError(
                 f"{request.where} of the input was changed after it had been answered (or rows were moved). Put back the "
-                "input as it was, or start anew with --overwrite."
+                "input as it was, or start again with --overwrite."
             )
     if found < len(done):
         raise LookaheadError(
-            f"the input has {len(done) - found} rows less than were answered. Put it back as it was, or start anew "
+            f"the input has {len(done) - found} rows less than were answered. Put it back as it was, or start again "
             "with --overwrite."
         )
 

@@ -47,9 +47,9 @@ METRICS_SECONDS, SAVE_SECONDS = 5.0, 10.0
 
 
 def run_job(spec: JobSpec, events: JobEvents | None = None, config: str | None = None) -> JobReport:
-    """Answer the rows of a job that are not answered yet; begins it, or resumes it where spec says so.
+    """Answer the rows of a job that are not answered yet; begins it, or resumes it where spec asks for it.
 
-    events: what the caller is told; None: notices go to the log. config: the file that the options came from, which must not
+    events: what the caller receives; None: notices go to the log. config: the file that the options came from, which must not
     be replaced. Failed rows are counted in the report and raise nothing.
 
     Raises UsageError for options that do not go together, LookaheadError for files or a model that cannot be used and for a job
@@ -74,7 +74,7 @@ def run_job(spec: JobSpec, events: JobEvents | None = None, config: str | None =
         if opened.done and opened.done.whole:
             if opened.first is not None:
                 raise UsageError(
-                    f"{spec.io.out}: is complete, no rows can be added. Choose another -o, or start anew with --overwrite."
+                    f"{spec.io.out}: is complete, no rows can be added. Choose another -o, or start again with --overwrite."
                 )
             _say_complete(opened)
             progress = JobProgress(opened.done.totals)
@@ -131,7 +131,7 @@ def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Op
 
 
 def _say_complete(opened: _Opened) -> None:
-    """In the manifest of a job that was cut off when all its rows were in their place, but before it said so."""
+    """In the manifest of a job that was cut off when all its rows were written, but before it noted so."""
     assert opened.files is not None
     assert opened.manifest is not None
     assert opened.done is not None
@@ -141,7 +141,7 @@ def _say_complete(opened: _Opened) -> None:
 
 
 def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], config: str | None) -> None:
-    """See `outputs.check_outputs`. files: of a job that writes to a file; those beside it are outputs, too."""
+    """See `outputs.check_outputs`. files: of a job that writes to a file; those next to it are outputs, too."""
     io, drafting, model = spec.io, spec.drafting, spec.model
     template = io.template if io.template and is_template_file(io.template) else None
     reads = [
@@ -202,7 +202,7 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
 def _answering(
     plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEvents, stack: contextlib.ExitStack
 ) -> tuple[Answering | None, JobOptions]:
-    """Who answers, and what rows ask for that say nothing of their own; None where nothing is left that needs a model."""
+    """Who answers, and what rows ask for that set nothing of their own; None where nothing is left that needs a model."""
     from lookahead.job import engines
     from lookahead.trie.segment import check_same_tokenizer
 

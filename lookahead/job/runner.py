@@ -25,7 +25,7 @@ from lookahead.job.rows import Request
 from lookahead.job.totals import JobTotals
 from lookahead.token_documents import LEFT_CONTEXT
 
-FAULTS, FAULTY_BATCHES = 100, 4  # so many rows, and of so many batches, fail one after the other: then the job ends
+FAULTS, FAULTY_BATCHES = 100, 4  # that many rows, and of that many batches, fail one after the other: then the job ends
 SAMPLES_IN_TURN = 8  # of one row that begin before the next rows have their turn
 MANY_AT_ONCE = 4  # rows that have begun with more samples than that
 END: Literal["end"] = "end"  # no more requests
@@ -60,12 +60,12 @@ class Engine(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
-    """What holds for rows that do not say otherwise, and how rows are written.
+    """What holds for rows that do not set it, and how rows are written.
 
     n: samples of each answer. seed: with a row's id and the sample's number it makes the seed of its random stream.
     chat, system: see `prompt.prompt_ids_of`. in_order: rows come as their prompts did, else as they end.
     echo: rows keep their prompts, as text, ids, or the messages that the chat template was given.
-    observer_of: who is told the steps of a row. logprobs: see `Generation`. created: when the job began, seconds since 1970.
+    observer_of: who receives the steps of a row. logprobs: see `Generation`. created: when the job began, seconds since 1970.
     """
 
     max_new_tokens: int = 256
@@ -74,7 +74,7 @@ class JobOptions:
     seed: int = 0
     chat: bool = False
     system: str | None = None
-    token_ids: bool = False  # write token_ids beside the text
+    token_ids: bool = False  # write token_ids next to the text
     echo: bool = False
     in_order: bool = True
     observer_of: ObserverOf = nobody
@@ -120,7 +120,7 @@ def run_rows(
 ) -> None:
     """Hands the output row of each request to `write`.
 
-    stopped: asked after each step; True ends the job there. Rows that have ended by then are written, in whatever order.
+    stopped: asked after each step; True ends the job there. Rows that have ended by then are written, in any order.
     Raises LookaheadError when one row after the other fails by no fault of its own.
     """
     turns = Turns(write, options.in_order, FAULTY_BATCHES * engine.batch_size)
@@ -132,13 +132,13 @@ def run_rows(
 class Turns:
     """Writes rows when their turn has come.
 
-    in_order: in the order of their requests; else at once. faulty: so many rows that fail one after the other, by no fault of
+    in_order: in the order of their requests; else at once. faulty: that many rows that fail one after the other, by no fault of
     their own and at least FAULTS, end the job.
     """
 
     def __init__(self, write: Callable[[Ended], None], in_order: bool, faulty: int):
         self._write, self._in_order, self._most_faults = write, in_order, max(FAULTS, faulty)
-        self._ready: dict[int, Ended] = {}  # by place
+        self._ready: dict[int, Ended] = {}  # by index
         self._written = self._faults = 0
         self._began = time.perf_counter()
 
@@ -149,7 +149,7 @@ class Turns:
             self._write_one(self._written if self._in_order else place)
 
     def finish(self) -> None:
-        """Write what has ended, whatever it waits for."""
+        """Write what has ended, regardless of what it waits for."""
         for place in sorted(self._ready):
             self._write_one(place)
 
@@ -165,7 +165,7 @@ class Turns:
         if self._faults >= self._most_faults:
             raise LookaheadError(
                 f"the last {self._faults} rows failed ({ended.error}): model or machine is at fault. The rows before are safe: "
-                "the same command with --resume --retry-errors goes on."
+                "the same command with --resume --retry-errors continues."
             )
 
 
@@ -177,7 +177,7 @@ def answer(
     put: Callable[[int, Ended], None],
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Hands each request's place, from 0, and output row to `put`, as they end.
+    """Hands each request's index, from 0, and output row to `put`, as they end.
 
     requests: None where there is none at the moment; it is asked again after each step, and no more once no row is running.
     stopped: as of `run_rows`.
@@ -237,7 +237,7 @@ class _Rows:
         observer = options.observer_of(place + 1)
         try:
             return dataclasses.replace(_start(self._engine, self._tokenizer, request, options), observer=observer)
-        except Exception as error:  # whatever one row does, the job goes on and says so
+        except Exception as error:  # if a row fails, the job continues and reports it
             kind = INVALID if isinstance(error, LookaheadError) else type(error).__name__
             self._put(place, failed(request, f"{request.where}: {error}", kind, options.seed))
             return None
@@ -345,7 +345,7 @@ def _output_row(
 
 
 def _echoed(request: Request, options: JobOptions) -> dict[str, Any]:
-    """A row's prompt as it was tokenized, whatever form it came in: what it takes to replay the answer."""
+    """A row's prompt as it was tokenized, in any form: what it takes to replay the answer."""
     messages = messages_asked(request, options.chat, options.system)
     if messages is not None:
         return {"messages": messages_of(messages) or messages}
@@ -355,7 +355,7 @@ def _echoed(request: Request, options: JobOptions) -> dict[str, Any]:
 
 
 def _said(generation: Generation, text: str | None, options: JobOptions, logprobs: LogprobsOf) -> dict[str, Any]:
-    """What one sample says."""
+    """What one sample emits."""
     row: dict[str, Any] = {} if text is None else {"text": text}
     if options.token_ids or text is None:
         row["token_ids"] = generation.token_ids

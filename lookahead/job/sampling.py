@@ -50,7 +50,7 @@ def token_id_lists(items: Sequence[str] | None) -> tuple[tuple[int, ...], ...]:
 
 
 def biases(items: Sequence[str] | None) -> dict[int, float]:
-    """["17=-5"] -> {17: -5.0}. Raises UsageError for what is no id and number, and for an id given twice."""
+    """["17=-5"] -> {17: -5.0}. Raises UsageError for anything but an id and number, and for an id given twice."""
     found: dict[int, float] = {}
     for item in items or ():
         token, _, value = item.partition("=")
@@ -87,7 +87,7 @@ def constraint_of(options: Constraints) -> Constraint | None:
         try:
             value = Path(where).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise ConstraintError(f"{where}: cannot be read ({why}).") from None
     constraint = Constraint.of(kind, list(value) if isinstance(value, tuple) else value)
     try:

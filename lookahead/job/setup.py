@@ -97,7 +97,7 @@ class LoadedEngine:
 
     def notices(self, sampling: Sampling = GREEDY) -> list[str]:
         """What a user should know of the model: why drafts are verified in a slower way than they could be, and what of its
-        generation config is not used. sampling: what rows ask for that say nothing of their own. Raises ModelError if the
+        generation config is not used. sampling: what rows ask for that set nothing of their own. Raises ModelError if the
         model's own sampling is wrong and was asked for.
         """
         target = self.engine.target
@@ -159,5 +159,5 @@ def assemble(
 
 
 def usual_batch_size(device: str) -> int:
-    """Rows that a device of this kind decodes at once where nobody says."""
+    """Rows that a device of this kind decodes at once by default."""
     return 8 if device == "cpu" else 32

@@ -147,7 +147,7 @@ class Drafting(OptionGroup):
 
 @dataclass(frozen=True)
 class SamplingOptions(OptionGroup):
-    """How tokens are chosen, where a row's "params" say nothing else."""
+    """How tokens are chosen, where a row's "params" set nothing else."""
 
     max_new_tokens: int = option(256, "Maximum tokens per answer.", least=1, metavar="N", changes_answers=True)
     min_new_tokens: int | None = option(
@@ -368,7 +368,7 @@ class ScaleOut(OptionGroup):
 
 @dataclass(frozen=True)
 class Reporting(OptionGroup):
-    """What is told of the job while it runs.
+    """What is reported of the job while it runs.
 
     json, log_file and verbose are of the command: from Python, `JobEvents` of your own stand in for them.
     """

@@ -30,11 +30,11 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not sys.stdout:
-            with contextlib.suppress(OSError):  # what could not be written was said when it was
+            with contextlib.suppress(OSError):  # what could not be written was reported then
                 self._file.close()
 
     def save(self) -> None:
-        """There is nothing beside the stream."""
+        """There is nothing but the stream."""
 
     def finish(self, in_order: bool) -> None:
         """Rows have gone out as they were written."""

@@ -1,7 +1,7 @@
 """A job on several engines. In: requests. Out: their rows, and learned outputs passed from one engine to the others.
 
 A worker is a process with an engine: on this machine (`LocalCrew`) or in a Ray cluster (ray_crew.py). It is called again and
-again: each call brings it requests and what others have said, and fetches the rows that have ended (`Worker.exchange`). It
+again: each call brings it requests and what others have emitted, and fetches the rows that have ended (`Worker.exchange`). It
 holds few requests more than it answers at once, so rows are read from the input no faster than they are answered, and what a
 worker held that is lost (preempted, out of memory, crashed) goes to others.
 """
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.2  # a worker with nothing to tell answers after so long
 TICK_SECONDS = 0.1  # after which `stopped` is asked at the latest
 BATCHES_AHEAD = 2  # requests that a worker holds, in batches
-REMEMBERED = 4096  # answers of all that a worker is told which comes later
+REMEMBERED = 4096  # answers of all that a worker receives which comes later
 MOST_LOSSES = 3  # of workers that held a row; then it fails
 LOSSES_IN_A_ROW = 5  # of each worker while no row ends; then the job fails
 LOST = "WorkerLost"  # the type of the error of such a row
@@ -69,7 +69,7 @@ class Worker:
     """An engine in a process of its own; lives there. Its thread decodes while the others talk."""
 
     def __init__(self, settings: EngineSettings, options: JobOptions, threads: int = 0):
-        """options: rows come as they end, whatever they say. threads: of the CPU; 0: as many as there are cores."""
+        """options: rows come as they end, regardless of content. threads: of the CPU; 0: as many as there are cores."""
         self._settings, self._options, self._threads = settings, options, threads
         self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._heard: queue.SimpleQueue[Sequence[Said]] = queue.SimpleQueue()
@@ -78,7 +78,7 @@ class Worker:
         threading.Thread(target=self._work, daemon=True).start()
 
     def exchange(self, requests: Sequence[Request], heard: Sequence[Said]) -> Report:
-        """Take requests and what other workers have said; returns what has come of the earlier ones.
+        """Take requests and what other workers have emitted; returns what has come of the earlier ones.
 
         Waits a moment if that is nothing. Raises what the engine has raised.
         """
@@ -137,7 +137,7 @@ class Worker:
             self._ended.put(error)
 
     def _requests(self, first: Request) -> Iterator[Request | None]:
-        """What is in the inbox, for ever."""
+        """What is in the inbox, without end."""
         yield first
         while True:
             try:
@@ -155,16 +155,16 @@ class Member(Protocol):
     """A worker, seen from here."""
 
     def exchange(self, requests: Sequence[Request], heard: Sequence[Said]) -> Future[Report]:
-        """See `Worker.exchange`. The future raises whatever it does if the worker is lost."""
+        """See `Worker.exchange`. The future raises what it raises if the worker is lost."""
         ...
 
     def dismiss(self) -> None:
-        """End it, whatever it does."""
+        """End it in any state."""
         ...
 
 
 class Crew(Protocol):
-    """Starts workers, `size` of them and others in place of those that are lost."""
+    """Starts workers, `size` of them and others instead of those that are lost."""
 
     size: int
 
@@ -179,7 +179,7 @@ class Crew(Protocol):
 
 @dataclasses.dataclass
 class _Task:
-    """A request at its place, and how many workers were lost that held it."""
+    """A request with its index, and how many workers were lost that held it."""
 
     place: int
     request: Request
@@ -188,7 +188,7 @@ class _Task:
 
 @dataclasses.dataclass
 class _Post:
-    """A worker at work. heard: how much of what was said by all it has been told, or said itself."""
+    """A worker at work. heard: how much of what all have emitted it has received, or emitted itself."""
 
     number: int
     member: Member
@@ -205,7 +205,7 @@ class _Post:
 class Team:
     """The workers of a job. Use as a context manager: they end with it.
 
-    learn: what one says the others draft from.
+    learn: what one emits the others draft from.
     """
 
     def __init__(self, crew: Crew, learn: bool = True):
@@ -261,7 +261,7 @@ class Team:
         turns.finish()
 
     def _exchange(self, tasks: Iterator[_Task], put: Callable[[int, Ended], None]) -> bool:
-        """Call workers that are not being called, take in what others have answered. False when nothing is left to do."""
+        """Call workers that are not being called, collect what others have answered. False when nothing is left to do."""
         for post in self._posts:
             if post.call is None:
                 wanted = BATCHES_AHEAD * post.report.batch_size - len(post.tasks) if post.is_ready else 0
@@ -285,7 +285,7 @@ class Team:
             yield task
 
     def _news_for(self, post: _Post) -> list[Said]:
-        """What others have said since this was asked last."""
+        """What others have emitted since this was asked last."""
         new = min(self._all_said - post.heard, len(self._said))
         post.heard = self._all_said
         return [said for who, said in itertools.islice(self._said, len(self._said) - new, None) if who is not post]
@@ -296,7 +296,7 @@ class Team:
         assert call is not None
         try:
             report = call.result()
-        except Exception as error:  # what it raises hangs on how the worker was lost
+        except Exception as error:  # what it raises depends on how the worker was lost
             self._replace(post, first_line(error) or type(error).__name__, put)
             return
         if report.error:
@@ -314,12 +314,12 @@ class Team:
             put(post.tasks.pop(ended.number).place, ended)
 
     def _replace(self, post: _Post, reason: str, put: Callable[[int, Ended], None]) -> None:
-        """A worker is lost: another takes its place, and what it held goes to whoever is free."""
+        """A worker is lost: another replaces it, and what it held goes to whoever is free."""
         self._losses += 1
         if self._losses >= LOSSES_IN_A_ROW * len(self._posts):
             raise LookaheadError(
                 f"{self._losses} workers were lost one after the other ({reason}). The rows before are safe: the same command "
-                "with --resume goes on."
+                "with --resume continues."
             )
         log.warning("worker %d was lost (%s): another takes its %d rows.", post.number + 1, reason, len(post.tasks))
         post.member.dismiss()

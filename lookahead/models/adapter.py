@@ -61,7 +61,7 @@ def merged(model: Any, adapter: str) -> Any:
         raise ModelError(
             f"{adapter}: an adapter of type {getattr(kind, 'value', kind)} cannot be merged into a model's weights."
         )
-    for apart, what in ((of_file - of_model, "holds {} that the model has no place for"), (of_model - of_file, "lacks {}")):
+    for apart, what in ((of_file - of_model, "holds {} that the model has no layer for"), (of_model - of_file, "lacks {}")):
         if apart:
             some = f"{min(apart)} and {len(apart) - 1} more" if len(apart) > 1 else min(apart)
             raise ModelError(f"{adapter}: was made for another model: it {what.format(some)}.")

@@ -1,7 +1,7 @@
-"""Order and memory of a program. In: steps in the order of a model's own forward. Out: stages, and a place for each buffer.
+"""Order and memory of a program. In: steps in the order of a model's own forward. Out: stages, and an offset for each buffer.
 
-Steps of one kind that do not wait for each other become a stage: all projections of a layer's input are one, whatever the model
-computes between them. Behind the last attention, stages work on the tokens whose scores are wanted alone.
+Steps of one kind that do not wait for each other become a stage: all projections of a layer's input are one, regardless of what
+the model computes between them. Behind the last attention, stages work on the tokens whose scores are wanted alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def arranged(
 ) -> tuple[list[Stage], int, int]:
     """(stages, bytes of all buffers for a token, bytes of local buffers for a thread).
 
-    changed: changes stages before buffers get their places. never_local: buffers that are not, even if one stage uses them.
+    changed: changes stages before buffers get their offsets. never_local: buffers that are not, even if one stage uses them.
     """
     stages = _stages(steps)
     changed(stages)
@@ -84,7 +84,7 @@ def _mark_late(stages: list[Stage]) -> None:
             for step in stage.steps:
                 if step.tokens.home in early:
                     source = step.tokens
-                    words = source.count * source.home.size // 4  # copied as they are, whatever they mean
+                    words = source.count * source.home.size // 4  # copied as they are, with any meaning
                     copy = Buffer(source.count, source.home.size, late=True)
                     whole = View(source.home, source.start, flat_dims([words]), 0, source.dtype)
                     own = View(copy, 0, flat_dims([words]), 0, source.dtype)
@@ -97,7 +97,7 @@ def _mark_late(stages: list[Stage]) -> None:
 
 
 def _placed(stages: Sequence[Stage], never_local: set[Buffer]) -> tuple[int, int]:
-    """Give each buffer its place. Places are used again once the stages that need them are over."""
+    """Give each buffer its offset. Offsets are used again once the stages that need them are over."""
     first: dict[Buffer, tuple[int, int]] = {}
     last: dict[Buffer, tuple[int, int]] = {}
     for number, stage in enumerate(stages):

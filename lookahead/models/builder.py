@@ -30,7 +30,7 @@ from lookahead.forward.quantized import QuantizedPanels
 from lookahead.forward.quantized_code import TOKEN_GROUP
 from lookahead.models.linear import LaidOutLinear
 
-SMALL = 1 << 20  # numbers of a matrix that is copied, beside the model's own
+SMALL = 1 << 20  # numbers of a matrix that is copied, in addition to the model's own
 MOST_COPIES = 128  # instructions that one operation may become because its numbers lie in no two dims
 ROUNDS = {torch.float32: kernel.NOT, torch.bfloat16: kernel.TO_BFLOAT16, torch.float16: kernel.TO_FLOAT16}
 LIKE = {torch.float32: AS_FLOAT32, torch.bfloat16: LIKE_BFLOAT16, torch.float16: LIKE_FLOAT16}
@@ -86,14 +86,14 @@ class Builder:
             value = self.wide(value)
             full = [*value.dims[: value.axis], None, *value.dims[value.axis :]]
             if len(full) - value.axis != len(shape) - axis:
-                raise Unsupported("tokens beside tokens")
+                raise Unsupported("tokens next to tokens")
         full = [*[(1, 0)] * (len(shape) - len(full)), *full]
         dims = []
         for place, (dim, size) in enumerate(zip(full, shape, strict=True)):
             if place == axis:
                 continue
             if dim is None:
-                raise Unsupported("tokens beside numbers")
+                raise Unsupported("tokens next to numbers")
             if dim[0] not in (1, size):
                 raise Unsupported(f"shapes that do not fit: {dim[0]}, {size}")
             dims.append((size, dim[1] if dim[0] == size else 0))
@@ -223,7 +223,7 @@ class Builder:
     def axis_of(self, shape: Sequence[int]) -> int:
         places = [place for place, size in enumerate(shape) if size == self.tokens]
         if len(places) != 1:
-            raise Unsupported("no one axis of tokens" if not places else "tokens beside tokens")
+            raise Unsupported("no one axis of tokens" if not places else "tokens next to tokens")
         return places[0]
 
     def panels(self, matrix: torch.Tensor) -> Panels:

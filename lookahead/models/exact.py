@@ -1,7 +1,7 @@
 """Whether a model gives a token the same scores, bit for bit, in any forward. In: a probed model. Out: what differs, or "".
 
 Attention by lookahead::tree_attention does, and so do most ways of multiplying by a matrix, but not all (linear.py). So it is
-tried: a text goes through the model token by token, then in forwards of other sizes, in a tree, beside other texts, and its
+tried: a text goes through the model token by token, then in forwards of other sizes, in a tree, alongside other texts, and its
 beginning in other pieces. Where all of these agree, drafts and batches change no score, and so no token, in any dtype.
 """
 
@@ -17,14 +17,14 @@ from lookahead.draft.tree import DraftTree, chain
 from lookahead.forward.slots import Scores, Slots, slots_of
 from lookahead.forward.target import TargetModel
 
-BEGINNING, LENGTH = 40, 33  # tokens that are taken in, and that follow
+BEGINNING, LENGTH = 40, 33  # tokens that are prefilled, and that follow
 SIZES = (2, 3, 4, 6, 8, 16, 33)  # tokens at once
 PIECES = ((1, 39), (2, 3, 4, 6, 8, 17), (33, 7))  # of the beginning
 LARGE = 96  # tokens of a tree in which the text is one path
 
 
 def tried_for_exactness(target: TargetModel) -> TargetModel:
-    """The same model; `exact` says what was found, now or before."""
+    """The same model; `exact` tells what was found, now or before."""
     return target if target.exact else dataclasses.replace(target, exact=not differs_in_company(target))
 
 
@@ -42,7 +42,7 @@ def exact_or_plain(target: TargetModel) -> TargetModel:
 
 @torch.inference_mode()
 def differs_in_company(target: TargetModel) -> str:
-    """In what company the scores of a token are other bits than alone; "" if nowhere."""
+    """Next to which other tokens the scores of a token are other bits than alone; "" if nowhere."""
     if target.mode != "packed" or not target.attends_by_op:
         return "attention is not computed in a fixed order"
     random, length = np.random.default_rng(0), BEGINNING + LARGE + 1
@@ -57,14 +57,14 @@ def differs_in_company(target: TargetModel) -> str:
             return f"with {size} tokens of one text in a forward"
     for pieces in PIECES:
         if not _scores(_begun(target, [text], pieces), [chain(path)]).equal(alone):
-            return f"behind a text that was taken in {', '.join(map(str, pieces))} tokens at a time"
+            return f"behind a text that was prefilled {', '.join(map(str, pieces))} tokens at a time"
     order = [0, *(1 + np.sort(random.permutation(LARGE - 1)[: LENGTH - 1]))]  # where in the tree the path stands
     if not _scores(_begun(target, [text]), [_tree(path, order, random, target.vocab_size)])[order].equal(alone):
         return "in a draft tree"
     for sizes in ((1, 1, 1), (2, 1, 4), (8, 33, 5)):
         trees = [chain(each[BEGINNING : BEGINNING + size]) for each, size in zip(texts, sizes, strict=True)]
         if not _scores(_begun(target, texts), trees).equal(alone[: sizes[0]]):
-            return f"beside other texts, which bring {sizes[1]} and {sizes[2]} tokens to its {sizes[0]}"
+            return f"alongside other texts, which bring {sizes[1]} and {sizes[2]} tokens to its {sizes[0]}"
     return ""
 
 

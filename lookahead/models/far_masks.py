@@ -48,7 +48,9 @@ def far_masks_differ(target: TargetModel) -> str:
 
 
 def _watched(target: TargetModel, masks: Any) -> tuple[dict[torch.nn.Module, torch.Tensor | None], dict[int, Rule]]:
-    """Run the model on one token, fed `masks`: (the mask that each layer's attention is handed, the rule of each mask made)."""
+    """Run the model on one token, given `masks`: (the mask that each layer's attention is handed, the rule of each mask
+    made).
+    """
     _seen.masks, _seen.rules = {}, {}
     text = torch.ones(1, 1, dtype=torch.int64, device=target.device)
     positions = {"position_ids": text - 1} if "position_ids" in target.arguments else {}

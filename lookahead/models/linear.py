@@ -1,12 +1,12 @@
 """Weights laid out once for CPUs. In: a loaded model. Out: the same, whose forwards over few tokens take half as long or less.
 
-A decode step multiplies few tokens with large matrices. torch lays such a matrix out anew at each product, or reads it as it
-lies, which suits neither one token nor eight. So each matrix is copied once into a layout of its own, and products then say the
+A decode step multiplies few tokens with large matrices. torch lays such a matrix out again at each product, or reads it as it
+lies, which suits neither one token nor eight. So each matrix is copied once into a layout of its own, and products then are the
 same up to rounding:
 
     panels   ours (forward/panels.py), on x86 CPUs: float32 from AVX2 on, half precision with AVX-512
     oneDNN   as `torch.compile` uses it when it freezes weights: float32 elsewhere, bfloat16 on CPUs that multiply it in tiles
-             (AMX), or are no x86
+             (AMX), or are not x86
     FBGEMM   float16 weights, from AVX2 on: float16 and bfloat16 elsewhere, for float16 holds each such weight to the last bit,
              or to 3e-8 where it is below 8e-6
 
@@ -20,8 +20,8 @@ All linear layers of a 134M Llama, ms, as torch does it / oneDNN or FBGEMM / pan
 A product with one token and a matrix of 256 x 256 takes 8 us in panels, 16 us by oneDNN. With AVX2 alone, panels of float32
 take 0.6 to 1.0 of oneDNN's time, of float16 up to 1.5 of FBGEMM's.
 
-A token is to get the same bits alone and beside others (exact.py). In panels and by FBGEMM it does, and by oneDNN beside one
-other or more; where a single token gets other bits, as in sums of 2,048 products, it goes through twice.
+A token is to get the same bits alone and alongside others (exact.py). In panels and by FBGEMM it does, and by oneDNN alongside
+one other or more; where a single token gets other bits, as in sums of 2,048 products, it goes through twice.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OneDnnWeight:
         kind = weight.shape, weight.dtype, torch.get_num_threads()
         if kind not in _differ_alone:
             _differ_alone[kind] = _differs_alone(self, weight)
-        self._pairs = _differ_alone[kind]  # one token goes through twice, so that it gets the bits that it gets beside others
+        self._pairs = _differ_alone[kind]  # one token goes through twice, so that it gets the same bits as alongside others
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
@@ -103,7 +103,7 @@ _differ_alone: dict[tuple[torch.Size, torch.dtype, int], bool] = {}  # by shape,
 
 
 def _differs_alone(laid_out: OneDnnWeight, weight: torch.Tensor) -> bool:
-    """Whether a token that goes alone gets other bits than beside others. oneDNN splits long sums for one token only."""
+    """Whether a token that goes alone gets other bits than alongside others. oneDNN splits long sums for one token only."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randn(TRIED, weight.shape[1], generator=generator).to(weight.dtype)
     alone = torch.cat([laid_out._product(token, None) for token in tokens.split(1)])
@@ -167,7 +167,7 @@ def plain_linears(model: Any) -> list[list[tuple[torch.nn.Module, str]]]:
 def lay_out(model: Any) -> Any:
     """Give a model's linear layers weights that are laid out for its CPU; returns the model. No other kind of layer is touched.
 
-    Weights as they were are let go one by one, but for those that another kind of layer shares (tied
+    Weights as they were are released one by one, but for those that another kind of layer shares (tied
     embeddings). Nothing learns any more: where gradients are asked for, torch takes a hundred times as long for such products.
     """
     for users in plain_linears(model):

@@ -36,7 +36,7 @@ ENGINE_MODES = ("auto", "modules", "program")  # see `load_model`
 def estimated_profile(
     name: str, dtype: str, gpu: str, trust_remote_code: bool = False, revision: str | None = None
 ) -> CostProfile:
-    """What a model should cost on a GPU that is not here, by its config.json alone (budget/estimate.py).
+    """What a model should cost on another GPU, by its config.json alone (budget/estimate.py).
 
     dtype: auto (the config's own), float32, bfloat16, float16. Raises ModelError and UsageError as `random_model` does.
     """
@@ -99,10 +99,10 @@ def load_model(
     device_map, tp_plan: as of transformers, which then choose the devices; the latter in processes that torchrun has started.
     trust_remote_code: run code that comes with the model. revision: branch, tag or commit of a hub name. adapter: folder or hub
     name of a PEFT adapter, which is merged into the weights (adapter.py). exact: a token's scores must be the same bits in any
-    forward (exact.py), whatever that costs. engine_mode: program (a whole forward in one native call, lower.py), modules, or
+    forward (exact.py), at any cost. engine_mode: program (a whole forward in one native call, lower.py), modules, or
     auto. quantize: int8 or int4 linear layers (quantize.py), or none; a model that is not exact then decodes plainly.
     kv_dtype: int8 or int4 keys and values (forward/quantized_cache.py), or none. Raises ModelError if one of these cannot be
-    had, or it is no causal LM or cannot be loaded, UsageError for an unknown dtype, mode or scheme, a missing device, or a
+    had, or it is not a causal LM or cannot be loaded, UsageError for an unknown dtype, mode or scheme, a missing device, or a
     model that cannot have such keys and values.
     """
     from transformers import AutoModelForCausalLM
@@ -160,7 +160,7 @@ def load_model(
 
 
 def _tensor_parallel(plan: str) -> dict[str, Any]:
-    """How this version of transformers is told a plan."""
+    """How this version of transformers receives a plan."""
     try:
         from transformers.distributed import DistributedConfig
 
@@ -180,9 +180,9 @@ def random_model(
     quantize: str = "none",
     kv_dtype: str = "none",
 ) -> TargetModel:
-    """A causal LM of the shape that a config.json says, with random weights, the same each time; no weights are read.
+    """A causal LM of the shape that a config.json gives, with random weights, the same each time; no weights are read.
 
-    It costs what the real one costs and says nothing that makes sense. Arguments and errors as of `load_model`.
+    It costs what the real one costs and emits random text. Arguments and errors as of `load_model`.
     """
     from transformers import AutoModelForCausalLM
 
@@ -218,7 +218,7 @@ def _probed(model: Any, name: str, engine_mode: str, kv_dtype: str) -> TargetMod
     """How the model verifies. Raises ModelError where its forward is to be a program and is none; as `with_kv_dtype`."""
     target = with_kv_dtype(probed(model.eval(), name, engine_mode != "modules"), kv_dtype)
     if engine_mode == "program" and target.program is None:
-        raise ModelError(f"{name}: --engine-mode program: its forward cannot be one native call (--verbose says why).")
+        raise ModelError(f"{name}: --engine-mode program: its forward cannot be one native call (--verbose tells why).")
     _log_setting(target)
     return target
 
@@ -246,7 +246,7 @@ def read_config(name: str, trust_remote_code: bool = False, revision: str | None
     if path.is_file():
         raise ModelError(f"{name}: is a file. Give the model's folder, or a hub name such as org/model.")
     if path.is_dir() and not (path / "config.json").exists():
-        raise ModelError(f"{name}: no config.json in this folder, so it is no model.")
+        raise ModelError(f"{name}: no config.json in this folder, so it is not a model.")
     if path.is_dir() and revision:
         raise UsageError(f"--revision {revision}: {name} is a folder; only hub names have revisions.")
     with quiet_hub():
@@ -262,10 +262,10 @@ def read_config(name: str, trust_remote_code: bool = False, revision: str | None
         return config
     known = AutoModelForCausalLM._model_mapping
     if type(config) not in known or getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{name}: a {config.model_type} model is no causal language model. Choose one that is.")
+        raise ModelError(f"{name}: a {config.model_type} model is not a causal language model. Choose one that is.")
     held = config.architectures or []
     if held and not any(a.lower() == known[type(config)].__name__.lower() or a.endswith("ForCausalLM") for a in held):
-        raise ModelError(f"{name}: holds a {held[0]}, which is no causal language model. Choose one that is.")
+        raise ModelError(f"{name}: holds a {held[0]}, which is not a causal language model. Choose one that is.")
     return config
 
 
@@ -292,7 +292,7 @@ def _device(name: str) -> torch.device:
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Any:
-    """No progress bars and weight reports of transformers on the terminal: ours say what matters."""
+    """No progress bars and weight reports of transformers on the terminal: ours report what matters."""
     from transformers.utils import logging as transformers_logging
 
     level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()

@@ -1,7 +1,7 @@
 """From a traced forward to a program. In: a graph of torch operations. Out: what the program computes (forward/plan.py).
 
-Every operation that a token's numbers go through becomes views, instructions, products and attention; what hangs on no token is
-computed here, once. Raises Unsupported for what there is no instruction for, and for whatever mixes tokens.
+Every operation that a token's numbers go through becomes views, instructions, products and attention; what depends on no token
+is computed here, once. Raises Unsupported for what there is no instruction for, and for anything that mixes tokens.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _value(build: Builder, node: torch.fx.Node, arguments: tuple[Any, ...], name
     flat = torch.utils._pytree.tree_leaves((arguments, named))
     target: Any = node.target
     if not any(isinstance(each, View | Ids | Placed | Lines) for each in flat):
-        return target(*arguments, **named)  # hangs on no token, or on how many there are
+        return target(*arguments, **named)  # depends on no token, or on how many there are
     if target is operator.getitem:
         return arguments[0][arguments[1]]
     if target not in HANDLERS:

@@ -1,9 +1,9 @@
 """Checkpoints of quantized weights in the "pack-quantized" format of compressed-tensors. In: a folder. Out: its matrices.
 
-A linear layer NAME has, in place of NAME.weight:
+A linear layer NAME has, instead of NAME.weight:
 
     NAME.weight_packed      int32 [out, in * bits / 32]: numbers of an output one after the other, the first in the lowest bits,
-                            each as far above -2 ** (bits - 1) as it says
+                            each as far above -2 ** (bits - 1) as it states
     NAME.weight_scale       [out, groups]
     NAME.weight_zero_point  int32 [out * bits / 32, groups], packed along the outputs; none where "symmetric"
     NAME.weight_shape       int64 [2]
@@ -117,12 +117,12 @@ def tensors_in(shards: list[Path]) -> Iterator[tuple[str, Any]]:
                 file = stack.enter_context(safe_open(shard, "pt"))
             except Exception as error:  # safetensors raises errors of its own
                 raise ModelError(f"{shard}: cannot be read as safetensors ({error}).") from error
-            for name in file.keys():  # noqa: SIM118 - it is no dict
+            for name in file.keys():  # noqa: SIM118 - it is not a dict
                 yield name, file
 
 
 def is_packed(config: Any) -> bool:
-    """Whether a config says that this module's format is used."""
+    """Whether a config states that this module's format is used."""
     said = getattr(config, "quantization_config", None) or {}
     said = said if isinstance(said, dict) else said.to_dict()
     return said.get("quant_method") == METHOD and said.get("format") in (FORMAT, WITH_EMBEDDING)

@@ -18,7 +18,7 @@ TOKENS_TOO = ("fp8", "fbgemm_fp8", "bitnet", "fp_quant")  # methods that quantiz
 
 
 def settings_of(config: Any) -> dict[str, Any]:
-    """What config.json says of how the weights are quantized; empty if they are not."""
+    """What config.json states about how the weights are quantized; empty if they are not."""
     said = getattr(config, "quantization_config", None) or {}
     settings = dict(said if isinstance(said, dict) else said.to_dict())
     method = settings.get("quant_method")
@@ -43,7 +43,7 @@ def check_method(name: str, config: Any) -> None:
 
 
 def quantizes_tokens(settings: dict[str, Any]) -> bool:
-    """Whether numbers of tokens are quantized as well, so far as the config says."""
+    """Whether numbers of tokens are quantized as well, so far as the config tells."""
     method = str(settings.get("quant_method"))
     if method == "compressed-tensors":
         return any(group.get("input_activations") for group in (settings.get("config_groups") or {}).values())
@@ -53,7 +53,7 @@ def quantizes_tokens(settings: dict[str, Any]) -> bool:
 
 
 def exact_where_needed(target: TargetModel, config: Any) -> TargetModel:
-    """The same model, loaded from a checkpoint of this config; in mode "plain" if tokens' scores depend on their company."""
+    """The same model, loaded from a checkpoint of this config; in mode "plain" if tokens' scores depend on other tokens."""
     settings = settings_of(config)
     if not settings:
         return target

@@ -1,7 +1,7 @@
 """How a model verifies drafts, found by trying. In: a loaded model. Out: a TargetModel whose mode gives the right scores.
 
-Each mode, the fastest first, takes in prompts in pieces, verifies drafts, keeps a part and goes on, in two slots and in one;
-every score must be what the model says about that text alone, without cache, masks or neighbours. Windows that no short text
+Each mode, the fastest first, prefills prompts in pieces, verifies drafts, keeps a part and continues, in two slots and in one;
+every score must be what the model gives for that text alone, without cache, masks or neighbours. Windows that no short text
 shows are looked for in the model's own masks (far_masks.py).
 """
 
@@ -31,7 +31,7 @@ from lookahead.tokenizer import first_line
 log = logging.getLogger(__name__)
 
 PROMPTS = (12, 5)  # tokens
-PIECE = 8  # of them that are taken in first
+PIECE = 8  # of them that are prefilled first
 #      0
 #    1   2
 #   3 4   5

@@ -6,7 +6,7 @@
 
 These are linear layers, and the embedding of tokens, whose outputs are its rows; where it shares the output layer's weight,
 both read the same numbers. Tokens are quantized to 8 bits in groups of 64 on the way into a product
-(forward/quantized_code.py). Norms, biases, routers of experts, embeddings of positions, and experts that are no linear layers
+(forward/quantized_code.py). Norms, biases, routers of experts, embeddings of positions, and experts that are not linear layers
 stay as they are. A quantized model is another model: it has answers of its own, and drafts change none of them.
 """
 
@@ -54,7 +54,7 @@ def layers_to_quantize(model: Any, scheme: str) -> Iterator[tuple[list[tuple[tor
 
 @torch.no_grad()
 def quantize_linears(model: Any, scheme: str, name: str) -> Any:
-    """Quantize the linear layers and embedding of a model on a CPU; returns it. Weights as they were are let go one by one.
+    """Quantize the linear layers and embedding of a model on a CPU; returns it. Weights as they were are released one by one.
 
     Raises ModelError if it has no such layers.
     """

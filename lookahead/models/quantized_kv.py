@@ -1,6 +1,6 @@
 """A model whose keys and values are kept in 8 or 4 bits. In: a probed model. Out: the same, with such a cache.
 
-Its own forward over a whole text, in which attention takes each key and value as the cache would hold it, says what packed
+Its own forward over a whole text, in which attention takes each key and value as the cache would hold it, defines what packed
 steps must give. Where tokens round differently, some numbers fall on the other side of a step, and all that follows moves a
 little: so the two may differ by about as much as quantizing moves scores at all. Beyond that, a token must get the same bits in
 any forward (exact.py).

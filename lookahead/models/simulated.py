@@ -1,7 +1,7 @@
 """A simulated model. In: a cost profile. Out: what the engine needs of a model whose answers are given (forced).
 
 The engine runs as always: it drafts, chooses draft lengths, packs prefill chunks alongside drafts, shares prefixes and learns
-costs, and all of that takes real time. Only the forward computes nothing: it advances the clock by what the profile says.
+costs, and all of that takes real time. Only the forward computes nothing: it advances the clock by what the profile gives.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SimulatedModel(TargetModel):
 
 
 def simulated_model(profile: CostProfile) -> SimulatedModel:
-    """A model that costs what `profile` says."""
+    """A model that costs what `profile` gives."""
     return SimulatedModel(None, profile.setting.model, "packed", slots_factory=SimulatedSlots, profile=profile)
 
 

@@ -1,7 +1,7 @@
 """A model's packed forward as a graph of torch operations. In: a loaded model. Out: an fx graph of one forward over few tokens.
 
 The model's own code runs once, and what it computes is written down (make_fx). Its linear layers, its cache and its attention
-are replaced by operations of ours that only say what they are given:
+are replaced by operations of ours that only record what they are given:
 
     lookahead::linear(tokens, number, outputs)            a product with the number-th laid out matrix, and its bias
     lookahead::looked_up(ids, number, width, dtype)       rows of the number-th quantized embedding table

@@ -1,6 +1,6 @@
 """Documents to a trie file, streaming. In: token documents in order. Out: one file, or one with a further segment.
 
-Memory stays within a limit, and the bytes are the same whatever the limit and the number of workers (segment.py).
+Memory stays within a limit, and the bytes are the same regardless of the limit and the number of workers (segment.py).
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _append(
         if kept:
             writer.keep(old.mapped, old.header.segments[:kept])
         parts = [Part(old, segment, np.arange(len(old.header.sources))) for segment in old.segments[kept:]]
-        for part in parts:  # their documents are counted anew
+        for part in parts:  # their documents are counted again
             ends, numbers = checked_documents(old, part.segment)
             sources.count(numbers, np.diff(ends, prepend=-1) - 1, -1)
         write_segment(writer, parts, documents, sources, tokenizer.vocab_size, Path(path).parent, effort)

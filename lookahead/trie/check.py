@@ -1,6 +1,6 @@
 """Whether what a trie file holds can be right. In: an open trie. Out: nothing, or TrieFormatError with section and byte.
 
-Checksums say that a file is as it was written; here its arrays are checked against each other and the header. `check_trie`
+Checksums show that a file is as it was written; here its arrays are checked against each other and the header. `check_trie`
 reads the whole file. What merge and prune take from a file they check on the way: ids, documents and sources with
 `checked_documents` and `checked_tokens` while they copy, the order of suffixes while they merge or count.
 """
@@ -31,7 +31,7 @@ def check_trie(trie: MappedTrie, workers: int = 1, pages: Pages | None = None) -
     samples, content hash. workers: threads.
     """
     format.check_gaps(trie.path, trie.mapped, trie.header)
-    for section in trie.header.sections:  # a damaged one is called so, whatever else it makes wrong
+    for section in trie.header.sections:  # a damaged one is called so, regardless of other errors
         for _ in checked_section(trie, section, pages):
             pass
     documents = np.zeros(len(trie.header.sources), np.int64)
@@ -88,7 +88,7 @@ def checked_tokens(trie: MappedTrie, segment: Segment, ends: np.ndarray, pages: 
         told = ends[seen : seen + np.searchsorted(ends[seen:], begin + len(chunk))]
         if not np.array_equal(found, told):
             first = min(np.setxor1d(found, told).tolist())
-            raise trie.damaged("document ends do not stand where the table says", section, int(first))
+            raise trie.damaged("document ends do not stand where the table states", section, int(first))
         yield chunk
         begin, seen = begin + len(chunk), seen + len(found)
 
@@ -144,7 +144,7 @@ def check_first(trie: MappedTrie, segment: Segment) -> None:
 
 
 def check_recycled(trie: MappedTrie, pages: Pages | None = None) -> None:
-    """Raise if what a job's model almost said is damaged. What no entry can be is left out by who reads it."""
+    """Raise if runner-up tokens of a job are damaged. What no entry can be is left out by who reads it."""
     for section in trie.header.recycled:
         for _ in checked_section(trie, section, pages):
             pass

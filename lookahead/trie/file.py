@@ -1,6 +1,6 @@
 """A trie file opened for reading. In: a path. Out: counts and continuations of any context. Knows nothing of drafts.
 
-A node of the trie is a range of the sorted suffixes: all places of the corpus where the node's tokens stand. Its count is
+A node of the trie is a range of the sorted suffixes: all occurrences in the corpus where the node's tokens stand. Its count is
 the range's width; its children are the ranges one token deeper. A file that was appended to holds several segments, each
 sorted for itself; a node is then one range in each, and its count their sum.
 """
@@ -22,7 +22,7 @@ from lookahead.trie.search import child_ranges, matching_range
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """Places of the corpus that carry on from a context: `length` tokens stand at the sorted suffixes low to high.
+    """Occurrences in the corpus that continue a context: `length` tokens stand at the sorted suffixes low to high.
 
     ranges: (low, high) in each segment.
     """
@@ -70,13 +70,13 @@ class Trie(MappedTrie):
         return found
 
     def match(self, pattern: Sequence[int] | np.ndarray) -> Match:
-        """All places where `pattern` (1 to depth token ids) stands; count 0 if there is none."""
+        """All occurrences of `pattern` (1 to depth token ids); count 0 if there is none."""
         pattern = np.asarray(pattern, np.int32)
         ranges = [matching_range(s.tokens, s.suffixes, s.first, pattern, 0, len(pattern)) for s in self.segments]
         return Match(len(pattern), tuple((int(low), int(high)) for low, high in ranges))
 
     def children(self, match: Match, most: int | None = None) -> list[tuple[int, Match]]:
-        """(token id, deeper match) of each continuation, commonest first, at most `most`. Ends of documents are none.
+        """(token id, deeper match) of each continuation, most frequent first, at most `most`. Ends of documents are none.
 
         Raises UsageError for a match as long as the file's depth: suffixes are not sorted by what follows.
         """

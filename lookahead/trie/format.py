@@ -20,7 +20,7 @@
     document_ends     uint32 | uint64  documents      position of each document's separator
     document_sources  uint16           documents      index into the header's sources
 
-Behind the last segment there may be one more set of four, what a job's model almost said (draft/recycled.py):
+Behind the last segment there may be one more set of four, runner-up tokens of a job (draft/recycled.py):
 
     recycled_keys     int32            keys*3         token ids, newest first, -1 where any token may stand
     recycled_seen     int32            keys           how often the key came up
@@ -123,7 +123,7 @@ class SegmentHeader:
 
 @dataclasses.dataclass(frozen=True)
 class TrieHeader:
-    """What a trie file says of itself."""
+    """What a trie file states about itself."""
 
     vocab_size: int
     tokenizer_fingerprint: str  # "" when the corpus came as token ids
@@ -157,7 +157,7 @@ class TrieHeader:
 
     @property
     def recycled_keys(self) -> int:
-        """Keys behind which the file tells what a model almost said."""
+        """Keys behind which the file tells runner-up tokens."""
         return self.recycled[1].entries if self.recycled else 0
 
     @property
@@ -175,7 +175,7 @@ def smallest_dtype(name: str, largest: int) -> np.dtype:
 
 
 def content_hash(header: TrieHeader) -> str:
-    """16 hex digits over all that a header says, checksums of sections included, but `created` and the hash itself."""
+    """16 hex digits over all that a header states, checksums of sections included, but `created` and the hash itself."""
     return hashlib.sha256(packed_header(dataclasses.replace(header, content_hash="", created=0.0))).hexdigest()[:16]
 
 
@@ -198,7 +198,7 @@ def read_header(path: Path, file: IO[bytes]) -> TrieHeader:
             raise TrieFormatError(f"{path}: format version {version}; this tool reads version {VERSION}. Rebuild.")
         if file_length != size:
             raise TrieFormatError(
-                f"{path}: header says {file_length} bytes, file has {size}. "
+                f"{path}: header states {file_length} bytes, file has {size}. "
                 + ("The write was cut short; rebuild." if size < file_length else "Bytes were appended; rebuild.")
             )
         if reserved or header_length > min(MAX_HEADER_BYTES, size - PREAMBLE.size):
@@ -243,7 +243,7 @@ def check_gaps(path: Path, mapped: mmap.mmap, header: TrieHeader) -> None:
 
 
 def check_crc(path: Path, section: Section, crc: int) -> None:
-    """Raise TrieFormatError if `crc`, over the section's bytes as read, is not what the header says."""
+    """Raise TrieFormatError if `crc`, over the section's bytes as read, is not what the header states."""
     if crc != section.crc:
         raise TrieFormatError(
             f"{path}: section {section.name} is damaged (checksum of bytes {section.offset} to {section.end} differs). Rebuild."
@@ -347,6 +347,6 @@ def _unpack(packed: bytes) -> TrieHeader:
 
 
 def _nests(value: Any, levels: int) -> bool:
-    """True if a value holds others inside each other at more than so many levels: too deep to be written again."""
+    """True if a value holds others inside each other at more than that many levels: too deep to be written again."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return not levels or any(_nests(v, levels - 1) for v in inner)

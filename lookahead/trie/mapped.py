@@ -58,7 +58,7 @@ class MappedTrie:
         return self.path.stem
 
     def _recycled(self) -> tuple[np.ndarray, ...]:
-        """What a job's model almost said: the arrays of format.RECYCLED; none if the file holds nothing of it."""
+        """Runner-up tokens of a job: the arrays of format.RECYCLED; none if the file holds nothing of it."""
         shapes = {name: (-1, width) if width > 1 else (-1,) for name, (_, width) in format.RECYCLED.items()}
         return tuple(format.section_array(self.mapped, s).reshape(shapes[s.name]) for s in self.header.recycled)
 

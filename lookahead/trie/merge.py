@@ -30,7 +30,7 @@ def merge_tries(
     """One file of one segment that answers every query as a build over all the corpora would. Returns the header written.
 
     weights: source name or trie file -> weight of its documents in drafting (default: as it was).
-    options: what the header says about how the file was made (default: the names of the tries).
+    options: what the header states about how the file was made (default: the names of the tries).
     verify: check that a single segment, which is merged with none, is sorted; all else is always checked on the way.
     Waits for another process that is writing `out`.
     Raises TokenizerMismatchError for tries of different tokenizers, UsageError for a weight that names nothing,

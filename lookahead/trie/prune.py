@@ -48,7 +48,7 @@ BRANCH_DEPTH = 3
 UNIT = 1024  # tokens; a longer document is kept or dropped in pieces of this size
 SCORED_DEPTHS = np.array([2, 4, 8])  # see mark_suffixes
 INDEXED = 0x80  # mark of a position whose suffix stays; the other bits are its score
-DROPPED, KEPT, CUT = 0, 1, 2  # what becomes of a token whose suffix does not: gone, text, or a separator in its place
+DROPPED, KEPT, CUT = 0, 1, 2  # what becomes of a token whose suffix does not: gone, text, or a separator instead
 MOVED = 1 << 18  # tokens and suffixes written at a time
 RANK = 64  # tokens between two entries of the table of new positions
 
@@ -70,7 +70,7 @@ def prune_trie(
     a branch seen c times is worth log2 c where it stands first, and nothing where it is repeated (`mark_suffixes`).
     Documents longer than UNIT tokens go piecewise.
     min_count: branches seen fewer times go, and the text that no branch needs any more.
-    options: what the header says of how it was made.
+    options: what the header states about how it was made.
     Waits for another process that is writing `out`.
     Raises UsageError for an unknown source, TrieFormatError for a damaged trie, LookaheadError if nothing would be left.
     """
@@ -102,7 +102,7 @@ def prune_trie(
 class _Pruning:
     """The passes of pruning one segment: mark (suffixes), choose (units of documents), write.
 
-    marks: uint8 for each token, on disk beside the output; at first INDEXED and the score, then what becomes of the token.
+    marks: uint8 for each token, on disk next to the output; at first INDEXED and the score, then what becomes of the token.
     """
 
     def __init__(self, trie: Trie, min_count: int, out: Path, effort: Effort):
@@ -150,7 +150,7 @@ class _Pruning:
             segment = self.segment
             suffixes = segment.suffixes[begin:end]
             if not mark_suffixes(segment.tokens, self.separator, suffixes, min_count, SCORED_DEPTHS, self.marks):
-                check_suffixes(self.trie, segment)  # says where
+                check_suffixes(self.trie, segment)  # tells where
                 raise self.trie.damaged(UNSORTED, segment.section("suffixes"), begin)
             self.pages.trim()
             return end
@@ -161,7 +161,7 @@ class _Pruning:
         self.pages.limit = limit
 
     def fixed_bytes(self, options: Mapping[str, Any]) -> int:
-        """At most what the file takes beside its documents."""
+        """At most what the file needs in addition to its documents."""
         header = self.trie.path.stat().st_size - self.segment.header.sections[-1].end + len(str(options)) + 256
         padding = format.ALIGNMENT * (len(format.SECTION_DTYPES) + 1)
         return header + padding + self.segment.first.nbytes + self.segment.samples.itemsize
@@ -261,9 +261,9 @@ def mark_suffixes(tokens, separator, suffixes, min_count, depths, marks):
     """Mark the positions of sorted suffixes, which hold whole branches, in marks (uint8 for each token).
 
     A suffix whose first BRANCH_DEPTH tokens stand at least `min_count` times is INDEXED. For each of `depths` (ascending), the
-    suffixes that share so many tokens are a branch; one of c > 1 members adds floor(log2 c) to the score of its first place in
-    the text. So a document scores by the repeated branches that it is the first to hold: on four workloads, at equal bytes,
-    this keeps 1 to 3 % more EDL than random documents, and more than those that share most with others, which are
+    suffixes that share that many tokens are a branch; one of c > 1 members adds floor(log2 c) to the score of its first
+    occurrence in the text. So a document scores by the repeated branches that it is the first to hold: on four workloads, at
+    equal bytes, this keeps 1 to 3 % more EDL than random documents, and more than those that share most with others, which are
     near-duplicates (a greedy choice that looks at all that was chosen before would keep 1 % more).
     Returns False if the suffixes are not sorted, of which no first token is in two calls.
     """
@@ -328,7 +328,7 @@ def settle(marks, ends, documents, starts, stops, at, depth):
     """Turn the marks from `at` on into what becomes of each token, for kept texts in order; returns where they end.
 
     A text is marks[starts[u]:stops[u]] of document documents[u]. What no indexed suffix reaches within `depth` tokens goes, and
-    the first token gone gives its place to a separator. Where a text is cut, suffixes that looked past the cut are indexed no
+    the first token gone is replaced by a separator. Where a text is cut, suffixes that looked past the cut are indexed no
     more: the others keep their order.
     """
     for u in range(len(starts)):

@@ -32,7 +32,7 @@ BASE_BYTES = 192 << 20  # the interpreter with its libraries; the rest of a memo
 class Run:
     """Sorted positions, counted from the start of a stretch of `length` tokens that begins at `offset`.
 
-    check: of what comes from a file, raises TrieFormatError that says where it is wrong.
+    check: of what comes from a file, raises TrieFormatError that tells where it is wrong.
     """
 
     suffixes: np.ndarray
@@ -52,7 +52,7 @@ class Run:
 
 
 class Pages:
-    """Mapped files whose resident pages are let go when the process holds more than `limit` bytes; they stay in the cache."""
+    """Mapped files whose resident pages are released when the process holds more than `limit` bytes; they stay in the cache."""
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -65,12 +65,12 @@ class Pages:
         (self._often if often else self._once).append((mapped, start, (len(mapped) if end is None else end) - start))
 
     def release(self) -> None:
-        """Let go of everything: what comes next reads other pages."""
+        """Release everything: what comes next reads other pages."""
         _let_go(self._once)
         _let_go(self._often)
 
     def trim(self) -> None:
-        """Let go of what is resident if it is too much. Any reader may go on: the pages come back when touched."""
+        """Release what is resident if it is too much. Any reader may continue: the pages come back when touched."""
         for ranges in (self._once, self._often):
             if resident_bytes() > self.limit:
                 _let_go(ranges)
@@ -83,7 +83,7 @@ def _let_go(ranges: Sequence[tuple[mmap.mmap, int, int]]) -> None:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process; 0 where the system does not say."""
+    """Resident memory of this process; 0 where the system does not tell."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE
@@ -92,7 +92,7 @@ def resident_bytes() -> int:
 
 
 class Scratch:
-    """Arrays put on disk beside the output, in a file without a name: it is gone when the process ends, however it ends."""
+    """Arrays put on disk next to the output, in a file without a name: it is gone when the process ends, however it ends."""
 
     def __init__(self, folder: Path, pages: Pages):
         self._folder = folder

@@ -70,7 +70,7 @@ def _compare(tokens, n, position, pattern, start, stop):
 
 @kernel
 def child_ranges(tokens, suffixes, length, low, high):
-    """(token, low, high) arrays of the ranges inside low..high that share the token `length` places on, in token order.
+    """(token, low, high) arrays of the ranges inside low..high that share the token `length` positions on, in token order.
 
     Binary search for each end: time grows with the number of children, not with the range.
     """

@@ -28,7 +28,7 @@ from lookahead.version import __version__
 
 MAX_MEMORY = 2 << 30
 SORTING_BYTES = 24  # of each suffix of the first token that a worker sorts, see sort_suffixes
-GROUP_TOKENS, GROUP_DOCUMENTS = 1 << 16, 1 << 10  # taken in at a time
+GROUP_TOKENS, GROUP_DOCUMENTS = 1 << 16, 1 << 10  # read at a time
 
 # (what is done: "copying", "reading", "sorting", "counting" or "writing"; tokens done of it; of how many)
 Progress = Callable[[str, int, int | None], None]
@@ -60,7 +60,7 @@ class Effort:
         return max(self.max_memory - BASE_BYTES, 16 << 20)
 
     def pages(self) -> Pages:
-        """Mapped pages are let go when the process comes near the limit."""
+        """Mapped pages are released when the process comes near the limit."""
         return Pages(max(self.max_memory, 3 * BASE_BYTES // 2) * 9 // 10)
 
 

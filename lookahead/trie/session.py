@@ -17,7 +17,7 @@ from lookahead.trie.suffixes import DEPTH, compare_suffixes
 
 CLOSED = np.uint32(0x7FFFFFFF)  # stands behind each output; larger than every token id
 RECENT = 1 << 14  # suffixes in the recent run before it is merged into the older one, at least
-SHARE = 8  # and at least one in so many of the older one's
+SHARE = 8  # and at least one in that many of the older one's
 
 
 class Run:

@@ -1,4 +1,4 @@
-"""What a trie holds, in figures. In: an opened trie. Out: depth table, commonest branches, continuations of a query."""
+"""What a trie holds, in figures. In: an opened trie. Out: depth table, most frequent branches, continuations of a query."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class DepthRow:
 
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """Nodes by depth, and the commonest branches of BRANCH_LENGTH tokens as (token ids, count), commonest first."""
+    """Nodes by depth, and the most frequent branches of BRANCH_LENGTH tokens as (token ids, count), most frequent first."""
 
     depths: list[DepthRow]
     top: list[tuple[list[int], int]]
 
 
 def overview(trie: Trie, deepest: int = 8, most: int = 10, effort: Effort | None = None) -> Overview:
-    """Nodes, branching and share of singletons at depths 1 to `deepest`, and the `most` commonest branches.
+    """Nodes, branching and share of singletons at depths 1 to `deepest`, and the `most` most frequent branches.
 
     Reads the whole trie once, all its segments as one.
     """
@@ -88,7 +88,7 @@ def _parts(trie: Trie, effort: Effort) -> tuple[np.ndarray, list[Iterator[np.nda
 def _count(
     tokens: np.ndarray, blocks: Iterator[np.ndarray], separator: int, deepest: int, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 [deepest, 2] nodes and nodes seen once by depth, rows (position, count) of the `most` commonest branches)."""
+    """(int64 [deepest, 2] nodes and nodes seen once by depth, rows (position, count) of the `most` most frequent branches)."""
     counts, open_nodes = np.zeros((deepest, 2), np.int64), np.zeros(deepest, np.int64)
     top = np.empty((0, 2), np.int64)
     last = -1
@@ -119,7 +119,7 @@ class Continuation:
 
 
 def continuations(trie: Trie, context: np.ndarray, depth: int = 4, width: int = 4) -> tuple[Match, tuple[Continuation, ...]]:
-    """(the longest match of the context's end, the commonest continuations below it, `depth` deep and `width` wide)."""
+    """(the longest match of the context's end, the most frequent continuations below it, `depth` deep and `width` wide)."""
     match = trie.longest_match(context, max(1, trie.header.depth - depth))
     return match, _below(trie, match, depth, width) if match.length else ()
 
@@ -175,7 +175,7 @@ def add_nodes(tokens, block, last, separator, counts, open_nodes, branches, leng
 
 
 def recycled(trie: Trie, most: int) -> list[dict[str, Any]]:
-    """What a job's model almost said behind the tokens that came up most often: token_id, candidates (best first), seen."""
+    """Runner-up tokens of a job behind the tokens that came up most often: token_id, candidates (best first), seen."""
     if not trie.recycled:
         return []
     keys, seen, tokens, weights = trie.recycled

@@ -2,7 +2,7 @@
 
 `tokens` holds documents one after the other, each closed by `separator`, which is larger than every token id. Suffixes are
 ordered by their first `depth` tokens, never looking past their own separator, then by position; so the order of any two
-suffixes of one document is the same in whatever file they stand.
+suffixes of one document is the same in any file they stand.
 
 Several tokens are packed into one 64-bit key as digits of the separator's width, zeros behind a separator: 4 tokens of a
 vocabulary below 65,536, 3 below two million. Keys compare as the text does.
@@ -19,7 +19,7 @@ from lookahead.kernels import kernel
 
 DEPTH = 32
 TASKS_PER_WORKER = 64  # first tokens are handed to threads in this many shares, as some are far more frequent than others
-SAMPLE = 256  # a file holds the key of one in so many sorted suffixes
+SAMPLE = 256  # a file holds the key of one in that many sorted suffixes
 AHEAD = 128  # texts fetched together
 FEW = 24  # suffixes sorted by insertion
 
@@ -205,7 +205,7 @@ def _holds(key, separator, bits, count):
 
 @kernel
 def _radix_sort(keys, places, spare_keys, spare_places, size, counts):
-    """Sort keys[:size] with their places, stably, byte by byte; True if the result lies in the spare arrays."""
+    """Sort keys[:size] with their positions, stably, byte by byte; True if the result lies in the spare arrays."""
     counts[:] = 0
     for k in range(size):
         key = keys[k]

@@ -37,7 +37,7 @@ class TrieWriter:
 
     begin("tokens") -> append(array) ... -> begin("suffixes") -> ... -> end_segment(tokens, documents) -> finish(header)
     with write_recycled(arrays) before `finish`, where there is something
-    Until `finish` has written the first bytes, the file is no trie to any reader.
+    Until `finish` has written the first bytes, the file is not a trie to any reader.
     """
 
     def __init__(self, file: IO[bytes]):
@@ -122,7 +122,7 @@ class TrieWriter:
 
 
 def _creation_time() -> float:
-    """Now, or what SOURCE_DATE_EPOCH says (see reproducible-builds.org), so that equal builds are equal bytes."""
+    """Now, or what SOURCE_DATE_EPOCH gives (see reproducible-builds.org), so that equal builds are equal bytes."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
     if not given:
         return time.time()

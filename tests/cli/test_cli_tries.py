@@ -205,7 +205,7 @@ def test_damaged_trie_is_refused_with_what_and_what_to_do(cli: Cli, trie: Path, 
     whole = trie.read_bytes()
     bad = tmp_path / "bad.trie"
     bad.write_bytes(whole[:-10])
-    cli.fails(1, "inspect-trie", bad, saying=[f"header says {len(whole)} bytes, file has {len(whole) - 10}", "rebuild"])
+    cli.fails(1, "inspect-trie", bad, saying=[f"header states {len(whole)} bytes, file has {len(whole) - 10}", "rebuild"])
     bad.write_bytes(b"hello, I am no trie at all, but I am long enough to hold a preamble")
     cli.fails(1, "inspect-trie", bad, saying=["not a trie file"])
     altered = bytearray(whole)

@@ -197,7 +197,8 @@ def job(made: Path, out: str, trie_before: bool) -> Scenario:
         if (folder / "job.prom").exists():
             assert (folder / "job.prom").read_text().endswith("\n")
 
-    return dataclasses.replace(scenario, state=is_done, whole=whole, one_file=False, notice=r"^--metrics .* The job goes on\.$")
+    notice = r"^--metrics .* The job continues\.$"
+    return dataclasses.replace(scenario, state=is_done, whole=whole, one_file=False, notice=notice)
 
 
 def steady(row: dict[str, Any]) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def test_models_with_a_state_beside_the_cache_are_refused() -> None:
         return SimpleNamespace(model_config=SimpleNamespace(model="org/model", **kinds))
 
     vllm_common.check_model(config())
-    with pytest.raises(UsageError, match=r"org/model: keeps a state beside its KV cache"):
+    with pytest.raises(UsageError, match=r"org/model: keeps more state than its KV cache"):
         vllm_common.check_model(config(is_hybrid=True))
 
 

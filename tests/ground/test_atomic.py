@@ -320,7 +320,7 @@ def test_scratch_that_cannot_be_written_is_one_of_our_errors_and_touches_nothing
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     fails(monkeypatch, "unlink", errno.EROFS)
-    with pytest.raises(LookaheadError, match=r"kept.txt: a temporary file beside it failed [(]No space left"):
+    with pytest.raises(LookaheadError, match=r"kept.txt: a temporary file next to it failed [(]No space left"):
         full()
     assert kept.read_text() == "old"
 

@@ -279,7 +279,7 @@ def test_key_that_cannot_be_honoured_is_refused_by_name(name: str) -> None:
         (line(COMPLETION, url="/v1/chat/completions"), "url", 'but the body has "prompt"'),
         (line(CHAT, url="/v1/embeddings"), "url", "not /v1/chat/completions or /v1/completions"),
         ({**line(CHAT), "method": "GET"}, "method", 'not "POST"'),
-        (line(CHAT, params={"n": 2}), "params", 'stands beside "body"'),
+        (line(CHAT, params={"n": 2}), "params", 'stands next to "body"'),
         (line(CHAT, [1]), "custom_id", "is a list"),
         (line(CHAT, "x" * 2000), "custom_id", "longer than 1024"),
         (line("text"), "body", "is not an object"),

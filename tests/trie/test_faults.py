@@ -59,8 +59,8 @@ def sections_of(trie):
         pytest.param(2, 1 << 30, "impossible length 1073741824", id="header-length-too-large"),
         pytest.param(2, 0, "damaged header", id="header-length-zero"),
         pytest.param(2, 40, "damaged header", id="header-length-too-small"),
-        pytest.param(3, 0, "header says 0 bytes, file has", id="file-length"),
-        pytest.param(3, (1 << 64) - 1, "header says 18446744073709551615 bytes, file has", id="file-length-largest"),
+        pytest.param(3, 0, "header states 0 bytes, file has", id="file-length"),
+        pytest.param(3, (1 << 64) - 1, "header states 18446744073709551615 bytes, file has", id="file-length-largest"),
         pytest.param(4, 12345, "damaged header .checksum differs", id="header-checksum"),
         pytest.param(5, 1, "damaged header", id="reserved"),
     ],
@@ -360,7 +360,7 @@ def test_altered_file_never_verifies_and_harms_no_query(two_segments, tmp_path, 
 def test_file_cut_at_any_length_is_refused_with_both_sizes(trie):
     data = trie.path.read_bytes()
     trie.path.write_bytes(data[:-1])
-    with pytest.raises(TrieFormatError, match=f"header says {len(data)} bytes, file has {len(data) - 1}.*cut short"):
+    with pytest.raises(TrieFormatError, match=f"header states {len(data)} bytes, file has {len(data) - 1}.*cut short"):
         Trie(trie.path)
     for size in range(len(data)):
         trie.path.write_bytes(data[:size])
@@ -371,7 +371,7 @@ def test_file_cut_at_any_length_is_refused_with_both_sizes(trie):
 def test_trie_with_bytes_appended_is_refused_with_both_sizes(trie):
     data = trie.path.read_bytes()
     trie.path.write_bytes(data + b"\0")
-    with pytest.raises(TrieFormatError, match=f"header says {len(data)} bytes, file has {len(data) + 1}.*appended"):
+    with pytest.raises(TrieFormatError, match=f"header states {len(data)} bytes, file has {len(data) + 1}.*appended"):
         Trie(trie.path)
 
 

@@ -1,0 +1,91 @@
+"""Compiles groups of kernels in its own process. In: their names. Out: files in the cache of kernels, see compile_ahead.py.
+
+Each group is compiled by using what needs it, on a small example, so that kernels get the types that a job gives them.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+
+def _sorting() -> None:
+    from lookahead.token_documents import TokenDocument, TokenizerIdentity
+    from lookahead.trie import stats
+    from lookahead.trie.build import build_trie
+    from lookahead.trie.file import Trie
+
+    with TemporaryDirectory(prefix="lookahead-") as folder:
+        path = Path(folder) / "a.trie"
+        build_trie([TokenDocument([0, 1, 2, 1, 2, 3], "a")], path, TokenizerIdentity(8, ""))
+        stats.overview(Trie(path))
+
+
+def _drafting() -> None:
+    from lookahead.draft.drafter import Drafter
+    from lookahead.draft.options import DraftOptions
+
+    Drafter([], DraftOptions()).warm_up()
+
+
+def _budget() -> None:
+    from lookahead.budget import gain, goodput
+    from lookahead.budget.cost import evened
+
+    goodput.warm_up()
+    gain.warm_up()
+    evened(1)
+
+
+def _forward() -> None:
+    """Of float32 on a CPU."""
+    import torch
+
+    from lookahead.draft.tree import root_only
+    from lookahead.forward import attention_kernel, batch, best, kv_cache, panels, program_kernel
+    from lookahead.threads import c_function
+
+    c_function(panels._product)
+    c_function(attention_kernel.entry_of(torch.float32, torch.float32))
+    c_function(program_kernel.run)
+    one = np.zeros(1, np.int64)
+    batch.arranged([root_only(0)], [0], batch.MaskPlan({"all": None}, {"all": None}, by_type=False), None)
+    batch.attended(one + 1, 1.0)
+    kv_cache._move(np.zeros((1, 1, 1, 1, 1), np.int16), one, one, one)
+    scores = torch.zeros(1, best.BLOCK)
+    best.best_tokens(scores, one, 4)
+    best.follow(*best.bits_of(scores), one - 1, np.array([[0, 1, 0, 0, 0]]), *np.array([[0], [-1]], np.int32), one)
+
+
+COMPILE = {"sorting": _sorting, "drafting": _drafting, "forward": _forward, "budget": _budget}
+
+
+def main(groups: Sequence[str]) -> None:
+    """Compile these groups, unless another process has done so."""
+    from lookahead import compile_ahead, kernel_cache
+    from lookahead.kernels import SOURCES
+
+    gc.disable()  # little of what the compiler makes is ever freed
+    for group in groups:
+        with compile_ahead.alone_with(group):
+            if not compile_ahead.is_done(group):
+                COMPILE[group]()
+                kernel_cache.write_mark(group, SOURCES)
+
+
+def _end_with_parent() -> None:
+    """It holds the other end of stdin."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    main(sys.argv[1:])

@@ -1,0 +1,98 @@
+"""Kernels that other processes compile: who waits for them, and what happens where such a process fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lookahead import compile_ahead, kernel_cache
+from lookahead.kernels import SOURCES
+
+WARM_UP = """
+from lookahead import compile_ahead
+compile_ahead.MODULE = {module!r}
+print(compile_ahead.start(["budget"]))
+from lookahead.budget import gain, goodput
+gain.warm_up()
+print(sum(gain.add_up.stats.cache_misses.values()), compile_ahead.is_done("budget"))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where kernels are kept."""
+    monkeypatch.setattr(kernel_cache, "_candidates", lambda: (tmp_path,))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    kernel_cache._readable.cache_clear()
+    kernel_cache._problem_of.cache_clear()
+    yield tmp_path
+    kernel_cache._readable.cache_clear()
+    kernel_cache._problem_of.cache_clear()
+
+
+def in_new_process(code: str, tmp_path: Path, **options) -> list[str]:
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout.split()
+
+
+def test_groups_are_shared_so_that_processes_take_as_long_and_each_keeps_the_order() -> None:
+    groups = ["sorting", "forward", "drafting", "budget"]
+    assert compile_ahead.shares_of(groups, 2) == [["sorting", "forward"], ["drafting", "budget"]]
+    assert sorted(compile_ahead.shares_of(groups, 9)) == sorted([name] for name in groups)
+    assert compile_ahead.shares_of(groups, 1) == [groups]
+
+
+@pytest.mark.parametrize("reason", ["all is there", "one processor", "no folder"])
+def test_nothing_is_started_where(reason: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **options: pytest.fail("a process was started"))
+    if reason == "all is there":
+        kernel_cache.write_mark("budget", SOURCES)
+    elif reason == "one processor":
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+    else:
+        monkeypatch.setattr(kernel_cache, "folder_to_write", lambda: None)
+    assert not compile_ahead.start(["budget"])
+
+
+def test_mark_of_other_sources_does_not_count(folder: Path) -> None:
+    kernel_cache.write_mark("budget", b"other sources")
+    assert not compile_ahead.is_done("budget")
+
+
+def test_kernel_that_another_process_compiles_is_waited_for_and_not_compiled_again(tmp_path: Path) -> None:
+    assert in_new_process(WARM_UP.format(module=compile_ahead.MODULE), tmp_path)[:2] == ["True", "0"]
+
+
+def test_kernel_is_compiled_here_where_the_other_process_fails(tmp_path: Path) -> None:
+    _, missed, done = in_new_process(WARM_UP.format(module="lookahead.no_such_module"), tmp_path)
+    assert (missed, done) == ("1", "False")
+
+
+def test_kernel_is_compiled_here_where_no_process_can_be_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments, **options):
+        raise PermissionError("no processes here")
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    monkeypatch.setattr(kernel_cache, "wait_for", None)
+    assert not compile_ahead.start(["budget"])
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    code = (
+        "import os; from lookahead import compile_ahead\n"
+        "compile_ahead.atexit.register = lambda end: None\n"  # as if it were killed
+        "started = compile_ahead._Started(); started.add(['drafting'])\n"
+        "print(started._processes[0][0].pid, flush=True); os._exit(0)"
+    )
+    (pid,) = in_new_process(code, tmp_path)
+    for _ in range(200):
+        if not Path("/proc", pid).exists() or "Z" in Path("/proc", pid, "stat").read_text().split(")")[1].split()[0]:
+            return
+        time.sleep(0.1)
+    pytest.fail("the process that compiles is still there")
