@@ -101,7 +101,7 @@ def _texts(spec: QuantizeSpec, path: str) -> list[list[int]]:
 
 
 def _largest(spec: QuantizeSpec, texts: list[list[int]]) -> dict[str, torch.Tensor]:
-    """See `largest_inputs`. The model is let go."""
+    """See `largest_inputs`. The model is freed."""
     given = {"trust_remote_code": spec.trust_remote_code, "revision": spec.revision}
     original = load_model(spec.model, device="cpu", engine_mode="modules", **given)  # type: ignore[arg-type]
     return largest_inputs(original.model, lambda: loss_of(original, texts))

@@ -18,7 +18,7 @@ from lookahead.budget.cost import LATEST
 UNDISPUTED = 1.5  # times as fast as plain decoding: where the budget believes this, nobody looks
 LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probable
 FIRST, APART = 40, 240  # steps before the first look, also after a rest, and between two
-STRETCH = 9  # steps without drafts that are taken to look, half of those after a rest; the first one says nothing
+STRETCH = 9  # steps without drafts that are taken to look, half of those after a rest; the first one is left out
 REST = 60  # steps without drafts; each further rest is twice as long, up to 16 times, until a look finds no loss
 
 
@@ -65,7 +65,7 @@ class _Rate:
     def note(self, drafted: bool, seconds: float, emitted: int) -> None:
         """See `Rates.note`."""
         free = self._state in ("drafts", "tries")
-        if free == self._before:  # the first one of a kind says nothing
+        if free == self._before:  # the first one of a kind is not representative
             self._steps[free].append((drafted, seconds, emitted))
         self._before = free
         self._left -= 1

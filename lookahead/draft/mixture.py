@@ -84,7 +84,7 @@ BY_PAIR = BY_TOKEN + 4 * TOKENS
 FACTORS = BY_PAIR + PAIRS
 RATE = FIRST_GRADIENTS = 0.1  # of AdaGrad: step size, sum of squares at the beginning
 TEACHES = np.float32(1e-3)  # probability of a token that was wrong, from which its factors learn
-HOPE = np.float32(8.0)  # times as probable as the experts say: no token gets there by its factors
+HOPE = np.float32(8.0)  # times as probable as by the experts: no token gets there by its factors
 
 TRUST_MEMORY = np.float32(1 - 1 / MEMORY)  # weight of the past at each token
 

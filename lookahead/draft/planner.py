@@ -53,8 +53,8 @@ LIMITED = struct.Struct("=5q")  # a row of limits
 def grow_rows(address):
     """Grow the trees of rows, which the threads that call this share among them.
 
-    address: of what is told, see above. limits: int64 [rows, 5], the row's number, nodes below the root at most, depth at most,
-    and where in `forced` (int64) the tokens begin and end with which every branch begins, as nothing else may come. price:
+    address: of the arguments, see above. limits: int64 [rows, 5], the row's number, nodes below the root at most, depth at
+    most, and where in `forced` (int64) the tokens begin and end with which every branch begins, as nothing else may come. price:
     calibrated path probability that a node must have. spans: int64 [rows, 2] gets where a tree's probabilities begin in
     rows.reach and how many nodes it has, root included, as does rows.nodes. A row's tree is the same in any thread.
     """
@@ -218,15 +218,15 @@ def _pop(heap, size, reach):
     return taken
 
 
-# What `accept_rows` is told, 8 bytes each, before its rows: how many rows, how many tokens, and where these, the shared block,
+# The arguments of `accept_rows`, 8 bytes each, before its rows: how many rows, how many tokens, and where these, the shared block,
 # the rows' block and a scratch block stand. Of each row its number, how many of the tokens are its own, and whether to learn.
 ACCEPTED, TOKENS, TOKENS_AT, SHARED_AT, ROWS_AT, SCRATCH_AT, FIRST_ROW = range(7)
 
 
 def accept_rows(address):
-    """The texts of rows go on: learn what each token proves, append it, and narrow what the context matches.
+    """The texts of rows continue: learn what each token proves, append it, and narrow what the context matches.
 
-    address: of what is told, see above. The tokens are int32, those of one row after those of the other.
+    address: of the arguments, see above. The tokens are int32, those of one row after those of the other.
     """
     told = carray(int64_at(address), (FIRST_ROW,))
     of_rows = carray(int64_at(address + 8 * FIRST_ROW), (told[ACCEPTED], 3))

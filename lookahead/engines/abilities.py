@@ -12,13 +12,13 @@ OFF = {"typical_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # values that
 
 @dataclasses.dataclass(frozen=True)
 class Abilities:
-    """title: of the engine. missing: fields that it does not have. not_beside_drafts: fields that it does not have while it
+    """title: of the engine. missing: fields that it does not have. not_with_drafts: fields that it does not have while it
     verifies drafts; objection: what it does then.
     """
 
     title: str
     missing: tuple[str, ...]
-    not_beside_drafts: tuple[str, ...]
+    not_with_drafts: tuple[str, ...]
     objection: str
 
     def check(self, sampling: Sampling, drafts: bool = True) -> None:
@@ -27,12 +27,12 @@ class Abilities:
             raise UsageError(
                 f"sampling is model: {self.title} does not sample by all of the model's generation config, give a temperature."
             )
-        for name in self.missing + (self.not_beside_drafts if drafts else ()):
+        for name in self.missing + (self.not_with_drafts if drafts else ()):
             value = getattr(sampling, name)
             if value and value != OFF.get(name):
-                beside = f"{self.title} {self.objection} it beside drafts, so set --strategy off"
+                refused = f"{self.title} {self.objection} it with drafts, so set --strategy off"
                 raise UsageError(
-                    f"{name} is set, and {f'{self.title} has none' if name in self.missing else beside} (engine hf has it)."
+                    f"{name} is set, and {f'{self.title} has none' if name in self.missing else refused} (engine hf has it)."
                 )
 
 

@@ -1,6 +1,6 @@
 """Who drafted the tokens that requests have accepted, for those who ask once a request has ended. In: steps. Out: counts.
 
-Whoever asks is in another process, or knows other request ids: requests are told apart by their text.
+Whoever asks is in another process, or knows other request ids: requests are identified by their text.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What vLLM and SGLang share: each stands where `decode.engine.DecodingEngine` does. `request` makes a `Generation` or raises what
 is wrong with it, `run` decodes as many at once as the engine takes. What our drafter counts is asked of it from time to time,
-as it may live in another process: requests are told apart by their text.
+as it may live in another process: requests are identified by their text.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ForeignSettings:
     """What an engine is started with. engine_args: further arguments of its own, by name. batch_size: None: its own.
 
     drafts: of which strategy, price, session tokens and whether they adapt count. draft_tokens: of a row in one step, at most.
-    own: the engine's own way of drafting, in place of ours. share: engines that share the device's memory. Others as of
-    `setup.EngineSettings`. takes_signals: the engine is told by signals that it has failed, so it starts in the main thread.
+    own: the engine's own way of drafting, instead of ours. share: engines that share the device's memory. Others as of
+    `setup.EngineSettings`. takes_signals: signals report that the engine has failed, so it starts in the main thread.
     """
 
     takes_signals: ClassVar[bool] = False
@@ -59,7 +59,7 @@ class ForeignSettings:
         raise NotImplementedError
 
     def check_installed(self) -> None:
-        """Raises UsageError where the engine is not installed, if that can be told before it is started."""
+        """Raises UsageError where the engine is not installed, if that is known before it is started."""
 
     def drafting(self) -> dict[str, Any]:
         """The object of JSON that `DraftSettings.of` reads."""
@@ -223,7 +223,7 @@ class ForeignEngine:
             self._ended = []
             raise LookaheadError(
                 f"{self.abilities.title} has failed ({type(error).__name__}: {first_line(error)}). The rows before are safe: "
-                "the same command with --resume goes on."
+                "the same command with --resume continues."
             ) from error
         due = not self._counts or not self._running or time.perf_counter() - self._asked >= ASK_SECONDS
         if self._ended and due:
@@ -267,7 +267,7 @@ class ForeignEngine:
 
 
 def cause_of(error: BaseException) -> str:
-    """In one line: of errors that came of each other the first, if it is ours or says more than its kind."""
+    """In one line: of errors that came of each other the first, if it is ours or holds more than its kind."""
     while error.__cause__ is not None and not isinstance(error, LookaheadError):
         error = error.__cause__
     if hasattr(error, "errors") and callable(error.errors):  # of pydantic, whose first line is a title

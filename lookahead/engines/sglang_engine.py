@@ -28,10 +28,10 @@ from lookahead.errors import LookaheadError, UsageError, first_line
 
 log = logging.getLogger(__name__)
 
-BATCH_SIZE = 48  # where neither a user nor SGLang says
-DRAFT_TOKENS = 15  # of a row in one step, where nobody says
+BATCH_SIZE = 48  # where neither a user nor SGLang sets one
+DRAFT_TOKENS = 15  # of a row in one step, where nobody sets it
 WAIT_SECONDS = 0.1  # at most, for a request to end
-GREEDY_ONLY = ("cpu", "xpu")  # devices on which SGLang verifies greedily, whatever a request asks
+GREEDY_ONLY = ("cpu", "xpu")  # devices on which SGLang verifies greedily, regardless of what a request asks
 FAILED: list[int] = []  # signals by which SGLang's processes tell that they fail
 OURS = {  # arguments of SGLang that options of a job set
     "model_path": "--model",
@@ -112,7 +112,7 @@ class SglangEngine(ForeignEngine):
         self._counts = self._link is not None and any(self._call("count_accepted"))
 
     def _learn(self, settings: SglangSettings) -> None:
-        """What SGLang says of itself and the model."""
+        """What SGLang reports of itself and the model."""
         manager, args = self._engine.tokenizer_manager, self._engine.server_args
         model = manager.model_config
         tokens = int(self._engine._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"])
@@ -136,7 +136,7 @@ class SglangEngine(ForeignEngine):
             )
         if self._penalty != 1.0 and sampling.repetition_penalty is None:
             raise UsageError(
-                "the model's generation config has a repetition_penalty, which SGLang does not keep to beside drafts: set "
+                "the model's generation config has a repetition_penalty, which SGLang does not keep to with drafts: set "
                 "--strategy off, or --repetition-penalty 1."
             )
 
@@ -273,5 +273,5 @@ async def _receiving(manager: Any) -> None:
 
 
 def _ended(number: int, frame: Any) -> None:
-    """SGLang's processes send SIGQUIT when they fail; they have told why on stderr."""
+    """SGLang's processes send SIGQUIT when they fail; the reason is on stderr."""
     raise LookaheadError("SGLang does not start: one of its processes has failed, see above.")

@@ -12,7 +12,7 @@ from lookahead.errors import UsageError
 
 
 def params_of(generation: Generation, repetition_penalty: float) -> dict[str, Any]:
-    """Fields of SGLang's SamplingParams. repetition_penalty: of the model, where the request says nothing."""
+    """Fields of SGLang's SamplingParams. repetition_penalty: of the model, where the request sets nothing."""
     sampling = generation.sampling
     temperature = sampling.temperature or 0.0
     found: dict[str, Any] = {

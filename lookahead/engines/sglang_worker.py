@@ -33,7 +33,7 @@ class Worker(NGRAMWorker):
         check_tries(drafter, str(model.model_path), int(model.vocab_size), tokenizer, bool(server_args.trust_remote_code))
         self.rows: ByTree | None = ByTree(Requests(drafter), self.draft_token_num)
         self._lock = threading.Lock()  # a job's questions come in a thread
-        self.ngram_corpus = Corpus(self.rows, self._lock)  # in place of SGLang's own
+        self.ngram_corpus = Corpus(self.rows, self._lock)  # instead of SGLang's own
         if not getattr(target_worker, "tp_rank", 0):
             serve(self.rows.requests, self._lock)
 

@@ -25,8 +25,8 @@ from lookahead.errors import LookaheadError, UsageError, first_line
 
 log = logging.getLogger(__name__)
 
-DRAFT_TOKENS = 8  # of a row in one step, at most, where nobody says: a chain is saturated at 8 to 15
-MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes"}  # arguments of vLLM that say how much an engine takes
+DRAFT_TOKENS = 8  # of a row in one step, at most, where nobody sets it: a chain is saturated at 8 to 15
+MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes"}  # arguments of vLLM that set how much an engine takes
 OURS = {  # arguments of vLLM that options of a job set
     "model": "--model",
     "tokenizer": "--tokenizer",

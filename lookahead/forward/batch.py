@@ -92,10 +92,11 @@ class Group:
 class Pack:
     """The input of the model in one step.
 
-    fed: int64 [4, tokens], of each token its id, its position, and the slot and place that its keys and values go to. kept: how
+    fed: int64 [4, tokens], of each token its id, its position, and the slot and position that its keys and values go to. kept: how
     many tokens, the first ones, these are kept of; those behind them only fill it up.
-    groups: see Group; in the order of the tokens. meta: in place of these, for lookahead::tree_attention, what tokens see:
-    int32 [kinds of layers, tokens, FIELDS] (tree_meta.py). one: where only one slot brings tokens, its number and their places.
+    groups: see Group; in the order of the tokens. meta: instead of these, for lookahead::tree_attention, what tokens see:
+    int32 [kinds of layers, tokens, FIELDS] (tree_meta.py). one: where only one slot brings tokens, its number and their
+    positions.
     """
 
     fed: torch.Tensor
@@ -236,7 +237,7 @@ def _packed(
     pasts: Sequence[int],
     meta: torch.Tensor | None = None,
 ) -> Pack:
-    """fed: int64 [4, tokens], token ids, positions, slots and places. kept: how many tokens are."""
+    """fed: int64 [4, tokens], token ids, positions, slots and cache positions. kept: how many tokens are."""
     one = None
     if sum(map(bool, sizes)) == 1 and kept == sum(sizes):
         slot = next(slot for slot, size in enumerate(sizes) if size)

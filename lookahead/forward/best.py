@@ -47,8 +47,8 @@ def best_token(bits, magnitude, place):
     return np.int64(ids[0, 0])
 
 
-# What `follow_in` is told, 8 bytes each: where scores begin and how many there are of a token; where best tokens are noted that
-# are known, and of how many tokens; numbers of trees, of nodes of all trees, of tokens in place of the best.
+# The arguments of a kernel of `follow_in`, 8 bytes each: where scores begin and how many there are of a token; where best tokens are noted that
+# are known, and of how many tokens; numbers of trees, of nodes of all trees, of tokens instead of the best.
 SCORES, VOCAB, KNOWN, PLACES, TREES, NODES, GIVEN, HEAD = range(8)
 
 
@@ -72,8 +72,8 @@ def _follow_halves(address):
 
 @woven
 def _follow(address, bits, magnitude):
-    """Behind what is told stand, int64 [trees, 5]: where a tree begins and ends among all nodes, its root's row of scores, and
-    where the tokens begin and end that it is followed by in place of the best (none: by the best); these tokens, int64; the
+    """Behind the arguments stand, int64 [trees, 5]: where a tree begins and ends among all nodes, its root's row of scores, and
+    where the tokens begin and end that it is followed by instead of the best (none: by the best); these tokens, int64; the
     nodes' token ids and parents, int32. Then come, int64, the results: of each tree from where it begins the tokens, and the
     nodes of the path; of each tree how many of both; and room for the depths of nodes that are walked to.
     """

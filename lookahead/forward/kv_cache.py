@@ -209,7 +209,7 @@ class SlotLayer(CacheLayerMixin):
 class SlotCache(KeysAndValuesOnly):
     """Keys and values of many sequences, one to a slot, for packed forwards. pack: what the forward at hand brings.
 
-    A slot's buffers hold whatever was written last; masks say what is seen of it. shapes: of the layers that keep anything,
+    A slot's buffers hold what was written last; masks define what is seen of it. shapes: of the layers that keep anything,
     where they are known: then buffers are made once, before the first forward. version: a number that no cache with other
     buffers has.
     kv_dtype: none, or int8 or int4 of keys and values that are quantized (quantized_cache.py); kept: the dtype of buffers then.

@@ -233,7 +233,7 @@ def _special(head, line, op, token, target, source):
         z, x = carray(float32_at(target), (inner,)), carray(float32_at(source), (inner,))
         for i in range(inner):
             z[i] = x[order[i]]
-    else:  # WRITE. MORE: address and strides of slot, head and place of the buffer, how numbers are stored
+    else:  # WRITE. MORE: address and strides of slot, head and position of the buffer, how numbers are stored
         about = carray(int32_at(head[META]), (head[ALL], FIELDS))[token]
         if about[SLOT] >= 0:
             into = line[MORE] + about[SLOT] * line[MORE + 1] + (about[PAST] + about[NODE]) * line[MORE + 3]
@@ -321,7 +321,7 @@ def _rows(head, stage, begin, end, thread):
 
 @woven
 def _is_outside(address, count, most):
-    """Whether one of so many int64 is negative or `most` or more."""
+    """Whether one of that many int64 is negative or `most` or more."""
     numbers, outside = carray(int64_at(address), (count,)), False
     for number in numbers:
         outside = outside or number < 0 or number >= most
@@ -330,7 +330,7 @@ def _is_outside(address, count, most):
 
 def prepare(address: Any) -> None:
     """Before threads `run` what the array at `address` describes: check ids and positions, write what this run brings to the
-    tables of stages, and begin all counters anew.
+    tables of stages, and reset all counters.
     """
     head = carray(int64_at(address), (HEAD,))
     tokens = head[ALL]

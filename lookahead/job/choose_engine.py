@@ -68,11 +68,11 @@ def check_engine(spec: JobSpec) -> None:
     for name, instead in INSTEAD[engine].items():
         if _given(spec, name):
             raise UsageError(f"--engine {engine} has no {typed(name)}{f': {instead}' if instead else ''}.")
-    for name in able.not_beside_drafts:
+    for name in able.not_with_drafts:
         value = getattr(sampling, name)
         if value and value != OFF.get(name) and drafting.strategy != "off":
             raise UsageError(
-                f"--engine {engine}: {able.title} {able.objection} {typed(name)} beside drafts. Leave it out, or set "
+                f"--engine {engine}: {able.title} {able.objection} {typed(name)} with drafts. Leave it out, or set "
                 "--strategy off."
             )
     if sampling.sampling == "model":

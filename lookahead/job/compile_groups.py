@@ -54,6 +54,7 @@ def _forward() -> None:
 
     c_function(panels._product)
     c_function(attention_kernel.entry_of(torch.float32, torch.float32))
+    c_function(program_kernel.prepare)
     c_function(program_kernel.run)
     one = np.zeros(1, np.int64)
     batch.arranged([root_only(0)], [0], batch.MaskPlan({"all": None}, {"all": None}, by_type=False), None)
@@ -61,7 +62,7 @@ def _forward() -> None:
     kv_cache._move(np.zeros((1, 1, 1, 1, 1), np.int16), one, one, one)
     scores = torch.zeros(1, best.BLOCK)
     best.best_tokens(scores, one, 4)
-    best.follow(*best.bits_of(scores), one - 1, np.array([[0, 1, 0, 0, 0]]), *np.array([[0], [-1]], np.int32), one)
+    c_function(best.follow_in(torch.float32))
 
 
 COMPILE = {"sorting": _sorting, "drafting": _drafting, "forward": _forward, "budget": _budget}

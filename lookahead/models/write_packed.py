@@ -1,8 +1,8 @@
 """Quantizing a checkpoint. In: a model's folder or hub name. Out: a folder with packed weights (packed.py), and what was lost.
 
 Tensors are read, quantized and written one by one, so memory holds about one file of the result. Weights of 4 bits whose inputs
-are no multiple of 64 are written with 8. Where embeddings are tied, the output layer becomes a matrix of its own. The embedding
-stays as it is, as transformers loads no other; config.json says in how many bits packed_model.py is to hold it. If it is to be
+are not a multiple of 64 are written with 8. Where embeddings are tied, the output layer becomes a matrix of its own. The embedding
+stays as it is, as transformers loads no other; config.json states in how many bits packed_model.py is to hold it. If it is to be
 packed as well, the format is our own, which transformers refuses, and a tied output layer stays tied.
 """
 
@@ -100,7 +100,7 @@ def _plan(model: Any, scheme: str, pack_embedding: bool) -> _Plan:
 
 
 def quantization_config(plan: _Plan, scheme: str, sorted_inputs: bool = False) -> dict[str, Any]:
-    """What config.json says of it."""
+    """What config.json states of it."""
     eight = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
     four = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": GROUP, "dynamic": False}
     if sorted_inputs:
@@ -192,7 +192,7 @@ def quantize_checkpoint(
     """Quantize a model's folder, or a hub name's files, to a new folder that transformers loads, unless pack_embedding.
 
     scheme: int8 or int4. progress: called with how many weights are done, and how many there are. orders, choose: of tokens of
-    4 and 8 bits (mixed.py): int64 [in] of layers by name, and what says how many blocks of each have 8 bits, given a folder
+    4 and 8 bits (mixed.py): int64 [in] of layers by name, and the tensor of how many blocks of each have 8 bits, given a folder
     that has all but that. Raises UsageError if the new folder is there or the scheme is none, ModelError for a model that
     cannot be quantized, and as `load.read_config` does.
     """

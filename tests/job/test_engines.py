@@ -54,7 +54,7 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
         (["--engine", "vllm", "--strategy", "parallel"], "vLLM verifies single branches"),
         (["--engine", "vllm", "--explain", 1], "has no --explain"),
         (["--engine", "sglang", "--device", "cpu"], "has no --device: --engine-arg device=NAME"),
-        (["--engine", "sglang", "--repetition-penalty", 1.2], "SGLang does not keep to --repetition-penalty beside drafts"),
+        (["--engine", "sglang", "--repetition-penalty", 1.2], "SGLang does not keep to --repetition-penalty with drafts"),
         (["--engine", "sglang", "--strategy", "single"], "SGLang is given one tree of all branches"),
         (["--engine", "sglang", "--bad-words", "a"], "has no --bad-words"),
     ],
@@ -282,7 +282,7 @@ class TestSglang:
         found = answered(source, tmp_path / "sglang.jsonl", *common, *SGLANG, "--trie", trie, "--save-trie", new, code=3)
         assert [row["id"] for row in found] == [row["id"] for row in rows]
         failed = {row["id"]: row["error"]["message"] for row in found if "error" in row}
-        assert "SGLang does not keep to it beside drafts" in failed.pop("bad")
+        assert "SGLang does not keep to it with drafts" in failed.pop("bad")
         assert "SGLang verifies drafts greedily on cpu" in failed.pop("sampled")
         assert failed.keys() == {"empty"}
         for one, other in zip(own[:24], found, strict=False):
