@@ -54,8 +54,8 @@ def grow_rows(address):
     """Grow the trees of rows, which the threads that call this share among them.
 
     address: of the arguments, see above. limits: int64 [rows, 5], the row's number, nodes below the root at most, depth at
-    most, and where in `forced` (int64) the tokens begin and end with which every branch begins, as nothing else may come. price:
-    calibrated path probability that a node must have. spans: int64 [rows, 2] gets where a tree's probabilities begin in
+    most, and where in `forced` (int64) the tokens begin and end with which every branch begins, as nothing else may come.
+    price: calibrated path probability that a node must have. spans: int64 [rows, 2] gets where a tree's probabilities begin in
     rows.reach and how many nodes it has, root included, as does rows.nodes. A row's tree is the same in any thread.
     """
     told = carray(int64_at(address), (OF_SCRATCH + 1,))
@@ -218,8 +218,8 @@ def _pop(heap, size, reach):
     return taken
 
 
-# The arguments of `accept_rows`, 8 bytes each, before its rows: how many rows, how many tokens, and where these, the shared block,
-# the rows' block and a scratch block stand. Of each row its number, how many of the tokens are its own, and whether to learn.
+# The arguments of `accept_rows`, 8 bytes each, before its rows: how many rows, how many tokens, and where these, the shared
+# block, the rows' block and a scratch block stand. Of each row its number, how many of the tokens are its own, and whether to learn.
 ACCEPTED, TOKENS, TOKENS_AT, SHARED_AT, ROWS_AT, SCRATCH_AT, FIRST_ROW = range(7)
 
 

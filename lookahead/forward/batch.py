@@ -92,8 +92,8 @@ class Group:
 class Pack:
     """The input of the model in one step.
 
-    fed: int64 [4, tokens], of each token its id, its position, and the slot and position that its keys and values go to. kept: how
-    many tokens, the first ones, these are kept of; those behind them only fill it up.
+    fed: int64 [4, tokens], of each token its id, its position, and the slot and position that its keys and values go to. kept:
+    of how many tokens, the first ones, these are kept; those behind them only fill it up.
     groups: see Group; in the order of the tokens. meta: instead of these, for lookahead::tree_attention, what tokens see:
     int32 [kinds of layers, tokens, FIELDS] (tree_meta.py). one: where only one slot brings tokens, its number and their
     positions.

@@ -47,8 +47,8 @@ def best_token(bits, magnitude, place):
     return np.int64(ids[0, 0])
 
 
-# The arguments of a kernel of `follow_in`, 8 bytes each: where scores begin and how many there are of a token; where best tokens are noted that
-# are known, and of how many tokens; numbers of trees, of nodes of all trees, of tokens instead of the best.
+# The arguments of a kernel of `follow_in`, 8 bytes each: where scores begin and how many there are of a token; where best
+# tokens are noted that are known, and of how many tokens; numbers of trees, of nodes of all trees, of tokens instead of the best.
 SCORES, VOCAB, KNOWN, PLACES, TREES, NODES, GIVEN, HEAD = range(8)
 
 

@@ -2,8 +2,8 @@
 
 A token is quantized in groups of 64 numbers: 64 int8, the scale that they are to be multiplied by (float32), and their sum
 (int32). Groups of 4 bits are int8 in -7 .. 7. Products of a group are added as whole numbers, which is exact in any order;
-groups are added one after the other in float32. So an output has the same bits regardless of which other tokens share the call, and
-which instructions the processor has.
+groups are added one after the other in float32. So an output has the same bits regardless of which other tokens share the
+call, and which instructions the processor has.
 
 Weights lie in panels of 64 outputs, a group of 64 inputs after the other, as unsigned numbers. In a group of 8 bits, which is
 [16, 64, 4], four inputs of an output are neighbours, as VNNI multiplies them, and 128 is added to each. In a group of 4 bits,

@@ -1,9 +1,9 @@
 """Quantizing a checkpoint. In: a model's folder or hub name. Out: a folder with packed weights (packed.py), and what was lost.
 
 Tensors are read, quantized and written one by one, so memory holds about one file of the result. Weights of 4 bits whose inputs
-are not a multiple of 64 are written with 8. Where embeddings are tied, the output layer becomes a matrix of its own. The embedding
-stays as it is, as transformers loads no other; config.json states in how many bits packed_model.py is to hold it. If it is to be
-packed as well, the format is our own, which transformers refuses, and a tied output layer stays tied.
+are not a multiple of 64 are written with 8. Where embeddings are tied, the output layer becomes a matrix of its own. The
+embedding stays as it is, as transformers loads no other; config.json states in how many bits packed_model.py is to hold it. If
+it is to be packed as well, the format is our own, which transformers refuses, and a tied output layer stays tied.
 """
 
 from __future__ import annotations
