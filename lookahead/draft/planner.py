@@ -219,7 +219,7 @@ def _pop(heap, size, reach):
 
 
 # The arguments of `accept_rows`, 8 bytes each, before its rows: how many rows, how many tokens, and where these, the shared
-# block, the rows' block and a scratch block stand. Of each row its number, how many of the tokens are its own, and whether to learn.
+# block, the rows' block and a scratch block stand. Of each row its number, how many tokens are its own, and whether to learn.
 ACCEPTED, TOKENS, TOKENS_AT, SHARED_AT, ROWS_AT, SCRATCH_AT, FIRST_ROW = range(7)
 
 

@@ -48,7 +48,7 @@ def best_token(bits, magnitude, place):
 
 
 # The arguments of a kernel of `follow_in`, 8 bytes each: where scores begin and how many there are of a token; where best
-# tokens are noted that are known, and of how many tokens; numbers of trees, of nodes of all trees, of tokens instead of the best.
+# tokens are noted that are known, and of how many tokens; numbers of trees, of all their nodes, of tokens instead of the best.
 SCORES, VOCAB, KNOWN, PLACES, TREES, NODES, GIVEN, HEAD = range(8)
 
 

@@ -334,7 +334,7 @@ def test_models_that_are_none_are_refused_in_one_line(cli: Cli, tmp_path: Path) 
     (tmp_path / "other").mkdir()
     for kind, architecture in (("t5", "T5Model"), ("bert", "BertForMaskedLM"), ("llama", "LlamaForSequenceClassification")):
         (tmp_path / "other" / "config.json").write_text(json.dumps({"model_type": kind, "architectures": [architecture]}))
-        fails(tmp_path / "other", "no causal language model")
+        fails(tmp_path / "other", "not a causal language model")
     (tmp_path / "other" / "config.json").write_text("{broken")
     fails(tmp_path / "other", "cannot be read as a model")
     shutil.copytree(MODEL, tmp_path / "cut")
