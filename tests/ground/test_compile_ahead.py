@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import lookahead
 from lookahead import compile_ahead, kernel_cache
 from lookahead.kernels import SOURCES
 
@@ -35,9 +37,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     kernel_cache._problem_of.cache_clear()
 
 
-def in_new_process(code: str, tmp_path: Path, **options) -> list[str]:
-    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout.split()
+def in_new_process(code: str, tmp_path: Path) -> list[str]:
+    """What it prints. It runs a copy of the package, as kernels may lie with the package itself."""
+    package = Path(lookahead.__file__).parent
+    shutil.copytree(package, tmp_path / "lookahead", ignore=shutil.ignore_patterns("__pycache__"))
+    places = {"NUMBA_CACHE_DIR": str(tmp_path / "kernels"), "LOOKAHEAD_CACHE": str(tmp_path / "cache")}
+    env = os.environ | places | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env, cwd=tmp_path)
+    return done.stdout.split()
 
 
 def test_groups_are_shared_so_that_processes_take_as_long_and_each_keeps_the_order() -> None:
@@ -64,6 +71,7 @@ def test_mark_of_other_sources_does_not_count(folder: Path) -> None:
     assert not compile_ahead.is_done("budget")
 
 
+@pytest.mark.deep
 def test_kernel_that_another_process_compiles_is_waited_for_and_not_compiled_again(tmp_path: Path) -> None:
     assert in_new_process(WARM_UP.format(module=compile_ahead.MODULE), tmp_path)[:2] == ["True", "0"]
 
