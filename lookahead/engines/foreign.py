@@ -7,6 +7,7 @@ as it may live in another process: requests are identified by their text.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import itertools
@@ -31,7 +32,7 @@ ASK_SECONDS = 0.25  # between two calls to the drafter, which may be in another 
 
 
 @dataclasses.dataclass(frozen=True)
-class ForeignSettings:
+class ForeignSettings(abc.ABC):
     """What an engine is started with. engine_args: further arguments of its own, by name. batch_size: None: its own.
 
     drafts: of which strategy, price, session tokens and whether they adapt count. draft_tokens: of a row in one step, at most.
@@ -54,11 +55,11 @@ class ForeignSettings:
     own: Mapping[str, Any] | None = None
     share: int = 1
 
+    @abc.abstractmethod
     def start(self, tokenizer: Any | None) -> ForeignEngine:
         """The engine. tokenizer: of the model. Raises LookaheadError if it cannot be started."""
-        raise NotImplementedError
 
-    def check_installed(self) -> None:
+    def check_installed(self) -> None:  # noqa: B027 - some engines have nothing to check
         """Raises UsageError where the engine is not installed, if that is known before it is started."""
 
     def drafting(self) -> dict[str, Any]:
@@ -99,7 +100,7 @@ class Running:
     updates: int = 0
 
 
-class ForeignEngine:
+class ForeignEngine(abc.ABC):
     """Requests that are decoded by another engine, `batch_size` at once. steps: of it, if known.
 
     A subclass starts the engine and sets what is declared here; tokenizer: of the model, for stop texts.
@@ -125,33 +126,34 @@ class ForeignEngine:
         """Raises UsageError for what the engine cannot do."""
         self.abilities.check(sampling, self.target.drafts)
 
+    @abc.abstractmethod
     def _add(self, name: str, generation: Generation) -> None:
         """Hand over a request. Raises any exception where it is refused."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _advance(self) -> Iterator[tuple[str, Generation]]:
         """Wait for the engine, a fraction of a second at most; yields the requests that have ended, with their names."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _abort(self, names: list[str]) -> None:
-        raise NotImplementedError
+        """Give these requests up."""
 
+    @abc.abstractmethod
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         """Of each process that may draft: what it answers to count_accepted, accepted or forget; nothing where that fails."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def version(self) -> str:
         """Of the engine."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def forget(self) -> None:
         """Forget the answers of earlier requests, cached prompts too. No request may be running."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def close(self) -> None:
         """End the engine and free what it holds. It cannot be used any more."""
-        raise NotImplementedError
 
     def request(
         self,
