@@ -14,7 +14,7 @@ from lookahead.job.options import typed
 if TYPE_CHECKING:
     from lookahead.decode.constraint import Constraint
     from lookahead.decode.sampling import Sampling
-    from lookahead.job.spec import Constraints, SamplingOptions
+    from lookahead.job.answer_options import Constraints, SamplingOptions
 
 AS_GIVEN = (
     *("sampling", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty"),
