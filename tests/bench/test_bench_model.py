@@ -157,7 +157,7 @@ def test_divergences_of_a_healthy_bfloat16_model_are_near_ties(
         assert None not in dataclasses.astuple(each)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", *deep(["bfloat16"])])
 def test_scores_that_are_perturbed_make_outputs_different(
     tiny_model: Callable[..., Any], half: Callable[..., TargetModel], monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
@@ -294,7 +294,7 @@ def test_forced_replay_takes_tries_batch_sizes_and_dtypes(cli: Cli, pairs: Path,
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": json.loads(line)["response_ids"]} for line in pairs.open()])
     assert cli("build-trie", corpus, "-o", tmp_path / "c.trie", "--vocab-size", 40).code == 0
     asked = ("bench", "--replay", pairs, "--model", shape, "--random-weights", "--strategy", "hierarchical", "--dtype")
-    asked = (*asked, "bfloat16", "--attn", "eager", "--batch-size", "1,4")
+    asked = (*asked, "bfloat16", "--attn", "eager", "--batch-size", "1,4", "--no-peers")
     warm = cli(*asked, "--trie", tmp_path / "c.trie", "--json").json["batches"]
     assert [(each["batch_size"], each["dtype"], each["runs"][0]["tokens"]) for each in warm] == [
         (1, "bfloat16", 110),

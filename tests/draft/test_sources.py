@@ -21,6 +21,7 @@ from lookahead.errors import UsageError
 from lookahead.forward.target import TargetModel
 from lookahead.models.probe import probed
 from tests.architectures import NEW_TOKENS, decoded, plain_answers, random_prompts
+from tests.support.depth import deep
 
 Answers = list[tuple[list[int], list[int]]]
 VOCAB_SIZE = 97
@@ -134,9 +135,21 @@ def edl(generations: Any) -> float:
     return tokens / steps
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"adaptive": True},
+    {"strategy": "single"},
+    {"strategy": "parallel", "decoding_length": 7},
+]
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"adaptive": True}, {"strategy": "single"}, {"strategy": "parallel", "decoding_length": 7}]
+    ("kind", "options"),
+    [
+        *((kind, WAYS[1]) for kind in SOURCES),
+        *((kind, way) for kind in ("random", "rather good") for way in WAYS if way != WAYS[1]),
+        *deep((kind, way) for kind in SOURCES if kind not in ("random", "rather good") for way in WAYS if way != WAYS[1]),
+    ],
 )
 def test_any_source_at_any_batch_size_yields_the_plain_greedy_tokens(
     target: TargetModel, answers: Answers, kind: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture

@@ -26,7 +26,7 @@ from lookahead.models.linear import (
 from lookahead.models.load import load_model
 from lookahead.models.probe import probed
 from tests.architectures import MODES, VOCAB_SIZE, decoded, plain_answers, random_prompts
-from tests.support.depth import deep
+from tests.support.depth import deep, some_deep
 from tests.support.drafts import drafter_of
 
 DEMO = "samples/demo-model"
@@ -65,7 +65,7 @@ WAYS = [("random_trees", 3)]
 
 
 @pytest.mark.parametrize("ways", [WAYS, *deep([[("perfect", 1), ("perfect", 3), ("random_trees", 1)]])], ids=str)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", some_deep(ARCHITECTURES, ["llama", "gpt2", "mixtral", "bamba"]))
 def test_model_says_the_same_and_any_draft_yields_its_plain_tokens(tiny_model, make_trie, architecture, ways):  # type: ignore[no-untyped-def]
     stock = tiny_model(architecture)
     model = lay_out(copy.deepcopy(stock))

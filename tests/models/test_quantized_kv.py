@@ -143,12 +143,11 @@ def test_demo_model_answers_the_same_with_drafts_and_in_batches(
     assert (target.program is not None) == (mode == "program")
 
     def answers(options: DraftOptions, batch_size: int) -> list[list[int]]:
-        return [each.token_ids for each in decoded(DecodingEngine(target, Drafter([], options), batch_size), tokenized, 40)]
+        return [each.token_ids for each in decoded(DecodingEngine(target, Drafter([], options), batch_size), tokenized, 24)]
 
     plain = answers(DraftOptions("off"), 1)
-    for batch_size in (1, 8):
-        assert answers(DraftOptions(decoding_length=16, adaptive=False), batch_size) == plain
-        assert answers(DraftOptions(), batch_size) == plain
+    assert answers(DraftOptions(decoding_length=16, adaptive=False), 1) == plain
+    assert answers(DraftOptions(), 8) == plain
 
 
 def held_of(slots: PackedSlots, slot: int, length: int) -> list[torch.Tensor]:
