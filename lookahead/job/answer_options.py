@@ -1,4 +1,4 @@
-"""The options of a job that say what an answer may be: how its tokens are chosen, and what it must look like. See spec.py."""
+"""Options of a job that limit and shape answers: how tokens are chosen, and the constraints. See spec.py."""
 
 from __future__ import annotations
 

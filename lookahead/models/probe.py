@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba.core.errors import NumbaError
 
 from lookahead.draft.tree import DraftTree, chain
 from lookahead.errors import ModelError
@@ -39,6 +40,7 @@ BUSH = np.array([-1, 0, 0, 1, 1, 2], np.int32)
 BUSH_KEPT = [0, 2, 5]
 CHAIN_KEPT = [0, 1, 2]
 MOST_NOISE = 0.1  # of the spread of scores: what rounding may be blamed for
+MOST_OF_ERROR = 300  # characters of numba's, which has many lines
 MOST_OF_QUANTIZED = 0.5  # the same for quantized tokens, which a small difference rounds to other numbers
 # Modes, whether the op computes their attention, and whether the whole forward is a program
 TRIED: tuple[tuple[Mode, bool, bool], ...] = (
@@ -85,6 +87,9 @@ def probed(model: Any, name: str = "model", may_be_program: bool = True) -> Targ
         except Exception as failure:  # a model that cannot take the mask or the cache fails in its own way
             known = isinstance(failure, ModelError)
             error = first_line(failure) if known else f"{type(failure).__name__}: {first_line(failure)}"
+            if isinstance(failure, NumbaError):  # an error of this package or of numba, not of the model
+                why = " ".join(str(failure).split())[:MOST_OF_ERROR]
+                log.warning("%s: a kernel does not compile, decoding continues without it, more slowly: %s", name, why)
         if not error:
             layers = slots.cache.shapes() if isinstance(slots, PackedSlots) else ()
             return tried_capture(dataclasses.replace(target, place_bytes=slots.place_bytes(), layers=layers))

@@ -119,6 +119,18 @@ def test_what_goes_wrong_is_found_by_the_probe(tiny_model, monkeypatch, caplog) 
     assert "its forward is run module by module (scores differ by" in caplog.text
 
 
+def test_kernel_that_does_not_compile_is_told(tiny_model, monkeypatch, caplog) -> None:  # type: ignore[no-untyped-def]
+    @numba.njit  # type: ignore[untyped-decorator]
+    def broken() -> object:
+        return no_such_name  # type: ignore[name-defined]  # noqa: F821
+
+    monkeypatch.setattr(probe, "program_of", lambda target: broken())
+    assert probed(lay_out(copy.deepcopy(tiny_model("llama")))).mode == "packed"
+    (record,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert "a kernel does not compile, decoding continues without it" in record.getMessage()
+    assert "no_such_name" in record.getMessage()
+
+
 @pytest.mark.parametrize("wanted", [[], [4], [0, 3, 5]])
 def test_only_wanted_tokens_get_scores(tiny_model, wanted: list[int]) -> None:  # type: ignore[no-untyped-def]
     target = of(tiny_model, "llama", torch.float32)
