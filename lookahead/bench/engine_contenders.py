@@ -79,7 +79,8 @@ def contenders(
 ) -> list[Contender]:
     """Plain decoding, the engine's own ways to draft that are installed, ours.
 
-    engine: "vllm" or "sglang". Strategies and lengths as typed, several with commas. Raises UsageError for what it does not have.
+    engine: "vllm" or "sglang". Strategies and lengths as typed, several with commas. Raises UsageError for what it does not
+    have.
     """
     ways = WAYS[engine]
     names = list(dict.fromkeys(strategy.split(","))) if strategy else list(ways.strategies)

@@ -33,7 +33,7 @@ Prompts = list[list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What an engine tells of itself and the model."""
+    """What an engine reports of itself and the model."""
 
     device: str
     dtype: str
@@ -126,7 +126,7 @@ class InProcess:
             self._process.terminate()
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        with contextlib.suppress(OSError):  # `_received` tells
+        with contextlib.suppress(OSError):  # `_received` raises the reason
             self._line.send((method, arguments))
         return self._received()
 
@@ -169,4 +169,4 @@ def _sent(error: Exception) -> LookaheadError:
 
 class _Silent(Events):
     def notice(self, text: str) -> None:
-        """The other end tells what it starts."""
+        """The other end reports what it starts."""

@@ -74,7 +74,7 @@ def _running(
 ) -> Iterator[dict[str, EngineRun]]:
     """The engine of each contender, by name, as long as the block runs. One of its own ways that does not start is left out.
 
-    start: is told how many run already.
+    start: takes how many run already, too.
     """
     engines: dict[str, EngineRun] = {}
     try:

@@ -363,9 +363,8 @@ def test_a_bench_in_sglang_compares_all_of_them(tmp_path: Path) -> None:
         options += ("--engine-arg", argument)
     report, err = benched(*options)
     assert "left out" in err
-    (each,) = report["batches"]
-    runs = checked(each, "hierarchical 8")
+    runs = checked(report, "hierarchical 8")
     assert list(runs) == ["plain", "ngram", "hierarchical 8"]
-    assert (each["batch_size"], each["mode"], each["environment"]["sglang"]) == (2, "sglang", "0.5.23")
+    assert (report["batch_size"], report["mode"], report["environment"]["sglang"]) == (2, "sglang", "0.5.23")
     assert runs["ngram"]["edl"] > 1.0
     assert runs["ngram"]["draft_tokens"] > 0
