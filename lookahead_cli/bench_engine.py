@@ -1,4 +1,4 @@
-"""lookahead bench --engine vllm: its options, read from the command's own, and the run."""
+"""lookahead bench --engine vllm or sglang: its options, read from the command's own, and the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lookahead_cli.parameters import given, of_job, refuse
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
 
-ENGINES = ("hf", "vllm")
+ENGINES = ("hf", "vllm", "sglang")
 NOT_COMPARED = ("replay", "random_weights", "cost_profile", "sweep", "recycling", "baselines", "explain")
 
 Engine = Annotated[
@@ -21,7 +21,7 @@ Engine = Annotated[
     of_job(
         "engine",
         help="hf: our engine for transformers models. vllm: plain vLLM, its ngram and suffix drafts, and ours in it, of the "
-        "strategies auto and single.",
+        "strategies auto and single. sglang: plain SGLang, its ngram drafts, and ours in it, of the strategy hierarchical.",
     ),
 ]
 EngineArg = Annotated[list[str] | None, of_job("engine_arg")]
@@ -34,25 +34,25 @@ def measured_in_engine(context: typer.Context) -> tuple[list[Comparison], list[s
     """
     engine, arguments = context.params["engine"], context.params["engine_arg"]
     if engine not in ENGINES:
-        raise UsageError(f"--engine {engine}: choose {' or '.join(ENGINES)}.")
+        raise UsageError(f"--engine {engine}: choose {', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")
     if engine == "hf":
         if arguments:
-            raise UsageError("--engine-arg is of vLLM: name it with --engine vllm.")
+            raise UsageError("--engine-arg is of vLLM and SGLang: name it with --engine vllm or sglang.")
         return None
-    _check(context)
+    _check(context, engine)
     return _measured(context)
 
 
-def _check(context: typer.Context) -> None:
-    """Raise UsageError for options that vLLM does not have, or that are of another kind of bench."""
+def _check(context: typer.Context, engine: str) -> None:
+    """Raise UsageError for options that an engine does not have, or that are of another kind of bench."""
     from lookahead.job.choose_engine import INSTEAD
 
     if not (context.params["model"] and context.params["input"]):
-        raise UsageError("--engine vllm needs --model NAME_OR_DIR and --input prompts.jsonl.")
-    refuse(context, "--engine vllm answers prompts, and compares nothing else", *NOT_COMPARED)
-    for name, instead in INSTEAD["vllm"].items():
+        raise UsageError(f"--engine {engine} needs --model NAME_OR_DIR and --input prompts.jsonl.")
+    refuse(context, f"--engine {engine} answers prompts, and compares nothing else", *NOT_COMPARED)
+    for name, instead in INSTEAD[engine].items():
         if name in context.params and (flags := given(context, name)):
-            raise UsageError(f"--engine vllm has no {flags[0]}{f': {instead}' if instead else ''}.")
+            raise UsageError(f"--engine {engine} has no {flags[0]}{f': {instead}' if instead else ''}.")
 
 
 def _measured(context: typer.Context) -> tuple[list[Comparison], list[str], bool, Outputs]:
@@ -61,13 +61,16 @@ def _measured(context: typer.Context) -> tuple[list[Comparison], list[str], bool
 
     asked = context.params
     arguments, sizes, outputs = engine_args(asked["engine_arg"] or ()), batch_sizes_of(asked["batch_size"]), _outputs(asked)
-    from lookahead.bench.in_vllm import VllmBench, bench_in_vllm, contenders
+    from lookahead.bench.engine_contenders import EngineBench, contenders
 
     lengths = asked["decoding_length"], asked["branch_length"]
-    compared = contenders(asked["strategy"], *lengths, asked["session_tokens"], asked["price"], asked["peers"])
+    compared = contenders(asked["engine"], asked["strategy"], *lengths, asked["session_tokens"], asked["price"], asked["peers"])
     checked = asked["check_lossless"]
     outputs.check()
-    bench = VllmBench(
+    from lookahead.bench.in_engine import bench_in_engine
+
+    bench = EngineBench(
+        asked["engine"],
         asked["model"],
         compared,
         sizes,
@@ -81,7 +84,7 @@ def _measured(context: typer.Context) -> tuple[list[Comparison], list[str], bool
     )
     drafting = asked["trie"] or (), asked["trie_weight"]
     events = on_screen(outputs.json)
-    found = bench_in_vllm(bench, asked["input"], *drafting, asked["max_new_tokens"], asked["rows"], events)
+    found = bench_in_engine(bench, asked["input"], *drafting, asked["max_new_tokens"], asked["rows"], events)
     return *found, False, outputs
 
 

@@ -114,7 +114,8 @@ def print_comparison(comparison: Comparison, swept: bool = False) -> None:
         render.out.print(f"predicted from a cost profile ({about['cost_profile']}): {told}")
         return
     memory = max(run.peak_memory_bytes for run in comparison.runs)
-    last = f"vllm {about['vllm']}" if "vllm" in about else f"peak memory {render.size(memory)}"
+    engine = comparison.mode if comparison.mode in about else None  # which tells nothing of its memory
+    last = f"{engine} {about[engine]}" if engine else f"peak memory {render.size(memory)}"
     loaded = f"torch {about['torch']}, transformers {about['transformers']}"
     render.out.print(f"{about['processor']}, {about['threads']} threads, {loaded}, {last}")
 

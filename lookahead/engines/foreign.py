@@ -36,8 +36,9 @@ class ForeignSettings(abc.ABC):
     """What an engine is started with. engine_args: further arguments of its own, by name. batch_size: None: its own.
 
     drafts: of which strategy, price, session tokens and whether they adapt count. draft_tokens: of a row in one step, at most.
-    own: the engine's own way of drafting, instead of ours. share: engines that share the device's memory. Others as of
-    `setup.EngineSettings`. takes_signals: signals report that the engine has failed, so it starts in the main thread.
+    own: the engine's own way of drafting, instead of ours. share: engines that share the device's memory; running: those of
+    them that have been started. Others as of `setup.EngineSettings`. takes_signals: signals report that the engine has failed,
+    so it starts in the main thread, and a process holds one.
     """
 
     takes_signals: ClassVar[bool] = False
@@ -54,6 +55,7 @@ class ForeignSettings(abc.ABC):
     engine_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     own: Mapping[str, Any] | None = None
     share: int = 1
+    running: int = 0
 
     @abc.abstractmethod
     def start(self, tokenizer: Any | None) -> ForeignEngine:

@@ -28,6 +28,8 @@ from lookahead.errors import LookaheadError, UsageError, first_line
 
 log = logging.getLogger(__name__)
 
+MEMORY = {"mem_fraction_static", "max_total_tokens"}  # arguments of SGLang that set how much an engine takes
+MEMORY_FRACTION = 0.85  # of the device, that several engines take together
 BATCH_SIZE = 48  # where neither a user nor SGLang sets one
 DRAFT_TOKENS = 15  # of a row in one step, where nobody sets it
 WAIT_SECONDS = 0.1  # at most, for a request to end
@@ -75,8 +77,9 @@ class SglangSettings(ForeignSettings):
             found.update({"speculative_num_draft_tokens": self.draft_tokens + 1, **self.own})
         elif self.drafts.strategy != "off":
             found.update({"speculative_algorithm": ALGORITHM, "speculative_num_draft_tokens": self.draft_tokens + 1})
-        if self.share > 1:
-            found["mem_fraction_static"] = round(0.85 / self.share, 3)
+        if self.share > 1 and not MEMORY & self.engine_args.keys():
+            each = MEMORY_FRACTION / self.share
+            found["mem_fraction_static"] = round(each / (1 - self.running * each), 3)  # of what others have left
         return {**{name: value for name, value in found.items() if value is not None}, **self.engine_args}
 
 

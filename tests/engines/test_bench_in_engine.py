@@ -1,0 +1,370 @@
+"""bench --engine vllm and sglang: what they compare and refuse, and (with -m vllm, -m sglang, see test_vllm.py and
+test_sglang.py) a bench in the engine itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lookahead.bench import engine_contenders, engine_runs, in_engine
+from lookahead.bench.compare import Comparison
+from lookahead.bench.engine_contenders import Contender, EngineBench, contenders
+from lookahead.bench.engine_runs import About, InProcess
+from lookahead.bench.lossless import lossless
+from lookahead.bench.report import report_page
+from lookahead.bench.run import Run, Turn
+from lookahead.draft.options import DraftOptions
+from lookahead.engines.sglang_engine import SglangSettings
+from lookahead.engines.vllm_engine import VllmSettings
+from lookahead.engines.vllm_worker import EXTENSION
+from lookahead.errors import LookaheadError, UsageError
+from lookahead_cli.comparison import print_comparison
+from tests.support.cli import Cli, write_jsonl
+from tests.support.jobs import MODEL, questions
+
+ROOT = Path(__file__).parents[2]
+HAS_SGLANG = importlib.util.find_spec("sglang") is not None
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "saying"),
+    [
+        (["--engine", "tgi"], "--engine tgi: choose hf, vllm or sglang"),
+        (["--engine-arg", "a=1"], "--engine-arg is of vLLM and SGLang"),
+        (["--engine", "vllm", "--engine-arg", "a"], "give NAME=VALUE"),
+        (["--engine", "vllm", "--strategy", "hierarchical"], "vLLM verifies single branches"),
+        (["--engine", "vllm", "--decoding-length", "x"], "--decoding-length x"),
+        (["--engine", "vllm", "--branch-length", "4,8"], "--branch-length 4,8"),
+        (["--engine", "vllm", "--batch-size", "0"], "--batch-size 0"),
+        (["--engine", "vllm", "--sweep"], "leave out --sweep"),
+        (["--engine", "vllm", "--recycling"], "leave out --recycling"),
+        (["--engine", "vllm", "--explain", 1], "leave out --explain"),
+        (["--engine", "vllm", "--replay", "a.jsonl"], "leave out --replay"),
+        (["--engine", "vllm", "--exact"], "has no --exact"),
+        (["--engine", "vllm", "--device", "cpu"], "has no --device: vLLM takes the devices of its platform"),
+        (["--engine", "vllm", "--attn", "eager"], "has no --attn: --engine-arg attention_backend=NAME"),
+        (["--engine", "vllm", "--quantize", "int8"], "has no --quantize: --engine-arg quantization=NAME"),
+        (["--engine", "vllm", "--kv-dtype", "int8"], "has no --kv-dtype: --engine-arg kv_cache_dtype=NAME"),
+        (["--engine", "vllm", "--adapter", "a"], "has no --adapter: merge it into the model"),
+        (["--engine", "sglang", "--strategy", "auto"], "always of one size. Choose hierarchical."),
+        (["--engine", "sglang", "--branch-length", "4"], "may be as deep as they have nodes"),
+        (["--engine", "sglang", "--decoding-length", "x"], "--decoding-length x"),
+        (["--engine", "sglang", "--sweep"], "leave out --sweep"),
+        (["--engine", "sglang", "--device", "cpu"], "has no --device: --engine-arg device=NAME"),
+    ],
+)
+def test_what_makes_no_sense_in_an_engine_is_one_line(options: list[object], saying: str, tmp_path: Path, cli: Cli) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", questions(1))
+    cli.fails(2, "bench", "--model", MODEL, "--input", source, *options, saying=[saying])
+
+
+def test_it_needs_a_model_and_prompts(cli: Cli) -> None:
+    cli.fails(2, "bench", "--engine", "vllm", "--model", MODEL, saying=["needs --model NAME_OR_DIR and --input"])
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_that_is_not_installed_is_named_with_its_package(engine: str, tmp_path: Path, cli: Cli) -> None:
+    if importlib.util.find_spec(engine) is not None:
+        pytest.skip(f"{engine} is installed")
+    source = write_jsonl(tmp_path / "in.jsonl", questions(1))
+    saying = [f"pip install 'lookahead[{engine}]'"]
+    cli.fails(2, "bench", "--engine", engine, "--model", MODEL, "--input", source, saying=saying)
+
+
+def test_contenders_are_plain_vllms_own_and_ours_at_each_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_contenders, "NEEDS", {"suffix": "no_such_package"})
+    assert [each.name for each in contenders("vllm")] == ["plain", "ngram", "auto", "single 9"]
+    monkeypatch.setattr(engine_contenders, "NEEDS", {})
+    found = contenders("vllm", "auto,single", "5,17", price=0.1, session_tokens=7)
+    assert [each.name for each in found] == ["plain", "ngram", "suffix", "auto 5", "auto 17", "single 5", "single 17"]
+    assert [each.draft_tokens for each in found] == [0, 16, 16, 4, 16, 4, 16]
+    assert [each.own and each.own["method"] for each in found[:4]] == [None, "ngram", "suffix", None]
+    for each in found[3:]:
+        assert each.options is not None
+        assert (each.options.strategy, each.options.adaptive) == ("single", each.name.startswith("auto"))
+        assert (each.options.decoding_length, each.options.branch_length) == (each.draft_tokens + 1, each.draft_tokens)
+        assert (each.options.price, each.options.session_tokens) == (0.1, 7)
+    assert [each.draft_tokens for each in contenders("vllm", "single", "17", "6", peers=False)] == [0, 6]
+    assert [each.name for each in contenders("vllm", "auto,single", "auto", peers=False)] == ["plain", "auto"]
+    with pytest.raises(UsageError, match="--strategy off"):
+        contenders("vllm", "off")
+
+
+def test_each_contender_starts_vllm_with_its_drafts_and_its_share_of_the_memory() -> None:
+    compared = contenders("vllm", "auto", "9")
+    bench = EngineBench("vllm", "org/model", compared, engine_args={"max_model_len": 512})
+    arguments: dict[str, dict[str, Any]] = {}
+    for contender in compared:
+        settings = bench.settings(contender, ["a.trie"], [1.0], 4)
+        assert isinstance(settings, VllmSettings)
+        arguments[contender.name] = settings.arguments(on_cpu=True)
+    assert "speculative_config" not in arguments["plain"]
+    assert arguments["ngram"]["speculative_config"]["num_speculative_tokens"] == 8
+    assert arguments["ngram"]["speculative_config"]["method"] == "ngram"
+    assert "additional_config" not in arguments["ngram"]
+    assert arguments["auto"]["speculative_config"]["method"] == "custom_class"
+    assert arguments["auto"]["additional_config"]["lookahead"]["tries"] == [os.path.abspath("a.trie")]
+    assert all(each["max_model_len"] == 512 and each["max_num_seqs"] == 4 for each in arguments.values())
+    assert all(each["worker_extension_cls"] == EXTENSION for name, each in arguments.items() if name != "plain")
+    assert bench.settings(compared[0], (), (), 4).share == len(compared)
+
+
+def test_contenders_in_sglang_are_plain_its_ngram_and_our_trees() -> None:
+    found = contenders("sglang")
+    assert [(each.name, each.draft_tokens) for each in found] == [("plain", 0), ("ngram", 15), ("hierarchical 16", 15)]
+    options = found[2].options
+    assert options is not None
+    assert (options.strategy, options.adaptive, options.decoding_length) == ("hierarchical", False, 16)
+    found = contenders("sglang", decoding_length="8,auto,32", peers=False)
+    assert [(each.name, each.draft_tokens) for each in found[1:]] == [
+        ("hierarchical 8", 7),
+        ("hierarchical 16", 15),
+        ("hierarchical 32", 31),
+    ]
+
+
+def test_each_contender_starts_sglang_with_a_share_of_what_others_have_left() -> None:
+    compared = contenders("sglang")
+    bench = EngineBench("sglang", "org/model", compared, engine_args={"device": "cpu"})
+    arguments: dict[str, dict[str, Any]] = {}
+    for running, contender in enumerate(compared):
+        settings = bench.settings(contender, ["a.trie"], [1.0], 4, running)
+        assert isinstance(settings, SglangSettings)
+        arguments[contender.name] = settings.arguments()
+    assert "speculative_algorithm" not in arguments["plain"]
+    assert [each.get("speculative_algorithm") for each in arguments.values()] == [None, "NGRAM", "LOOKAHEAD"]
+    assert [each.get("speculative_num_draft_tokens") for each in arguments.values()] == [None, 16, 16]
+    assert all((each["max_running_requests"], each["device"]) == (4, "cpu") for each in arguments.values())
+    free = 1.0
+    for each in arguments.values():
+        free -= free * each["mem_fraction_static"]
+    assert free == pytest.approx(0.15, abs=2e-3)
+    limited = EngineBench("sglang", "org/model", compared, engine_args={"max_total_tokens": 512})
+    settings = limited.settings(compared[0], (), (), 4)
+    assert isinstance(settings, SglangSettings)
+    assert "mem_fraction_static" not in settings.arguments()
+
+
+ANSWER = [1, 2, 3, 4, 5]
+
+
+def comparison(ours: list[int] = ANSWER, engine: str = "vllm", **fields: Any) -> Comparison:
+    """Of two runs in an engine, ours twice as fast. ours: its answer."""
+
+    def run(name: str, options: DraftOptions | None, answer: list[int], seconds: float, steps: int) -> Run:
+        found = Run(name, options, lambda rows: iter(()), lambda: None)
+        found.add(0, Turn([answer], seconds, forwards=steps, steps=steps, accepted_tokens=4 - steps))
+        return found
+
+    drafting = DraftOptions("single", adaptive=True)
+    runs = [run("plain", DraftOptions("off"), ANSWER, 2.0, 4), run("auto", drafting, ours, 1.0, 2)]
+    for each in runs:
+        each.settle(runs[0])
+    about = {"processor": "P", "threads": 1, "torch": "2", "transformers": "5", engine: "0.32.0", "quantization": None}
+    given: dict[str, Any] = {"lossless": None, "lossless_rows": 1, "environment": about, **fields}
+    return Comparison("org/model", "cpu", "float32", engine, 1, 1, 1, False, runs, **given)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_comparison_in_an_engine_is_shown_without_what_nobody_could_measure(
+    engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = comparison(engine=engine, lossless=lossless(None, [[1]], [[1, 2, 3, 4, 5]], {"auto": [[1, 2, 3, 4, 6]]}))
+    print_comparison(found)
+    out = capsys.readouterr().out
+    assert "2.00x" in out
+    assert "where the time went" not in out
+    assert "different: prompt 1, auto, after 4 tokens: token 6 for 5, not judged" in out
+    assert f"{engine} 0.32.0" in out
+    assert "peak memory" not in out
+    page = report_page([found], "lookahead bench")
+    assert "Where the time went" not in page
+    assert "2.00x plain decoding" in page
+
+
+def test_outputs_that_nobody_judges_are_identical_or_different() -> None:
+    found = lossless(None, [[1], [1]], [[1, 2], [3, 4]], {"auto": [[1, 2], [3, 5]]})
+    assert (found.identical, found.near_tie, found.different, found.exact) == (1, 0, 1, False)
+    assert (found.divergences[0].row, found.divergences[0].place, found.divergences[0].tolerance) == (2, 1, None)
+
+
+def test_outputs_that_differ_are_judged_by_the_stock_model_unless_the_engine_has_quantized_it() -> None:
+    bench, other, prompts = EngineBench("vllm", str(MODEL), contenders("vllm", "auto")), [*ANSWER[:4], 6], [[7, 8]]
+    same = in_engine._judged(bench, comparison(), prompts)
+    assert same is not None
+    assert (same.identical, same.divergences) == (1, [])
+    judged = in_engine._judged(bench, comparison(other), prompts)
+    assert judged is not None
+    (found,) = judged.divergences
+    assert (found.kind, found.place, found.expected, found.got) == ("different", 4, 5, 6)
+    assert None not in (found.expected_score, found.got_score, found.tolerance)
+    about = {**comparison().environment, "quantization": "fp8"}
+    unjudged = in_engine._judged(bench, comparison(other, environment=about), prompts)
+    assert unjudged is not None
+    assert [(each.kind, each.place, each.tolerance) for each in unjudged.divergences] == [("different", 4, None)]
+    assert in_engine._judged(bench, comparison(other, lossless_rows=0), prompts) is None
+
+
+def test_one_of_the_engines_own_ways_that_does_not_start_is_left_out() -> None:
+    closed: list[str] = []
+
+    class Stub:
+        def __init__(self, name: str):
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    def start(contender: Contender, running: int) -> Any:
+        started.append((contender.name, running))
+        if contender.name == broken:
+            raise LookaheadError("vLLM does not start: no.")
+        return Stub(contender.name)
+
+    notices, started, broken = list[str](), list[tuple[str, int]](), "ngram"
+    events = in_engine.BenchEvents()
+    events.notice = notices.append  # type: ignore[method-assign, assignment]
+    compared = [each for each in contenders("vllm", "auto") if each.name != "suffix"]
+    bench = EngineBench("vllm", "org/model", compared)
+    with in_engine._running(bench, start, events) as engines:
+        assert list(engines) == ["plain", "auto"]
+    assert started == [("plain", 0), ("ngram", 1), ("auto", 1)]
+    assert closed == ["plain", "auto"]
+    assert notices == ["left out ngram: vLLM does not start: no"]
+    broken = "auto"
+    with pytest.raises(LookaheadError, match="does not start"), in_engine._running(bench, start, events):
+        pass
+    assert closed == ["plain", "auto", "plain", "ngram"]
+
+
+class Scripted:
+    """Stands for `engine_runs.Here` in the process of an engine."""
+
+    about = About("cpu", "float32", None, "0.5")
+
+    def __init__(self, engine: Any):
+        self.engine = engine
+
+    def answer(self, prompts: list[list[int]], max_new_tokens: int) -> Turn:
+        if not prompts:
+            raise ValueError("no prompts\nat all")
+        if prompts == [[0]]:
+            os._exit(1)
+        return Turn(prompts, 1.0, forwards=max_new_tokens)
+
+    def close(self) -> None:
+        Path(self.engine).write_text("closed", "utf-8")
+
+
+class Settings(SglangSettings):
+    """Those of `Scripted`: no engine is started, its model names the file that tells that it was closed."""
+
+
+def serve_scripted(line: Any, name: str, settings: SglangSettings) -> None:
+    """As `engine_runs._serve`, in the process."""
+    engine_runs.Here = Scripted  # type: ignore[assignment, misc]
+    engine_runs.in_engine = lambda *arguments: settings.model  # type: ignore[assignment]
+    print("this is not a part of a report")
+    engine_runs._serve(line, name, settings)
+
+
+def test_an_engine_in_a_process_of_its_own_answers_and_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_runs, "_serve", serve_scripted)
+    run = InProcess("sglang", Settings(str(tmp_path / "closed")))
+    assert run.about == Scripted.about
+    turn = run.answer([[1, 2], [3]], 7)
+    assert (turn.outputs, turn.forwards) == ([[1, 2], [3]], 7)
+    with pytest.raises(LookaheadError, match=r"^ValueError: no prompts\.$"):
+        run.answer([], 7)
+    run.close()
+    assert (tmp_path / "closed").read_text("utf-8") == "closed"
+    run = InProcess("sglang", Settings(str(tmp_path / "closed")))
+    with pytest.raises(LookaheadError, match="SGLang has failed: its process has ended"):
+        run.answer([[0]], 7)
+    run.close()
+
+
+def test_an_engine_that_does_not_start_in_its_process_says_why() -> None:
+    with pytest.raises(LookaheadError, match="no-such-model"):
+        InProcess("sglang", SglangSettings("/no-such-model"))
+
+
+def benched(*options: object) -> Any:
+    """The report of a bench in a process of its own, and its stderr."""
+    line = [sys.executable, "-m", "lookahead_cli", "bench", "--model", MODEL, *options, "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if HAS_SGLANG:  # on a CPU, with its kernels in PyTorch
+        environment["SGLANG_USE_CPU_ENGINE"] = "1"
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests/support/sglang_on_cpu"), *sys.path])
+    found = subprocess.run([str(word) for word in line], capture_output=True, text=True, env=environment, check=False)
+    assert found.returncode == 0, found.stderr[-2000:]
+    return json.loads(found.stdout), found.stderr
+
+
+def checked(each: Any, ours: str) -> dict[str, Any]:
+    """The runs of a batch by name; what holds in any engine is asserted."""
+    runs = {run["name"]: run for run in each["runs"]}
+    assert (each["rows"], each["dtype"]) == (6, "float32")
+    assert each["lossless"] == {"checked": 6, "identical": 6, "near_tie": 0, "different": 0}
+    plain, drafted = runs["plain"], runs[ours]
+    assert drafted["tokens"] == plain["tokens"] == runs["ngram"]["tokens"]
+    assert plain["edl"] == 1.0 < drafted["edl"]
+    assert (plain["draft_tokens"], plain["accepted_by_source"]) == (0, {})
+    assert 0 < sum(drafted["accepted_by_source"].values()) <= drafted["draft_tokens"]
+    assert drafted["accepted_by_source"].keys() <= {"prompt", "output", "session"}
+    return runs
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
+def test_a_bench_in_vllm_compares_all_of_them(tmp_path: Path) -> None:
+    """Two batch sizes, ids equal, memories cleared between repeats, a row that cannot be answered left out."""
+    source = write_jsonl(tmp_path / "in.jsonl", [*questions(6), {"prompt": ""}])
+    options: tuple[object, ...] = ("--engine", "vllm", "--input", source, "--batch-size", "1,2", "--repeat", 2)
+    options += ("--max-new-tokens", 24, "--strategy", "single", "--report", tmp_path / "page.html")
+    for argument in ("enforce_eager=true", "max_model_len=512", f"kv_cache_memory_bytes={1 << 28}"):
+        options += ("--engine-arg", argument)
+    report, err = benched(*options)
+    assert "left out" in err
+    for batch_size, each in zip((1, 2), report["batches"], strict=True):
+        runs = checked(each, "single 9")
+        names = ["plain", "ngram", "suffix", "single 9"] if importlib.util.find_spec("arctic_inference") else None
+        assert list(runs) == (names or ["plain", "ngram", "single 9"])
+        assert (each["batch_size"], each["mode"]) == (batch_size, "vllm")
+        assert each["environment"]["vllm"].startswith("0.3")
+        assert runs["single 9"]["forwards"] < runs["plain"]["forwards"]
+    assert "plain decoding" in (tmp_path / "page.html").read_text("utf-8")
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not HAS_SGLANG, reason="SGLang is not installed")
+def test_a_bench_in_sglang_compares_all_of_them(tmp_path: Path) -> None:
+    """Ids equal, memories cleared between repeats, a row that cannot be answered left out."""
+    source = write_jsonl(tmp_path / "in.jsonl", [*questions(6), {"prompt": ""}])
+    options: tuple[object, ...] = ("--engine", "sglang", "--input", source, "--batch-size", 2, "--repeat", 2)
+    options += ("--max-new-tokens", 24, "--decoding-length", 8)
+    for argument in ("device=cpu", "attention_backend=torch_native", "context_length=512", "max_total_tokens=4096"):
+        options += ("--engine-arg", argument)
+    report, err = benched(*options)
+    assert "left out" in err
+    runs = checked(report, "hierarchical 8")
+    assert list(runs) == ["plain", "ngram", "hierarchical 8"]
+    assert (report["batch_size"], report["mode"], report["environment"]["sglang"]) == (2, "sglang", "0.5.23")
+    assert runs["ngram"]["edl"] > 1.0
+    assert runs["ngram"]["draft_tokens"] > 0
