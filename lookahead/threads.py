@@ -20,6 +20,7 @@ from numba.extending import intrinsic
 
 from lookahead.interpreted import Interpreted
 from lookahead.kernel_cache import KernelCache
+from lookahead.kernel_compiler import KernelCompiler
 from lookahead.kernels import MEANINGS, SOURCES, memory_at, woven
 
 LONG = ir.IntType(64)
@@ -63,7 +64,7 @@ def c_function(kernel: Callable[[int], None]) -> tuple[Callable[[Any], None], in
 
     It releases the GIL. It takes an address, or bytes to read and write, which nobody else may hold.
     """
-    compiled: Any = CFunc(kernel, ((types.int64,), types.void), {}, {"nopython": True, "error_model": "numpy"})
+    compiled: Any = CFunc(kernel, ((types.int64,), types.void), {}, {"nopython": True, "error_model": "numpy"}, pipeline_class=KernelCompiler)
     compiled._cache = KernelCache(kernel, SOURCES)
     compiled.compile()
     _kept.append(compiled)

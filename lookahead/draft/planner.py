@@ -84,7 +84,8 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
     tree, reached = rows.trees[row], rows.reach[row]
     tree[TREE_TOKENS, 0], tree[TREE_PARENTS, 0], tree[TREE_SOURCES, 0], tree[TREE_MATCHES, 0] = keys[0, 0], -1, -1, 0
     reached[0, 0], reached[1, 0] = 1.0, 1.0
-    offered[:] = 0
+    for bin_ in range(BINS):
+        offered[bin_] = 0
     least = max(LEAST, AT_NO_COST * priced)
     cutoff, above, edge = least, np.int64(0), np.int64(0)
     nodes, filled, waiting, few = 1, 0, 0, min(free, budget)
@@ -100,7 +101,8 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
                 parent = keys[node, 1]
-                scratch.made[node] = 0
+                for text in range(scratch.made.shape[1]):
+                    scratch.made[node, text, 0], scratch.made[node, text, 1] = 0, 0
                 scratch.skipped[node, 0], scratch.skipped[node, 1] = -1, -1
                 move_aligned(
                     shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], parent, own,

@@ -86,8 +86,10 @@ def _follow(address, bits, magnitude):
     tokens, path, at = carray(int64_at(at), (nodes,)), carray(int64_at(at + 8 * nodes), (nodes,)), at + 16 * nodes
     counts, depths = carray(int64_at(at), (count, 2)), carray(int64_at(at + 16 * count), (nodes,))
     for tree in range(count):
-        begin, end, first, following, stop = trees[tree]
-        depths[begin:end] = -1
+        begin, end, first = trees[tree, 0], trees[tree, 1], trees[tree, 2]
+        following, stop = trees[tree, 3], trees[tree, 4]
+        for node in range(begin, end):
+            depths[node] = -1
         depths[begin] = depth = 0
         by_best, node, token = following == stop, begin, np.int64(-1)
         while by_best or following < stop:

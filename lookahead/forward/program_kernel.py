@@ -25,7 +25,7 @@ import numpy as np
 
 from lookahead.forward.attention_kernel import DONE, TASK_META, TASK_TOKENS, TICKETS
 from lookahead.forward.attention_kernel import TASK as ATTENTION_TASK
-from lookahead.forward.panels import COUNT, INT4, INT8, OUTPUTS, PANEL, TASK, TOKENS, multiply_panel, store
+from lookahead.forward.panels import ASKED, COUNT, INT4, INT8, OUTPUTS, PANEL, SUMS, TASK, TOKENS, multiply_panels, store
 from lookahead.forward.quantized_cache import quantize4, quantize8
 from lookahead.forward.quantized_code import quantize
 from lookahead.forward.quantized_rows import look_up
@@ -297,14 +297,13 @@ def _panels(head, stage):
 
 
 @woven
-def _products(head, stage, begin, end, sums):
+def _products(head, stage, begin, end, asked):
     """Some panels of the products of a stage."""
     at = np.int64(0)
     for number in range(stage[FIRST], stage[FIRST] + stage[SOME]):
         task = carray(int64_at(head[PRODUCT_TABLE] + number * TASK * 8), (TASK,))
         panels = (task[OUTPUTS] + PANEL - 1) // PANEL
-        for panel in range(max(begin - at, 0), min(end - at, panels)):
-            multiply_panel(task, panel, sums)
+        multiply_panels(task, max(begin - at, 0), min(end - at, panels), asked)
         at += panels
 
 
@@ -323,8 +322,8 @@ def _rows(head, stage, begin, end, thread):
 def _is_outside(address, count, most):
     """Whether one of that many int64 is negative or `most` or more."""
     numbers, outside = carray(int64_at(address), (count,)), False
-    for number in numbers:
-        outside = outside or number < 0 or number >= most
+    for k in range(count):
+        outside = outside or numbers[k] < 0 or numbers[k] >= most
     return outside
 
 
@@ -361,7 +360,9 @@ def run(address: Any) -> None:
     head = carray(int64_at(address), (HEAD,))
     thread, threads = take_ticket(address), head[THREADS]
     stages = carray(int64_at(head[STAGE_TABLE]), (head[STAGES], STAGE))
-    sums = np.empty((min(TOKENS, head[ALL]), PANEL), np.float32)
+    sums, room = np.empty((min(TOKENS, head[ALL]), PANEL), np.float32), np.empty(ASKED, np.int64)
+    asked = carray(int64_at(room.ctypes.data), (ASKED,))
+    asked[SUMS] = sums.ctypes.data
     for number in range(head[STAGES]):
         stage = stages[number]
         if stage[STAGE_KIND] == ATTENTION:
@@ -374,7 +375,7 @@ def run(address: Any) -> None:
         while share < shares:
             begin, end = items * share // shares, items * (share + 1) // shares
             if stage[STAGE_KIND] == PRODUCTS:
-                _products(head, stage, begin, end, sums.ctypes.data)
+                _products(head, stage, begin, end, asked)
             else:
                 _rows(head, stage, begin, end, thread)
             done += 1
