@@ -73,10 +73,11 @@ def store(source, count, target, stored):
 
 
 @part
-def multiply_panels(task, begin, end, asked):
-    """Some panels of a product. asked: int64 [ASKED], of which SUMS is given."""
-    asked[PRODUCT], asked[BEGIN], asked[END] = address_of(task), begin, end
-    call_with(task[MULTIPLY], address_of(asked))
+def multiply_panels(task, begin, end, sums, room):
+    """Some panels of a product. sums, room: addresses of scratch memory for float32 [TOKENS, 64] and int64 [ASKED]."""
+    asked = carray(int64_at(room), (ASKED,))
+    asked[PRODUCT], asked[BEGIN], asked[END], asked[SUMS] = address_of(task), begin, end, sums
+    call_with(task[MULTIPLY], room)
 
 
 def _product(address: Any) -> None:
@@ -84,11 +85,9 @@ def _product(address: Any) -> None:
     task = carray(int64_at(address), (TASK,))
     panels = (task[OUTPUTS] + PANEL - 1) // PANEL
     sums, room = np.empty((min(TOKENS, task[COUNT]), PANEL), np.float32), np.empty(ASKED, np.int64)
-    asked = carray(int64_at(room.ctypes.data), (ASKED,))
-    asked[SUMS] = sums.ctypes.data
     number = take_ticket(address)
     while number < panels:
-        multiply_panels(task, number, number + 1, asked)
+        multiply_panels(task, number, number + 1, sums.ctypes.data, room.ctypes.data)
         number = take_ticket(address)
 
 

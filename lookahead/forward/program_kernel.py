@@ -25,7 +25,7 @@ import numpy as np
 
 from lookahead.forward.attention_kernel import DONE, TASK_META, TASK_TOKENS, TICKETS
 from lookahead.forward.attention_kernel import TASK as ATTENTION_TASK
-from lookahead.forward.panels import ASKED, COUNT, INT4, INT8, OUTPUTS, PANEL, SUMS, TASK, TOKENS, multiply_panels, store
+from lookahead.forward.panels import ASKED, COUNT, INT4, INT8, OUTPUTS, PANEL, TASK, TOKENS, multiply_panels, store
 from lookahead.forward.quantized_cache import quantize4, quantize8
 from lookahead.forward.quantized_code import quantize
 from lookahead.forward.quantized_rows import look_up
@@ -297,13 +297,13 @@ def _panels(head, stage):
 
 
 @woven
-def _products(head, stage, begin, end, asked):
+def _products(head, stage, begin, end, sums, room):
     """Some panels of the products of a stage."""
     at = np.int64(0)
     for number in range(stage[FIRST], stage[FIRST] + stage[SOME]):
         task = carray(int64_at(head[PRODUCT_TABLE] + number * TASK * 8), (TASK,))
         panels = (task[OUTPUTS] + PANEL - 1) // PANEL
-        multiply_panels(task, max(begin - at, 0), min(end - at, panels), asked)
+        multiply_panels(task, max(begin - at, 0), min(end - at, panels), sums, room)
         at += panels
 
 
@@ -361,8 +361,6 @@ def run(address: Any) -> None:
     thread, threads = take_ticket(address), head[THREADS]
     stages = carray(int64_at(head[STAGE_TABLE]), (head[STAGES], STAGE))
     sums, room = np.empty((min(TOKENS, head[ALL]), PANEL), np.float32), np.empty(ASKED, np.int64)
-    asked = carray(int64_at(room.ctypes.data), (ASKED,))
-    asked[SUMS] = sums.ctypes.data
     for number in range(head[STAGES]):
         stage = stages[number]
         if stage[STAGE_KIND] == ATTENTION:
@@ -375,7 +373,7 @@ def run(address: Any) -> None:
         while share < shares:
             begin, end = items * share // shares, items * (share + 1) // shares
             if stage[STAGE_KIND] == PRODUCTS:
-                _products(head, stage, begin, end, asked)
+                _products(head, stage, begin, end, sums.ctypes.data, room.ctypes.data)
             else:
                 _rows(head, stage, begin, end, thread)
             done += 1
