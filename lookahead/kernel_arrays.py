@@ -1,10 +1,10 @@
 """Arrays inside kernels that are an address and sizes. In: pointers. Out: elements, rows and slices of what lies there.
 
-An array of numba's own is seven numbers and an owner whose references are counted, and each index into one becomes some sixty
-instructions of LLVM, which are optimised away again: most of the time in which drafting was compiled. A `BareArray` is a pointer
-and those sizes that are not constants, and an index into it becomes about five. It is C-contiguous, nobody owns it, and kernels
-may do with it what is defined here: read and write elements by integers (negative ones count from the end), take rows and
-one-dimensional slices, ask for `len` and `shape`. A loop replaces what numpy would do to a whole array.
+An array of numba's own is seven numbers or more and an owner whose references are counted. Each index into one becomes some
+sixty instructions of LLVM, which take time until they are optimised away. A `BareArray` is a pointer and those sizes that are
+not constants, and an index into it becomes about five. It is C-contiguous, and nobody owns it. Kernels may do with it what is
+defined here: read and write elements by integers (negative ones count from the end), take rows and slices of one axis, ask for
+`len`, `shape` and `dtype`. A loop replaces what numpy would do to a whole array.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from numba.core import types
+from numba import types
 from numba.core.cgutils import unpack_tuple
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
 from numba.extending import infer_getattr, intrinsic, lower_builtin, lower_getattr, models, register_model
@@ -68,7 +68,7 @@ def _element(context, builder, kind, array, index, given):
     types_of = _indices(index)
     values = unpack_tuple(builder, given) if isinstance(index, types.BaseTuple) else [given]
     offset = None
-    for axis in range(kind.ndim if len(types_of) < kind.ndim else len(types_of)):
+    for axis in range(kind.ndim):
         if offset is not None:
             offset = builder.mul(offset, _size(context, builder, kind, array, axis), flags=("nsw",))
         if axis < len(types_of):
@@ -155,6 +155,7 @@ class _Len(AbstractTemplate):
     def generic(self, args, kws):
         if len(args) == 1 and isinstance(args[0], BareArray):
             return signature(types.intp, *args)
+        return None
 
 
 @lower_builtin(len, BareArray)

@@ -7,8 +7,8 @@ To find the type of an operation, numba tries all that is known of it, one after
 at each turn of type inference: a third of the time in which drafting was compiled. Here what was found for the same operation
 and types is taken again (`_remembering`).
 
-numba has no options for either, so classes of its compiler are derived from, and one of its methods is replaced while a kernel is
-compiled, which holds numba's lock (tried with numba 0.60 and 0.68).
+numba has no options for either, so classes of its compiler are derived from, and one of its methods is replaced while a kernel
+is compiled, which holds numba's lock (tried with numba 0.60 and 0.68).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _resolved: dict[Any, Any] = {}  # function type, types of arguments -> signature
 @contextlib.contextmanager
 def _remembering() -> Iterator[None]:
     """While open, numba looks up a signature once for each function and types of arguments. Not for several threads."""
-    find = BaseFunction.get_call_type
+    numba_types: Any = BaseFunction
+    find = numba_types.get_call_type
 
     def get_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
         key = self, context, tuple(args), tuple(kws.items())
@@ -38,11 +39,11 @@ def _remembering() -> Iterator[None]:
             found = _resolved[key] = find(self, context, args, kws)
         return found
 
-    BaseFunction.get_call_type = get_call_type
+    numba_types.get_call_type = get_call_type
     try:
         yield
     finally:
-        BaseFunction.get_call_type = find
+        numba_types.get_call_type = find
 
 
 class KernelCompiler(Compiler):
@@ -56,8 +57,8 @@ class KernelCompiler(Compiler):
 class _PartLibrary(JITCodeLibrary):
     """Code that is only linked into the code that calls it: neither optimised nor turned into machine code on its own.
 
-    There it stays a function, unless it is to be inlined wherever it is called: LLVM would inline more than is good for the time
-    that it takes.
+    There it stays a function, unless it is to be inlined wherever it is called: LLVM would inline so much that it takes
+    twice as long.
     """
 
     def add_ir_module(self, ir_module: Any) -> None:

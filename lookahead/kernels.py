@@ -1,12 +1,9 @@
 """How kernels are compiled, and how they are given many arrays. In: functions over numbers and arrays. Out: machine code.
 
-numba optimises each function and turns it into machine code on its own, before it does so again within each caller. A `part` of
-kernels is only linked into its callers, which halves the time to compile drafting. For this, classes of numba's compiler are
-derived from (`_PartLibrary`, `_PartLowering`; tried with numba 0.60 and 0.68): numba has no option for it.
-
-Kernels release the GIL and are compiled once per machine, which a new user waits for. So arrays are copied into arrays by loops
-(numba's own check of their shapes takes a second or two to compile, in each kernel), and variables that a loop changes begin as
-np.int64: what is called with one that begins as a literal is compiled twice.
+Kernels release the GIL and are compiled once per machine, which a new user waits for. So their compiler is a faster one
+(kernel_compiler.py), arrays that a kernel finds by an address are bare (kernel_arrays.py), arrays are copied into arrays by
+loops (numba's own check of their shapes takes a second or two to compile, in each kernel), and variables that a loop changes
+begin as np.int64: what is called with one that begins as a literal is compiled twice.
 
 numba keeps what it has compiled until the function's own file changes. But the kernels that it calls are a part of it, as are
 constants, and those may come from other files. So here it is kept until any file with kernels changes, or one that these import
@@ -40,7 +37,7 @@ from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, mod
 from numba.np.arrayobj import make_array
 from numba.np.numpy_support import as_dtype, from_dtype
 
-from lookahead.kernel_arrays import BareArray, array_at, carray
+from lookahead.kernel_arrays import BareArray, address_of, array_at, carray
 from lookahead.kernel_cache import KernelCache
 from lookahead.kernel_compiler import KernelCompiler, PartCompiler
 
@@ -87,10 +84,8 @@ def _type_of_part(part: Part, context: Any) -> types.Dispatcher:
 
 
 kernel = _kept()
-part = Part  # called by kernels
-inlined = functools.partial(Part, forceinline=True)  # part of its callers' code: called very often
-woven = inlined  #
-# arguments, or be so small that its callers grow little
+part = Part  # called by kernels, where it stays a function: what is large or called from several places
+inlined = functools.partial(Part, forceinline=True)  # becomes code of its callers: what is called very often, or from one place
 
 
 MEANINGS: dict[int, Callable[..., Any]] = {}  # id of an intrinsic function -> the same in Python, see interpreted.py
@@ -134,6 +129,7 @@ float32_at, float64_at = pointer_to(types.float32), pointer_to(types.float64)
 
 
 MEANINGS[id(carray)] = lambda pointer, shape: memory_at(pointer.address, shape, pointer.dtype)
+MEANINGS[id(address_of)] = lambda array: array.ctypes.data
 
 
 # name -> (dtype, shape). A string in a shape is a size by name, or such a size and more: "texts", "texts + 1".

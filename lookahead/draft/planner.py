@@ -33,7 +33,7 @@ from lookahead.draft.mixture import TEACHES, learn, mix, move_aligned, rescore
 from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
 from lookahead.draft.tree import GRAMMAR
-from lookahead.kernels import carray, float64_at, inlined, int32_at, int64_at, kernel, woven
+from lookahead.kernels import carray, float64_at, inlined, int32_at, int64_at, kernel
 from lookahead.threads import add
 
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
@@ -74,7 +74,7 @@ def grow_rows(address):
         row = add(address + 8 * NEXT, 1)
 
 
-@woven
+@inlined
 def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, free, single):
     own = own_arrays(rows.own, row)
     keys, values, slots = scratch.keys, scratch.values, scratch.slots
@@ -240,7 +240,7 @@ def accept_rows(address):
         _accept(shared, rows, scratch, of_rows[k, 0], said[start:end], of_rows[k, 2] != 0)
 
 
-@woven
+@inlined
 def _accept(shared, rows, scratch, row, said, learning):
     if len(said) and rows.nodes[row] > 0:
         count_nodes(

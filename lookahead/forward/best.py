@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lookahead.kernels import carray, inlined, int16_at, int32_at, int64_at, kernel, woven
+from lookahead.kernels import carray, inlined, int16_at, int32_at, int64_at, kernel
 
 BLOCK = 128  # scores whose maximum is taken at once
 
@@ -70,7 +70,7 @@ def _follow_halves(address):
     _follow(address, carray(int16_at(told[SCORES]), (told[PLACES], told[VOCAB])), np.int16(0x7FFF))
 
 
-@woven
+@inlined
 def _follow(address, bits, magnitude):
     """Behind the arguments stand, int64 [trees, 5]: where a tree begins and ends among all nodes, its root's row of scores, and
     where the tokens begin and end that it is followed by instead of the best (none: by the best); these tokens, int64; the

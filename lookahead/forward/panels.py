@@ -25,8 +25,7 @@ from lookahead.forward.quantized_code import (
 )
 from lookahead.forward.vector_code import LANES
 from lookahead.forward.vectors import narrow, take_ticket, widen
-from lookahead.kernel_arrays import address_of
-from lookahead.kernels import carray, inlined, int64_at, part
+from lookahead.kernels import address_of, carray, inlined, int64_at, part
 from lookahead.threads import c_function, call_with, run_in
 
 # How weights lie. Tokens are float32; bfloat16 where weights lie in pairs; quantized where weights are (quantized_code.py).
@@ -216,10 +215,10 @@ class Panels:
         addends = None if bias is None else bias.float()
         output = tokens.new_empty(*tokens.shape[:-1], self.outputs)
         count, size = len(flat), output.element_size()
+        stride, output_stride = flat.stride(0) * flat.element_size(), self.outputs * size
         task = TASK_BYTES.pack(
-            *(0, multiplier_of(self.kind), flat.data_ptr(), flat.stride(0) * flat.element_size(), count, self.weight.data_ptr(), self.lines),
-            *(self.outputs, 0 if addends is None else addends.data_ptr(), output.data_ptr(), self.outputs * size),
-            STORED[self.dtype],
+            *(0, multiplier_of(self.kind), flat.data_ptr(), stride, count, self.weight.data_ptr(), self.lines, self.outputs),
+            *(0 if addends is None else addends.data_ptr(), output.data_ptr(), output_stride, STORED[self.dtype]),
         )
         run_in(torch.get_num_threads() if count * self.inner * self.outputs > ALONE else 1, _product, task)
         return output

@@ -43,7 +43,7 @@ from lookahead.forward.vector_math import (
     to_float16,
 )
 from lookahead.forward.vectors import take_ticket, widen
-from lookahead.kernels import carray, float32_at, int32_at, int64_at, part, woven
+from lookahead.kernels import carray, float32_at, inlined, int32_at, int64_at, part
 from lookahead.threads import add, call_with, wait_for
 
 # The array that describes a run: numbers and addresses. The first ones each run brings, the others follow from the plan.
@@ -73,7 +73,7 @@ IN_8_BITS, IN_4_BITS = -8, -4
 NOT, TO_BFLOAT16, TO_FLOAT16 = range(3)
 
 
-@woven
+@inlined
 def _address(line, operand, token, wanted, thread):
     """Where an operand of an instruction begins for a token."""
     row = wanted if line[operand + BY_WANTED] != 0 else token
@@ -286,7 +286,7 @@ def _row(head, line, token, wanted, thread):
         right += line[RIGHT + BY_OUTER] * 4
 
 
-@woven
+@inlined
 def _panels(head, stage):
     """Of all products of a stage."""
     total = np.int64(0)
@@ -296,7 +296,7 @@ def _panels(head, stage):
     return total
 
 
-@woven
+@inlined
 def _products(head, stage, begin, end, sums, room):
     """Some panels of the products of a stage."""
     at = np.int64(0)
@@ -307,7 +307,7 @@ def _products(head, stage, begin, end, sums, room):
         at += panels
 
 
-@woven
+@inlined
 def _rows(head, stage, begin, end, thread):
     """A stage of rows for some tokens."""
     kept = carray(int64_at(head[KEPT]), (head[WANTED],))
@@ -318,7 +318,7 @@ def _rows(head, stage, begin, end, thread):
             _row(head, line, token, wanted, thread)
 
 
-@woven
+@inlined
 def _is_outside(address, count, most):
     """Whether one of that many int64 is negative or `most` or more."""
     numbers, outside = carray(int64_at(address), (count,)), False
