@@ -58,7 +58,7 @@ from lookahead.draft.places import (
 )
 from lookahead.draft.recycled import ANY, place_of
 from lookahead.draft.recycled import BEST as PLACED
-from lookahead.kernels import inlined, woven
+from lookahead.kernels import inlined
 
 # A wide range is represented by that many occurrences, evenly, for each share that can matter; by MOST_SAMPLED at most.
 RESOLUTION = np.float32(4.0)
@@ -89,7 +89,7 @@ def slot_of(scratch, stamp, token):
     return np.uint64(scratch.numbers[h])
 
 
-@woven
+@inlined
 def credit(scratch, slot, gain, source, match):
     """A token gains probability; the largest gain tells its source and match length."""
     scratch.values[slot, P] += gain
@@ -98,13 +98,13 @@ def credit(scratch, slot, gain, source, match):
         scratch.slots[slot, SLOT_SOURCE], scratch.slots[slot, SLOT_MATCH] = source, match
 
 
-@woven
+@inlined
 def ask(scratch, rank, cell, believed, share):
     scratch.experts[rank] = cell
     scratch.expert_values[rank, 0], scratch.expert_values[rank, 1] = believed, share
 
 
-@woven
+@inlined
 def ask_aligned(shared, scratch, own, node, stamp, floor, actual):
     """All aligned positions, own first, as long as the rest is above the floor. Returns (rest, experts asked)."""
     rest, rank = np.float32(1.0), np.int64(0)
@@ -130,7 +130,7 @@ def ask_aligned(shared, scratch, own, node, stamp, floor, actual):
     return rest, rank
 
 
-@woven
+@inlined
 def longest_own_match(scratch, node, places):
     """The order bucket of the longest of the occurrences found in the row's own text, which is noted in scratch.best."""
     longest, found = np.int64(0), scratch.found
@@ -141,7 +141,7 @@ def longest_own_match(scratch, node, places):
     return longest
 
 
-@woven
+@inlined
 def next_other_order(shared, scratch, node):
     """The order of the longest match in other texts that has not been asked; 0 if there is none."""
     order, steps, current = np.int64(0), scratch.steps, scratch.current
@@ -151,7 +151,7 @@ def next_other_order(shared, scratch, node):
     return order
 
 
-@woven
+@inlined
 def ask_recycled(shared, scratch, kind, have, stamp, rest, rank, actual):
     """The runner-up tokens behind the key of this kind; the cell is -1 if there is no such key."""
     second = scratch.recent[1] if have > 1 else np.int64(ANY)
@@ -176,7 +176,7 @@ def ask_recycled(shared, scratch, kind, have, stamp, rest, rank, actual):
     return cell, share
 
 
-@woven
+@inlined
 def count_own(scratch, places, order, stamp, own_used, own_total):
     """Count the tokens behind the own occurrences of this order bucket. Returns (bucket of the next, tokens seen, occurrences
     seen).
@@ -198,7 +198,7 @@ def count_own(scratch, places, order, stamp, own_used, own_total):
     return following, own_used, own_total
 
 
-@woven
+@inlined
 def ask_own(shared, scratch, own, order, own_used, own_total, rest, rank, actual):
     """The row's own text, by the occurrences counted so far."""
     slots, top, share = scratch.slots, np.int64(0), np.float32(0.0)
@@ -216,7 +216,7 @@ def ask_own(shared, scratch, own, order, own_used, own_total, rest, rank, actual
     return cell, share
 
 
-@woven
+@inlined
 def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actual):
     """All other texts together, each by its longest match of this order or more. Of many occurrences some are sampled."""
     texts, slots, values, touched = shared.texts, scratch.slots, scratch.values, scratch.touched
@@ -287,7 +287,7 @@ def sampled(k, taken, width):
     return k if taken == width else (2 * k + 1) * width // (2 * taken)
 
 
-@woven
+@inlined
 def ask_skip(shared, scratch, node, one, stamp, rest, actual):
     """What stands two tokens behind the occurrences of the context without its last token; the cell is -1 if there is none.
 
@@ -313,7 +313,7 @@ def ask_skip(shared, scratch, node, one, stamp, rest, actual):
     return cell, share
 
 
-@woven
+@inlined
 def _find_skips(shared, scratch, node, one, token):
     """Note what stands two tokens behind the occurrences of a node's context: its children share it. token: the context's
     last.
@@ -356,7 +356,7 @@ def _find_skips(shared, scratch, node, one, token):
     scratch.skipped[node, one], scratch.skip_totals[node, one] = found, total
 
 
-@woven
+@inlined
 def ask_leaders(shared, scratch, own, stamp, rest, rank, actual):
     """The most frequent tokens of the row's own text, for any context."""
     slots, total, share = scratch.slots, np.float32(0.0), np.float32(0.0)
@@ -379,7 +379,7 @@ def ask_leaders(shared, scratch, own, stamp, rest, rank, actual):
     return cell, share
 
 
-@woven
+@inlined
 def ask_common(shared, scratch, stamp, rest, rank, actual):
     """The most frequent tokens of all other texts, for any context."""
     slots, share = scratch.slots, np.float32(0.0)

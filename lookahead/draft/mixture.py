@@ -66,7 +66,7 @@ from lookahead.draft.experts import (
 from lookahead.draft.own_text import TOKEN, latest_place, more_places, own_places, slots_of
 from lookahead.draft.places import END, HIGH, LOW, ORDER, PREFIX, suffix_at, token_at
 from lookahead.draft.recycled import ASKED, KINDS
-from lookahead.kernels import inlined, woven
+from lookahead.kernels import inlined
 
 MEMORY = 250.0  # observations that a cell remembers
 
@@ -202,7 +202,7 @@ def rescore(shared, scratch, own, asked, least, actual):
         values[slot, P] *= scale
 
 
-@woven
+@inlined
 def learn(shared, scratch, asked, actual):
     """Each expert's share of what `actual` has just proved right goes to its cell; then trust and factors are learned.
 
@@ -231,7 +231,7 @@ def learn(shared, scratch, asked, actual):
     _learn_factors(shared, scratch, actual)
 
 
-@woven
+@inlined
 def _learn_trust(shared, scratch, actual):
     """How a text's longest matches fare against the mixture decides how much its occurrences count relative to those of the
     other texts.
@@ -253,7 +253,7 @@ def _learn_trust(shared, scratch, actual):
         shared.weights[text] = shared.given[text] * ratio * ratio
 
 
-@woven
+@inlined
 def _learn_factors(shared, scratch, actual):
     """One step of AdaGrad on the log-likelihood of `actual`.
 

@@ -120,15 +120,16 @@ def append_tokens(log, heads, leaders, length, added, recent, slots):
 
     recent (int64 [8] or more) and slots (int64 [CHAINS]) are overwritten.
     """
-    for token in added:
-        place = length
+    for position in range(len(added)):
+        token, place = added[position], length
         log[TOKEN, place] = token
         length += 1
         have = min(8, length)
         for k in range(have):
             recent[k] = log[TOKEN, place - k]
         seen, new_context = 0, True
-        log[CHAIN:SEEN, place] = -1
+        for chain in range(CHAINS):
+            log[CHAIN + chain, place] = -1
         for c in range(slots_of(recent, have, heads.shape[1], slots)):
             before = heads[c, slots[c]]
             log[CHAIN + c, place] = before
