@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model, typeof_impl
@@ -126,6 +127,42 @@ uint8_at, uint16_at = pointer_to(types.uint8), pointer_to(types.uint16)
 uint32_at, uint64_at = pointer_to(types.uint32), pointer_to(types.uint64)
 int16_at, int32_at, int64_at = pointer_to(types.int16), pointer_to(types.int32), pointer_to(types.int64)
 float32_at, float64_at = pointer_to(types.float32), pointer_to(types.float64)
+
+
+def _fetch(builder, pointer):
+    """A hint to the processor; it is ignored where nothing can be read."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    function = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
+    to_read, near, data = number(0), number(3), number(1)
+    builder.call(function, [builder.bitcast(pointer, byte), to_read, near, data])
+
+
+@intrinsic
+def fetch_address(typing_context, address):
+    """The cache line at this address is read soon. It may lie anywhere: nothing is read now."""
+
+    def codegen(context, builder, signature, arguments):
+        _fetch(builder, builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def fetch_entry(typing_context, array, index):
+    """The entry of an array at this index is read soon, counted as in its memory."""
+
+    def codegen(context, builder, signature, arguments):
+        data = builder.extract_value(arguments[0], 0)
+        _fetch(builder, builder.gep(data, [arguments[1]]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), codegen
+
+
+MEANINGS[id(fetch_address)] = lambda address: None
+MEANINGS[id(fetch_entry)] = lambda array, index: None
 
 
 MEANINGS[id(carray)] = lambda pointer, shape: memory_at(pointer.address, shape, pointer.dtype)

@@ -50,6 +50,8 @@ from lookahead.draft.places import (
     PREFIX,
     SOURCE,
     WEIGHTS,
+    fetch_suffix,
+    fetch_token,
     first_range,
     has_step,
     suffix_at,
@@ -223,27 +225,37 @@ def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actu
     steps, current = scratch.steps, scratch.current
     order, share = order_bucket(other_order), np.float32(0.0)
     total, distinct = np.float32(0.0), 0
-    sample, most = scratch.sample, np.int64(MOST_SAMPLED)
+    sample, most, filled = scratch.sample, np.int64(MOST_SAMPLED), np.int64(0)
     if floor > 0:
         most = np.int64(min(RESOLUTION * rest / floor, MOST_SAMPLED))
     for text in range(shared.used[0]):
         number = current[text] + 1
         if number < scratch.made[node, text, 0] and steps[node, text, number, ORDER] >= other_order:
             current[text] = number
+        if current[text] >= 0:
+            low, width = steps[node, text, current[text], LOW], steps[node, text, current[text], HIGH]
+            filled = sample_range(texts, text, low, width - low, most, sample, filled)
+    filled = np.int64(0)
+    for text in range(shared.used[0]):
+        if current[text] >= 0:
+            step = steps[node, text, current[text]]
+            filled = sample_positions(texts, text, min(step[HIGH] - step[LOW], most), step[PREFIX], sample, filled)
+    filled = np.int64(0)
+    for text in range(shared.used[0]):
         number = current[text]
         if number < 0:
             continue
-        low, prefix = steps[node, text, number, LOW], steps[node, text, number, PREFIX]
-        width = steps[node, text, number, HIGH] - low
+        prefix = steps[node, text, number, PREFIX]
+        width = steps[node, text, number, HIGH] - steps[node, text, number, LOW]
         weighted, source = texts[text, WEIGHTS] > 0, texts[text, SOURCE]
         taken = min(width, most)
         each = shared.weights[text] * (np.float32(width) / np.float32(taken))
         last, slot, here = np.int64(-1), np.uint64(0), np.float32(0.0)
         hit, seen = np.float32(0.0), np.float32(0.0)
-        for k in range(taken):  # fetched at once, as no branch waits for one of them
-            position = suffix_at(texts, text, low + sampled(k, taken, width))
-            sample[k, 0], sample[k, 1] = position, token_at(texts, text, position + prefix)
-        for k in range(taken):
+        begin, filled = filled, filled + taken
+        for k in range(begin, filled):
+            sample[k, 1] = token_at(texts, text, sample[k, 0] + prefix)
+        for k in range(begin, filled):
             token = sample[k, 1]
             count = each * weight_at(texts, text, sample[k, 0]) if weighted else each
             seen += count
@@ -287,6 +299,32 @@ def sampled(k, taken, width):
     return k if taken == width else (2 * k + 1) * width // (2 * taken)
 
 
+# Memory is read in three rounds, for all texts at once: ranks in sorted texts, positions, tokens. What a round reads has been
+# fetched since the one before, so that a processor waits for memory three times, not at each occurrence.
+
+
+@inlined
+def sample_range(texts, text, low, width, most, sample, filled):
+    """First round: note which of `width` ranks from `low` are sampled, `most` at most, behind `filled` others. Returns how many
+    there are.
+    """
+    taken = min(width, most)
+    for k in range(taken):
+        rank = low + sampled(k, taken, width)
+        sample[filled + k, 0] = rank
+        fetch_suffix(texts, text, rank)
+    return filled + taken
+
+
+@inlined
+def sample_positions(texts, text, taken, prefix, sample, filled):
+    """Second round: of ranks their positions, whose tokens behind `prefix` others are read next. Returns how many there are."""
+    for k in range(filled, filled + taken):
+        sample[k, 0] = suffix_at(texts, text, sample[k, 0])
+        fetch_token(texts, text, sample[k, 0] + prefix)
+    return filled + taken
+
+
 @inlined
 def ask_skip(shared, scratch, node, one, stamp, rest, actual):
     """What stands two tokens behind the occurrences of the context without its last token; the cell is -1 if there is none.
@@ -318,42 +356,64 @@ def _find_skips(shared, scratch, node, one, token):
     """Note what stands two tokens behind the occurrences of a node's context: its children share it. token: the context's
     last.
     """
-    texts, steps, found, total = shared.texts, scratch.steps, np.int64(0), np.float32(0.0)
+    texts, found, total = shared.texts, np.int64(0), np.float32(0.0)
+    sample, filled, begin = scratch.sample, np.int64(0), np.int64(0)
     for text in range(shared.used[0]):
-        number, left = np.int64(0), np.int64(SKIPPED)
+        filled = _sample_skips(shared, scratch, node, one, token, text, 0, filled)
+    filled = np.int64(0)
+    for text in range(shared.used[0]):
+        filled = _sample_skips(shared, scratch, node, one, token, text, 1, filled)
+    filled = np.int64(0)
+    for text in range(shared.used[0]):
+        begin, filled = filled, _sample_skips(shared, scratch, node, one, token, text, 2, filled)
         weighted, source = texts[text, WEIGHTS] > 0, texts[text, SOURCE]
-        while left > 0:
-            if one == 1:
-                low, high = first_range(texts, text, token)
-                prefix, longer = np.int64(1), number == 0 and low < high
-            else:
-                longer = has_step(texts, steps, scratch.made, scratch.keys, node, text, number, scratch.ranges)
-                low, high = steps[node, text, number, LOW], steps[node, text, number, HIGH]
-                prefix, longer = steps[node, text, number, PREFIX], longer and steps[node, text, number, ORDER] > 1
-            if not longer:
-                break
-            width = high - low
-            taken = min(width, left)
-            for k in range(taken):
-                position = suffix_at(texts, text, low + sampled(k, taken, width))
-                if token_at(texts, text, position + prefix) == END:
-                    continue
-                count = shared.weights[text] * weight_at(texts, text, position) if weighted else shared.weights[text]
-                total += count
-                follows = token_at(texts, text, position + prefix + 1)
-                if follows == END:
-                    continue
-                at = np.int64(0)
-                while at < found and scratch.skips[node, one, at, 0] != follows:
-                    at += 1
-                if at == found:
-                    scratch.skips[node, one, found, 0], scratch.skips[node, one, found, 1] = follows, source
-                    scratch.skip_counts[node, one, found] = np.float32(0.0)
-                    found += 1
-                scratch.skip_counts[node, one, at] += count
-            left -= taken
-            number += 1
+        for k in range(begin, filled):
+            follows = sample[k, 2]
+            if sample[k, 1] == END:
+                continue
+            count = shared.weights[text] * weight_at(texts, text, sample[k, 0]) if weighted else shared.weights[text]
+            total += count
+            if follows == END:
+                continue
+            at = np.int64(0)
+            while at < found and scratch.skips[node, one, at, 0] != follows:
+                at += 1
+            if at == found:
+                scratch.skips[node, one, found, 0], scratch.skips[node, one, found, 1] = follows, source
+                scratch.skip_counts[node, one, found] = np.float32(0.0)
+                found += 1
+            scratch.skip_counts[node, one, at] += count
     scratch.skipped[node, one], scratch.skip_totals[node, one] = found, total
+
+
+@inlined
+def _sample_skips(shared, scratch, node, one, token, text, round, filled):
+    """A round of reading (see `sample_range`) the occurrences in a text behind which a skip looks, SKIPPED at most."""
+    texts, steps, sample = shared.texts, scratch.steps, scratch.sample
+    number, left, low, width, prefix = np.int64(0), np.int64(SKIPPED), np.int64(0), np.int64(0), np.int64(1)
+    while left > 0:
+        if one == 1:
+            low, high = first_range(texts, text, token)
+            width, prefix, longer = high - low, np.int64(1), number == 0 and low < high
+        else:
+            longer = has_step(texts, steps, scratch.made, scratch.keys, node, text, number, scratch.ranges)
+            low, prefix = steps[node, text, number, LOW], steps[node, text, number, PREFIX]
+            width = steps[node, text, number, HIGH] - low
+            longer = longer and steps[node, text, number, ORDER] > 1
+        if not longer:
+            break
+        if round == 0:
+            sample_range(texts, text, low, width, left, sample, filled)
+        elif round == 1:
+            sample_positions(texts, text, min(width, left), prefix, sample, filled)
+        else:
+            for k in range(filled, filled + min(width, left)):
+                position = sample[k, 0] + prefix
+                sample[k, 1], sample[k, 2] = token_at(texts, text, position), token_at(texts, text, position + 1)
+        filled += min(width, left)
+        left -= min(width, left)
+        number += 1
+    return filled
 
 
 @inlined

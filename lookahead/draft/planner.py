@@ -29,7 +29,7 @@ from lookahead.draft.arrays import (
 )
 from lookahead.draft.calibration import LEAST, bin_of, calibrated, computed, count_nodes, deeper, edge_of
 from lookahead.draft.cells import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P
-from lookahead.draft.mixture import TEACHES, learn, mix, move_aligned, rescore
+from lookahead.draft.mixture import TEACHES, learn, match_own, mix, move_aligned, rescore
 from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
 from lookahead.draft.tree import GRAMMAR
@@ -226,7 +226,8 @@ ACCEPTED, TOKENS, TOKENS_AT, SHARED_AT, ROWS_AT, SCRATCH_AT, FIRST_ROW = range(7
 
 
 def accept_rows(address):
-    """The texts of rows continue: learn what each token proves, append it, and narrow what the context matches.
+    """The texts of rows continue: learn what each token proves where that is asked for, append it, and narrow what the context
+    matches.
 
     address: of the arguments, see above. The tokens are int32, those of one row after those of the other.
     """
@@ -250,14 +251,17 @@ def _accept(shared, rows, scratch, row, said, learning):
         rows.nodes[row] = 0
     for j in range(len(said)):
         own, token = own_arrays(rows.own, row), np.int64(said[j])
-        if learning and own.length > 0:
-            _begin(scratch, rows, row)
+        if own.length > 0:
             have = _look_back(scratch.keys, np.int64(0), own, scratch.recent)
-            asked = mix(shared, scratch, own, np.int64(0), have, UNHEARD, token)
-            rescore(shared, scratch, own, asked, TEACHES, token)
-            learn(shared, scratch, asked, token)
+            if learning:
+                _begin(scratch, rows, row)
+                asked = mix(shared, scratch, own, np.int64(0), have, UNHEARD, token)
+                rescore(shared, scratch, own, asked, TEACHES, token)
+                learn(shared, scratch, asked, token)
+            else:
+                match_own(scratch, own, have)
             move_aligned(
-                shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], np.int64(0), own,
+                shared.texts, rows.steps, rows.made, rows.aligned, shared.used[0], row, own,
                 scratch.best[0, 0], scratch.best[0, 1], token, rows.aligned, row,
             )  # fmt: skip
         narrow_all(
