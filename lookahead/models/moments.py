@@ -71,6 +71,9 @@ def input_sizes(model: Any, run: Callable[[], object]) -> InputSizes:
 class Moments:
     """Second moments of the inputs of layers: means of products of two inputs of a token, float32 [in, in].
 
+    Those of two different inputs are smaller by n / (n + in), where n tokens were seen: few texts do not tell how many inputs
+    vary together, and weights that are rounded on them as if they did lose more than others.
+
     As many as HELD_BYTES holds are summed by one run of the model. Layers with the same input share theirs. names: of the
     layers in the order in which they are asked for.
     """
@@ -119,4 +122,6 @@ class Moments:
         with _seen(chosen, see):
             self._run()
         for each in {id(sums): sums for sums in held.values()}.values():
-            each.div_(max(1, counts[id(each)]))
+            count, inner = counts[id(each)], len(each)
+            variances = each.diagonal() / count
+            each.div_(count + inner).diagonal().copy_(variances)
