@@ -27,10 +27,15 @@ def command(
     ] = None,
     activations: Annotated[
         str,
-        typer.Option("--activations", metavar="SCHEME", help="int8, or mixed (4 bits, blocks of channels with outliers 8)."),
+        typer.Option(
+            "--activations",
+            metavar="SCHEME",
+            help="int8, mixed (4 bits, blocks of channels with outliers 8), or none (weights only).",
+        ),
     ] = "int8",
     calibration: Annotated[
-        str | None, typer.Option("--calibration", metavar="FILE", help="With mixed: corpus file or trie to find outliers on.")
+        str | None,
+        typer.Option("--calibration", metavar="FILE", help="Corpus file or trie to round weights on; mixed needs it."),
     ] = None,
     loss_budget: Annotated[
         float, typer.Option("--loss-budget", min=0, metavar="NATS", help="With mixed: loss per token that 4 bits may add.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from lookahead.bench.quality import MOST_TOKENS, Parting, Quality, loss_of, part
 from lookahead.errors import CorpusError, UsageError
 from lookahead.job.setup import own_tokenizer
 from lookahead.models.load import load_model, read_config
-from lookahead.models.mixed import ACTIVATIONS, Chosen, choose_bits, largest_inputs, orders_of
+from lookahead.models.mixed import ACTIVATIONS, Chosen, choose_bits
+from lookahead.models.moments import input_sizes
 from lookahead.models.quantize import check_scheme
-from lookahead.models.write_packed import Written, quantize_checkpoint
+from lookahead.models.write_packed import Calibration, Written, quantize_checkpoint
 from lookahead.outputs import TRIE
 from lookahead.tokenizer import identity
 from lookahead.trie.file import Trie
@@ -23,8 +25,9 @@ from lookahead.trie.file import Trie
 
 @dataclasses.dataclass(frozen=True)
 class QuantizeSpec:
-    """What is quantized, as it was typed. text: a corpus file to compare on. activations: int8 or mixed; the latter needs
-    calibration, a corpus file or a trie. rows: of both. loss_budget: nats per token that tokens of 4 bits may cost on it.
+    """What is quantized, as it was typed. text: a corpus file to compare on. activations: none, int8 or mixed; mixed needs
+    calibration, a corpus file or a trie, by which weights are rounded, too. rows: of both. loss_budget: nats per token that
+    tokens of 4 bits may cost on it.
     """
 
     model: str
@@ -80,8 +83,8 @@ def _check(spec: QuantizeSpec) -> None:
     """Raises UsageError for tokens that cannot be quantized so."""
     if spec.activations not in ACTIVATIONS:
         raise UsageError(f"--activations {spec.activations}: choose {', '.join(ACTIVATIONS)}.")
-    if (spec.activations == "mixed") != (spec.calibration is not None):
-        raise UsageError("--activations mixed and --calibration FILE, a corpus or a trie, need each other.")
+    if spec.activations == "mixed" and spec.calibration is None:
+        raise UsageError("--activations mixed needs --calibration FILE, a corpus or a trie.")
     if spec.activations == "mixed":
         check_scheme(spec.scheme, torch.device("cpu"))
 
@@ -100,11 +103,14 @@ def _texts(spec: QuantizeSpec, path: str) -> list[list[int]]:
     return [each[:MOST_TOKENS].tolist() for each in documents[:: -(-len(documents) // spec.rows)]]
 
 
-def _largest(spec: QuantizeSpec, texts: list[list[int]]) -> dict[str, torch.Tensor]:
-    """See `largest_inputs`. The model is freed."""
+def _calibration(spec: QuantizeSpec, texts: list[list[int]]) -> Calibration:
     given = {"trust_remote_code": spec.trust_remote_code, "revision": spec.revision}
     original = load_model(spec.model, device="cpu", engine_mode="modules", **given)  # type: ignore[arg-type]
-    return largest_inputs(original.model, lambda: loss_of(original, texts))
+
+    def run() -> None:
+        loss_of(original, texts)
+
+    return Calibration(original.model, run, input_sizes(original.model, run), spec.activations == "mixed")
 
 
 def quantize(spec: QuantizeSpec, events: BenchEvents | None = None) -> QuantizeReport:
@@ -112,23 +118,24 @@ def quantize(spec: QuantizeSpec, events: BenchEvents | None = None) -> QuantizeR
     _check(spec)
     events = events or BenchEvents()
     texts = [] if spec.text is None else _texts(spec, spec.text)
-    orders, chosen = dict[str, torch.Tensor](), list[Chosen]()
-    choose = None
+    chosen = list[Chosen]()
+    choose, calibration = None, None
     if spec.calibration is not None:
-        calibration = _texts(spec, spec.calibration)
+        documents = _texts(spec, spec.calibration)
         with events.working("calibrating", 1, "models") as progress:
-            largest = _largest(spec, calibration)
+            calibration = _calibration(spec, documents)
             progress(1)
-        orders = orders_of(largest)
 
-        def choose(folder: Path) -> dict[str, int]:
+        def choose_of(folder: Path, largest: Mapping[str, torch.Tensor]) -> dict[str, int]:
             target = load_model(str(folder), device="cpu", trust_remote_code=spec.trust_remote_code, engine_mode="modules")
-            chosen.append(choose_bits(target.model, largest, lambda: loss_of(target, calibration) or 0.0, spec.loss_budget))
+            chosen.append(choose_bits(target.model, largest, lambda: loss_of(target, documents) or 0.0, spec.loss_budget))
             return chosen[0].in_8_bits
 
-    given = spec.trust_remote_code, spec.revision, orders, choose, spec.pack_embedding
+        choose = choose_of if spec.activations == "mixed" else None
+    given = spec.trust_remote_code, spec.revision, calibration, choose, spec.pack_embedding, spec.activations == "none"
     with events.working("quantizing", 100, "%") as progress:
         written = quantize_checkpoint(spec.model, spec.out, spec.scheme, lambda done, of: progress(100 * done // of), *given)
+    del calibration, given  # the model that they hold is freed
     mixed = chosen[0] if chosen else None
     if not texts:
         return QuantizeReport(spec, written, mixed, None)

@@ -2,7 +2,8 @@
 
 Weights of 8 bits have a scale for each output and stand around zero. Those of 4 bits have a scale and a number that stands for
 zero for each 64 inputs of an output; of a few ranges that do not hold the outermost weights, the one with the least squared
-error is taken. Tokens are quantized to 8 bits, see quantized_code.py, which also defines how weights lie.
+error is taken. models/rounding.py rounds by what inputs are like, too. Tokens are quantized to 8 bits, see quantized_code.py,
+which also defines how weights lie.
 """
 
 from __future__ import annotations
@@ -54,18 +55,20 @@ def in_8_bits(weight: torch.Tensor) -> Quantized:
     return Quantized((weight.float() / scales).round().clamp(-127, 127).to(torch.int8), scales, None)
 
 
-def in_4_bits(weight: torch.Tensor) -> Quantized:
-    """weight: [out, in]; the last group may be shorter than 64."""
-    parts = [_in_4_bits(some) for some in weight.split(max(1, AT_ONCE // weight.shape[1]))]
+def in_4_bits(weight: torch.Tensor, importance: torch.Tensor | None = None) -> Quantized:
+    """weight: [out, in]; the last group may be shorter than 64. importance: float32 [in], of squared errors of a column."""
+    parts = [_in_4_bits(some, importance) for some in weight.split(max(1, AT_ONCE // weight.shape[1]))]
     numbers, scales, zeros = (torch.cat(each) for each in zip(*parts, strict=True))
     return Quantized(numbers, scales, zeros)
 
 
-def _in_4_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _in_4_bits(weight: torch.Tensor, importance: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(numbers, scales, zeros)"""
     outputs, inner = weight.shape
     groups = -(-inner // GROUP)
     parts = torch.nn.functional.pad(weight.float(), (0, groups * GROUP - inner)).view(outputs, groups, GROUP)
+    if importance is not None:
+        importance = torch.nn.functional.pad(importance, (0, groups * GROUP - inner)).view(groups, GROUP)
     least, most = parts.amin(-1, keepdim=True).clamp_max(0), parts.amax(-1, keepdim=True).clamp_min(0)
     best = torch.full_like(least, torch.inf)
     numbers, scales, zeros = torch.empty_like(parts), torch.empty_like(least), torch.empty_like(least)
@@ -73,7 +76,8 @@ def _in_4_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
         scale = ((most - least) * (share / 15)).clamp_min(SMALLEST).bfloat16().float()
         zero = (-least * share / scale).round_().clamp_(0, 15)
         tried = (parts / scale).round_().add_(zero).clamp_(0, 15)
-        error = ((tried - zero).mul_(scale).sub_(parts)).square_().sum(-1, keepdim=True)
+        errors = (tried - zero).mul_(scale).sub_(parts).square_()
+        error = (errors if importance is None else errors.mul_(importance)).sum(-1, keepdim=True)
         better = error < best
         for kept, new in ((best, error), (numbers, tried), (scales, scale), (zeros, zero)):
             torch.where(better, new, kept, out=kept)

@@ -15,10 +15,9 @@ import torch
 
 from lookahead.errors import ModelError
 from lookahead.forward.quantized import GROUP, QuantizedPanels
-from lookahead.models.linear import LaidOutLinear
 
 BLOCK = 128  # channels
-ACTIVATIONS = ("int8", "mixed")
+ACTIVATIONS = ("none", "int8", "mixed")
 BLOCKS_IN_8_BITS = "lookahead_blocks_in_8_bits"  # what config.json calls how many a layer has, by the layer's name
 
 
@@ -39,34 +38,8 @@ class Chosen:
         return sum(self.in_8_bits.values()) / self.blocks
 
 
-@torch.no_grad()
-def largest_inputs(model: Any, run: Callable[[], object]) -> dict[str, torch.Tensor]:
-    """[in], the largest absolute value of each input while `run` runs, by the names of linear layers.
-
-    Left out are the output layer, whose tokens keep 8 bits, layers whose inputs fill no groups of 64, and layers that do not
-    run.
-    """
-    largest: dict[str, torch.Tensor] = {}
-
-    def see(name: str, tokens: torch.Tensor) -> None:
-        most = tokens.detach().float().abs().flatten(0, -2).amax(0)
-        largest[name] = torch.maximum(largest[name], most) if name in largest else most
-
-    hooks = []
-    for name, layer in model.named_modules():
-        linear = isinstance(layer, LaidOutLinear | torch.nn.Linear) and layer.in_features % GROUP == 0
-        if linear and layer is not model.get_output_embeddings():
-            hooks.append(layer.register_forward_pre_hook(lambda _, given, name=name: see(name, given[0])))
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return largest
-
-
 def orders_of(largest: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """int64 [in] of each layer: its inputs, the one with the largest number first."""
+    """int64 [in] of each layer: its inputs, the one with the largest number first. largest: see moments.py."""
     return {name: each.argsort(descending=True, stable=True) for name, each in largest.items()}
 
 

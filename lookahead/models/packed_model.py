@@ -14,24 +14,29 @@ from lookahead.forward.quantized import GROUP, Quantized, QuantizedPanels
 from lookahead.models.embedding import in_panels, may_be_in_panels
 from lookahead.models.linear import LaidOutLinear, plain_linears
 from lookahead.models.mixed import BLOCK, BLOCKS_IN_8_BITS
-from lookahead.models.packed import EMBEDDING_BITS, WITH_EMBEDDING, is_packed, read_packed
+from lookahead.models.packed import ACTIVATIONS, EMBEDDING_BITS, WITH_EMBEDDING, is_packed, read_packed
 from lookahead.models.quantize import QUANTIZE
 
 
 def packed_model(name: str, config: Any, dtype: torch.dtype, wishes: dict[str, Any]) -> Any | None:
-    """The causal LM of a folder, its quantized linear layers in panels; None for one that transformers is to load.
+    """The causal LM of a folder; None for one that transformers is to load. Its quantized linear layers are in panels, or
+    floats where tokens are not to be quantized.
 
     wishes: further arguments of `from_pretrained`. Raises ModelError for a checkpoint that is damaged or another model's.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     folder, known = Path(name), AutoModelForCausalLM._model_mapping
-    if not (folder.is_dir() and is_packed(config) and type(config) in known and QuantizedPanels.takes_here()):
+    weights_only = getattr(config, ACTIVATIONS, None) == "none"
+    if not (folder.is_dir() and is_packed(config) and type(config) in known and (weights_only or QuantizedPanels.takes_here())):
         return None
     read = read_packed(folder)
     if read is None:
         return None
     matrices, state = read
+    if weights_only:
+        state |= {f"{layer}.weight": matrix.to_dense().to(dtype) for layer, matrix in matrices.items()}
+        matrices = {}
     nothing = torch.zeros((), dtype=dtype)  # stands for the weights, which come as panels
     state |= {f"{layer}.weight": nothing.expand(matrix.numbers.shape) for layer, matrix in matrices.items()}
     config = copy.deepcopy(config)

@@ -5,9 +5,10 @@
            rounding costs most
 
 These are linear layers, and the embedding of tokens, whose outputs are its rows; where it shares the output layer's weight,
-both read the same numbers. Tokens are quantized to 8 bits in groups of 64 on the way into a product
-(forward/quantized_code.py). Norms, biases, routers of experts, embeddings of positions, and experts that are not linear layers
-stay as they are. A quantized model is another model: it has answers of its own, and drafts change none of them.
+both read the same numbers. Outliers of norms' weights are moved into the layers behind them before (equalize.py). Tokens are
+quantized to 8 bits in groups of 64 on the way into a product (forward/quantized_code.py). Norms, biases, routers of experts,
+embeddings of positions, and experts that are not linear layers stay as they are. A quantized model is another model: it has
+answers of its own, and drafts change none of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from lookahead.errors import ModelError, UsageError
 from lookahead.forward.quantized import QuantizedPanels, in_4_bits, in_8_bits
 from lookahead.models.embedding import in_panels, may_be_in_panels
+from lookahead.models.equalize import equalize
 from lookahead.models.linear import LaidOutLinear, plain_linears
 
 SCHEMES = ("none", "int8", "int4")
@@ -60,6 +62,7 @@ def quantize_linears(model: Any, scheme: str, name: str) -> Any:
     """
     if scheme == "none":
         return model
+    equalize(model)
     embedding, of_embedding, found = model.get_input_embeddings(), None, False
     for users, bits in layers_to_quantize(model, scheme):
         weight = getattr(*users[0]).weight

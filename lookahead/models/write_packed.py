@@ -1,9 +1,10 @@
 """Quantizing a checkpoint. In: a model's folder or hub name. Out: a folder with packed weights (packed.py), and what was lost.
 
-Tensors are read, quantized and written one by one, so memory holds about one file of the result. Weights of 4 bits whose inputs
-are not a multiple of 64 are written with 8. Where embeddings are tied, the output layer becomes a matrix of its own. The
-embedding stays as it is, as transformers loads no other; config.json states in how many bits packed_model.py is to hold it. If
-it is to be packed as well, the format is our own, which transformers refuses, and a tied output layer stays tied.
+Tensors are read, quantized and written one by one, so memory holds about one file of the result. Channels with large inputs
+are made smaller first (equalize.py), and with texts to calibrate on, errors compensate each other (rounding.py). Weights of 4
+bits whose inputs are not a multiple of 64 are written with 8. Where embeddings are tied, the output layer becomes a matrix of
+its own. The embedding stays as it is, as transformers loads no other; config.json states in how many bits packed_model.py is to
+hold it. If it is to be packed as well, the format is our own, which transformers refuses, and a tied output layer stays tied.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from safetensors.torch import save_file
 from lookahead.errors import ModelError, UsageError
 from lookahead.forward.quantized import GROUP, Quantized
 from lookahead.models.embedding import may_be_in_panels
+from lookahead.models.equalize import factors_of, norms_before
 from lookahead.models.load import empty_model, read_config
-from lookahead.models.mixed import BLOCKS_IN_8_BITS
+from lookahead.models.mixed import BLOCKS_IN_8_BITS, orders_of
+from lookahead.models.moments import InputSizes, Moments
 from lookahead.models.packed import (
+    ACTIVATIONS,
     EMBEDDING_BITS,
     FORMAT,
     INDEX,
@@ -34,7 +38,8 @@ from lookahead.models.packed import (
     tensors_in,
     tensors_of,
 )
-from lookahead.models.quantize import QUANTIZE, SCHEMES, bits_of, layers_to_quantize
+from lookahead.models.quantize import SCHEMES, bits_of, layers_to_quantize
+from lookahead.models.rounding import quantized
 from lookahead.tokenizer import first_line
 
 SHARD_BYTES = 1 << 30  # of a file of weights
@@ -146,27 +151,86 @@ class _Files:
             (self.folder / f"{number}.part").rename(self.folder / name)
 
 
-def _sorted(weight: torch.Tensor, bits: int, order: torch.Tensor | None) -> Quantized:
-    """order: of its inputs, if they are to be sorted."""
-    if order is None:
-        return QUANTIZE[bits](weight)
-    return dataclasses.replace(QUANTIZE[bits](weight[:, order]), order=order)
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """A model that is to be quantized, in memory. run: runs it on texts. sizes: of inputs there. mixed: inputs are sorted, for
+    tokens of 4 and 8 bits.
+    """
+
+    model: Any
+    run: Callable[[], object]
+    sizes: InputSizes
+    mixed: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Changes:
+    """factors: of inputs, by names of layers; divisors: of tensors of norms, by their names. orders: of inputs, where they are
+    sorted. largest: inputs on texts, divided. moments: of inputs on texts, not divided.
+    """
+
+    factors: dict[str, torch.Tensor]
+    divisors: dict[str, torch.Tensor]
+    orders: dict[str, torch.Tensor]
+    largest: dict[str, torch.Tensor]
+    moments: Moments | None
+
+    @torch.no_grad()
+    def matrix(self, layer: str, weight: torch.Tensor, bits: int) -> tuple[Quantized, torch.Tensor]:
+        """What a weight is written as, and float32 [out, in], what that stands for."""
+        weight, moments = weight.float(), None if self.moments is None else self.moments.of(layer)
+        if layer in self.factors:
+            weight = weight * self.factors[layer]
+            moments = moments if moments is None else moments / self.factors[layer].outer(self.factors[layer])
+        order = self.orders.get(layer)
+        if order is None:
+            return quantized(weight, bits, moments), weight
+        moments = moments if moments is None else moments[order][:, order]
+        return dataclasses.replace(quantized(weight[:, order], bits, moments), order=order), weight
+
+
+def _changes(plan: _Plan, model: Any, source: Path, calibration: Calibration | None) -> _Changes:
+    """model: on the meta device."""
+    readers = {
+        name: layers for name, layers in norms_before(model).items() if all(f"{each}.weight" in plan.bits for each in layers)
+    }
+    norms = {f"{norm}.{part}": norm for norm in readers for part, _ in model.get_submodule(norm).named_parameters()}
+    held, order = dict[str, torch.Tensor](), list[str]()
+    for name, file in tensors_in(shards_of(source)):
+        order += plan.layers[name][:1] if name in plan.bits else []
+        if name in norms:
+            held[name] = file.get_tensor(name)
+    factors, divisors = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+    for norm, layers in readers.items():
+        parts = [name for name, of in norms.items() if of == norm]
+        if all(part in held for part in parts):
+            squares = None if calibration is None else calibration.sizes.squares.get(layers[0])
+            each = factors_of(held[f"{norm}.weight"] if squares is None else squares.sqrt())
+            if each is not None:
+                divisors |= dict.fromkeys(parts, each)
+                factors |= dict.fromkeys(layers, each)
+    if calibration is None:
+        return _Changes(factors, divisors, {}, {}, None)
+    largest = {name: most / factors.get(name, 1) for name, most in calibration.sizes.largest.items()}
+    moments = Moments(calibration.model, calibration.run, order)
+    return _Changes(factors, divisors, orders_of(largest) if calibration.mixed else {}, largest, moments)
 
 
 @torch.no_grad()
 def _written(
-    plan: _Plan, source: Path, files: _Files, orders: Mapping[str, torch.Tensor], progress: Callable[[int, int], None]
+    plan: _Plan, source: Path, files: _Files, changes: _Changes, progress: Callable[[int, int], None]
 ) -> Iterator[Layer | int]:
     """Write all tensors. Yields bytes of each that was read, and each layer."""
     missing, done = set(plan.bits), 0
     for name, file in tensors_in(shards_of(source)):
         tensor = file.get_tensor(name)
         yield tensor.nbytes
+        if name in changes.divisors:
+            tensor = tensor / changes.divisors[name].to(tensor.dtype)
         if name not in plan.bits or name in plan.kept:
             files.add({name: tensor})
         if name in plan.bits:
-            matrix = _sorted(tensor, plan.bits[name], orders.get(plan.layers[name][0]))
-            weight = tensor.float()
+            matrix, weight = changes.matrix(plan.layers[name][0], tensor, plan.bits[name])
             error = (matrix.to_dense() - weight).norm() / weight.norm().clamp_min(1e-30)
             for layer in plan.layers[name]:
                 files.add(tensors_of(layer, matrix))
@@ -178,6 +242,9 @@ def _written(
         raise ModelError(f"{source}: no tensor {min(missing)} in its safetensors files.")
 
 
+Choose = Callable[[Path, Mapping[str, torch.Tensor]], dict[str, int]]
+
+
 def quantize_checkpoint(
     name: str,
     out: str,
@@ -185,16 +252,17 @@ def quantize_checkpoint(
     progress: Callable[[int, int], None] = lambda done, all_of_them: None,
     trust_remote_code: bool = False,
     revision: str | None = None,
-    orders: Mapping[str, torch.Tensor] | None = None,
-    choose: Callable[[Path], dict[str, int]] | None = None,
+    calibration: Calibration | None = None,
+    choose: Choose | None = None,
     pack_embedding: bool = False,
+    weights_only: bool = False,
 ) -> Written:
     """Quantize a model's folder, or a hub name's files, to a new folder that transformers loads, unless pack_embedding.
 
-    scheme: int8 or int4. progress: called with how many weights are done, and how many there are. orders, choose: of tokens of
-    4 and 8 bits (mixed.py): int64 [in] of layers by name, and the tensor of how many blocks of each have 8 bits, given a folder
-    that has all but that. Raises UsageError if the new folder is there or the scheme is none, ModelError for a model that
-    cannot be quantized, and as `load.read_config` does.
+    scheme: int8 or int4. progress: called with how many weights are done, and how many there are. weights_only: the folder
+    states that tokens are not to be quantized. choose: of tokens of 4 and 8 bits (mixed.py): how many blocks of each layer have
+    8 bits, given a folder that has all but that, and the largest inputs of layers. Raises UsageError if the new folder is there
+    or the scheme is none, ModelError for a model that cannot be quantized, and as `load.read_config` does.
     """
     target = Path(out)
     if scheme not in SCHEMES[1:]:
@@ -208,12 +276,13 @@ def quantize_checkpoint(
     if not shards_of(source):
         raise ModelError(f"{name}: no weights in this folder (looked for *.safetensors).")
     try:
-        plan = _plan(empty_model(config, trust_remote_code), scheme, pack_embedding)
+        model = empty_model(config, trust_remote_code)
+        plan = _plan(model, scheme, pack_embedding)
     except Exception as error:  # transformers raises many kinds
         raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
     if not plan.bits:
         raise ModelError(f"{name}: it has no linear layers that could be quantized.")
-    return _write(plan, source, target, scheme, progress, orders or {}, choose)
+    return _write(plan, source, target, scheme, progress, _changes(plan, model, source, calibration), choose, weights_only)
 
 
 def _files_of(name: str, revision: str | None) -> Path:
@@ -235,8 +304,9 @@ def _write(
     target: Path,
     scheme: str,
     progress: Callable[[int, int], None],
-    orders: Mapping[str, torch.Tensor],
-    choose: Callable[[Path], dict[str, int]] | None,
+    changes: _Changes,
+    choose: Choose | None,
+    weights_only: bool,
 ) -> Written:
     """Under another name until all is there."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -244,7 +314,7 @@ def _write(
         folder = Path(temporary) / "model"
         folder.mkdir()
         files, layers, before = _Files(folder), list[Layer](), 0
-        for each in _written(plan, source, files, orders, progress):
+        for each in _written(plan, source, files, changes, progress):
             if isinstance(each, Layer):
                 layers.append(each)
             else:
@@ -254,13 +324,13 @@ def _write(
             if path.is_file() and path.suffix in COPIED and path.name not in LEFT:
                 shutil.copyfile(path, folder / path.name)
         said = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        said["quantization_config"] = quantization_config(plan, scheme, bool(orders))
-        said[EMBEDDING_BITS] = plan.embedding_bits
+        said["quantization_config"] = quantization_config(plan, scheme, bool(changes.orders))
+        said |= {ACTIVATIONS: "none"} if weights_only else {EMBEDDING_BITS: plan.embedding_bits}
         if plan.untied:
             said["tie_word_embeddings"] = False
         (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
         if choose is not None:
-            said[BLOCKS_IN_8_BITS] = choose(folder)
+            said[BLOCKS_IN_8_BITS] = choose(folder, changes.largest)
             (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
         if target.exists():
             target.rmdir()

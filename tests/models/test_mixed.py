@@ -25,7 +25,8 @@ from lookahead.models.exact import exact_or_plain
 from lookahead.models.linear import LaidOutLinear, lay_out
 from lookahead.models.load import load_model
 from lookahead.models.lower import program_of
-from lookahead.models.mixed import BLOCKS_IN_8_BITS, choose_bits, largest_inputs, orders_of
+from lookahead.models.mixed import BLOCKS_IN_8_BITS, choose_bits, orders_of
+from lookahead.models.moments import input_sizes
 from lookahead.models.packed import matrix_of, tensors_of
 from lookahead.models.probe import probed
 from lookahead.models.quantize import quantize_linears
@@ -170,7 +171,7 @@ class TwoLayers(nn.Module):
 def test_fewest_blocks_within_the_budget_have_8_bits_those_with_outliers_first() -> None:
     torch.manual_seed(0)
     model = TwoLayers()
-    largest = largest_inputs(model, lambda: model(torch.randn(1, 99, 256)[0]))
+    largest = input_sizes(model, lambda: model(torch.randn(1, 99, 256)[0])).largest
     orders = orders_of(largest)
     assert set(orders["a"][:3].tolist()) == {3, 130, 255}
     for name in "abc":
