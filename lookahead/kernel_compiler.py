@@ -3,9 +3,9 @@
 numba optimises each function and turns it into machine code on its own, before it does so again within each caller. What a
 `PartCompiler` compiles is only linked into its callers.
 
-To find the type of an operation, numba tries all that is known of it, one after the other, anew at each of its occurrences and
-at each turn of type inference: a third of the time in which drafting was compiled. Here what was found for the same operation
-and types is taken again (`_remembering`).
+To find the type of an operation, numba tries all its definitions in turn, at each of its occurrences and in each round of type
+inference: a third of the time in which drafting was compiled. Here a signature is looked up once for an operation and the types
+of its arguments (`_remembering`).
 
 numba has no options for either, so classes of its compiler are derived from, and one of its methods is replaced while a kernel
 is compiled, which holds numba's lock (tried with numba 0.60 and 0.68).

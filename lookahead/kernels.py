@@ -85,8 +85,8 @@ def _type_of_part(part: Part, context: Any) -> types.Dispatcher:
 
 
 kernel = _kept()
-part = Part  # called by kernels, where it stays a function: what is large or called from several places
-inlined = functools.partial(Part, forceinline=True)  # becomes code of its callers: what is called very often, or from one place
+part = Part  # a function within kernels: for large ones, and those with several callers
+inlined = functools.partial(Part, forceinline=True)  # inlined by LLVM: for calls in inner loops, and those with one caller
 
 
 MEANINGS: dict[int, Callable[..., Any]] = {}  # id of an intrinsic function -> the same in Python, see interpreted.py

@@ -70,7 +70,7 @@ def _order(sizes: torch.Tensor) -> torch.Tensor:
 
 
 def _factor(moments: torch.Tensor) -> torch.Tensor | None:
-    """The upper triangular matrix U with U^T U = moments^-1; None where there is none, whatever is added to the diagonal."""
+    """The upper triangular matrix U with U^T U = moments^-1; None if the moments, damped ever more, stay without inverse."""
     damping = DAMPING * float(moments.diagonal().mean())
     for _ in range(DAMPINGS):
         damped = moments.clone()

@@ -257,13 +257,16 @@ def test_program_that_is_slightly_wrong_is_found(monkeypatch: pytest.MonkeyPatch
 def test_job_answers_the_same_with_drafts(cli: Cli, tmp_path: Path, mixed: tuple[Path, dict[str, Any]]) -> None:
     rows = [{"prompt": f"Question: {n} apples cost {2 * n}. How much do {3 * n}?\nAnswer:"} for n in range(2, 8)]
     prompts, said = write_jsonl(tmp_path / "prompts.jsonl", rows), []
-    for number, options in enumerate((("--strategy", "off"), ("--batch-size", 8), ("--engine-mode", "modules"))):
+    ways = (("--strategy", "off"), ("--batch-size", 8))
+    modes = ((), ("--engine-mode", "modules"))  # which round other operations: such a model may answer otherwise
+    for number, options in enumerate((*mode, *way) for mode in modes for way in ways):
         out = tmp_path / f"{number}.jsonl"
         given = "generate", "--model", mixed[0], *options, "--input", prompts, "-o", out, "--max-new-tokens", 30, "--token-ids"
         assert cli(*given).code == 0
         lines = map(json.loads, out.read_text(encoding="utf-8").splitlines())
         said.append({row["id"]: row["token_ids"] for row in lines})
-    assert said[0] == said[1] == said[2]
+    assert said[0] == said[1]
+    assert said[2] == said[3]
 
 
 def test_trie_calibrates_as_its_corpus_does(cli: Cli, tmp_path: Path, texts: Path, mixed: tuple[Path, dict[str, Any]]) -> None:
