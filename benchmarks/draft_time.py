@@ -17,7 +17,7 @@ import argparse
 import itertools
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ import torch
 from host_time import Pair, read_pairs, sample_pairs, sample_trie
 
 from lookahead.draft.drafter import Drafter
-from lookahead.draft.options import DraftOptions
+from lookahead.draft.options import DraftOptions, Strategy
 from lookahead.draft.tree import DraftTree
 from lookahead.engines.requests import NewTokens, Requests
 from lookahead.trie.file import Trie
@@ -40,7 +40,7 @@ def main() -> None:
         pairs = [pair for path in arguments.pairs for pair in read_pairs(path)] or sample_pairs()
         tries = [Trie(path) for path in arguments.trie or ([] if arguments.pairs else [sample_trie(Path(folder))])]
         for rows in map(int, arguments.batch_sizes.split(",")):
-            kind = "single" if arguments.chains else "hierarchical"
+            kind: Strategy = "single" if arguments.chains else "hierarchical"
             options = DraftOptions(
                 kind, arguments.draft_tokens + 1, arguments.draft_tokens, price=arguments.price, recycle=False
             )
@@ -55,8 +55,8 @@ def main() -> None:
 def _measure(drafter: Drafter, pairs: Sequence[Pair], rows: int, steps: int, evict: int) -> tuple[np.ndarray, float, float]:
     """(seconds of each step, draft tokens, emitted tokens, of a row and step)."""
     requests, waiting, numbers = Requests(drafter), itertools.cycle(pairs), itertools.count()
-    running: dict[int, list[int]] = {}  # request -> what is left of its answer
-    drafts: dict[int, DraftTree] = {}
+    running: dict[Hashable, list[int]] = {}  # request -> what is left of its answer
+    drafts: dict[Hashable, DraftTree] = {}
     spoiled = np.zeros(evict << 17)
     took, drafted, emitted = [], 0, 0
     for step in range(WARM_UP + steps):
@@ -88,7 +88,9 @@ def _accepted(tree: DraftTree | None, left: Sequence[int]) -> Iterator[int]:
     node = 0
     for token in left:
         yield token
-        children = [] if tree is None else np.flatnonzero((tree.parents == node) & (tree.token_ids == token))
+        children: Sequence[int] | np.ndarray = (
+            [] if tree is None else np.flatnonzero((tree.parents == node) & (tree.token_ids == token))
+        )
         if not len(children):
             return
         node = int(children[0])
