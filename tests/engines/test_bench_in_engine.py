@@ -282,6 +282,7 @@ def serve_scripted(line: Any, name: str, settings: SglangSettings) -> None:
     engine_runs._serve(line, name, settings)
 
 
+@pytest.mark.deep  # it imports torch in two processes
 def test_an_engine_in_a_process_of_its_own_answers_and_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_runs, "_serve", serve_scripted)
     run = InProcess("sglang", Settings(str(tmp_path / "closed")))

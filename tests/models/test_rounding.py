@@ -202,6 +202,7 @@ def loss(folder: Path | str, quantize: str = "none") -> float:
     return loss_of(target, [tokenizer(text)["input_ids"] for text in questions_with_answers()[60:]]) or 0.0
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
 def test_outliers_cost_no_more_than_the_model_without_them(outliers: Path, tmp_path: Path) -> None:
     """At load and in a checkpoint. Without equalizing they cost 0.04 nats more in 4 bits, and 0.008 in 8."""
@@ -212,6 +213,7 @@ def test_outliers_cost_no_more_than_the_model_without_them(outliers: Path, tmp_p
     assert loss(tmp_path / "four") == pytest.approx(ours, abs=1e-4)
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
 def test_calibrated_weights_lose_less(cli: Cli, tmp_path: Path, outliers: Path) -> None:
     texts = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in questions_with_answers()[:60]])
