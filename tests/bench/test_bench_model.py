@@ -308,6 +308,7 @@ def test_forced_replay_takes_tries_batch_sizes_and_dtypes(cli: Cli, pairs: Path,
     assert "lossless" not in shown.out
 
 
+@pytest.mark.deep
 def test_weights_of_the_folder_are_not_read(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((MODEL / "config.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"no weights at all")
@@ -366,6 +367,7 @@ def forced(target: TargetModel, batch_size: int) -> Comparison:
     return found
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("architecture", ["llama", *deep(["gpt_neo"])])
 def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(
     tiny_model: Callable[..., Any], architecture: str

@@ -156,6 +156,7 @@ def test_contender_that_is_ahead_waits_for_the_others() -> None:
     assert [(name, len(list(steps))) for name, steps in itertools.groupby(order)] == [("leaps", 1), ("steps", leap)] * 4
 
 
+@pytest.mark.deep
 def test_prompts_are_taken_in_side_by_side(compared: Comparison) -> None:
     """What was taken in is how far a contender has come before it says anything."""
     for run in compared.runs[:4]:
@@ -363,6 +364,7 @@ def test_report_is_one_page_that_needs_nothing_else(cli: Cli, tmp_path: Path) ->
     assert "prefers-color-scheme: dark" in report.read_text()
 
 
+@pytest.mark.deep
 def test_report_escapes_what_comes_from_outside(compared: Comparison) -> None:
     for each in (
         compared,

@@ -368,6 +368,7 @@ def logged(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.deep
 def test_replay_with_a_profile_adds_the_predicted_speed(cli: Cli, logged: str, tmp_path: Path) -> None:
     asked = ["bench", "--replay", logged, "--cost-profile", "llama-7b-h200", "--strategy", "auto,hierarchical"]
     result = cli(*asked, "--decoding-length", "16", "--json")

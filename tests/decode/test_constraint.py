@@ -108,7 +108,7 @@ ALONE = ((DRAFTS, 1, 1),)
 
 @pytest.mark.parametrize(
     ("model", "ways"),
-    [("demo", WAYS[:1]), ("random_model", WAYS), *deep([("demo", WAYS[1:]), ("demo", ALONE), ("random_model", ALONE)])],
+    [("demo", WAYS[:1]), *deep([("random_model", WAYS), ("demo", WAYS[1:]), ("demo", ALONE), ("random_model", ALONE)])],
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} ways",
 )
 def test_answers_validate_and_are_those_without_drafts(

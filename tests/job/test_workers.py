@@ -255,6 +255,7 @@ def test_job_that_was_killed_and_then_loses_a_worker_writes_the_rows_of_one(
     assert cli("inspect-trie", learned, "--json").json["documents"] == 80
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("number", [signal.SIGINT, *deep([signal.SIGTERM])])
 def test_stopped_job_of_workers_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
     source, out = source_in(tmp_path), tmp_path / "out.jsonl"

@@ -269,6 +269,7 @@ def test_job_answers_the_same_with_drafts(cli: Cli, tmp_path: Path, mixed: tuple
     assert said[2] == said[3]
 
 
+@pytest.mark.deep
 def test_trie_calibrates_as_its_corpus_does(cli: Cli, tmp_path: Path, texts: Path, mixed: tuple[Path, dict[str, Any]]) -> None:
     assert cli("build-trie", texts, "--tokenizer", DEMO, "-o", tmp_path / "t.trie").code == 0
     given = "--weights", "int4", "--activations", "mixed", "--calibration", tmp_path / "t.trie", "--loss-budget", 0.5

@@ -221,6 +221,7 @@ def test_job_of_a_quantized_model_answers_the_same_with_drafts(cli: Cli, tmp_pat
     assert {row["id"]: row["token_ids"] for row in lines} != said[0], "it is another model"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("scheme", "bar"), [("int8", 0.55), ("int4", 0.32)])
 def test_packed_embedding_is_that_of_a_model_quantized_at_load(tmp_path: Path, scheme: str, bar: float) -> None:
     """A Llama of 12M numbers with an output layer of its own; the bars are of bfloat16."""

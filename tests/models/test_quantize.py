@@ -283,6 +283,7 @@ def test_layers_that_share_a_weight_share_its_panels() -> None:
     assert not any(each.requires_grad for each in model.parameters())
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("scheme", "most"), [("int4", 0.03), *deep([("int8", 0.002)])])
 def test_demo_model_loses_little(scheme: str, most: float) -> None:
     """nats per token, of texts of its corpus: the bars are those for held-out text, see docs/quantization.md."""

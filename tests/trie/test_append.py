@@ -304,6 +304,7 @@ for number in range(4):
 """
 
 
+@pytest.mark.deep
 def test_processes_that_append_to_one_trie_at_once_lose_nothing(tmp_path):
     path = tmp_path / "shared.trie"
     build_ids(path, [[9, 8]], source="first")
