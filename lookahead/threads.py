@@ -20,8 +20,7 @@ from numba.extending import intrinsic
 
 from lookahead.interpreted import Interpreted
 from lookahead.kernel_cache import KernelCache
-from lookahead.kernel_compiler import KernelCompiler
-from lookahead.kernels import MEANINGS, SOURCES, inlined, memory_at
+from lookahead.kernels import MEANINGS, SOURCES, memory_at, woven
 
 LONG = ir.IntType(64)
 PATIENCE = 2_000  # looks at a counter, a few us
@@ -64,9 +63,7 @@ def c_function(kernel: Callable[[int], None]) -> tuple[Callable[[Any], None], in
 
     It releases the GIL. It takes an address, or bytes to read and write, which nobody else may hold.
     """
-    compiled: Any = CFunc(
-        kernel, ((types.int64,), types.void), {}, {"nopython": True, "error_model": "numpy"}, pipeline_class=KernelCompiler
-    )
+    compiled: Any = CFunc(kernel, ((types.int64,), types.void), {}, {"nopython": True, "error_model": "numpy"})
     compiled._cache = KernelCache(kernel, SOURCES)
     compiled.compile()
     _kept.append(compiled)
@@ -153,7 +150,7 @@ def call_with(typing_context, function, address):
     return types.void(types.int64, types.int64), codegen
 
 
-@inlined
+@woven
 def wait_for(address, count, yields):
     """Until the counter at this address has come to `count`. Who waits for long calls `yields`, the address of `gives_way`."""
     looked = np.int64(0)
