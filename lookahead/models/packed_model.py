@@ -14,7 +14,7 @@ from lookahead.forward.quantized import GROUP, Quantized, QuantizedPanels
 from lookahead.models.embedding import in_panels, may_be_in_panels
 from lookahead.models.linear import LaidOutLinear, plain_linears
 from lookahead.models.mixed import BLOCK, BLOCKS_IN_8_BITS
-from lookahead.models.packed import ACTIVATIONS, EMBEDDING_BITS, WITH_EMBEDDING, is_packed, read_packed
+from lookahead.models.packed import ACTIVATIONS_FIELD, EMBEDDING_BITS, WITH_EMBEDDING, is_packed, read_packed
 from lookahead.models.quantize import QUANTIZE
 
 
@@ -27,7 +27,7 @@ def packed_model(name: str, config: Any, dtype: torch.dtype, wishes: dict[str, A
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     folder, known = Path(name), AutoModelForCausalLM._model_mapping
-    weights_only = getattr(config, ACTIVATIONS, None) == "none"
+    weights_only = getattr(config, ACTIVATIONS_FIELD, None) == "none"
     if not (folder.is_dir() and is_packed(config) and type(config) in known and (weights_only or QuantizedPanels.takes_here())):
         return None
     read = read_packed(folder)

@@ -28,7 +28,7 @@ from lookahead.models.load import empty_model, read_config
 from lookahead.models.mixed import BLOCKS_IN_8_BITS, orders_of
 from lookahead.models.moments import InputSizes, Moments
 from lookahead.models.packed import (
-    ACTIVATIONS,
+    ACTIVATIONS_FIELD,
     EMBEDDING_BITS,
     FORMAT,
     INDEX,
@@ -325,7 +325,7 @@ def _write(
                 shutil.copyfile(path, folder / path.name)
         said = json.loads((source / "config.json").read_text(encoding="utf-8"))
         said["quantization_config"] = quantization_config(plan, scheme, bool(changes.orders))
-        said |= {ACTIVATIONS: "none"} if weights_only else {EMBEDDING_BITS: plan.embedding_bits}
+        said |= {ACTIVATIONS_FIELD: "none"} if weights_only else {EMBEDDING_BITS: plan.embedding_bits}
         if plan.untied:
             said["tie_word_embeddings"] = False
         (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")

@@ -379,6 +379,7 @@ def test_report_escapes_what_comes_from_outside(compared: Comparison) -> None:
             assert text in page.words
 
 
+@pytest.mark.deep
 def test_near_ties_are_listed_below_the_table_in_the_json_and_in_the_report(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -299,6 +299,7 @@ def test_an_engine_in_a_process_of_its_own_answers_and_is_closed(tmp_path: Path,
     run.close()
 
 
+@pytest.mark.deep  # the same
 def test_an_engine_that_does_not_start_in_its_process_says_why() -> None:
     with pytest.raises(LookaheadError, match="no-such-model"):
         InProcess("sglang", SglangSettings("/no-such-model"))
