@@ -30,9 +30,7 @@ from lookahead.forward.quantized import GROUP, Quantized
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
 WITH_EMBEDDING = "pack-quantized-with-embedding"  # our own format: the embedding has such tensors, too
 EMBEDDING_BITS = "lookahead_embedding_bits"  # what config.json calls those to hold the embedding in, 8 or 4, if it is to be
-ACTIVATIONS_FIELD = (
-    "lookahead_activations"  # what config.json calls how tokens are to be quantized: "none"; by default in 8 bits
-)
+ACTIVATIONS_FIELD = "lookahead_activations"  # of config.json: "none" if tokens are not to be quantized; without it: 8 bits
 INDEX = "model.safetensors.index.json"
 PARTS = ("packed", "scale", "zero_point", "shape", "g_idx")  # of a weight
 
