@@ -184,7 +184,7 @@ def test_each_row_has_its_own_and_some_have_none(demo: TargetModel, tokenizer: A
 
 
 @pytest.mark.parametrize("room", [1, 5, 40, *deep([2, 20, 60])])
-@pytest.mark.parametrize("wish", [{}, {"temperature": 1.5}, {"repetition_penalty": 1.2}], ids=str)
+@pytest.mark.parametrize("wish", [{}, {"temperature": 1.5}, *deep([{"repetition_penalty": 1.2}])], ids=str)
 def test_answers_are_complete_if_there_is_room_for_any(
     random_model: TargetModel, tokenizer: Any, grammars: Grammars, room: int, wish: dict[str, Any]
 ) -> None:

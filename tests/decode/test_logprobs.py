@@ -24,6 +24,7 @@ from lookahead.models.probe import probed
 from lookahead.tokenizer import load_tokenizer
 from tests.decode.test_sampling import PROMPTS
 from tests.support.cli import Cli, write_jsonl
+from tests.support.depth import deep
 from tests.support.drafts import VOCAB_SIZE
 from tests.support.jobs import MODEL, rows_of
 from tests.support.jobs import PROMPTS as QUESTIONS
@@ -64,7 +65,7 @@ def assert_exact(target, request, asked):
         assert len({token for token, _ in found.top}) == asked
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", [3, *deep([1])])
 @pytest.mark.parametrize("name", WISHES)
 def test_they_are_those_of_a_plain_forward_with_drafts_and_without(target, name, batch_size):
     plain = run(target, DraftOptions("off"), batch_size, WISHES[name])

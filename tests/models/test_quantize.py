@@ -304,7 +304,7 @@ def test_demo_model_loses_little(scheme: str, most: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "dtype"), [("int8", "bfloat16"), ("int4", "float32"), *deep([("int8", "float32"), ("int4", "bfloat16")])]
+    ("scheme", "dtype"), [("int4", "float32"), *deep([("int8", "bfloat16"), ("int8", "float32"), ("int4", "bfloat16")])]
 )
 def test_demo_model_runs_as_a_program_with_the_same_answers(scheme: str, dtype: str) -> None:
     target = load_model(DEMO, dtype, "cpu", quantize=scheme, engine_mode="program")

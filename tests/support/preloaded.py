@@ -39,6 +39,15 @@ def preload() -> None:
     """What jobs on the demo model and edits of tries import and compile. torch must not have computed anything at a fork."""
     import torch
 
+    for name in MODULES:
+        importlib.import_module(name)
+    torch.set_num_threads(1)
+    compile_kernels()
+    gc.freeze()  # half a million objects: nobody looks through them again, so their pages stay shared
+
+
+def compile_kernels() -> None:
+    """Those of drafting, the budget and tries, or load them. Needs no torch."""
     from lookahead.budget import gain, goodput
     from lookahead.draft.drafter import Drafter
     from lookahead.draft.options import DraftOptions
@@ -47,9 +56,6 @@ def preload() -> None:
     from lookahead.trie.merge import merge_tries
     from lookahead.trie.prune import prune_trie
 
-    for name in MODULES:
-        importlib.import_module(name)
-    torch.set_num_threads(1)
     Drafter([], DraftOptions()).warm_up()
     goodput.warm_up()
     gain.warm_up()
@@ -59,7 +65,6 @@ def preload() -> None:
         append_trie([document], f"{folder}/x.trie", whose)
         merge_tries([f"{folder}/x.trie"], f"{folder}/y.trie")
         prune_trie(f"{folder}/y.trie", f"{folder}/y.trie", 2)
-    gc.freeze()  # half a million objects: nobody looks through them again, so their pages stay shared
 
 
 def serve(path: str) -> Task:
