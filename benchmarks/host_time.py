@@ -46,8 +46,8 @@ def main() -> None:
     torch.set_num_threads(1)
     profile = read_profile(arguments.profile)
     with tempfile.TemporaryDirectory() as folder:
-        pairs = read_pairs(arguments.pairs) if arguments.pairs else _sample_pairs()
-        tries = [Trie(arguments.trie or _sample_trie(Path(folder)))] if arguments.trie or not arguments.pairs else []
+        pairs = read_pairs(arguments.pairs) if arguments.pairs else sample_pairs()
+        tries = [Trie(arguments.trie or sample_trie(Path(folder)))] if arguments.trie or not arguments.pairs else []
         goodput.warm_up()
         for batch_size in arguments.batch_sizes:
             rows = pairs[: arguments.rows or max(25, 5 * batch_size)]
@@ -90,7 +90,7 @@ def read_pairs(path: str | Path) -> list[Pair]:
         return [(row["prompt_ids"], row["response_ids"]) for row in map(json.loads, file)]
 
 
-def _sample_pairs() -> list[Pair]:
+def sample_pairs() -> list[Pair]:
     from lookahead.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(str(SAMPLES / "demo-model"))
@@ -101,7 +101,7 @@ def _sample_pairs() -> list[Pair]:
     return [(tokenizer.encode(prompt), answer) for prompt, answer in zip(prompts, answers, strict=False)]
 
 
-def _sample_trie(folder: Path) -> Path:
+def sample_trie(folder: Path) -> Path:
     path = folder / "corpus.trie"
     run(["build-trie", str(SAMPLES / "corpus.jsonl"), "-o", str(path), "--tokenizer", str(SAMPLES / "demo-model"), "--json"])
     return path

@@ -1,12 +1,9 @@
 """How kernels are compiled, and how they are given many arrays. In: functions over numbers and arrays. Out: machine code.
 
-numba optimises each function and turns it into machine code on its own, before it does so again within each caller. A `part` of
-kernels is only linked into its callers, which halves the time to compile drafting. For this, classes of numba's compiler are
-derived from (`_PartLibrary`, `_PartLowering`; tried with numba 0.60 and 0.68): numba has no option for it.
-
-Kernels release the GIL and are compiled once per machine, which a new user waits for. So arrays are copied into arrays by loops
-(numba's own check of their shapes takes a second or two to compile, in each kernel), and variables that a loop changes begin as
-np.int64: what is called with one that begins as a literal is compiled twice.
+Kernels release the GIL and are compiled once per machine, which a new user waits for. So their compiler is a faster one
+(kernel_compiler.py), arrays that a kernel finds by an address are bare (kernel_arrays.py), arrays are copied into arrays by
+loops (numba's own check of their shapes takes a second or two to compile, in each kernel), and variables that a loop changes
+begin as np.int64: what is called with one that begins as a literal is compiled twice.
 
 numba keeps what it has compiled until the function's own file changes. But the kernels that it calls are a part of it, as are
 constants, and those may come from other files. So here it is kept until any file with kernels changes, or one that these import
@@ -34,18 +31,16 @@ from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import types
-from numba.core.cgutils import unpack_tuple
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import CompilerBase, DefaultPassBuilder
-from numba.core.compiler_machinery import PassManager, register_pass
-from numba.core.typed_passes import NativeLowering
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model, typeof_impl
-from numba.np.arrayobj import make_array, populate_array
+from numba.np.arrayobj import make_array
 from numba.np.numpy_support import as_dtype, from_dtype
 
+from lookahead.kernel_arrays import BareArray, address_of, array_at, carray
 from lookahead.kernel_cache import KernelCache
+from lookahead.kernel_compiler import KernelCompiler, PartCompiler
 
 
 def _sources() -> bytes:
@@ -65,7 +60,7 @@ def _kept(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """A decorator: compile with these options, keep that on disk for as long as SOURCES is the same."""
 
     def decorate(function: Callable[..., Any]) -> Any:
-        dispatcher = numba.njit(nogil=True, error_model="numpy", **options)(function)
+        dispatcher = numba.njit(nogil=True, error_model="numpy", pipeline_class=KernelCompiler, **options)(function)
         if not numba.config.DISABLE_JIT:  # else it is the function itself
             dispatcher._cache = KernelCache(function, SOURCES)
         return dispatcher
@@ -73,56 +68,12 @@ def _kept(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
-class _PartLibrary(JITCodeLibrary):
-    """Code that is only linked into the code that calls it: neither optimised nor turned into machine code on its own."""
-
-    def finalize(self) -> None:
-        for library in dict.fromkeys(self._linking_libraries):
-            if hasattr(self, "_reload_init"):  # numba 0.60 has none
-                self._reload_init.update(library._reload_init)
-            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
-        self._finalize_dynamic_globals()
-        self._finalized = True
-
-    def get_pointer_to_function(self, name: str) -> int:
-        return 0
-
-
-@register_pass(mutates_CFG=True, analysis_only=False)
-class _PartLowering(NativeLowering):
-    _name = "lookahead_part_lowering"
-
-    def run_pass(self, state: Any) -> bool:
-        state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
-        state.flags.no_cpython_wrapper = state.flags.no_cfunc_wrapper = state.flags.no_compile = True
-        super().run_pass(state)
-        state.cr = state.cr._replace(cfunc=object().__reduce__)  # numba wants a builtin function of its own
-        state.targetctx.insert_user_function(state.cr.cfunc, state.cr.fndesc, [state.library])
-        if hasattr(state.library, "_reload_init"):
-            state.reload_init.extend(state.library._reload_init)
-        return True
-
-
-class _PartCompiler(CompilerBase):
-    def define_pipelines(self) -> list[PassManager]:
-        passes, builder = PassManager("lookahead part"), DefaultPassBuilder
-        for stage in (
-            builder.define_untyped_pipeline,
-            builder.define_typed_pipeline,
-            builder.define_nopython_lowering_pipeline,
-        ):
-            passes.passes.extend(stage(self.state).passes)
-        passes.passes = [(_PartLowering if each is NativeLowering else each, text) for each, text in passes.passes]
-        passes.finalize()
-        return [passes]
-
-
 class Part:
     """A function that kernels call: compiled with each of them. Python can call it too; then it is a kernel."""
 
     def __init__(self, function: Callable[..., Any], **options: Any):
         self._kernel = kernel(function)
-        self.dispatcher = numba.njit(error_model="numpy", pipeline_class=_PartCompiler, **options)(function)
+        self.dispatcher = numba.njit(error_model="numpy", pipeline_class=PartCompiler, **options)(function)
 
     def __call__(self, *arguments: Any) -> Any:
         return self._kernel(*arguments)
@@ -134,10 +85,8 @@ def _type_of_part(part: Part, context: Any) -> types.Dispatcher:
 
 
 kernel = _kept()
-part = Part  # called by kernels
-inlined = functools.partial(Part, forceinline=True)  # part of its callers' code: called very often
-woven = numba.njit(inline="always", error_model="numpy")  # the same before types are inferred: where a part would have many
-# arguments, or be so small that its callers grow little
+part = Part  # a function within kernels: for large ones, and those with several callers
+inlined = functools.partial(Part, forceinline=True)  # inlined by LLVM: for calls in inner loops, and those with one caller
 
 
 MEANINGS: dict[int, Callable[..., Any]] = {}  # id of an intrinsic function -> the same in Python, see interpreted.py
@@ -180,32 +129,44 @@ int16_at, int32_at, int64_at = pointer_to(types.int16), pointer_to(types.int32),
 float32_at, float64_at = pointer_to(types.float32), pointer_to(types.float64)
 
 
-def _array(context, builder, kind, data, extents):
-    """An array of the numba type `kind` at the address `data`, C-contiguous; nobody owns it."""
-    itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(kind.dtype)))
-    strides = [itemsize]
-    for size in reversed(extents[1:]):
-        strides.insert(0, builder.mul(strides[0], size, flags=("nsw",)))
-    array = make_array(kind)(context, builder)
-    data = builder.bitcast(data, context.get_data_type(kind.dtype).as_pointer())
-    populate_array(array, data=data, shape=extents, strides=strides, itemsize=itemsize, meminfo=None)
-    return array._getvalue()
+def _fetch(builder, pointer):
+    """A hint to the processor; it is ignored where nothing can be read."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    function = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
+    to_read, near, data = number(0), number(3), number(1)
+    builder.call(function, [builder.bitcast(pointer, byte), to_read, near, data])
 
 
 @intrinsic
-def carray(typing_context, pointer, shape):
-    """numba.carray, which compiles a function for each dtype and number of dimensions, and counts references."""
-    kind = types.Array(pointer.dtype, len(shape), "C")
+def fetch_address(typing_context, address):
+    """The cache line at this address is read soon. It may lie anywhere: nothing is read now."""
 
     def codegen(context, builder, signature, arguments):
-        sizes = unpack_tuple(builder, arguments[1])
-        extents = [context.cast(builder, size, of, types.intp) for size, of in zip(sizes, signature.args[1], strict=True)]
-        return _array(context, builder, kind, arguments[0], extents)
+        _fetch(builder, builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
+        return context.get_dummy_value()
 
-    return kind(pointer, shape), codegen
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def fetch_entry(typing_context, array, index):
+    """The entry of an array at this index is read soon, counted as in its memory."""
+
+    def codegen(context, builder, signature, arguments):
+        data = builder.extract_value(arguments[0], 0)
+        _fetch(builder, builder.gep(data, [arguments[1]]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), codegen
+
+
+MEANINGS[id(fetch_address)] = lambda address: None
+MEANINGS[id(fetch_entry)] = lambda array, index: None
 
 
 MEANINGS[id(carray)] = lambda pointer, shape: memory_at(pointer.address, shape, pointer.dtype)
+MEANINGS[id(address_of)] = lambda array: array.ctypes.data
 
 
 # name -> (dtype, shape). A string in a shape is a size by name, or such a size and more: "texts", "texts + 1".
@@ -236,7 +197,8 @@ class View(types.Type):
         super().__init__(f"View({name})")
         self.sizes, self.numbers = sizes_in(layout), {}
         for number, (field, (dtype, shape)) in enumerate(layout.items(), len(self.sizes)):
-            self.numbers[field] = number, shape, types.Array(from_dtype(np.dtype(dtype)), len(shape), "C")
+            extents = tuple(size if isinstance(size, int) else None for size in shape)
+            self.numbers[field] = number, shape, BareArray(from_dtype(np.dtype(dtype)), extents)
 
 
 @register_model(View)
@@ -270,7 +232,7 @@ def _array_of(context, builder, view, value, name):
 
     number, shape, kind = view.numbers[name]
     data = builder.inttoptr(load(number), context.get_data_type(kind.dtype).as_pointer())
-    return _array(context, builder, kind, data, [extent(size) for size in shape])
+    return array_at(context, builder, kind, data, [extent(size) for size in shape])
 
 
 def unpacker(name: str, layout: Layout) -> Any:

@@ -20,7 +20,8 @@ from numba.extending import intrinsic
 
 from lookahead.interpreted import Interpreted
 from lookahead.kernel_cache import KernelCache
-from lookahead.kernels import MEANINGS, SOURCES, memory_at, woven
+from lookahead.kernel_compiler import KernelCompiler
+from lookahead.kernels import MEANINGS, SOURCES, inlined, memory_at
 
 LONG = ir.IntType(64)
 PATIENCE = 2_000  # looks at a counter, a few us
@@ -63,7 +64,9 @@ def c_function(kernel: Callable[[int], None]) -> tuple[Callable[[Any], None], in
 
     It releases the GIL. It takes an address, or bytes to read and write, which nobody else may hold.
     """
-    compiled: Any = CFunc(kernel, ((types.int64,), types.void), {}, {"nopython": True, "error_model": "numpy"})
+    compiled: Any = CFunc(
+        kernel, ((types.int64,), types.void), {}, {"nopython": True, "error_model": "numpy"}, pipeline_class=KernelCompiler
+    )
     compiled._cache = KernelCache(kernel, SOURCES)
     compiled.compile()
     _kept.append(compiled)
@@ -150,7 +153,7 @@ def call_with(typing_context, function, address):
     return types.void(types.int64, types.int64), codegen
 
 
-@woven
+@inlined
 def wait_for(address, count, yields):
     """Until the counter at this address has come to `count`. Who waits for long calls `yields`, the address of `gives_way`."""
     looked = np.int64(0)

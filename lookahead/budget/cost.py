@@ -238,7 +238,8 @@ def observe(forward, seconds, table, terms, latest):
     table[OWN, column] = faster_of(latest[column], min(int(table[SEEN, column]), LATEST))
     usual, before = _usual_size(table), -1  # before: the believed column before `other`
     if usual < 0:
-        table[RATIO, :] = table[OWN, column]
+        for other in range(columns):
+            table[RATIO, other] = table[OWN, column]
         return
     for other in range(columns):
         if table[SEEN, other] < BELIEVED:
@@ -254,6 +255,7 @@ def observe(forward, seconds, table, terms, latest):
                 share = (table[SIZE, between] - table[SIZE, before]) / (table[SIZE, other] - table[SIZE, before])
             table[RATIO, between] = (1 - share) * table[RATIO, max(0, before)] + share * apart
         before = other
-    table[RATIO, before + 1 :] = table[RATIO, before]
+    for other in range(before + 1, columns):
+        table[RATIO, other] = table[RATIO, before]
     for other in range(columns):
         table[RATIO, other] = table[OWN, usual] * (1 + table[RATIO, other])

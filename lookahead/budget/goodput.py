@@ -257,7 +257,8 @@ def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
     most = rows * worth - undrafted * changed(tokens, before, usual)
     saves = np.full(len(gains), -np.inf)
     best, widest, padding = 0, 1, 0
-    kept[:count] = 1
+    for tree in range(count):
+        kept[tree] = 1
     while limit > 1:
         saved, taken, width, filling = _take(
             probabilities, starts, sizes, total, limit, plain, fed, worth, bucketed, fills, wanted, table,
@@ -265,7 +266,8 @@ def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
         )  # fmt: skip
         if saved > most or (wanted >= 0 and taken > 0):
             most, best, widest, padding = saved, taken, width, filling
-            kept[:count] = 1
+            for tree in range(count):
+                kept[tree] = 1
             for node in range(taken):
                 kept[owners[node]] += 1
         if wanted >= 0 or rows == 1:

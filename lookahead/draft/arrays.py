@@ -50,7 +50,7 @@ SCRATCH: Layout = {
     "experts": (np.int64, (EXPERTS,)),  # their cells
     "expert_values": (np.float32, (EXPERTS, 2)),  # lambda, share of the token that was emitted
     "current": (np.int64, ("texts",)),
-    "sample": (np.int64, (MOST_SAMPLED, 2)),  # positions of a step that are sampled, and the tokens behind them
+    "sample": (np.int64, ("offers", 3)),  # occurrences that are sampled: positions, the tokens behind them and one further
     "touched": (np.int64, ("offers",)),  # slots that an expert credits, as often as texts offer them
     "own_slots": (np.int64, (SLOTS, 2)),  # and the match length of the first occurrence found
     "used_factors": (np.int32, (SLOTS, 6)),

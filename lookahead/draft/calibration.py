@@ -93,8 +93,8 @@ def count_nodes(tree, reach, nodes, verified, said, by_depth, counted, counted_b
             counted[0, bin_of(reach[node])] += reach[node]
             counted_by_depth[0, depth] += reach[node] / by_depth[depth]
     node = 0
-    for token in said:
-        child = node + 1
+    for position in range(len(said)):
+        token, child = said[position], node + 1
         while child < nodes and (tree[TREE_PARENTS, child] != node or tree[TREE_TOKENS, child] != token):
             child += 1
         if child >= nodes or node >= verified:

@@ -50,6 +50,8 @@ from lookahead.draft.places import (
     PREFIX,
     SOURCE,
     WEIGHTS,
+    fetch_suffix,
+    fetch_token,
     first_range,
     has_step,
     suffix_at,
@@ -58,7 +60,7 @@ from lookahead.draft.places import (
 )
 from lookahead.draft.recycled import ANY, place_of
 from lookahead.draft.recycled import BEST as PLACED
-from lookahead.kernels import inlined, woven
+from lookahead.kernels import inlined
 
 # A wide range is represented by that many occurrences, evenly, for each share that can matter; by MOST_SAMPLED at most.
 RESOLUTION = np.float32(4.0)
@@ -89,7 +91,7 @@ def slot_of(scratch, stamp, token):
     return np.uint64(scratch.numbers[h])
 
 
-@woven
+@inlined
 def credit(scratch, slot, gain, source, match):
     """A token gains probability; the largest gain tells its source and match length."""
     scratch.values[slot, P] += gain
@@ -98,13 +100,13 @@ def credit(scratch, slot, gain, source, match):
         scratch.slots[slot, SLOT_SOURCE], scratch.slots[slot, SLOT_MATCH] = source, match
 
 
-@woven
+@inlined
 def ask(scratch, rank, cell, believed, share):
     scratch.experts[rank] = cell
     scratch.expert_values[rank, 0], scratch.expert_values[rank, 1] = believed, share
 
 
-@woven
+@inlined
 def ask_aligned(shared, scratch, own, node, stamp, floor, actual):
     """All aligned positions, own first, as long as the rest is above the floor. Returns (rest, experts asked)."""
     rest, rank = np.float32(1.0), np.int64(0)
@@ -130,7 +132,7 @@ def ask_aligned(shared, scratch, own, node, stamp, floor, actual):
     return rest, rank
 
 
-@woven
+@inlined
 def longest_own_match(scratch, node, places):
     """The order bucket of the longest of the occurrences found in the row's own text, which is noted in scratch.best."""
     longest, found = np.int64(0), scratch.found
@@ -141,7 +143,7 @@ def longest_own_match(scratch, node, places):
     return longest
 
 
-@woven
+@inlined
 def next_other_order(shared, scratch, node):
     """The order of the longest match in other texts that has not been asked; 0 if there is none."""
     order, steps, current = np.int64(0), scratch.steps, scratch.current
@@ -151,7 +153,7 @@ def next_other_order(shared, scratch, node):
     return order
 
 
-@woven
+@inlined
 def ask_recycled(shared, scratch, kind, have, stamp, rest, rank, actual):
     """The runner-up tokens behind the key of this kind; the cell is -1 if there is no such key."""
     second = scratch.recent[1] if have > 1 else np.int64(ANY)
@@ -176,7 +178,7 @@ def ask_recycled(shared, scratch, kind, have, stamp, rest, rank, actual):
     return cell, share
 
 
-@woven
+@inlined
 def count_own(scratch, places, order, stamp, own_used, own_total):
     """Count the tokens behind the own occurrences of this order bucket. Returns (bucket of the next, tokens seen, occurrences
     seen).
@@ -198,7 +200,7 @@ def count_own(scratch, places, order, stamp, own_used, own_total):
     return following, own_used, own_total
 
 
-@woven
+@inlined
 def ask_own(shared, scratch, own, order, own_used, own_total, rest, rank, actual):
     """The row's own text, by the occurrences counted so far."""
     slots, top, share = scratch.slots, np.int64(0), np.float32(0.0)
@@ -216,34 +218,44 @@ def ask_own(shared, scratch, own, order, own_used, own_total, rest, rank, actual
     return cell, share
 
 
-@woven
+@inlined
 def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actual):
     """All other texts together, each by its longest match of this order or more. Of many occurrences some are sampled."""
     texts, slots, values, touched = shared.texts, scratch.slots, scratch.values, scratch.touched
     steps, current = scratch.steps, scratch.current
     order, share = order_bucket(other_order), np.float32(0.0)
     total, distinct = np.float32(0.0), 0
-    sample, most = scratch.sample, np.int64(MOST_SAMPLED)
+    sample, most, filled = scratch.sample, np.int64(MOST_SAMPLED), np.int64(0)
     if floor > 0:
         most = np.int64(min(RESOLUTION * rest / floor, MOST_SAMPLED))
     for text in range(shared.used[0]):
         number = current[text] + 1
         if number < scratch.made[node, text, 0] and steps[node, text, number, ORDER] >= other_order:
             current[text] = number
+        if current[text] >= 0:
+            low, width = steps[node, text, current[text], LOW], steps[node, text, current[text], HIGH]
+            filled = sample_range(texts, text, low, width - low, most, sample, filled)
+    filled = np.int64(0)
+    for text in range(shared.used[0]):
+        if current[text] >= 0:
+            step = steps[node, text, current[text]]
+            filled = sample_positions(texts, text, min(step[HIGH] - step[LOW], most), step[PREFIX], sample, filled)
+    filled = np.int64(0)
+    for text in range(shared.used[0]):
         number = current[text]
         if number < 0:
             continue
-        low, prefix = steps[node, text, number, LOW], steps[node, text, number, PREFIX]
-        width = steps[node, text, number, HIGH] - low
+        prefix = steps[node, text, number, PREFIX]
+        width = steps[node, text, number, HIGH] - steps[node, text, number, LOW]
         weighted, source = texts[text, WEIGHTS] > 0, texts[text, SOURCE]
         taken = min(width, most)
         each = shared.weights[text] * (np.float32(width) / np.float32(taken))
         last, slot, here = np.int64(-1), np.uint64(0), np.float32(0.0)
         hit, seen = np.float32(0.0), np.float32(0.0)
-        for k in range(taken):  # fetched at once, as no branch waits for one of them
-            position = suffix_at(texts, text, low + sampled(k, taken, width))
-            sample[k, 0], sample[k, 1] = position, token_at(texts, text, position + prefix)
-        for k in range(taken):
+        begin, filled = filled, filled + taken
+        for k in range(begin, filled):
+            sample[k, 1] = token_at(texts, text, sample[k, 0] + prefix)
+        for k in range(begin, filled):
             token = sample[k, 1]
             count = each * weight_at(texts, text, sample[k, 0]) if weighted else each
             seen += count
@@ -287,7 +299,33 @@ def sampled(k, taken, width):
     return k if taken == width else (2 * k + 1) * width // (2 * taken)
 
 
-@woven
+# Memory is read in three rounds, for all texts at once: ranks in sorted texts, positions, tokens. What a round reads has been
+# fetched since the one before, so that a processor waits for memory three times, not at each occurrence.
+
+
+@inlined
+def sample_range(texts, text, low, width, most, sample, filled):
+    """First round: note which of `width` ranks from `low` are sampled, `most` at most, behind `filled` others. Returns how many
+    there are.
+    """
+    taken = min(width, most)
+    for k in range(taken):
+        rank = low + sampled(k, taken, width)
+        sample[filled + k, 0] = rank
+        fetch_suffix(texts, text, rank)
+    return filled + taken
+
+
+@inlined
+def sample_positions(texts, text, taken, prefix, sample, filled):
+    """Second round: of ranks their positions, whose tokens behind `prefix` others are read next. Returns how many there are."""
+    for k in range(filled, filled + taken):
+        sample[k, 0] = suffix_at(texts, text, sample[k, 0])
+        fetch_token(texts, text, sample[k, 0] + prefix)
+    return filled + taken
+
+
+@inlined
 def ask_skip(shared, scratch, node, one, stamp, rest, actual):
     """What stands two tokens behind the occurrences of the context without its last token; the cell is -1 if there is none.
 
@@ -313,50 +351,72 @@ def ask_skip(shared, scratch, node, one, stamp, rest, actual):
     return cell, share
 
 
-@woven
+@inlined
 def _find_skips(shared, scratch, node, one, token):
     """Note what stands two tokens behind the occurrences of a node's context: its children share it. token: the context's
     last.
     """
-    texts, steps, found, total = shared.texts, scratch.steps, np.int64(0), np.float32(0.0)
+    texts, found, total = shared.texts, np.int64(0), np.float32(0.0)
+    sample, filled, begin = scratch.sample, np.int64(0), np.int64(0)
     for text in range(shared.used[0]):
-        number, left = np.int64(0), np.int64(SKIPPED)
+        filled = _sample_skips(shared, scratch, node, one, token, text, 0, filled)
+    filled = np.int64(0)
+    for text in range(shared.used[0]):
+        filled = _sample_skips(shared, scratch, node, one, token, text, 1, filled)
+    filled = np.int64(0)
+    for text in range(shared.used[0]):
+        begin, filled = filled, _sample_skips(shared, scratch, node, one, token, text, 2, filled)
         weighted, source = texts[text, WEIGHTS] > 0, texts[text, SOURCE]
-        while left > 0:
-            if one == 1:
-                low, high = first_range(texts, text, token)
-                prefix, longer = np.int64(1), number == 0 and low < high
-            else:
-                longer = has_step(texts, steps, scratch.made, scratch.keys, node, text, number, scratch.ranges)
-                low, high = steps[node, text, number, LOW], steps[node, text, number, HIGH]
-                prefix, longer = steps[node, text, number, PREFIX], longer and steps[node, text, number, ORDER] > 1
-            if not longer:
-                break
-            width = high - low
-            taken = min(width, left)
-            for k in range(taken):
-                position = suffix_at(texts, text, low + sampled(k, taken, width))
-                if token_at(texts, text, position + prefix) == END:
-                    continue
-                count = shared.weights[text] * weight_at(texts, text, position) if weighted else shared.weights[text]
-                total += count
-                follows = token_at(texts, text, position + prefix + 1)
-                if follows == END:
-                    continue
-                at = np.int64(0)
-                while at < found and scratch.skips[node, one, at, 0] != follows:
-                    at += 1
-                if at == found:
-                    scratch.skips[node, one, found, 0], scratch.skips[node, one, found, 1] = follows, source
-                    scratch.skip_counts[node, one, found] = np.float32(0.0)
-                    found += 1
-                scratch.skip_counts[node, one, at] += count
-            left -= taken
-            number += 1
+        for k in range(begin, filled):
+            follows = sample[k, 2]
+            if sample[k, 1] == END:
+                continue
+            count = shared.weights[text] * weight_at(texts, text, sample[k, 0]) if weighted else shared.weights[text]
+            total += count
+            if follows == END:
+                continue
+            at = np.int64(0)
+            while at < found and scratch.skips[node, one, at, 0] != follows:
+                at += 1
+            if at == found:
+                scratch.skips[node, one, found, 0], scratch.skips[node, one, found, 1] = follows, source
+                scratch.skip_counts[node, one, found] = np.float32(0.0)
+                found += 1
+            scratch.skip_counts[node, one, at] += count
     scratch.skipped[node, one], scratch.skip_totals[node, one] = found, total
 
 
-@woven
+@inlined
+def _sample_skips(shared, scratch, node, one, token, text, round, filled):
+    """A round of reading (see `sample_range`) the occurrences in a text behind which a skip looks, SKIPPED at most."""
+    texts, steps, sample = shared.texts, scratch.steps, scratch.sample
+    number, left, low, width, prefix = np.int64(0), np.int64(SKIPPED), np.int64(0), np.int64(0), np.int64(1)
+    while left > 0:
+        if one == 1:
+            low, high = first_range(texts, text, token)
+            width, prefix, longer = high - low, np.int64(1), number == 0 and low < high
+        else:
+            longer = has_step(texts, steps, scratch.made, scratch.keys, node, text, number, scratch.ranges)
+            low, prefix = steps[node, text, number, LOW], steps[node, text, number, PREFIX]
+            width = steps[node, text, number, HIGH] - low
+            longer = longer and steps[node, text, number, ORDER] > 1
+        if not longer:
+            break
+        if round == 0:
+            sample_range(texts, text, low, width, left, sample, filled)
+        elif round == 1:
+            sample_positions(texts, text, min(width, left), prefix, sample, filled)
+        else:
+            for k in range(filled, filled + min(width, left)):
+                position = sample[k, 0] + prefix
+                sample[k, 1], sample[k, 2] = token_at(texts, text, position), token_at(texts, text, position + 1)
+        filled += min(width, left)
+        left -= min(width, left)
+        number += 1
+    return filled
+
+
+@inlined
 def ask_leaders(shared, scratch, own, stamp, rest, rank, actual):
     """The most frequent tokens of the row's own text, for any context."""
     slots, total, share = scratch.slots, np.float32(0.0), np.float32(0.0)
@@ -379,7 +439,7 @@ def ask_leaders(shared, scratch, own, stamp, rest, rank, actual):
     return cell, share
 
 
-@woven
+@inlined
 def ask_common(shared, scratch, stamp, rest, rank, actual):
     """The most frequent tokens of all other texts, for any context."""
     slots, share = scratch.slots, np.float32(0.0)

@@ -63,10 +63,10 @@ from lookahead.draft.experts import (
     longest_own_match,
     next_other_order,
 )
-from lookahead.draft.own_text import TOKEN, latest_place, more_places, own_places, slots_of
+from lookahead.draft.own_text import TOKEN, fetch_latest, latest_place, more_places, own_places, slots_of
 from lookahead.draft.places import END, HIGH, LOW, ORDER, PREFIX, suffix_at, token_at
 from lookahead.draft.recycled import ASKED, KINDS
-from lookahead.kernels import inlined, woven
+from lookahead.kernels import fetch_entry, inlined
 
 MEMORY = 250.0  # observations that a cell remembers
 
@@ -160,6 +160,29 @@ def mix(shared, scratch, own, node, have, floor, actual):
 
 
 @inlined
+def match_own(scratch, own, have):
+    """Note the longest match of the root's context, scratch.recent[:have], in the own text: all that `move_aligned` needs of
+    `mix`.
+    """
+    scratch.best[0, 0], scratch.best[0, 1] = 0, -1
+    chains = slots_of(scratch.recent, have, own.heads.shape[1], scratch.chains)
+    places = own_places(own.log, own.heads, own.length, scratch.recent, have, chains, scratch.found, scratch.chains)
+    longest_own_match(scratch, np.int64(0), places)
+
+
+@inlined
+def _of_token(token):
+    """Index of the first factor of a token."""
+    return BY_TOKEN + 4 * ((token * 40503 >> 3) & (TOKENS - 1))
+
+
+@inlined
+def _of_pair(token, last):
+    """Index of the factor of a token behind another."""
+    return BY_PAIR + ((token * 40503 + last * 1640531527 >> 7) & (PAIRS - 1))
+
+
+@inlined
 def rescore(shared, scratch, own, asked, least, actual):
     """Multiply each token's probability by learned factors and normalise with the mass of "none of these".
 
@@ -176,6 +199,17 @@ def rescore(shared, scratch, own, asked, least, actual):
     last = scratch.recent[0]
     of_last = BY_LAST + 4 * ((last * 40503) & (LAST_TOKENS - 1))
     for slot in range(np.uint64(scratch.counters[1])):
+        token = np.int64(slots[slot, SLOT_TOKEN])
+        if values[slot, P] * HOPE >= least or token == actual:
+            by_token, by_pair = _of_token(token), _of_pair(token, last)
+            fetch_latest(own, token)
+            fetch_entry(shared.commonness, token & (COMMONNESS - 1))
+            fetch_entry(factors, by_token)
+            fetch_entry(factors, by_pair)
+            if actual >= 0:
+                fetch_entry(shared.learned, 2 * by_token)
+                fetch_entry(shared.learned, 2 * by_pair)
+    for slot in range(np.uint64(scratch.counters[1])):
         probability = values[slot, P]
         total += probability
         token, used[slot, 0] = np.int64(slots[slot, SLOT_TOKEN]), -1
@@ -188,8 +222,7 @@ def rescore(shared, scratch, own, asked, least, actual):
             by_place = BY_PLACE + back * BINARY + common
             by_recycled = BY_RECYCLED + slots[slot, SLOT_RECYCLED] * 4 + groups
             by_last = of_last + groups
-            by_token = BY_TOKEN + 4 * ((token * 40503 >> 3) & (TOKENS - 1)) + groups
-            by_pair = BY_PAIR + ((token * 40503 + last * 1640531527 >> 7) & (PAIRS - 1))
+            by_token, by_pair = _of_token(token) + groups, _of_pair(token, last)
             if actual >= 0:
                 used[slot, 0], used[slot, 1], used[slot, 2] = by_orders, by_place, by_recycled
                 used[slot, 3], used[slot, 4], used[slot, 5] = by_last, by_token, by_pair
@@ -202,7 +235,7 @@ def rescore(shared, scratch, own, asked, least, actual):
         values[slot, P] *= scale
 
 
-@woven
+@inlined
 def learn(shared, scratch, asked, actual):
     """Each expert's share of what `actual` has just proved right goes to its cell; then trust and factors are learned.
 
@@ -231,7 +264,7 @@ def learn(shared, scratch, asked, actual):
     _learn_factors(shared, scratch, actual)
 
 
-@woven
+@inlined
 def _learn_trust(shared, scratch, actual):
     """How a text's longest matches fare against the mixture decides how much its occurrences count relative to those of the
     other texts.
@@ -253,7 +286,7 @@ def _learn_trust(shared, scratch, actual):
         shared.weights[text] = shared.given[text] * ratio * ratio
 
 
-@woven
+@inlined
 def _learn_factors(shared, scratch, actual):
     """One step of AdaGrad on the log-likelihood of `actual`.
 

@@ -15,7 +15,7 @@ import numpy as np
 from lookahead.draft.arrays import CHAINS, COMMONNESS, LEADERS, OWN_COLUMNS, PER_CHAIN
 from lookahead.draft.cells import binary_bucket
 from lookahead.draft.places import SOURCE, count_of
-from lookahead.kernels import carray, inlined, int32_at, int64_at, kernel
+from lookahead.kernels import carray, fetch_entry, inlined, int32_at, int64_at, kernel
 
 TOKEN, CHAIN, SEEN = 0, 1, 1 + CHAINS  # rows of OwnText.log; chain c links positions that agree in 2^c tokens
 LONGEST_MATCH = 32  # tokens compared; a longer match counts as this
@@ -120,15 +120,16 @@ def append_tokens(log, heads, leaders, length, added, recent, slots):
 
     recent (int64 [8] or more) and slots (int64 [CHAINS]) are overwritten.
     """
-    for token in added:
-        place = length
+    for position in range(len(added)):
+        token, place = added[position], length
         log[TOKEN, place] = token
         length += 1
         have = min(8, length)
         for k in range(have):
             recent[k] = log[TOKEN, place - k]
         seen, new_context = 0, True
-        log[CHAIN:SEEN, place] = -1
+        for chain in range(CHAINS):
+            log[CHAIN + chain, place] = -1
         for c in range(slots_of(recent, have, heads.shape[1], slots)):
             before = heads[c, slots[c]]
             log[CHAIN + c, place] = before
@@ -164,11 +165,22 @@ def _lead(leaders, token, seen, place):
 
 
 @inlined
+def _slot_of_one(own, token):
+    return np.int64(_mix(np.uint64(1), token) >> np.uint64(20)) & (own.heads.shape[1] - 1)
+
+
+@inlined
+def fetch_latest(own, token):
+    """`latest_place` is called soon."""
+    fetch_entry(own.heads, _slot_of_one(own, token))
+
+
+@inlined
 def latest_place(own, token):
     """The newest position of a token in the own text, -1 if it is not among the newest of its hash."""
-    place = own.heads[0, np.int64(_mix(np.uint64(1), token) >> np.uint64(20)) & (own.heads.shape[1] - 1)]
+    place = own.heads[0, _slot_of_one(own, token)]
     for _ in range(CHAIN_STEPS):
-        if place < 0 or own.log[TOKEN, place] == token:
+        if place < 0 or (own.log[TOKEN, place] == token and place < own.length):
             return np.int64(place)
         place = own.log[CHAIN, place]
     return np.int64(-1)

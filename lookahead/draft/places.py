@@ -21,7 +21,7 @@ import itertools
 import numpy as np
 
 from lookahead.draft.arrays import COLUMNS, RANGES, STEPS
-from lookahead.kernels import float32_at, inlined, kernel, uint16_at, uint32_at, uint64_at
+from lookahead.kernels import fetch_address, float32_at, inlined, kernel, uint16_at, uint32_at, uint64_at
 from lookahead.trie.suffixes import DEPTH
 
 # Columns of a row of the table. Addresses and sizes in bytes, counts in entries.
@@ -95,6 +95,18 @@ def token_at(texts, text, position):
 @inlined
 def suffix_at(texts, text, rank):
     return _read(texts[text, SUFFIXES], texts[text, SUFFIX_BYTES], rank)
+
+
+@inlined
+def fetch_suffix(texts, text, rank):
+    """`suffix_at` is called soon."""
+    fetch_address(texts[text, SUFFIXES] + rank * texts[text, SUFFIX_BYTES])
+
+
+@inlined
+def fetch_token(texts, text, position):
+    """`token_at` is called soon."""
+    fetch_address(texts[text, TOKENS] + position * texts[text, TOKEN_BYTES])
 
 
 @inlined

@@ -29,11 +29,11 @@ from lookahead.draft.arrays import (
 )
 from lookahead.draft.calibration import LEAST, bin_of, calibrated, computed, count_nodes, deeper, edge_of
 from lookahead.draft.cells import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P
-from lookahead.draft.mixture import TEACHES, learn, mix, move_aligned, rescore
+from lookahead.draft.mixture import TEACHES, learn, match_own, mix, move_aligned, rescore
 from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
 from lookahead.draft.places import narrow_all
 from lookahead.draft.tree import GRAMMAR
-from lookahead.kernels import carray, float64_at, inlined, int32_at, int64_at, kernel, woven
+from lookahead.kernels import carray, float64_at, inlined, int32_at, int64_at, kernel
 from lookahead.threads import add
 
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
@@ -74,7 +74,7 @@ def grow_rows(address):
         row = add(address + 8 * NEXT, 1)
 
 
-@woven
+@inlined
 def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, free, single):
     own = own_arrays(rows.own, row)
     keys, values, slots = scratch.keys, scratch.values, scratch.slots
@@ -84,7 +84,8 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
     tree, reached = rows.trees[row], rows.reach[row]
     tree[TREE_TOKENS, 0], tree[TREE_PARENTS, 0], tree[TREE_SOURCES, 0], tree[TREE_MATCHES, 0] = keys[0, 0], -1, -1, 0
     reached[0, 0], reached[1, 0] = 1.0, 1.0
-    offered[:] = 0
+    for bin_ in range(BINS):
+        offered[bin_] = 0
     least = max(LEAST, AT_NO_COST * priced)
     cutoff, above, edge = least, np.int64(0), np.int64(0)
     nodes, filled, waiting, few = 1, 0, 0, min(free, budget)
@@ -100,7 +101,8 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
                 parent = keys[node, 1]
-                scratch.made[node] = 0
+                for text in range(scratch.made.shape[1]):
+                    scratch.made[node, text, 0], scratch.made[node, text, 1] = 0, 0
                 scratch.skipped[node, 0], scratch.skipped[node, 1] = -1, -1
                 move_aligned(
                     shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], parent, own,
@@ -224,7 +226,8 @@ ACCEPTED, TOKENS, TOKENS_AT, SHARED_AT, ROWS_AT, SCRATCH_AT, FIRST_ROW = range(7
 
 
 def accept_rows(address):
-    """The texts of rows continue: learn what each token proves, append it, and narrow what the context matches.
+    """The texts of rows continue: learn what each token proves where that is asked for, append it, and narrow what the context
+    matches.
 
     address: of the arguments, see above. The tokens are int32, those of one row after those of the other.
     """
@@ -238,7 +241,7 @@ def accept_rows(address):
         _accept(shared, rows, scratch, of_rows[k, 0], said[start:end], of_rows[k, 2] != 0)
 
 
-@woven
+@inlined
 def _accept(shared, rows, scratch, row, said, learning):
     if len(said) and rows.nodes[row] > 0:
         count_nodes(
@@ -248,14 +251,17 @@ def _accept(shared, rows, scratch, row, said, learning):
         rows.nodes[row] = 0
     for j in range(len(said)):
         own, token = own_arrays(rows.own, row), np.int64(said[j])
-        if learning and own.length > 0:
-            _begin(scratch, rows, row)
+        if own.length > 0:
             have = _look_back(scratch.keys, np.int64(0), own, scratch.recent)
-            asked = mix(shared, scratch, own, np.int64(0), have, UNHEARD, token)
-            rescore(shared, scratch, own, asked, TEACHES, token)
-            learn(shared, scratch, asked, token)
+            if learning:
+                _begin(scratch, rows, row)
+                asked = mix(shared, scratch, own, np.int64(0), have, UNHEARD, token)
+                rescore(shared, scratch, own, asked, TEACHES, token)
+                learn(shared, scratch, asked, token)
+            else:
+                match_own(scratch, own, have)
             move_aligned(
-                shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], np.int64(0), own,
+                shared.texts, rows.steps, rows.made, rows.aligned, shared.used[0], row, own,
                 scratch.best[0, 0], scratch.best[0, 1], token, rows.aligned, row,
             )  # fmt: skip
         narrow_all(

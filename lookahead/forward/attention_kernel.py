@@ -37,7 +37,7 @@ from lookahead.forward.vectors import (
     transpose,
     widen,
 )
-from lookahead.kernels import carray, float64_at, int32_at, int64_at, part, woven
+from lookahead.kernels import carray, float64_at, inlined, int32_at, int64_at, part
 from lookahead.threads import add, gives_way, run_in, wait_for
 
 ROWS = 64  # queries that are worked on at a time, heads that share keys counted
@@ -57,7 +57,7 @@ LOG2_E = 1.4426950408889634
 ALONE = 300_000  # products of numbers, up to which a call is not worth other threads
 
 
-@woven
+@inlined
 def _mix(task, kind, segment, weights_stride, outputs, padded, totals, unused):
     """Add values to the outputs and weights to the totals of 1, 2 or 4 queries, side by side in scratch memory.
 
@@ -92,7 +92,7 @@ def _mix(task, kind, segment, weights_stride, outputs, padded, totals, unused):
         into = unused  # further numbers of the values: the weights are counted already
 
 
-@woven
+@inlined
 def _tail(meta, start, token, places):
     """Ancestors of a token, itself included, that are not in its trunk: fills `places`, first to last; returns how many."""
     line = meta[token]
@@ -163,7 +163,7 @@ def _weights(task, meta, kind, start, first, grouped, head, count, queries, padd
         powers(tail, seen[token], top)
 
 
-@woven
+@inlined
 def _segments(task, meta, first, grouped, head, number, rows, low, scores, tails, places, seen, segments):
     """What the outputs of a tile of queries, 1, 2 or 4 from `number` on, are added up from, in this order; returns how many.
 
@@ -215,7 +215,7 @@ def _outputs(task, meta, kind, first, grouped, head, count, low, scores, tails, 
         number += rows
 
 
-@woven
+@inlined
 def _share(task, meta, kind, kept, scale, start, first, last, head):
     """Outputs of the tokens from `first` to `last` of the tree at `start`, for the heads that share this head's keys."""
     grouped = task[HEADS] // task[KEY_HEADS]
@@ -248,7 +248,7 @@ def _share(task, meta, kind, kept, scale, start, first, last, head):
         narrow(kind, outputs.ctypes.data + number * value_padded * 4, task[VALUE_WIDTH], factor, into)
 
 
-@woven
+@inlined
 def attend(address, kind, kept):
     """Do shares of the call that the array at `address` describes, up to ROWS queries of a tree each, until all are done.
 

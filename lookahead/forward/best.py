@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lookahead.kernels import carray, inlined, int16_at, int32_at, int64_at, kernel, woven
+from lookahead.kernels import carray, inlined, int16_at, int32_at, int64_at, kernel
 
 BLOCK = 128  # scores whose maximum is taken at once
 
@@ -70,7 +70,7 @@ def _follow_halves(address):
     _follow(address, carray(int16_at(told[SCORES]), (told[PLACES], told[VOCAB])), np.int16(0x7FFF))
 
 
-@woven
+@inlined
 def _follow(address, bits, magnitude):
     """Behind the arguments stand, int64 [trees, 5]: where a tree begins and ends among all nodes, its root's row of scores, and
     where the tokens begin and end that it is followed by instead of the best (none: by the best); these tokens, int64; the
@@ -86,8 +86,10 @@ def _follow(address, bits, magnitude):
     tokens, path, at = carray(int64_at(at), (nodes,)), carray(int64_at(at + 8 * nodes), (nodes,)), at + 16 * nodes
     counts, depths = carray(int64_at(at), (count, 2)), carray(int64_at(at + 16 * count), (nodes,))
     for tree in range(count):
-        begin, end, first, following, stop = trees[tree]
-        depths[begin:end] = -1
+        begin, end, first = trees[tree, 0], trees[tree, 1], trees[tree, 2]
+        following, stop = trees[tree, 3], trees[tree, 4]
+        for node in range(begin, end):
+            depths[node] = -1
         depths[begin] = depth = 0
         by_best, node, token = following == stop, begin, np.int64(-1)
         while by_best or following < stop:

@@ -25,8 +25,8 @@ from lookahead.forward.quantized_code import (
 )
 from lookahead.forward.vector_code import LANES
 from lookahead.forward.vectors import narrow, take_ticket, widen
-from lookahead.kernels import carray, int64_at, part, woven
-from lookahead.threads import run_in
+from lookahead.kernels import address_of, carray, inlined, int64_at, part
+from lookahead.threads import c_function, call_with, run_in
 
 # How weights lie. Tokens are float32; bfloat16 where weights lie in pairs; quantized where weights are (quantized_code.py).
 FLOAT32, BFLOAT16, FLOAT16, PAIRS, INT8, INT4 = range(6)
@@ -41,57 +41,16 @@ GROUPS = 16  # of quantized tokens, likewise
 ALONE = 100_000  # multiplications up to which a product is not worth other threads
 
 # What the array that describes a product holds: numbers, addresses and strides in bytes
-TICKETS, KIND, TOKEN, STRIDE, COUNT, WEIGHTS, INNER, OUTPUTS, BIAS, OUTPUT, OUTPUT_STRIDE, AS = range(12)
+TICKETS, MULTIPLY, TOKEN, STRIDE, COUNT, WEIGHTS, INNER, OUTPUTS, BIAS, OUTPUT, OUTPUT_STRIDE, AS = range(12)
 TASK = 12
 TASK_BYTES = struct.Struct("=12q")
+PRODUCT, BEGIN, END, SUMS, ASKED = range(5)  # what MULTIPLY, the address of a function of `multiplier_of`, is given
 
 
 @part
-def _add_up(kind, token, stride, count, weights, inner, sums):
-    """Sums [count, 64] of products with a panel. inner: numbers of a token, or pairs of them."""
-    line = (4 if kind in (FLOAT32, PAIRS) else 2) * PANEL
-    at = np.int64(0)
-    while at < inner:
-        some = min(NUMBERS, inner - at)
-        first, begin = token + at * 4, weights + at * line
-        if kind == FLOAT32:
-            multiply(np.float32(0), first, stride, count, begin, some, sums, at)
-        elif kind == BFLOAT16:
-            multiply(np.uint16(0), first, stride, count, begin, some, sums, at)
-        elif kind == FLOAT16:
-            multiply(np.int16(0), first, stride, count, begin, some, sums, at)
-        else:
-            multiply(np.int32(0), first, stride, count, begin, some, sums, at)
-        at += some
-
-
-@part
-def _add_up_groups(kind, token, stride, count, weights, groups, sums):
-    """The same for a panel of quantized weights. groups: of 64 inputs."""
-    clear(sums, count * (PANEL // LANES))
-    size = GROUP8 if kind == INT8 else GROUP4
-    at = np.int64(0)
-    while at < groups:
-        some = min(GROUPS, groups - at)
-        first, begin = token + at * TOKEN_GROUP, weights + at * size
-        if kind == INT8:
-            multiply_groups(np.uint8(0), first, stride, count, begin + SCALES, some, sums)
-        else:
-            multiply_groups(np.int8(0), first, stride, count, begin, some, sums)
-        at += some
-    if kind == INT8:
-        for index in range(count):
-            scale_by(sums + index * PANEL * 4, weights)
-
-
-@part
-def panel_bytes(kind, inner):
-    """Of a panel. inner: numbers of a token, pairs or groups of them."""
-    if kind == INT8:
-        return SCALES + inner * GROUP8
-    if kind == INT4:
-        return inner * GROUP4
-    return inner * PANEL * (4 if kind in (FLOAT32, PAIRS) else 2)
+def panel_bytes(kind, groups):
+    """Of a panel of quantized weights. groups: of 64 inputs."""
+    return SCALES + groups * GROUP8 if kind == INT8 else groups * GROUP4
 
 
 @part
@@ -112,38 +71,104 @@ def store(source, count, target, stored):
         widen(np.int16(0), source, count, one, target)
 
 
-@woven
-def multiply_panel(task, number, sums):
-    """Outputs 64 * number and 63 more of a product. sums: the address of scratch memory for float32 [TOKENS, 64]."""
-    kind, inner = task[KIND], task[INNER]
-    weights = task[WEIGHTS] + number * panel_bytes(kind, inner)
-    begin = number * PANEL
-    columns, size = min(PANEL, task[OUTPUTS] - begin), 2 if task[AS] in (AS_BFLOAT16, AS_FLOAT16) else 4
-    first = np.int64(0)
-    while first < task[COUNT]:
-        count = min(TOKENS, task[COUNT] - first)
-        token = task[TOKEN] + first * task[STRIDE]
-        if kind in (INT8, INT4):
-            _add_up_groups(kind, token, task[STRIDE], count, weights, inner, sums)
-        else:
-            _add_up(kind, token, task[STRIDE], count, weights, inner, sums)
-        for index in range(count):
-            row = sums + index * PANEL * 4
-            if task[BIAS] != 0:
-                add_to(row, task[BIAS] + begin * 4, columns)
-            store(row, columns, task[OUTPUT] + (first + index) * task[OUTPUT_STRIDE] + begin * size, task[AS])
-        first += count
+@part
+def multiply_panels(task, begin, end, sums, room):
+    """Some panels of a product. sums, room: addresses of scratch memory for float32 [TOKENS, 64] and int64 [ASKED]."""
+    asked = carray(int64_at(room), (ASKED,))
+    asked[PRODUCT], asked[BEGIN], asked[END], asked[SUMS] = address_of(task), begin, end, sums
+    call_with(task[MULTIPLY], room)
 
 
 def _product(address: Any) -> None:
     """Do panels of the product that the array at `address` describes until all are taken."""
     task = carray(int64_at(address), (TASK,))
     panels = (task[OUTPUTS] + PANEL - 1) // PANEL
-    sums = np.empty((min(TOKENS, task[COUNT]), PANEL), np.float32)
+    sums, room = np.empty((min(TOKENS, task[COUNT]), PANEL), np.float32), np.empty(ASKED, np.int64)
     number = take_ticket(address)
     while number < panels:
-        multiply_panel(task, number, sums.ctypes.data)
+        multiply_panels(task, number, number + 1, sums.ctypes.data, room.ctypes.data)
         number = take_ticket(address)
+
+
+@inlined
+def _numbers(address, like, size):
+    """Panels of weights that are numbers of the type of `like`. size: bytes of one, or of a pair."""
+    asked = carray(int64_at(address), (ASKED,))
+    task, sums = carray(int64_at(asked[PRODUCT]), (TASK,)), asked[SUMS]
+    inner, stride = task[INNER], task[STRIDE]
+    for number in range(asked[BEGIN], asked[END]):
+        weights, first = task[WEIGHTS] + number * inner * PANEL * size, np.int64(0)
+        while first < task[COUNT]:
+            count, at = min(TOKENS, task[COUNT] - first), np.int64(0)
+            while at < inner:
+                some, token = min(NUMBERS, inner - at), task[TOKEN] + first * stride + at * 4
+                multiply(like, token, stride, count, weights + at * PANEL * size, some, sums, at)
+                at += some
+            _give(task, number, first, count, sums)
+            first += count
+
+
+@inlined
+def _groups(address, like, size, scaled):
+    """Panels of quantized weights, `size` bytes for each group. scaled: bytes of scales of whole columns before them."""
+    asked = carray(int64_at(address), (ASKED,))
+    task, sums = carray(int64_at(asked[PRODUCT]), (TASK,)), asked[SUMS]
+    groups, stride = task[INNER], task[STRIDE]
+    for number in range(asked[BEGIN], asked[END]):
+        weights, first = task[WEIGHTS] + number * (scaled + groups * size), np.int64(0)
+        while first < task[COUNT]:
+            count, at = min(TOKENS, task[COUNT] - first), np.int64(0)
+            clear(sums, count * (PANEL // LANES))
+            while at < groups:
+                some, token = min(GROUPS, groups - at), task[TOKEN] + first * stride + at * TOKEN_GROUP
+                multiply_groups(like, token, stride, count, weights + scaled + at * size, some, sums)
+                at += some
+            for index in range(count if scaled > 0 else 0):
+                scale_by(sums + index * PANEL * 4, weights)
+            _give(task, number, first, count, sums)
+            first += count
+
+
+@part
+def _give(task, number, first, count, sums):
+    """Add the bias to the sums of some tokens with a panel and store them where the product's results go."""
+    begin = number * PANEL
+    columns, size = min(PANEL, task[OUTPUTS] - begin), 2 if task[AS] in (AS_BFLOAT16, AS_FLOAT16) else 4
+    for index in range(count):
+        row = sums + index * PANEL * 4
+        if task[BIAS] != 0:
+            add_to(row, task[BIAS] + begin * 4, columns)
+        store(row, columns, task[OUTPUT] + (first + index) * task[OUTPUT_STRIDE] + begin * size, task[AS])
+
+
+# Multiply panels BEGIN to END of PRODUCT, the address of its array, in scratch memory at SUMS: a function for each kind.
+def _float32(address: Any) -> None:
+    _numbers(address, np.float32(0), 4)
+
+
+def _bfloat16(address: Any) -> None:
+    _numbers(address, np.uint16(0), 2)
+
+
+def _float16(address: Any) -> None:
+    _numbers(address, np.int16(0), 2)
+
+
+def _pairs(address: Any) -> None:
+    _numbers(address, np.int32(0), 4)
+
+
+def _int8(address: Any) -> None:
+    _groups(address, np.uint8(0), GROUP8, SCALES)
+
+
+def _int4(address: Any) -> None:
+    _groups(address, np.int8(0), GROUP4, 0)
+
+
+def multiplier_of(kind: int) -> int:
+    """The address of the C function for `MULTIPLY`, compiled if it is not yet."""
+    return c_function((_float32, _bfloat16, _float16, _pairs, _int8, _int4)[kind])[1]
 
 
 class Panels:
@@ -190,10 +215,10 @@ class Panels:
         addends = None if bias is None else bias.float()
         output = tokens.new_empty(*tokens.shape[:-1], self.outputs)
         count, size = len(flat), output.element_size()
+        stride, output_stride = flat.stride(0) * flat.element_size(), self.outputs * size
         task = TASK_BYTES.pack(
-            *(0, self.kind, flat.data_ptr(), flat.stride(0) * flat.element_size(), count, self.weight.data_ptr(), self.lines),
-            *(self.outputs, 0 if addends is None else addends.data_ptr(), output.data_ptr(), self.outputs * size),
-            STORED[self.dtype],
+            *(0, multiplier_of(self.kind), flat.data_ptr(), stride, count, self.weight.data_ptr(), self.lines, self.outputs),
+            *(0 if addends is None else addends.data_ptr(), output.data_ptr(), output_stride, STORED[self.dtype]),
         )
         run_in(torch.get_num_threads() if count * self.inner * self.outputs > ALONE else 1, _product, task)
         return output

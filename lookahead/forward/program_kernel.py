@@ -25,7 +25,7 @@ import numpy as np
 
 from lookahead.forward.attention_kernel import DONE, TASK_META, TASK_TOKENS, TICKETS
 from lookahead.forward.attention_kernel import TASK as ATTENTION_TASK
-from lookahead.forward.panels import COUNT, INT4, INT8, OUTPUTS, PANEL, TASK, TOKENS, multiply_panel, store
+from lookahead.forward.panels import ASKED, COUNT, INT4, INT8, OUTPUTS, PANEL, TASK, TOKENS, multiply_panels, store
 from lookahead.forward.quantized_cache import quantize4, quantize8
 from lookahead.forward.quantized_code import quantize
 from lookahead.forward.quantized_rows import look_up
@@ -43,7 +43,7 @@ from lookahead.forward.vector_math import (
     to_float16,
 )
 from lookahead.forward.vectors import take_ticket, widen
-from lookahead.kernels import carray, float32_at, int32_at, int64_at, part, woven
+from lookahead.kernels import carray, float32_at, inlined, int32_at, int64_at, part
 from lookahead.threads import add, call_with, wait_for
 
 # The array that describes a run: numbers and addresses. The first ones each run brings, the others follow from the plan.
@@ -73,7 +73,7 @@ IN_8_BITS, IN_4_BITS = -8, -4
 NOT, TO_BFLOAT16, TO_FLOAT16 = range(3)
 
 
-@woven
+@inlined
 def _address(line, operand, token, wanted, thread):
     """Where an operand of an instruction begins for a token."""
     row = wanted if line[operand + BY_WANTED] != 0 else token
@@ -286,7 +286,7 @@ def _row(head, line, token, wanted, thread):
         right += line[RIGHT + BY_OUTER] * 4
 
 
-@woven
+@inlined
 def _panels(head, stage):
     """Of all products of a stage."""
     total = np.int64(0)
@@ -296,19 +296,18 @@ def _panels(head, stage):
     return total
 
 
-@woven
-def _products(head, stage, begin, end, sums):
+@inlined
+def _products(head, stage, begin, end, sums, room):
     """Some panels of the products of a stage."""
     at = np.int64(0)
     for number in range(stage[FIRST], stage[FIRST] + stage[SOME]):
         task = carray(int64_at(head[PRODUCT_TABLE] + number * TASK * 8), (TASK,))
         panels = (task[OUTPUTS] + PANEL - 1) // PANEL
-        for panel in range(max(begin - at, 0), min(end - at, panels)):
-            multiply_panel(task, panel, sums)
+        multiply_panels(task, max(begin - at, 0), min(end - at, panels), sums, room)
         at += panels
 
 
-@woven
+@inlined
 def _rows(head, stage, begin, end, thread):
     """A stage of rows for some tokens."""
     kept = carray(int64_at(head[KEPT]), (head[WANTED],))
@@ -319,12 +318,12 @@ def _rows(head, stage, begin, end, thread):
             _row(head, line, token, wanted, thread)
 
 
-@woven
+@inlined
 def _is_outside(address, count, most):
     """Whether one of that many int64 is negative or `most` or more."""
     numbers, outside = carray(int64_at(address), (count,)), False
-    for number in numbers:
-        outside = outside or number < 0 or number >= most
+    for k in range(count):
+        outside = outside or numbers[k] < 0 or numbers[k] >= most
     return outside
 
 
@@ -361,7 +360,7 @@ def run(address: Any) -> None:
     head = carray(int64_at(address), (HEAD,))
     thread, threads = take_ticket(address), head[THREADS]
     stages = carray(int64_at(head[STAGE_TABLE]), (head[STAGES], STAGE))
-    sums = np.empty((min(TOKENS, head[ALL]), PANEL), np.float32)
+    sums, room = np.empty((min(TOKENS, head[ALL]), PANEL), np.float32), np.empty(ASKED, np.int64)
     for number in range(head[STAGES]):
         stage = stages[number]
         if stage[STAGE_KIND] == ATTENTION:
@@ -374,7 +373,7 @@ def run(address: Any) -> None:
         while share < shares:
             begin, end = items * share // shares, items * (share + 1) // shares
             if stage[STAGE_KIND] == PRODUCTS:
-                _products(head, stage, begin, end, sums.ctypes.data)
+                _products(head, stage, begin, end, sums.ctypes.data, room.ctypes.data)
             else:
                 _rows(head, stage, begin, end, thread)
             done += 1

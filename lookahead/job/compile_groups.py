@@ -53,6 +53,7 @@ def _forward() -> None:
     from lookahead.threads import c_function
 
     c_function(panels._product)
+    panels.multiplier_of(panels.FLOAT32)
     c_function(attention_kernel.entry_of(torch.float32, torch.float32))
     c_function(program_kernel.prepare)
     c_function(program_kernel.run)

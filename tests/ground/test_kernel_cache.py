@@ -179,7 +179,7 @@ def package(tmp_path: Path) -> Path:
     package = tmp_path / "installed" / "lookahead"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    for name in ("kernels.py", "kernel_cache.py", "folders.py"):
+    for name in ("kernels.py", "kernel_arrays.py", "kernel_compiler.py", "kernel_cache.py", "folders.py"):
         shutil.copy(Path(kernels.__file__).with_name(name), package)
     (package / "of_test.py").write_text(KERNELS)
     return package

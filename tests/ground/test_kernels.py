@@ -46,7 +46,14 @@ arrays_arrays = kernels.unpacker("Arrays", LAYOUT)
 def fill(addresses):
     """Each array with a number of its own; returns their sizes."""
     arrays = arrays_arrays(addresses)
-    arrays.counts[:], arrays.shares[:], arrays.tokens[:], arrays.weights[:] = 1, 2, 3, 4
+    for row in range(len(arrays.counts)):
+        arrays.counts[row, 0], arrays.counts[row, 1] = 1, 1
+        for column in range(arrays.weights.shape[1]):
+            arrays.weights[row, column] = 4
+    for column in range(len(arrays.shares)):
+        arrays.shares[column] = 2
+    for k in range(3):
+        arrays.tokens[k] = 3
     return arrays.counts.shape, arrays.shares.shape, arrays.tokens.shape, arrays.weights.shape
 
 
@@ -98,7 +105,7 @@ def twice_of_99(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     package = tmp_path / "lookahead"
     package.mkdir()
     (package / "__init__.py").touch()
-    for name in ("kernels.py", "kernel_cache.py", "folders.py"):
+    for name in ("kernels.py", "kernel_arrays.py", "kernel_compiler.py", "kernel_cache.py", "folders.py"):
         shutil.copy(Path(kernels.__file__).with_name(name), package / name)
     (package / "limit.py").write_text(LIMIT)
     (package / "twice.py").write_text(TWICE)
