@@ -12,7 +12,6 @@ import itertools
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -23,12 +22,15 @@ from lookahead.draft.arrays import (
     TREE_PARENTS,
     TREE_TOKENS,
     Block,
+    kept_block,
     rows_block,
     scratch_block,
     shared_block,
 )
+from lookahead.draft.behind import Behind
 from lookahead.draft.calibration import EDGES, Calibration
 from lookahead.draft.cells import AT, CELLS, RECYCLED, SESSION
+from lookahead.draft.grown import GrownTrees, Guide
 from lookahead.draft.mixture import FACTORS, FIRST_GRADIENTS
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.own_text import OwnText, lead_common
@@ -44,31 +46,6 @@ from lookahead.trie.session import SessionMemory
 
 NOTHING = np.empty(0, np.int64)
 NODES_PER_THREAD = 8  # of a batch's trees: fewer, by the latest drafts, are not worth another thread
-
-
-class Guide(Protocol):
-    """Constraint on what a row may emit (decode/constraint.py)."""
-
-    def forced(self) -> list[int]:
-        """Tokens that come next, as nothing else may."""
-
-    def possible(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """Which nodes of a tree could be accepted; parents come before children, node 0 is the token emitted last."""
-
-
-@dataclasses.dataclass(slots=True)
-class GrownTrees:
-    """The trees of some rows, as grown, most probable nodes first. They hold until the next `Drafter.grow`.
-
-    limits         int64 [rows, 5], see `planner.grow_rows`
-    probabilities  float32, calibrated, of paths: those of all rows' nodes in one array
-    spans          int64 [rows, 2]: where a tree begins there, and its nodes, root included
-    """
-
-    rows: Sequence[Row]
-    limits: np.ndarray
-    probabilities: np.ndarray
-    spans: np.ndarray
 
 
 class Row:
@@ -145,6 +122,8 @@ class Drafter:
         self._rows: list[Row] = []
         self._free: list[Row] = []
         self._scratch = [scratch_block(self.options.decoding_length, len(text_weights))]
+        self._behind = Behind()
+        self._kept: Block | None = None
         self._scratch_at = np.full(MOST_THREADS, self._scratch[0].address)
         self._make_rows(1)
         self._grew = 0  # nodes at the latest drafts
@@ -164,6 +143,7 @@ class Drafter:
 
     def start(self, prompt_ids: Sequence[int] | np.ndarray) -> Row:
         """Begin a request: its prompt (at least one token) becomes its own text."""
+        self._behind.settle()
         if not self._free:
             self._make_rows(len(self._rows))
         row = self._free.pop()
@@ -182,26 +162,43 @@ class Drafter:
             row.root = int(prompt_ids[-1])
         return row
 
-    def accept_rows(self, rows: Sequence[Row], said: Sequence[Sequence[int]], learn: Sequence[bool]) -> None:
-        """`Row.accept` for each row of a batch, in turn."""
+    def accept_rows(
+        self, rows: Sequence[Row], said: Sequence[Sequence[int]], learn: Sequence[bool], behind: bool = False
+    ) -> None:
+        """`Row.accept` for each row of a batch, in turn. behind: learn once the next drafts are made, see `learn_behind`."""
         for row, token_ids in zip(rows, said, strict=True):
             if len(token_ids):
                 row.root = int(token_ids[-1])
         if self.options.strategy == "off":
             return
+        self._behind.settle()
         told: list[int] = []
+        learning = (planner.KEEP if behind else planner.LEARN) if self.options.learn else planner.APPEND
         for row, token_ids, learns in zip(rows, said, learn, strict=True):
             if row.own.reserve(len(token_ids)):
                 row.own.describe(self.rows.own[row.number], row.prompt_length)
             row.own.length += len(token_ids)
-            told += [row.number, len(token_ids), learns and self.options.learn]
+            told += row.number, len(token_ids), learning if learns else planner.APPEND
         tokens = array("i", itertools.chain(*said))
-        blocks = self.shared.address, self.rows.address, self._scratch[0].address
+        if behind and self._kept is None:
+            self._kept = kept_block(len(self._rows), len(self.shared.texts))
+        kept = self._kept.address if self._kept else self.rows.address
+        blocks = self.shared.address, self.rows.address, self._scratch[0].address, kept
         task = array("q", (len(rows), len(tokens), tokens.buffer_info()[0], *blocks, *told))
         run_in(1, planner.accept_rows, task.buffer_info()[0])
+        if learning == planner.KEEP:
+            self._behind.add(task, tokens)
         if self.sources:
             for row, token_ids, learns in zip(rows, said, learn, strict=True):
                 self.sources.accept(row.number, token_ids, learns and self.options.learn)
+
+    def learn_behind(self) -> None:
+        """Learn from what was accepted last, in a thread. Whoever uses this drafter next waits until it has learned."""
+        self._behind.start()
+
+    def learned(self) -> None:
+        """Wait until everything that was accepted is learned."""
+        self._behind.settle()
 
     def draft_rows(
         self,
@@ -233,6 +230,7 @@ class Drafter:
         that come at no cost, so that they need to be worth a tenth of the price only. Several threads share a large batch; the
         GIL is free meanwhile.
         """
+        self._behind.wait()
         options, count = self.options, len(rows)
         self.runner_up.add_pending()
         self.shared.used[1] = self.runner_up.in_use
@@ -260,12 +258,13 @@ class Drafter:
         everything = kept is None
         if kept is None:
             kept = grown.spans[:, 1].tolist()
-        trees, arrays = [], self.rows
-        for row, nodes in zip(grown.rows, kept, strict=True):
-            number = row.number
-            arrays.kept[number] = nodes
-            token_ids, parents, sources, matches = arrays.trees[number, :, :nodes].copy()
-            trees.append(DraftTree(token_ids, parents, arrays.reach[number, 1, :nodes].copy(), sources, matches))
+        arrays, numbers, most = self.rows, grown.limits[:, 0], max(kept, default=0)
+        arrays.kept[numbers] = kept
+        copied, reach = arrays.trees[numbers, :, :most], arrays.reach[numbers, 1, :most]
+        trees = [
+            DraftTree(token_ids[:nodes], parents[:nodes], paths[:nodes], sources[:nodes], matches[:nodes])
+            for token_ids, parents, sources, matches, paths, nodes in zip(*copied.transpose(1, 0, 2), reach, kept, strict=True)
+        ]
         if self.options.strategy == "parallel":
             most = grown.limits[:, 1].tolist() if everything else [nodes - 1 for nodes in kept]
             trees = [as_parallel(tree, below) for tree, below in zip(trees, most, strict=True)]
@@ -279,6 +278,7 @@ class Drafter:
         self.runner_up.note(trees, np.array(before, np.int32), best)
 
     def _finish(self, row: Row) -> None:
+        self._behind.settle()
         self.sources.finish(row.number)
         text = row.own.tokens  # which stay where they are until the row's next text
         row.own.clear()
@@ -289,6 +289,7 @@ class Drafter:
 
     def remember(self, answers: Sequence[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]]) -> None:
         """Finished outputs join the job's memory, each with what stood before it. Not while a draft is being made."""
+        self._behind.settle()
         if self.options.strategy == "off":
             return
         for before, output in answers:
@@ -302,6 +303,7 @@ class Drafter:
 
     def forget(self) -> None:
         """Be as new: nothing remembered, nothing learned. No row may be running."""
+        self._behind.settle()
         self.session.clear()
         self.sources.forget()
         self.runner_up.clear()
@@ -376,11 +378,12 @@ class Drafter:
     def _make_rows(self, more: int) -> None:
         """Room for that many more rows at once."""
         count = len(self._rows) + more
+        self._behind.settle()
         block = rows_block(count, len(self.shared.texts), self.options.decoding_length)
         if self._rows:
             for name in block.names:
                 getattr(block, name)[: len(self._rows)] = getattr(self.rows, name)
-        self.rows = block
+        self.rows, self._kept = block, None
         added = [Row(self, number) for number in range(len(self._rows), count)]
         self._rows += added
         self._limits = np.zeros((count, 5), np.int64)  # of one `grow`, see planner.py

@@ -160,11 +160,16 @@ def mix(shared, scratch, own, node, have, floor, actual):
 
 
 @inlined
-def match_own(scratch, own, have):
-    """Note the longest match of the root's context, scratch.recent[:have], in the own text: all that `move_aligned` needs of
-    `mix`.
+def match_own(shared, scratch, own, have, floor):
+    """Note the longest match of the root's context, scratch.recent[:have], in the own text, if `mix` asks for it: all that
+    `move_aligned` needs of `mix`.
     """
+    stamp = scratch.counters[0] + 1
+    scratch.counters[0], scratch.counters[1] = stamp, 0
     scratch.best[0, 0], scratch.best[0, 1] = 0, -1
+    rest, rank = ask_aligned(shared, scratch, own, np.int64(0), stamp, floor, np.int64(-1))
+    if rank > 0 and rest < floor:
+        return
     chains = slots_of(scratch.recent, have, own.heads.shape[1], scratch.chains)
     places = own_places(own.log, own.heads, own.length, scratch.recent, have, chains, scratch.found, scratch.chains)
     longest_own_match(scratch, np.int64(0), places)

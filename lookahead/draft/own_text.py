@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lookahead.draft.arrays import CHAINS, COMMONNESS, LEADERS, OWN_COLUMNS, PER_CHAIN
+from lookahead.draft.arrays import CHAINS, COMMONNESS, LEADERS, LEADING, OWN_COLUMNS, PER_CHAIN
 from lookahead.draft.cells import binary_bucket
 from lookahead.draft.places import SOURCE, count_of
 from lookahead.kernels import carray, fetch_entry, inlined, int32_at, int64_at, kernel
@@ -22,7 +22,7 @@ LONGEST_MATCH = 32  # tokens compared; a longer match counts as this
 CHAIN_STEPS = 2 * PER_CHAIN  # positions looked at on a chain
 
 # Columns of a row's own text among the arrays of all rows.
-LOG, CAPACITY, HEADS, HEAD_SLOTS, LEADING, LENGTH, PROMPT_LENGTH = range(OWN_COLUMNS)
+LOG, CAPACITY, HEADS, HEAD_SLOTS, _, LENGTH, PROMPT_LENGTH = range(OWN_COLUMNS)
 Own = namedtuple("Own", ("log", "heads", "leaders", "length", "prompt_length"))
 
 
@@ -143,12 +143,12 @@ def append_tokens(log, heads, leaders, length, added, recent, slots):
                 before = log[CHAIN + c, before]
                 steps += 1
         log[SEEN, place] = seen + new_context
-        _lead(leaders, token, seen + new_context, place)
+        lead(leaders, token, seen + new_context, place)
     return length
 
 
 @inlined
-def _lead(leaders, token, seen, place):
+def lead(leaders, token, seen, place):
     """Put a token where it belongs among the most frequent."""
     at = 0
     while at < LEADERS and leaders[at, 1] > 0 and leaders[at, 0] != token:
@@ -240,4 +240,4 @@ def lead_common(texts, weights, tokens, leaders, commonness):
         kind = token & (COMMONNESS - 1)
         commonness[kind] = max(np.int64(commonness[kind]), binary_bucket(total))
         if total >= 1:
-            _lead(leaders, token, np.int64(total), source)
+            lead(leaders, token, np.int64(total), source)

@@ -126,6 +126,38 @@ def weight_at(texts, text, position):
 
 
 @inlined
+def sampled(k, taken, width):
+    """The k-th of that many occurrences that represent `width` ones evenly."""
+    return k if taken == width else (2 * k + 1) * width // (2 * taken)
+
+
+# Memory is read in three rounds, for all texts at once: ranks in sorted texts, positions, tokens. What a round reads has been
+# fetched since the one before, so that a processor waits for memory three times, not at each occurrence.
+
+
+@inlined
+def sample_range(texts, text, low, width, most, sample, filled):
+    """First round: note which of `width` ranks from `low` are sampled, `most` at most, behind `filled` others. Returns how many
+    there are.
+    """
+    taken = min(width, most)
+    for k in range(taken):
+        rank = low + sampled(k, taken, width)
+        sample[filled + k, 0] = rank
+        fetch_suffix(texts, text, rank)
+    return filled + taken
+
+
+@inlined
+def sample_positions(texts, text, taken, prefix, sample, filled):
+    """Second round: of ranks their positions, whose tokens behind `prefix` others are read next. Returns how many there are."""
+    for k in range(filled, filled + taken):
+        sample[k, 0] = suffix_at(texts, text, sample[k, 0])
+        fetch_token(texts, text, sample[k, 0] + prefix)
+    return filled + taken
+
+
+@inlined
 def count_of(texts, text, token):
     """How often a token stands in a text."""
     low, high = first_range(texts, text, token)

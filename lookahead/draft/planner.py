@@ -17,8 +17,13 @@ import numpy as np
 
 from lookahead.draft.arrays import (
     BINS,
+    CHAINS,
+    LEADERS,
+    LEADING,
     MOST_THREADS,
+    OWN_COLUMNS,
     RECENT,
+    STEPS,
     TREE_MATCHES,
     TREE_PARENTS,
     TREE_SOURCES,
@@ -30,10 +35,10 @@ from lookahead.draft.arrays import (
 from lookahead.draft.calibration import LEAST, bin_of, calibrated, computed, count_nodes, deeper, edge_of
 from lookahead.draft.cells import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P
 from lookahead.draft.mixture import TEACHES, learn, match_own, mix, move_aligned, rescore
-from lookahead.draft.own_text import LENGTH, TOKEN, append_tokens, own_arrays
-from lookahead.draft.places import narrow_all
+from lookahead.draft.own_text import CHAIN, LENGTH, SEEN, TOKEN, append_tokens, lead, own_arrays, slots_of
+from lookahead.draft.places import LOW, fetch_suffix, narrow_all
 from lookahead.draft.tree import GRAMMAR
-from lookahead.kernels import carray, float64_at, inlined, int32_at, int64_at, kernel
+from lookahead.kernels import carray, fetch_entry, float64_at, inlined, int32_at, int64_at, kernel
 from lookahead.threads import add
 
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
@@ -67,11 +72,40 @@ def grow_rows(address):
     least = np.float32(computed(price, shared.edges, shared.curve)) if price > 0 else LEAST
     row = add(address + 8 * NEXT, 1)
     while row < told[ROWS]:
+        _fetch_next(shared, rows, scratch, limits, row)
         forced = carray(int64_at(told[FORCED] + 8 * limits[row, 3]), (limits[row, 4] - limits[row, 3],))
         number, most, longest = limits[row, 0], limits[row, 1], limits[row, 2]
         _grow(shared, rows, scratch, number, most, longest, forced, max(least, LEAST), told[FREE], told[SINGLE] != 0)
         spans[row, 0], spans[row, 1] = (2 * number + 1) * rows.reach.shape[2], rows.nodes[number]
         row = add(address + 8 * NEXT, 1)
+
+
+@inlined
+def _fetch_next(shared, rows, scratch, numbers, at):
+    """What the rows behind the one at `at` are read by first: text and steps of the second, what these point to of the next.
+
+    numbers: int64 [rows, columns], the first column that of the row.
+    """
+    used = np.uint64(shared.used[0])
+    if at + 2 < len(numbers):
+        row = numbers[at + 2, 0]
+        own = own_arrays(rows.own, row)
+        fetch_entry(own.log, own.length - 1)
+        for chain in range(CHAINS):
+            fetch_entry(own.log, (CHAIN + chain) * own.log.shape[1] + own.length - 1)
+        for text in range(used):
+            fetch_entry(rows.steps, (row * len(shared.texts) + text) * (STEPS * 4))
+            fetch_entry(rows.steps, (row * len(shared.texts) + text) * (STEPS * 4) + 8)
+            fetch_entry(rows.made, (row * len(shared.texts) + text) * 2)
+    if at + 1 < len(numbers):
+        row = numbers[at + 1, 0]
+        own = own_arrays(rows.own, row)
+        have = _look_back(scratch.keys, np.int64(0), own, scratch.recent)
+        for chain in range(slots_of(scratch.recent, have, own.heads.shape[1], scratch.chains)):
+            fetch_entry(own.heads, chain * own.heads.shape[1] + scratch.chains[chain])
+        for text in range(used):
+            for step in range(min(2, rows.made[row, text, 0])):
+                fetch_suffix(shared.texts, text, rows.steps[row, text, step, LOW])
 
 
 @inlined
@@ -161,6 +195,12 @@ def _begin(scratch, rows, row):
     scratch.skipped[before, 0], scratch.skipped[before, 1] = -1, -1
     _copy_steps(rows.steps, rows.made, row, scratch.steps, scratch.made, np.int64(0))
     _copy_steps(rows.steps_before, rows.made_before, row, scratch.steps, scratch.made, before)
+    _copy_aligned(rows, row, scratch)
+
+
+@inlined
+def _copy_aligned(rows, row, scratch):
+    """The aligned positions of a row become those of the root."""
     for text in range(scratch.aligned.shape[1]):
         for k in range(4):
             scratch.aligned[0, text, k] = rows.aligned[row, text, k]
@@ -221,8 +261,11 @@ def _pop(heap, size, reach):
 
 
 # The arguments of `accept_rows`, 8 bytes each, before its rows: how many rows, how many tokens, and where these, the shared
-# block, the rows' block and a scratch block stand. Of each row its number, how many tokens are its own, and whether to learn.
-ACCEPTED, TOKENS, TOKENS_AT, SHARED_AT, ROWS_AT, SCRATCH_AT, FIRST_ROW = range(7)
+# block, the rows' block, a scratch block and the block of kept rows stand. Of each row its number, how many tokens are its own,
+# and what to do: append them; learn from each, too; append them, and keep what the row was before, so that a later call that is
+# given the kept rows can learn from them; do that; nothing.
+ACCEPTED, TOKENS, TOKENS_AT, SHARED_AT, ROWS_AT, SCRATCH_AT, KEPT_AT, FIRST_ROW = range(8)
+APPEND, LEARN, KEEP, LEARN_KEPT, NOTHING = range(5)
 
 
 def accept_rows(address):
@@ -236,14 +279,36 @@ def accept_rows(address):
     said = carray(int32_at(told[TOKENS_AT]), (told[TOKENS],))
     shared, rows = shared_arrays(int64_at(told[SHARED_AT])), rows_arrays(int64_at(told[ROWS_AT]))
     scratch, end = scratch_arrays(int64_at(told[SCRATCH_AT])), np.int64(0)
+    kept = rows_arrays(int64_at(told[KEPT_AT]))
     for k in range(told[ACCEPTED]):
         start, end = end, end + of_rows[k, 1]
-        _accept(shared, rows, scratch, of_rows[k, 0], said[start:end], of_rows[k, 2] != 0)
+        _fetch_next(shared, rows, scratch, of_rows, k)
+        if of_rows[k, 2] == KEEP:
+            _keep(rows, kept, of_rows[k, 0])
+        if of_rows[k, 2] != NOTHING:
+            _accept(shared, rows, scratch, of_rows[k, 0], said[start:end], of_rows[k, 2])
 
 
 @inlined
-def _accept(shared, rows, scratch, row, said, learning):
-    if len(said) and rows.nodes[row] > 0:
+def _keep(rows, kept, row):
+    """What a row is now, but for its text's tokens, of which only more will stand in the same memory."""
+    leaders = own_arrays(rows.own, row).leaders
+    for column in range(OWN_COLUMNS):
+        if column != LEADING:
+            kept.own[row, column] = rows.own[row, column]
+    for k in range(LEADERS):
+        for column in range(3):
+            kept.leaders[row, k, column] = leaders[k, column]
+    _copy_steps(rows.steps, rows.made, row, kept.steps, kept.made, row)
+    _copy_steps(rows.steps_before, rows.made_before, row, kept.steps_before, kept.made_before, row)
+    for text in range(rows.aligned.shape[1]):
+        for k in range(4):
+            kept.aligned[row, text, k] = rows.aligned[row, text, k]
+
+
+@inlined
+def _accept(shared, rows, scratch, row, said, what):
+    if len(said) and rows.nodes[row] > 0 and what != LEARN_KEPT:
         count_nodes(
             rows.trees[row], rows.reach[row, 0], rows.nodes[row], rows.kept[row], said,
             shared.by_depth, shared.counted, shared.counted_by_depth,
@@ -253,13 +318,14 @@ def _accept(shared, rows, scratch, row, said, learning):
         own, token = own_arrays(rows.own, row), np.int64(said[j])
         if own.length > 0:
             have = _look_back(scratch.keys, np.int64(0), own, scratch.recent)
-            if learning:
+            if what in (LEARN, LEARN_KEPT):
                 _begin(scratch, rows, row)
                 asked = mix(shared, scratch, own, np.int64(0), have, UNHEARD, token)
                 rescore(shared, scratch, own, asked, TEACHES, token)
                 learn(shared, scratch, asked, token)
             else:
-                match_own(scratch, own, have)
+                _copy_aligned(rows, row, scratch)
+                match_own(shared, scratch, own, have, UNHEARD)
             move_aligned(
                 shared.texts, rows.steps, rows.made, rows.aligned, shared.used[0], row, own,
                 scratch.best[0, 0], scratch.best[0, 1], token, rows.aligned, row,
@@ -268,9 +334,13 @@ def _accept(shared, rows, scratch, row, said, learning):
             shared.texts, 0, shared.used[0], rows.steps, rows.made, row, token,
             rows.steps_before, rows.made_before, scratch.ranges,
         )  # fmt: skip
-        rows.own[row, LENGTH] = append_tokens(
-            own.log, own.heads, own.leaders, own.length, said[j : j + 1], scratch.recent, scratch.chains
-        )
+        if what == LEARN_KEPT:
+            lead(own.leaders, token, np.int64(own.log[SEEN, own.length]), own.length)
+            rows.own[row, LENGTH] += 1
+        else:
+            rows.own[row, LENGTH] = append_tokens(
+                own.log, own.heads, own.leaders, own.length, said[j : j + 1], scratch.recent, scratch.chains
+            )
 
 
 @kernel

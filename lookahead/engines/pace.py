@@ -14,7 +14,7 @@ from lookahead.budget.cost import CostCurve, MeasuredStep
 from lookahead.budget.goodput import GoodputBudget
 from lookahead.budget.profile import Forward
 from lookahead.budget.rates import Rates
-from lookahead.draft.drafter import GrownTrees
+from lookahead.draft.grown import GrownTrees
 from lookahead.draft.tree import DraftTree
 
 

@@ -289,13 +289,11 @@ class SlowDrafter:
     def accept(self, row: SlowRow, said: Sequence[int], learning: bool = True) -> None:
         for token in said:
             node = row.root
+            guesses, asked = self.mix(row, node, UNHEARD, mixture.TEACHES, token)
             if learning:
-                guesses, asked = self.mix(row, node, UNHEARD, mixture.TEACHES, token)
                 self.learn_cells(asked, token)
                 self.learn_trust(node, guesses[token].p if token in guesses else ZERO, token)
                 self.learn_factors(guesses, token)
-            else:
-                node.own = own_places(row.tokens, node.context)
             aligned = self.move_aligned(row, node, token)
             steps = [narrowed(text, s, token) for text, s in zip(self.texts, node.steps, strict=True)]
             row.append(token)
