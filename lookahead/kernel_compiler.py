@@ -5,7 +5,7 @@ numba optimises each function and turns it into machine code on its own, before 
 
 To find the type of an operation, numba tries all its definitions in turn, at each of its occurrences and in each round of type
 inference: a third of the time in which drafting was compiled. Here a signature is looked up once for an operation and the types
-of its arguments (`_remembering`).
+of its arguments (`_faster`).
 
 numba has no options for either, so classes of its compiler are derived from, and one of its methods is replaced while a kernel
 is compiled, which holds numba's lock (tried with numba 0.60 and 0.68).
@@ -14,6 +14,7 @@ is compiled, which holds numba's lock (tried with numba 0.60 and 0.68).
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,9 +28,13 @@ _resolved: dict[Any, Any] = {}  # function type, types of arguments -> signature
 
 
 @contextlib.contextmanager
-def _remembering() -> Iterator[None]:
-    """While open, numba looks up a signature once for each function and types of arguments. Not for several threads."""
+def _faster() -> Iterator[None]:
+    """While open, numba looks up a signature once for each function and types of arguments, and Python's garbage collector does
+    not look through the compiler's objects again and again. Not for several threads.
+    """
     numba_types: Any = BaseFunction
+    collecting = gc.isenabled()
+    gc.disable()
     find = numba_types.get_call_type
 
     def get_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
@@ -44,13 +49,15 @@ def _remembering() -> Iterator[None]:
         yield
     finally:
         numba_types.get_call_type = find
+        if collecting:
+            gc.enable()
 
 
 class KernelCompiler(Compiler):
     """For a kernel."""
 
     def compile_extra(self, func: Any) -> Any:
-        with _remembering():
+        with _faster():
             return super().compile_extra(func)
 
 
