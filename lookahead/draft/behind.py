@@ -2,7 +2,7 @@
 
 To learn from tokens takes longer than to draft behind them, and what is drafted next hardly depends on it. So a step of a
 large batch appends its tokens, drafts, and hands drafts over; then a thread learns from the tokens, without the GIL, while the
-forward runs. Whatever uses the drafter next waits for it: drafts do not depend on how fast the thread is.
+forward runs. The next call of the drafter waits for it: drafts do not depend on how fast the thread is.
 """
 
 from __future__ import annotations
