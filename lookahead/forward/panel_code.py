@@ -26,7 +26,7 @@ VECTORS = PANEL // LANES
 UNROLLED = 4  # numbers of a token
 # Tokens and vectors of a tile, the largest first: as many sums as there are registers for.
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-TILES = ((6, 4), (4, 4), (2, 4), (1, 4)) if AVX512 else ((6, 1), (3, 2), (1, 4))
+TILES = ((6, 4), (4, 4), (2, 4), (1, 4)) if AVX512 else ((6, 1), (5, 1), (4, 1), (3, 2), (1, 4))
 
 
 class BFloatType(ir.types._BaseFloatType):
@@ -88,10 +88,10 @@ def _add_up(code: Code, token: Any, stride: Any, weights: Any, inner: Any, sums:
         code.store(builder.load(place), home)
 
 
-def tiles(code: Code, token: Any, stride: Any, count: Any, sums: Any) -> Iterator[tuple[Any, Any, tuple[int, int], int]]:
+def tiles(code: Code, token: Any, stride: Any, count: Any, sums: Any) -> Iterator[tuple[Any, Any, tuple[int, int], Any]]:
     """The code of a walk over `count` tokens and a panel's outputs: what is built at each turn is run for its tiles.
 
-    Yields where its tokens begin, where their sums [tokens, 64] do, (tokens, vectors of outputs), and the first vector.
+    Yields where its tokens begin, where their sums [tokens, 64] do, (tokens, vectors of outputs), and the first vector, int64.
     """
     builder, done = code.builder, constant(0)
     for shape in TILES:
@@ -101,8 +101,11 @@ def tiles(code: Code, token: Any, stride: Any, count: Any, sums: Any) -> Iterato
             first = builder.add(done, builder.mul(number, constant(tokens)))
             begin = builder.add(token, builder.mul(first, stride))
             home = code.at(sums, first, 4 * PANEL)
-            for column in range(0, VECTORS, vectors):
-                yield begin, home, shape, column
+            if vectors == VECTORS:
+                yield begin, home, shape, constant(0)
+            else:
+                with code.loop(constant(VECTORS), vectors) as column:
+                    yield begin, home, shape, column
         done = builder.add(done, builder.mul(rounds, constant(tokens)))
 
 
@@ -121,8 +124,7 @@ def multiply(typing_context, kind, token, stride, count, weights, inner, sums, g
             return context.get_dummy_value()
         size = 4 if code.kind in ("float32", "int32") else 2
         for begin, home, (tokens, vectors), column in tiles(code, token, stride, count, sums):
-            here = builder.add(weights, constant(size * LANES * column))
-            there = builder.add(home, constant(4 * LANES * column))
+            here, there = code.at(weights, column, size * LANES), code.at(home, column, 4 * LANES)
             _add_up(code, begin, stride, here, inner, there, goes_on, (tokens, vectors))
         return context.get_dummy_value()
 

@@ -82,26 +82,27 @@ class Bytes:
         return builder.add(total, builder.add(even, odd))
 
 
-def _scales4(code: Code, line: Any, vector: int) -> tuple[Any, Any]:
+def _scales4(code: Code, line: Any, vector: Any) -> tuple[Any, Any]:
     """Scales of 16 outputs, and the numbers that stand for zero, as float32."""
-    builder, behind = code.builder, GROUP * PANEL // 2
-    scales = code.load(builder.add(line, constant(behind + 2 * LANES * vector)), ir.VectorType(SHORT, LANES))
+    builder, behind = code.builder, code.builder.add(line, constant(GROUP * PANEL // 2))
+    scales = code.load(code.at(behind, vector, 2 * LANES), ir.VectorType(SHORT, LANES))
     wide = builder.shl(builder.zext(scales, WHOLE), _whole(16))
-    zeros = code.load(builder.add(line, constant(behind + 2 * PANEL + LANES * vector)), ir.VectorType(BYTE, LANES))
+    zeros = code.load(code.at(builder.add(behind, constant(2 * PANEL)), vector, LANES), ir.VectorType(BYTE, LANES))
     return builder.bitcast(wide, VECTOR), builder.uitofp(zeros, VECTOR)
 
 
 def _add_up(
-    code: Code, token: Any, stride: Any, weights: Any, groups: Any, sums: Any, shape: Any, bits: int, column: int
+    code: Code, token: Any, stride: Any, weights: Any, groups: Any, sums: Any, shape: Any, bits: int, column: Any
 ) -> None:
     """Code of one tile, see `multiply_groups`. shape: its tokens and vectors; column: its first vector."""
     builder, (tokens, vectors), multiplied = code.builder, shape, Bytes(code, bits)
     lines = [builder.add(token, builder.mul(stride, constant(number))) for number in range(tokens)]
     places = [code.variable(WHOLE, _whole(0)) for _ in range(tokens * vectors)]
+    columns = [builder.add(column, constant(vector)) for vector in range(vectors)]
 
     def step(begins: list[Any], line: Any, at: Any) -> None:
         line = builder.add(line, builder.mul(at, constant(4 * PANEL)))
-        where = [builder.add(line, constant(4 * LANES * vector)) for vector in range(column, column + vectors)]
+        where = [code.at(line, vector, 4 * LANES) for vector in columns]
         packed = [code.load(address, WHOLE) for address in where]
         halves = [(0, packed)]
         if bits == 4:
@@ -129,14 +130,14 @@ def _add_up(
         with code.loop(constant(16 if bits == 8 else 8), UNROLLED) as at:
             for number in range(UNROLLED):
                 step(begins, line, builder.add(at, constant(number)))
-        known = [_scales4(code, line, vector) for vector in range(column, column + vectors)] if bits == 4 else []
+        known = [_scales4(code, line, vector) for vector in columns] if bits == 4 else []
         for row, begin in enumerate(begins):
             scale = code.splat(code.load(builder.add(begin, constant(GROUP)), FLOAT))
             if bits == 4:
                 less = builder.sitofp(code.load(builder.add(begin, constant(GROUP + 4)), INT), FLOAT)
                 less = code.splat(builder.fneg(less))
             for vector in range(vectors):
-                home = builder.add(sums, constant(4 * (PANEL * row + LANES * (column + vector))))
+                home = code.at(builder.add(sums, constant(4 * PANEL * row)), columns[vector], 4 * LANES)
                 total = builder.sitofp(builder.load(places[row * vectors + vector]), VECTOR)
                 if bits == 4:
                     scales, zeros = known[vector]
