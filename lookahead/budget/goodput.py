@@ -105,8 +105,8 @@ class GoodputBudget:
     @property
     def speed(self) -> float:
         """Times as fast as plain decoding recently, by the costs of forwards; infinite where that is not known."""
-        plain, spent = self._state[[PLAIN, SPENT]].tolist()
-        return float(plain / spent) if spent else np.inf
+        spent = self._state.item(SPENT)
+        return self._state.item(PLAIN) / spent if spent else np.inf
 
     def free(self, rows: int) -> int:
         """Draft tokens of each row that come at next to no cost: those that make a forward of the latest size an even one."""

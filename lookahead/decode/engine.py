@@ -227,7 +227,7 @@ class DecodingEngine:
         slots = [
             slot
             for slot, (row, each) in enumerate(zip(rows, inputs, strict=True))
-            if each.tree is not None and each.wanted != "none" and row.is_drafted_for and row.generation.forced is None
+            if row.is_drafted_for and each.tree is not None and each.wanted != "none" and row.generation.forced is None
         ]
         if not slots:
             return
