@@ -56,10 +56,10 @@ class Program:
         with self._lock:
             self._arrange(tokens, torch.get_num_threads())
             self._find(cache)
-            kept = self._every[:tokens] if wanted is None else wanted
-            scores = torch.empty(len(kept), self.plan.vocab, dtype=self.plan.scores_dtype)
-            addresses = pack.fed.data_ptr(), pack.meta.data_ptr(), kept.data_ptr(), scores.data_ptr()
-            OF_RUN.pack_into(self._head.data, 0, 0, 0, tokens, len(kept), *addresses)
+            count, kept = (tokens, self._every.data_ptr()) if wanted is None else (len(wanted), wanted.data_ptr())
+            scores = torch.empty(count, self.plan.vocab, dtype=self.plan.scores_dtype)
+            addresses = pack.fed.data_ptr(), pack.meta.data_ptr(), kept, scores.data_ptr()
+            OF_RUN.pack_into(self._head.data, 0, 0, 0, tokens, count, *addresses)
             run_in(1, kernel.prepare, self._head_at)
             if which := self._head[kernel.OUTSIDE]:
                 what, last = "token id" if which == kernel.IDS else "position", self.plan.most[int(which)] - 1
