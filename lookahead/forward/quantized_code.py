@@ -13,6 +13,7 @@ them are 64 scales (bfloat16) and 64 zero points (uint8). A panel of 8 bits begi
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from llvmlite import ir
@@ -31,7 +32,9 @@ GROUP4 = GROUP * PANEL // 2 + 3 * PANEL
 UNROLLED = 4  # steps of a group
 LEAST = 1e-30  # a group of a token whose numbers are all smaller is taken for zeros
 FULL4 = 7.49  # what the largest number of a group of 4 bits is, before it is rounded to 7: steps are smaller than by 7.0
+PAIRS = 8  # of products, whose sums are at most 2 * 15 * 127
 BYTE = ir.IntType(8)
+SHORTS = ir.VectorType(SHORT, 2 * LANES)
 
 
 def _whole(number: int) -> Any:
@@ -62,18 +65,28 @@ class Bytes:
         name = "llvm.x86.avx512.pmaddw.d.512" if AVX512 else "llvm.x86.avx2.pmadd.wd"
         return self.code.builder.bitcast(self._call(name, left, right, 16, 32), WHOLE)
 
+    @property
+    def in_pairs(self) -> bool:
+        """Sums of two products fit into int16, and so do sums of `PAIRS` of these: they are added up so first."""
+        return self.bits == 4 and not (AVX512 and multiplies_bytes())
+
+    def pair(self, weights: Any, numbers: Any) -> Any:
+        """int16 [32]: sums of two products."""
+        name = "llvm.x86.avx512.pmaddubs.w.512" if AVX512 else "llvm.x86.avx2.pmadd.ub.sw"
+        return self.code.builder.bitcast(self._call(name, weights, numbers, 8, 16), SHORTS)
+
+    def add_pairs(self, total: Any, pairs: Any) -> Any:
+        """pairs: int16 [32], two for each lane."""
+        builder = self.code.builder
+        return builder.add(total, self._pairs(builder.bitcast(pairs, WHOLE), _whole(0x00010001)))
+
     def add(self, total: Any, weights: Any, numbers: Any) -> Any:
-        """weights: unsigned, numbers: signed bytes."""
+        """weights: unsigned, numbers: signed bytes. Not `in_pairs`."""
         builder = self.code.builder
         if AVX512 and multiplies_bytes():
             return self.code.call("llvm.x86.avx512.vpdpbusd.512", WHOLE, total, weights, numbers)
-        if self.bits == 4:  # sums of two products are below 2 ** 15
-            name = "llvm.x86.avx512.pmaddubs.w.512" if AVX512 else "llvm.x86.avx2.pmadd.ub.sw"
-            two = builder.bitcast(self._call(name, weights, numbers, 8, 16), WHOLE)
-            return builder.add(total, self._pairs(two, _whole(0x00010001)))
-        wide = ir.VectorType(SHORT, 2 * LANES)
-        eight = ir.Constant(wide, [8] * 2 * LANES)
-        low, high = builder.bitcast(weights, wide), builder.bitcast(numbers, wide)
+        eight = ir.Constant(SHORTS, [8] * 2 * LANES)
+        low, high = builder.bitcast(weights, SHORTS), builder.bitcast(numbers, SHORTS)
         even = self._pairs(
             builder.bitcast(builder.lshr(builder.shl(low, eight), eight), WHOLE),
             builder.bitcast(builder.ashr(builder.shl(high, eight), eight), WHOLE),
@@ -100,7 +113,7 @@ def _add_up(
     places = [code.variable(WHOLE, _whole(0)) for _ in range(tokens * vectors)]
     columns = [builder.add(column, constant(vector)) for vector in range(vectors)]
 
-    def step(begins: list[Any], line: Any, at: Any) -> None:
+    def step(begins: list[Any], line: Any, at: Any, pairs: list[list[Any]]) -> None:
         line = builder.add(line, builder.mul(at, constant(4 * PANEL)))
         where = [code.at(line, vector, 4 * LANES) for vector in columns]
         packed = [code.load(address, WHOLE) for address in where]
@@ -114,8 +127,12 @@ def _add_up(
             for row, begin in enumerate(begins):
                 offset = builder.add(builder.mul(at, constant(4 * len(halves))), constant(more))
                 numbers = code.splat(code.load(builder.add(begin, offset), INT))
-                for part, place in zip(read, places[row * vectors : (row + 1) * vectors], strict=True):
-                    builder.store(multiplied.add(builder.load(place), part, numbers), place)
+                for vector, part in enumerate(read):
+                    number = row * vectors + vector
+                    if multiplied.in_pairs:
+                        pairs[number].append(multiplied.pair(part, numbers))
+                    else:
+                        builder.store(multiplied.add(builder.load(places[number]), part, numbers), places[number])
 
     with code.loop(groups) as group:
         begins = [builder.add(line, builder.mul(group, constant(TOKEN_GROUP))) for line in lines]
@@ -128,8 +145,13 @@ def _add_up(
             for place in places[row * vectors : (row + 1) * vectors]:
                 builder.store(first, place)
         with code.loop(constant(16 if bits == 8 else 8), UNROLLED) as at:
+            pairs: list[list[Any]] = [[] for _ in places]
             for number in range(UNROLLED):
-                step(begins, line, builder.add(at, constant(number)))
+                step(begins, line, builder.add(at, constant(number)), pairs)
+            for place, found in zip(places, pairs, strict=True):
+                assert len(found) <= PAIRS
+                if found:
+                    builder.store(multiplied.add_pairs(builder.load(place), functools.reduce(builder.add, found)), place)
         known = [_scales4(code, line, vector) for vector in columns] if bits == 4 else []
         for row, begin in enumerate(begins):
             scale = code.splat(code.load(builder.add(begin, constant(GROUP)), FLOAT))
