@@ -10,7 +10,7 @@ Weights of half precision are widened where they are read, exactly. Addresses an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -88,13 +88,16 @@ def _add_up(code: Code, token: Any, stride: Any, weights: Any, inner: Any, sums:
         code.store(builder.load(place), home)
 
 
-def tiles(code: Code, token: Any, stride: Any, count: Any, sums: Any) -> Iterator[tuple[Any, Any, tuple[int, int], Any]]:
+def tiles(
+    code: Code, token: Any, stride: Any, count: Any, sums: Any, shapes: Sequence[tuple[int, int]] = TILES
+) -> Iterator[tuple[Any, Any, tuple[int, int], Any]]:
     """The code of a walk over `count` tokens and a panel's outputs: what is built at each turn is run for its tiles.
 
-    Yields where its tokens begin, where their sums [tokens, 64] do, (tokens, vectors of outputs), and the first vector, int64.
+    shapes: of tiles, the largest first, the last one of one token. Yields where its tokens begin, where their sums [tokens, 64]
+    do, (tokens, vectors of outputs), and the first vector, int64.
     """
     builder, done = code.builder, constant(0)
-    for shape in TILES:
+    for shape in shapes:
         tokens, vectors = shape
         rounds = builder.sdiv(builder.sub(count, done), constant(tokens))
         with code.loop(rounds) as number:

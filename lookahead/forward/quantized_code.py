@@ -13,14 +13,13 @@ them are 64 scales (bfloat16) and 64 zero points (uint8). A panel of 8 bits begi
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from lookahead.forward.panel_code import AVX512, PANEL, VECTORS, constant, tiles
+from lookahead.forward.panel_code import AVX512, PANEL, TILES, VECTORS, constant, tiles
 from lookahead.forward.processor import multiplies_bytes
 from lookahead.forward.vector_code import FLOAT, INT, LANES, SHORT, VECTOR, WHOLE, Code
 
@@ -29,10 +28,10 @@ TOKEN_GROUP = GROUP + 8  # bytes of a token's group
 SCALES = 4 * PANEL  # bytes at the beginning of a panel of 8 bits
 GROUP8 = GROUP * PANEL  # bytes of a group of weights
 GROUP4 = GROUP * PANEL // 2 + 3 * PANEL
-UNROLLED = 4  # steps of a group
+UNROLLED = 4  # steps of a group: of 4 bits, 8 products of two bytes, 15 * 127 each at most, which int16 has room for
+TILES4 = TILES if AVX512 else ((3, 2), (1, 4))  # weights of 4 bits take registers to unpack
 LEAST = 1e-30  # a group of a token whose numbers are all smaller is taken for zeros
 FULL4 = 7.49  # what the largest number of a group of 4 bits is, before it is rounded to 7: steps are smaller than by 7.0
-PAIRS = 8  # of products, whose sums are at most 2 * 15 * 127
 BYTE = ir.IntType(8)
 SHORTS = ir.VectorType(SHORT, 2 * LANES)
 
@@ -67,7 +66,7 @@ class Bytes:
 
     @property
     def in_pairs(self) -> bool:
-        """Sums of two products fit into int16, and so do sums of `PAIRS` of these: they are added up so first."""
+        """Sums of products fit into int16 for UNROLLED steps, which takes fewer instructions."""
         return self.bits == 4 and not (AVX512 and multiplies_bytes())
 
     def pair(self, weights: Any, numbers: Any) -> Any:
@@ -113,7 +112,7 @@ def _add_up(
     places = [code.variable(WHOLE, _whole(0)) for _ in range(tokens * vectors)]
     columns = [builder.add(column, constant(vector)) for vector in range(vectors)]
 
-    def step(begins: list[Any], line: Any, at: Any, pairs: list[list[Any]]) -> None:
+    def step(begins: list[Any], line: Any, at: Any, pairs: list[Any]) -> None:
         line = builder.add(line, builder.mul(at, constant(4 * PANEL)))
         where = [code.at(line, vector, 4 * LANES) for vector in columns]
         packed = [code.load(address, WHOLE) for address in where]
@@ -130,7 +129,7 @@ def _add_up(
                 for vector, part in enumerate(read):
                     number = row * vectors + vector
                     if multiplied.in_pairs:
-                        pairs[number].append(multiplied.pair(part, numbers))
+                        pairs[number] = builder.add(pairs[number], multiplied.pair(part, numbers))
                     else:
                         builder.store(multiplied.add(builder.load(places[number]), part, numbers), places[number])
 
@@ -145,13 +144,12 @@ def _add_up(
             for place in places[row * vectors : (row + 1) * vectors]:
                 builder.store(first, place)
         with code.loop(constant(16 if bits == 8 else 8), UNROLLED) as at:
-            pairs: list[list[Any]] = [[] for _ in places]
+            pairs = [ir.Constant(SHORTS, [0] * 2 * LANES)] * len(places)
             for number in range(UNROLLED):
                 step(begins, line, builder.add(at, constant(number)), pairs)
             for place, found in zip(places, pairs, strict=True):
-                assert len(found) <= PAIRS
-                if found:
-                    builder.store(multiplied.add_pairs(builder.load(place), functools.reduce(builder.add, found)), place)
+                if multiplied.in_pairs:
+                    builder.store(multiplied.add_pairs(builder.load(place), found), place)
         known = [_scales4(code, line, vector) for vector in columns] if bits == 4 else []
         for row, begin in enumerate(begins):
             scale = code.splat(code.load(builder.add(begin, constant(GROUP)), FLOAT))
@@ -181,7 +179,7 @@ def multiply_groups(typing_context, kind, token, stride, count, weights, groups,
     def codegen(context, builder, signature, values):
         code = Code(builder)
         _, token, stride, count, weights, groups, sums = values
-        for begin, home, shape, column in tiles(code, token, stride, count, sums):
+        for begin, home, shape, column in tiles(code, token, stride, count, sums, TILES4 if bits == 4 else TILES):
             _add_up(code, begin, stride, weights, groups, home, shape, bits, column)
         return context.get_dummy_value()
 
