@@ -40,7 +40,10 @@ class Rates:
         self._of(rows).note(drafted, seconds, emitted)
 
     def _of(self, rows: int) -> _Rate:
-        return self._kinds.setdefault(rows.bit_length(), _Rate())
+        kind = rows.bit_length()
+        if kind not in self._kinds:
+            self._kinds[kind] = _Rate()
+        return self._kinds[kind]
 
 
 class _Rate:
