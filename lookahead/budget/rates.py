@@ -10,7 +10,7 @@ went without them.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from statistics import median
 
 from lookahead.budget.cost import LATEST
@@ -29,7 +29,7 @@ class Rates:
     """Of a job's steps, by about how many rows they had."""
 
     def __init__(self) -> None:
-        self._kinds: dict[int, _Rate] = {}
+        self._kinds: defaultdict[int, _Rate] = defaultdict(_Rate)
 
     def rest(self, rows: int, speed: float) -> bool:
         """Whether the next step, of that many rows, is to go without drafts. speed: as the budget believes, see UNDISPUTED."""
@@ -40,10 +40,7 @@ class Rates:
         self._of(rows).note(drafted, seconds, emitted)
 
     def _of(self, rows: int) -> _Rate:
-        kind = rows.bit_length()
-        if kind not in self._kinds:
-            self._kinds[kind] = _Rate()
-        return self._kinds[kind]
+        return self._kinds[rows.bit_length()]
 
 
 class _Rate:

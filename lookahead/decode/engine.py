@@ -195,8 +195,6 @@ class DecodingEngine:
             active = [False] * len(rows)
         else:
             off = options.adaptive and self.accounting.rates.rest(len(rows), self.budget.speed)
-            if off and not any(row.is_drafted_for or row.is_constrained for row in rows):
-                return []
             active = [not options.adaptive or row.is_constrained or (row.backoff.is_over(step) and not off) for row in rows]
         # Of those that were drafted for at the last step some scores are still to be kept as runner-up tokens.
         due = [row for row, now in zip(rows, active, strict=True) if now or row.is_drafted_for]

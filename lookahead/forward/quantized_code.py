@@ -44,7 +44,8 @@ class Bytes:
     """Sums of products of four bytes, in each of 16 lanes. bits: of weights."""
 
     def __init__(self, code: Code, bits: int):
-        self.code, self.bits = code, bits
+        self.code = code
+        self._in_pairs = bits == 4 and not (AVX512 and multiplies_bytes())  # sums of UNROLLED steps fit into int16
 
     def _call(self, name: str, left: Any, right: Any, kind: Any, result: Any) -> Any:
         """An intrinsic on all 16 lanes, or on halves of them. kind, result: bits of a number that it takes and gives."""
@@ -64,26 +65,18 @@ class Bytes:
         name = "llvm.x86.avx512.pmaddw.d.512" if AVX512 else "llvm.x86.avx2.pmadd.wd"
         return self.code.builder.bitcast(self._call(name, left, right, 16, 32), WHOLE)
 
-    @property
-    def in_pairs(self) -> bool:
-        """Sums of products fit into int16 for UNROLLED steps, which takes fewer instructions."""
-        return self.bits == 4 and not (AVX512 and multiplies_bytes())
+    def begin(self, total: Any) -> Any:
+        """What sums of up to UNROLLED steps begin at."""
+        return ir.Constant(SHORTS, [0] * 2 * LANES) if self._in_pairs else total
 
-    def pair(self, weights: Any, numbers: Any) -> Any:
-        """int16 [32]: sums of two products."""
-        name = "llvm.x86.avx512.pmaddubs.w.512" if AVX512 else "llvm.x86.avx2.pmadd.ub.sw"
-        return self.code.builder.bitcast(self._call(name, weights, numbers, 8, 16), SHORTS)
-
-    def add_pairs(self, total: Any, pairs: Any) -> Any:
-        """pairs: int16 [32], two for each lane."""
+    def add(self, sums: Any, weights: Any, numbers: Any) -> Any:
+        """sums: as begun. weights: unsigned, numbers: signed bytes."""
         builder = self.code.builder
-        return builder.add(total, self._pairs(builder.bitcast(pairs, WHOLE), _whole(0x00010001)))
-
-    def add(self, total: Any, weights: Any, numbers: Any) -> Any:
-        """weights: unsigned, numbers: signed bytes. Not `in_pairs`."""
-        builder = self.code.builder
+        if self._in_pairs:
+            name = "llvm.x86.avx512.pmaddubs.w.512" if AVX512 else "llvm.x86.avx2.pmadd.ub.sw"
+            return builder.add(sums, builder.bitcast(self._call(name, weights, numbers, 8, 16), SHORTS))
         if AVX512 and multiplies_bytes():
-            return self.code.call("llvm.x86.avx512.vpdpbusd.512", WHOLE, total, weights, numbers)
+            return self.code.call("llvm.x86.avx512.vpdpbusd.512", WHOLE, sums, weights, numbers)
         eight = ir.Constant(SHORTS, [8] * 2 * LANES)
         low, high = builder.bitcast(weights, SHORTS), builder.bitcast(numbers, SHORTS)
         even = self._pairs(
@@ -91,7 +84,12 @@ class Bytes:
             builder.bitcast(builder.ashr(builder.shl(high, eight), eight), WHOLE),
         )
         odd = self._pairs(builder.bitcast(builder.lshr(low, eight), WHOLE), builder.bitcast(builder.ashr(high, eight), WHOLE))
-        return builder.add(total, builder.add(even, odd))
+        return builder.add(sums, builder.add(even, odd))
+
+    def end(self, total: Any, sums: Any) -> Any:
+        """The total with the sums that were begun at it."""
+        builder = self.code.builder
+        return builder.add(total, self._pairs(builder.bitcast(sums, WHOLE), _whole(0x00010001))) if self._in_pairs else sums
 
 
 def _scales4(code: Code, line: Any, vector: Any) -> tuple[Any, Any]:
@@ -112,7 +110,7 @@ def _add_up(
     places = [code.variable(WHOLE, _whole(0)) for _ in range(tokens * vectors)]
     columns = [builder.add(column, constant(vector)) for vector in range(vectors)]
 
-    def step(begins: list[Any], line: Any, at: Any, pairs: list[Any]) -> None:
+    def step(begins: list[Any], line: Any, at: Any, totals: list[Any]) -> None:
         line = builder.add(line, builder.mul(at, constant(4 * PANEL)))
         where = [code.at(line, vector, 4 * LANES) for vector in columns]
         packed = [code.load(address, WHOLE) for address in where]
@@ -128,10 +126,7 @@ def _add_up(
                 numbers = code.splat(code.load(builder.add(begin, offset), INT))
                 for vector, part in enumerate(read):
                     number = row * vectors + vector
-                    if multiplied.in_pairs:
-                        pairs[number] = builder.add(pairs[number], multiplied.pair(part, numbers))
-                    else:
-                        builder.store(multiplied.add(builder.load(places[number]), part, numbers), places[number])
+                    totals[number] = multiplied.add(totals[number], part, numbers)
 
     with code.loop(groups) as group:
         begins = [builder.add(line, builder.mul(group, constant(TOKEN_GROUP))) for line in lines]
@@ -144,12 +139,11 @@ def _add_up(
             for place in places[row * vectors : (row + 1) * vectors]:
                 builder.store(first, place)
         with code.loop(constant(16 if bits == 8 else 8), UNROLLED) as at:
-            pairs = [ir.Constant(SHORTS, [0] * 2 * LANES)] * len(places)
+            totals = [multiplied.begin(builder.load(place)) for place in places]
             for number in range(UNROLLED):
-                step(begins, line, builder.add(at, constant(number)), pairs)
-            for place, found in zip(places, pairs, strict=True):
-                if multiplied.in_pairs:
-                    builder.store(multiplied.add_pairs(builder.load(place), found), place)
+                step(begins, line, builder.add(at, constant(number)), totals)
+            for place, found in zip(places, totals, strict=True):
+                builder.store(multiplied.end(builder.load(place), found), place)
         known = [_scales4(code, line, vector) for vector in columns] if bits == 4 else []
         for row, begin in enumerate(begins):
             scale = code.splat(code.load(builder.add(begin, constant(GROUP)), FLOAT))

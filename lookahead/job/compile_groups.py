@@ -5,7 +5,6 @@ Each group is compiled by using what needs it, on a small example, so that kerne
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -74,7 +73,6 @@ def main(groups: Sequence[str]) -> None:
     from lookahead import compile_ahead, kernel_cache
     from lookahead.kernels import SOURCES
 
-    gc.disable()  # little of what the compiler makes is ever freed
     for group in groups:
         with compile_ahead.alone_with(group):
             if not compile_ahead.is_done(group):
