@@ -23,10 +23,10 @@ from lookahead.kernels import SOURCES
 
 MODULE = "lookahead.job.compile_groups"
 GROUPS = {  # name -> modules whose kernels it holds, seconds that it takes
-    "sorting": (("trie.suffixes", "trie.stats"), 5.0),
-    "drafting": (("draft", "trie.session"), 20.0),
-    "forward": (("forward",), 21.0),
-    "budget": (("budget",), 8.0),
+    "sorting": (("trie.suffixes", "trie.stats"), 6.0),
+    "drafting": (("draft", "trie.session"), 24.0),
+    "forward": (("forward",), 13.0),
+    "budget": (("budget",), 7.0),
 }
 POLL, LONGEST = 0.02, 180.0  # seconds: between looks for a file, and from the start until nothing is waited for any more
 
@@ -38,15 +38,22 @@ def start(groups: Sequence[str]) -> bool:
     processor only, or where kernels cannot be kept.
     """
     folder = kernel_cache.folder_to_write()
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     missing = [name for name in groups if not is_done(name)]
-    if not missing or folder is None or processors < 2:
+    if not missing or folder is None or _processors() < 2:
         return False
-    started = _Started()
-    for share in shares_of(missing, processors):
-        started.add(share)
+    started = _Started(missing)
     kernel_cache.wait_for = started.wait_for
     return bool(started.running())
+
+
+def compile_all() -> None:
+    """Compile all groups, in as many processes as there are processors, and wait for them."""
+    _Started(list(GROUPS)).wait()
+
+
+def _processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def shares_of(groups: Sequence[str], processes: int) -> list[list[str]]:
@@ -77,14 +84,16 @@ def alone_with(group: str) -> Iterator[None]:
 
 
 class _Started:
-    """The processes that were started."""
+    """Processes that compile these groups, one for each processor."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Sequence[str]) -> None:
         self._until = time.monotonic() + LONGEST
         self._processes: list[tuple[subprocess.Popen[bytes], list[str]]] = []
         atexit.register(self._end)
+        for share in shares_of(groups, _processors()):
+            self._start(share)
 
-    def add(self, groups: list[str]) -> None:
+    def _start(self, groups: list[str]) -> None:
         """Start a process. Where that is not possible, as in some sandboxes, this process compiles."""
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         quiet: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -102,6 +111,11 @@ class _Started:
         mine = [name for name, (modules, _) in GROUPS.items() if module.startswith(tuple(f"lookahead.{m}" for m in modules))]
         while not is_there() and time.monotonic() < self._until and set(mine) & set(self.running()):
             time.sleep(POLL)
+
+    def wait(self) -> None:
+        """Until all have ended."""
+        for process, _ in self._processes:
+            process.wait()
 
     def _end(self) -> None:
         for process, _ in self._processes:

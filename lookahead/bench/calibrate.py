@@ -27,7 +27,8 @@ from lookahead.budget.cost import FASTER
 from lookahead.budget.profile import CostProfile, Forward, Work
 from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError
-from lookahead.forward.batch import ALL_AT_ONCE, runs_of, work_of
+from lookahead.forward.batch import ALL_AT_ONCE, work_of
+from lookahead.forward.batch_kernel import runs_of
 from lookahead.forward.slots import PackedSlots, Slots, Wanted, slots_of
 from lookahead.forward.target import TargetModel
 from lookahead.version import __version__

@@ -22,7 +22,8 @@ from lookahead.decode.verify import Accepted
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import Step
 from lookahead.draft.sources import Sources
-from lookahead.forward.batch import ALL_AT_ONCE, attended
+from lookahead.forward.batch import ALL_AT_ONCE
+from lookahead.forward.batch_kernel import attended
 from lookahead.forward.target import TargetModel
 
 PLAIN_APART = 4  # one in this many steps without drafts is timed

@@ -18,16 +18,13 @@ import torch
 from lookahead.budget.cost import bucket, evened
 from lookahead.budget.profile import Work
 from lookahead.draft.tree import DraftTree
+from lookahead.forward.batch_kernel import NO_LIMIT, opened, place, queries_of, runs_of
 from lookahead.forward.tree_meta import FIELDS, meta_of
-from lookahead.kernels import kernel
 
-NO_LIMIT = 1 << 60
 SMALL = 64  # tokens that each slot of a step of few shapes brings at most
 MOST_TOKENS = 256  # of a step of few shapes, where attention is one call of lookahead::tree_attention
 KEYS = 256  # keys of such a step come in multiples of that many
 ALL_AT_ONCE = 1e18  # what a call of attention costs that all slots are to share, see `runs_of`
-READ = 10  # products of a query with a key (over all heads) in the time that reading the key and its value takes
-ALIGNED = 16  # a group's masks begin at a multiple of that many numbers, as kernels on GPUs want
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +165,7 @@ def pack(
         end = filled if bucketed else start + sum(sizes[first:last])
         spread = gather = None
         if bucketed or end - start < width * (last - first):
-            spread, gather = (upload(a, device) for a in _spread(brought[first:last], width, end - start))
+            spread, gather = (upload(a, device) for a in queries_of(brought[first:last], width, end - start))
         groups.append(Group(slice(first, last), width, length, start, end, seen, spread, gather))
         start = end
     return _packed(upload(fed, device), filled if bucketed else total, groups, sizes, pasts)
@@ -225,7 +222,7 @@ def _fed(
     fed, total = np.zeros((4, filled), np.int64), len(parents)
     fed[0, :total] = shown[0].token_ids if len(shown) == 1 else np.concatenate([tree.token_ids for tree in shown])
     fed[2, total:] = spare or 0
-    _place(parents, sizes, pasts, fed)
+    place(parents, sizes, pasts, fed)
     return fed, parents
 
 
@@ -251,68 +248,12 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-@kernel
-def runs_of(sizes, pasts, call):
-    """int64 [runs, 4]: first slot and last + 1 of those that share a call of attention, which are neighbours; queries and keys
-    of each, padding included.
-
-    sizes, pasts: int64 [slots], tokens that each brings and that are held of it; those that bring none are left out. A call
-    takes as long as `call` products of a query with a key, reading a key as long as READ: the runs are those that take least.
-
-    Example: sizes 2, 2, 256, 0, 4 behind 100 tokens each, where a call is 1000, become slots 0 to 1, 2, and 4.
-    """
-    count = len(sizes)
-    least = np.empty(count + 1)  # of the slots before
-    begins = np.empty(count + 1, np.int64)  # where the last run of these begins; -1: the slot before brings nothing
-    least[0] = 0.0
-    for last in range(1, count + 1):
-        least[last], begins[last] = np.inf, -1
-        width = length = 0
-        if sizes[last - 1] == 0:
-            least[last] = least[last - 1]
-        for first in range(last - 1, -1, -1):
-            if sizes[first] == 0:
-                break
-            width, length = max(width, sizes[first]), max(length, pasts[first] + sizes[first])
-            cost = least[first] + call + (last - first) * length * (READ + width)
-            if cost < least[last]:
-                least[last], begins[last] = cost, first
-    runs = np.empty((count, 4), np.int64)
-    run, last = count, count
-    while last > 0:
-        first = begins[last]
-        if first >= 0:
-            run -= 1
-            runs[run, 0], runs[run, 1] = first, last
-            runs[run, 2], runs[run, 3] = 0, 0
-            for slot in range(first, last):
-                runs[run, 2] = max(runs[run, 2], sizes[slot])
-                runs[run, 3] = max(runs[run, 3], pasts[slot] + sizes[slot])
-        last = first if first >= 0 else last - 1
-    return runs[run:]
-
-
 def work_of(runs: np.ndarray, sizes: np.ndarray, pasts: np.ndarray) -> Work:
     """What the runs of `runs_of` take."""
     slots, width = runs[:, 1] - runs[:, 0], runs[:, 2]
     width = width + width % 2 * ((width > 1) & (slots > 1))
     keys = slots * [pasts[first:last].max() for first, last, *_ in runs]
     return Work(int(keys.sum()), int((keys * width).sum()), int((slots * width).sum() - sizes.sum()), len(runs) - 1)
-
-
-@kernel
-def attended(lengths, call):
-    """(Keys that attention goes through, padding included; its calls) for rows of that many tokens, where each brings one.
-
-    lengths: int64 [rows]. call: see `runs_of`.
-    """
-    sizes, pasts, keys = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64), np.int64(0)
-    for row in range(len(lengths)):
-        sizes[row], pasts[row] = 1, lengths[row] - 1
-    runs = runs_of(sizes, pasts, call)
-    for run in range(len(runs)):
-        keys += (runs[run, 1] - runs[run, 0]) * runs[run, 3]
-    return keys, len(runs)
 
 
 def _one_run(sizes: Sequence[int], pasts: Sequence[int], bucketed: bool) -> np.ndarray:
@@ -326,7 +267,7 @@ def _one_run(sizes: Sequence[int], pasts: Sequence[int], bucketed: bool) -> np.n
 def _masks(
     told: tuple[np.ndarray, ...], plan: MaskPlan, dtype: torch.dtype, device: torch.device, bucketed: bool
 ) -> list[dict[str, torch.Tensor | None]]:
-    """Of each run those of each kind of layer, see `Group`. told: the first arguments of `_opened`. The others: see `pack`."""
+    """Of each run those of each kind of layer, see `Group`. told: the first arguments of `opened`. The others: see `pack`."""
     longest = int(told[0][:, 3].max())
     made: dict[tuple[int, int], list[torch.Tensor | None]] = {}
     of_kinds = []
@@ -347,76 +288,9 @@ def _masks_within(
     limited = bucketed or limits != (NO_LIMIT, NO_LIMIT)
     if not limited and len(parents) == len(runs):  # one token of each slot, which go alone
         return [None] * len(runs)
-    places, opened = _opened(*told, torch.finfo(dtype).min, limited, *limits)
-    masks = upload(opened, device).to(dtype)
+    places, shown = opened(*told, torch.finfo(dtype).min, limited, *limits)
+    masks = upload(shown, device).to(dtype)
     return [
         None if at < 0 else masks.as_strided((last - first, 1, width, length), (width * length, width * length, length, 1), at)
         for at, (first, last, width, length) in zip(places.tolist(), runs.tolist(), strict=True)
     ]
-
-
-@kernel
-def _place(parents, sizes, pasts, fed):
-    """Fill positions, slots and cache positions of `fed`, int64 [4, tokens]. parents: within each tree, trees one after the
-    other.
-    """
-    token = 0
-    for slot in range(len(sizes)):
-        start = token
-        for node in range(sizes[slot]):
-            parent = parents[token]
-            fed[1, token] = fed[1, start + parent] + 1 if parent >= 0 else pasts[slot]
-            fed[2, token] = slot
-            fed[3, token] = pasts[slot] + node
-            token += 1
-
-
-@kernel
-def _spread(sizes, width, tokens):
-    """(int64 [slots * width]: token of each query; int64 [tokens]: query of each token). Padding has any token, any query."""
-    spread = np.zeros(len(sizes) * width, np.int64)
-    gather = np.zeros(tokens, np.int64)
-    token = 0
-    for slot in range(len(sizes)):
-        for query in range(sizes[slot]):
-            gather[token] = slot * width + query
-            spread[slot * width + query] = token
-            token += 1
-    return spread, gather
-
-
-@kernel
-def _opened(runs, parents, positions, sizes, pasts, shut, limited, window, chunk):
-    """(Where the masks of each run begin, int64 [runs]: -1 where every query sees every key; float32, all masks, one behind the
-    other: 0 where a query sees a key, else `shut`).
-
-    A query at position p sees keys at p - window + 1 ... p within its block of `chunk` positions; a padding query, the first.
-    limited: not all queries see all keys for these reasons alone.
-    """
-    places, end = np.full(len(runs), -1), 0
-    for run in range(len(runs)):
-        first, last, width, length = runs[run]
-        if limited or width > 1 or pasts[first:last].min() < pasts[first:last].max():
-            places[run] = end
-            end += ((last - first) * width * length + ALIGNED - 1) // ALIGNED * ALIGNED
-    masks, start = np.full(end, np.float32(shut), np.float32), 0
-    for run in range(len(runs)):
-        first_slot, last_slot, width, length = runs[run]
-        place = places[run]
-        for slot in range(first_slot, last_slot):
-            past = pasts[slot]
-            for node in range(width if place >= 0 else 0):
-                seen = masks[place : place + length]
-                place += length
-                if node >= sizes[slot]:
-                    seen[0] = 0.0
-                    continue
-                position = positions[start + node]
-                first = max(0, position - window + 1, position // chunk * chunk)
-                seen[first:past] = 0.0
-                ancestor = node
-                while ancestor >= 0 and positions[start + ancestor] >= first:
-                    seen[past + ancestor] = 0.0
-                    ancestor = parents[start + ancestor]
-            start += sizes[slot]
-    return places, masks

@@ -1,9 +1,5 @@
 """The best few tokens behind each node, and the path along which a draft tree holds the best. In: scores on the CPU, of any
-float type. Out: token ids and their scores, best first; tokens and nodes of paths.
-
-Floats of one sign are ordered as their bits are, so numbers are compared as integers, which a processor does many at a time
-in any type. Blocks whose largest score cannot be among the best are not looked into. Of scores that are equal (0 and -0 are)
-the first comes first, so the best of all is the result of argmax.
+float type. Out: token ids and their scores, best first; tokens and nodes of paths. The kernels are in best_kernel.py.
 """
 
 from __future__ import annotations
@@ -14,9 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lookahead.kernels import carray, inlined, int16_at, int32_at, int64_at, kernel
-
-BLOCK = 128  # scores whose maximum is taken at once
+from lookahead.forward.best_kernel import find, follow_floats, follow_halves
 
 
 def best_tokens(logits: torch.Tensor, places: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -24,7 +18,7 @@ def best_tokens(logits: torch.Tensor, places: np.ndarray, most: int) -> tuple[np
     most = min(most, logits.shape[1])
     bits, magnitude = bits_of(logits)
     ids, found = np.empty((len(places), most), np.int32), np.empty((len(places), most), bits.dtype)
-    _find(bits, places, magnitude, ids, found)
+    find(bits, places, magnitude, ids, found)
     if logits.dtype == torch.bfloat16:  # the upper half of a float32
         return ids, (found.astype(np.int32) << 16).view(np.float32)
     return ids, found.view(np.float16).astype(np.float32) if logits.dtype == torch.float16 else found.view(np.float32)
@@ -39,140 +33,9 @@ def bits_of(logits: torch.Tensor) -> tuple[np.ndarray, np.integer[Any]]:
     return logits.contiguous().view(torch.int16).numpy(), np.int16(0x7FFF)
 
 
-@kernel
-def best_token(bits, magnitude, place):
-    """The best token of one row of `bits`. See `bits_of`."""
-    places, ids, found = np.full(1, place), np.empty((1, 1), np.int32), np.empty((1, 1), bits.dtype)
-    _find(bits, places, magnitude, ids, found)
-    return np.int64(ids[0, 0])
-
-
-# The arguments of a kernel of `follow_in`, 8 bytes each: where scores begin and how many there are of a token; where best
-# tokens are noted that are known, and of how many tokens; numbers of trees, of all their nodes, of tokens instead of the best.
-SCORES, VOCAB, KNOWN, PLACES, TREES, NODES, GIVEN, HEAD = range(8)
-
-
 def follow_in(dtype: torch.dtype) -> Callable[[int], None]:
     """Walks each draft tree from its root as long as it holds the best token behind the node (`DraftTree.follow`).
 
-    It takes an address: see `_follow`. dtype: of scores, float32, bfloat16 or float16.
+    It takes an address: see `best_kernel`. dtype: of scores, float32, bfloat16 or float16.
     """
-    return _follow_floats if dtype == torch.float32 else _follow_halves
-
-
-def _follow_floats(address):
-    told = carray(int64_at(address), (HEAD,))
-    _follow(address, carray(int32_at(told[SCORES]), (told[PLACES], told[VOCAB])), np.int32(0x7FFFFFFF))
-
-
-def _follow_halves(address):
-    told = carray(int64_at(address), (HEAD,))
-    _follow(address, carray(int16_at(told[SCORES]), (told[PLACES], told[VOCAB])), np.int16(0x7FFF))
-
-
-@inlined
-def _follow(address, bits, magnitude):
-    """Behind the arguments stand, int64 [trees, 5]: where a tree begins and ends among all nodes, its root's row of scores, and
-    where the tokens begin and end that it is followed by instead of the best (none: by the best); these tokens, int64; the
-    nodes' token ids and parents, int32. Then come, int64, the results: of each tree from where it begins the tokens, and the
-    nodes of the path; of each tree how many of both; and room for the depths of nodes that are walked to.
-    """
-    told = carray(int64_at(address), (HEAD,))
-    count, nodes = told[TREES], told[NODES]
-    known, at = carray(int64_at(told[KNOWN]), (told[PLACES],)), address + 8 * HEAD
-    trees, at = carray(int64_at(at), (count, 5)), at + 40 * count
-    given, at = carray(int64_at(at), (told[GIVEN],)), at + 8 * told[GIVEN]
-    token_ids, parents, at = carray(int32_at(at), (nodes,)), carray(int32_at(at + 4 * nodes), (nodes,)), at + 8 * nodes
-    tokens, path, at = carray(int64_at(at), (nodes,)), carray(int64_at(at + 8 * nodes), (nodes,)), at + 16 * nodes
-    counts, depths = carray(int64_at(at), (count, 2)), carray(int64_at(at + 16 * count), (nodes,))
-    for tree in range(count):
-        begin, end, first = trees[tree, 0], trees[tree, 1], trees[tree, 2]
-        following, stop = trees[tree, 3], trees[tree, 4]
-        for node in range(begin, end):
-            depths[node] = -1
-        depths[begin] = depth = 0
-        by_best, node, token = following == stop, begin, np.int64(-1)
-        while by_best or following < stop:
-            if len(known) > 0:  # looked for even where it is given what comes next, as that is to take as long
-                place = first + node - begin
-                if known[place] < 0:
-                    known[place] = best_token(bits, magnitude, place)
-                token = known[place]
-            if not by_best:
-                token = given[following]
-                following += 1
-            tokens[begin + depth] = token
-            child = np.int64(-1)
-            for below in range(node + 1, end):
-                if token_ids[below] == token and depths[begin + parents[below]] == depth:
-                    depths[below] = depth + 1
-                    child = below if child < 0 else child
-            depth += 1
-            if child < 0:
-                break
-            node = child
-        counts[tree, 0], counts[tree, 1] = depth, depths[node] + 1
-        for step in range(depths[node], -1, -1):
-            path[begin + step] = node - begin
-            node = begin + parents[node]
-
-
-@kernel
-def _find(bits, places, magnitude, ids, found):
-    """Fill ids and found, the bits of their scores. bits: integers [any, vocab]. magnitude: all bits but the sign."""
-    most, vocabulary, whole = ids.shape[1], bits.shape[1], bits.shape[1] // BLOCK
-    kept, tops = np.empty(most, np.int64), np.empty(whole, np.int64)
-    for row in range(len(places)):
-        values = bits[places[row]]
-        least = -np.int64(magnitude)
-        kept[:] = least - 1
-        for block in range(whole):
-            tops[block] = _largest(values[block * BLOCK : block * BLOCK + BLOCK], magnitude)
-            if tops[block] > kept[most - 1]:
-                _insert(kept, tops[block])
-        if whole >= most:
-            least = kept[most - 1]  # at least that many scores are not less
-        kept[:] = least - 1
-        for block in range(whole):
-            if tops[block] >= least:
-                _look_into(values, block * BLOCK, block * BLOCK + BLOCK, magnitude, kept, ids[row], found[row])
-        _look_into(values, whole * BLOCK, vocabulary, magnitude, kept, ids[row], found[row])
-
-
-@inlined
-def _ordered(bits, magnitude):
-    """An integer that is larger where the float is; the same for 0 and -0."""
-    return -(bits & magnitude) if bits < 0 else bits
-
-
-@inlined
-def _largest(values, magnitude):
-    """The largest of a block's scores, ordered. If all are negative, it is the one whose bits are the least integer."""
-    highest = lowest = values[0]
-    for place in range(BLOCK):  # a plain loop, of which the compiler does several turns at a time
-        value = values[np.uint64(place)]
-        highest, lowest = max(highest, value), min(lowest, value)
-    return np.int64(highest if highest >= 0 else _ordered(lowest, magnitude))
-
-
-@inlined
-def _look_into(values, begin, end, magnitude, kept, ids, found):
-    """Take the best of the scores `begin` to `end` among those kept."""
-    for place in range(begin, end):
-        value = np.int64(_ordered(values[place], magnitude))
-        if value > kept[len(kept) - 1]:
-            rank = _insert(kept, value)
-            for k in range(len(kept) - 1, rank, -1):
-                ids[k], found[k] = ids[k - 1], found[k - 1]
-            ids[rank], found[rank] = place, values[place]
-
-
-@inlined
-def _insert(kept, value):
-    """Put a value that is larger than the last of `kept` where it belongs, behind those that equal it; returns where."""
-    rank = len(kept) - 1
-    while rank > 0 and value > kept[rank - 1]:
-        kept[rank] = kept[rank - 1]
-        rank -= 1
-    kept[rank] = value
-    return rank
+    return follow_floats if dtype == torch.float32 else follow_halves

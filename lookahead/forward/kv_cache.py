@@ -21,8 +21,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from lookahead.errors import ModelError
 from lookahead.forward.batch import Pack, upload
+from lookahead.forward.batch_kernel import move
 from lookahead.forward.quantized_cache import DTYPES, as_keys, bytes_of, quantized
-from lookahead.kernels import kernel
 
 VERSIONS = itertools.count()
 
@@ -321,7 +321,7 @@ class SlotCache(KeysAndValuesOnly):
         moves = np.array([slots, sources, targets])
         if self.buffers[0].device.type == "cpu":
             for buffer in self.buffers:
-                _move(buffer.view(torch.int16).numpy(), *moves)
+                move(buffer.view(torch.int16).numpy(), *moves)
             return
         slot, source, target = upload(moves, self.buffers[0].device)
         for buffer in self.buffers:
@@ -345,13 +345,3 @@ def _held(buffer: torch.Tensor, held: Sequence[int], beside: bool) -> list[torch
     """[heads, positions, values] of each slot: that many positions. beside: as a view; else a copy in this machine's memory."""
     views = [buffer[slot, :, :length] for slot, length in enumerate(held[: len(buffer)])]
     return views if beside else [view.to("cpu", copy=True) for view in views]
-
-
-@kernel
-def _move(buffer, slots, sources, targets):
-    """See `SlotCache.move`. buffer: int16 [buffers, slots, heads, capacity, values], with any content."""
-    for number in range(buffer.shape[0]):
-        for k in range(len(slots)):
-            for head in range(buffer.shape[2]):
-                for column in range(buffer.shape[4]):
-                    buffer[number, slots[k], head, targets[k], column] = buffer[number, slots[k], head, sources[k], column]

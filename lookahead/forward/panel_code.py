@@ -13,19 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from lookahead.forward.processor import multiplies_pairs
+from lookahead.forward.processor import has_avx512, multiplies_pairs
 from lookahead.forward.vector_code import FLOAT, INT, LANES, LONG, VECTOR, WHOLE, Code
 
 PANEL = 64  # outputs
 VECTORS = PANEL // LANES
 UNROLLED = 4  # numbers of a token
 # Tokens and vectors of a tile, the largest first: as many sums as there are registers for.
-AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+AVX512 = has_avx512()
 TILES = ((6, 4), (4, 4), (2, 4), (1, 4)) if AVX512 else ((6, 1), (5, 1), (4, 1), (3, 2), (1, 4))
 
 

@@ -14,10 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from lookahead.forward import attention_kernel, panels
+from lookahead.forward import attention_kernel
 from lookahead.forward import program_kernel as kernel
-from lookahead.forward.batch import NO_LIMIT, Pack
+from lookahead.forward.attention_cpu import entry_of
+from lookahead.forward.batch import Pack
+from lookahead.forward.batch_kernel import NO_LIMIT
 from lookahead.forward.kv_cache import SlotCache
+from lookahead.forward.panel_kernel import OUTPUT, TASK, multiplier_of
+from lookahead.forward.panels import STORED as IN_FLOATS
 from lookahead.forward.plan import Attention, Buffer, Instruction, Plan, Product, Stage, View
 from lookahead.forward.quantized_cache import DTYPES
 from lookahead.threads import c_function, gives_way, openmp, run_in
@@ -26,7 +30,7 @@ NAME = "lookahead_program"  # in addition to those of attention, for settings of
 LEAST = 64  # tokens that there is room for from the beginning
 LINE = 64  # bytes, of a processor's cache
 OF_RUN = struct.Struct(f"={kernel.RUN}q")
-STORED = {**panels.STORED, torch.int8: kernel.IN_8_BITS, torch.uint8: kernel.IN_4_BITS}  # by the dtype of buffers
+STORED = {**IN_FLOATS, torch.int8: kernel.IN_8_BITS, torch.uint8: kernel.IN_4_BITS}  # by the dtype of buffers
 
 
 def _memory(size: int) -> tuple[np.ndarray, int]:
@@ -44,7 +48,7 @@ class Program:
         self._lock = threading.Lock()
         self._room = self._threads = 0
         self._version = -1  # of the cache whose buffers the tables know
-        self._attend = c_function(attention_kernel.entry_of(plan.dtype, self._kept))[1]
+        self._attend = c_function(entry_of(plan.dtype, self._kept))[1]
         self._written = [
             step for stage in plan.stages for step in stage.steps if isinstance(step, Instruction) and step.op == kernel.WRITE
         ]
@@ -98,7 +102,7 @@ class Program:
                 attention.append(self._task(first))
         self._stages = np.array(stages, np.int64)
         self._rows = np.array(rows, np.int64).reshape(-1, kernel.ROW)
-        self._products = np.array(products, np.int64).reshape(-1, panels.TASK)
+        self._products = np.array(products, np.int64).reshape(-1, TASK)
         self._attention = np.frombuffer(b"".join(attention), np.int64).reshape(-1, attention_kernel.TASK).copy()
         self._writes = np.array(
             [number for number, step in enumerate(self._instructions()) if step.op == kernel.WRITE], np.int64
@@ -110,7 +114,7 @@ class Program:
         head[kernel.PRODUCT_TABLE], head[kernel.ATTENTION_TABLE] = self._products.ctypes.data, self._attention.ctypes.data
         head[kernel.ATTEND], head[kernel.YIELDS], head[kernel.COUNTERS] = self._attend, gives_way(), self._counters.ctypes.data
         by_product = isinstance(self.plan.stages[-1].steps[-1], Product)
-        last = self._products[-1, panels.OUTPUT :] if by_product else self._rows[-1, kernel.TARGET + kernel.BASE :]
+        last = self._products[-1, OUTPUT:] if by_product else self._rows[-1, kernel.TARGET + kernel.BASE :]
         head[kernel.SCORES_AT] = last.ctypes.data
         most = self.plan.most
         head[kernel.MOST_IDS], head[kernel.MOST_POSITIONS] = (
@@ -154,7 +158,16 @@ class Program:
         else:
             output, output_stride = self._arena + target.offset * self._room, target.stride
         return [
-            *(0, panels.multiplier_of(weight.kind), address, stride, 0, weight.weight.data_ptr(), weight.lines, weight.outputs),
+            *(
+                0,
+                multiplier_of(weight.kind),
+                address,
+                stride,
+                0,
+                weight.weight.data_ptr(),
+                weight.lines,
+                weight.outputs,
+            ),
             *(0 if bias is None else bias.data_ptr(), output, output_stride, step.stored),
         ]
 

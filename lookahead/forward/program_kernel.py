@@ -25,8 +25,8 @@ import numpy as np
 
 from lookahead.forward.attention_kernel import DONE, TASK_META, TASK_TOKENS, TICKETS
 from lookahead.forward.attention_kernel import TASK as ATTENTION_TASK
-from lookahead.forward.panels import ASKED, COUNT, INT4, INT8, OUTPUTS, PANEL, TASK, TOKENS, multiply_panels, store
-from lookahead.forward.quantized_cache import quantize4, quantize8
+from lookahead.forward.panel_kernel import ASKED, COUNT, INT4, INT8, OUTPUTS, PANEL, TASK, TOKENS, multiply_panels, store
+from lookahead.forward.quantized_cache_code import quantize4, quantize8
 from lookahead.forward.quantized_code import quantize
 from lookahead.forward.quantized_rows import look_up
 from lookahead.forward.tree_meta import FIELDS, NODE, PAST, SLOT

@@ -13,7 +13,8 @@ import dataclasses
 import torch
 
 from lookahead.forward.panel_code import PANEL
-from lookahead.forward.panels import INT4, INT8, Panels
+from lookahead.forward.panel_kernel import INT4, INT8
+from lookahead.forward.panels import Panels
 from lookahead.forward.quantized_code import GROUP, TOKEN_GROUP, quantize
 from lookahead.forward.quantized_rows import look_up_all
 from lookahead.kernels import kernel

@@ -12,7 +12,8 @@ import torch
 
 from lookahead.draft.tree import DraftTree
 from lookahead.forward.batch import upload
-from lookahead.forward.best import best_token, best_tokens, bits_of, follow_in
+from lookahead.forward.best import best_tokens, bits_of, follow_in
+from lookahead.forward.best_kernel import best_token
 from lookahead.forward.memory import copied
 from lookahead.threads import run_in
 

@@ -19,7 +19,7 @@ import torch
 from transformers import AttentionInterface
 
 from lookahead.errors import ModelError
-from lookahead.forward.attention_kernel import ENTRIES, OF_KEPT, tree_attention_cpu
+from lookahead.forward.attention_cpu import ENTRIES, OF_KEPT, tree_attention_cpu
 from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, SIZE, SLOT, TRUNK
 
 NAME = "lookahead_tree"

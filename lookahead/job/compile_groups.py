@@ -44,25 +44,24 @@ def _budget() -> None:
 
 
 def _forward() -> None:
-    """Of float32 on a CPU."""
-    import torch
-
-    from lookahead.draft.tree import root_only
-    from lookahead.forward import attention_kernel, batch, best, kv_cache, panels, program_kernel
+    """Of float32 on a CPU. Needs no torch."""
+    from lookahead.forward import attention_kernel, batch_kernel, best_kernel, panel_kernel, program_kernel, tree_meta
     from lookahead.threads import c_function
 
-    c_function(panels._product)
-    panels.multiplier_of(panels.FLOAT32)
-    c_function(attention_kernel.entry_of(torch.float32, torch.float32))
+    c_function(panel_kernel.product)
+    panel_kernel.multiplier_of(panel_kernel.FLOAT32)
+    c_function(attention_kernel.float32)
     c_function(program_kernel.prepare)
     c_function(program_kernel.run)
-    one = np.zeros(1, np.int64)
-    batch.arranged([root_only(0)], [0], batch.MaskPlan({"all": None}, {"all": None}, by_type=False), None)
-    batch.attended(one + 1, 1.0)
-    kv_cache._move(np.zeros((1, 1, 1, 1, 1), np.int16), one, one, one)
-    scores = torch.zeros(1, best.BLOCK)
-    best.best_tokens(scores, one, 4)
-    c_function(best.follow_in(torch.float32))
+    one, root = np.zeros(1, np.int64), np.full(1, -1, np.int32)
+    batch_kernel.place(root, one + 1, one, np.zeros((4, 1), np.int64))
+    batch_kernel.move(np.zeros((1, 1, 1, 1, 1), np.int16), one, one, one)
+    batch_kernel.attended(one + 1, 1.0)
+    tree_meta.meta_of(root, one + 1, one, one + 1, one + 1, 1)
+    scores, magnitude = np.zeros((1, 2 * best_kernel.BLOCK), np.int32), np.int32(0x7FFFFFFF)
+    best_kernel.find(scores, one, magnitude, np.zeros((1, 4), np.int32), np.zeros((1, 4), np.int32))
+    best_kernel.best_token(scores, magnitude, 0)
+    c_function(best_kernel.follow_floats)
 
 
 COMPILE = {"sorting": _sorting, "drafting": _drafting, "forward": _forward, "budget": _budget}

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from lookahead.forward import program_kernel as kernel
-from lookahead.forward.panels import AS_FLOAT32, LIKE_BFLOAT16, LIKE_FLOAT16, PAIRS, STORED, Panels
+from lookahead.forward.panel_kernel import AS_FLOAT32, LIKE_BFLOAT16, LIKE_FLOAT16, PAIRS
+from lookahead.forward.panels import STORED, Panels
 from lookahead.forward.plan import (
     Buffer,
     Dim,

@@ -18,7 +18,8 @@ import torch
 from lookahead.forward import program_kernel as kernel
 from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.device_rows import must_be_written
-from lookahead.forward.panels import INT8, STORED, Panels
+from lookahead.forward.panel_kernel import INT8
+from lookahead.forward.panels import STORED, Panels
 from lookahead.forward.plan import (
     Attention,
     Buffer,

@@ -17,7 +17,8 @@ from lookahead.budget.cost import CostCurve, shape_of
 from lookahead.budget.goodput import CHANGED
 from lookahead.budget.profile import CostProfile, Forward, Setting
 from lookahead.draft.tree import DraftTree
-from lookahead.forward.batch import ALL_AT_ONCE, SMALL, runs_of, work_of
+from lookahead.forward.batch import ALL_AT_ONCE, SMALL, work_of
+from lookahead.forward.batch_kernel import runs_of
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.slots import PackedSlots, Scores, Wanted
 from lookahead.forward.target import DTYPES, TargetModel

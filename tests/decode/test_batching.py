@@ -20,7 +20,8 @@ from lookahead.decode.sampling import Sampling
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain
-from lookahead.forward.batch import READ, MaskPlan, attended, bucket, pack, runs_of, work_of
+from lookahead.forward.batch import MaskPlan, bucket, pack, work_of
+from lookahead.forward.batch_kernel import READ, attended, runs_of
 from lookahead.forward.slots import PackedSlots, slots_of
 from lookahead.models.probe import probed
 from tests.architectures import plainly

@@ -49,7 +49,7 @@ def in_new_process(code: str, tmp_path: Path) -> list[str]:
 
 def test_groups_are_shared_so_that_processes_take_as_long_and_each_keeps_the_order() -> None:
     groups = ["sorting", "forward", "drafting", "budget"]
-    assert compile_ahead.shares_of(groups, 2) == [["sorting", "forward"], ["drafting", "budget"]]
+    assert compile_ahead.shares_of(groups, 2) == [["drafting"], ["sorting", "forward", "budget"]]
     assert sorted(compile_ahead.shares_of(groups, 9)) == sorted([name] for name in groups)
     assert compile_ahead.shares_of(groups, 1) == [groups]
 
@@ -69,6 +69,21 @@ def test_nothing_is_started_where(reason: str, folder: Path, monkeypatch: pytest
 def test_mark_of_other_sources_does_not_count(folder: Path) -> None:
     kernel_cache.write_mark("budget", b"other sources")
     assert not compile_ahead.is_done("budget")
+
+
+@pytest.mark.deep
+def test_wheel_holds_the_kernels_of_all_groups(tmp_path: Path) -> None:
+    code = "import sys, hatch_build; from pathlib import Path; print(len(hatch_build.compiled(*map(Path, sys.argv[1:]))))"
+    root, built = Path(lookahead.__file__).parents[1], tmp_path / "built"
+    built.mkdir()
+    done = subprocess.run([sys.executable, "-c", code, root, built], capture_output=True, text=True, check=True, cwd=root)
+    assert int(done.stdout) > 40
+    shutil.copytree(built / "kernels", tmp_path / "kernels")
+    look = (
+        "from lookahead import compile_ahead; from lookahead.budget import gain; gain.warm_up()\n"
+        "print(sum(gain.add_up.stats.cache_misses.values()), *(compile_ahead.is_done(group) for group in compile_ahead.GROUPS))"
+    )
+    assert in_new_process(look, tmp_path) == ["0", *["True"] * len(compile_ahead.GROUPS)]
 
 
 @pytest.mark.deep
@@ -95,7 +110,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     code = (
         "import os; from lookahead import compile_ahead\n"
         "compile_ahead.atexit.register = lambda end: None\n"  # as if it were killed
-        "started = compile_ahead._Started(); started.add(['drafting'])\n"
+        "started = compile_ahead._Started(['drafting'])\n"
         "print(started._processes[0][0].pid, flush=True); os._exit(0)"
     )
     (pid,) = in_new_process(code, tmp_path)

@@ -60,6 +60,17 @@ def test_file_imports_only_rooms_below_it_and_no_package_that_its_room_does_with
         assert not {room_of(each) for each in imports & TREES.keys()} & {"forward", "decode", "models"}
 
 
+def test_kernels_of_the_cpu_are_compiled_without_torch() -> None:
+    """Where a wheel is built there is none (hatch_build.py)."""
+    reached = {name for name in TREES if name.startswith("forward.") and name.endswith(("_kernel", "_code", "_math", "_meta"))}
+    reached -= {"forward.device_code"}
+    assert len(reached) > 8
+    for _ in range(len(TREES)):
+        reached |= {each for name in reached for each in imports_of(name) & TREES.keys()}
+    packages = {each.split(".")[0] for name in reached - {"forward.processor"} for each in imports_of(name)}
+    assert not packages & {"torch", "transformers"}
+
+
 def test_no_file_imports_itself_by_way_of_others() -> None:
     reached = {name: imports_of(name) & TREES.keys() for name in TREES}
     for middle in TREES:

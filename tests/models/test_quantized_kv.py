@@ -19,7 +19,7 @@ from lookahead.draft.tree import chain
 from lookahead.errors import UsageError
 from lookahead.forward import kv_cache
 from lookahead.forward import slots as slots_module
-from lookahead.forward.attention_kernel import ENTRIES
+from lookahead.forward.attention_cpu import ENTRIES
 from lookahead.forward.kv_cache import SlotLayer
 from lookahead.forward.quantized_cache import DTYPES, as_keys, bytes_of, quantized, restored
 from lookahead.forward.slots import PackedSlots, slots_of

@@ -1,0 +1,146 @@
+"""How a step is packed: the kernels. In: tokens that slots bring and hold. Out: positions, calls of attention, masks. See
+batch.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lookahead.kernels import kernel
+
+NO_LIMIT = 1 << 60
+READ = 10  # products of a query with a key (over all heads) in the time that reading the key and its value takes
+ALIGNED = 16  # a group's masks begin at a multiple of that many numbers, as kernels on GPUs want
+
+
+@kernel
+def runs_of(sizes, pasts, call):
+    """int64 [runs, 4]: first slot and last + 1 of those that share a call of attention, which are neighbours; queries and keys
+    of each, padding included.
+
+    sizes, pasts: int64 [slots], tokens that each brings and that are held of it; those that bring none are left out. A call
+    takes as long as `call` products of a query with a key, reading a key as long as READ: the runs are those that take least.
+
+    Example: sizes 2, 2, 256, 0, 4 behind 100 tokens each, where a call is 1000, become slots 0 to 1, 2, and 4.
+    """
+    count = len(sizes)
+    least = np.empty(count + 1)  # of the slots before
+    begins = np.empty(count + 1, np.int64)  # where the last run of these begins; -1: the slot before brings nothing
+    least[0] = 0.0
+    for last in range(1, count + 1):
+        least[last], begins[last] = np.inf, -1
+        width = length = 0
+        if sizes[last - 1] == 0:
+            least[last] = least[last - 1]
+        for first in range(last - 1, -1, -1):
+            if sizes[first] == 0:
+                break
+            width, length = max(width, sizes[first]), max(length, pasts[first] + sizes[first])
+            cost = least[first] + call + (last - first) * length * (READ + width)
+            if cost < least[last]:
+                least[last], begins[last] = cost, first
+    runs = np.empty((count, 4), np.int64)
+    run, last = count, count
+    while last > 0:
+        first = begins[last]
+        if first >= 0:
+            run -= 1
+            runs[run, 0], runs[run, 1] = first, last
+            runs[run, 2], runs[run, 3] = 0, 0
+            for slot in range(first, last):
+                runs[run, 2] = max(runs[run, 2], sizes[slot])
+                runs[run, 3] = max(runs[run, 3], pasts[slot] + sizes[slot])
+        last = first if first >= 0 else last - 1
+    return runs[run:]
+
+
+@kernel
+def attended(lengths, call):
+    """(Keys that attention goes through, padding included; its calls) for rows of that many tokens, where each brings one.
+
+    lengths: int64 [rows]. call: see `runs_of`.
+    """
+    sizes, pasts, keys = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64), np.int64(0)
+    for row in range(len(lengths)):
+        sizes[row], pasts[row] = 1, lengths[row] - 1
+    runs = runs_of(sizes, pasts, call)
+    for run in range(len(runs)):
+        keys += (runs[run, 1] - runs[run, 0]) * runs[run, 3]
+    return keys, len(runs)
+
+
+@kernel
+def place(parents, sizes, pasts, fed):
+    """Fill positions, slots and cache positions of `fed`, int64 [4, tokens]. parents: within each tree, trees one after the
+    other.
+    """
+    token = 0
+    for slot in range(len(sizes)):
+        start = token
+        for node in range(sizes[slot]):
+            parent = parents[token]
+            fed[1, token] = fed[1, start + parent] + 1 if parent >= 0 else pasts[slot]
+            fed[2, token] = slot
+            fed[3, token] = pasts[slot] + node
+            token += 1
+
+
+@kernel
+def queries_of(sizes, width, tokens):
+    """(int64 [slots * width]: token of each query; int64 [tokens]: query of each token). Padding has any token, any query."""
+    spread = np.zeros(len(sizes) * width, np.int64)
+    gather = np.zeros(tokens, np.int64)
+    token = 0
+    for slot in range(len(sizes)):
+        for query in range(sizes[slot]):
+            gather[token] = slot * width + query
+            spread[slot * width + query] = token
+            token += 1
+    return spread, gather
+
+
+@kernel
+def opened(runs, parents, positions, sizes, pasts, shut, limited, window, chunk):
+    """(Where the masks of each run begin, int64 [runs]: -1 where every query sees every key; float32, all masks, one behind the
+    other: 0 where a query sees a key, else `shut`).
+
+    A query at position p sees keys at p - window + 1 ... p within its block of `chunk` positions; a padding query, the first.
+    limited: not all queries see all keys for these reasons alone.
+    """
+    places, end = np.full(len(runs), -1), 0
+    for run in range(len(runs)):
+        first, last, width, length = runs[run]
+        if limited or width > 1 or pasts[first:last].min() < pasts[first:last].max():
+            places[run] = end
+            end += ((last - first) * width * length + ALIGNED - 1) // ALIGNED * ALIGNED
+    masks, start = np.full(end, np.float32(shut), np.float32), 0
+    for run in range(len(runs)):
+        first_slot, last_slot, width, length = runs[run]
+        place = places[run]
+        for slot in range(first_slot, last_slot):
+            past = pasts[slot]
+            for node in range(width if place >= 0 else 0):
+                seen = masks[place : place + length]
+                place += length
+                if node >= sizes[slot]:
+                    seen[0] = 0.0
+                    continue
+                position = positions[start + node]
+                first = max(0, position - window + 1, position // chunk * chunk)
+                seen[first:past] = 0.0
+                ancestor = node
+                while ancestor >= 0 and positions[start + ancestor] >= first:
+                    seen[past + ancestor] = 0.0
+                    ancestor = parents[start + ancestor]
+            start += sizes[slot]
+    return places, masks
+
+
+@kernel
+def move(buffer, slots, sources, targets):
+    """See `SlotCache.move`. buffer: int16 [buffers, slots, heads, capacity, values], with any content."""
+    for number in range(buffer.shape[0]):
+        for k in range(len(slots)):
+            for head in range(buffer.shape[2]):
+                for column in range(buffer.shape[4]):
+                    buffer[number, slots[k], head, targets[k], column] = buffer[number, slots[k], head, sources[k], column]
