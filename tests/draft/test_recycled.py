@@ -19,7 +19,8 @@ from lookahead.draft.options import DraftOptions
 from lookahead.draft.recycled import ANY, BEST, KEPT, KINDS, PLACES, WAYS, Recycled
 from lookahead.draft.tree import chain, root_only
 from lookahead.errors import TrieFormatError
-from lookahead.forward.best import BLOCK, best_tokens
+from lookahead.forward.best import best_tokens
+from lookahead.forward.best_kernel import BLOCK
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
