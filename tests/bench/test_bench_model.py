@@ -73,7 +73,7 @@ def answers_of_half(half: Callable[[str], TargetModel]) -> Callable[..., list[li
 # batch sizes
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", [3, *deep([1])])
 def test_all_contenders_say_the_same_at_every_batch_size(tiny_model: Callable[..., Any], batch_size: int) -> None:
     prompts, done = prompts_of(14), []
     found = compare(
@@ -350,7 +350,7 @@ def test_scores_are_computed_and_waited_for_where_answers_are_given(
 
 
 @pytest.mark.parametrize("architecture", ["gpt_neo", "gpt2"])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", [3, *deep([1])])
 def test_answers_are_forced_on_models_of_other_modes(
     tiny_model: Callable[..., Any], architecture: str, batch_size: int
 ) -> None:

@@ -27,7 +27,7 @@ from lookahead.forward.kv_cache import SequenceCache, SlotCache, zeros
 from lookahead.forward.sequence import BufferState
 from lookahead.models.probe import _difference, _scores_alone, probed
 from tests.architectures import MODES, NEW_TOKENS, SAYS_ENOUGH, decoded, plain_answers, plainly, random_prompts
-from tests.support.depth import deep
+from tests.support.depth import deep, some_deep
 from tests.support.drafts import DRAFTS, VOCAB_SIZE, KnownAnswer, always_wrong, drafter_of, perfect, random_trees
 
 PROMPTS = random_prompts((1, 9, 20))
@@ -36,9 +36,20 @@ IN_FULL = ("llama", "gptj", "gpt_neo", "bamba")  # one of each mode that takes d
 PRODUCT = list(itertools.product(DRAFTS, (1, 3, 8)))
 SMALL = [way for way in PRODUCT if way[1] == 3]  # of modes that verify row by row, whatever the batch
 FEW = [("perfect", 3), ("random_trees", 3)]
+DEEP = (
+    "qwen3_next",
+    "gemma3",
+    "gemma4",
+    "phi3_longrope",
+    "llama4",
+    "afmoe",
+    "gpt_neox",
+    "qwen3",
+    "gpt2",
+)  # in shallow tests
 SHALLOW = {name: FEW if name not in IN_FULL else PRODUCT if mode == "packed" else SMALL for name, mode in MODES.items()}
 WAYS = [
-    *SHALLOW.items(),
+    *some_deep(SHALLOW.items(), [(name, ways) for name, ways in SHALLOW.items() if name not in DEEP]),
     *deep((name, [way for way in PRODUCT if way not in ways]) for name, ways in SHALLOW.items() if ways is not PRODUCT),
 ]
 

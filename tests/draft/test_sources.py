@@ -21,7 +21,7 @@ from lookahead.errors import UsageError
 from lookahead.forward.target import TargetModel
 from lookahead.models.probe import probed
 from tests.architectures import NEW_TOKENS, decoded, plain_answers, random_prompts
-from tests.support.depth import deep
+from tests.support.depth import deep, some_deep
 
 Answers = list[tuple[list[int], list[int]]]
 VOCAB_SIZE = 97
@@ -147,8 +147,8 @@ WAYS: list[dict[str, Any]] = [
     ("kind", "options"),
     [
         *((kind, WAYS[1]) for kind in SOURCES),
-        *((kind, way) for kind in ("random", "rather good") for way in WAYS if way != WAYS[1]),
-        *deep((kind, way) for kind in SOURCES if kind not in ("random", "rather good") for way in WAYS if way != WAYS[1]),
+        *((kind, way) for kind in ("rather good",) for way in WAYS if way != WAYS[1]),
+        *deep((kind, way) for kind in SOURCES if kind != "rather good" for way in WAYS if way != WAYS[1]),
     ],
 )
 def test_any_source_at_any_batch_size_yields_the_plain_greedy_tokens(
@@ -164,7 +164,7 @@ def test_any_source_at_any_batch_size_yields_the_plain_greedy_tokens(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("kind", NONSENSE)
+@pytest.mark.parametrize("kind", some_deep(NONSENSE, list(NONSENSE)[::2]))
 def test_source_that_fails_is_disabled_with_one_warning_and_changes_nothing(
     target: TargetModel, answers: Answers, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:

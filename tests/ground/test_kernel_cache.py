@@ -215,6 +215,7 @@ def test_two_processes_on_one_empty_cache_both_end_well_and_a_third_loads_what_t
 
 
 @as_root
+@pytest.mark.deep
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
 def test_user_without_a_home_runs_a_package_that_is_read_only(package: Path) -> None:
     for folder in (package, *package.parents[:-1]):

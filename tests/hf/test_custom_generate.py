@@ -212,7 +212,7 @@ PROCESSED = {
 
 
 @pytest.mark.parametrize("rows", [4, *deep([1])])
-@pytest.mark.parametrize("name", some_deep(PROCESSED, list(PROCESSED)[::2]))
+@pytest.mark.parametrize("name", some_deep(PROCESSED, list(PROCESSED)[::4]))
 def test_processors_do_what_they_do_in_generate(llama, name, rows):
     prompts, drafter = PROMPTS[:rows], guessing(llama, PROMPTS)
     plain, ours = both(llama, prompts, drafter, **PROCESSED[name], **ALL)

@@ -13,6 +13,7 @@ import pytest
 
 from lookahead.errors import LookaheadError
 from tests.support.cli import Cli, write_jsonl
+from tests.support.depth import deep
 from tests.support.jobs import MODEL, PROMPTS, job_process, questions, rows_of, steady
 
 KILLS = (signal.SIGKILL, signal.SIGTERM)  # tests/deep/test_killed_jobs.py does it a hundred times
@@ -100,7 +101,7 @@ def test_job_killed_again_and_again_says_what_an_uninterrupted_one_says(cli: Cli
     assert [counts[name] for name in ("rows", "errors", "tokens")] == [whole[name] for name in ("rows", "errors", "tokens")]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *deep([signal.SIGTERM])])
 def test_stopped_job_ends_the_step_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", questions(600))
     out = tmp_path / "out.jsonl"
@@ -159,7 +160,7 @@ def test_resume_starts_where_nothing_is_and_does_nothing_where_all_is_done(job: 
 
 
 @pytest.mark.parametrize("order", ["input", "completion"])
-@pytest.mark.parametrize("torn", [b"", b'{"id": "q3", "te', b"\x00\x00\x00"])
+@pytest.mark.parametrize("torn", [b'{"id": "q3", "te', *deep([b"", b"\x00\x00\x00"])])
 def test_torn_last_line_is_taken_off_and_its_row_answered(job: Job, torn: bytes, order: str) -> None:
     job("--token-ids", "--order", order)
     whole = steady(job.out)

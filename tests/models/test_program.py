@@ -63,7 +63,7 @@ def scores_of(target, texts: list[np.ndarray], trees: list[DraftTree]) -> torch.
     return slots.forward(trees, ["all"] * len(trees)).logits.float()
 
 
-@pytest.mark.parametrize("dtype", some_deep(DTYPES, DTYPES[:2]), ids=str)
+@pytest.mark.parametrize("dtype", some_deep(DTYPES, DTYPES[:1]), ids=str)
 @pytest.mark.parametrize("name", [*PROGRAMS, *deep(FURTHER)])
 def test_program_says_what_the_modules_say(tiny_model, name: str, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     target = of(tiny_model, name, dtype)
@@ -78,7 +78,7 @@ def test_program_says_what_the_modules_say(tiny_model, name: str, dtype: torch.d
     torch.testing.assert_close(scores_of(target, texts, trees), by_modules, rtol=0, atol=far)
 
 
-@pytest.mark.parametrize("dtype", some_deep(DTYPES, DTYPES[:2]), ids=str)
+@pytest.mark.parametrize("dtype", some_deep(DTYPES, DTYPES[:1]), ids=str)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
 def test_token_gets_the_same_bits_in_any_company(tiny_model, name: str, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     target = of(tiny_model, name, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from pathlib import Path
 
@@ -128,9 +129,8 @@ def test_any_draft_yields_the_plain_tokens(tiny_model, make_trie, name: str, kv_
 @pytest.mark.parametrize(
     ("kv_dtype", "dtype", "mode"),
     [
-        ("int8", HALF, "modules"),
         ("int4", HALF, "program"),
-        *deep([("int8", "float32", "program"), ("int8", HALF, "program")]),
+        *deep([("int8", HALF, "modules"), ("int8", "float32", "program"), ("int8", HALF, "program")]),
         *deep([("int4", "float32", "modules"), ("int4", "float32", "program")]),
     ],
 )
@@ -158,8 +158,10 @@ def held_of(slots: PackedSlots, slot: int, length: int) -> list[torch.Tensor]:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("mode", ["program", "modules"])
-@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("kv_dtype", "mode"),
+    some_deep(itertools.product(DTYPES, ("program", "modules")), [("int8", "modules"), ("int4", "program")]),
+)
 def test_drafts_compaction_and_shared_prefixes_leave_the_bytes_of_plain_decoding(kv_dtype: str, mode: str) -> None:
     target = load_model(DEMO, device="cpu", engine_mode=mode, kv_dtype=kv_dtype)
     text = np.random.default_rng(0).integers(1, target.vocab_size, 30).astype(np.int32)

@@ -16,7 +16,7 @@ from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
 from lookahead.trie.prune import prune_trie
 from lookahead.trie.segment import Effort
-from tests.support.depth import deep
+from tests.support.depth import deep, some_deep
 from tests.support.tries import ARRAYS, VOCAB_SIZES, append_ids, assert_answers, build_ids, corpora, texts, tiny_runs
 
 
@@ -114,7 +114,7 @@ def test_counts_continuations_and_longest_matches_are_those_of_a_scan(make, corp
         assert len(trie.segments) == 1 or make not in JOINED
 
 
-@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize("make", some_deep(WAYS, WAYS[::2]))
 def test_texts_longer_than_a_window_and_alike_beyond_the_depth_are_counted(make, tmp_path):
     parts = [[[1] * 1500, [2, 1]], [[1] * 40 + [2] + [1] * 1200], *([[0, 1] * 20, [number, 1]] for number in range(8))]
     trie = make(tmp_path / "x.trie", parts, 10)
@@ -127,7 +127,7 @@ def test_texts_longer_than_a_window_and_alike_beyond_the_depth_are_counted(make,
     assert trie.longest_match(np.array([1] * 40, np.int32)).length == 32
 
 
-@pytest.mark.parametrize("make", [merged, merged_from_appended_files])
+@pytest.mark.parametrize("make", [merged_from_appended_files, *deep([merged])])
 @given(corpora_in_parts())
 def test_merge_is_the_build_over_all_corpora_array_for_array(make, corpus):
     parts, _, vocab_size = corpus
