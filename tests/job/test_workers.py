@@ -189,6 +189,10 @@ def test_worker_that_cannot_load_says_why() -> None:
     while not (report := worker.exchange([], [])).error:
         pass
     assert "no.trie" in str(report.error)
+
+
+@pytest.mark.deep
+def test_team_that_cannot_load_says_why() -> None:
     with Team(LocalCrew(EngineSettings("no-model/"), JobOptions(), 1)) as team, pytest.raises(LookaheadError, match="no-model"):
         team.wait_until_ready()
 

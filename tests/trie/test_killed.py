@@ -54,7 +54,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kills", [3, *deep([50])])
+@pytest.mark.parametrize("kills", [2, *deep([50])])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_killed_command_leaves_the_old_file_or_the_new_one_whole(
     command: str, kills: int, before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
