@@ -91,6 +91,7 @@ def test_all_contenders_say_the_same_at_every_batch_size(tiny_model: Callable[..
     assert done[-1] == 14
 
 
+@pytest.mark.deep
 def test_slots_share_forwards_and_are_filled_again_within_a_turn(tiny_model: Callable[..., Any]) -> None:
     target, prompts = probed(tiny_model("llama")), prompts_of(16)
     alone, together = (
@@ -108,6 +109,7 @@ def test_generate_in_a_batch_keeps_each_row_within_the_models_positions(tiny_mod
     assert {len(output) for output in found.runs[0].outputs} >= {2, 20}
 
 
+@pytest.mark.deep
 def test_batch_sizes_give_one_object_or_one_for_each(cli: Cli, tmp_path: Path) -> None:
     asked = (
         "bench", "--model", MODEL, "--input", PROMPTS, "--rows", 2, "--max-new-tokens", 12, "--strategy", "hierarchical",
@@ -140,6 +142,7 @@ def test_batch_size_is_not_for_a_replay_without_a_model(cli: Cli, pairs: Path) -
 # divergences
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("architecture", ["llama", *deep(["gemma3", "mixtral"])])
 def test_divergences_of_a_healthy_bfloat16_model_are_near_ties(
     half: Callable[..., TargetModel], answers_of_half: Callable[..., list[list[int]]], architecture: str
@@ -290,6 +293,7 @@ def test_forced_replay_needs_a_config_only_and_accepts_what_a_replay_without_mod
     assert [set(run["accepted_by_source"]) for run in drafting] == [{"prompt", "output", "session"}] * 2
 
 
+@pytest.mark.deep
 def test_forced_replay_takes_tries_batch_sizes_and_dtypes(cli: Cli, pairs: Path, shape: Path, tmp_path: Path) -> None:
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": json.loads(line)["response_ids"]} for line in pairs.open()])
     assert cli("build-trie", corpus, "-o", tmp_path / "c.trie", "--vocab-size", 40).code == 0

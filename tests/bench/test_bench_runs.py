@@ -211,6 +211,7 @@ def test_parts_of_the_time_sum_to_all_of_it_and_peers_have_none(compared: Compar
             assert 0 < run["forward_ms"]["p50"] <= run["forward_ms"]["p99"]
 
 
+@pytest.mark.deep
 def test_each_repeat_is_the_same_work(tiny_model: Callable[..., Any], compared: Comparison) -> None:
     once = compare(probed(tiny_model("llama")), prompts_of(6), [], [FIXED], max_new_tokens=20)
     by_name = {run.name: run for run in compared.runs}

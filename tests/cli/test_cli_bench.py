@@ -143,6 +143,7 @@ def test_workloads_whose_files_share_a_name_are_named_by_their_path(cli: Cli, pa
     assert [len(workload["strategies"]) for workload in value["workloads"]] == [1, 2]
 
 
+@pytest.mark.deep
 def test_tables_of_one_and_of_many_workloads_fit_eighty_columns(
     cli: Cli, pairs: Path, others: Path, trie: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

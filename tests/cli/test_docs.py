@@ -13,6 +13,7 @@ import pytest
 
 from lookahead_cli.app import app, program
 from tests.support.cli import Cli
+from tests.support.depth import deep
 
 COMMANDS = [command.name for command in app.registered_commands]
 ROOT = Path(__file__).parents[2]
@@ -50,11 +51,11 @@ def test_version_and_bare_command(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        ("generate --strategy p", ["parallel"]),
         ("bench --strategy auto,", ["auto,hierarchical", "auto,parallel", "auto,single"]),
         ("replay --cost-profile llama-7b-a", ["llama-7b-a100"]),
-        ("calibrate --estimate h", ["h200", "h100"]),
-        ("prune", ["prune-trie"]),
+        *deep(
+            [("generate --strategy p", ["parallel"]), ("calibrate --estimate h", ["h200", "h100"]), ("prune", ["prune-trie"])]
+        ),
     ],
 )
 def test_shells_complete_names(line: str, wanted: list[str]) -> None:
@@ -71,10 +72,10 @@ def test_module_is_the_command() -> None:
     assert done.stdout.startswith("lookahead ")
 
 
-@pytest.mark.parametrize("line", [["--help"], ["generate", "--help"], ["bench", "--help"], ["replay", "--help"]], ids=" ".join)
-def test_help_imports_nothing_heavy(line: list[str]) -> None:
+@pytest.mark.parametrize("command", ["bench", *deep(["", "generate", "replay"])])
+def test_help_imports_nothing_heavy(command: str) -> None:
     code = (
-        f"import sys; from lookahead_cli.app import run; run({line}); "
+        f"import sys; from lookahead_cli.app import run; run({[*command.split(), '--help']}); "
         "heavy = {'torch', 'transformers', 'numba', 'numpy', 'pyarrow'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -124,6 +124,7 @@ def test_every_strategy_and_length_yields_the_plain_greedy_tokens(target_of, ans
     assert generation.accepted_by_source["session"] > 0
 
 
+@pytest.mark.deep
 def test_trees_of_thirty_seeds_yield_the_plain_greedy_tokens(target_of, answers_of):
     target, answers = target_of("gemma3"), answers_of("gemma3")
     for seed in range(30):

@@ -146,7 +146,8 @@ WAYS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        *((kind, WAYS[1]) for kind in SOURCES),
+        *((kind, WAYS[1]) for kind in ("random", "wrong", "none")),
+        *deep((kind, WAYS[1]) for kind in ("perfect", "slow", "empty")),
         *((kind, way) for kind in ("rather good",) for way in WAYS if way != WAYS[1]),
         *deep((kind, way) for kind in SOURCES if kind != "rather good" for way in WAYS if way != WAYS[1]),
     ],

@@ -204,6 +204,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[bool, str]:
     return int(misses) > 0, err
 
 
+@pytest.mark.deep
 def test_two_processes_on_one_empty_cache_both_end_well_and_a_third_loads_what_they_kept(package: Path) -> None:
     both = [started(package), started(package)]
     for process in both:

@@ -172,6 +172,7 @@ def test_input_of_bad_rows_only_is_written_as_it_is_read(cli: Cli, tmp_path: Pat
     assert [row["id"] for row in rows_of(tmp_path / "out.jsonl")] == list(range(1, 301))
 
 
+@pytest.mark.deep
 def test_packed_file_that_was_cut_short_ends_the_job_and_it_goes_on_with_the_whole_one(cli: Cli, tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
     rows = [{"id": str(n), "prompt": PROMPTS[n % 200] + str(n) * 50} for n in range(60)]

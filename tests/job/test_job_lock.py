@@ -24,6 +24,7 @@ from lookahead.job.manifest import Manifest
 from lookahead.job.resume import files_of
 from lookahead.job.totals import JobTotals
 from tests.support.cli import Cli, write_jsonl
+from tests.support.depth import deep
 from tests.support.jobs import MODEL, questions, rows_of
 from tests.support.loading import refuse_to_load
 
@@ -290,7 +291,7 @@ def may_mount(disk: Path, size: str) -> bool:
     return os.geteuid() == 0 and subprocess.run(command, capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+@pytest.mark.parametrize("name", ["out.jsonl", *deep(["out.parquet"])])
 def test_job_on_a_disk_that_fills_up_says_failed_and_goes_on_when_there_is_room(cli: Cli, tmp_path: Path, name: str) -> None:
     disk = tmp_path / "disk"
     if not may_mount(disk, "384k"):

@@ -118,6 +118,7 @@ def test_stopped_job_ends_the_step_and_says_how_to_go_on(tmp_path: Path, number:
     assert not (tmp_path / "learned.trie").exists()
 
 
+@pytest.mark.deep
 def test_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", questions(600))
     out = tmp_path / "out.jsonl"

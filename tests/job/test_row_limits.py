@@ -22,6 +22,7 @@ from lookahead.job.rows import parse_row, read_requests
 from lookahead.job.runner import MANY_AT_ONCE, SAMPLES_IN_TURN, JobOptions, run_rows
 from lookahead.models.probe import probed
 from tests.support.cli import write_jsonl
+from tests.support.depth import deep
 
 
 class Job:
@@ -60,14 +61,14 @@ def row(row_id: Any, **asked: Any) -> dict[str, Any]:
     return {"id": row_id, "prompt_ids": [5, 6, 7], "params": asked}
 
 
-def test_row_with_many_samples_lets_the_next_rows_pass_and_makes_few_at_a_time(job: Job) -> None:
+@pytest.mark.parametrize("batch_size", [4, *deep([1])])
+def test_row_with_many_samples_lets_the_next_rows_pass_and_makes_few_at_a_time(job: Job, batch_size: int) -> None:
     many, few = row("many", n=200, temperature=1.0), [row(number) for number in range(30)]
-    for batch_size in (1, 4):
-        written = [each["id"] for each in job([many, *few], batch_size)]
-        assert written[-1] == "many"
-        assert {*written[:-1]} == {*range(30)}
-        assert job.made[0] <= SAMPLES_IN_TURN + 2 * batch_size + 2  # at the first row's end
-        assert job.made[-1] == 201 + 60  # each row is checked by one that is not answered
+    written = [each["id"] for each in job([many, *few], batch_size)]
+    assert written[-1] == "many"
+    assert {*written[:-1]} == {*range(30)}
+    assert job.made[0] <= SAMPLES_IN_TURN + 2 * batch_size + 2  # at the first row's end
+    assert job.made[-1] == 201 + 60  # each row is checked by one that is not answered
 
 
 def test_rows_with_many_samples_share_their_turns_and_open_few_at_once(job: Job) -> None:

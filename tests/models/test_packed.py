@@ -241,6 +241,7 @@ def test_packed_embedding_is_that_of_a_model_quantized_at_load(tmp_path: Path, s
     assert weight_bytes(stored.model) == weight_bytes(at_load.model)
 
 
+@pytest.mark.deep
 def test_packed_embedding_that_is_tied_stays_tied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = quantize_checkpoint(DEMO, str(tmp_path / "new"), "int4", pack_embedding=True)
     assert "lm_head" not in {layer.name for layer in written.layers}

@@ -243,7 +243,7 @@ def test_embedding_of_a_class_that_computes_with_its_weight_stays_as_it_is() -> 
     assert not may_be_in_panels(nn.Embedding(70, 64, max_norm=1.0))
 
 
-@pytest.mark.parametrize(("scheme", "share"), [("int8", 0.505), ("int4", 0.298)])
+@pytest.mark.parametrize(("scheme", "share"), [*deep([("int8", 0.505)]), ("int4", 0.298)])
 def test_resident_weights(tmp_path: Path, scheme: str, share: float) -> None:
     """Of bfloat16, a Llama of 12M numbers with an output layer of its own; the bars are 0.55 and 0.32."""
     sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 3072}
