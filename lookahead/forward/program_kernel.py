@@ -3,7 +3,7 @@
 A program is a list of stages, each a few instructions that do not wait for each other:
 
     ROWS        numbers of single tokens: embeddings, norms, rotations, activations, sums. Threads share the tokens.
-    PRODUCTS    tokens times weight matrices in panels (panels.py). Threads share the panels of all products of the stage.
+    PRODUCTS    tokens times weight matrices in panels (panel_kernel.py). Threads share the panels of all products of the stage.
     ATTENTION   one call of lookahead::tree_attention (attention_kernel.py). Threads take shares of it.
 
 All threads of OpenMP's team run the same list. A stage is cut into shares, which they take as they come; it is over when all

@@ -29,6 +29,7 @@ from lookahead.models.probe import probed
 from lookahead.models.quantize import quantize_linears
 from lookahead.tokenizer import load_tokenizer
 from tests.architectures import VOCAB_SIZE, decoded, plainly, random_prompts
+from tests.models.test_mixed import simulated
 from tests.support.depth import deep, some_deep
 from tests.support.drafts import drafter_of
 
@@ -103,16 +104,14 @@ def test_token_gets_the_same_bits_in_any_company_and_by_any_threads(
 @pytest.mark.deep
 @pytest.mark.parametrize("bits", [8, 4])
 def test_every_processor_adds_up_to_the_same_bits(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
-    """With VNNI, with AVX-512 alone, with AVX2 alone: where this machine has them."""
+    """With VNNI, with AVX-512 alone, with AVX2 alone, where this machine has them: those of sums by NumPy."""
     torch.manual_seed(0)
     kind, inner, count = (np.uint8 if bits == 8 else np.int8)(0), 256, 9
     panels = QuantizedPanels((in_8_bits if bits == 8 else in_4_bits)(torch.randn(64, inner) * 3), torch.float32)
-    tokens = panels.given(torch.randn(count, inner))
+    numbers = torch.randn(count, inner)
+    tokens, expected = panels.given(numbers), simulated(panels, numbers, None).numpy()
     weights = panels.weight.data_ptr() + (quantized_code.SCALES if bits == 8 else 0)
     forms = {(quantized_code.AVX512, quantized_code.multiplies_bytes()), (quantized_code.AVX512, False), (False, False)}
-    if len(forms) == 1:
-        pytest.skip("this machine has AVX2 alone")
-    results = []
     for avx512, vnni in forms:
         monkeypatch.setattr(quantized_code, "AVX512", avx512)
         monkeypatch.setattr(quantized_code, "multiplies_bytes", lambda vnni=vnni: vnni)
@@ -123,10 +122,10 @@ def test_every_processor_adds_up_to_the_same_bits(monkeypatch: pytest.MonkeyPatc
 
         sums = np.zeros((count, 64), np.float32)
         add_up(tokens.data_ptr(), tokens.stride(0), count, weights, inner // 64, sums.ctypes.data)
+        if bits == 8:  # whole columns have one scale
+            sums *= panels.to_matrix().scales[:, 0].numpy()
         assert sums.any()
-        results.append(sums)
-    for other in results[1:]:
-        np.testing.assert_array_equal(other, results[0])
+        np.testing.assert_array_equal(sums, expected)
 
 
 @pytest.mark.parametrize("scheme", QUANTIZE)
@@ -177,7 +176,10 @@ def test_any_draft_yields_the_plain_tokens_of_the_quantized_model(tiny_model, ma
     target = exact_or_plain(probed(model, name))
     if name == "mixtral" and not target.exact:  # torch multiplies its experts' matrices, which are not quantized
         assert target.mode == "plain"
-        pytest.skip(target.reason)
+        assert "quantized, and not the same bits in every forward" in target.reason
+        done = decoded(DecodingEngine(target, Drafter(), 2), random_prompts())
+        assert [each.token_ids for each in done] == [plainly(model, prompt) for prompt in random_prompts()]
+        return
     assert target.exact, target.reason
     assert target.setting.file_name.endswith(f"-{scheme}.json"), "costs of another model"
     prompts = random_prompts()
