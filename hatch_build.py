@@ -29,7 +29,8 @@ class CompileKernels(BuildHookInterface):
         try:
             kernels = compiled(Path(self.root), Path(self._folder.name))
         except (OSError, subprocess.SubprocessError) as error:
-            self.app.display_warning(f"kernels were not compiled, so the first run compiles them ({error})")
+            said = getattr(error, "stderr", None) or str(error)
+            self.app.display_warning(f"kernels were not compiled, so the first run compiles them ({said.splitlines()[-1]})")
             return
         build_data["force_include"] |= {str(kernel): f"lookahead/__pycache__/{kernel.name}" for kernel in kernels}
         build_data |= {"pure_python": False, "infer_tag": True}
@@ -49,5 +50,5 @@ def compiled(root: Path, folder: Path) -> list[Path]:
     environment = os.environ | {name: str(folder / there) for name, there in names.items()}
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, sys.path)])
     command = [sys.executable, "-c", COMPILE]
-    subprocess.run(command, env=environment, cwd=folder, check=True, timeout=LONGEST, stdin=subprocess.DEVNULL)
+    subprocess.run(command, env=environment, cwd=folder, check=True, timeout=LONGEST, capture_output=True, encoding="utf-8")
     return sorted(path for path in (folder / "kernels" / "lookahead").iterdir() if path.suffix in (".kernel", ".done"))
