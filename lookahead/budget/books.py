@@ -8,8 +8,6 @@ from lookahead.budget.cost import BUCKETED, LATEST, OWN, SIZES, CostCurve, faste
 from lookahead.budget.profile import Forward
 from lookahead.kernels import Block, Layout, inlined, unpacker
 
-FIRST_LOOKS = 1.0  # plain steps that may go into looks before
-
 # The state. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in such
 # steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a step
 # outside of its forward, without drafts and with, how many steps of either kind show it, and seconds that may go into looks.
@@ -36,7 +34,7 @@ def books_on(curve: CostCurve) -> Block:
     """Those of a budget that knows nothing but this curve."""
     books = Block(BOOKS, trees=1)
     books.table, books.terms, books.latest = curve.table, curve.terms, curve.latest
-    books.state[SPARE] = FIRST_LOOKS * curve.seconds(Forward(1)) if curve.known else 0.0
+    books.state[SPARE] = curve.seconds(Forward(1)) if curve.known else 0.0  # a plain step may go into looks from the start
     books.refresh()
     return books
 

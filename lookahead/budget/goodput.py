@@ -26,6 +26,7 @@ import itertools
 
 import numpy as np
 
+from lookahead.budget.backoff import APART
 from lookahead.budget.books import (
     BESIDE,
     BESIDE_DRAFTED,
@@ -48,6 +49,7 @@ from lookahead.budget.cost import (
     SEEN,
     SIZE,
     SIZES,
+    UP,
     CostCurve,
     MeasuredStep,
     StepLog,
@@ -64,13 +66,11 @@ from lookahead.kernels import inlined, kernel
 
 TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with several, times the root of their number
 LOOKS = (2.0, 0.5)  # later: these multiples of the best number of draft tokens, in turn
-LOOK_SHARE = 0.002  # of the time goes into looking
-LOOK_APART = 10  # steps between two looks at least
+LOOK_SHARE = 0.002  # of the time goes into looking, at one step in APART at most
 NEAR = (1, -1, 2, -2, 3, -3)  # columns from the usual size in SIZES, of those that are looked at first if not believed
 MEMORY = 0.99  # weight of the past at each step, choice or draft: about 100 count
 CHANGED = 1.03  # times what it takes otherwise: a forward of another size than the one before, unless shapes are bucketed
 MARGIN = 0.5  # of the least probability that was taken at the latest choice: what is less probable is not to be drafted
-SLOWER = 1.02  # times what drafting took before: more than so much longer it does not seem to take
 NARROWER = 4  # of the widths of trees that are tried, all even, the next is narrower by one in that many
 SECANTS = (1, 8, 64)  # further tokens over which the price of one more is taken
 AS_MANY_AS_PAY = -1
@@ -144,7 +144,7 @@ class GoodputBudget:
                 more = self._state.item(BESIDE_DRAFTED) - self._state.item(BESIDE)  # accounting takes longer, too
                 self.returns = self._state.item(GAINED) / max(self._drafting, more)
             self.price = self._state.item(PRICE)
-            if not fed and (self._again or (steps - self._looked >= LOOK_APART and self._state.item(SPARE) > 0)):
+            if not fed and (self._again or (steps - self._looked >= APART and self._state.item(SPARE) > 0)):
                 saved, self._looked = self._state.item(SAVED), steps
                 look = self._look(drafted, tokens, plain.rows)
                 drafted, padding, filled, tokens = choose(*asked, look, self.books.addresses)
@@ -153,8 +153,9 @@ class GoodputBudget:
         return self.books.kept[:count].tolist(), padding, filled
 
     def drafted_in(self, seconds: float) -> None:
-        """The latest drafts, and their choice, took so long. Recently they were as fast: anything else slows them only."""
-        self._drafting = min(seconds, SLOWER * self._drafting or seconds)
+        """The latest drafts, and their choice, took so long. Where it is more than before, another program may be why:
+        like the pace of forwards, what drafting seems to take rises by UP at most."""
+        self._drafting = min(seconds, UP * self._drafting or seconds)
 
     def observe(self, step: MeasuredStep) -> None:
         """A step without prompts."""

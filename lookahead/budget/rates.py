@@ -2,10 +2,10 @@
 
 The draft budget weighs forwards of one size against another's (goodput.py). What it cannot see is what drafting does to a step
 besides: caches that a draft has emptied, threads that went to sleep meanwhile. Where drafts gain much that does not matter.
-Where they gain little, a few steps without drafts are taken now and then, in a row, and the steps right before are weighed
-against those as they went: tokens by seconds, from the end of one step to the end of the next. Steps at which rows back off
-(backoff.py) count among those before. Where drafts lose, they rest for a while, then are weighed again, against the steps that
-went without them.
+Where they gain little, APART steps without drafts are taken now and then, in a row, and the steps right before are weighed
+against those as they went: tokens by seconds, from the end of one step to the end of the next; the first one is left out. Steps
+at which rows back off (backoff.py) count among those before. Where drafts lose, they rest for a while, then are weighed again,
+against the steps that went without them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from statistics import median
 
+from lookahead.budget.backoff import APART
 from lookahead.budget.cost import LATEST
 
 UNDISPUTED = 1.5  # times as fast as plain decoding: where the budget believes this, nobody looks
 LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probable
-FIRST, APART = 40, 240  # steps before the first look, also after a rest, and between two
-STRETCH = 9  # steps without drafts that are taken to look, half of those after a rest; the first one is left out
-REST = 60  # steps without drafts; each further rest is twice as long, up to 16 times, until a look finds no loss
-
+# Steps of a rest, and with drafts before the first look and after a rest. Each further rest is twice as long, up to 16 times,
+# until a look finds no loss; between two looks there are four times as many.
+REST = 60
 
 Steps = deque[tuple[bool, float, int]]  # whether it had drafts, seconds, tokens
 
@@ -48,7 +48,7 @@ class _Rate:
 
     def __init__(self) -> None:
         self._steps: tuple[Steps, Steps] = deque(maxlen=LATEST), deque(maxlen=LATEST)  # drafts rested, or not
-        self._state, self._left = "drafts", FIRST  # steps that are left in this state
+        self._state, self._left = "drafts", REST  # steps that are left in this state
         self._pause = REST
         self._before = True  # drafts did not rest at the latest step
 
@@ -56,9 +56,9 @@ class _Rate:
         """See `Rates.rest`."""
         if self._state == "drafts" and self._left <= 0:
             if speed >= UNDISPUTED:
-                self._left = APART
+                self._left = 4 * REST
             else:
-                self._state, self._left = "looks", STRETCH
+                self._state, self._left = "looks", APART
                 self._steps[False].clear()
         return self._state in ("looks", "rests")
 
@@ -72,15 +72,15 @@ class _Rate:
         if self._left > 0 or self._state == "drafts":
             return
         if self._state == "rests":
-            self._state, self._left = "tries", 2 * STRETCH
+            self._state, self._left = "tries", 2 * APART
             self._steps[True].clear()
         elif self._gain() < LOSS:
             self._state, self._left = "rests", self._pause
             self._pause = min(16 * REST, 2 * self._pause)
         elif self._state == "looks":
-            self._state, self._left, self._pause = "drafts", APART, REST
+            self._state, self._left, self._pause = "drafts", 4 * REST, REST
         else:
-            self._state, self._left = "drafts", FIRST
+            self._state, self._left = "drafts", REST
 
     def _gain(self) -> float:
         """Times as fast as while drafts rest; 1 where nothing is known."""

@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 LONGEST, MOST_PATHS = 1024, 256  # tokens of a path, paths of a proposal: more is taken for a mistake
 DEPTHS, RANKS = 8, 4  # classes of each that are distinguished; the last stands for all beyond
 OURS = (0.0, 0.05, 0.2, 0.5)  # probabilities by our own mixture in classes, from above these on; 0: not drafted by us
-UNKNOWN = 0.4  # share of first proposals that is expected to be right before anything is known
-STRENGTH = 2.0  # proposals that this expectation stands for
 ITS_OWN = 0.5  # of the tokens accepted from a source, those that no other would have drafted instead
 
 
@@ -370,8 +368,8 @@ class _Merge:
         """(class of a proposal, share of such that are right)."""
         ours = self._ours(node)
         kind = min(self.depths[node], DEPTHS) - 1, min(rank, RANKS - 1), sum(ours > edge for edge in OURS)
-        expected = max(ours, UNKNOWN / (1 + rank))
-        return kind, (source.hits[kind] + STRENGTH * expected) / (source.tried[kind] + STRENGTH)
+        expected = max(ours, 0.5 / (1 + rank))  # the rule of succession: as if one of two had been right
+        return kind, (source.hits[kind] + 2 * expected) / (source.tried[kind] + 2)
 
     def _path_probabilities(self) -> list[float]:
         """Of each node; parents come first. What is proposed has its source's share, what is not what is left over."""

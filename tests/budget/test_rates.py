@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lookahead.budget.rates import APART, FIRST, REST, STRETCH, Rates
+from lookahead.budget.backoff import APART
+from lookahead.budget.rates import REST, Rates
 
 ROWS = 8
 PLAIN = 1.0  # seconds of a step without drafts, which gives ROWS tokens
@@ -38,16 +39,16 @@ def test_nobody_looks_where_much_is_gained() -> None:
 def test_drafts_that_lose_rest_ever_longer_and_are_tried_again(gain: float) -> None:
     for seed in range(20):
         drafted = played(Rates(), 4000, gain, noise=0.1, seed=seed)
-        assert drafted[:FIRST] == [True] * FIRST
+        assert drafted[:REST] == [True] * REST
         assert np.mean(drafted[1000:]) < 0.2
         assert any(drafted[1000:]), "drafts get a chance now and then"
 
 
 def test_rest_ends_when_drafts_gain_again() -> None:
     rates = Rates()
-    played(rates, FIRST + STRETCH + REST + 2 * STRETCH, 0.5)
-    later = played(rates, 2 * REST + 2 * STRETCH + 4 * APART, 1.3)
-    assert np.mean(later[2 * REST + 2 * STRETCH :]) > 0.9
+    played(rates, REST + APART + REST + 2 * APART, 0.5)
+    later = played(rates, 2 * REST + 2 * APART + 16 * REST, 1.3)
+    assert np.mean(later[2 * REST + 2 * APART :]) > 0.9
 
 
 def test_longest_rest_ends_too() -> None:
@@ -59,7 +60,7 @@ def test_longest_rest_ends_too() -> None:
 
 def test_rows_of_other_numbers_are_weighed_apart() -> None:
     rates = Rates()
-    played(rates, FIRST + STRETCH, 0.5)
+    played(rates, REST + APART, 0.5)
     assert rates.rest(ROWS, 1.2)
     assert not rates.rest(1, 1.2)
 
