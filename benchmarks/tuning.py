@@ -241,13 +241,13 @@ the memory length is halved or doubled, of a factor just above 1 (1.03) its dist
 A constant stays if half or twice its value costs {matters} % or more, if it bounds an array or a search (then it costs time or
 memory, which are not shown here), or if it guards against something that does not occur in these workloads:
 
-- `FASTER` and `NOISE` against steps that another program slows down: with the median and with the measured error in their place
+- `FASTER` and `NOISE` against steps that another program slows down: with the median and the measured error instead of them
   the budget drafts 23 tokens where 10 are best, if one step in five takes five times as long (`tests/budget/test_budget.py`);
 - `FLAT` where there is no cost profile: with the same cost for all sizes at first, the simulated engine is 2.4 % slower, at
   batch 8 up to 21 %;
 - `UNDISPUTED`, `LOSS` and `REST` where drafts make steps slower in a way that costs of forwards do not show.
 
-`SECANTS` bounds a search: with all larger sizes in its place the simulated engine is 0.2 % slower.
+`SECANTS` bounds a search: with all larger sizes instead the simulated engine is 0.2 % slower.
 """
 MEASURED = {
     "logged": "EDL of logged answers, drafts of a fixed size",
