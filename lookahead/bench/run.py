@@ -35,10 +35,10 @@ class StepLog(Clock):
     def see(self, step: Step) -> None:
         self.seen.append((step.tree, len(step.accepted)))
 
-    def add(self, draft: float, forward: float, verify: float, taken_in: int = 0) -> None:
-        super().add(draft, forward, verify, taken_in)
+    def add(self, draft: float, forward: float, verify: float, taken_in: int = 0, steps: int = 1) -> None:
+        super().add(draft, forward, verify, taken_in, steps)
         if len(self.seen) > self._seen_before:
-            self.decode_forwards.append(forward)
+            self.decode_forwards += [forward / steps] * steps
             self._seen_before = len(self.seen)
 
     def by_depth(self) -> tuple[Counter[int], Counter[int]]:

@@ -21,6 +21,10 @@ class Backoff:
         """The row is to be drafted for at the step of this number."""
         return step >= self._until
 
+    def steps_left(self, step: int) -> int:
+        """Steps without drafts until it is over, from the step of this number on."""
+        return max(0, self._until - step)
+
     def drafted(self, returns: float, step: int) -> None:
         """At the step of this number drafts saved that many times what drafting took."""
         self._debt = min(max(0.0, self._debt + 1 - returns), DEBT)

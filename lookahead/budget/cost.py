@@ -48,7 +48,7 @@ class MeasuredStep(NamedTuple):
     """
 
     forward: Forward
-    emitted: int
+    emitted: float
     seconds: float
     forward_seconds: float
     draft_seconds: float = 0.0

@@ -22,7 +22,7 @@ LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probab
 # until a look finds no loss; between two looks there are four times as many.
 REST = 60
 
-Steps = deque[tuple[bool, float, int]]  # whether it had drafts, seconds, tokens
+Steps = deque[tuple[bool, float, float]]  # whether it had drafts, seconds, tokens
 
 
 class Rates:
@@ -35,7 +35,11 @@ class Rates:
         """Whether the next step, of that many rows, is to go without drafts. speed: as the budget believes, see UNDISPUTED."""
         return self._of(rows).rest(speed)
 
-    def note(self, rows: int, drafted: bool, seconds: float, emitted: int) -> None:
+    def steps_left(self, rows: int) -> int:
+        """How many steps, of that many rows, are to go without drafts from now on, if `rest` says so for the next one."""
+        return self._of(rows).steps_left
+
+    def note(self, rows: int, drafted: bool, seconds: float, emitted: float) -> None:
         """A step, from the end of the one before it, of the same rows. drafted: it was to have drafts."""
         self._of(rows).note(drafted, seconds, emitted)
 
@@ -52,6 +56,11 @@ class _Rate:
         self._pause = REST
         self._before = True  # drafts did not rest at the latest step
 
+    @property
+    def steps_left(self) -> int:
+        """See `Rates.steps_left`."""
+        return self._left if self._state in ("looks", "rests") else 0
+
     def rest(self, speed: float) -> bool:
         """See `Rates.rest`."""
         if self._state == "drafts" and self._left <= 0:
@@ -62,7 +71,7 @@ class _Rate:
                 self._steps[False].clear()
         return self._state in ("looks", "rests")
 
-    def note(self, drafted: bool, seconds: float, emitted: int) -> None:
+    def note(self, drafted: bool, seconds: float, emitted: float) -> None:
         """See `Rates.note`."""
         free = self._state in ("drafts", "tries")
         if free == self._before:  # the first one of a kind is not representative

@@ -23,7 +23,7 @@ class Worth:
         self._rest = REST
         self._saved = 0.0  # seconds, the past fading
 
-    def observe(self, seconds: float, tokens: int, step_seconds: float, said: int, rows: int) -> None:
+    def observe(self, seconds: float, tokens: int, step_seconds: float, said: float, rows: int) -> None:
         """A step in which the source took `seconds` and `tokens` were accepted from it; `rows` rows emitted `said` tokens."""
         self._left -= min(rows, 4) if self.pays else 1
         if self.pays:

@@ -22,6 +22,7 @@ from lookahead.decode.verify import Accepted
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import Step
 from lookahead.draft.sources import Sources
+from lookahead.draft.tree import root_only
 from lookahead.forward.batch import ALL_AT_ONCE
 from lookahead.forward.batch_kernel import attended
 from lookahead.forward.target import TargetModel
@@ -42,11 +43,11 @@ class Clock:
     steps: int = 0
     taken_in: int = 0
 
-    def add(self, draft: float, forward: float, verify: float, taken_in: int = 0) -> None:
+    def add(self, draft: float, forward: float, verify: float, taken_in: int = 0, steps: int = 1) -> None:
         self.draft += draft
         self.forward += forward
         self.verify += verify
-        self.steps += 1
+        self.steps += steps
         self.taken_in += taken_in
 
 
@@ -77,7 +78,7 @@ class Accounting:
     """Clocks, costs and counts of an engine; teaches its budget and the drafter's sources.
 
     clock: seconds by stage. gain: how many times faster than plain decoding. rates: of steps with drafts and without. steps:
-    begun so far.
+    begun so far. plain_seconds: of the latest step without drafts; 0: there was none.
     """
 
     def __init__(self, target: TargetModel, drafter: Drafter, budget: GoodputBudget):
@@ -86,6 +87,7 @@ class Accounting:
         self.gain = Gain(budget.curve)
         self.rates = Rates()
         self.steps = 0
+        self.plain_seconds = 0.0
         self._sources: Sources | None = getattr(drafter, "sources", None)  # of the user's own
         self._before: tuple[list[RunningRow], float] = [], 0.0  # rows of the latest step if all decoded, and when it was over
 
@@ -96,30 +98,35 @@ class Accounting:
         accepted: Sequence[Accepted],
         times: StepTimes,
         is_first: bool = False,
+        steps: int = 1,
     ) -> None:
         """A step has ended: count it, notify observers, and learn from what it took and gave. rows[k] is in slot k.
 
-        is_first: the first step of its size, whose time tells nothing about others (`Scores.is_first`).
+        is_first: the first step of its size, whose time tells nothing about others (`Scores.is_first`). steps: so many plain
+        steps have ended (`Slots.plain_steps`); inputs are those of the first one.
         """
         active = any(row.is_drafted_for for row in rows)
-        by_source = self._count(rows, inputs, accepted, times.verified)
+        by_source = self._count(rows, inputs, accepted, times.verified, steps)
         adding = self.drafter.runner_up.seconds if self.drafter.options.adaptive else 0.0
         *agreed, counted, adding = self.target.agreed_all((*times, self.target.now(), adding))
         times = StepTimes(*agreed)
         prefilled = sum(len(each) for each in inputs if each.wanted != "all")
-        self.clock.add(times.drafting, times.computed - times.drafted, times.verified - times.computed, prefilled)
+        self.clock.add(times.drafting, times.computed - times.drafted, times.verified - times.computed, prefilled, steps)
         if active:
             self.budget.drafted_in(times.drafting)
         drafts = self.drafter.options.strategy != "off"
         # A step that prefills tells nothing about the cost of those that do not. Of steps without drafts only some are timed.
         only_decodes = not is_first and all(each.wanted == "all" for each in inputs)
-        seconds, emitted = times.verified - times.began, sum(len(each.token_ids) for each in accepted)
+        seconds, emitted = (times.verified - times.began) / steps, sum(len(each.token_ids) for each in accepted) / steps
         (before, over), self._before = self._before, ([*rows] if only_decodes else [], times.verified)
         if before and before == self._before[0]:  # with what happened in between: accounting takes longer with drafts, too
-            seconds = times.verified - over
-            self.rates.note(len(rows), active, seconds, emitted)
-        if drafts and only_decodes and (active or self.steps % PLAIN_APART == 0):
-            self._learn_cost(rows, inputs, times, seconds, emitted)
+            seconds = (times.verified - over) / steps
+            for _ in range(steps):
+                self.rates.note(len(rows), active, seconds, emitted)
+        if only_decodes and not active:
+            self.plain_seconds = seconds
+        if drafts and only_decodes and (active or steps > 1 or self.steps % PLAIN_APART == 0):
+            self._learn_cost(rows, inputs, times, seconds, emitted, steps)
             if active:
                 self._learn_utility(by_source, times.runner_up + adding, seconds, emitted, len(rows))
             return
@@ -139,9 +146,9 @@ class Accounting:
         return attended(np.array(lengths), ALL_AT_ONCE if self.budget.curve.bucketed else self.target.call)
 
     def _count(
-        self, rows: Sequence[RunningRow], inputs: Sequence[StepInput], accepted: Sequence[Accepted], now: float
+        self, rows: Sequence[RunningRow], inputs: Sequence[StepInput], accepted: Sequence[Accepted], now: float, steps: int
     ) -> Counter[str]:
-        """Returns the accepted draft tokens of this step by draft source."""
+        """Returns the accepted draft tokens of this step by draft source. steps: as of `record`."""
         names = self.drafter.source_names
         by_source: Counter[str] = Counter()
         for row, each, found in zip(rows, inputs, accepted, strict=True):
@@ -150,12 +157,16 @@ class Accounting:
             if not found.token_ids or each.wanted != "all":
                 continue
             assert each.tree is not None
-            for source in generation.count(each.tree, found.nodes, names):
-                by_source[source] += 1
-            if generation.observer:
-                prompt, emitted = generation.prompt_ids, found.token_ids
-                step = Step.of(generation.steps, prompt, generation.token_ids, each.tree, found.nodes, emitted, names)
-                generation.observer(step)
+            taken = [(found.nodes, found.token_ids)] if steps == 1 else [([0], [token]) for token in found.token_ids]
+            output = len(generation.token_ids) - len(found.token_ids)
+            for nodes, emitted in taken:
+                for source in generation.count(each.tree, nodes, names):
+                    by_source[source] += 1
+                output += len(emitted)
+                if generation.observer:
+                    before = generation.token_ids[:output]
+                    tree = each.tree if steps == 1 else root_only(before[-2])
+                    generation.observer(Step.of(generation.steps, generation.prompt_ids, before, tree, nodes, emitted, names))
         return by_source
 
     def _learn_cost(
@@ -164,18 +175,21 @@ class Accounting:
         inputs: Sequence[StepInput],
         times: StepTimes,
         seconds: float,
-        emitted: int,
+        emitted: float,
+        steps: int,
     ) -> None:
-        """From a step that only decodes. Once costs are known, one plain step in PLAIN_APART stands for all."""
-        sizes, stands_for = [len(each) for each in inputs], 1
-        if max(sizes) == 1 and not self.budget.tries:
+        """From a step that only decodes, or several plain ones. Once costs are known, one plain step in PLAIN_APART stands for
+        all that are taken one by one.
+        """
+        sizes, stands_for = [len(each) for each in inputs], steps
+        if steps == 1 and max(sizes) == 1 and not self.budget.tries:
             if self.steps % PLAIN_APART:
                 return
             stands_for = PLAIN_APART
         keys, calls = self._attended(rows)
         forward = Forward(sum(sizes), len(rows), keys, max(sizes), calls)
         active = any(row.is_drafted_for for row in rows)
-        parts = times.after_drafting, times.drafting if active else 0.0, times.runner_up
+        parts = times.after_drafting / steps, times.drafting if active else 0.0, times.runner_up
         measured = MeasuredStep(forward, emitted, seconds, *parts, stands_for=stands_for)
         self.budget.observe(measured)
         self.gain.step(measured)
@@ -197,7 +211,7 @@ class Accounting:
         parts = seconds, times.after_drafting, times.drafting, times.runner_up
         self.gain.step(MeasuredStep(forward, emitted, *parts, prefilled=prefilled))
 
-    def _learn_utility(self, by_source: Counter[str], recycling: float, seconds: float, emitted: int, rows: int) -> None:
+    def _learn_utility(self, by_source: Counter[str], recycling: float, seconds: float, emitted: float, rows: int) -> None:
         """Whether the draft sources that take time of their own pay for it. Where lengths are fixed, all are always used.
 
         recycling: seconds that went into runner-up tokens.

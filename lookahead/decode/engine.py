@@ -19,6 +19,7 @@ from lookahead.decode.accounting import Accounting, Clock, StepTimes
 from lookahead.decode.chooser import Chooser, Given, Sampler
 from lookahead.decode.constraint import Grammars
 from lookahead.decode.plain import decode_plainly
+from lookahead.decode.plain_steps import most_plain_steps
 from lookahead.decode.request import FinishReason, Generation, room_of
 from lookahead.decode.row import RunningRow, StepInput, note_logprobs, verify
 from lookahead.decode.sampling import GREEDY, Sampling, check_vocabulary
@@ -154,6 +155,8 @@ class DecodingEngine:
         inputs = prefill_chunks(rows, slots, self.prefill_chunk)
         self._draft(rows, inputs)
         drafted = now()
+        if self._take_plain_steps(rows, inputs, slots, (began, drafted)):
+            return
         scores = slots.forward([each.tree for each in inputs], [each.wanted for each in inputs])
         scores.wait()
         computed = now()
@@ -204,6 +207,27 @@ class DecodingEngine:
         for row, now in zip(rows, active, strict=True):
             row.is_drafted_for = now
         return [row for row in rows if row.is_drafted_for]
+
+    def _take_plain_steps(
+        self, rows: list[RunningRow], inputs: list[StepInput], slots: Slots, times: tuple[float, float]
+    ) -> bool:
+        """Take this step and those after it at once, as long as nothing is drafted and no answer ends; False if it cannot be.
+
+        times: clock readings, when the step began and when there was no draft.
+        """
+        accounting = self.accounting
+        if not (most := most_plain_steps(rows, inputs, accounting, self.drafter.options, self.target.longest_text)):
+            return False
+        tokens = [row.generation.token_ids[-1] for row in rows]
+        emitted = slots.plain_steps(tokens, most, frozenset().union(*(row.generation.stop_ids for row in rows)))
+        if not emitted:
+            return False
+        computed, steps = self.target.now(), len(emitted[0])
+        accepted = [row.accept(of_row, list(range(steps))) for row, of_row in zip(rows, emitted, strict=True)]
+        slots.keep([each.nodes for each in accepted])
+        accounting.steps += steps - 1
+        accounting.record(rows, inputs, accepted, StepTimes(*times, computed, computed, self.target.now()), steps=steps)
+        return True
 
     def _prices(self, rows: int) -> tuple[float, int]:
         """(path probability below which a node is not drafted, draft tokens of each row that cost next to nothing)."""

@@ -71,7 +71,7 @@ class RunnerUpTokens:
         self._has_keys = True
         self.seconds = time.perf_counter() - began
 
-    def observe(self, seconds: float, accepted: int, step_seconds: float, emitted: int, rows: int) -> None:
+    def observe(self, seconds: float, accepted: int, step_seconds: float, emitted: float, rows: int) -> None:
         """A step in which the source took `seconds` and `accepted` of its tokens were accepted. See `Worth.observe`."""
         if self._on:
             self._utility.observe(seconds, accepted, step_seconds, emitted, rows)

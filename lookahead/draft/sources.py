@@ -152,7 +152,7 @@ class Sources:
         self._tell(row, [], True)
         self._requests.pop(row, None)
 
-    def observe_step(self, counts: Sequence[int], step: float, said: int, rows: int, agreed: Any = None) -> None:
+    def observe_step(self, counts: Sequence[int], step: float, said: float, rows: int, agreed: Any = None) -> None:
         """A step of `rows` rows took that many seconds and emitted that many tokens, `counts` of them from each source.
 
         Sources whose calls take more time than their tokens save are not asked for a while. agreed: of a time, what all

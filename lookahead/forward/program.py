@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ from lookahead.forward.panel_kernel import OUTPUT, TASK, multiplier_of
 from lookahead.forward.panels import STORED as IN_FLOATS
 from lookahead.forward.plan import Attention, Buffer, Instruction, Plan, Product, Stage, View
 from lookahead.forward.quantized_cache import DTYPES
-from lookahead.threads import c_function, gives_way, openmp, run_in
+from lookahead.forward.steps_kernel import TAKEN, steps_floats, steps_halves
+from lookahead.threads import c_function, gives_way, openmp, openmp_address, run_in
 
 NAME = "lookahead_program"  # in addition to those of attention, for settings of cost profiles
 LEAST = 64  # tokens that there is room for from the beginning
@@ -55,21 +57,52 @@ class Program:
 
     def run(self, pack: Pack, wanted: torch.Tensor | None, cache: SlotCache) -> torch.Tensor:
         """[wanted tokens, vocab] scores; fills the slots' keys and values. wanted: int64, tokens of the pack; None: all."""
-        assert pack.meta is not None
-        tokens = pack.tokens
         with self._lock:
-            self._arrange(tokens, torch.get_num_threads())
-            self._find(cache)
-            count, kept = (tokens, self._every.data_ptr()) if wanted is None else (len(wanted), wanted.data_ptr())
-            scores = torch.empty(count, self.plan.vocab, dtype=self.plan.scores_dtype)
-            addresses = pack.fed.data_ptr(), pack.meta.data_ptr(), kept, scores.data_ptr()
-            OF_RUN.pack_into(self._head.data, 0, 0, 0, tokens, count, *addresses)
+            scores = self._begin(pack, wanted, cache)
             run_in(1, kernel.prepare, self._head_at)
-            if which := self._head[kernel.OUTSIDE]:
-                what, last = "token id" if which == kernel.IDS else "position", self.plan.most[int(which)] - 1
-                raise IndexError(f"a {what} that the model has no row for: they end at {last}")
+            self._check_inputs()
             run_in(self._threads, kernel.run, self._head_at)
             return scores
+
+    def steps(self, pack: Pack, cache: SlotCache, most: int, stop_ids: Collection[int], limits: np.ndarray) -> np.ndarray:
+        """int64 [steps, tokens of the pack]: what plain decoding emits in at most that many steps.
+
+        pack: one token of each row, which is changed. stop_ids: the last step is the one in which a row emits one of these.
+        limits: `MaskPlan.limits`. The cache has room for all steps.
+        """
+        assert pack.meta is not None
+        stops, emitted = np.array([*stop_ids], np.int64), np.empty((most, pack.tokens), np.int64)
+        with self._lock:
+            scores = self._begin(pack, None, cache)
+            told = np.array(
+                [
+                    *(self._head_at, scores.shape[1], most, 0, len(pack.meta), limits.ctypes.data),
+                    *(len(stops), stops.ctypes.data, emitted.ctypes.data),
+                    *(c_function(kernel.prepare)[1], c_function(kernel.run)[1], openmp_address()),
+                ],
+                np.int64,
+            )
+            run_in(1, steps_floats if scores.dtype == torch.float32 else steps_halves, told.ctypes.data)
+            self._check_inputs()
+        return emitted[: told[TAKEN]]
+
+    def _begin(self, pack: Pack, wanted: torch.Tensor | None, cache: SlotCache) -> torch.Tensor:
+        """Describe a run; returns where its scores will be. See `run`."""
+        assert pack.meta is not None
+        tokens = pack.tokens
+        self._arrange(tokens, torch.get_num_threads())
+        self._find(cache)
+        count, kept = (tokens, self._every.data_ptr()) if wanted is None else (len(wanted), wanted.data_ptr())
+        scores = torch.empty(count, self.plan.vocab, dtype=self.plan.scores_dtype)
+        addresses = pack.fed.data_ptr(), pack.meta.data_ptr(), kept, scores.data_ptr()
+        OF_RUN.pack_into(self._head.data, 0, 0, 0, tokens, count, *addresses)
+        return scores
+
+    def _check_inputs(self) -> None:
+        """Raises IndexError for ids and positions that `prepare` found outside of tables."""
+        if which := self._head[kernel.OUTSIDE]:
+            what, last = "token id" if which == kernel.IDS else "position", self.plan.most[int(which)] - 1
+            raise IndexError(f"a {what} that the model has no row for: they end at {last}")
 
     def _arrange(self, tokens: int, threads: int) -> None:
         """Room for that many tokens, and memory for that many threads."""

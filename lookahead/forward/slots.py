@@ -8,17 +8,18 @@ Slots 0 ... `open` - 1 are in use; when one closes, the last one takes its numbe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 
-from lookahead.draft.tree import DraftTree
+from lookahead.draft.tree import DraftTree, chain, root_only
 from lookahead.forward.batch import KEYS, Pack, pack, upload
 from lookahead.forward.graphs import CapturedSteps
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.memory import free_memory
+from lookahead.forward.program import Program
 from lookahead.forward.scores import Scores
 from lookahead.forward.sequence import SequenceState, sequence_state
 from lookahead.forward.target import TargetModel
@@ -49,6 +50,13 @@ class Slots(Protocol):
 
     def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
         """Scores behind the tree of each open slot, whose root is the slot's next token to prefill. None: nothing to do."""
+
+    def plain_steps(self, tokens: Sequence[int], most: int, stop_ids: Collection[int]) -> list[list[int]]:
+        """What plain decoding emits in each open slot in the next steps, at most `most`; then nodes are kept of the chains of
+        these tokens. Nothing where steps can only be taken one by one.
+
+        tokens: of each slot, the next one to prefill. stop_ids: a step in which a slot emits one of these is the last.
+        """
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
         """Of each open slot's latest tree keep these nodes, a path from its root; none: keep nothing."""
@@ -131,6 +139,17 @@ class PackedSlots:
         kept, counts = _wanted_tokens(sizes, wanted)
         self._took(trees, wanted)
         return Scores(self._logits(packed, kept), counts)
+
+    def plain_steps(self, tokens: Sequence[int], most: int, stop_ids: Collection[int]) -> list[list[int]]:
+        target, pasts = self.target, [len(held) for held in self._held[: self.open]]
+        if not isinstance(target.program, Program) or not target.attends_by_op:
+            return []
+        self._make_room(max(pasts) + most)
+        plan = target.mask_plan
+        packed = pack([root_only(token) for token in tokens], pasts, plan, target.dtype, target.device, by_op=True)
+        emitted: list[list[int]] = target.program.steps(packed, self.cache, most, stop_ids, plan.limits).T.tolist()
+        self._trees = [chain([token, *of_slot[:-1]]) for token, of_slot in zip(tokens, emitted, strict=True)]
+        return emitted
 
     def _took(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> None:
         """These went through the model."""
@@ -236,6 +255,9 @@ class SeparateSlots:
             if want != "none":
                 logits.append(scores)
         return Scores(torch.cat(logits) if logits else torch.empty(0, 0), counts)
+
+    def plain_steps(self, tokens: Sequence[int], most: int, stop_ids: Collection[int]) -> list[list[int]]:
+        return []
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
         for state, tree, kept in zip(self._states, self._trees, nodes, strict=True):

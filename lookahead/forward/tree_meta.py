@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.kernels import kernel
+from lookahead.kernels import inlined, kernel
 
 SLOT, PAST, NODE, PARENT, TRUNK, FIRST, POSITION, SIZE, TILE_START = range(9)
 FIELDS = 9
@@ -55,10 +55,16 @@ def meta_of(parents, sizes, pasts, windows, chunks, tokens):
                 line = meta[kind, token]
                 line[SLOT], line[PAST], line[NODE], line[PARENT] = slot, pasts[slot], node, parent
                 line[TRUNK], line[POSITION], line[SIZE] = trunk, position, sizes[slot]
-                line[FIRST] = max(0, position - windows[kind] + 1, position // chunks[kind] * chunks[kind])
+                line[FIRST] = first_seen(position, windows[kind], chunks[kind])
             if node % TILE == 0:
                 meta[:, tiles, TILE_START] = token
                 tiles += 1
             token += 1
     meta[:, token:, SLOT] = -1
     return meta
+
+
+@inlined
+def first_seen(position, window, chunk):
+    """The first position that a token sees of its slot's."""
+    return max(0, position - window + 1, position // chunk * chunk)

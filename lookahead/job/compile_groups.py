@@ -45,7 +45,15 @@ def _budget() -> None:
 
 def _forward() -> None:
     """Of float32 on a CPU. Needs no torch."""
-    from lookahead.forward import attention_kernel, batch_kernel, best_kernel, panel_kernel, program_kernel, tree_meta
+    from lookahead.forward import (
+        attention_kernel,
+        batch_kernel,
+        best_kernel,
+        panel_kernel,
+        program_kernel,
+        steps_kernel,
+        tree_meta,
+    )
     from lookahead.threads import c_function
 
     c_function(panel_kernel.product)
@@ -53,6 +61,7 @@ def _forward() -> None:
     c_function(attention_kernel.float32)
     c_function(program_kernel.prepare)
     c_function(program_kernel.run)
+    c_function(steps_kernel.steps_floats)
     one, root = np.zeros(1, np.int64), np.full(1, -1, np.int32)
     batch_kernel.place(root, one + 1, one, np.zeros((4, 1), np.int64))
     batch_kernel.move(np.zeros((1, 1, 1, 1, 1), np.int16), one, one, one)
