@@ -200,7 +200,7 @@ class DecodingEngine:
             off = options.adaptive and self.accounting.rates.rest(len(rows), self.budget.speed)
             active = [not options.adaptive or row.is_constrained or (row.backoff.is_over(step) and not off) for row in rows]
         # Of those that were drafted for at the last step some scores are still to be kept as runner-up tokens.
-        due = [row for row, now in zip(rows, active, strict=True) if now or row.is_drafted_for]
+        due = [row for row, now in zip(rows, active, strict=True) if now or (row.is_drafted_for and row.drafts.unread is None)]
         if due:
             emitted = [row.next_tokens() for row in due]
             self.drafter.accept_rows([row.drafts for row in due], emitted, [row.is_drafted_for for row in due])

@@ -8,7 +8,6 @@ and is gone when the request ends.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,19 +43,29 @@ from lookahead.threads import most_threads, run_in
 from lookahead.trie.file import Trie, names_of
 from lookahead.trie.session import SessionMemory
 
+Answer = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]  # what stood before it, its tokens
 NOTHING = np.empty(0, np.int64)
 NODES_PER_THREAD = 8  # of a batch's trees: fewer, by the latest drafts, are not worth another thread
 
 
 class Row:
-    """One request: made by `Drafter.start`, then draft() -> accept(tokens) -> draft() -> ... -> finish()."""
+    """One request: made by `Drafter.start`, then draft() -> accept(tokens) -> draft() -> ... -> finish().
+
+    unread: int32, its text as long as nothing is drafted for it and nothing learned from it; None: its own text holds it.
+    """
 
     def __init__(self, drafter: Drafter, number: int):
         self.drafter = drafter
         self.number = number  # in the drafter's arrays
         self.own = OwnText()
+        self.unread: np.ndarray | None = None
         self.root = 0
         self.prompt_length = 0
+
+    @property
+    def text(self) -> np.ndarray:
+        """int32 [length]: the prompt, and what was accepted so far."""
+        return self.own.tokens if self.unread is None else self.unread
 
     def draft(self, budget: int | None = None, branch_length: int | None = None, price: float | None = None) -> DraftTree:
         """The most probable continuations of the request's text.
@@ -128,6 +137,7 @@ class Drafter:
         self._make_rows(1)
         self._grew = 0  # nodes at the latest drafts
         self._remembered: list[SortedText] = []
+        self._unread: list[Answer] = []  # which the memory does not hold yet
         self._refresh_texts()
         self._find_common()
 
@@ -147,20 +157,30 @@ class Drafter:
         if not self._free:
             self._make_rows(len(self._rows))
         row = self._free.pop()
-        row.own.clear(len(prompt_ids))
-        self.rows.aligned[row.number, :, AT] = -1
-        self.rows.nodes[row.number] = 0
         self.sources.start(row.number)
         row.prompt_length = len(prompt_ids)
-        self.calibration.refit()
-        self.shared.curve[:], self.shared.by_depth[:] = self.calibration.curve, self.calibration.by_depth
         if self.options.strategy != "off":  # plain decoding needs no memory
-            row.own.append(prompt_ids)
-            row.own.describe(self.rows.own[row.number], row.prompt_length)
-            self._find_roots([row])
+            row.unread = np.asarray(prompt_ids, np.int32)
         if len(prompt_ids):
             row.root = int(prompt_ids[-1])
         return row
+
+    def _read(self, rows: Sequence[Row]) -> None:
+        """Of these rows what is unread becomes their own text. It is not before the first draft, as drafts may rest."""
+        unread = [row for row in rows if row.unread is not None]
+        if not unread:
+            return
+        self.remember(())
+        self.calibration.refit()
+        self.shared.curve[:], self.shared.by_depth[:] = self.calibration.curve, self.calibration.by_depth
+        for row in unread:
+            text, row.unread = row.text, None
+            row.own.clear(len(text))
+            row.own.append(text)
+            row.own.describe(self.rows.own[row.number], row.prompt_length)
+            self.rows.aligned[row.number, :, AT] = -1
+            self.rows.nodes[row.number] = 0
+        self._find_roots(unread)
 
     def accept_rows(
         self, rows: Sequence[Row], said: Sequence[Sequence[int]], learn: Sequence[bool], behind: bool = False
@@ -172,19 +192,24 @@ class Drafter:
         if self.options.strategy == "off":
             return
         self._behind.settle()
+        self._read([row for row, token_ids, learns in zip(rows, said, learn, strict=True) if learns and len(token_ids)])
         told: list[int] = []
+        tokens = array("i")
         learning = (planner.KEEP if behind else planner.LEARN) if self.options.learn else planner.APPEND
         for row, token_ids, learns in zip(rows, said, learn, strict=True):
+            if row.unread is not None:
+                row.unread = np.append(row.unread, np.asarray(token_ids, np.int32))
+                continue
             if row.own.reserve(len(token_ids)):
                 row.own.describe(self.rows.own[row.number], row.prompt_length)
             row.own.length += len(token_ids)
             told += row.number, len(token_ids), learning if learns else planner.APPEND
-        tokens = array("i", itertools.chain(*said))
+            tokens.extend(token_ids)
         if behind and self._kept is None:
             self._kept = kept_block(len(self._rows), len(self.shared.texts))
         kept = self._kept.address if self._kept else self.rows.address
         blocks = self.shared.address, self.rows.address, self._scratch[0].address, kept
-        task = array("q", (len(rows), len(tokens), tokens.buffer_info()[0], *blocks, *told))
+        task = array("q", (len(told) // 3, len(tokens), tokens.buffer_info()[0], *blocks, *told))
         run_in(1, planner.accept_rows, task.buffer_info()[0])
         if learning == planner.KEEP:
             self._behind.add(task, tokens)
@@ -231,6 +256,7 @@ class Drafter:
         GIL is free meanwhile.
         """
         self._behind.wait()
+        self._read(rows)
         options, count = self.options, len(rows)
         self.runner_up.add_pending()
         self.shared.used[1] = self.runner_up.in_use
@@ -280,30 +306,36 @@ class Drafter:
     def _finish(self, row: Row) -> None:
         self._behind.settle()
         self.sources.finish(row.number)
-        text = row.own.tokens  # which stay where they are until the row's next text
-        row.own.clear()
+        text, rested = row.text, row.unread is not None  # own tokens stay where they are until the row's next text
+        row.unread = None
+        if len(row.own):
+            row.own.clear()
         if len(text) > row.prompt_length:
-            self.remember([(text[: row.prompt_length], text[row.prompt_length :])])
+            self._unread.append((text[: row.prompt_length], text[row.prompt_length :]))
+            if not rested:
+                self.remember(())
         row.prompt_length = 0
         self._free.append(row)
 
-    def remember(self, answers: Sequence[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]]) -> None:
-        """Finished outputs join the job's memory, each with what stood before it. Not while a draft is being made."""
+    def remember(self, answers: Sequence[Answer]) -> None:
+        """Finished outputs join the job's memory, each with what stood before it. Not while a draft is being made.
+
+        So do outputs of requests for which nothing was drafted, which have waited for this.
+        """
         self._behind.settle()
-        if self.options.strategy == "off":
+        answers, self._unread = [*self._unread, *answers], []
+        if self.options.strategy == "off" or not answers:
             return
-        for before, output in answers:
-            self.session.append_document(before, output)
+        self.session.append_documents(answers)
         self._refresh_texts()
-        for _, output in answers:
-            lead_common(
-                self.shared.texts, self.shared.weights, np.asarray(output, np.int64), self.shared.common, self.shared.commonness
-            )
+        tokens = np.concatenate([np.asarray(output, np.int64) for _, output in answers])
+        lead_common(self.shared.texts, self.shared.weights, tokens, self.shared.common, self.shared.commonness)
         self._share_common()
 
     def forget(self) -> None:
         """Be as new: nothing remembered, nothing learned. No row may be running."""
         self._behind.settle()
+        self._unread.clear()
         self.session.clear()
         self.sources.forget()
         self.runner_up.clear()

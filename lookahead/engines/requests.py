@@ -42,14 +42,14 @@ class _Known:
         self.row = row
         self.waiting: list[int] = []
         self.drafted = True  # for its latest step
-        self.emitted = Emitted(row.own.length)
+        self.emitted = Emitted(len(row.text))
 
     def __len__(self) -> int:
-        return self.row.own.length + len(self.waiting)
+        return len(self.row.text) + len(self.waiting)
 
     def text(self) -> np.ndarray:
         """int32, a copy."""
-        return np.append(self.row.own.tokens, np.array(self.waiting, np.int32))
+        return np.append(self.row.text, np.array(self.waiting, np.int32))
 
 
 class Requests:
@@ -90,7 +90,7 @@ class Requests:
     def has_text(self, request_id: Hashable, text: np.ndarray) -> bool:
         """Whether a request's text so far is this one. text: int32."""
         known = self._known[request_id]
-        own, waiting = known.row.own.tokens, known.waiting
+        own, waiting = known.row.text, known.waiting
         if len(text) != len(own) + len(waiting):
             return False
         return np.array_equal(own, text[: len(own)]) and text[len(own) :].tolist() == waiting
@@ -101,7 +101,7 @@ class Requests:
             if known.waiting:
                 self._accept([known], [False])
             if self.accepted is not None:
-                self.accepted.end(known.row.own.tokens, known.emitted)
+                self.accepted.end(known.row.text, known.emitted)
             known.row.finish()
 
     def keep_only(self, running: Collection[Hashable]) -> None:

@@ -63,20 +63,32 @@ class SessionMemory:
         self.runs = (Run(), Run())
         self.version += 1
 
-    def append_document(self, left_context: Sequence[int] | np.ndarray, token_ids: Sequence[int] | np.ndarray) -> None:
-        """Add one finished output. Its continuations start behind the last token of `left_context` at the earliest."""
-        text = np.asarray([*left_context[-1:], *token_ids], np.uint32)[-max(0, self.capacity - 1) :]
-        if self.capacity < 2 or not len(token_ids):
-            return
-        if self.length + len(text) + 1 > self.capacity:
-            self._drop_oldest(len(text) + 1)
-        self._reserve(len(text) + 1)
+    def append_documents(self, documents: Sequence[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]]) -> None:
+        """Add finished outputs, each behind its left context, whose last token is the first of its text."""
         start = self.length
-        self.tokens[start : start + len(text)] = text
-        self.tokens[start + len(text)] = CLOSED
-        self.length += len(text) + 1
+        for left_context, token_ids in documents:
+            text = np.asarray([*left_context[-1:], *token_ids], np.uint32)[-max(0, self.capacity - 1) :]
+            if self.capacity < 2 or not len(token_ids):
+                continue
+            if self.length + len(text) + 1 > self.capacity:
+                self._sort(start)
+                self._drop_oldest(len(text) + 1)
+                start = self.length
+            self._reserve(len(text) + 1)
+            self.tokens[self.length : self.length + len(text)] = text
+            self.tokens[self.length + len(text)] = CLOSED
+            self.length += len(text) + 1
+        self._sort(start)
+
+    def _sort(self, start: int) -> None:
+        """The log's tokens from `start` on join the recent run."""
+        if start == self.length:
+            return
+        starts = sort_text(self.tokens, start, self.length - start)
+        starts = starts[self.tokens[starts] != CLOSED]
+        text = self.tokens[starts]
         older, recent = self.runs
-        recent.add(self.tokens, sort_text(self.tokens, start, len(text)), first_table(text, int(text.max()) + 1))
+        recent.add(self.tokens, starts, first_table(text, int(text[-1]) + 1))
         if len(recent.suffixes) >= max(RECENT, len(older.suffixes) // SHARE):
             older.add(self.tokens, recent.suffixes, recent.first)
             self.runs = (older, Run())

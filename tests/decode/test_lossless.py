@@ -152,7 +152,7 @@ def test_stream_left_early_frees_its_row_for_the_next_request(target_of, answers
     next(stream)
     stream.close()
     row = drafter.start([5])
-    assert (row.number, row.own.tokens.tolist()) == (0, [5])  # else there would be a second row
+    assert (row.number, row.text.tolist()) == (0, [5])  # else there would be a second row
     row.finish()
     assert engine.generate(second, NEW_TOKENS).token_ids == answer
 

@@ -342,8 +342,8 @@ def test_rows_that_come_later_change_nothing_for_those_that_run():
         assert len({r.number for r in rows}) == 6
         text = copied_text(number, 80 + 7 * number)
         other = lone[number].start(text[:50])
-        assert other.own.length == 50
-        assert row.own.tokens.tolist() == text
+        assert len(other.text) == 50
+        assert row.text.tolist() == text
         assert row.draft().token_ids[0] == tree.token_ids[0] == text[-1]
 
 

@@ -67,7 +67,7 @@ def test_runs_are_sorted_and_hold_each_output_from_its_last_left_token_on(docume
         patch.setattr(session, "SHARE", merging[1])
         memory, remembered, older, recent = SessionMemory(1_000_000), [], 0, 0
         for left, ids in documents:
-            memory.append_document(left, ids)
+            memory.append_documents([(left, ids)])
             if ids:
                 remembered.append([*left[-1:], *ids])
                 recent += len(remembered[-1])
@@ -86,7 +86,7 @@ def test_full_memory_lets_the_oldest_outputs_go_whole_and_keeps_the_newest(docum
         memory, remembered = SessionMemory(capacity), []
         for left, ids in documents:
             before = outputs_of(memory)
-            memory.append_document(left, ids)
+            memory.append_documents([(left, ids)])
             if not ids:
                 continue
             remembered.append([*left[-1:], *ids][-(capacity - 1) :])
@@ -104,16 +104,16 @@ def test_full_memory_lets_the_oldest_outputs_go_whole_and_keeps_the_newest(docum
 def test_memory_that_is_not_full_forgets_nothing():
     memory = SessionMemory(12)
     for n in range(3):
-        memory.append_document([], [n, n, n])
+        memory.append_documents([([], [n, n, n])])
     assert (len(memory), len(outputs_of(memory))) == (12, 3)
-    memory.append_document([], [3, 3, 3])
+    memory.append_documents([([], [3, 3, 3])])
     assert outputs_of(memory) == [[2, 2, 2], [3, 3, 3]]  # down to half before the new one
 
 
 def test_output_longer_than_the_memory_keeps_its_end():
     memory = SessionMemory(4)
-    memory.append_document([9], [0])
-    memory.append_document([1, 1, 1], [0, 1, 2, 3, 4, 2])
+    memory.append_documents([([9], [0])])
+    memory.append_documents([([1, 1, 1], [0, 1, 2, 3, 4, 2])])
     assert outputs_of(memory) == [[3, 4, 2]]
     assert_sorted_and_whole(memory)
 
@@ -123,7 +123,7 @@ def test_memory_of_outputs_grows_with_them_and_not_before():
     assert len(memory.tokens) <= 1 << 12
     tokens = np.random.default_rng(0).integers(0, 5, 20_000)
     for start in range(0, 20_000, 400):
-        memory.append_document([], tokens[start : start + 400])
+        memory.append_documents([([], tokens[start : start + 400])])
     assert [token for output in outputs_of(memory) for token in output] == tokens.tolist()
     assert len(memory.tokens) <= 2 * len(memory)
     assert all(len(run.suffixes) for run in memory.runs)  # 20,000 are more than one run takes as it ships
@@ -133,7 +133,7 @@ def test_memory_of_outputs_grows_with_them_and_not_before():
 def test_arrays_grow_no_further_than_the_capacity():
     memory = SessionMemory(5000)
     for n in range(20):
-        memory.append_document([], [n] * 300)
+        memory.append_documents([([], [n] * 300)])
         assert len(memory.tokens) <= 5000
     assert outputs_of(memory)[-1] == [19] * 300
 
@@ -141,9 +141,9 @@ def test_arrays_grow_no_further_than_the_capacity():
 @pytest.mark.parametrize(("left", "ids"), [([], []), ([5], []), ([5, 6], np.empty(0, np.int32))])
 def test_output_without_tokens_is_not_remembered(left, ids):
     memory = SessionMemory(100)
-    memory.append_document([], [1, 2])
+    memory.append_documents([([], [1, 2])])
     version = memory.version
-    memory.append_document(left, ids)
+    memory.append_documents([(left, ids)])
     assert (outputs_of(memory), memory.version) == ([[1, 2]], version)
 
 
@@ -151,20 +151,20 @@ def test_output_without_tokens_is_not_remembered(left, ids):
 def test_memory_without_room_for_a_token_and_its_end_remembers_nothing(capacity):
     memory = SessionMemory(capacity)
     version = memory.version
-    memory.append_document([5], [1, 2, 3])
+    memory.append_documents([([5], [1, 2, 3])])
     assert (len(memory), memory.version) == (0, version)
     assert [len(run.suffixes) for run in memory.runs] == [0, 0]
 
 
 def test_cleared_memory_is_as_new():
     memory = SessionMemory(100)
-    memory.append_document([9], [1, 2, 1])
+    memory.append_documents([([9], [1, 2, 1])])
     version = memory.version
     memory.clear()
     assert len(memory) == 0
     assert memory.version != version
     assert [(len(run.suffixes), run.first.tolist()) for run in memory.runs] == [(0, [0])] * 2
-    memory.append_document([8], [3])
+    memory.append_documents([([8], [3])])
     assert outputs_of(memory) == [[8, 3]]
     assert_sorted_and_whole(memory)
 
@@ -173,7 +173,7 @@ def test_every_output_changes_the_version():
     memory = SessionMemory(8)
     versions = [memory.version]
     for n in range(6):
-        memory.append_document([0], [n])
+        memory.append_documents([([0], [n])])
         versions.append(memory.version)
     assert len(set(versions)) == 7
 
@@ -181,7 +181,7 @@ def test_every_output_changes_the_version():
 def test_vocabulary_grows_with_the_largest_token_seen():
     memory = SessionMemory(100)
     for ids, vocabulary in [([3, 1], 4), ([2], 4), ([150_000, 0], 150_001), ([5], 150_001)]:
-        memory.append_document([], ids)
+        memory.append_documents([([], ids)])
         assert len(memory.runs[1].first) == vocabulary + 1
         assert_sorted_and_whole(memory)
 
@@ -190,7 +190,7 @@ def test_runs_of_different_vocabularies_are_merged(monkeypatch):
     monkeypatch.setattr(session, "RECENT", 4)
     memory = SessionMemory(100)
     for ids in ([3, 1, 2, 2], [9, 9], [1, 1]):
-        memory.append_document([], ids)
+        memory.append_documents([([], ids)])
         assert_sorted_and_whole(memory)
     assert [len(run.suffixes) for run in memory.runs] == [8, 0]
     assert len(memory.runs[0].first) == 11
@@ -198,7 +198,7 @@ def test_runs_of_different_vocabularies_are_merged(monkeypatch):
 
 def test_left_context_and_output_may_be_arrays_of_any_integers():
     memory = SessionMemory(100)
-    memory.append_document(np.array([7, 8], np.int32), np.array([1, 2], np.int64))
+    memory.append_documents([(np.array([7, 8], np.int32), np.array([1, 2], np.int64))])
     assert outputs_of(memory) == [[8, 1, 2]]
 
 
