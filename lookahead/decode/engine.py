@@ -219,7 +219,8 @@ class DecodingEngine:
         if not (most := most_plain_steps(rows, inputs, accounting, self.drafter.options, self.target.longest_text)):
             return False
         tokens = [row.generation.token_ids[-1] for row in rows]
-        emitted = slots.plain_steps(tokens, most, frozenset().union(*(row.generation.stop_ids for row in rows)))
+        given = [row.generation.still_given(most) for row in rows]
+        emitted = slots.plain_steps(tokens, most, frozenset().union(*(row.generation.stop_ids for row in rows)), given)
         if not emitted:
             return False
         computed, steps = self.target.now(), len(emitted[0])

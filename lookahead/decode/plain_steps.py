@@ -22,7 +22,7 @@ def most_plain_steps(
 ) -> int:
     """From this step on, which has a token of each row; 0 where steps must be taken one by one. longest_text: positions."""
     for row, each in zip(rows, inputs, strict=True):
-        if each.wanted != "all" or row.is_drafted_for or not row.is_followed or row.generation.forced is not None:
+        if each.wanted != "all" or row.is_drafted_for or not row.is_followed:
             return 0
     seconds = accounting.plain_seconds
     most = min(MOST, max(1, int(LONGEST / seconds))) if seconds else 1

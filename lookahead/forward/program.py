@@ -64,19 +64,22 @@ class Program:
             run_in(self._threads, kernel.run, self._head_at)
             return scores
 
-    def steps(self, pack: Pack, cache: SlotCache, most: int, stop_ids: Collection[int], limits: np.ndarray) -> np.ndarray:
-        """int64 [steps, tokens of the pack]: what plain decoding emits in at most that many steps.
+    def steps(
+        self, pack: Pack, cache: SlotCache, emitted: np.ndarray, stop_ids: Collection[int], limits: np.ndarray
+    ) -> np.ndarray:
+        """The first rows of `emitted`, int64 [steps, tokens of the pack], filled with what plain decoding emits.
 
-        pack: one token of each row, which is changed. stop_ids: the last step is the one in which a row emits one of these.
-        limits: `MaskPlan.limits`. The cache has room for all steps.
+        pack: one token of each row, which is changed. emitted: what is not negative is taken instead of the best token.
+        stop_ids: the last step is the one in which a row emits one of these. limits: `MaskPlan.limits`. The cache has room for
+        all steps.
         """
         assert pack.meta is not None
-        stops, emitted = np.array([*stop_ids], np.int64), np.empty((most, pack.tokens), np.int64)
+        stops = np.array([*stop_ids], np.int64)
         with self._lock:
             scores = self._begin(pack, None, cache)
             told = np.array(
                 [
-                    *(self._head_at, scores.shape[1], most, 0, len(pack.meta), limits.ctypes.data),
+                    *(self._head_at, scores.shape[1], len(emitted), 0, len(pack.meta), limits.ctypes.data),
                     *(len(stops), stops.ctypes.data, emitted.ctypes.data),
                     *(c_function(kernel.prepare)[1], c_function(kernel.run)[1], openmp_address()),
                 ],

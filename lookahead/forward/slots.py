@@ -51,11 +51,14 @@ class Slots(Protocol):
     def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
         """Scores behind the tree of each open slot, whose root is the slot's next token to prefill. None: nothing to do."""
 
-    def plain_steps(self, tokens: Sequence[int], most: int, stop_ids: Collection[int]) -> list[list[int]]:
+    def plain_steps(
+        self, tokens: Sequence[int], most: int, stop_ids: Collection[int], given: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
         """What plain decoding emits in each open slot in the next steps, at most `most`; then nodes are kept of the chains of
         these tokens. Nothing where steps can only be taken one by one.
 
         tokens: of each slot, the next one to prefill. stop_ids: a step in which a slot emits one of these is the last.
+        given: of each slot, what it emits first regardless of scores.
         """
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
@@ -140,14 +143,19 @@ class PackedSlots:
         self._took(trees, wanted)
         return Scores(self._logits(packed, kept), counts)
 
-    def plain_steps(self, tokens: Sequence[int], most: int, stop_ids: Collection[int]) -> list[list[int]]:
+    def plain_steps(
+        self, tokens: Sequence[int], most: int, stop_ids: Collection[int], given: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
         target, pasts = self.target, [len(held) for held in self._held[: self.open]]
         if not isinstance(target.program, Program) or not target.attends_by_op:
             return []
         self._make_room(max(pasts) + most)
         plan = target.mask_plan
         packed = pack([root_only(token) for token in tokens], pasts, plan, target.dtype, target.device, by_op=True)
-        emitted: list[list[int]] = target.program.steps(packed, self.cache, most, stop_ids, plan.limits).T.tolist()
+        taken = np.full((most, len(tokens)), -1, np.int64)
+        for slot, of_slot in enumerate(given):
+            taken[: len(of_slot), slot] = of_slot
+        emitted: list[list[int]] = target.program.steps(packed, self.cache, taken, stop_ids, plan.limits).T.tolist()
         self._trees = [chain([token, *of_slot[:-1]]) for token, of_slot in zip(tokens, emitted, strict=True)]
         return emitted
 
@@ -256,7 +264,9 @@ class SeparateSlots:
                 logits.append(scores)
         return Scores(torch.cat(logits) if logits else torch.empty(0, 0), counts)
 
-    def plain_steps(self, tokens: Sequence[int], most: int, stop_ids: Collection[int]) -> list[list[int]]:
+    def plain_steps(
+        self, tokens: Sequence[int], most: int, stop_ids: Collection[int], given: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
         return []
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:

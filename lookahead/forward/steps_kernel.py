@@ -19,8 +19,9 @@ from lookahead.threads import LONG, call_with
 
 # The array that describes them: the address of a run's head and how many scores there are of a token; steps that are to be
 # taken at most, and that were; kinds of layers and the address of their limits (int64 [2, kinds], see `meta_of`); tokens that
-# may end an answer, how many and the address (int64); the address that takes what is emitted (int64 [steps, rows]); addresses
-# of C functions: `program_kernel.prepare` and `run`, and GOMP_parallel.
+# may end an answer, how many and the address (int64); the address that takes what is emitted (int64 [steps, rows]; what is not
+# negative there is taken instead of the best token); addresses of C functions: `program_kernel.prepare` and `run`, and
+# GOMP_parallel.
 TOLD = 12
 (RUN_HEAD, VOCAB, MOST, TAKEN, KINDS, LIMITS, STOPS, STOPS_AT, EMITTED, PREPARE, RUN, PARALLEL) = range(TOLD)
 
@@ -74,7 +75,9 @@ def _steps(told, bits, magnitude):
         else:
             call_with(told[RUN], told[RUN_HEAD])
         for row in range(rows):
-            token = best_token(bits, magnitude, row)
+            token, given = best_token(bits, magnitude, row), emitted[told[TAKEN], row]
+            if given >= 0:
+                token = given
             emitted[told[TAKEN], row] = token
             for k in range(len(stops)):
                 ended = ended or token == stops[k]

@@ -93,6 +93,19 @@ def test_a_token_that_ends_an_answer_ends_the_call(target: TargetModel) -> None:
     assert engine.clock.steps == sum(map(len, answers))  # no step beyond the end; the first token comes from the prefill
 
 
+def test_answers_that_are_given(target: TargetModel) -> None:
+    """Scores are computed all the same; what a row is not given it chooses."""
+    (first, second, *_), _, _ = answers_of(target)
+    engine = DecodingEngine(target, Drafter(options=DraftOptions("off")), 2)
+    requests = [engine.request(prompt, 30) for prompt in PROMPTS[:2]]
+    requests[0].forced = [(token + 1) % 4000 + 5 for token in first[:30]]
+    for _ in engine.run(requests):
+        pass
+    assert requests[0].token_ids == requests[0].forced
+    assert requests[1].token_ids == second[:30]
+    assert engine.clock.steps < 60
+
+
 def test_each_step_is_observed(target: TargetModel) -> None:
     seen: list[Step] = []
     answers, taken, _ = answers_of(target, observer=seen.append)
@@ -108,9 +121,9 @@ def test_rests_of_drafts_end_when_they_would_step_by_step(target: TargetModel) -
     lefts: list[tuple[int, int]] = []
     original: Callable[..., list[list[int]]] = PackedSlots.plain_steps
 
-    def noted(slots, tokens, most, stop_ids):
+    def noted(slots, tokens, most, *others):
         lefts.append((most, engine.accounting.rates.steps_left(1)))
-        return original(slots, tokens, most, stop_ids)
+        return original(slots, tokens, most, *others)
 
     engine.accounting.rates._of(1)._state = "rests"
     engine.accounting.rates._of(1)._left = 21
