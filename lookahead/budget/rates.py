@@ -36,7 +36,7 @@ class Rates:
         return self._of(rows).rest(speed)
 
     def steps_left(self, rows: int) -> int:
-        """How many steps, of that many rows, are to go without drafts from now on, if `rest` says so for the next one."""
+        """How many steps, of that many rows, are to go without drafts from now on, where `rest` is True for the next one."""
         return self._of(rows).steps_left
 
     def note(self, rows: int, drafted: bool, seconds: float, emitted: float) -> None:

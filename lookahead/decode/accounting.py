@@ -102,7 +102,7 @@ class Accounting:
     ) -> None:
         """A step has ended: count it, notify observers, and learn from what it took and gave. rows[k] is in slot k.
 
-        is_first: the first step of its size, whose time tells nothing about others (`Scores.is_first`). steps: so many plain
+        is_first: the first step of its size, whose time tells nothing about others (`Scores.is_first`). steps: that many plain
         steps have ended (`Slots.plain_steps`); inputs are those of the first one.
         """
         active = any(row.is_drafted_for for row in rows)
