@@ -18,8 +18,8 @@ from lookahead.budget.cost import LATEST
 
 UNDISPUTED = 1.5  # times as fast as plain decoding: where the budget believes this, nobody looks
 LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probable
-# Steps of a rest, and with drafts before the first look and after a rest. Each further rest is twice as long, up to 16 times,
-# until a look finds no loss; between two looks there are four times as many.
+# Steps of a rest, and with drafts from a rest to the next look. Each further rest is twice as long, up to 16 times, until a look
+# finds no loss; between two looks there are four times as many. The first look is early, as a job may be short.
 REST = 60
 
 Steps = deque[tuple[bool, float, float]]  # whether it had drafts, seconds, tokens
@@ -52,7 +52,7 @@ class _Rate:
 
     def __init__(self) -> None:
         self._steps: tuple[Steps, Steps] = deque(maxlen=LATEST), deque(maxlen=LATEST)  # drafts rested, or not
-        self._state, self._left = "drafts", REST  # steps that are left in this state
+        self._state, self._left = "drafts", 2 * APART  # steps that are left in this state
         self._pause = REST
         self._before = True  # drafts did not rest at the latest step
 

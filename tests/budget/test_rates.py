@@ -28,7 +28,7 @@ def played(rates: Rates, steps: int, gain: float, speed: float = 1.2, noise: flo
 def test_drafts_that_gain_are_hardly_ever_left_out() -> None:
     for seed in range(20):
         drafted = played(Rates(), 2000, 1.15, noise=0.2, seed=seed)
-        assert np.mean(drafted) > 0.93
+        assert np.mean(drafted) > 0.92  # the first look, at few steps, may be wrong once
 
 
 def test_nobody_looks_where_much_is_gained() -> None:
@@ -39,14 +39,14 @@ def test_nobody_looks_where_much_is_gained() -> None:
 def test_drafts_that_lose_rest_ever_longer_and_are_tried_again(gain: float) -> None:
     for seed in range(20):
         drafted = played(Rates(), 4000, gain, noise=0.1, seed=seed)
-        assert drafted[:REST] == [True] * REST
+        assert drafted[: 2 * APART] == [True] * 2 * APART
         assert np.mean(drafted[1000:]) < 0.2
         assert any(drafted[1000:]), "drafts get a chance now and then"
 
 
 def test_rest_ends_when_drafts_gain_again() -> None:
     rates = Rates()
-    played(rates, REST + APART + REST + 2 * APART, 0.5)
+    played(rates, 3 * APART + REST + 2 * APART, 0.5)
     later = played(rates, 2 * REST + 2 * APART + 16 * REST, 1.3)
     assert np.mean(later[2 * REST + 2 * APART :]) > 0.9
 
@@ -60,7 +60,7 @@ def test_longest_rest_ends_too() -> None:
 
 def test_rows_of_other_numbers_are_weighed_apart() -> None:
     rates = Rates()
-    played(rates, REST + APART, 0.5)
+    played(rates, 3 * APART, 0.5)
     assert rates.rest(ROWS, 1.2)
     assert not rates.rest(1, 1.2)
 
