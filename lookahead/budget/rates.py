@@ -18,8 +18,8 @@ from lookahead.budget.cost import LATEST
 
 UNDISPUTED = 1.5  # times as fast as plain decoding: where the budget believes this, nobody looks
 LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probable
-# Steps of a rest, and with drafts from a rest to the next look. Each further rest is twice as long, up to 16 times, until a look
-# finds no loss; between two looks there are four times as many. The first look is early, as a job may be short.
+# Steps of a rest, and with drafts from a rest to the next look. Each further rest is twice as long, up to 16 times, until a
+# look finds no loss; between two looks there are four times as many. The first look is early, as a job may be short.
 REST = 60
 
 Steps = deque[tuple[bool, float, float]]  # whether it had drafts, seconds, tokens

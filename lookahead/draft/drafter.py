@@ -18,8 +18,6 @@ from lookahead.arguments import numbers_of
 from lookahead.draft import planner
 from lookahead.draft.arrays import (
     MOST_THREADS,
-    TREE_PARENTS,
-    TREE_TOKENS,
     Block,
     kept_block,
     rows_block,
@@ -29,7 +27,7 @@ from lookahead.draft.arrays import (
 from lookahead.draft.behind import Behind
 from lookahead.draft.calibration import EDGES, Calibration
 from lookahead.draft.cells import AT, CELLS, RECYCLED, SESSION
-from lookahead.draft.grown import GrownTrees, Guide
+from lookahead.draft.grown import GrownTrees, Guide, forced_tokens, keep_possible
 from lookahead.draft.mixture import FACTORS, FIRST_GRADIENTS
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.own_text import OwnText, lead_common
@@ -160,7 +158,7 @@ class Drafter:
         self.sources.start(row.number)
         row.prompt_length = len(prompt_ids)
         if self.options.strategy != "off":  # plain decoding needs no memory
-            row.unread = np.asarray(prompt_ids, np.int32)
+            row.unread = np.array(prompt_ids, np.int32)
         if len(prompt_ids):
             row.root = int(prompt_ids[-1])
         return row
@@ -266,13 +264,13 @@ class Drafter:
         for k, (row, budget, depth) in enumerate(zip(rows, budgets, branch_lengths, strict=True)):
             below, deep = most if budget is None else min(budget, most), longest if depth is None else min(depth, longest)
             planner.LIMITED.pack_into(self._limits.data, k * size, row.number, below, deep, 0, 0)
-        must = self._forced_tokens(guides, limits) if any(guides) else NOTHING
+        must = forced_tokens(guides, limits) if any(guides) else NOTHING
         self._grow(limits, must, price, free, spans)
         if self.sources:
             self._merge_sources(rows, limits, price, free, spans)
         for k, (row, guide) in enumerate(zip(rows, guides, strict=False)):
             if guide:
-                spans[k, 1] = self._prune(row.number, guide)
+                spans[k, 1] = keep_possible(self.rows, row.number, guide)
         return GrownTrees(rows, limits, self._probabilities, spans)
 
     def cut(self, grown: GrownTrees, kept: Sequence[int] | None = None, padding: int = 0, padded: int = 0) -> list[DraftTree]:
@@ -358,15 +356,6 @@ class Drafter:
         if self.options.strategy != "off":
             self.options = dataclasses.replace(self.options, strategy="single")
 
-    def _forced_tokens(self, guides: Sequence[Guide | None], limits: np.ndarray) -> np.ndarray:
-        """int64: what each row must emit next, one row behind the other; notes in `limits` where a row's begin and end."""
-        forced: list[int] = []
-        for k, guide in enumerate(guides):
-            limits[k, 3] = len(forced)
-            forced += guide.forced() if guide else ()
-            limits[k, 4] = len(forced)
-        return np.array(forced, np.int64)
-
     def _grow(self, limits: np.ndarray, must: np.ndarray, price: float, free: int, spans: np.ndarray) -> None:
         """Fill the trees of rows. See `planner.grow_rows`."""
         threads = min(len(limits), self._grew // NODES_PER_THREAD, MOST_THREADS)
@@ -393,19 +382,6 @@ class Drafter:
             nodes = merged.tree.shape[1]
             tree[:, :nodes], reach[:, :nodes] = merged.tree, merged.reach
             self.rows.nodes[number] = grown[k, 1] = nodes
-
-    def _prune(self, number: int, guide: Guide) -> int:
-        """Take out of a row's tree what can never be accepted; returns how many nodes are left."""
-        nodes = self.rows.nodes[number]
-        tree, reach = self.rows.trees[number, :, :nodes], self.rows.reach[number, :, :nodes]
-        kept = np.flatnonzero(guide.possible(tree[TREE_TOKENS].tolist(), tree[TREE_PARENTS].tolist()))
-        if len(kept) < nodes:
-            place_of = np.zeros(nodes + 1, np.int32)  # of each old node among those kept; the last: of the root's parent
-            place_of[kept], place_of[-1] = np.arange(len(kept)), -1
-            tree[:, : len(kept)], reach[:, : len(kept)] = tree[:, kept], reach[:, kept]
-            tree[TREE_PARENTS, : len(kept)] = place_of[tree[TREE_PARENTS, : len(kept)]]
-            self.rows.nodes[number] = len(kept)
-        return len(kept)
 
     def _make_rows(self, more: int) -> None:
         """Room for that many more rows at once."""
