@@ -428,6 +428,7 @@ def test_model_that_decodes_plainly_cannot_be_forced(cli: Cli, pairs: Path, tmp_
     assert result.err.splitlines()[-1].startswith(f"error: {tmp_path}: answers of texts of 15 tokens cannot be replayed on it")
 
 
+@pytest.mark.deep
 def test_several_quantizations_make_one_table_of_speed_memory_and_loss(cli: Cli, tmp_path: Path) -> None:
     given = (
         "bench", "--model", MODEL, "--input", PROMPTS, "--rows", 2, "--max-new-tokens", 8, "--no-peers", "--strategy", "auto",

@@ -67,8 +67,8 @@ def free_port() -> int:
 def test_processes_that_share_a_model_write_the_rows_of_one(
     cli: Cli, tmp_path: Path, start: Callable[..., tuple[int, str]]
 ) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [*questions(12), {"id": "s", "prompt": "A", "params": {"temperature": 0.9}}])
-    job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 24, "--token-ids")
+    source = write_jsonl(tmp_path / "in.jsonl", [*questions(6), {"id": "s", "prompt": "A", "params": {"temperature": 0.9}}])
+    job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 16, "--token-ids")
     assert cli(*job, "-o", tmp_path / "one.jsonl").code == 0
     out = tmp_path / "two.jsonl"
     code, err = start(*job, "-o", out, "--tp-plan", "auto", "--batch-size", 4)

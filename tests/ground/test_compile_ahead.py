@@ -91,6 +91,7 @@ def test_kernel_that_another_process_compiles_is_waited_for_and_not_compiled_aga
     assert in_new_process(WARM_UP.format(module=compile_ahead.MODULE), tmp_path)[:2] == ["True", "0"]
 
 
+@pytest.mark.deep
 def test_kernel_is_compiled_here_where_the_other_process_fails(tmp_path: Path) -> None:
     _, missed, done = in_new_process(WARM_UP.format(module="lookahead.no_such_module"), tmp_path)
     assert (missed, done) == ("1", "False")
