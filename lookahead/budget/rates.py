@@ -18,8 +18,8 @@ from lookahead.budget.cost import LATEST
 
 UNDISPUTED = 1.5  # times as fast as plain decoding: where the budget believes this, nobody looks
 LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probable
-# Steps of a rest, and with drafts from a rest to the next look. Each further rest is twice as long, up to 16 times, until a
-# look finds no loss; between two looks there are four times as many. The first look is early, as a job may be short.
+# Steps of a rest, and with drafts from a rest to the next look. Each further rest is four times as long, up to 16 times,
+# until a look finds no loss; between two looks there are four times as many. The first look is early, as a job may be short.
 REST = 60
 
 Steps = deque[tuple[bool, float, float]]  # whether it had drafts, seconds, tokens
@@ -85,7 +85,7 @@ class _Rate:
             self._steps[True].clear()
         elif self._gain() < LOSS:
             self._state, self._left = "rests", self._pause
-            self._pause = min(16 * REST, 2 * self._pause)
+            self._pause = min(16 * REST, 4 * self._pause)
         elif self._state == "looks":
             self._state, self._left, self._pause = "drafts", 4 * REST, REST
         else:

@@ -47,8 +47,8 @@ def test_drafts_that_lose_rest_ever_longer_and_are_tried_again(gain: float) -> N
 def test_rest_ends_when_drafts_gain_again() -> None:
     rates = Rates()
     played(rates, 3 * APART + REST + 2 * APART, 0.5)
-    later = played(rates, 2 * REST + 2 * APART + 16 * REST, 1.3)
-    assert np.mean(later[2 * REST + 2 * APART :]) > 0.9
+    later = played(rates, 4 * REST + 2 * APART + 16 * REST, 1.3)
+    assert np.mean(later[4 * REST + 2 * APART :]) > 0.9
 
 
 def test_longest_rest_ends_too() -> None:
