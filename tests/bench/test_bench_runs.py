@@ -116,6 +116,7 @@ def test_few_prompts_refill_slots_all_the_same(tiny_model: Callable[..., Any]) -
     assert [len(output) for output in plain.outputs] == lengths == [len(output) for output in generate.outputs]
 
 
+@pytest.mark.deep
 def test_contenders_take_turns_within_an_answer(tiny_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """And meanwhile the garbage collector leaves alone what was there before."""
     said: list[str] = []

@@ -169,6 +169,7 @@ def test_calibrating_keeps_its_time(tiny_model) -> None:
     assert shares[-1] > 0.5
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("architecture", ["llama", *deep(["gpt_neo", "falcon_h1"])])  # packed, chain, replay
 def test_profile_costs_what_calibrating_measured(tiny_model, architecture: str) -> None:
     target = probed(tiny_model(architecture))
@@ -321,6 +322,7 @@ def test_bad_moments_of_the_machine_leave_no_trace_in_a_profile(monkeypatch: pyt
     assert off / np.median(off) == pytest.approx(np.ones(len(off)), rel=0.05)
 
 
+@pytest.mark.deep
 def test_calibrate_keeps_a_profile_that_jobs_find(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lookahead.models.load import load_model
 

@@ -126,6 +126,7 @@ def twice_of_99(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return ask
 
 
+@pytest.mark.deep
 def test_kernel_is_compiled_anew_when_another_file_that_it_takes_in_has_changed_and_only_then(twice_of_99) -> None:
     assert twice_of_99(10) == (10_020, True)
     assert twice_of_99(10) == (10_020, False)

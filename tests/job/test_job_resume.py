@@ -75,6 +75,7 @@ def wait_for_rows(path: Path, count: int) -> None:
     raise AssertionError(f"no {count} rows in {path}")
 
 
+@pytest.mark.deep
 def test_job_killed_again_and_again_says_what_an_uninterrupted_one_says(cli: Cli, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", questions(ROWS))
     options = ("--input", source, "--max-new-tokens", 24, "--token-ids", "--quiet")

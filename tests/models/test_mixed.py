@@ -255,6 +255,7 @@ def test_program_that_is_slightly_wrong_is_found(monkeypatch: pytest.MonkeyPatch
     assert load_model(str(mixed[0]), device="cpu").program is None
 
 
+@pytest.mark.deep
 def test_job_answers_the_same_with_drafts(cli: Cli, tmp_path: Path, mixed: tuple[Path, dict[str, Any]]) -> None:
     rows = [{"prompt": f"Question: {n} apples cost {2 * n}. How much do {3 * n}?\nAnswer:"} for n in range(2, 8)]
     prompts, said = write_jsonl(tmp_path / "prompts.jsonl", rows), []

@@ -203,6 +203,7 @@ def test_command_refuses_what_makes_no_sense(cli: Cli, tmp_path: Path) -> None:
         cli.fails(2, *given, saying=["--quantize int2: choose none, int8, int4"])
 
 
+@pytest.mark.deep
 def test_job_of_a_quantized_model_answers_the_same_with_drafts(cli: Cli, tmp_path: Path, four: Path) -> None:
     rows = [{"prompt": f"Question: {n} apples cost {2 * n}. How much do {3 * n}?\nAnswer:"} for n in range(2, 12)]
     prompts = write_jsonl(tmp_path / "prompts.jsonl", rows)
