@@ -154,7 +154,8 @@ class GoodputBudget:
 
     def drafted_in(self, seconds: float) -> None:
         """The latest drafts, and their choice, took so long. Where it is more than before, another program may be why:
-        like the pace of forwards, what drafting seems to take rises by UP at most."""
+        like the pace of forwards, what drafting seems to take rises by UP at most.
+        """
         self._drafting = min(seconds, UP * self._drafting or seconds)
 
     def observe(self, step: MeasuredStep) -> None:

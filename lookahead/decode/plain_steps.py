@@ -26,9 +26,9 @@ def most_plain_steps(
             return 0
     seconds = accounting.plain_seconds
     most = min(MOST, max(1, int(LONGEST / seconds))) if seconds else 1
+    rests = accounting.rates.steps_left(len(rows))
     for row in rows:
         most = min(most, row.generation.room - len(row.generation.token_ids), longest_text - row.length)
         if options.strategy != "off":
-            rests, backs_off = accounting.rates.steps_left(len(rows)), row.backoff.steps_left(accounting.steps)
-            most = min(most, max(rests, backs_off))
+            most = min(most, max(rests, row.backoff.steps_left(accounting.steps)))
     return max(0, most)
