@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 import torch
 
+from lookahead.forward.memory import untidied
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
@@ -24,6 +25,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # tests run beside each other, and so d
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+_whole_session = contextlib.ExitStack()
 LONGEST = ("test_workers", "test_job_resume", "test_parallel", "test_custom_generate", "test_api", "test_cli_bench")
 
 hypothesis.settings.register_profile("fast", max_examples=15, deadline=None, derandomize=True)  # -m deep draws anew
@@ -62,8 +64,7 @@ def models_are_loaded_once() -> Iterator[None]:
 
 def pytest_collection_finish() -> None:
     """What has been imported stays: a million objects that each garbage collection, two in each job, would look through."""
-    gc.collect()
-    gc.freeze()
+    _whole_session.enter_context(untidied())
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,27 +7,37 @@ import gc
 import platform
 import re
 import resource
+import threading
 from collections.abc import Callable, Iterator
 
 import torch
+
+_open = 0  # blocks of `untidied`
+_counting = threading.Lock()
 
 
 @contextlib.contextmanager
 def untidied() -> Iterator[None]:
     """While open, the garbage collector looks only at what is made meanwhile.
 
-    Models and libraries are a million objects, and going through them all takes a quarter of a second, again and again. Where
-    objects are frozen already, by an application or by an outer block, it does nothing: unfreezing would undo that.
+    Models and libraries are a million objects, and going through them all takes a quarter of a second, again and again. Within
+    such a block another does nothing, and neither does one where an application has frozen objects itself: unfreezing would
+    undo that. Python counts the frozen objects one by one, so only the outermost block asks for them.
     """
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.collect()
-    gc.freeze()
+    global _open
+    with _counting:
+        _open += 1
+        freezes = _open == 1 and not gc.get_freeze_count()
     try:
+        if freezes:
+            gc.collect()
+            gc.freeze()
         yield
     finally:
-        gc.unfreeze()
+        with _counting:
+            _open -= 1
+        if freezes:
+            gc.unfreeze()
 
 
 def free_memory(device: torch.device) -> int | None:

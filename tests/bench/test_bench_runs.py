@@ -25,6 +25,7 @@ from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.explain import Step
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
+from lookahead.forward import memory
 from lookahead.models.probe import probed
 from lookahead_cli.demo import samples_folder
 from tests.support.cli import Cli, write_jsonl
@@ -129,6 +130,7 @@ def test_contenders_take_turns_within_an_answer(tiny_model: Callable[..., Any], 
 
     monkeypatch.setattr(DecodingEngine, "_step", noted)
     gc.unfreeze()  # what tests keep frozen
+    monkeypatch.setattr(memory, "_open", 0)
     compare(probed(tiny_model("llama")), prompts_of(1), [], [FIXED], max_new_tokens=3 * AT_A_TIME, peers=False, warm_up=0)
     assert len(list(itertools.groupby(said))) >= 5
     assert gc.get_freeze_count() == 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -32,6 +31,7 @@ MODULES = (
     "lookahead_cli.app",
 )
 Task = dict[str, Any]
+_forever = contextlib.ExitStack()
 MOST_BYTES = 1 << 20  # of a task
 
 
@@ -39,32 +39,15 @@ def preload() -> None:
     """What jobs on the demo model and edits of tries import and compile. torch must not have computed anything at a fork."""
     import torch
 
+    from tests.support import compiled
+
     for name in MODULES:
         importlib.import_module(name)
     torch.set_num_threads(1)
-    compile_kernels()
-    gc.freeze()  # half a million objects: nobody looks through them again, so their pages stay shared
+    compiled.usual()
+    from lookahead.forward.memory import untidied
 
-
-def compile_kernels() -> None:
-    """Those of drafting, the budget and tries, or load them. Needs no torch."""
-    from lookahead.budget import gain, goodput
-    from lookahead.draft.drafter import Drafter
-    from lookahead.draft.options import DraftOptions
-    from lookahead.token_documents import TokenDocument, TokenizerIdentity
-    from lookahead.trie.build import append_trie, build_trie
-    from lookahead.trie.merge import merge_tries
-    from lookahead.trie.prune import prune_trie
-
-    Drafter([], DraftOptions()).warm_up()
-    goodput.warm_up()
-    gain.warm_up()
-    with tempfile.TemporaryDirectory() as folder:
-        document, whose = TokenDocument([1, 2, 3] * 100, "x"), TokenizerIdentity(1000)
-        build_trie([document], f"{folder}/x.trie", whose)
-        append_trie([document], f"{folder}/x.trie", whose)
-        merge_tries([f"{folder}/x.trie"], f"{folder}/y.trie")
-        prune_trie(f"{folder}/y.trie", f"{folder}/y.trie", 2)
+    _forever.enter_context(untidied())  # nobody looks through half a million objects again, so their pages stay shared
 
 
 def serve(path: str) -> Task:
