@@ -1,0 +1,67 @@
+"""Compiles kernels, or loads them, which tests would otherwise do one by one. None of them needs torch.
+
+As a command, in processes beside each other: `python -m tests.support.compiled usual`, `rare`.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+
+import numpy as np
+
+
+def usual() -> None:
+    """Kernels of drafting, the budget and tries of most vocabularies."""
+    from lookahead.budget import gain, goodput
+    from lookahead.draft.drafter import Drafter
+    from lookahead.draft.options import DraftOptions
+
+    Drafter([], DraftOptions()).warm_up()
+    goodput.warm_up()
+    gain.warm_up()
+    _edit_tries(1000)
+
+
+def rare() -> None:
+    """Kernels of float32 forwards first; those of halves, quantized models and tries of large vocabularies."""
+    from lookahead.forward import attention_kernel, best_kernel, panel_kernel, quantized_cache_code, steps_kernel
+    from lookahead.job import compile_groups
+    from lookahead.threads import c_function
+
+    compile_groups.main(["forward"])
+    for kind in (panel_kernel.BFLOAT16, panel_kernel.FLOAT16, panel_kernel.INT8, panel_kernel.INT4):
+        panel_kernel.multiplier_of(kind)
+    for kernel in (
+        attention_kernel.bfloat16,
+        attention_kernel.float16,
+        attention_kernel.float32_in_8_bits,
+        attention_kernel.float32_in_4_bits,
+        best_kernel.follow_halves,
+        steps_kernel.steps_halves,
+    ):
+        c_function(kernel)
+    one, halves = np.zeros(1, np.int64), np.zeros((1, 4), np.int16)
+    best_kernel.find(np.zeros((1, 2 * best_kernel.BLOCK), np.int16), one, np.int16(0x7FFF), np.zeros((1, 4), np.int32), halves)
+    best_kernel.best_token(halves, np.int16(0x7FFF), 0)
+    source, target = np.zeros(64, np.float32), np.zeros(256, np.uint8)
+    quantized_cache_code.quantize_all(source.ctypes.data, 1, 64, target.ctypes.data, 4, True)
+    _edit_tries(70_000)
+
+
+def _edit_tries(vocab_size: int) -> None:
+    from lookahead.token_documents import TokenDocument, TokenizerIdentity
+    from lookahead.trie.build import append_trie, build_trie
+    from lookahead.trie.merge import merge_tries
+    from lookahead.trie.prune import prune_trie
+
+    with tempfile.TemporaryDirectory() as folder:
+        document, whose = TokenDocument([1, 2, 3] * 100, "x"), TokenizerIdentity(vocab_size)
+        build_trie([document], f"{folder}/x.trie", whose)
+        append_trie([document], f"{folder}/x.trie", whose)
+        merge_tries([f"{folder}/x.trie"], f"{folder}/y.trie")
+        prune_trie(f"{folder}/y.trie", f"{folder}/y.trie", 2)
+
+
+if __name__ == "__main__":
+    {"usual": usual, "rare": rare}[sys.argv[1]]()
