@@ -157,6 +157,9 @@ class Accounting:
             if not found.token_ids or each.wanted != "all":
                 continue
             assert each.tree is not None
+            if steps > 1 and not generation.observer:
+                generation.steps += len(found.token_ids)
+                continue
             taken = [(found.nodes, found.token_ids)] if steps == 1 else [([0], [token]) for token in found.token_ids]
             output = len(generation.token_ids) - len(found.token_ids)
             for nodes, emitted in taken:

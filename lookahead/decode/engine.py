@@ -246,14 +246,19 @@ class DecodingEngine:
     def _note_runner_up(self, rows: list[RunningRow], inputs: list[StepInput], scores: Scores) -> None:
         """Hand the runner-up tokens to the drafter, of the rows that are drafted for.
 
-        Not of those whose answers are given: the scores tell nothing about them.
+        Not of those whose answers are given: the scores tell nothing about them. Nor of those that will not be, as drafts rest.
         """
         if not self.drafter.wants_runner_up:
             return
+        rests = self.accounting.rates.steps_left(len(rows)) > 0
         slots = [
             slot
             for slot, (row, each) in enumerate(zip(rows, inputs, strict=True))
-            if row.is_drafted_for and each.tree is not None and each.wanted != "none" and row.generation.forced is None
+            if row.is_drafted_for
+            and (row.is_constrained or not rests)
+            and each.tree is not None
+            and each.wanted != "none"
+            and row.generation.forced is None
         ]
         if not slots:
             return

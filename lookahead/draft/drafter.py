@@ -196,24 +196,28 @@ class Drafter:
         learning = (planner.KEEP if behind else planner.LEARN) if self.options.learn else planner.APPEND
         for row, token_ids, learns in zip(rows, said, learn, strict=True):
             if row.unread is not None:
-                row.unread = np.append(row.unread, np.asarray(token_ids, np.int32))
+                row.unread = np.append(row.unread, np.asarray(token_ids, np.int32)) if len(token_ids) else row.unread
                 continue
             if row.own.reserve(len(token_ids)):
                 row.own.describe(self.rows.own[row.number], row.prompt_length)
             row.own.length += len(token_ids)
             told += row.number, len(token_ids), learning if learns else planner.APPEND
             tokens.extend(token_ids)
-        if behind and self._kept is None:
-            self._kept = kept_block(len(self._rows), len(self.shared.texts))
-        kept = self._kept.address if self._kept else self.rows.address
-        blocks = self.shared.address, self.rows.address, self._scratch[0].address, kept
-        task = array("q", (len(told) // 3, len(tokens), tokens.buffer_info()[0], *blocks, *told))
-        run_in(1, planner.accept_rows, task.buffer_info()[0])
-        if learning == planner.KEEP:
-            self._behind.add(task, tokens)
+        if told:
+            self._accept(told, tokens, behind)
         if self.sources:
             for row, token_ids, learns in zip(rows, said, learn, strict=True):
                 self.sources.accept(row.number, token_ids, learns and self.options.learn)
+
+    def _accept(self, told: list[int], tokens: array[int], behind: bool) -> None:
+        """Append tokens to rows that are read, and learn. told: of each its number, how many, and what to do with them."""
+        if behind and self._kept is None:
+            self._kept = kept_block(len(self._rows), len(self.shared.texts))
+        blocks = [block.address for block in (self.shared, self.rows, self._scratch[0], self._kept or self.rows)]
+        task = array("q", (len(told) // 3, len(tokens), tokens.buffer_info()[0], *blocks, *told))
+        run_in(1, planner.accept_rows, task.buffer_info()[0])
+        if planner.KEEP in told[2::3]:
+            self._behind.add(task, tokens)
 
     def learn_behind(self) -> None:
         """Learn from what was accepted last, in a thread. Whoever uses this drafter next waits until it has learned."""
@@ -298,7 +302,7 @@ class Drafter:
 
     def note_runner_up(self, rows: Sequence[Row], trees: Sequence[DraftTree], best: BestTokens) -> None:
         """The model was asked behind all nodes of these trees, each of which stands at the end of its row's text."""
-        before = [[ANY, ANY, *row.own.tokens[-3:-1].tolist()][:-3:-1] for row in rows]
+        before = [[ANY, ANY, *row.text[-3:-1].tolist()][:-3:-1] for row in rows]
         self.runner_up.note(trees, np.array(before, np.int32), best)
 
     def _finish(self, row: Row) -> None:
