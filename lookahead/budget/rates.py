@@ -78,7 +78,7 @@ class _Rate:
             self._steps[free].append((drafted, seconds, emitted))
         self._before = free
         self._left -= 1
-        if self._left > 0 or self._state == "drafts":
+        if self._state == "drafts" or (self._left > 0 and not self._clearly_loses()):
             return
         if self._state == "rests":
             self._state, self._left = "tries", 2 * APART
@@ -90,6 +90,12 @@ class _Rate:
             self._state, self._left, self._pause = "drafts", 4 * REST, REST
         else:
             self._state, self._left = "drafts", REST
+
+    def _clearly_loses(self) -> bool:
+        """Steps that try drafts lose more than chance would have it: what one gives deviates from the mean by about as much as
+        that is.
+        """
+        return self._state == "tries" and (1 - self._gain()) * len(self._steps[True]) ** 0.5 > 1
 
     def _gain(self) -> float:
         """Times as fast as while drafts rest; 1 where nothing is known."""

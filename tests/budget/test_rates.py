@@ -44,6 +44,15 @@ def test_drafts_that_lose_rest_ever_longer_and_are_tried_again(gain: float) -> N
         assert any(drafted[1000:]), "drafts get a chance now and then"
 
 
+def test_try_that_clearly_loses_is_short() -> None:
+    for gain, longest in ((0.2, 4), (0.5, 6), (0.9, 2 * APART)):
+        rates = Rates()
+        drafted = played(rates, 3 * APART + REST, gain)
+        tried = played(rates, 2 * APART, gain)
+        assert not any(drafted[-REST:])
+        assert 2 <= sum(tried) <= longest, gain
+
+
 def test_rest_ends_when_drafts_gain_again() -> None:
     rates = Rates()
     played(rates, 3 * APART + REST + 2 * APART, 0.5)
