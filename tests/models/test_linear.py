@@ -156,7 +156,7 @@ def test_products_that_go_wrong_or_fail_are_not_used(monkeypatch: pytest.MonkeyP
     [
         ("AVX512", False, {torch.float32, torch.bfloat16, torch.float16}),
         ("AVX512", True, {torch.float32, torch.float16}),
-        ("AVX2", False, {torch.float32}),
+        ("AVX2", False, {torch.float32, torch.bfloat16, torch.float16}),
         ("DEFAULT", False, set()),
     ],
 )
