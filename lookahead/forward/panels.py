@@ -47,7 +47,7 @@ class Panels:
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
-        """Those that it multiplies faster on this CPU than other libraries do."""
+        """Those with which forwards on this CPU take less time than with other libraries."""
         if weight.dtype == torch.bfloat16 and multiplies_tiles():
             return False
         return torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2")
