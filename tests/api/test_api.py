@@ -67,6 +67,7 @@ def test_answers_are_those_of_the_models_own_generate_in_the_order_of_the_prompt
         assert [result.prompt_tokens for result in results] == [len(tokenizer(p)["input_ids"]) for p in PROMPTS[:4]]
 
 
+@pytest.mark.deep
 def test_samples_are_those_of_a_job_on_a_file_of_the_same_prompts(target, tokenizer, capsys, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": prompt} for prompt in PROMPTS[:3]])
     job = ("--max-new-tokens", 40, "--temperature", 3.0, "--seed", 5, "--token-ids")

@@ -160,7 +160,8 @@ def test_divergences_of_a_healthy_bfloat16_model_are_near_ties(
         assert None not in dataclasses.astuple(each)
 
 
-@pytest.mark.parametrize("dtype", ["float32", *deep(["bfloat16"])])
+@pytest.mark.deep
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_scores_that_are_perturbed_make_outputs_different(
     tiny_model: Callable[..., Any], half: Callable[..., TargetModel], monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:

@@ -91,6 +91,7 @@ def test_unknown_ending_is_refused_before_the_work(cli: Cli, tmp_path: Path) -> 
     assert not list(tmp_path.glob("figure*"))
 
 
+@pytest.mark.deep
 def test_sweeps_are_drawn_whole_and_say_branch_lengths(cli: Cli, tmp_path: Path) -> None:
     rows = [{"prompt_ids": [1, 2, n], "response_ids": [3, n, 1, 2, n, 3, n, 1, 2]} for n in range(4, 9)]
     pairs, lengths = write_jsonl(tmp_path / "p.jsonl", rows), ("--decoding-length", "4,8", "--branch-length", "2,4")

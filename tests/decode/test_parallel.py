@@ -63,7 +63,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("start", [started_as_torchrun_does, *deep([started_by_torchrun])])
+@pytest.mark.parametrize("start", deep([started_as_torchrun_does, started_by_torchrun]))
 def test_processes_that_share_a_model_write_the_rows_of_one(
     cli: Cli, tmp_path: Path, start: Callable[..., tuple[int, str]]
 ) -> None:

@@ -137,7 +137,7 @@ def test_rows_may_ask_for_different_things_in_one_batch(target):
         assert request.token_ids == by_generate(target, PROMPTS[n % 5], sampling, n)
 
 
-@pytest.mark.parametrize("drafted", [True, *deep([False])], ids=["drafted", "plain"])
+@pytest.mark.parametrize("drafted", deep([True, False]), ids=["drafted", "plain"])
 def test_10_000_draws_follow_the_models_own_distribution(target, drafted):
     """Chi-square of how often each token was drawn against the sum of its exact probabilities in each context."""
     rows, length, sampling = 1_250, 8, Sampling(temperature=2.0)

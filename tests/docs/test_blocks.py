@@ -16,7 +16,7 @@ from tests.docs import reference
 from tests.docs.blocks import BLOCKS, EXECUTED, PAGES, REASONS, ROOT, SHOWN, calls_of, execute
 from tests.support.cli import Cli
 
-ORDINARY = {"tutorial.md", "python.md", "transformers.md", "trie-format.md"}  # pages with Python; the others take minutes
+ORDINARY = {"tutorial.md", "transformers.md", "trie-format.md"}  # the others take longer, some of them minutes
 EXECUTABLE = sorted({block.page for block in BLOCKS if block.language in EXECUTED and not block.reason})
 
 

@@ -27,7 +27,7 @@ def test_pages_have_a_line_of_each_kind() -> None:
         assert any(kind in line for line in LINES)
 
 
-@pytest.mark.parametrize("line", [*LINES[:1], *deep(LINES[1:])])
+@pytest.mark.parametrize("line", deep(LINES))
 def test_replay_line_runs(cli: Cli, folder: Path, line: str) -> None:
     """It ends well, prints a table with an EDL, and writes what it names."""
     fewer = ("--batch-size", "1", "--no-peers", "--strategy", "single") if "--random-weights" in line else ()
