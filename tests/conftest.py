@@ -28,7 +28,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # tests run beside each other, and so d
 _whole_session = contextlib.ExitStack()
 LONGEST = ("test_workers", "test_job_resume", "test_parallel", "test_custom_generate", "test_api", "test_cli_bench")
 
-hypothesis.settings.register_profile("fast", max_examples=15, deadline=None, derandomize=True)  # -m deep draws anew
+hypothesis.settings.register_profile("fast", max_examples=10, deadline=None, derandomize=True)  # -m deep draws anew
 hypothesis.settings.register_profile("deep", max_examples=200, deadline=None)
 
 

@@ -243,6 +243,7 @@ def test_lines_that_are_no_json_are_error_rows_with_their_line(cli: Cli, tmp_pat
     assert "2 of 3 rows failed" in result.err
 
 
+@pytest.mark.deep
 def test_saved_trie_makes_the_same_job_take_a_third_of_the_steps(cli: Cli, tmp_path: Path) -> None:
     rows = [{"prompt": p} for p in PROMPTS]
     options = ("--max-new-tokens", 60, "--strategy", "hierarchical", "--decoding-length", 64)

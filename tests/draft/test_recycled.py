@@ -346,6 +346,7 @@ def test_job_keeps_its_table_with_its_trie_and_the_next_one_starts_from_it(cli, 
     assert (tmp_path / "one.jsonl").read_text().count("\n") == 3
 
 
+@pytest.mark.deep
 def test_bench_compares_with_and_without_cold_and_warm(cli, tmp_path):
     documents = [TokenDocument(np.arange(3, 40, dtype=np.int32), "a")]
     build_trie(documents, tmp_path / "x.trie", TokenizerIdentity(4096))

@@ -133,6 +133,7 @@ def test_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     assert child.returncode in (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
+@pytest.mark.deep
 def test_full_disk_is_named_and_the_job_goes_on_when_there_is_room(cli: Cli, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", questions(40))
     out = tmp_path / "out.jsonl"

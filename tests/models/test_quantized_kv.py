@@ -224,6 +224,7 @@ def test_memory_of_a_token() -> None:
             assert 0 < held <= share * whole
 
 
+@pytest.mark.deep
 @torch.inference_mode()
 def test_more_rows_fit_into_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, whole = 16, load_model(DEMO, HALF, "cpu")

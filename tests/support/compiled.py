@@ -5,6 +5,7 @@ As a command, in processes beside each other: `python -m tests.support.compiled 
 
 from __future__ import annotations
 
+import platform
 import sys
 import tempfile
 
@@ -30,7 +31,8 @@ def rare() -> None:
     from lookahead.threads import c_function
 
     compile_groups.main(["forward"])
-    for kind in (panel_kernel.BFLOAT16, panel_kernel.FLOAT16, panel_kernel.INT8, panel_kernel.INT4):
+    of_x86 = (panel_kernel.INT8, panel_kernel.INT4) if platform.machine() == "x86_64" else ()
+    for kind in (panel_kernel.BFLOAT16, panel_kernel.FLOAT16, *of_x86):
         panel_kernel.multiplier_of(kind)
     for kernel in (
         attention_kernel.bfloat16,
