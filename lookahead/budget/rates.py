@@ -5,7 +5,7 @@ besides: caches that a draft has emptied, threads that went to sleep meanwhile. 
 Where they gain little, APART steps without drafts are taken now and then, in a row, and the steps right before are weighed
 against those as they went: tokens by seconds, from the end of one step to the end of the next; the first one is left out. Steps
 at which rows back off (backoff.py) count among those before. Where drafts lose, they rest for a while, then are weighed again,
-against the steps that went without them.
+against the steps that went without them; a loss that is clear after a few steps ends that early.
 """
 
 from __future__ import annotations

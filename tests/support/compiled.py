@@ -14,13 +14,10 @@ import numpy as np
 
 def usual() -> None:
     """Kernels of drafting, the budget and tries of most vocabularies."""
-    from lookahead.budget import gain, goodput
-    from lookahead.draft.drafter import Drafter
-    from lookahead.draft.options import DraftOptions
+    from lookahead.job.compile_groups import COMPILE
 
-    Drafter([], DraftOptions()).warm_up()
-    goodput.warm_up()
-    gain.warm_up()
+    COMPILE["drafting"]()
+    COMPILE["budget"]()
     _edit_tries(1000)
 
 
