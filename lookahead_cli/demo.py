@@ -44,7 +44,7 @@ def _run(folder: Path, rows: int) -> None:
     from lookahead_cli import render
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    if compile_ahead.start(["sorting", "forward", "drafting", "budget"]):
+    if compile_ahead.start(["sorting", "forward", "drafting", "budget", "steps"]):
         render.announce_compiling()
     samples = samples_folder()
     model, trie = str(samples / "demo-model"), str(folder / TRIE_FILE)

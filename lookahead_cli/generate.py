@@ -65,7 +65,7 @@ def answer(spec: JobSpec, config: str | None = None) -> None:
         raise UsageError("--json prints a summary on stdout, where the answers go: name a file with -o.")
     if reporting.quiet and reporting.verbose:
         raise UsageError("--quiet and --verbose: give one of them.")
-    compile_ahead.start(["drafting", "budget"])
+    compile_ahead.start(["drafting", "budget", "steps"])
     events = JobOnScreen(spec)
     report = run_job(spec, events, config)
     if report.state == "complete":

@@ -14,18 +14,18 @@ class Backoff:
     """
 
     def __init__(self, after: Backoff | None = None) -> None:
-        self._debt: float = min(after._debt, DEBT - 1) if after else 0.0  # see DEBT
-        self._until = 0  # number of the step at which it is over
+        self.debt: float = min(after.debt, DEBT - 1) if after else 0.0  # see DEBT
+        self.until = 0  # number of the step at which it is over
 
     def is_over(self, step: int) -> bool:
         """The row is to be drafted for at the step of this number."""
-        return step >= self._until
+        return step >= self.until
 
     def steps_left(self, step: int) -> int:
         """Steps without drafts until it is over, from the step of this number on."""
-        return max(0, self._until - step)
+        return max(0, self.until - step)
 
     def drafted(self, returns: float, step: int) -> None:
         """At the step of this number drafts saved that many times what drafting took."""
-        self._debt = min(max(0.0, self._debt + 1 - returns), DEBT)
-        self._until = (step // APART + 1) * APART if self._debt >= DEBT else step + 1
+        self.debt = min(max(0.0, self.debt + 1 - returns), DEBT)
+        self.until = (step // APART + 1) * APART if self.debt >= DEBT else step + 1

@@ -57,11 +57,17 @@ class MeasuredStep(NamedTuple):
     stands_for: int = 1
 
 
+# Columns of a `StepLog`: the forward's fields, then the others in their order.
+LOGGED = len(Forward._fields) + len(MeasuredStep._fields) - 1
+(FORWARD_TOKENS, FORWARD_ROWS, FORWARD_KEYS, FORWARD_WIDTH, FORWARD_CALLS, EMITTED, SECONDS) = range(7)
+(FORWARD_SECONDS, DRAFT_SECONDS, RECYCLING, PREFILLED, STANDS_FOR) = range(7, LOGGED)
+
+
 class StepLog:
     """Measured steps until a kernel takes them, at most `room`; an array, as structured ones take numba 50 us to recognise."""
 
     def __init__(self, room: int) -> None:
-        self._rows = np.empty((room, len(Forward._fields) + len(MeasuredStep._fields) - 1))
+        self._rows = np.empty((room, LOGGED))
         self._filled = 0
 
     def __len__(self) -> int:

@@ -54,6 +54,11 @@ class Gain:
         if len(self._steps) == AT_ONCE:
             self._add()
 
+    def steps(self, steps: np.ndarray) -> None:
+        """Several that are logged already: float64 [steps, 12], see `StepLog`."""
+        self._add()
+        add_up(steps, self._curve.table, self._curve.terms, self._sums)
+
     @property
     def seconds(self) -> tuple[float, float] | None:
         """(of plain decoding, taken) by the steps so far; None as long as too little has been measured."""

@@ -23,6 +23,8 @@ that was taken.
 from __future__ import annotations
 
 import itertools
+from array import array
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -62,7 +64,8 @@ from lookahead.budget.cost import (
     step_of,
 )
 from lookahead.budget.profile import Forward
-from lookahead.kernels import inlined, kernel
+from lookahead.kernels import carray, float32_at, inlined, int64_at, kernel
+from lookahead.threads import run_in
 
 TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with several, times the root of their number
 LOOKS = (2.0, 0.5)  # later: these multiples of the best number of draft tokens, in turn
@@ -81,18 +84,18 @@ class GoodputBudget:
     """The size of each forward that saves most time.
 
     price: path probability below which nodes need not be drafted. returns: time that the latest choice's drafts save, in times
-    that drafting takes; infinite where that is not known.
+    that drafting takes; infinite where that is not known. drafting: seconds that it takes; 0: not known yet. drafted: draft
+    tokens of the latest forward that had any. before: tokens of the latest forward.
     """
 
     def __init__(self, curve: CostCurve) -> None:
         self.curve = curve
         self.price, self.returns = 0.0, np.inf
-        self._drafting = 0.0  # seconds that it takes; 0: not known yet
+        self.drafting = 0.0
         self._looks = itertools.cycle(LOOKS)
         self._steps = self._looked = 0  # observed; number of the latest that looked
         self._again = self._unseen = 0  # steps that are still to look at a size that is not believed; that size
-        self._drafted = 0  # draft tokens of the latest forward that had any
-        self._before = 0  # tokens of the latest forward
+        self.drafted = self.before = 0
         self.books = books_on(curve)
         self._state, self._table = self.books.state, self.books.table
         self._told = StepLog(TOLD)  # steps to be learned from
@@ -110,7 +113,7 @@ class GoodputBudget:
 
     def free(self, rows: int) -> int:
         """Draft tokens of each row that come at next to no cost: those that make a forward of the latest size an even one."""
-        return self._drafted if rows == 1 else self._drafted // rows | 1
+        return self.drafted if rows == 1 else self.drafted // rows | 1
 
     def choose(
         self,
@@ -131,40 +134,58 @@ class GoodputBudget:
         """
         count, steps, wanted = len(trees), self._steps, AS_MANY_AS_PAY
         plain = plain or Forward(count, count)
-        if count > len(self.books.kept):
-            self._make_room(count)
+        self.make_room(count)
         if self.tries:
             wanted = nodes_near(TRIALS[steps] * plain.rows**0.5, plain.rows + fed)
-        asked = probabilities, trees, plain, fed, chains, self._before
-        drafted, padding, filled, tokens = choose(*asked, wanted, self.books.addresses)
-        self._drafted = (drafted and tokens - plain.rows - fed) or self._drafted  # looks aside
+        arrays = np.ascontiguousarray(probabilities, np.float32), np.ascontiguousarray(trees, np.int64)
+        sizes = len(arrays[0]), count, plain.rows, plain.keys, plain.calls
+        at = arrays[0].ctypes.data, arrays[1].ctypes.data, self.books.address
+        drafted, padding, filled, tokens = self._choose(*at, *sizes, fed, chains, self.before, wanted)
+        self.drafted = (drafted and tokens - plain.rows - fed) or self.drafted  # looks aside
         self.returns = np.inf
         if wanted == AS_MANY_AS_PAY:
-            if self._drafting:
+            if self.drafting:
                 more = self._state.item(BESIDE_DRAFTED) - self._state.item(BESIDE)  # accounting takes longer, too
-                self.returns = self._state.item(GAINED) / max(self._drafting, more)
+                self.returns = self._state.item(GAINED) / max(self.drafting, more)
             self.price = self._state.item(PRICE)
             if not fed and (self._again or (steps - self._looked >= APART and self._state.item(SPARE) > 0)):
                 saved, self._looked = self._state.item(SAVED), steps
                 look = self._look(drafted, tokens, plain.rows)
-                drafted, padding, filled, tokens = choose(*asked, look, self.books.addresses)
+                drafted, padding, filled, tokens = self._choose(*at, *sizes, fed, chains, self.before, look)
                 self._state[SPARE] -= saved - self._state.item(SAVED)
-        self._before = tokens
+        self.before = tokens
         return self.books.kept[:count].tolist(), padding, filled
+
+    def take_back(self, drafted: int, before: int, drafting: float) -> None:
+        """After a kernel that chose by itself (`choose`): see the attributes."""
+        self.drafted, self.before, self.drafting, self.price = drafted, before, drafting, self._state.item(PRICE)
+
+    def steps_until_look(self) -> int:
+        """How many steps choose as many nodes as pay from now on, without a set size; very many where no look is to come."""
+        if self.tries or self._again:
+            return 0
+        return max(0, APART - (self._steps - self._looked)) if self._state.item(SPARE) > 0 else 1 << 30
 
     def drafted_in(self, seconds: float) -> None:
         """The latest drafts, and their choice, took so long. Where it is more than before, another program may be why:
         like the pace of forwards, what drafting seems to take rises by UP at most.
         """
-        self._drafting = min(seconds, UP * self._drafting or seconds)
+        self.drafting = min(seconds, UP * self.drafting or seconds)
 
     def observe(self, step: MeasuredStep) -> None:
         """A step without prompts."""
         self._steps += 1
-        self._before = int(step.forward.tokens)
-        self._told.add(step, bucket(self._before) if self.curve.bucketed else None)
+        self.before = int(step.forward.tokens)
+        self._told.add(step, bucket(self.before) if self.curve.bucketed else None)
         if len(self._told) == TOLD or (not self.curve.known and self._steps <= len(TRIALS)):
             learn(self._told.take(), self.books.addresses)
+
+    def observe_all(self, steps: np.ndarray) -> None:
+        """Several that are logged already: float64 [steps, 12], see `StepLog`."""
+        self._steps += len(steps)
+        if len(self._told):
+            learn(self._told.take(), self.books.addresses)
+        learn(steps, self.books.addresses)
 
     def _look(self, drafted: int, tokens: int, rows: int) -> int:
         """Draft tokens of a step that looks; that many of how many tokens would pay."""
@@ -174,19 +195,26 @@ class GoodputBudget:
         if not self.curve.known and self._table[SEEN, int(np.searchsorted(SIZES[:-1], rows))] < BELIEVED:
             self._again, self._unseen = BELIEVED - 1, rows  # what all is weighed against: a plain step of that many rows
             return 0
-        for near in NEAR if tokens == self._before else ():
+        for near in NEAR if tokens == self.before else ():
             column = int(np.searchsorted(SIZES, tokens)) + near
             if 0 <= column < len(SIZES) and SIZES[column] >= rows and self._table[SEEN, column] < BELIEVED:
                 self._again, self._unseen = BELIEVED - 1, int(SIZES[column])
                 return self._unseen - rows
         return nodes_near(max(drafted, 3) * next(self._looks), rows)
 
-    def _make_room(self, trees: int) -> None:
+    def _choose(self, *told: int) -> Sequence[int]:
+        """See `choose`: its arguments, and what it leaves."""
+        task = array("q", (*map(int, told), *[0] * (CHOICE - TAKEN)))
+        run_in(1, choose, task.buffer_info()[0])
+        return task[TAKEN:]
+
+    def make_room(self, trees: int) -> None:
         """For that many trees in one choice."""
         books = self.books
-        books.sizes["trees"], more = trees, trees - len(books.kept)
-        books.kept = np.pad(books.kept, (0, more))
-        books.refresh()
+        if (more := trees - len(books.kept)) > 0:
+            books.sizes["trees"] = trees
+            books.kept = np.pad(books.kept, (0, more))
+            books.refresh()
 
 
 def nodes_near(nodes: float, others: int) -> int:
@@ -224,30 +252,40 @@ def learn(told, addresses):
         state[SPARE] += LOOK_SHARE * stands_for * spent
 
 
-@kernel
-def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
-    """Take draft nodes, the most probable first. Returns how many it takes, how many tokens fill the forward up, the number of
-    the tree that those are to join, and the forward's tokens.
+# What `choose` receives, 8 bytes each: addresses of probabilities (float32), of trees (int64 [trees, 2]) and of the books' own
+# array of addresses; numbers of probabilities and of trees; the forward's rows, keys and calls if none had a draft; and `fed`,
+# `chains`, `before` and `wanted`. Behind these it leaves what it has chosen: draft tokens, tokens that fill the forward up, the
+# number of the tree that those are to join, and the forward's tokens.
+(PROBABILITIES, TREES, OF_BOOKS, NODES, COUNT, PLAIN_ROWS, KEYS, CALLS, FED, ARE_CHAINS, BEFORE, WANTED) = range(12)
+(TAKEN, PADDING, FILLED, TOKENS) = range(12, 16)
+CHOICE = 16
 
-    See `GoodputBudget.choose`. before: tokens of the latest forward. wanted: take that many; or AS_MANY_AS_PAY. addresses: of
-    BOOKS. Gains are updated, but not alongside prompts.
+
+def choose(address):
+    """Take draft nodes, the most probable first; how many of each tree, root included, the books' `kept` holds then.
+
+    See `GoodputBudget.choose`. address: of the arguments, see above. before: tokens of the latest forward. wanted: take that
+    many; or AS_MANY_AS_PAY. Gains are updated, but not alongside prompts.
 
     Attention pads trees to the widest or takes each alone, so other widths than that of the most probable nodes are tried, too,
     down to 2.
     """
-    books = books_arrays(addresses)
-    table, terms, state, of_sizes = books.table, books.terms, books.state, books.of_sizes
-    kept, starts, sizes = books.kept, trees[:, 0], trees[:, 1]
-    count, bucketed = len(trees), terms[BUCKETED] > 0
-    fills = not (chains or fed > 0 or bucketed)
-    rows = plain.rows
+    told = carray(int64_at(address), (CHOICE,))
+    probabilities = carray(float32_at(told[PROBABILITIES]), (told[NODES],))
+    trees = carray(int64_at(told[TREES]), (told[COUNT], 2))
+    rows, fed, before, wanted = told[PLAIN_ROWS], told[FED], told[BEFORE], told[WANTED]
+    plain = Forward(rows, rows, told[KEYS], np.int64(0), told[CALLS])
+    books = books_arrays(int64_at(told[OF_BOOKS]))
+    table, terms, state, of_sizes, kept = books.table, books.terms, books.state, books.of_sizes, books.kept
+    count, bucketed = told[COUNT], terms[BUCKETED] > 0
+    fills = not (told[ARE_CHAINS] or fed > 0 or bucketed)
     speed = max(1.0, _speed(rows, table, state, of_sizes))
     of_plain = seconds_of(resized(plain, rows, 0), rows, table, terms, 0)
     worth = (of_plain + state[BESIDE]) / (rows * speed)  # seconds, of one token
     total, limit = np.int64(0), np.int64(0)
     for tree in range(count):
-        total += sizes[tree] - 1
-        limit = max(limit, sizes[tree])
+        total += trees[tree, 1] - 1
+        limit = max(limit, trees[tree, 1])
     owners = np.empty(total, np.int64)
     tokens = shape_of(rows + fed, fed, bucketed)
     usual, gain, gains = float(tokens), 0.0, of_sizes[GAINS + place_of(rows, table, 0)]
@@ -263,7 +301,7 @@ def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
         kept[tree] = 1
     while limit > 1:
         saved, taken, width, filling = _take(
-            probabilities, starts, sizes, total, limit, plain, fed, worth, bucketed, fills, wanted, table,
+            probabilities, trees, total, limit, plain, fed, worth, bucketed, fills, wanted, table,
              terms, before, usual, saves, owners,
         )  # fmt: skip
         if saved > most or (wanted >= 0 and taken > 0):
@@ -294,10 +332,10 @@ def choose(probabilities, trees, plain, fed, chains, before, wanted, addresses):
         least = 1.0 if 0 < best < total else 0.0  # probability that was taken, where something was not
         for tree in range(count):
             if kept[tree] > 1:
-                least = min(least, probabilities[starts[tree] + kept[tree] - 1])
+                least = min(least, probabilities[trees[tree, 0] + kept[tree] - 1])
         state[PRICE] = max(price / worth, MARGIN * least)
         state[GAINED] = most + now * (changed(tokens, before, usual) - 1) - (rows * worth - undrafted)
-    return best, padding, filled, tokens
+    told[TAKEN], told[PADDING], told[FILLED], told[TOKENS] = best, padding, filled, tokens
 
 
 @inlined
@@ -322,7 +360,7 @@ def changed(tokens, before, usual):
 
 @inlined
 def _take(
-    probabilities, starts, sizes, total, limit, plain, fed, worth, bucketed, fills, wanted, table,
+    probabilities, trees, total, limit, plain, fed, worth, bucketed, fills, wanted, table,
      terms, before, usual, saves, owners,
 ):  # fmt: skip
     """Of trees of at most `limit` nodes: (seconds saved, draft nodes, width of the widest tree, tokens that fill up) at best.
@@ -331,12 +369,12 @@ def _take(
     takes the seconds that forwards of these sizes save, changes aside, where that is more. owners: int64 [total], takes the
     tree of each node in the order in which they are taken.
     """
-    trees, nodes, rows = len(sizes), 0, plain.rows
-    heads = np.ones(trees, np.int64)  # next node of each tree
-    ahead = np.empty(trees)  # least probability of its nodes, that one included; -1: there is none
-    for tree in range(trees):
-        nodes += min(sizes[tree], limit) - 1
-        ahead[tree] = min(1.0, probabilities[starts[tree] + 1]) if sizes[tree] > 1 else -1.0
+    count, nodes, rows = len(trees), 0, plain.rows
+    heads = np.ones(count, np.int64)  # next node of each tree
+    ahead = np.empty(count)  # least probability of its nodes, that one included; -1: there is none
+    for tree in range(count):
+        nodes += min(trees[tree, 1], limit) - 1
+        ahead[tree] = min(1.0, probabilities[trees[tree, 0] + 1]) if trees[tree, 1] > 1 else -1.0
     exactly = wanted >= 0
     wanted = min(wanted, nodes) if exactly else nodes
     said = float(rows)
@@ -345,7 +383,7 @@ def _take(
     padding = place = 0
     while taken < wanted:
         owner = 0
-        for tree in range(1, trees):
+        for tree in range(1, count):
             if ahead[tree] > ahead[owner]:
                 owner = tree
         least = ahead[owner]
@@ -355,8 +393,8 @@ def _take(
         heads[owner] += 1
         width = max(width, heads[owner])
         ahead[owner] = -1.0
-        if heads[owner] < min(limit, sizes[owner]):
-            ahead[owner] = min(least, probabilities[starts[owner] + heads[owner]])
+        if heads[owner] < min(limit, trees[owner, 1]):
+            ahead[owner] = min(least, probabilities[trees[owner, 0] + heads[owner]])
         tokens, filling = shape_of(rows + fed + taken, fed, bucketed), 0
         place = place_of(tokens, table, place)
         if tokens != table[SIZE, place] and fed == 0:

@@ -11,6 +11,7 @@ against the steps that went without them; a loss that is clear after a few steps
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from statistics import median
 
 from lookahead.budget.backoff import APART
@@ -21,6 +22,7 @@ LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probab
 # Steps of a rest, and with drafts from a rest to the next look. Each further rest is four times as long, up to 16 times,
 # until a look finds no loss; between two looks there are four times as many. The first look is early, as a job may be short.
 REST = 60
+AT_ONCE = 4  # steps that try drafts before it is asked whether they lose
 
 Steps = deque[tuple[bool, float, float]]  # whether it had drafts, seconds, tokens
 
@@ -38,6 +40,17 @@ class Rates:
     def steps_left(self, rows: int) -> int:
         """How many steps, of that many rows, are to go without drafts from now on, where `rest` is True for the next one."""
         return self._of(rows).steps_left
+
+    def drafted_steps_left(self, rows: int) -> int:
+        """How many steps, of that many rows, may be taken at once where `rest` is False for the next one."""
+        return self._of(rows).drafted_steps_left
+
+    def note_drafted(self, rows: int, steps: Iterable[tuple[float, float]]) -> None:
+        """Steps that were taken at once, all with drafts: seconds and tokens of each. Those behind a clear loss do not count."""
+        rate = self._of(rows)
+        for seconds, emitted in steps:
+            if not rate.rests:
+                rate.note(True, seconds, emitted)
 
     def note(self, rows: int, drafted: bool, seconds: float, emitted: float) -> None:
         """A step, from the end of the one before it, of the same rows. drafted: it was to have drafts."""
@@ -59,7 +72,17 @@ class _Rate:
     @property
     def steps_left(self) -> int:
         """See `Rates.steps_left`."""
-        return self._left if self._state in ("looks", "rests") else 0
+        return self._left if self.rests else 0
+
+    @property
+    def drafted_steps_left(self) -> int:
+        """See `Rates.drafted_steps_left`."""
+        return max(1, self._left if self._state == "drafts" else min(self._left, AT_ONCE))
+
+    @property
+    def rests(self) -> bool:
+        """Drafts rest."""
+        return self._state in ("looks", "rests")
 
     def rest(self, speed: float) -> bool:
         """See `Rates.rest`."""
@@ -69,7 +92,7 @@ class _Rate:
             else:
                 self._state, self._left = "looks", APART
                 self._steps[False].clear()
-        return self._state in ("looks", "rests")
+        return self.rests
 
     def note(self, drafted: bool, seconds: float, emitted: float) -> None:
         """See `Rates.note`."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lookahead.budget.cost import MeasuredStep
+from lookahead.budget.cost import EMITTED, RECYCLING, SECONDS, MeasuredStep
 from lookahead.budget.gain import Gain
 from lookahead.budget.goodput import GoodputBudget
 from lookahead.budget.profile import Forward
@@ -132,6 +132,28 @@ class Accounting:
             return
         if drafts and prefilled:
             self._note_prefill(rows, inputs, accepted, times, counted - times.began, prefilled)
+
+    def record_drafted(self, rows: Sequence[RunningRow], steps: np.ndarray, times: np.ndarray) -> None:
+        """Steps with drafts have ended that one native call took; see `record` and drafted_kernel.py.
+
+        steps: float64 [steps, 12], see `StepLog`. times: float64 [steps, 7], clock readings, and what runner-up tokens gave.
+        """
+        began, drawn, computed, _, verified, adding, recycled = times.T
+        (before, over), self._before = self._before, ([*rows], float(verified[-1]))
+        if goes_on := before and before == self._before[0]:
+            steps[:, SECONDS] += (began[0] - over) / len(steps)  # what Python does once for all of them
+        for row in rows:
+            row.generation.seconds = float(verified[-1]) - row.began
+        parts = (drawn - began).sum(), (computed - drawn).sum(), (verified - computed).sum()
+        self.clock.add(*map(float, parts), steps=len(steps))
+        self.budget.observe_all(steps)
+        self.gain.steps(steps)
+        seconds, emitted = steps[:, SECONDS].tolist(), steps[:, EMITTED].tolist()
+        self.rates.note_drafted(len(rows), [*zip(seconds, emitted, strict=True)][0 if goes_on else 1 :])
+        if self.drafter.options.adaptive:
+            recycling = (steps[:, RECYCLING] + adding).tolist()
+            for of_step in zip(recycling, recycled.tolist(), seconds, emitted, strict=True):
+                self.drafter.runner_up.observe(*of_step, len(rows))
 
     def plain_forward(self, rows: Sequence[RunningRow]) -> Forward:
         """The forward of these rows without drafts: each brings one token."""

@@ -19,6 +19,7 @@ from lookahead.budget.goodput import GoodputBudget
 from lookahead.decode.accounting import Accounting, Clock, StepTimes
 from lookahead.decode.chooser import Chooser, Given, Sampler
 from lookahead.decode.constraint import Grammars
+from lookahead.decode.drafted_steps import DraftedSteps
 from lookahead.decode.plain import decode_plainly
 from lookahead.decode.plain_steps import most_plain_steps
 from lookahead.decode.request import FinishReason, Generation, room_of
@@ -52,6 +53,7 @@ class DecodingEngine:
         self.budget = GoodputBudget(target.costs())
         self.accounting = Accounting(target, drafter, self.budget)
         self.gain = self.accounting.gain
+        self._drafted_steps = DraftedSteps(target, drafter, self.budget, self.accounting)
         self._slots: Slots | None = None  # of the latest run
         self._backoff = Backoff()  # of the row that ended last, which the next ones inherit
         if sources := getattr(drafter, "sources", None):
@@ -154,7 +156,11 @@ class DecodingEngine:
         now, began = self.target.now, self.target.now()
         self.accounting.steps += 1
         inputs = prefill_chunks(rows, slots, self.prefill_chunk)
-        self._draft(rows, inputs)
+        decoding = [slot for slot, row in enumerate(rows) if row.decodes and inputs[slot].tree is None]
+        active = self._notify([rows[slot] for slot in decoding])
+        if active and self._drafted_steps.take(rows, inputs, slots):
+            return
+        self._draft(rows, inputs, decoding, active)
         drafted = now()
         if self._take_plain_steps(rows, inputs, slots, (began, drafted)):
             return
@@ -168,13 +174,13 @@ class DecodingEngine:
         slots.keep([each.nodes for each in accepted])
         self.accounting.record(rows, inputs, accepted, StepTimes(began, drafted, computed, noted, now()), scores.is_first)
 
-    def _draft(self, rows: list[RunningRow], inputs: list[StepInput]) -> None:
-        """Add the draft trees of the rows that decode to `inputs`: all rows' most probable nodes, as many as pay."""
-        decoding = [slot for slot, row in enumerate(rows) if row.decodes and inputs[slot].tree is None]
-        if not decoding:
-            return
+    def _draft(
+        self, rows: list[RunningRow], inputs: list[StepInput], decoding: list[int], active: list[RunningRow]
+    ) -> None:
+        """Add the draft trees of the rows in the slots `decoding`, those of `active` ones with drafts, to `inputs`: all rows'
+        most probable nodes, as many as pay.
+        """
         prefilled, single = sum(map(len, inputs)), self.drafter.options.strategy == "single"
-        active = self._notify([rows[slot] for slot in decoding])
         if active:
             price, free = self._prices(len(decoding))
             depths, guides = [self._longest_branch(row) for row in active], [row.chooser.guide for row in active]
@@ -195,6 +201,8 @@ class DecodingEngine:
     def _notify(self, rows: list[RunningRow]) -> list[RunningRow]:
         """Let the drafter know what was emitted; returns the rows that are drafted for at this step, which do not back off."""
         options, step = self.drafter.options, self.accounting.steps
+        if not rows:
+            return []
         if options.strategy == "off":
             active = [False] * len(rows)
         else:

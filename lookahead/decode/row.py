@@ -81,6 +81,15 @@ class RunningRow:
         self.prefilled += len(ids)
         return StepInput(chain(ids), "last" if self.decodes and not self.generation.token_ids else "none")
 
+    @property
+    def unnoticed(self) -> int:
+        """Of the tokens emitted, the last ones: how many the drafter does not know yet."""
+        return len(self.generation.token_ids) - self._notified
+
+    @unnoticed.setter
+    def unnoticed(self, tokens: int) -> None:
+        self._notified = len(self.generation.token_ids) - tokens
+
     def next_tokens(self) -> list[int]:
         """Tokens emitted since the latest call: those that the drafter does not know yet."""
         tokens = self.generation.token_ids[self._notified :]

@@ -16,34 +16,27 @@ import numpy as np
 
 from lookahead.arguments import numbers_of
 from lookahead.draft import planner
-from lookahead.draft.arrays import (
-    MOST_THREADS,
-    Block,
-    kept_block,
-    rows_block,
-    scratch_block,
-    shared_block,
-)
+from lookahead.draft.arrays import Block, kept_block, rows_block, shared_block
 from lookahead.draft.behind import Behind
 from lookahead.draft.calibration import EDGES, Calibration
 from lookahead.draft.cells import AT, CELLS, RECYCLED, SESSION
+from lookahead.draft.growth import Growth
 from lookahead.draft.grown import GrownTrees, Guide, forced_tokens, keep_possible
 from lookahead.draft.mixture import FACTORS, FIRST_GRADIENTS
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.own_text import OwnText, lead_common
+from lookahead.draft.own_text import LENGTH, OwnText, lead_common
 from lookahead.draft.places import SIZE, VOCABULARY, SortedText, table_of
 from lookahead.draft.priors import Priors, load_priors
 from lookahead.draft.recycled import ANY, BEST, Recycled
 from lookahead.draft.runner_up import BestTokens, RunnerUpTokens
 from lookahead.draft.sources import DraftSource, Grown, Limits, Sources
 from lookahead.draft.tree import DraftTree, as_parallel, root_only
-from lookahead.threads import most_threads, run_in
+from lookahead.threads import run_in
 from lookahead.trie.file import Trie, names_of
 from lookahead.trie.session import SessionMemory
 
 Answer = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]  # what stood before it, its tokens
 NOTHING = np.empty(0, np.int64)
-NODES_PER_THREAD = 8  # of a batch's trees: fewer, by the latest drafts, are not worth another thread
 
 
 class Row:
@@ -128,12 +121,10 @@ class Drafter:
         self.rows: Block
         self._rows: list[Row] = []
         self._free: list[Row] = []
-        self._scratch = [scratch_block(self.options.decoding_length, len(text_weights))]
+        self.growth = Growth(self.options.decoding_length, len(text_weights))
         self._behind = Behind()
         self._kept: Block | None = None
-        self._scratch_at = np.full(MOST_THREADS, self._scratch[0].address)
         self._make_rows(1)
-        self._grew = 0  # nodes at the latest drafts
         self._remembered: list[SortedText] = []
         self._unread: list[Answer] = []  # which the memory does not hold yet
         self._refresh_texts()
@@ -213,7 +204,7 @@ class Drafter:
         """Append tokens to rows that are read, and learn. told: of each its number, how many, and what to do with them."""
         if behind and self._kept is None:
             self._kept = kept_block(len(self._rows), len(self.shared.texts))
-        blocks = [block.address for block in (self.shared, self.rows, self._scratch[0], self._kept or self.rows)]
+        blocks = [block.address for block in (self.shared, self.rows, self.growth.first, self._kept or self.rows)]
         task = array("q", (len(told) // 3, len(tokens), tokens.buffer_info()[0], *blocks, *told))
         run_in(1, planner.accept_rows, task.buffer_info()[0])
         if planner.KEEP in told[2::3]:
@@ -258,10 +249,8 @@ class Drafter:
         GIL is free meanwhile.
         """
         self._behind.wait()
-        self._read(rows)
+        self._get_ready(rows)
         options, count = self.options, len(rows)
-        self.runner_up.add_pending()
-        self.shared.used[1] = self.runner_up.in_use
         most, longest = options.decoding_length - 1, options.branch_length
         price = options.price if price is None else price
         limits, spans, size = self._limits[:count], self._spans[:count], planner.LIMITED.size
@@ -269,13 +258,34 @@ class Drafter:
             below, deep = most if budget is None else min(budget, most), longest if depth is None else min(depth, longest)
             planner.LIMITED.pack_into(self._limits.data, k * size, row.number, below, deep, 0, 0)
         must = forced_tokens(guides, limits) if any(guides) else NOTHING
-        self._grow(limits, must, price, free, spans)
+        blocks, forced = (self.shared.address, self.rows.address), must.ctypes.data if len(must) else 0
+        self.growth.grow(blocks, limits, spans, forced, free, options.strategy == "single", price)
         if self.sources:
             self._merge_sources(rows, limits, price, free, spans)
         for k, (row, guide) in enumerate(zip(rows, guides, strict=False)):
             if guide:
                 spans[k, 1] = keep_possible(self.rows, row.number, guide)
         return GrownTrees(rows, limits, self._probabilities, spans)
+
+    def _get_ready(self, rows: Sequence[Row]) -> None:
+        """To draft for these rows."""
+        self._read(rows)
+        self.runner_up.add_pending()
+        self.shared.used[1] = self.runner_up.in_use
+
+    def lend(self, rows: Sequence[Row], more: int) -> None:
+        """To a kernel that drafts for these rows and continues the text of each by `more` tokens at most."""
+        self._behind.settle()
+        self._get_ready(rows)
+        for row in rows:
+            if row.own.reserve(more):
+                row.own.describe(self.rows.own[row.number], row.prompt_length)
+
+    def take_back(self, rows: Sequence[Row]) -> None:
+        """What such a kernel has done counts as done here."""
+        for row in rows:
+            row.own.length = int(self.rows.own[row.number, LENGTH])
+            row.root = int(row.own.tokens[-1])
 
     def cut(self, grown: GrownTrees, kept: Sequence[int] | None = None, padding: int = 0, padded: int = 0) -> list[DraftTree]:
         """The draft tree of each row: its first nodes.
@@ -360,21 +370,6 @@ class Drafter:
         if self.options.strategy != "off":
             self.options = dataclasses.replace(self.options, strategy="single")
 
-    def _grow(self, limits: np.ndarray, must: np.ndarray, price: float, free: int, spans: np.ndarray) -> None:
-        """Fill the trees of rows. See `planner.grow_rows`."""
-        threads = min(len(limits), self._grew // NODES_PER_THREAD, MOST_THREADS)
-        threads = min(threads, most_threads()) if threads > 1 else 1
-        while len(self._scratch) < threads:
-            self._scratch.append(scratch_block(self.options.decoding_length, len(self.shared.texts)))
-            self._scratch_at[len(self._scratch) - 1] = self._scratch[-1].address
-        forced = must.ctypes.data if len(must) else 0
-        limits_at, spans_at, scratch_at = self._addresses
-        blocks = self.shared.address, self.rows.address, scratch_at
-        single = self.options.strategy == "single"
-        told = planner.TOLD.pack(0, 0, len(limits), limits_at, spans_at, forced, free, single, price, *blocks)
-        run_in(threads, planner.grow_rows, told)
-        self._grew = int(spans[:, 1].sum()) if len(spans) > 1 else 0
-
     def _merge_sources(self, rows: Sequence[Row], limits: np.ndarray, price: float, free: int, grown: np.ndarray) -> None:
         """Put what the user's sources propose into the trees that were grown; grown[k, 1] gets their nodes."""
         single, adaptive = self.options.strategy == "single", self.options.adaptive
@@ -400,7 +395,6 @@ class Drafter:
         self._rows += added
         self._limits = np.zeros((count, 5), np.int64)  # of one `grow`, see planner.py
         self._probabilities, self._spans = block.reach.reshape(-1), np.zeros((count, 2), np.int64)  # see `GrownTrees`
-        self._addresses = tuple(array.ctypes.data for array in (self._limits, self._spans, self._scratch_at))
         self._free += added[::-1]
 
     def _refresh_texts(self) -> None:
@@ -425,7 +419,7 @@ class Drafter:
         """Look the ends of these rows' texts up in the sorted texts from `begin` to `end` (default: all)."""
         numbers = np.array([row.number for row in rows], np.int64)
         texts = begin, int(self.shared.used[0]) if end is None else min(end, int(self.shared.used[0]))
-        planner.find_roots(numbers, *texts, self.shared.addresses, self.rows.addresses, self._scratch[0].addresses)
+        planner.find_roots(numbers, *texts, self.shared.addresses, self.rows.addresses, self.growth.first.addresses)
 
     def _learn_from(self, priors: Priors) -> None:
         self.shared.lambdas, self.shared.earned = priors.fresh()

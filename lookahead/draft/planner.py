@@ -51,6 +51,7 @@ CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_
 # forced tokens are; draft tokens at no cost, and whether only the best child of a node may grow; the price, a float64;
 # where the addresses of the shared block, of the rows' block and of each thread's scratch block stand.
 BEGUN, NEXT, ROWS, LIMITS, SPANS, FORCED, FREE, SINGLE, PRICE, OF_SHARED, OF_ROWS, OF_SCRATCH = range(12)
+NODES_PER_THREAD = 8  # of a batch's trees: fewer, by the latest drafts, are not worth another thread
 TOLD = struct.Struct("=8qd3q")
 LIMITED = struct.Struct("=5q")  # a row of limits
 

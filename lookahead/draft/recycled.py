@@ -103,7 +103,7 @@ class Recycled:
         float32 likewise.
         """
         if len(self.seen):
-            _add(token_ids, parents, sizes, before, ids, scores, *self.arrays)
+            add_trees(token_ids, parents, sizes, before, ids, scores, *self.arrays)
 
 
 @inlined
@@ -143,12 +143,13 @@ def _taken(keys, seen, weights, kind, t1, t2, t3):
     keys[place, 1] = t2 if KINDS[kind, 1] else np.int64(ANY)
     keys[place, 2] = t3 if KINDS[kind, 2] else np.int64(ANY)
     seen[place] = 0
-    weights[place] = 0
+    for k in range(weights.shape[1]):
+        weights[place, k] = 0
     return place
 
 
 @kernel
-def _add(token_ids, parents, sizes, before, ids, scores, keys, seen, tokens, weights):
+def add_trees(token_ids, parents, sizes, before, ids, scores, keys, seen, tokens, weights):
     """See `Recycled.add`."""
     most, best = ids.shape[1], tokens.shape[1]
     shares = np.empty(most, np.float32)

@@ -19,6 +19,7 @@ from lookahead.trie.file import Trie
 
 # Asked for at the next draft: (int32 [nodes, BEST] token ids, float32 scores) behind the nodes of some trees, best first.
 BestTokens = Callable[[], tuple[np.ndarray, np.ndarray]]
+Ranked = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class RunnerUpTokens:
@@ -44,7 +45,7 @@ class RunnerUpTokens:
 
     def clear(self) -> None:
         """Keep only what the tries hold; be tried again."""
-        self._pending: tuple[Sequence[DraftTree], np.ndarray, BestTokens] | None = None
+        self._pending: Callable[[], Ranked] | None = None
         self._utility = Worth()
         self.table.clear()
         for trie in self._tries:
@@ -54,8 +55,20 @@ class RunnerUpTokens:
 
     def note(self, trees: Sequence[DraftTree], before: np.ndarray, best: BestTokens) -> None:
         """These trees were verified. before: int32 [trees, 2], the tokens before each root, see `Recycled.add`."""
+
+        def ranked() -> Ranked:
+            token_ids = np.concatenate([tree.token_ids for tree in trees])
+            parents = np.concatenate([tree.parents for tree in trees])
+            return token_ids, parents, np.array([len(tree) for tree in trees]), before, *best()
+
         if self._on:
-            self._pending = trees, before, best
+            self._pending = ranked
+
+    def note_ranked(self, ranked: Ranked | None) -> None:
+        """A kernel has used the table, and has added all but these: the arguments of `Recycled.add`."""
+        self._has_keys = True
+        if ranked is not None:
+            self._pending = lambda: ranked
 
     def add_pending(self) -> None:
         """Add what was noted to the table."""
@@ -63,11 +76,8 @@ class RunnerUpTokens:
         if self._pending is None:
             return
         began = time.perf_counter()
-        trees, before, best = self._pending
-        self._pending = None
-        token_ids = np.concatenate([tree.token_ids for tree in trees])
-        parents = np.concatenate([tree.parents for tree in trees])
-        self.table.add(token_ids, parents, np.array([len(tree) for tree in trees]), before, *best())
+        ranked, self._pending = self._pending, None
+        self.table.add(*ranked())
         self._has_keys = True
         self.seconds = time.perf_counter() - began
 

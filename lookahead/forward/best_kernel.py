@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from lookahead.forward.vectors import widen
 from lookahead.kernels import carray, inlined, int16_at, int32_at, int64_at, kernel
 
 BLOCK = 128  # scores whose maximum is taken at once
@@ -83,6 +84,42 @@ def _follow(address, bits, magnitude):
         for step in range(depths[node], -1, -1):
             path[begin + step] = node - begin
             node = begin + parents[node]
+
+
+# The arguments of `best_few_floats` and `best_few_halves`, 8 bytes each: addresses of scores, which come in rows of VOCAB, of
+# the rows that are asked for (int64), of what is left there: tokens (int32 [rows, FEW]), their scores (float32, with room for 15
+# more), and the best token of each row of scores (int64); how many rows are asked for, and of how many; of halves, the address
+# of room for their bits (int16 [rows, FEW]), and whether they are bfloat16.
+FEW = 4
+(FEW_SCORES, FEW_VOCAB, ASKED, BEST_IDS, BEST_SCORES, BEST_KNOWN, ASKED_ROWS, ALL_ROWS, FEW_BITS, IS_BFLOAT16) = range(10)
+FEW_TASK = 10
+
+
+def best_few_floats(address):
+    told = carray(int64_at(address), (FEW_TASK,))
+    bits = carray(int32_at(told[FEW_SCORES]), (told[ALL_ROWS], told[FEW_VOCAB]))
+    _best_few(told, bits, np.int32(0x7FFFFFFF), carray(int32_at(told[BEST_SCORES]), (told[ASKED_ROWS], FEW)))
+
+
+def best_few_halves(address):
+    told = carray(int64_at(address), (FEW_TASK,))
+    bits = carray(int16_at(told[FEW_SCORES]), (told[ALL_ROWS], told[FEW_VOCAB]))
+    _best_few(told, bits, np.int16(0x7FFF), carray(int16_at(told[FEW_BITS]), (told[ASKED_ROWS], FEW)))
+    if told[IS_BFLOAT16]:
+        widen(np.uint16(0), told[FEW_BITS], told[ASKED_ROWS] * FEW, np.float32(1), told[BEST_SCORES])
+    else:
+        widen(np.int16(0), told[FEW_BITS], told[ASKED_ROWS] * FEW, np.float32(1), told[BEST_SCORES])
+
+
+@inlined
+def _best_few(told, bits, magnitude, found):
+    """found: takes the bits of the scores."""
+    rows = told[ASKED_ROWS]
+    asked, ids = carray(int64_at(told[ASKED]), (rows,)), carray(int32_at(told[BEST_IDS]), (rows, FEW))
+    known = carray(int64_at(told[BEST_KNOWN]), (told[ALL_ROWS],))
+    find(bits, asked, magnitude, ids, found)
+    for row in range(rows):
+        known[asked[row]] = ids[row, 0]
 
 
 @kernel

@@ -327,6 +327,11 @@ class SlotCache(KeysAndValuesOnly):
         for buffer in self.buffers:
             buffer[:, slot, :, target] = buffer[:, slot, :, source]
 
+    def about_buffers(self) -> np.ndarray:
+        """int64 [buffers, 6], of each on the CPU its address and its sizes, the last one in 2 bytes: see `batch_kernel.move`."""
+        shorts = [buffer.view(torch.int16) for buffer in self.buffers]
+        return np.array([(buffer.data_ptr(), *buffer.shape) for buffer in shorts], np.int64)
+
     def copy(self, source: int, target: int, length: int) -> None:
         """The first `length` positions of slot `source` become those of slot `target`."""
         for buffer in self.buffers:

@@ -7,10 +7,11 @@ before, when the slots have got other memory, and when torch is given another nu
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +42,16 @@ def _memory(size: int) -> tuple[np.ndarray, int]:
     return memory, -(-memory.ctypes.data // LINE) * LINE
 
 
+class NativeRun(NamedTuple):
+    """What describes a run (`program_kernel.HEAD`), but for its tokens, ids and meta; there is room for so many tokens, and for
+    their scores.
+    """
+
+    head_at: int
+    room: int
+    scores: torch.Tensor
+
+
 class Program:
     """Runs a plan. One forward at a time: a lock sees to it. kv_dtype: as of the caches that it is given."""
 
@@ -50,6 +61,7 @@ class Program:
         self._lock = threading.Lock()
         self._room = self._threads = 0
         self._version = -1  # of the cache whose buffers the tables know
+        self._scores: torch.Tensor | None = None  # for `native`
         self._attend = c_function(entry_of(plan.dtype, self._kept))[1]
         self._written = [
             step for stage in plan.stages for step in stage.steps if isinstance(step, Instruction) and step.op == kernel.WRITE
@@ -88,6 +100,18 @@ class Program:
             run_in(1, steps_floats if scores.dtype == torch.float32 else steps_halves, told.ctypes.data)
             self._check_inputs()
         return emitted[: told[TAKEN]]
+
+    @contextlib.contextmanager
+    def native(self, cache: SlotCache) -> Iterator[NativeRun]:
+        """For kernels that run forwards themselves, of as many tokens as there is room for; nobody else runs any meanwhile."""
+        with self._lock:
+            self._arrange(LEAST, torch.get_num_threads())
+            self._find(cache)
+            if self._scores is None or len(self._scores) < self._room:
+                self._scores = torch.empty(self._room, self.plan.vocab, dtype=self.plan.scores_dtype)
+            OF_RUN.pack_into(self._head.data, 0, 0, 0, 0, 0, 0, 0, self._every.data_ptr(), self._scores.data_ptr())
+            yield NativeRun(self._head_at, self._room, self._scores)
+            self._check_inputs()
 
     def _begin(self, pack: Pack, wanted: torch.Tensor | None, cache: SlotCache) -> torch.Tensor:
         """Describe a run; returns where its scores will be. See `run`."""

@@ -7,9 +7,11 @@ Slots 0 ... `open` - 1 are in use; when one closes, the last one takes its numbe
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Collection, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from lookahead.forward.batch import KEYS, Pack, pack, upload
 from lookahead.forward.graphs import CapturedSteps
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.memory import free_memory
-from lookahead.forward.program import Program
+from lookahead.forward.program import NativeRun, Program
 from lookahead.forward.scores import Scores
 from lookahead.forward.sequence import SequenceState, sequence_state
 from lookahead.forward.target import TargetModel
@@ -28,6 +30,18 @@ Wanted = Literal["all", "last", "none"]  # scores after which nodes of a tree
 SHARED_FROM = 8  # tokens that two texts must begin with alike for a copy to pay
 LEFT = 16  # one part in that many of a GPU's free memory is left to what forwards compute
 WAIT_FOR = 16  # tokens that another slot is about to prefill and that are worth a step of waiting
+
+
+class NativeForward(NamedTuple):
+    """Forwards that a kernel runs. run: see `Program.native`. pasts: tokens that each open slot holds. capacity: positions of a
+    slot. limits: `MaskPlan.limits`. buffers: `SlotCache.about_buffers`.
+    """
+
+    run: NativeRun
+    pasts: list[int]
+    capacity: int
+    limits: np.ndarray
+    buffers: np.ndarray
 
 
 class Slots(Protocol):
@@ -60,6 +74,12 @@ class Slots(Protocol):
         tokens: of each slot, the next one to prefill. stop_ids: a step in which a slot emits one of these is the last.
         given: of each slot, what it emits first regardless of scores.
         """
+
+    def native(self, more: int) -> AbstractContextManager[NativeForward] | None:
+        """For kernels that take steps themselves; each slot has room for `more` tokens at least. None where there are none."""
+
+    def took(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Such a kernel has filled keys and values of these tokens of each open slot."""
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
         """Of each open slot's latest tree keep these nodes, a path from its root; none: keep nothing."""
@@ -158,6 +178,23 @@ class PackedSlots:
         emitted: list[list[int]] = target.program.steps(packed, self.cache, taken, stop_ids, plan.limits).T.tolist()
         self._trees = [chain([token, *of_slot[:-1]]) for token, of_slot in zip(tokens, emitted, strict=True)]
         return emitted
+
+    def native(self, more: int) -> AbstractContextManager[NativeForward] | None:
+        target = self.target
+        if not isinstance(target.program, Program) or not target.attends_by_op:
+            return None
+        pasts = [len(held) for held in self._held[: self.open]]
+        self._make_room(max(pasts) + more)
+        return self._native(target.program, pasts)
+
+    @contextlib.contextmanager
+    def _native(self, program: Program, pasts: list[int]) -> Iterator[NativeForward]:
+        with program.native(self.cache) as run:
+            yield NativeForward(run, pasts, self.cache.capacity, self.target.mask_plan.limits, self.cache.about_buffers())
+
+    def took(self, tokens: Sequence[Sequence[int]]) -> None:
+        for held, of_slot in zip(self._held, tokens, strict=False):
+            held += of_slot
 
     def _took(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> None:
         """These went through the model."""
@@ -268,6 +305,12 @@ class SeparateSlots:
         self, tokens: Sequence[int], most: int, stop_ids: Collection[int], given: Sequence[Sequence[int]]
     ) -> list[list[int]]:
         return []
+
+    def native(self, more: int) -> AbstractContextManager[NativeForward] | None:
+        return None
+
+    def took(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Nothing to do: there are no such kernels."""
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
         for state, tree, kept in zip(self._states, self._trees, nodes, strict=True):

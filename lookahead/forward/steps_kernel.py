@@ -27,7 +27,7 @@ TOLD = 12
 
 
 @intrinsic
-def _in_threads(typing_context, parallel, function, address, threads):
+def in_threads(typing_context, parallel, function, address, threads):
     """Call the C function at `function`, which takes one address, in that many threads by GOMP_parallel, which is at
     `parallel`.
     """
@@ -71,7 +71,7 @@ def _steps(told, bits, magnitude):
         if head[OUTSIDE] != 0:
             return
         if threads > 1:
-            _in_threads(told[PARALLEL], told[RUN], told[RUN_HEAD], threads)
+            in_threads(told[PARALLEL], told[RUN], told[RUN_HEAD], threads)
         else:
             call_with(told[RUN], told[RUN_HEAD])
         for row in range(rows):

@@ -39,7 +39,16 @@ def meta_of(parents, sizes, pasts, windows, chunks, tokens):
     back layers see and the size of the blocks that they see within; both large where there is no limit.
     """
     meta = np.zeros((len(windows), tokens, FIELDS), np.int32)
-    meta[:, :, TILE_START] = -1
+    fill(parents, sizes, pasts, windows, chunks, meta)
+    return meta
+
+
+@inlined
+def fill(parents, sizes, pasts, windows, chunks, meta):
+    """`meta_of` in an array that is there."""
+    for kind in range(len(windows)):
+        for token in range(meta.shape[1]):
+            meta[kind, token, TILE_START], meta[kind, token, SLOT] = -1, -1
     token = tiles = 0
     for slot in range(len(sizes)):
         start = token
@@ -57,11 +66,10 @@ def meta_of(parents, sizes, pasts, windows, chunks, tokens):
                 line[TRUNK], line[POSITION], line[SIZE] = trunk, position, sizes[slot]
                 line[FIRST] = first_seen(position, windows[kind], chunks[kind])
             if node % TILE == 0:
-                meta[:, tiles, TILE_START] = token
+                for kind in range(len(windows)):
+                    meta[kind, tiles, TILE_START] = token
                 tiles += 1
             token += 1
-    meta[:, token:, SLOT] = -1
-    return meta
 
 
 @inlined

@@ -71,9 +71,17 @@ def _forward() -> None:
     best_kernel.find(scores, one, magnitude, np.zeros((1, 4), np.int32), np.zeros((1, 4), np.int32))
     best_kernel.best_token(scores, magnitude, 0)
     c_function(best_kernel.follow_floats)
+    c_function(best_kernel.best_few_floats)
 
 
-COMPILE = {"sorting": _sorting, "drafting": _drafting, "forward": _forward, "budget": _budget}
+def _steps() -> None:
+    from lookahead.decode import drafted_kernel
+    from lookahead.threads import c_function
+
+    c_function(drafted_kernel.drafted_steps)
+
+
+COMPILE = {"sorting": _sorting, "drafting": _drafting, "forward": _forward, "budget": _budget, "steps": _steps}
 
 
 def main(groups: Sequence[str]) -> None:

@@ -246,7 +246,7 @@ def test_steps_of_the_context_are_those_a_search_finds_in_every_text(situation):
 @given(situations)
 def test_steps_of_each_node_are_those_a_search_finds_as_far_as_they_were_needed(situation):
     for drafter, row, slow, slow_row, (budget, _, _) in moments(situation):
-        scratch = drafter._scratch[0]
+        scratch = drafter.growth.first
         scratch.made[:] = -1  # of nodes that are not looked up
         row.draft(budget)
         contexts = [slow_row.tokens]
@@ -283,11 +283,11 @@ def test_of_many_context_lengths_the_longest_and_the_single_token_are_kept():
 
 def with_room_behind(drafter, name):
     """What stands behind this scratch array, all -7; nothing is to be written there."""
-    array = getattr(drafter._scratch[0], name)
+    array = getattr(drafter.growth.first, name)
     room = np.full(2 * array.size + 1000, -7, array.dtype)
     room[: array.size] = 0
-    setattr(drafter._scratch[0], name, room[: array.size].reshape(array.shape))
-    drafter._scratch[0].refresh()
+    setattr(drafter.growth.first, name, room[: array.size].reshape(array.shape))
+    drafter.growth.first.refresh()
     return room[array.size :]
 
 
@@ -299,7 +299,7 @@ def test_no_more_experts_are_asked_than_there_is_room_for():
     assert (drafter.rows.aligned[0, :60, AT] == 4).all()
     row.draft()
     row.accept([0])
-    assert drafter._scratch[0].experts.all()
+    assert drafter.growth.first.experts.all()
     assert (behind == -7).all()
 
 

@@ -316,7 +316,7 @@ def test_rows_drafted_together_get_what_each_gets_alone(make_trie, monkeypatch):
         run_in(number, kernel, task)
 
     monkeypatch.setattr("lookahead.draft.drafter.run_in", noted)
-    monkeypatch.setattr("lookahead.draft.drafter.most_threads", lambda: 3)
+    monkeypatch.setattr("lookahead.draft.growth.most_threads", lambda: 3)
     drafter = drafter_of(make_trie([copied_text(99, 300)], 20))
     rows = start_rows(drafter, 12)
     budgets = [None, 0, 5, 63] * 3

@@ -18,6 +18,7 @@ def usual() -> None:
 
     COMPILE["drafting"]()
     COMPILE["budget"]()
+    COMPILE["steps"]()
     _edit_tries(1000)
 
 
@@ -37,6 +38,7 @@ def rare() -> None:
         attention_kernel.float32_in_8_bits,
         attention_kernel.float32_in_4_bits,
         best_kernel.follow_halves,
+        best_kernel.best_few_halves,
         steps_kernel.steps_halves,
     ):
         c_function(kernel)
