@@ -1,4 +1,4 @@
-"""The clock of steps, for kernels: the one that `time.perf_counter` reads, where that is a C function which anybody can call."""
+"""The clock of steps, for kernels: the one that `time.perf_counter` reads, where that is a C function that can be called."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class GoodputBudget:
                 return self._unseen - rows
         return nodes_near(max(drafted, 3) * next(self._looks), rows)
 
-    def _choose(self, *told: int) -> Sequence[int]:
+    def _choose(self, *told: float) -> Sequence[int]:
         """See `choose`: its arguments, and what it leaves."""
         task = array("q", (*map(int, told), *[0] * (CHOICE - TAKEN)))
         run_in(1, choose, task.buffer_info()[0])

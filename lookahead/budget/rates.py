@@ -46,7 +46,7 @@ class Rates:
         return self._of(rows).drafted_steps_left
 
     def note_drafted(self, rows: int, steps: Iterable[tuple[float, float]]) -> None:
-        """Steps that were taken at once, all with drafts: seconds and tokens of each. Those behind a clear loss do not count."""
+        """Steps that were taken at once, all with drafts: seconds and tokens of each. Those after a clear loss do not count."""
         rate = self._of(rows)
         for seconds, emitted in steps:
             if not rate.rests:

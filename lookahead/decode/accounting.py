@@ -144,8 +144,8 @@ class Accounting:
             steps[:, SECONDS] += (began[0] - over) / len(steps)  # what Python does once for all of them
         for row in rows:
             row.generation.seconds = float(verified[-1]) - row.began
-        parts = (drawn - began).sum(), (computed - drawn).sum(), (verified - computed).sum()
-        self.clock.add(*map(float, parts), steps=len(steps))
+        drafting, forward, verification = (float(part.sum()) for part in (drawn - began, computed - drawn, verified - computed))
+        self.clock.add(drafting, forward, verification, steps=len(steps))
         self.budget.observe_all(steps)
         self.gain.steps(steps)
         seconds, emitted = steps[:, SECONDS].tolist(), steps[:, EMITTED].tolist()

@@ -39,8 +39,8 @@ from lookahead.threads import call_with
 (ACCEPT, GROW, CHOOSE, PREPARE, RUN, BEST_FEW, FOLLOW, PARALLEL, CLOCK) = range(17, 26)
 (RUN_HEAD, SCORES, VOCAB, KINDS, LIMITS, SHARED, DRAFT_ROWS, BOOKS) = range(26, 34)
 NUMBERS = 34
-# Of the call: path probability that a node must have, at least and now; seconds that drafting takes, that the call may take, and
-# what a call of attention costs.
+# Path probability that a node must have, at least and now; seconds that drafting takes, and that the call may take; what a call
+# of attention costs.
 (LEAST_PRICE, PRICE, DRAFTING, LONGEST, CALL) = range(5)
 # A row: its number with the drafter; tokens that the cache holds, that may still be emitted, that there are positions for, of
 # prompt and answer; UNTIL: number of the step at which it is drafted for; ACTIVE: it is, at this step; tokens EMITTED, and

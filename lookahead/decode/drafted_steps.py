@@ -159,14 +159,16 @@ class DraftedSteps:
             "buffers": len(forward.buffers),
         }
         block = self._block
-        if block is None or any(block.sizes[name] < size for name, size in sizes.items()) or block.sizes["buffers"] != sizes["buffers"]:
+        if (
+            block is None
+            or any(block.sizes[name] < size for name, size in sizes.items())
+            or block.sizes["buffers"] != sizes["buffers"]
+        ):
             self._block = block = Block(kernel.LAYOUT, **sizes)
             self._sources = [name_of(source - 2, self._drafter.source_names) for source in range(sizes["sources"])]
         return block
 
-    def _take_over(
-        self, rows: Sequence[RunningRow], slots: Slots, block: Block, pasts: Sequence[int], taken: int
-    ) -> None:
+    def _take_over(self, rows: Sequence[RunningRow], slots: Slots, block: Block, pasts: Sequence[int], taken: int) -> None:
         """What the kernel has done counts as done here."""
         drafter, numbers = self._drafter, block.numbers
         drafter.take_back([row.drafts for row in rows])
@@ -186,9 +188,14 @@ class DraftedSteps:
             row.backoff.debt, row.backoff.until = float(block.debts[len(filled) - 1]), line[kernel.UNTIL]
             counts = block.by_source[len(filled) - 1].tolist()
             by_source = Counter({name: count for name, count in zip(self._sources, counts, strict=True) if count})
-            generation.add_counts(DraftCounts(
-                steps=taken, draft_tokens=line[kernel.DRAFT_TOKENS], accepted_tokens=line[kernel.ACCEPTED], accepted_by_source=by_source
-            ))
+            generation.add_counts(
+                DraftCounts(
+                    steps=taken,
+                    draft_tokens=line[kernel.DRAFT_TOKENS],
+                    accepted_tokens=line[kernel.ACCEPTED],
+                    accepted_by_source=by_source,
+                )
+            )
         slots.took(filled)
         self._budget.take_back(int(numbers[kernel.DRAFTED]), int(numbers[kernel.BEFORE]), float(block.reals[kernel.DRAFTING]))
         self._accounting.steps += taken - 1

@@ -174,9 +174,7 @@ class DecodingEngine:
         slots.keep([each.nodes for each in accepted])
         self.accounting.record(rows, inputs, accepted, StepTimes(began, drafted, computed, noted, now()), scores.is_first)
 
-    def _draft(
-        self, rows: list[RunningRow], inputs: list[StepInput], decoding: list[int], active: list[RunningRow]
-    ) -> None:
+    def _draft(self, rows: list[RunningRow], inputs: list[StepInput], decoding: list[int], active: list[RunningRow]) -> None:
         """Add the draft trees of the rows in the slots `decoding`, those of `active` ones with drafts, to `inputs`: all rows'
         most probable nodes, as many as pay.
         """

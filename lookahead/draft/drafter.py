@@ -20,8 +20,8 @@ from lookahead.draft.arrays import Block, kept_block, rows_block, shared_block
 from lookahead.draft.behind import Behind
 from lookahead.draft.calibration import EDGES, Calibration
 from lookahead.draft.cells import AT, CELLS, RECYCLED, SESSION
-from lookahead.draft.growth import Growth
 from lookahead.draft.grown import GrownTrees, Guide, forced_tokens, keep_possible
+from lookahead.draft.growth import Growth
 from lookahead.draft.mixture import FACTORS, FIRST_GRADIENTS
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.own_text import LENGTH, OwnText, lead_common

@@ -39,7 +39,9 @@ class Growth:
             self._scratch_at[len(self._scratch) - 1] = self._scratch[-1].address
         return threads
 
-    def grow(self, blocks: tuple[int, int], limits: np.ndarray, spans: np.ndarray, must: int, free: int, single: bool, price: float) -> None:
+    def grow(
+        self, blocks: tuple[int, int], limits: np.ndarray, spans: np.ndarray, must: int, free: int, single: bool, price: float
+    ) -> None:
         """Fill the trees of rows. See `planner.grow_rows`. blocks: addresses of the shared block and of the rows'.
 
         must: the address of the forced tokens, 0 if there are none.

@@ -87,9 +87,9 @@ def _follow(address, bits, magnitude):
 
 
 # The arguments of `best_few_floats` and `best_few_halves`, 8 bytes each: addresses of scores, which come in rows of VOCAB, of
-# the rows that are asked for (int64), of what is left there: tokens (int32 [rows, FEW]), their scores (float32, with room for 15
-# more), and the best token of each row of scores (int64); how many rows are asked for, and of how many; of halves, the address
-# of room for their bits (int16 [rows, FEW]), and whether they are bfloat16.
+# the rows that are asked for (int64), of what is left there: tokens (int32 [rows, FEW]), their scores (float32, with room for
+# 15 more), and the best token of each row of scores (int64); how many rows are asked for, and of how many; of halves, the
+# address of room for their bits (int16 [rows, FEW]), and whether they are bfloat16.
 FEW = 4
 (FEW_SCORES, FEW_VOCAB, ASKED, BEST_IDS, BEST_SCORES, BEST_KNOWN, ASKED_ROWS, ALL_ROWS, FEW_BITS, IS_BFLOAT16) = range(10)
 FEW_TASK = 10

@@ -328,7 +328,7 @@ class SlotCache(KeysAndValuesOnly):
             buffer[:, slot, :, target] = buffer[:, slot, :, source]
 
     def about_buffers(self) -> np.ndarray:
-        """int64 [buffers, 6], of each on the CPU its address and its sizes, the last one in 2 bytes: see `batch_kernel.move`."""
+        """int64 [buffers, 6]: of each its address and sizes, the last in units of 2 bytes (`batch_kernel.move`). On the CPU."""
         shorts = [buffer.view(torch.int16) for buffer in self.buffers]
         return np.array([(buffer.data_ptr(), *buffer.shape) for buffer in shorts], np.int64)
 

@@ -43,8 +43,9 @@ def _memory(size: int) -> tuple[np.ndarray, int]:
 
 
 class NativeRun(NamedTuple):
-    """What describes a run (`program_kernel.HEAD`), but for its tokens, ids and meta; there is room for so many tokens, and for
-    their scores.
+    """head_at: the address of what describes a run (`program_kernel.HEAD`), where its tokens, ids and meta are still missing.
+
+    room: tokens that it may have at most. scores: [room, vocab], where it leaves those of all tokens.
     """
 
     head_at: int

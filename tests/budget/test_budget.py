@@ -281,7 +281,7 @@ def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], s
     cost, trees = linear(0.07), [np.minimum.accumulate([1.0, *below]).astype(np.float32) for below in rows]
     budget = budget_of(CostCurve(profile_of(cost)), speed, 1e-3)
     books = budget.books
-    budget._before = before
+    budget.before = before
     books.of_sizes[GAINS + np.searchsorted(SIZES, len(rows), "right") - 1, usual] = usual >= 0
     expected = SIZES[usual] if usual >= 0 and SIZES[usual] > len(rows) else len(rows)
     kept = np.array(budget.choose(*laid_out(trees), chains=True)[0])
@@ -298,7 +298,7 @@ def test_chosen_nodes_save_the_most_time_of_all_sizes(rows: list[list[float]], s
     allowed = [n for n in range(len(queue) + 1) if len(rows) + n in SIZES or n in (0, len(queue))]
     taken = [tree[1:count] for tree, count in zip(trees, kept, strict=True)]
     assert worth * np.concatenate(taken).sum() - seconds(chosen) >= max(saved[n] for n in allowed) - 1e-8
-    assert budget._before == kept.sum()
+    assert budget.before == kept.sum()
 
 
 def test_nodes_much_less_probable_than_all_that_were_taken_are_not_drafted() -> None:

@@ -315,7 +315,7 @@ def test_rows_drafted_together_get_what_each_gets_alone(make_trie, monkeypatch):
             threads.append(number)
         run_in(number, kernel, task)
 
-    monkeypatch.setattr("lookahead.draft.drafter.run_in", noted)
+    monkeypatch.setattr("lookahead.draft.growth.run_in", noted)
     monkeypatch.setattr("lookahead.draft.growth.most_threads", lambda: 3)
     drafter = drafter_of(make_trie([copied_text(99, 300)], 20))
     rows = start_rows(drafter, 12)
