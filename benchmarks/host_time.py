@@ -1,10 +1,13 @@
-"""CPU time that the engine itself takes for a step: everything but the model's forward.
+"""Time that the engine itself takes for a step: everything but the model's forward.
 
-In: logged prompts and answers, tries. Out: microseconds of CPU time per step, for each batch size and way of drafting. The
-engine runs over a simulated model (lookahead/models/simulated.py) that computes nothing, with the answers given, so what is
-measured is drafting, the draft budget, scheduling, packing, acceptance and accounting.
+In: logged prompts and answers, tries. Out: microseconds per step, for each batch size and way of drafting. The engine runs over
+a simulated model (lookahead/models/simulated.py) that computes nothing, with the answers given, so what is measured is
+drafting, the draft budget, scheduling, packing, acceptance and accounting, as CPU time. With --model it runs over a real one,
+whose steps may be native calls (decode/drafted_steps.py); then it is the time of steps less that of their forwards, prefills
+included.
 
     python benchmarks/host_time.py
+    python benchmarks/host_time.py --model samples/demo-model
     python benchmarks/host_time.py --pairs logged.jsonl --trie corpus.trie --rows 150
 
 Rows of --pairs hold `prompt_ids` and `response_ids`. The default is the logged sample, which is tokenised by the demo model's
@@ -23,10 +26,12 @@ from pathlib import Path
 import torch
 
 from lookahead.budget import goodput
-from lookahead.budget.profile import CostProfile, read_profile
+from lookahead.budget.profile import read_profile
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
+from lookahead.forward.target import TargetModel
+from lookahead.models.load import load_model
 from lookahead.models.simulated import simulated_model
 from lookahead.trie.file import Trie
 from lookahead_cli.app import run
@@ -43,7 +48,9 @@ WAYS = {
 
 def main() -> None:
     arguments = _arguments()
-    torch.set_num_threads(1)
+    target = load_model(arguments.model, "float32", "cpu") if arguments.model else None
+    if target is None:
+        torch.set_num_threads(1)
     profile = read_profile(arguments.profile)
     with tempfile.TemporaryDirectory() as folder:
         pairs = read_pairs(arguments.pairs) if arguments.pairs else sample_pairs()
@@ -52,7 +59,9 @@ def main() -> None:
         for batch_size in arguments.batch_sizes:
             rows = pairs[: arguments.rows or max(25, 5 * batch_size)]
             for way, options in WAYS.items():
-                runs = [_run(profile, tries, options, batch_size, rows) for _ in range(arguments.repeats)]
+                runs = [
+                    _run(target or simulated_model(profile), tries, options, batch_size, rows) for _ in range(arguments.repeats)
+                ]
                 seconds, steps, tokens = min(runs)
                 print(
                     f"batch {batch_size:3}  {way:8} {1e6 * seconds / steps:7.0f} us per step   {steps} steps, "
@@ -62,18 +71,23 @@ def main() -> None:
 
 
 def _run(
-    profile: CostProfile, tries: Sequence[Trie], options: DraftOptions, batch_size: int, rows: Sequence[Pair]
+    target: TargetModel, tries: Sequence[Trie], options: DraftOptions, batch_size: int, rows: Sequence[Pair]
 ) -> tuple[float, int, int]:
-    """(CPU seconds, steps, tokens) of answering these rows."""
+    """(Seconds outside of forwards, steps, tokens) of answering these rows."""
     drafter = Drafter(tries, options)
     drafter.warm_up()
-    engine = DecodingEngine(simulated_model(profile), drafter, batch_size, prefill_chunk=4096)
+    engine = DecodingEngine(target, drafter, batch_size, prefill_chunk=4096)
     for _ in engine.run(given_requests(engine, rows[-WARM_UP:])):
         pass
-    steps = engine.clock.steps
-    began = time.process_time()
+    steps, forwards, clock = engine.clock.steps, engine.clock.forward, time.process_time
+    if target.program is not None:
+        clock = time.perf_counter
+    began = clock()
     tokens = sum(len(generation.token_ids) for generation in engine.run(given_requests(engine, rows)))
-    return time.process_time() - began, engine.clock.steps - steps, tokens
+    seconds = clock() - began
+    if target.program is not None:
+        seconds -= engine.clock.forward - forwards
+    return seconds, engine.clock.steps - steps, tokens
 
 
 def given_requests(engine: DecodingEngine, rows: Sequence[Pair]) -> Iterator[Generation]:
@@ -112,6 +126,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pairs", help="JSON lines with prompt_ids and response_ids")
     parser.add_argument("--trie", help="default: none with --pairs, else one of the sample corpus")
     parser.add_argument("--profile", default="llama-7b-h200", help="cost profile, as of `lookahead replay`")
+    parser.add_argument("--model", help="a model with a program of its own (--engine-mode program), instead of a simulated one")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rows", type=int, help="default: 5 for each row of a batch, at least 25")
     parser.add_argument("--repeats", type=int, default=3, help="the fastest counts")
