@@ -191,9 +191,8 @@ def tiny_config(architecture: str) -> Any:
     from transformers import AutoConfig
 
     ids = {"vocab_size": VOCAB_SIZE, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}
-    return AutoConfig.for_model(
-        **{"model_type": architecture, **ids, **copy.deepcopy(CONFIGS[architecture])}
-    )  # some change lists
+    settings = copy.deepcopy(CONFIGS[architecture])  # some change lists that they are given
+    return AutoConfig.for_model(**{"model_type": architecture, **ids, **settings})
 
 
 @functools.cache
