@@ -16,7 +16,7 @@ from lookahead.budget.books import BESIDE, BESIDE_DRAFTED, GAINED, books_arrays
 from lookahead.budget.books import PRICE as OF_PRICE
 from lookahead.clock import seconds_at
 from lookahead.draft import planner
-from lookahead.draft.arrays import TREE_PARENTS, TREE_SOURCES, TREE_TOKENS, rows_arrays, shared_arrays
+from lookahead.draft.arrays import TREE_MATCHES, TREE_PARENTS, TREE_SOURCES, TREE_TOKENS, rows_arrays, shared_arrays
 from lookahead.draft.cells import RECYCLED as RECYCLED_SOURCE
 from lookahead.draft.own_text import TOKEN, own_arrays
 from lookahead.draft.recycled import ANY, add_trees
@@ -38,7 +38,8 @@ from lookahead.threads import call_with
 # Addresses: of C functions, of what describes a run of the program, of the scores, of the masks' limits and of blocks.
 (ACCEPT, GROW, CHOOSE, PREPARE, RUN, BEST_FEW, FOLLOW, PARALLEL, CLOCK) = range(17, 26)
 (RUN_HEAD, SCORES, VOCAB, KINDS, LIMITS, SHARED, DRAFT_ROWS, BOOKS) = range(26, 34)
-NUMBERS = 34
+OBSERVED = 34  # whether trees are noted, for observers
+NUMBERS = 35
 # Path probability that a node must have, at least and now; seconds that drafting takes, and that the call may take; what a call
 # of attention costs.
 (LEAST_PRICE, PRICE, DRAFTING, LONGEST, CALL) = range(5)
@@ -86,6 +87,10 @@ LAYOUT: Layout = {
     "few_before": (np.int32, ("rows", 2)),
     "buffers": (np.int64, ("buffers", BUFFER)),
     "timespec": (np.int64, (2,)),
+    "seen": (np.int32, ("steps", "rows", 4, "tokens")),  # for observers: trees, TREE_TOKENS ...
+    "seen_reach": (np.float32, ("steps", "rows", "tokens")),  # their probabilities
+    "seen_path": (np.int64, ("steps", "rows", "tokens")),  # nodes that were walked along
+    "seen_counts": (np.int64, ("steps", "rows", 3)),  # nodes of the tree, of the path; tokens emitted
 }
 of_call = unpacker("DraftedSteps", LAYOUT)
 
@@ -350,6 +355,8 @@ def _keep(of):
             source = sources[node] if node < line[SIZE] else np.int64(-1)
             of.by_source[row, source + 2] += 1
             of.times[n[TAKEN], RECYCLED] += source == RECYCLED_SOURCE
+        if n[OBSERVED] != 0:
+            _note(of, row, path, begin, kept, said)
         line[DRAFT_TOKENS] += of.tree_sizes[row] - 1
         line[ACCEPTED] += kept - 1
         line[PAST] += kept
@@ -366,6 +373,26 @@ def _keep(of):
         buffer = carray(int16_at(about[0]), (about[1], about[2], about[3], about[4], about[5]))
         move(buffer, of.moves[0][:moves], of.moves[1][:moves], of.moves[2][:moves])
     return ended
+
+
+@inlined
+def _note(of, row, path, begin, kept, said):
+    """For observers: a row's tree, the nodes of it that were walked along, and how many tokens are emitted."""
+    n, line, step = of.numbers, of.rows[row], of.numbers[TAKEN]
+    tree, reach, counts = of.seen[step, row], of.seen_reach[step, row], of.seen_counts[step, row]
+    draft_rows = rows_arrays(int64_at(n[DRAFT_ROWS]))
+    drafted, probable = draft_rows.trees[line[NUMBER]], draft_rows.reach[line[NUMBER], 1]
+    for node in range(of.tree_sizes[row]):
+        fills = node >= line[SIZE]
+        tree[TREE_TOKENS, node] = drafted[TREE_TOKENS, node] if 0 < node < line[SIZE] else of.emitted[row, line[EMITTED] - 1]
+        tree[TREE_PARENTS, node] = 0 if fills else -1
+        tree[TREE_SOURCES, node], tree[TREE_MATCHES, node], reach[node] = -1, 0, np.float32(not fills)
+        if 0 < node < line[SIZE]:
+            tree[TREE_PARENTS, node], tree[TREE_SOURCES, node] = drafted[TREE_PARENTS, node], drafted[TREE_SOURCES, node]
+            tree[TREE_MATCHES, node], reach[node] = drafted[TREE_MATCHES, node], probable[node]
+    for place in range(kept):
+        of.seen_path[step, row, place] = path[begin + place]
+    counts[0], counts[1], counts[2] = of.tree_sizes[row], kept, said
 
 
 @inlined

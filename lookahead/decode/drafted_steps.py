@@ -1,8 +1,8 @@
 """Steps with drafts that are one native call. In: rows of which some are drafted for. Out: what each emits in these steps.
 
-Between two steps nothing is Python's (drafted_kernel.py) where all rows take the best token or have their answers given, nobody
-observes single steps, and all that the next step depends on is known: the drafts' own sources, costs of forwards as they were
-at the beginning, and when rows back off. What a step took and gave is logged, and learned from at the end.
+Between two steps nothing is Python's (drafted_kernel.py) where all rows take the best token or have their answers given, and
+all that the next step depends on is known: the drafts' own sources, costs of forwards as they were at the beginning, and when
+rows back off. What a step took and gave is logged, and learned from at the end.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from lookahead.decode.row import RunningRow, StepInput
 from lookahead.draft import planner
 from lookahead.draft.counts import DraftCounts
 from lookahead.draft.drafter import Drafter
+from lookahead.draft.explain import Step
 from lookahead.draft.runner_up import Ranked
-from lookahead.draft.tree import name_of
+from lookahead.draft.tree import DraftTree, name_of
 from lookahead.forward import best_kernel, program_kernel
 from lookahead.forward.best import follow_in
 from lookahead.forward.program import Program
@@ -80,7 +81,7 @@ class DraftedSteps:
             given = generation.forced is None or len(generation.forced) >= generation.room
             if each.tree is not None or not row.decodes or not row.is_followed or row.is_constrained:
                 return 0
-            if generation.observer or not given or row.drafts.unread is not None:
+            if not given or row.drafts.unread is not None:
                 return 0
         if not options.adaptive:
             return MOST_AT_ONCE
@@ -128,6 +129,7 @@ class DraftedSteps:
             *(_address(follow_in(run.scores.dtype)), openmp_address(), clock_address()),
             *(run.head_at, run.scores.data_ptr(), run.scores.shape[1], len(forward.limits[0]), forward.limits.ctypes.data),
             *(drafter.shared.address, drafter.rows.address, budget.books.address),
+            any(row.generation.observer for row in rows),
         )
         block.reals[:] = options.price, budget.price, budget.drafting, LONGEST, self._target.call
         scratch, single = drafter.growth.scratch_at, options.strategy == "single"
@@ -197,9 +199,26 @@ class DraftedSteps:
                 )
             )
         slots.took(filled)
+        if numbers[kernel.OBSERVED]:
+            self._notify_observers(rows, block, taken)
         self._budget.take_back(int(numbers[kernel.DRAFTED]), int(numbers[kernel.BEFORE]), float(block.reals[kernel.DRAFTING]))
         self._accounting.steps += taken - 1
         self._accounting.record_drafted(rows, block.log[:taken], block.times[:taken])
+
+    def _notify_observers(self, rows: Sequence[RunningRow], block: Block, taken: int) -> None:
+        """Of each step of each row. The rows' answers and counts hold all of them already."""
+        ends = [len(row.generation.token_ids) - int(block.seen_counts[:taken, k, 2].sum()) for k, row in enumerate(rows)]
+        for step in range(taken):
+            for k, row in enumerate(rows):
+                generation, (size, kept, said) = row.generation, block.seen_counts[step, k].tolist()
+                ends[k] += said
+                if generation.observer is None:
+                    continue
+                token_ids, parents, sources, matches = block.seen[step, k, :, :size].copy()
+                tree = DraftTree(token_ids, parents, block.seen_reach[step, k, :size].copy(), sources, matches)
+                output, path = generation.token_ids[: ends[k]], block.seen_path[step, k, :kept].tolist()
+                number, names = generation.steps - taken + step + 1, self._drafter.source_names
+                generation.observer(Step.of(number, generation.prompt_ids, output, tree, path, output[-said:], names))
 
     @staticmethod
     def _ranked(block: Block, trees: int) -> Ranked:
