@@ -5,7 +5,8 @@ besides: caches that a draft has emptied, threads that went to sleep meanwhile. 
 Where they gain little, APART steps without drafts are taken now and then, in a row, and the steps right before are weighed
 against those as they went: tokens by seconds, from the end of one step to the end of the next; the first one is left out. Steps
 at which rows back off (backoff.py) count among those before. Where drafts lose, they rest for a while, then are weighed again,
-against the steps that went without them; a loss that is clear after a few steps ends that early.
+against the steps that went without them; a loss that is clear after a few steps ends that early. Steps that are one native call
+count as one by one, what Python does for all of them in equal shares (`Accounting.record_drafted`).
 """
 
 from __future__ import annotations

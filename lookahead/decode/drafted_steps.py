@@ -160,15 +160,12 @@ class DraftedSteps:
             "kinds": len(forward.limits[0]),
             "buffers": len(forward.buffers),
         }
-        block = self._block
-        if (
-            block is None
-            or any(block.sizes[name] < size for name, size in sizes.items())
-            or block.sizes["buffers"] != sizes["buffers"]
-        ):
-            self._block = block = Block(kernel.LAYOUT, **sizes)
+        buffers, before = sizes["buffers"], self._block.sizes if self._block else {}
+        if self._block is None or buffers != before["buffers"] or any(before[name] < size for name, size in sizes.items()):
+            most = {name: max(size, before.get(name, 0)) for name, size in sizes.items()}
+            self._block = Block(kernel.LAYOUT, **{**most, "buffers": buffers})
             self._sources = [name_of(source - 2, self._drafter.source_names) for source in range(sizes["sources"])]
-        return block
+        return self._block
 
     def _take_over(self, rows: Sequence[RunningRow], slots: Slots, block: Block, pasts: Sequence[int], taken: int) -> None:
         """What the kernel has done counts as done here."""

@@ -1,9 +1,10 @@
 """The loop of lookahead decoding (arXiv 2312.12728). In: requests. Out: the tokens of plain decoding, step by step.
 
 A step drafts for every row, verifies all drafts in one forward, keeps what the model itself emits and notifies the drafter
-(`DecodingEngine._step`). Steps without drafts are taken several at once where nothing is to be chosen between them
-(plain_steps.py). Rows that still prefill their prompts share the forward with those that decode. Slots are given out in
-scheduler.py, a row's part of a step is row.py, choosing tokens sampling.py, clocks and costs accounting.py.
+(`DecodingEngine._step`). Several steps are one native call where nothing between them needs Python: without drafts
+(plain_steps.py) and with (drafted_steps.py). Rows that still prefill their prompts share the forward with those that decode.
+Slots are given out in scheduler.py, a row's part of a step is row.py, choosing tokens sampling.py, clocks and costs
+accounting.py.
 """
 
 from __future__ import annotations
