@@ -132,11 +132,10 @@ class GoodputBudget:
         that the forward prefills alongside. Where there are fewer nodes than make a forward one of SIZES, one tree is filled
         up, as other sizes are slow on some CPUs; not if it must be a chain.
         """
-        count, steps, wanted = len(trees), self._steps, AS_MANY_AS_PAY
+        count, steps = len(trees), self._steps
         plain = plain or Forward(count, count)
         self.make_room(count)
-        if self.tries:
-            wanted = nodes_near(TRIALS[steps] * plain.rows**0.5, plain.rows + fed)
+        wanted = self.wished(plain.rows, fed)
         arrays = np.ascontiguousarray(probabilities, np.float32), np.ascontiguousarray(trees, np.int64)
         sizes = len(arrays[0]), count, plain.rows, plain.keys, plain.calls
         at = arrays[0].ctypes.data, arrays[1].ctypes.data, self.books.address
@@ -156,9 +155,13 @@ class GoodputBudget:
         self.before = tokens
         return self.books.kept[:count].tolist(), padding, filled
 
-    def take_back(self, drafted: int, before: int, drafting: float) -> None:
+    def wished(self, rows: int, fed: int = 0) -> int:
+        """Draft tokens that the next step, of that many rows that decode, is to have. fed: see `choose`."""
+        return nodes_near(TRIALS[self._steps] * rows**0.5, rows + fed) if self.tries else AS_MANY_AS_PAY
+
+    def take_back(self, drafted: int, before: int, drafting: float, price: float) -> None:
         """After a kernel that chose by itself (`choose`): see the attributes."""
-        self.drafted, self.before, self.drafting, self.price = drafted, before, drafting, self._state.item(PRICE)
+        self.drafted, self.before, self.drafting, self.price = drafted, before, drafting, price
 
     def steps_until_look(self) -> int:
         """How many steps choose as many nodes as pay from now on, without a set size; very many where no look is to come."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lookahead.budget.cost import EMITTED, RECYCLING, SECONDS, MeasuredStep
+from lookahead.budget.cost import EMITTED, PREFILLED, RECYCLING, SECONDS, MeasuredStep
 from lookahead.budget.gain import Gain
 from lookahead.budget.goodput import GoodputBudget
 from lookahead.budget.profile import Forward
@@ -139,20 +139,22 @@ class Accounting:
         steps: float64 [steps, 12], see `StepLog`. times: float64 [steps, 7], clock readings, and what runner-up tokens gave.
         """
         began, drawn, computed, _, verified, adding, recycled = times.T
-        (before, over), self._before = self._before, ([*rows], float(verified[-1]))
-        if goes_on := before and before == self._before[0]:
+        first = int(steps[0, PREFILLED] > 0)  # that only decodes
+        (before, over), self._before = self._before, ([*rows] if len(steps) > first else [], float(verified[-1]))
+        goes_on = not first and before and before == self._before[0]
+        if goes_on:
             steps[:, SECONDS] += (began[0] - over) / len(steps)  # what Python does once for all of them
         for row in rows:
             row.generation.seconds = float(verified[-1]) - row.began
         drafting, forward, verification = (float(part.sum()) for part in (drawn - began, computed - drawn, verified - computed))
-        self.clock.add(drafting, forward, verification, steps=len(steps))
-        self.budget.observe_all(steps)
+        self.clock.add(drafting, forward, verification, int(steps[0, PREFILLED]), len(steps))
         self.gain.steps(steps)
-        seconds, emitted = steps[:, SECONDS].tolist(), steps[:, EMITTED].tolist()
+        self.budget.observe_all(steps[first:])
+        seconds, emitted = steps[first:, SECONDS].tolist(), steps[first:, EMITTED].tolist()
         self.rates.note_drafted(len(rows), [*zip(seconds, emitted, strict=True)][0 if goes_on else 1 :])
         if self.drafter.options.adaptive:
-            recycling = (steps[:, RECYCLING] + adding).tolist()
-            for of_step in zip(recycling, recycled.tolist(), seconds, emitted, strict=True):
+            recycling = (steps[first:, RECYCLING] + adding[first:]).tolist()
+            for of_step in zip(recycling, recycled[first:].tolist(), seconds, emitted, strict=True):
                 self.drafter.runner_up.observe(*of_step, len(rows))
 
     def plain_forward(self, rows: Sequence[RunningRow]) -> Forward:

@@ -2,7 +2,7 @@
 
 Between two steps nothing is Python's (drafted_kernel.py) where all rows take the best token or have their answers given, and
 all that the next step depends on is known: the drafts' own sources, costs of forwards as they were at the beginning, and when
-rows back off. What a step took and gave is logged, and learned from at the end.
+rows back off. Rows may prefill at the first step. What a step took and gave is logged, and learned from at the end.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +18,11 @@ import torch
 from lookahead.budget import goodput
 from lookahead.budget.goodput import AS_MANY_AS_PAY, GoodputBudget
 from lookahead.clock import clock_address
-from lookahead.decode import drafted_kernel as kernel
+from lookahead.decode import drafted_layout as layout
 from lookahead.decode.accounting import Accounting
+from lookahead.decode.drafted_kernel import drafted_steps
 from lookahead.decode.plain_steps import LONGEST
+from lookahead.decode.request import Generation
 from lookahead.decode.row import RunningRow, StepInput
 from lookahead.draft import planner
 from lookahead.draft.counts import DraftCounts
@@ -38,6 +41,14 @@ from lookahead.threads import c_function, openmp_address, run_in
 MOST_AT_ONCE = 16  # steps: what they teach about costs is learned no later
 
 
+class _Begin(NamedTuple):
+    """The first step of a call, as the engine has it, and the phase of each row (drafted_layout.py)."""
+
+    rows: Sequence[RunningRow]
+    inputs: Sequence[StepInput]
+    phases: list[int]
+
+
 class DraftedSteps:
     """Takes such steps for one engine."""
 
@@ -45,6 +56,7 @@ class DraftedSteps:
         self._target, self._drafter, self._budget, self._accounting = target, drafter, budget, accounting
         self._block: Block | None = None
         self._sources: list[str] = []  # names of those that the kernel counts
+        self._read: dict[RunningRow, tuple[np.ndarray, np.ndarray]] = {}  # tokens that it reads: answers, and what ends them
         self._can = (
             isinstance(target.program, Program)
             and target.now is time.perf_counter
@@ -58,62 +70,73 @@ class DraftedSteps:
     def take(self, rows: Sequence[RunningRow], inputs: Sequence[StepInput], slots: Slots) -> bool:
         """Take this step, at which some of these rows are drafted for, and some after it; False if that cannot be.
 
-        The drafter has been notified. rows[k] is in slot k.
+        The drafter has been notified, and knows the prompts of rows that decode from the next step on. rows[k] is in slot k.
         """
-        most = self._most(rows, inputs)
-        native = slots.native(self._drafter.options.decoding_length + 1) if most else None
+        begin = _Begin(rows, inputs, [_phase_of(row, each) for row, each in zip(rows, inputs, strict=True)])
+        if not (most := self._most(begin)):
+            return False
+        widest = self._drafter.options.decoding_length + 1
+        native = slots.native([max(widest, len(each)) for each in inputs])
         if native is None:
             return False
         with native as forward:
-            block = self._described(rows, forward, most)
-            run_in(1, kernel.drafted_steps, block.address)
-        if taken := int(block.numbers[kernel.TAKEN]):
-            self._take_over(rows, slots, block, forward.pasts, taken)
+            block = self._described(begin, forward, most)
+            run_in(1, drafted_steps, block.address)
+        if taken := int(block.numbers[layout.TAKEN]):
+            self._take_over(begin, slots, block, forward.pasts, taken)
         return taken > 0
 
-    def _most(self, rows: Sequence[RunningRow], inputs: Sequence[StepInput]) -> int:
+    def _most(self, begin: _Begin) -> int:
         """How many steps may be taken at once; 0: none."""
         options = self._drafter.options
         if not self._can or options.strategy in ("off", "parallel"):
             return 0
-        for row, each in zip(rows, inputs, strict=True):
+        for row, phase in zip(begin.rows, begin.phases, strict=True):
             generation = row.generation
             given = generation.forced is None or len(generation.forced) >= generation.room
-            if each.tree is not None or not row.decodes or not row.is_followed or row.is_constrained:
+            if phase != layout.PREFILLS and not (given and row.is_followed and row.drafts.unread is None):
                 return 0
-            if not given or row.drafts.unread is not None:
-                return 0
+        if layout.PREFILLS in begin.phases or (options.adaptive and self._budget.tries):
+            return 1
         if not options.adaptive:
             return MOST_AT_ONCE
-        return min(MOST_AT_ONCE, self._budget.steps_until_look(), self._accounting.rates.drafted_steps_left(len(rows)))
+        # What prefills is neither a look nor weighed against steps without drafts.
+        prefills = layout.ENDS_PREFILL in begin.phases
+        left = min(self._budget.steps_until_look(), self._accounting.rates.drafted_steps_left(len(begin.rows)))
+        return min(MOST_AT_ONCE, left + prefills)
 
-    def _described(self, rows: Sequence[RunningRow], forward: NativeForward, most: int) -> Block:
+    def _described(self, begin: _Begin, forward: NativeForward, most: int) -> Block:
         """The kernel's arguments."""
-        drafter, options, target = self._drafter, self._drafter.options, self._target
+        rows, inputs, phases = begin
+        drafter, options, longest = self._drafter, self._drafter.options, self._target.longest_text
         depth = min(options.decoding_length - 1, options.branch_length)
         begun = [row.generation.token_ids[-max(1, row.unnoticed) :] for row in rows]
         lefts = [row.generation.room - len(row.generation.token_ids) for row in rows]
         emitted = max(len(tokens) + min(left, most * (depth + 1)) for tokens, left in zip(begun, lefts, strict=True))
-        drafter.lend([row.drafts for row in rows], emitted)
+        drafter.lend([row.drafts for row, phase in zip(rows, phases, strict=True) if phase != layout.PREFILLS], emitted)
         block = self._room_for(len(rows), emitted, forward)
         block.times[:most], block.by_source[: len(rows)] = 0, 0
-        answers, stops = [], []
-        for k, row in enumerate(rows):
-            generation, known = row.generation, len(begun[k]) - row.unnoticed
-            answers.append(np.array(generation.still_given(lefts[k]), np.int64))
-            stops.append(np.array([*generation.stop_ids], np.int64))
+        self._read = {row: self._read.get(row) or _arrays_of(row.generation) for row in rows}
+        lines = []
+        for k, (row, (answer, stops)) in enumerate(self._read.items()):
+            tree, known, said = inputs[k].tree, len(begun[k]) - row.unnoticed, len(row.generation.token_ids)
             block.emitted[k, : len(begun[k])] = begun[k]
-            block.rows[k] = (
-                *(row.drafts.number, forward.pasts[k], lefts[k], target.longest_text - row.length, row.length),
-                *(row.backoff.until, row.is_drafted_for, len(begun[k]), known),
-                *(answers[k].ctypes.data, len(answers[k]), stops[k].ctypes.data, len(stops[k]), 1, 0, 0),
+            lines.append(
+                (
+                    *(row.drafts.number, forward.pasts[k], lefts[k], longest - row.length, row.length),
+                    *(row.backoff.until, row.is_drafted_for, len(begun[k]), known),
+                    *(answer.ctypes.data + said * answer.itemsize, min(lefts[k], max(0, len(answer) - said))),
+                    *(stops.ctypes.data, len(stops), 1, 0, 0, phases[k]),
+                    *((0, 0) if tree is None else (tree.token_ids.ctypes.data, len(tree))),
+                )
             )
-            block.debts[k] = row.backoff.debt
-        self._held = answers, stops  # as long as the kernel reads them
-        self._describe(block, rows, forward, most)
+        block.rows[: len(rows)] = lines
+        block.debts[: len(rows)] = [row.backoff.debt for row in rows]
+        decoding, fed = phases.count(layout.DECODES), sum(map(len, inputs))
+        self._describe(block, rows, forward, most, self._budget.wished(decoding, fed))
         return block
 
-    def _describe(self, block: Block, rows: Sequence[RunningRow], forward: NativeForward, most: int) -> None:
+    def _describe(self, block: Block, rows: Sequence[RunningRow], forward: NativeForward, most: int, wished: int) -> None:
         """What is the same for all rows."""
         drafter, options, budget, run = self._drafter, self._drafter.options, self._budget, forward.run
         halves = run.scores.dtype != torch.float32
@@ -129,7 +152,7 @@ class DraftedSteps:
             *(_address(follow_in(run.scores.dtype)), openmp_address(), clock_address()),
             *(run.head_at, run.scores.data_ptr(), run.scores.shape[1], len(forward.limits[0]), forward.limits.ctypes.data),
             *(drafter.shared.address, drafter.rows.address, budget.books.address),
-            any(row.generation.observer for row in rows),
+            *(any(row.generation.observer for row in rows), wished, 0, 0, 0, 0, 0),
         )
         block.reals[:] = options.price, budget.price, budget.drafting, LONGEST, self._target.call
         scratch, single = drafter.growth.scratch_at, options.strategy == "single"
@@ -163,42 +186,45 @@ class DraftedSteps:
         buffers, before = sizes["buffers"], self._block.sizes if self._block else {}
         if self._block is None or buffers != before["buffers"] or any(before[name] < size for name, size in sizes.items()):
             most = {name: max(size, before.get(name, 0)) for name, size in sizes.items()}
-            self._block = Block(kernel.LAYOUT, **{**most, "buffers": buffers})
+            self._block = Block(layout.LAYOUT, **{**most, "buffers": buffers})
             self._sources = [name_of(source - 2, self._drafter.source_names) for source in range(sizes["sources"])]
         return self._block
 
-    def _take_over(self, rows: Sequence[RunningRow], slots: Slots, block: Block, pasts: Sequence[int], taken: int) -> None:
+    def _take_over(self, begin: _Begin, slots: Slots, block: Block, pasts: Sequence[int], taken: int) -> None:
         """What the kernel has done counts as done here."""
-        drafter, numbers = self._drafter, block.numbers
-        drafter.take_back([row.drafts for row in rows])
-        drafter.growth.grew = int(numbers[kernel.GREW])
-        if numbers[kernel.RECYCLES]:
-            trees = int(numbers[kernel.PENDING])
+        (rows, inputs, phases), drafter = begin, self._drafter
+        numbers, lines, debts = block.numbers.tolist(), block.rows[: len(rows)].tolist(), block.debts.tolist()
+        drafter.take_back([row.drafts for row, phase in zip(rows, phases, strict=True) if phase != layout.PREFILLS])
+        drafter.growth.grew = numbers[layout.GREW]
+        if numbers[layout.RECYCLES]:
+            trees = numbers[layout.PENDING]
             drafter.runner_up.note_ranked(self._ranked(block, trees) if trees else None)
         filled = []
-        for row, line, emitted, past in zip(rows, block.rows.tolist(), block.emitted, pasts, strict=False):
-            generation, begun = row.generation, max(1, row.unnoticed)
-            tokens = emitted[begun : line[kernel.EMITTED]].tolist()
-            filled.append([generation.token_ids[-1], *tokens][: line[kernel.PAST] - past])
+        for k, (row, each, line) in enumerate(zip(rows, inputs, lines, strict=True)):
+            generation, begun = row.generation, min(len(row.generation.token_ids), max(1, row.unnoticed))
+            tokens = block.emitted[k, begun : line[layout.EMITTED]].tolist()
+            brought = generation.token_ids[-1:] if each.tree is None else each.tree.token_ids.tolist()
+            filled.append([*brought, *tokens][: line[layout.PAST] - pasts[k]])
             generation.token_ids += tokens[:-1]
-            generation.add(tokens[-1])
-            row.unnoticed = line[kernel.EMITTED] - line[kernel.KNOWN]
-            row.is_drafted_for = bool(line[kernel.ACTIVE])
-            row.backoff.debt, row.backoff.until = float(block.debts[len(filled) - 1]), line[kernel.UNTIL]
-            counts = block.by_source[len(filled) - 1].tolist()
-            by_source = Counter({name: count for name, count in zip(self._sources, counts, strict=True) if count})
+            if tokens:
+                generation.add(tokens[-1])
+            row.unnoticed = line[layout.EMITTED] - line[layout.KNOWN]
+            row.is_drafted_for = bool(line[layout.ACTIVE])
+            row.backoff.debt, row.backoff.until = debts[k], line[layout.UNTIL]
+            counts = zip(self._sources, block.by_source[k].tolist(), strict=True)
             generation.add_counts(
                 DraftCounts(
-                    steps=taken,
-                    draft_tokens=line[kernel.DRAFT_TOKENS],
-                    accepted_tokens=line[kernel.ACCEPTED],
-                    accepted_by_source=by_source,
+                    steps=taken - (phases[k] != layout.DECODES),
+                    draft_tokens=line[layout.DRAFT_TOKENS],
+                    accepted_tokens=line[layout.ACCEPTED],
+                    accepted_by_source=Counter({name: count for name, count in counts if count}),
                 )
             )
-        slots.took(filled)
-        if numbers[kernel.OBSERVED]:
+        slots.took(filled, sum(map(len, inputs)))
+        if numbers[layout.OBSERVED]:
             self._notify_observers(rows, block, taken)
-        self._budget.take_back(int(numbers[kernel.DRAFTED]), int(numbers[kernel.BEFORE]), float(block.reals[kernel.DRAFTING]))
+        reals = block.reals.tolist()
+        self._budget.take_back(numbers[layout.DRAFTED], numbers[layout.BEFORE], reals[layout.DRAFTING], reals[layout.PRICE])
         self._accounting.steps += taken - 1
         self._accounting.record_drafted(rows, block.log[:taken], block.times[:taken])
 
@@ -209,7 +235,7 @@ class DraftedSteps:
             for k, row in enumerate(rows):
                 generation, (size, kept, said) = row.generation, block.seen_counts[step, k].tolist()
                 ends[k] += said
-                if generation.observer is None:
+                if generation.observer is None or not size:
                     continue
                 token_ids, parents, sources, matches = block.seen[step, k, :, :size].copy()
                 tree = DraftTree(token_ids, parents, block.seen_reach[step, k, :size].copy(), sources, matches)
@@ -224,6 +250,17 @@ class DraftedSteps:
         arrays = block.few_tokens[:nodes], block.few_parents[:nodes], block.few_sizes[:trees], block.few_before[:trees]
         token_ids, parents, sizes, before = (array.copy() for array in arrays)
         return token_ids, parents, sizes, before, block.few_ids[:nodes].copy(), block.few_scores[:nodes].copy()
+
+
+def _phase_of(row: RunningRow, each: StepInput) -> int:
+    if each.tree is None and row.decodes:
+        return layout.DECODES
+    return layout.ENDS_PREFILL if each.wanted == "last" else layout.PREFILLS
+
+
+def _arrays_of(generation: Generation) -> tuple[np.ndarray, np.ndarray]:
+    """int64: the answer that is given, if one is, and tokens that end it."""
+    return np.array(generation.forced or (), np.int64), np.array([*generation.stop_ids], np.int64)
 
 
 def _address(function: Callable[[int], None]) -> int:

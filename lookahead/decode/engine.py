@@ -159,8 +159,10 @@ class DecodingEngine:
         inputs = prefill_chunks(rows, slots, self.prefill_chunk)
         decoding = [slot for slot, row in enumerate(rows) if row.decodes and inputs[slot].tree is None]
         active = self._notify([rows[slot] for slot in decoding])
-        if active and self._drafted_steps.take(rows, inputs, slots):
-            return
+        if active:  # rows that are to decode next are read before anything is drafted for them
+            self.drafter.read([row.drafts for row, each in zip(rows, inputs, strict=True) if each.wanted == "last"])
+            if self._drafted_steps.take(rows, inputs, slots):
+                return
         self._draft(rows, inputs, decoding, active)
         drafted = now()
         if self._take_plain_steps(rows, inputs, slots, (began, drafted)):

@@ -154,7 +154,7 @@ class Drafter:
             row.root = int(prompt_ids[-1])
         return row
 
-    def _read(self, rows: Sequence[Row]) -> None:
+    def read(self, rows: Sequence[Row]) -> None:
         """Of these rows what is unread becomes their own text. It is not before the first draft, as drafts may rest."""
         unread = [row for row in rows if row.unread is not None]
         if not unread:
@@ -181,7 +181,7 @@ class Drafter:
         if self.options.strategy == "off":
             return
         self._behind.settle()
-        self._read([row for row, token_ids, learns in zip(rows, said, learn, strict=True) if learns and len(token_ids)])
+        self.read([row for row, token_ids, learns in zip(rows, said, learn, strict=True) if learns and len(token_ids)])
         told: list[int] = []
         tokens = array("i")
         learning = (planner.KEEP if behind else planner.LEARN) if self.options.learn else planner.APPEND
@@ -269,7 +269,7 @@ class Drafter:
 
     def _get_ready(self, rows: Sequence[Row]) -> None:
         """To draft for these rows."""
-        self._read(rows)
+        self.read(rows)
         self.runner_up.add_pending()
         self.shared.used[1] = self.runner_up.in_use
 

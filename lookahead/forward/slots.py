@@ -75,11 +75,11 @@ class Slots(Protocol):
         given: of each slot, what it emits first regardless of scores.
         """
 
-    def native(self, more: int) -> AbstractContextManager[NativeForward] | None:
-        """For kernels that take steps themselves; each slot has room for `more` tokens at least. None where there are none."""
+    def native(self, more: Sequence[int]) -> AbstractContextManager[NativeForward] | None:
+        """For kernels that take steps themselves; room for `more` tokens of each slot is made. None: there are none."""
 
-    def took(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Such a kernel has filled keys and values of these tokens of each open slot."""
+    def took(self, tokens: Sequence[Sequence[int]], prefilled: int) -> None:
+        """Such a kernel has filled keys and values of these tokens of each open slot, that many tokens of prompts included."""
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
         """Of each open slot's latest tree keep these nodes, a path from its root; none: keep nothing."""
@@ -179,12 +179,12 @@ class PackedSlots:
         self._trees = [chain([token, *of_slot[:-1]]) for token, of_slot in zip(tokens, emitted, strict=True)]
         return emitted
 
-    def native(self, more: int) -> AbstractContextManager[NativeForward] | None:
+    def native(self, more: Sequence[int]) -> AbstractContextManager[NativeForward] | None:
         target = self.target
         if not isinstance(target.program, Program) or not target.attends_by_op:
             return None
         pasts = [len(held) for held in self._held[: self.open]]
-        self._make_room(max(pasts) + more)
+        self._make_room(max(map(sum, zip(pasts, more, strict=True))))
         return self._native(target.program, pasts)
 
     @contextlib.contextmanager
@@ -192,7 +192,8 @@ class PackedSlots:
         with program.native(self.cache) as run:
             yield NativeForward(run, pasts, self.cache.capacity, self.target.mask_plan.limits, self.cache.about_buffers())
 
-    def took(self, tokens: Sequence[Sequence[int]]) -> None:
+    def took(self, tokens: Sequence[Sequence[int]], prefilled: int) -> None:
+        self.prefilled += prefilled
         for held, of_slot in zip(self._held, tokens, strict=False):
             held += of_slot
 
@@ -306,10 +307,10 @@ class SeparateSlots:
     ) -> list[list[int]]:
         return []
 
-    def native(self, more: int) -> AbstractContextManager[NativeForward] | None:
+    def native(self, more: Sequence[int]) -> AbstractContextManager[NativeForward] | None:
         return None
 
-    def took(self, tokens: Sequence[Sequence[int]]) -> None:
+    def took(self, tokens: Sequence[Sequence[int]], prefilled: int) -> None:
         """Nothing to do: there are no such kernels."""
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
