@@ -8,9 +8,8 @@ rows back off. Rows may prefill at the first step. What a step took and gave is 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +24,6 @@ from lookahead.decode.plain_steps import LONGEST
 from lookahead.decode.request import Generation
 from lookahead.decode.row import RunningRow, StepInput
 from lookahead.draft import planner
-from lookahead.draft.counts import DraftCounts
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import Step
 from lookahead.draft.runner_up import Ranked
@@ -49,6 +47,24 @@ class _Begin(NamedTuple):
     phases: list[int]
 
 
+class _Tokens(NamedTuple):
+    """What the kernel reads of a request: the answer that is given and the tokens that end it, as addresses and sizes. held:
+    the arrays, int64.
+    """
+
+    answer_at: int
+    given: int
+    stops_at: int
+    stops: int
+    held: tuple[np.ndarray, np.ndarray]
+
+    @staticmethod
+    def of(generation: Generation) -> _Tokens:
+        answer = np.array(() if generation.forced is None else generation.forced, np.int64)
+        stops = np.array([*generation.stop_ids], np.int64)
+        return _Tokens(answer.ctypes.data, len(answer), stops.ctypes.data, len(stops), (answer, stops))
+
+
 class DraftedSteps:
     """Takes such steps for one engine."""
 
@@ -56,7 +72,8 @@ class DraftedSteps:
         self._target, self._drafter, self._budget, self._accounting = target, drafter, budget, accounting
         self._block: Block | None = None
         self._sources: list[str] = []  # names of those that the kernel counts
-        self._read: dict[RunningRow, tuple[np.ndarray, np.ndarray]] = {}  # tokens that it reads: answers, and what ends them
+        self._tokens: dict[RunningRow, _Tokens] = {}  # of the rows of the latest call
+        self._pointed: tuple[Any, ...] = ()  # what the block's addresses are of
         self._can = (
             isinstance(target.program, Program)
             and target.now is time.perf_counter
@@ -116,17 +133,17 @@ class DraftedSteps:
         drafter.lend([row.drafts for row, phase in zip(rows, phases, strict=True) if phase != layout.PREFILLS], emitted)
         block = self._room_for(len(rows), emitted, forward)
         block.times[:most], block.by_source[: len(rows)] = 0, 0
-        self._read = {row: self._read.get(row) or _arrays_of(row.generation) for row in rows}
+        self._tokens = {row: self._tokens.get(row) or _Tokens.of(row.generation) for row in rows}
         lines = []
-        for k, (row, (answer, stops)) in enumerate(self._read.items()):
-            tree, known, said = inputs[k].tree, len(begun[k]) - row.unnoticed, len(row.generation.token_ids)
-            block.emitted[k, : len(begun[k])] = begun[k]
+        for k, (row, tokens) in enumerate(self._tokens.items()):
+            tree, length, backoff = inputs[k].tree, row.length, row.backoff
+            emitted, said = len(begun[k]), length - len(row.generation.prompt_ids)
+            block.emitted[k, :emitted] = begun[k]
             lines.append(
                 (
-                    *(row.drafts.number, forward.pasts[k], lefts[k], longest - row.length, row.length),
-                    *(row.backoff.until, row.is_drafted_for, len(begun[k]), known),
-                    *(answer.ctypes.data + said * answer.itemsize, min(lefts[k], max(0, len(answer) - said))),
-                    *(stops.ctypes.data, len(stops), 1, 0, 0, phases[k]),
+                    *(row.drafts.number, forward.pasts[k], lefts[k], longest - length, length, backoff.until),
+                    *(row.is_drafted_for, emitted, emitted - row.unnoticed, tokens.answer_at + 8 * said),
+                    *(min(lefts[k], max(0, tokens.given - said)), tokens.stops_at, tokens.stops, 1, 0, 0, phases[k]),
                     *((0, 0) if tree is None else (tree.token_ids.ctypes.data, len(tree))),
                 )
             )
@@ -139,30 +156,40 @@ class DraftedSteps:
     def _describe(self, block: Block, rows: Sequence[RunningRow], forward: NativeForward, most: int, wished: int) -> None:
         """What is the same for all rows."""
         drafter, options, budget, run = self._drafter, self._drafter.options, self._budget, forward.run
-        halves = run.scores.dtype != torch.float32
         budget.make_room(len(rows))
+        pointed = block, run.scores, drafter.shared, drafter.rows
+        if len(self._pointed) != len(pointed) or any(a is not b for a, b in zip(self._pointed, pointed, strict=True)):
+            self._point(block, forward)
+            self._pointed = pointed
         block.buffers[:] = forward.buffers
-        block.numbers[:] = (
+        block.numbers[: layout.ACCEPT] = (
             *(len(rows), most, 0, self._accounting.steps, forward.capacity, run.room, options.decoding_length - 1),
             *(options.branch_length, budget.drafted, budget.before, options.adaptive, options.learn),
             *(drafter.wants_runner_up, drafter.growth.threads(len(rows)), drafter.growth.grew, 0, 0),
+        )
+        observed = any(row.generation.observer for row in rows)
+        block.numbers[[layout.RUN_HEAD, layout.OBSERVED, layout.WISHED]] = run.head_at, observed, wished
+        block.reals[:] = options.price, budget.price, budget.drafting, LONGEST, self._target.call
+
+    def _point(self, block: Block, forward: NativeForward) -> None:
+        """Addresses, which stay the same from call to call unless something grows."""
+        drafter, books, run = self._drafter, self._budget.books, forward.run
+        halves, single = run.scores.dtype != torch.float32, drafter.options.strategy == "single"
+        block.numbers[layout.ACCEPT : layout.OBSERVED] = (
             *map(_address, (planner.accept_rows, planner.grow_rows, goodput.choose)),
             *map(_address, (program_kernel.prepare, program_kernel.run)),
             _address(best_kernel.best_few_halves if halves else best_kernel.best_few_floats),
             *(_address(follow_in(run.scores.dtype)), openmp_address(), clock_address()),
             *(run.head_at, run.scores.data_ptr(), run.scores.shape[1], len(forward.limits[0]), forward.limits.ctypes.data),
-            *(drafter.shared.address, drafter.rows.address, budget.books.address),
-            *(any(row.generation.observer for row in rows), wished, 0, 0, 0, 0, 0),
+            *(drafter.shared.address, drafter.rows.address, books.address),
         )
-        block.reals[:] = options.price, budget.price, budget.drafting, LONGEST, self._target.call
-        scratch, single = drafter.growth.scratch_at, options.strategy == "single"
-        blocks = drafter.shared.address, drafter.rows.address
+        scratch, blocks = drafter.growth.scratch_at, (drafter.shared.address, drafter.rows.address)
         block.accepting[: planner.FIRST_ROW] = 0, 0, block.said.ctypes.data, *blocks, drafter.growth.first.address, blocks[1]
         spans, reach = block.spans, drafter.rows.reach
         arrays = block.limits.ctypes.data, spans.ctypes.data, 0
         block.growing[:] = 0, 0, 0, *arrays, 0, single, 0, *blocks, scratch
         block.choice[: goodput.TAKEN] = (
-            *(reach.ctypes.data, spans.ctypes.data, budget.books.address, reach.size, 0, 0, 0, 0, 0, single, 0, AS_MANY_AS_PAY),
+            *(reach.ctypes.data, spans.ctypes.data, books.address, reach.size, 0, 0, 0, 0, 0, single, 0, AS_MANY_AS_PAY),
         )
         scores = run.scores.data_ptr(), run.scores.shape[1]
         block.following[: best_kernel.HEAD] = *scores, block.known.ctypes.data, 0, 0, 0, 0
@@ -211,15 +238,11 @@ class DraftedSteps:
             row.unnoticed = line[layout.EMITTED] - line[layout.KNOWN]
             row.is_drafted_for = bool(line[layout.ACTIVE])
             row.backoff.debt, row.backoff.until = debts[k], line[layout.UNTIL]
-            counts = zip(self._sources, block.by_source[k].tolist(), strict=True)
-            generation.add_counts(
-                DraftCounts(
-                    steps=taken - (phases[k] != layout.DECODES),
-                    draft_tokens=line[layout.DRAFT_TOKENS],
-                    accepted_tokens=line[layout.ACCEPTED],
-                    accepted_by_source=Counter({name: count for name, count in counts if count}),
-                )
-            )
+            generation.steps += taken - (phases[k] != layout.DECODES)
+            generation.draft_tokens += line[layout.DRAFT_TOKENS]
+            generation.accepted_tokens += line[layout.ACCEPTED]
+        for k, source in np.argwhere(block.by_source[: len(rows)]).tolist():
+            rows[k].generation.accepted_by_source[self._sources[source]] += int(block.by_source[k, source])
         slots.took(filled, sum(map(len, inputs)))
         if numbers[layout.OBSERVED]:
             self._notify_observers(rows, block, taken)
@@ -256,11 +279,6 @@ def _phase_of(row: RunningRow, each: StepInput) -> int:
     if each.tree is None and row.decodes:
         return layout.DECODES
     return layout.ENDS_PREFILL if each.wanted == "last" else layout.PREFILLS
-
-
-def _arrays_of(generation: Generation) -> tuple[np.ndarray, np.ndarray]:
-    """int64: the answer that is given, if one is, and tokens that end it."""
-    return np.array(generation.forced or (), np.int64), np.array([*generation.stop_ids], np.int64)
 
 
 def _address(function: Callable[[int], None]) -> int:

@@ -131,11 +131,12 @@ class PackedSlots:
     def begin(self, slot: int) -> int | None:
         text = self._texts[slot][:-1]
         source, shared, promised = slot, _common(self._held[slot], text), 0
-        for other in range(len(self._held)):
-            common = _common(self._held[other], text)
-            if common >= max(shared + 1, SHARED_FROM):
+        for other, held in enumerate(self._held):
+            needed = max(shared + 1, SHARED_FROM)
+            may = needed <= min(len(held), len(text)) and held[needed - 1] == text[needed - 1]
+            if may and (common := _common(held, text)) >= needed:
                 source, shared = other, common
-            if other < self.open and self._begun[other] and len(self._held[other]) < len(self._texts[other]):
+            if other < self.open and self._begun[other] and len(held) < len(self._texts[other]):
                 promised = max(promised, _common(self._texts[other], text))
         if promised >= shared + WAIT_FOR:
             return None

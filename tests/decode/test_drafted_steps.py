@@ -29,6 +29,8 @@ from tests.architectures import NEW_TOKENS, plain_answers
 from tests.decode.test_plain_steps import PROMPTS, demo
 from tests.support.depth import deep
 
+BEGINNING = [*range(20, 50)]  # which prompts share: one row prefills it, the others wait for that
+LONG = [[*BEGINNING, 5], [*BEGINNING, 7, 3], [8, 4], [*range(60, 100)], [*BEGINNING, 9, 6, 2], [3, *range(60, 99)]]
 FIXED = DraftOptions(adaptive=False, decoding_length=16)
 ADDRESSES = ("texts", "common")  # of the drafter's shared arrays: where sorted texts are, and places in them
 
@@ -61,10 +63,16 @@ def ran(engine: DecodingEngine, requests: Sequence[Generation]) -> list[list[int
 
 
 def run_of(
-    target: TargetModel, options: DraftOptions, batch_size: int, room: int = 40, stop: Sequence[int] = ()
+    target: TargetModel,
+    options: DraftOptions,
+    batch_size: int,
+    room: int = 40,
+    stop: Sequence[int] = (),
+    prompts: Sequence[list[int]] = PROMPTS * 2,
+    prefill_chunk: int = 512,
 ) -> tuple[list[list[int]], list[Generation], DecodingEngine]:
-    engine = DecodingEngine(target, Drafter(options=options), batch_size)
-    requests = requests_of(engine, room, stop)
+    engine = DecodingEngine(target, Drafter(options=options), batch_size, prefill_chunk)
+    requests = requests_of(engine, room, stop, prompts)
     return ran(engine, requests), requests, engine
 
 
@@ -75,25 +83,40 @@ def same_state(a: Drafter, b: Drafter) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "length", "strategy"), [(1, 16, "hierarchical"), (3, 32, "hierarchical"), *deep([(3, 8, "single")])]
+    ("batch_size", "length", "strategy", "prompts", "prefill_chunk"),
+    [
+        (1, 16, "hierarchical", PROMPTS * 2, 512),
+        (3, 32, "hierarchical", LONG, 16),
+        *deep([(3, 8, "single", PROMPTS * 2, 512), (4, 16, "hierarchical", LONG, 512)]),
+    ],
 )
 def test_answers_counts_and_what_is_learned_are_those_of_single_steps(
-    batch_size: int, length: int, strategy: str, taken: list[int], monkeypatch: pytest.MonkeyPatch
+    batch_size: int,
+    length: int,
+    strategy: str,
+    prompts: list[list[int]],
+    prefill_chunk: int,
+    taken: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Three trees of 32 are more tokens than a program has room for at first."""
+    """Three trees of 32 are more tokens than a program has room for at first. Prompts are prefilled in chunks, or at once."""
     target, options = demo(), DraftOptions(strategy=strategy, adaptive=False, decoding_length=length)
-    answers, requests, engine = run_of(target, options, batch_size)
+    answers, requests, engine = run_of(target, options, batch_size, prompts=prompts, prefill_chunk=prefill_chunk)
     assert max(taken) > 1
-    monkeypatch.setattr(drafted_steps, "MOST_AT_ONCE", 0)
+    assert sum(taken) > 0.8 * engine.accounting.steps
+    monkeypatch.setattr(drafted_steps.DraftedSteps, "_most", lambda *_: 0)
     taken.clear()
-    singly, one_by_one, other = run_of(target, options, batch_size)
+    singly, one_by_one, other = run_of(target, options, batch_size, prompts=prompts, prefill_chunk=prefill_chunk)
     assert not taken
     assert answers == singly
     for request, single in zip(requests, one_by_one, strict=True):
         assert (request.steps, request.draft_tokens) == (single.steps, single.draft_tokens)
         assert request.accepted_by_source == single.accepted_by_source
-        assert request.accepted_tokens == single.accepted_tokens == len(request.token_ids) - 1 - request.steps
+        beyond = request.accepted_tokens - (len(request.token_ids) - 1 - request.steps)
+        assert request.accepted_tokens == single.accepted_tokens
+        assert beyond in (0, 1)  # a draft token that ended the answer has no token of the model's behind it
     assert engine.accounting.steps == other.accounting.steps == engine.clock.steps == other.clock.steps
+    assert engine.clock.taken_in == other.clock.taken_in
     assert same_state(engine.drafter, other.drafter)
 
 
@@ -143,7 +166,7 @@ def test_who_observes_steps_sees_each(taken: list[int], monkeypatch: pytest.Monk
     target = demo()
     natively = seen_steps()
     assert max(taken) > 1
-    monkeypatch.setattr(drafted_steps, "MOST_AT_ONCE", 0)
+    monkeypatch.setattr(drafted_steps.DraftedSteps, "_most", lambda *_: 0)
     for step, single in zip(natively, seen_steps(), strict=True):
         assert dataclasses.replace(step, tree=single.tree) == single
         for field in dataclasses.fields(DraftTree):

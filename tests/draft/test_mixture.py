@@ -233,7 +233,7 @@ def steps_of(drafter, steps, made, number):
 @given(situations)
 def test_steps_of_the_context_are_those_a_search_finds_in_every_text(situation):
     for drafter, row, slow, slow_row, _ in moments(situation):
-        drafter._read([row])
+        drafter.read([row])
         assert drafter.shared.used[0] >= len(slow.texts) - 1
         for number in range(drafter.shared.used[0]):
             expected = steps_by_search(slow.texts[number], slow_row.tokens)
@@ -265,7 +265,7 @@ def test_steps_of_each_node_are_those_a_search_finds_as_far_as_they_were_needed(
 def test_of_many_context_lengths_the_longest_and_the_single_token_are_kept():
     drafter = Drafter([trie_of([[[1] * 25]], [1.0], 0)])
     row = drafter.start([1] * 20)
-    drafter._read([row])
+    drafter.read([row])
     steps = steps_of(drafter, drafter.rows.steps[0], drafter.rows.made[0], 0)
     assert [(len(places), order) for places, order in steps] == [*((6 + k, 20 - k) for k in range(STEPS - 1)), (25, 1)]
     row.accept([1])

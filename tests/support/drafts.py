@@ -44,6 +44,9 @@ class KnownAnswer:
         self.running += 1
         return KnownRow(self, prompt_ids)
 
+    def read(self, rows):
+        """A prompt is known as soon as its row begins."""
+
     def accept_rows(self, rows, said, learn):
         for row, token_ids in zip(rows, said, strict=True):
             row.accept(token_ids)
