@@ -158,7 +158,7 @@ class DecodingEngine:
         self.accounting.steps += 1
         inputs = prefill_chunks(rows, slots, self.prefill_chunk)
         decoding = [slot for slot, row in enumerate(rows) if row.decodes and inputs[slot].tree is None]
-        active = self._notify([rows[slot] for slot in decoding])
+        active = self._notify([rows[slot] for slot in decoding], len(rows))
         if active:  # rows that are to decode next are read before anything is drafted for them
             self.drafter.read([row.drafts for row, each in zip(rows, inputs, strict=True) if each.wanted == "last"])
             if self._drafted_steps.take(rows, inputs, slots):
@@ -199,15 +199,18 @@ class DecodingEngine:
             if row.is_drafted_for and self.drafter.options.adaptive:
                 row.backoff.drafted(self.budget.returns if tree.draft_tokens else 0.0, self.accounting.steps)
 
-    def _notify(self, rows: list[RunningRow]) -> list[RunningRow]:
-        """Let the drafter know what was emitted; returns the rows that are drafted for at this step, which do not back off."""
+    def _notify(self, rows: list[RunningRow], running: int) -> list[RunningRow]:
+        """Let the drafter know what was emitted; returns the rows that are drafted for at this step, which do not back off.
+
+        running: how many rows hold slots. Those that prefill will soon decode, so drafts rest as with that many rows.
+        """
         options, step = self.drafter.options, self.accounting.steps
         if not rows:
             return []
         if options.strategy == "off":
             active = [False] * len(rows)
         else:
-            off = options.adaptive and self.accounting.rates.rest(len(rows), self.budget.speed)
+            off = options.adaptive and self.accounting.rates.rest(running, self.budget.speed)
             active = [not options.adaptive or row.is_constrained or (row.backoff.is_over(step) and not off) for row in rows]
         # Of those that were drafted for at the last step some scores are still to be kept as runner-up tokens.
         due = [row for row, now in zip(rows, active, strict=True) if now or (row.is_drafted_for and row.drafts.unread is None)]
