@@ -17,6 +17,7 @@ from lookahead.budget.gain import Gain
 from lookahead.budget.goodput import GoodputBudget
 from lookahead.budget.profile import Forward
 from lookahead.budget.rates import Rates
+from lookahead.decode.drafted_layout import ADDING, BEGAN, COMPUTED, DRAWN, RECYCLED, VERIFIED
 from lookahead.decode.row import RunningRow, StepInput
 from lookahead.decode.verify import Accepted
 from lookahead.draft.drafter import Drafter
@@ -138,24 +139,24 @@ class Accounting:
 
         steps: float64 [steps, 12], see `StepLog`. times: float64 [steps, 7], clock readings, and what runner-up tokens gave.
         """
-        began, drawn, computed, _, verified, adding, recycled = times.T
-        first = int(steps[0, PREFILLED] > 0)  # that only decodes
-        (before, over), self._before = self._before, ([*rows] if len(steps) > first else [], float(verified[-1]))
+        readings, prefilled = times.tolist(), int(steps[0, PREFILLED])
+        first, ended = int(prefilled > 0), readings[-1][VERIFIED]  # first: that only decodes
+        (before, over), self._before = self._before, ([*rows] if len(steps) > first else [], ended)
         goes_on = not first and before and before == self._before[0]
         if goes_on:
-            steps[:, SECONDS] += (began[0] - over) / len(steps)  # what Python does once for all of them
+            steps[:, SECONDS] += (readings[0][BEGAN] - over) / len(steps)  # what Python does once for all of them
         for row in rows:
-            row.generation.seconds = float(verified[-1]) - row.began
-        drafting, forward, verification = (float(part.sum()) for part in (drawn - began, computed - drawn, verified - computed))
-        self.clock.add(drafting, forward, verification, int(steps[0, PREFILLED]), len(steps))
+            row.generation.seconds = ended - row.began
+        stages = (BEGAN, DRAWN), (DRAWN, COMPUTED), (COMPUTED, VERIFIED)
+        drafting, forward, verification = (sum(of_step[end] - of_step[begin] for of_step in readings) for begin, end in stages)
+        self.clock.add(drafting, forward, verification, prefilled, len(steps))
         self.gain.steps(steps)
         self.budget.observe_all(steps[first:])
-        seconds, emitted = steps[first:, SECONDS].tolist(), steps[first:, EMITTED].tolist()
-        self.rates.note_drafted(len(rows), [*zip(seconds, emitted, strict=True)][0 if goes_on else 1 :])
+        decoding = [(line[SECONDS], line[EMITTED], line[RECYCLING]) for line in steps[first:].tolist()]
+        self.rates.note_drafted(len(rows), [(seconds, emitted) for seconds, emitted, _ in decoding[0 if goes_on else 1 :]])
         if self.drafter.options.adaptive:
-            recycling = (steps[first:, RECYCLING] + adding[first:]).tolist()
-            for of_step in zip(recycling, recycled[first:].tolist(), seconds, emitted, strict=True):
-                self.drafter.runner_up.observe(*of_step, len(rows))
+            for (seconds, emitted, recycling), reading in zip(decoding, readings[first:], strict=True):
+                self.drafter.runner_up.observe(recycling + reading[ADDING], reading[RECYCLED], seconds, emitted, len(rows))
 
     def plain_forward(self, rows: Sequence[RunningRow]) -> Forward:
         """The forward of these rows without drafts: each brings one token."""

@@ -202,7 +202,7 @@ class DraftedSteps:
         """A block with room for that many rows and tokens of each: the one there is, or a new one."""
         sizes = {
             "rows": rows,
-            "emitted": emitted,
+            "emitted": 1 << (emitted - 1).bit_length(),
             "sources": len(self._drafter.source_names) + 2,
             "steps": MOST_AT_ONCE,
             "words": best_kernel.HEAD + 7 * rows + 5 * forward.run.room,
@@ -241,8 +241,8 @@ class DraftedSteps:
             generation.steps += taken - (phases[k] != layout.DECODES)
             generation.draft_tokens += line[layout.DRAFT_TOKENS]
             generation.accepted_tokens += line[layout.ACCEPTED]
-        for k, source in np.argwhere(block.by_source[: len(rows)]).tolist():
-            rows[k].generation.accepted_by_source[self._sources[source]] += int(block.by_source[k, source])
+        for k, source in zip(*(indices.tolist() for indices in block.by_source[: len(rows)].nonzero()), strict=True):
+            rows[k].generation.accepted_by_source[self._sources[source]] += block.by_source.item(k, source)
         slots.took(filled, sum(map(len, inputs)))
         if numbers[layout.OBSERVED]:
             self._notify_observers(rows, block, taken)

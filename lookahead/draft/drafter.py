@@ -24,7 +24,7 @@ from lookahead.draft.grown import GrownTrees, Guide, forced_tokens, keep_possibl
 from lookahead.draft.growth import Growth
 from lookahead.draft.mixture import FACTORS, FIRST_GRADIENTS
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.own_text import LENGTH, OwnText, lead_common
+from lookahead.draft.own_text import LENGTH, TOKEN, OwnText, lead_common
 from lookahead.draft.places import SIZE, VOCABULARY, SortedText, table_of
 from lookahead.draft.priors import Priors, load_priors
 from lookahead.draft.recycled import ANY, BEST, Recycled
@@ -283,9 +283,10 @@ class Drafter:
 
     def take_back(self, rows: Sequence[Row]) -> None:
         """What such a kernel has done counts as done here."""
-        for row in rows:
-            row.own.length = int(self.rows.own[row.number, LENGTH])
-            row.root = int(row.own.tokens[-1])
+        lengths = self.rows.own[[row.number for row in rows], LENGTH].tolist()
+        for row, length in zip(rows, lengths, strict=True):
+            row.own.length = length
+            row.root = row.own.log.item(TOKEN, length - 1)
 
     def cut(self, grown: GrownTrees, kept: Sequence[int] | None = None, padding: int = 0, padded: int = 0) -> list[DraftTree]:
         """The draft tree of each row: its first nodes.

@@ -70,9 +70,8 @@ class OwnText:
 
     def describe(self, columns: np.ndarray, prompt_length: int) -> None:
         """Write addresses and sizes into int64 [OWN_COLUMNS]."""
-        columns[[LOG, CAPACITY]] = self.log.ctypes.data, self.log.shape[1]
-        columns[[HEADS, HEAD_SLOTS]] = self.heads.ctypes.data, self.heads.shape[1]
-        columns[[LEADING, LENGTH, PROMPT_LENGTH]] = self.leaders.ctypes.data, self.length, prompt_length
+        log, heads = (self.log.ctypes.data, self.log.shape[1]), (self.heads.ctypes.data, self.heads.shape[1])
+        columns[:] = *log, *heads, self.leaders.ctypes.data, self.length, prompt_length
 
     def append(self, token_ids: Sequence[int] | np.ndarray) -> None:
         """Add tokens."""

@@ -16,6 +16,7 @@ occurrences, order 3) and ("a": 3 occurrences, order 1).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -54,6 +55,7 @@ class SortedText:
     weighing: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     version: int = dataclasses.field(default_factory=itertools.count(1).__next__)
 
+    @functools.cached_property
     def row(self) -> np.ndarray:
         """int64 [COLUMNS]"""
         row = np.zeros(COLUMNS, np.int64)
@@ -70,7 +72,7 @@ class SortedText:
 
 def table_of(texts: list[SortedText]) -> np.ndarray:
     """int64 [texts, COLUMNS]"""
-    return np.array([text.row() for text in texts], np.int64).reshape(len(texts), COLUMNS)
+    return np.array([text.row for text in texts], np.int64).reshape(len(texts), COLUMNS)
 
 
 @inlined

@@ -222,6 +222,7 @@ class SlotCache(KeysAndValuesOnly):
         self._shapes = shapes
         self.kept = DTYPES.get(kv_dtype)
         self.version = next(VERSIONS)
+        self._about: tuple[int, np.ndarray] = 0, np.empty(0)  # of which version, and what `about_buffers` gives then
         self.slots = self.capacity = 0
         self.merged = True  # there is one buffer of each shape
         self.buffers: list[torch.Tensor] = []  # [buffers, slots, heads, capacity, head_dim]
@@ -329,8 +330,10 @@ class SlotCache(KeysAndValuesOnly):
 
     def about_buffers(self) -> np.ndarray:
         """int64 [buffers, 6]: of each its address and sizes, the last in units of 2 bytes (`batch_kernel.move`). On the CPU."""
-        shorts = [buffer.view(torch.int16) for buffer in self.buffers]
-        return np.array([(buffer.data_ptr(), *buffer.shape) for buffer in shorts], np.int64)
+        if self._about[0] != self.version:
+            shorts = [buffer.view(torch.int16) for buffer in self.buffers]
+            self._about = self.version, np.array([(buffer.data_ptr(), *buffer.shape) for buffer in shorts], np.int64)
+        return self._about[1]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """The first `length` positions of slot `source` become those of slot `target`."""
