@@ -219,7 +219,7 @@ def test_answer_that_ends_early_is_different_and_different_ones_are_shown_first(
     assert [each.kind for each in found.shown[1:]] == ["near-tie"] * (SHOWN - 1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_halves)])
+@pytest.mark.parametrize("dtype", [*deep(["float32"]), pytest.param("bfloat16", marks=needs_halves)])
 def test_exact_model_has_no_near_ties_and_bench_says_bit_for_bit(cli: Cli, tmp_path: Path, dtype: str) -> None:
     shown = cli(
         "bench", "--model", MODEL, "--input", PROMPTS, "--rows", 4, "--max-new-tokens", 40, "--strategy", "hierarchical,single",

@@ -137,7 +137,8 @@ def test_rests_of_drafts_end_when_they_would_step_by_step(target: TargetModel) -
 
 
 @pytest.mark.parametrize(
-    ("dtype", "how"), [("bfloat16", {"quantize": "int4"}), ("float16", {"quantize": "int8"}), ("float32", {"kv_dtype": "int8"})]
+    ("dtype", "how"),
+    [("bfloat16", {"quantize": "int4"}), *deep([("float16", {"quantize": "int8"}), ("float32", {"kv_dtype": "int8"})])],
 )
 def test_halves_and_quantised_models_too(dtype: str, how: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     found = demo(dtype, **how)

@@ -89,8 +89,10 @@ def test_bytes_of_a_token_do_not_depend_on_others(kv_dtype: str) -> None:
         assert quantized(states[:, token : token + 1], DTYPES[kv_dtype]).equal(together[:, token : token + 1])
 
 
-@pytest.mark.parametrize("dtype", some_deep(sorted(ENTRIES, key=str), [torch.bfloat16]))
-@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("kv_dtype", "dtype"),
+    some_deep(itertools.product(DTYPES, sorted(ENTRIES, key=str)), [("int8", torch.float32), ("int4", torch.bfloat16)]),
+)
 def test_attention_reads_what_was_written(kv_dtype: str, dtype: torch.dtype) -> None:
     """Of trees, windows and heads that share keys; 40 queries are worked on in another way than few."""
     bush = [-1, 0, 0, 1, 1, 2]
@@ -218,10 +220,9 @@ def test_demo_model_loses_little() -> None:
 
 def test_memory_of_a_token() -> None:
     whole = load_model(DEMO, "bfloat16", "cpu").place_bytes
-    for kv_dtype, share in (("int8", 0.55), ("int4", 0.32)):
-        for dtype in {HALF, "float32"}:
-            held = load_model(DEMO, dtype, "cpu", kv_dtype=kv_dtype).place_bytes
-            assert 0 < held <= share * whole
+    for kv_dtype, dtype, share in (("int8", "float32", 0.55), ("int4", HALF, 0.32)):
+        held = load_model(DEMO, dtype, "cpu", kv_dtype=kv_dtype).place_bytes
+        assert 0 < held <= share * whole
 
 
 @pytest.mark.deep

@@ -1,6 +1,6 @@
 """Compiles kernels, or loads them, which tests would otherwise do one by one. None of them needs torch.
 
-As a command, in processes beside each other: `python -m tests.support.compiled usual`, `rare`.
+As a command, in processes beside each other: `python -m tests.support.compiled drafts`, `forwards`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,18 @@ def usual() -> None:
     _edit_tries(1000)
 
 
-def rare() -> None:
-    """Kernels of float32 forwards first; those of halves, quantized models and tries of large vocabularies."""
+def drafts() -> None:
+    """Kernels of drafting and tries. Those of large vocabularies come behind the others, with which they share some."""
+    from lookahead.job.compile_groups import COMPILE
+
+    COMPILE["drafting"]()
+    COMPILE["steps"]()
+    _edit_tries(1000)
+    _edit_tries(70_000)
+
+
+def forwards() -> None:
+    """Kernels of float32 forwards first; those of halves, quantized models and the budget."""
     from lookahead.forward import attention_kernel, best_kernel, panel_kernel, quantized_cache_code, steps_kernel
     from lookahead.job import compile_groups
     from lookahead.threads import c_function
@@ -47,7 +57,7 @@ def rare() -> None:
     best_kernel.best_token(halves, np.int16(0x7FFF), 0)
     source, target = np.zeros(64, np.float32), np.zeros(256, np.uint8)
     quantized_cache_code.quantize_all(source.ctypes.data, 1, 64, target.ctypes.data, 4, True)
-    _edit_tries(70_000)
+    compile_groups.COMPILE["budget"]()
 
 
 def _edit_tries(vocab_size: int) -> None:
@@ -65,4 +75,4 @@ def _edit_tries(vocab_size: int) -> None:
 
 
 if __name__ == "__main__":
-    {"usual": usual, "rare": rare}[sys.argv[1]]()
+    {"drafts": drafts, "forwards": forwards}[sys.argv[1]]()
