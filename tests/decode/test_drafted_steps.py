@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from lookahead.budget.rates import Rates
 from lookahead.decode import drafted_steps
 from lookahead.decode.accounting import Accounting
 from lookahead.decode.drafted_steps import DraftedSteps
@@ -187,6 +188,21 @@ def test_rows_that_back_off_are_drafted_for_again(taken: list[int], monkeypatch:
     answers = ran(engine, requests_of(engine, 60))
     assert answers == run_of(demo(), DraftOptions("off"), 3, room=60)[0]
     assert len(taken) > 1
+
+
+def test_whether_drafts_rest_is_asked_for_as_many_rows_as_hold_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while one of them prefills: steps are noted for that many."""
+    original, asked = Rates.rest, []
+
+    def rest(self: Rates, rows: int, speed: float) -> bool:
+        asked.append(rows)
+        return original(self, rows, speed)
+
+    monkeypatch.setattr(Rates, "rest", rest)
+    engine = DecodingEngine(demo(), Drafter(), 2)
+    ran(engine, requests_of(engine, 12, prompts=PROMPTS[:4]))
+    assert asked == sorted(asked, reverse=True), "two, and one only at the end"
+    assert 2 in asked
 
 
 @pytest.mark.parametrize(
