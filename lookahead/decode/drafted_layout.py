@@ -15,17 +15,17 @@ from lookahead.kernels import Layout, unpacker
 # Positions of a slot, tokens of a forward: as many as there is room for. Draft tokens of a tree and on a path at most (NODES,
 # DEPTH). DRAFTED, BEFORE: see `GoodputBudget`. Whether the budget chooses (ADAPTIVE), the drafter learns (LEARNS) and runner-up
 # tokens are kept (RECYCLES). SCRATCHES: threads that may draft at once. GREW: nodes at the latest drafts. PENDING: trees whose
-# runner-up tokens are still to be added. FAILED: the program found ids or positions that the model has no row for.
+# runner-up tokens are still to be added.
 (ROWS, MOST, TAKEN, STEP, CAPACITY, ROOM, NODES, DEPTH, DRAFTED, BEFORE, ADAPTIVE, LEARNS, RECYCLES) = range(13)
-(SCRATCHES, GREW, PENDING, FAILED) = range(13, 17)
+(SCRATCHES, GREW, PENDING) = range(13, 16)
 # Addresses: of C functions, of what describes a run of the program, of the scores, of the masks' limits and of blocks.
-(ACCEPT, GROW, CHOOSE, PREPARE, RUN, BEST_FEW, FOLLOW, PARALLEL, CLOCK) = range(17, 26)
-(RUN_HEAD, SCORES, VOCAB, KINDS, LIMITS, SHARED, DRAFT_ROWS, BOOKS) = range(26, 34)
-OBSERVED = 34  # whether trees are noted, for observers
-WISHED = 35  # draft tokens that the first step is to have, or AS_MANY_AS_PAY
+(ACCEPT, GROW, CHOOSE, PREPARE, RUN, BEST_FEW, FOLLOW, PARALLEL, CLOCK) = range(16, 25)
+(RUN_HEAD, SCORES, KINDS, LIMITS, SHARED, DRAFT_ROWS, BOOKS) = range(25, 32)
+OBSERVED = 32  # whether trees are noted, for observers
+WISHED = 33  # draft tokens that the first step is to have, or AS_MANY_AS_PAY
 # Of a step: rows that decode and tokens that these emit; tokens of prompts, of the whole forward, and of the widest tree.
-DECODING, SAID, FED, TOKENS, WIDEST = range(36, 41)
-NUMBERS = 41
+DECODING, SAID, FED, TOKENS, WIDEST = range(34, 39)
+NUMBERS = 39
 # Path probability that a node must have, at least and now; seconds that drafting takes, and that the call may take; what a call
 # of attention costs.
 (LEAST_PRICE, PRICE, DRAFTING, LONGEST, CALL) = range(5)

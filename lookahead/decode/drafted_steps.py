@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from lookahead.budget import goodput
-from lookahead.budget.goodput import AS_MANY_AS_PAY, GoodputBudget
+from lookahead.budget.goodput import GoodputBudget
 from lookahead.clock import clock_address
 from lookahead.decode import drafted_layout as layout
 from lookahead.decode.accounting import Accounting
@@ -24,7 +24,7 @@ from lookahead.decode.plain_steps import LONGEST
 from lookahead.decode.request import Generation
 from lookahead.decode.row import RunningRow, StepInput
 from lookahead.draft import planner
-from lookahead.draft.drafter import Drafter
+from lookahead.draft.drafter import Drafter, Row
 from lookahead.draft.explain import Step
 from lookahead.draft.runner_up import Ranked
 from lookahead.draft.tree import DraftTree, name_of
@@ -45,6 +45,11 @@ class _Begin(NamedTuple):
     rows: Sequence[RunningRow]
     inputs: Sequence[StepInput]
     phases: list[int]
+
+    @property
+    def drafts(self) -> list[Row]:
+        """Of the rows that decode from the next step on at the latest."""
+        return [row.drafts for row, phase in zip(self.rows, self.phases, strict=True) if phase != layout.PREFILLS]
 
 
 class _Tokens(NamedTuple):
@@ -130,7 +135,7 @@ class DraftedSteps:
         begun = [row.generation.token_ids[-max(1, row.unnoticed) :] for row in rows]
         lefts = [row.generation.room - len(row.generation.token_ids) for row in rows]
         emitted = max(len(tokens) + min(left, most * (depth + 1)) for tokens, left in zip(begun, lefts, strict=True))
-        drafter.lend([row.drafts for row, phase in zip(rows, phases, strict=True) if phase != layout.PREFILLS], emitted)
+        drafter.lend(begin.drafts, emitted)
         block = self._room_for(len(rows), emitted, forward)
         block.times[:most], block.by_source[: len(rows)] = 0, 0
         self._tokens = {row: self._tokens.get(row) or _Tokens.of(row.generation) for row in rows}
@@ -165,7 +170,7 @@ class DraftedSteps:
         block.numbers[: layout.ACCEPT] = (
             *(len(rows), most, 0, self._accounting.steps, forward.capacity, run.room, options.decoding_length - 1),
             *(options.branch_length, budget.drafted, budget.before, options.adaptive, options.learn),
-            *(drafter.wants_runner_up, drafter.growth.threads(len(rows)), drafter.growth.grew, 0, 0),
+            *(drafter.wants_runner_up, drafter.growth.threads(len(rows)), drafter.growth.grew, 0),
         )
         observed = any(row.generation.observer for row in rows)
         block.numbers[[layout.RUN_HEAD, layout.OBSERVED, layout.WISHED]] = run.head_at, observed, wished
@@ -180,7 +185,7 @@ class DraftedSteps:
             *map(_address, (program_kernel.prepare, program_kernel.run)),
             _address(best_kernel.best_few_halves if halves else best_kernel.best_few_floats),
             *(_address(follow_in(run.scores.dtype)), openmp_address(), clock_address()),
-            *(run.head_at, run.scores.data_ptr(), run.scores.shape[1], len(forward.limits[0]), forward.limits.ctypes.data),
+            *(run.head_at, run.scores.data_ptr(), len(forward.limits[0]), forward.limits.ctypes.data),
             *(drafter.shared.address, drafter.rows.address, books.address),
         )
         scratch, blocks = drafter.growth.scratch_at, (drafter.shared.address, drafter.rows.address)
@@ -189,7 +194,7 @@ class DraftedSteps:
         arrays = block.limits.ctypes.data, spans.ctypes.data, 0
         block.growing[:] = 0, 0, 0, *arrays, 0, single, 0, *blocks, scratch
         block.choice[: goodput.TAKEN] = (
-            *(reach.ctypes.data, spans.ctypes.data, books.address, reach.size, 0, 0, 0, 0, 0, single, 0, AS_MANY_AS_PAY),
+            *(reach.ctypes.data, spans.ctypes.data, books.address, reach.size, 0, 0, 0, 0, 0, single, 0, 0),
         )
         scores = run.scores.data_ptr(), run.scores.shape[1]
         block.following[: best_kernel.HEAD] = *scores, block.known.ctypes.data, 0, 0, 0, 0
@@ -221,7 +226,7 @@ class DraftedSteps:
         """What the kernel has done counts as done here."""
         (rows, inputs, phases), drafter = begin, self._drafter
         numbers, lines, debts = block.numbers.tolist(), block.rows[: len(rows)].tolist(), block.debts.tolist()
-        drafter.take_back([row.drafts for row, phase in zip(rows, phases, strict=True) if phase != layout.PREFILLS])
+        drafter.take_back(begin.drafts)
         drafter.growth.grew = numbers[layout.GREW]
         if numbers[layout.RECYCLES]:
             trees = numbers[layout.PENDING]

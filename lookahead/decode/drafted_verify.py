@@ -20,7 +20,6 @@ from lookahead.decode.drafted_layout import (
     DRAFT_TOKENS,
     EMITTED,
     ENDS_PREFILL,
-    FAILED,
     GIVEN,
     GIVEN_AT,
     KINDS,
@@ -166,8 +165,7 @@ def forward(of):
     head[program_kernel.IDS], head[program_kernel.META] = address_of(of.fed), address_of(of.meta)
     head[program_kernel.KEPT], head[program_kernel.SCORES] = address_of(of.wanted), n[SCORES]
     call_with(n[PREPARE], n[RUN_HEAD])
-    if head[program_kernel.OUTSIDE] != 0:
-        n[FAILED] = 1
+    if head[program_kernel.OUTSIDE] != 0:  # `Program.native` raises an error for it
         return False
     if head[program_kernel.THREADS] > 1:
         in_threads(n[PARALLEL], n[RUN], n[RUN_HEAD], head[program_kernel.THREADS])
@@ -187,15 +185,16 @@ def find_few(of):
     for row in range(n[ROWS]):
         line = of.rows[row]
         followed = of.tree_sizes[row] if line[PHASE] == DECODES else np.int64(line[PHASE] == ENDS_PREFILL)
-        if followed > 0 and line[ACTIVE] != 0 and line[GIVEN] == 0:
-            for node in range(begin, begin + min(followed, line[SIZE])):
+        size = min(followed, line[SIZE])  # without what fills the forward up
+        if size > 0 and line[ACTIVE] != 0 and line[GIVEN] == 0:
+            for node in range(begin, begin + size):
                 of.asked[nodes], of.few_tokens[nodes], of.few_parents[nodes] = node, token_ids[node], parents[node]
                 nodes += 1
             own = own_arrays(draft_rows.own, line[NUMBER])
             for k in range(2):
                 place = own.length - 2 - k
                 of.few_before[trees, k] = own.log[TOKEN, place] if place >= 0 else ANY
-            of.few_sizes[trees] = min(followed, line[SIZE])
+            of.few_sizes[trees] = size
             trees += 1
         begin += followed
     n[PENDING] = trees

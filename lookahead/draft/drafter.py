@@ -155,7 +155,7 @@ class Drafter:
         return row
 
     def read(self, rows: Sequence[Row]) -> None:
-        """Of these rows what is unread becomes their own text. It is not before the first draft, as drafts may rest."""
+        """Of these rows what is unread becomes their own text. It is not before anything is drafted, as drafts may rest."""
         unread = [row for row in rows if row.unread is not None]
         if not unread:
             return
