@@ -44,7 +44,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class TargetModel:
     """A loaded model and how it verifies.
 
-    mode: see the module's docstring. reason: why it is not "packed".
+    mode: see the module's docstring. reason: why it is not "packed". not_program: why its forward is not a program, where steps
+    are packed and it might have been one.
     kv_dtype: none, or int8 or int4, to which packed steps on a CPU quantize keys and values (quantized_cache.py).
     place_bytes: memory that keys and values of one token take, where it is packed (0: not known). layers: where that goes.
     bucketed: packed steps take one of a few shapes (on a GPU). attends_by_op: in packed steps attention is one call of
@@ -60,6 +61,7 @@ class TargetModel:
     name: str
     mode: Mode
     reason: str = ""
+    not_program: str = ""
     place_bytes: int = 0
     layers: tuple[LayerShape, ...] = ()
     bucketed: bool = False

@@ -1,14 +1,17 @@
 """How a model verifies drafts, found by trying. In: a loaded model. Out: a TargetModel whose mode gives the right scores.
 
-Each mode, the fastest first, prefills prompts in pieces, verifies drafts, keeps a part and continues, in two slots and in one;
-every score must be what the model gives for that text alone, without cache, masks or neighbours. Windows that no short text
-shows are looked for in the model's own masks (far_masks.py).
+Each mode, the fastest first, prefills prompts in pieces, verifies drafts, keeps a part and continues, in two slots and in one.
+Its scores, and keys and values, are right if they are as near to precise ones as the stock model's own are (reference.py): how
+far rounding moves them is a matter of the model, not a constant. Where steps can be packed, a program
+(lower.py) is compared with the model's modules as well, which on a CPU round where it does: so differences that rounding would
+hide are found too. Windows that no short text shows are looked for in the model's own masks (far_masks.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,38 +30,107 @@ from lookahead.models.captured import tried_capture
 from lookahead.models.far_masks import far_masks_differ
 from lookahead.models.linear import kind_of_linear
 from lookahead.models.lower import program_of
+from lookahead.models.reference import HALF, Reference, likely_texts, perturbed, stock, wide, widened
 from lookahead.tokenizer import first_line
 
 log = logging.getLogger(__name__)
 
-PROMPTS = (12, 5)  # tokens
-PIECE = 8  # of them that are prefilled first
+PROMPTS = (20, 9)  # tokens
+PIECE = 12  # of them that are prefilled first
 #      0
 #    1   2
 #   3 4   5
 BUSH = np.array([-1, 0, 0, 1, 1, 2], np.int32)
 BUSH_KEPT = [0, 2, 5]
 CHAIN_KEPT = [0, 1, 2]
-MOST_NOISE = 0.1  # of the spread of scores: what rounding may be blamed for
+# Right scores were 0.88 to 1.12 times as far from the precise ones as the stock model's in all layers of the real models tried,
+# wrong ones in float32 20 times or more.
+FACTOR = 2.0  # of the mean over tokens
+FACTOR_OF_ONE = 8.0  # of the farthest token: one rounding on the other side can move all that follows
+LEAST = 0.125  # units of rounding that are always allowed
+OF_FLOAT32 = 1 / 16  # of what rounding to half precision moves, which is 2**13 times as coarse or more
+# Between a program and the modules, as shares of what rounding moves
+OF_FIRST_LAYER = 0.15  # of half of the tokens, in keys and values of the first layer, before rounding can have grown
+STRAY, SAME = 0.1, 1e-3  # a token's numbers are others, or the same
+RARE, MOST = 0.25, 0.75  # shares of tokens: others in layers that are right, and in one that is wrong
+ENOUGH = 6  # tokens that a share is told of
 MOST_OF_ERROR = 300  # characters of numba's, which has many lines
-MOST_OF_QUANTIZED = 0.5  # the same for quantized tokens, which a small difference rounds to other numbers
-# Modes, whether the op computes their attention, and whether the whole forward is a program
-TRIED: tuple[tuple[Mode, bool, bool], ...] = (
-    ("packed", True, True),
-    ("packed", True, False),
-    ("packed", False, False),
-    ("tree", False, False),
-    ("chain", False, False),
-    ("replay", False, False),
+# Modes, and whether the op computes their attention
+TRIED: tuple[tuple[Mode, bool], ...] = (
+    ("packed", True),
+    ("packed", False),
+    ("tree", False),
+    ("chain", False),
+    ("replay", False),
 )
 TREES = ("packed", "tree")
 IN_PANELS = (Panels.library, *QUANTIZED)  # kinds of linear layers that programs multiply
+Text = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+    """What a target computed. scores: after the last token of each text. layers: of each text that a slot held, keys and values
+    of each layer, [tokens, numbers], by what they are called.
+    """
+
+    scores: dict[Text, torch.Tensor]
+    layers: dict[Text, dict[str, torch.Tensor]]
+
+
+class _Yardstick:
+    """Right scores of texts, and how far rounding moves them."""
+
+    def __init__(self, target: TargetModel):
+        self._model, self._vocab_size = target.model, target.vocab_size
+        self._is_rounded = rounds(target)
+        self._known: dict[frozenset[Text], tuple[Observed, Observed]] = {}
+        self.texts = likely_texts(self._model, self._vocab_size, [length + 2 * len(BUSH) for length in PROMPTS])
+
+    def of(self, found: Observed) -> tuple[Observed, Observed]:
+        """(What rounding makes of them, precise) of the same texts."""
+        texts = frozenset((*found.scores, *found.layers))
+        if texts not in self._known:
+            self._known[texts] = self._measured(sorted(texts), found)
+        return self._known[texts]
+
+    def _measured(self, texts: list[Text], found: Observed) -> tuple[Observed, Observed]:
+        longest = [
+            a for a, b in zip(texts, [*texts[1:], ()], strict=True) if b[: len(a)] != a
+        ]  # of them the others are beginnings
+        given = self._model, longest, bool(found.layers)
+        own = stock(*given)
+        precise = None
+        if self._is_rounded:
+            try:
+                precise = wide(*given)
+            except Exception as error:  # a library that quantizes has operations of its own
+                log.info("its scores cannot be computed in float32 (%s)", first_line(error))
+        both = (own, precise) if precise is not None else (perturbed(*given), own)
+        moved, right = (self._as_observed(each, longest, found) for each in both)
+        return moved, right
+
+    def _as_observed(self, reference: Reference, longest: list[Text], found: Observed) -> Observed:
+        row_of = {text[: size + 1]: row for row, text in enumerate(longest) for size in range(len(text))}
+        scores = {text: reference.scores[row_of[text], len(text) - 1] for text in found.scores}
+        layers = {
+            text: _named(
+                (number, *(each[row_of[text], :, : len(text)] for each in held)) for number, held in reference.layers.items()
+            )
+            for text in found.layers
+        }
+        return Observed(scores, layers)
 
 
 def op_may_serve(target: TargetModel) -> bool:
     """Whether to try lookahead::tree_attention: where it is fast, for models that do not ask for eager attention."""
     own = target.text_config._attn_implementation
     return own != "eager" and serves_on(target.device, target.dtype)
+
+
+def rounds(target: TargetModel) -> bool:
+    """Whether numbers between layers, or of tokens, are rounded to something coarser than float32."""
+    return target.dtype in HALF or target.linear in QUANTIZED
 
 
 def _may_be_program(target: TargetModel) -> bool:
@@ -74,154 +146,209 @@ def probed(model: Any, name: str = "model", may_be_program: bool = True) -> Targ
     """Wrap a loaded model, finding out how it verifies. may_be_program: its whole forward may be one native call."""
     reasons: list[str] = []
     linear = kind_of_linear(model)
-    for mode, by_op, by_program in TRIED:
+    yardstick: _Yardstick | None = None
+    for mode, by_op in TRIED:
         bucketed = mode == "packed" and model.device.type == "cuda"
         target = TargetModel(model, name, mode, "; ".join(reasons), bucketed=bucketed, attends_by_op=by_op, linear=linear)
-        if (by_op and not op_may_serve(target)) or (by_program and not (may_be_program and _may_be_program(target))):
+        if by_op and not op_may_serve(target):
             continue
         try:
-            if by_program:
-                target = dataclasses.replace(target, program=program_of(target))
+            yardstick = yardstick or _Yardstick(target)
             slots = slots_of(target)
-            error = _probe(target, slots) or (far_masks_differ(target) if mode in TREES else "")
+            found = _observed(target, slots, yardstick.texts)
+            error = _wrong(target, found, *yardstick.of(found)) or (far_masks_differ(target) if mode in TREES else "")
+            if not error and mode != "packed" and target.dtype in HALF:
+                error = _wrong_in_float32(target, yardstick)
         except Exception as failure:  # a model that cannot take the mask or the cache fails in its own way
-            known = isinstance(failure, ModelError)
-            error = first_line(failure) if known else f"{type(failure).__name__}: {first_line(failure)}"
-            if isinstance(failure, NumbaError):  # an error of this package or of numba, not of the model
-                why = " ".join(str(failure).split())[:MOST_OF_ERROR]
-                log.warning("%s: a kernel does not compile, decoding continues without it, more slowly: %s", name, why)
+            error = _told(failure, name)
         if not error:
-            layers = slots.cache.shapes() if isinstance(slots, PackedSlots) else ()
-            return tried_capture(dataclasses.replace(target, place_bytes=slots.place_bytes(), layers=layers))
-        if by_program:
-            log.info("%s: its forward is run module by module (%s)", name, error)
+            assert yardstick
+            if isinstance(slots, PackedSlots):
+                target = dataclasses.replace(target, place_bytes=slots.place_bytes(), layers=slots.cache.shapes())
+                target = _with_program(target, found, yardstick) if by_op and may_be_program else target
+            return tried_capture(target)
         if not by_op:
             reasons.append(f"no {mode} ({error})")
-        elif target.device.type != "cpu" and not by_program:
+        elif target.device.type != "cpu":
             log.warning("%s: attention goes without lookahead::tree_attention: %s", name, error)
     return TargetModel(model, name, "plain", "; ".join(reasons), linear=linear)
 
 
-def _probe(target: TargetModel, slots: Slots) -> str:
-    """Decode a little in the target's mode. Returns what differs from the model's own scores, or ""."""
+def _with_program(target: TargetModel, by_modules: Observed, yardstick: _Yardstick) -> TargetModel:
+    """The same with its whole forward as a program, if there is one and it is right; else why not is kept as `not_program`."""
+    if not _may_be_program(target):
+        where = "this device" if target.dtype == torch.float32 else "its weights"
+        return dataclasses.replace(
+            target, not_program=f"there is no such program for linear layers by {target.linear} on {where}"
+        )
+    try:
+        programmed = dataclasses.replace(target, program=program_of(target))
+        found = _observed(programmed, slots_of(programmed), yardstick.texts)
+        own, precise = yardstick.of(found)
+        error = _wrong(target, found, own, precise)
+        if not error and target.device.type == "cpu" and rounds(target):
+            error = _strays(found, by_modules, own, precise)
+    except Exception as failure:
+        error = _told(failure, target.name)
+    if not error:
+        return programmed
+    log.info("%s: its forward is run module by module (%s)", target.name, error)
+    return dataclasses.replace(target, not_program=error)
+
+
+def _told(failure: Exception, name: str) -> str:
+    if isinstance(failure, NumbaError):  # an error of this package or of numba, not of the model
+        why = " ".join(str(failure).split())[:MOST_OF_ERROR]
+        log.warning("%s: a kernel does not compile, decoding continues without it, more slowly: %s", name, why)
+    known = isinstance(failure, ModelError)
+    return first_line(failure) if known else f"{type(failure).__name__}: {first_line(failure)}"
+
+
+def _observed(target: TargetModel, slots: Slots, texts: Sequence[list[int]]) -> Observed:
+    """Decode a little in the target's mode: along `texts`, with drafts some of which leave them."""
     generator = np.random.default_rng(0)
+    scores: dict[Text, torch.Tensor] = {}
+    layers: dict[Text, dict[str, torch.Tensor]] = {}
+    bush = target.mode in TREES
+    kept = BUSH_KEPT if bush else CHAIN_KEPT
+    held: list[list[int]] = [[], []]  # of each slot
 
-    def random(size: int) -> np.ndarray:
-        return generator.integers(1, target.vocab_size, size).astype(np.int32)
+    def draft(slot: int, size: int) -> DraftTree:
+        """The next tokens of the slot's text along the nodes that will be kept, any of its tokens elsewhere."""
+        text, start = texts[slot], len(held[slot])
+        tree = chain(generator.choice(text, size).astype(np.int32))
+        if size == len(BUSH) and bush:
+            tree = dataclasses.replace(tree, parents=BUSH)
+        path = kept if size == len(BUSH) else range(size)
+        tree.token_ids[[*path]] = text[start : start + len(path)]
+        return tree
 
-    scored: list[tuple[list[int], torch.Tensor]] = []  # text, scores after it
-    prompts = [random(size) for size in PROMPTS]
-    for prompt in prompts:
-        slots.begin(slots.add(prompt.tolist()))
-    pieces: list[DraftTree | None] = [chain(prompt[:PIECE]) for prompt in prompts]
-    _step(slots, pieces, [list(range(PIECE))[: len(prompt)] for prompt in prompts], [[], []], scored, "last")
-    rest = chain(prompts[0][PIECE:])
-    drafts = [_draft(target, random(6)), _draft(target, random(3))]
-    shorter = chain(drafts[1].token_ids)
-    _step(slots, [rest, shorter], [list(range(len(rest))), [0, 1]], [prompts[0][:PIECE], prompts[1]], scored)
-    texts = [[*prompts[0]], [*prompts[1], *shorter.token_ids[:2]]]
-    kept = BUSH_KEPT if target.mode in TREES else CHAIN_KEPT
-    one = chain(random(1))
-    _step(slots, [drafts[0], one], [kept, [0]], texts, scored)
-    texts = [[*texts[0], *drafts[0].token_ids[kept]], [*texts[1], *one.token_ids]]
-    bush = _draft(target, random(6))
-    _step(slots, [chain(random(1)), bush], [[0], kept], texts, scored)
-    slots.close(0)  # now alone, in another slot than before
-    texts = [[*texts[1], *bush.token_ids[kept]]]
-    for alone in (chain(random(1)), _draft(target, random(6))):
-        _step(slots, [alone], [[0]], texts, scored)
-        texts = [[*texts[0], *alone.token_ids[:1]]]
-    return _difference(target, scored)
+    def step(trees: Sequence[DraftTree], keep: list[list[int]], wanted: Sequence[Wanted] = ("all", "all")) -> None:
+        found = slots.forward(trees, wanted[: len(trees)])
+        for slot, tree in enumerate(trees):
+            paths: list[list[int]] = []
+            for node in range(len(tree)):
+                parent = int(tree.parents[node])
+                paths.append([*(paths[parent] if parent >= 0 else held[slot]), int(tree.token_ids[node])])
+            shown = paths if wanted[slot] == "all" else paths[-1:]
+            scores.update((tuple(path), row.clone()) for path, row in zip(shown, found.of(slot), strict=True))
+            held[slot] = paths[keep[slot][-1]]
+        slots.keep(keep)
 
+    def note(slot: int, at: int) -> None:
+        if isinstance(slots, PackedSlots):
+            text = tuple(held[slot])
+            held_here = [(n, each) for n, each in enumerate(slots.cache.layers) if each.is_initialized]
+            layers[text] = _named(
+                (n, *(part[at, :, : len(text)].clone() for part in (each.keys, each.values))) for n, each in held_here
+            )
 
-def _draft(target: TargetModel, token_ids: np.ndarray) -> DraftTree:
-    tree = chain(token_ids)
-    if len(tree) == len(BUSH) and target.mode in TREES:
-        return dataclasses.replace(tree, parents=BUSH)
-    return tree
-
-
-def _step(
-    slots: Slots,
-    trees: list[DraftTree | None] | list[DraftTree],
-    kept: list[list[int]],
-    texts: list[Any],
-    scored: list[tuple[list[int], torch.Tensor]],
-    wanted: Wanted = "all",
-) -> None:
-    """Verify `trees` behind `texts`, note the scores, and keep a part."""
-    scores = slots.forward(trees, [wanted] * len(trees))
-    for slot, (tree, text) in enumerate(zip(trees, texts, strict=True)):
-        assert tree is not None
-        paths: list[list[int]] = []
-        for node in range(len(tree)):
-            parent = int(tree.parents[node])
-            paths.append([*(paths[parent] if parent >= 0 else ()), int(tree.token_ids[node])])
-        shown = paths if wanted == "all" else paths[-1:]
-        scored += [([*map(int, text), *path], row) for path, row in zip(shown, scores.of(slot), strict=True)]
-    slots.keep(kept)
+    for text, size in zip(texts, PROMPTS, strict=True):
+        slots.begin(slots.add(text[:size]))
+    pieces = [draft(slot, min(PIECE, size)) for slot, size in enumerate(PROMPTS)]
+    step(pieces, [[*range(len(piece))] for piece in pieces], ["last", "all"])
+    rest = draft(0, PROMPTS[0] - PIECE)
+    step([rest, draft(1, 3)], [[*range(len(rest))], [0, 1]])
+    step([draft(0, 6), draft(1, 1)], [kept, [0]])
+    step([draft(0, 1), draft(1, 6)], [[0], kept])
+    note(0, 0)
+    slots.close(0)  # the other is now alone, in another slot than before
+    held[0], texts = held[1], [texts[1]]
+    for size in (1, 6):
+        step([draft(0, size)], [[0]])
+    note(0, 0)
+    return Observed(scores, layers)
 
 
-def _difference(target: TargetModel, scored: list[tuple[list[int], torch.Tensor]]) -> str:
-    """What is wrong with the scores, each compared with those of its text alone; "" if nothing is."""
-    worst, noise = 0.0, 2 * torch.finfo(target.dtype).eps
-    quantized = target.linear in QUANTIZED  # where a small difference becomes a large one
-    rounded = quantized or target.dtype != torch.float32
-    alone: dict[tuple[int, ...], torch.Tensor] = {}
-    for text, row in sorted(scored, key=lambda pair: -len(pair[0])):  # the longer, the more beginnings of it are known too
-        if tuple(text) not in alone:
-            scores = _scores_alone(target, text)
-            if not torch.isfinite(scores).all():
-                return "scores are not finite"
-            alone.update((tuple(text[: place + 1]), scores[place]) for place in range(len(text)))
-            if rounded or len(alone) == len(text):  # how far rounding moves scores: other shapes
-                others = [_scores_alone(target, [*text, 1])[: len(text)]]
-                others += [] if not rounded or len(alone) > len(text) else _scores_in_pieces(target, text)
-                others += [_scores_of_perturbed(target, text)] if quantized else []
-                moved = max(float((scores - other).abs().max()) for other in others)
-                noise = max(noise, moved / (float(scores[-1].std()) or 1.0))
-        if not torch.isfinite(row).all():  # no difference is greater than one that is not a number
+def _named(layers: Iterable[tuple[Any, ...]]) -> dict[str, torch.Tensor]:
+    """[tokens, numbers] of the keys and values [heads, tokens, width] of each layer, by its number."""
+    return {
+        f"{name} of layer {number}": each.transpose(0, 1).flatten(1)
+        for number, *both in sorted(layers, key=lambda layer: layer[0])
+        for name, each in zip(("keys", "values"), both, strict=True)
+    }
+
+
+def _wrong(target: TargetModel, found: Observed, own: Observed, precise: Observed) -> str:
+    """What is wrong with what a target computed, beside the stock model's own; "" if nothing is."""
+    least = LEAST * torch.finfo(target.dtype).eps
+    for where, ours, theirs, right in _compared(found, own, precise):
+        if not (
+            torch.isfinite(ours).all() and torch.isfinite(right).all()
+        ):  # no difference is greater than one that is no number
             return "scores are not finite"
-        expected = alone[tuple(text)]
-        spread = float(expected.std()) or 1.0
-        worst = max(worst, float((expected - row.float()).abs().max()) / spread)
-    if quantized:
-        bound = max(MOST_NOISE / 2, 2 * min(noise, MOST_OF_QUANTIZED))
-    else:
-        bound = max(1e-2, 4 * min(noise, MOST_NOISE)) if rounded else max(1e-3, 4 * min(noise, 2.5e-3))
-    if not worst <= bound:
-        return f"scores differ by {worst:.2g} of their spread"
+        apart, rounded = (_distances(each, right) + least for each in (ours, theirs))
+        mean = float((apart / rounded).log().mean().exp())
+        if not (mean <= FACTOR and float(apart.max()) <= FACTOR_OF_ONE * float(rounded.max())):
+            share = float((ours - right).abs().max()) / (float(right.std()) or 1.0)
+            return f"{where} differ by {share:.2g} of their spread, by {mean:.2g} times what rounding moves them"
     return ""
 
 
-def _scores_alone(target: TargetModel, text: list[int]) -> torch.Tensor:
-    """float32 [tokens, vocab]: scores after each token of `text`, computed without a cache."""
-    logits: torch.Tensor = target.model(input_ids=torch.tensor([text], device=target.device), use_cache=False).logits
-    return logits[0].float()
-
-
-def _scores_of_perturbed(target: TargetModel, text: list[int]) -> torch.Tensor:
-    """The same with embeddings that are multiplied by 1 +- a few units of rounding."""
-
-    def perturb(_: Any, given: Any, rows: torch.Tensor) -> torch.Tensor:
-        return rows * (1 + 4 * torch.finfo(rows.dtype).eps * torch.linspace(-1, 1, rows.shape[-1], device=rows.device)).to(rows)
-
-    hook = target.model.get_input_embeddings().register_forward_hook(perturb)
+def _wrong_in_float32(target: TargetModel, yardstick: _Yardstick) -> str:
+    """What is wrong with a mode itself, which half precision may hide; "" if nothing is, or nobody can tell."""
     try:
-        return _scores_alone(target, text)
-    finally:
-        hook.remove()
+        with widened(target.model):
+            found = _observed(target, slots_of(target), yardstick.texts)
+    except Exception as error:
+        log.info("%s: mode %s is not tried in float32 (%s)", target.name, target.mode, first_line(error))
+        return ""
+    own, precise = yardstick.of(found)
+    for where, ours, theirs, right in _compared(found, own, precise):
+        apart, rounded = (float(_distances(each, right).mean()) for each in (ours, theirs))
+        if not apart <= rounded * OF_FLOAT32:
+            return f"in float32, {where} differ by {apart:.2g} of their size"
+    return ""
 
 
-def _scores_in_pieces(target: TargetModel, text: list[int]) -> list[torch.Tensor]:
-    """The same by the model's own cache, 3 tokens at a time; nothing if it takes no pieces."""
-    cache, scores = None, []
-    try:
-        for start in range(0, len(text), 3):
-            ids = torch.tensor([text[start : start + 3]], device=target.device)
-            step = target.model(input_ids=ids, past_key_values=cache, use_cache=True)
-            cache = step.past_key_values
-            scores.append(step.logits[0])
-    except Exception:  # as the probe's own forwards, in a way of its own
-        return []
-    return [torch.cat(scores).float()]
+def _compared(*observed: Observed) -> Iterator[tuple[Any, ...]]:
+    """(what, [tokens, numbers] of each of these) in the order of the forward."""
+    texts = observed[0].layers
+    for where in next(iter(texts.values()), ()):
+        yield where, *(torch.cat([each.layers[text][where] for text in texts]).double() for each in observed)
+    scores = [torch.stack([each.scores[text] for text in observed[0].scores]).double() for each in observed]
+    yield "scores", *(each - each.mean(-1, keepdim=True) for each in scores)
+
+
+def _distances(found: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """[tokens]: how far numbers [tokens, numbers] are apart, as shares of the right ones."""
+    return (found - right).norm(dim=-1) / right.norm(dim=-1).clamp_min(torch.finfo(right.dtype).tiny)
+
+
+def _strays(program: Observed, modules: Observed, own: Observed, precise: Observed) -> str:
+    """Where a program computes something else than the modules, which round where it does; "" if nowhere.
+
+    Sums in another order move a number across a step of rounding now and then, and from there on all that follows. So the first
+    difference of a token is looked for: where tokens rarely part, there is no layer in which most of them do.
+    """
+    all_four = program, modules, own, precise
+    same = {text: torch.ones(len(text), dtype=torch.bool) for text in program.layers}  # in all layers so far, and before it
+    most = 0.0
+    for place, where in enumerate([*next(iter(program.layers.values())), "scores"]):
+        apart = {text: _roundings(text, where, *all_four) for text in same}
+        of_same = torch.cat([apart[text][same[text]] for text in same]).nan_to_num(nan=-1)
+        of_same = of_same[of_same >= 0]
+        if place < 2 and not (moved := float(of_same.median())) <= OF_FIRST_LAYER:
+            return f"{where} are {moved:.2g} of a rounding from those of its modules"
+        if place >= 2 and len(of_same) >= ENOUGH:
+            share = float((of_same > STRAY).double().mean())
+            if share >= MOST and most <= RARE:
+                return f"{where} are not those of its modules"
+            most = max(most, share)
+        for text in same:
+            same[text] &= (apart[text] <= SAME).cpu().cumprod(0).bool()
+    return ""
+
+
+def _roundings(text: Text, where: str, program: Observed, modules: Observed, own: Observed, precise: Observed) -> torch.Tensor:
+    """[tokens]: how far a program is from the modules, in units of what rounding moves the token; nan where it is not known."""
+    observed = program, modules, own, precise
+    if where != "scores":
+        ours, theirs, rounded, right = (o.layers[text][where].double() for o in observed)
+        return _distances(ours, theirs) / _distances(rounded, right).clamp_min(1e-9)
+    found = torch.full((len(text),), torch.nan, dtype=torch.float64)
+    for place in range(len(text)):
+        if (path := text[: place + 1]) in program.scores:
+            ours, theirs, rounded, right = (o.scores[path].double() for o in observed)
+            found[place] = _distances(ours, theirs) / _distances(rounded, right).clamp_min(1e-9)
+    return found

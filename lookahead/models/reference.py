@@ -1,0 +1,174 @@
+"""What the scores of a model should be. In: a loaded model. Out: scores, keys and values of whole texts, in three ways.
+
+    stock      by the model's own modules in its own dtype, without a cache, drafts or neighbours
+    wide       the same in float32, for a model in half precision or with quantized tokens
+    perturbed  the same as stock, of a text whose embeddings are a few units of rounding off
+
+The distance of two of them is what rounding costs in this model, and so the yardstick of any other way to compute its scores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from lookahead.forward.kv_cache import KeysAndValuesOnly
+from lookahead.forward.panels import Panels
+from lookahead.models.linear import LaidOutLinear
+
+HALF = (torch.bfloat16, torch.float16)
+ROUNDS_OF_CHOICE = 3  # forwards by which random text becomes text that the model might have written
+AT_ONCE = 1 << 20  # weights that are widened at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """scores: [texts, tokens, vocab]. layers: [texts, heads, tokens, width] keys, and values, of each layer that hands any to a
+    cache; empty where the model takes no cache of ours.
+    """
+
+    scores: torch.Tensor
+    layers: dict[int, tuple[torch.Tensor, torch.Tensor]]
+
+
+class _Wide(TorchDispatchMode):
+    """While open, operations compute in float32 what they would compute in half precision."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.embedding.default:  # rows are widened, not the table
+            return _widened(func(*args, **(kwargs or {})))
+        args, kwargs = torch.utils._pytree.tree_map(_widened, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class _WideConvolutions(TorchFunctionMode):
+    """The same for what refuses operands of two dtypes before it becomes operations."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.conv1d:
+            args, kwargs = torch.utils._pytree.tree_map(_widened, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dtype in HALF:
+        return value.float()
+    return torch.float32 if isinstance(value, torch.dtype) and value in HALF else value
+
+
+class _NotingCache(KeysAndValuesOnly):
+    """Notes what layers hand over, and holds nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.noted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.noted[layer_idx] = key_states, value_states
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+
+@contextlib.contextmanager
+def _by_torch(model: Any) -> Iterator[None]:
+    """While open, torch multiplies by what its linear layers have laid out, in the dtype of the tokens."""
+    layers = [module for module in model.modules() if isinstance(module, LaidOutLinear)]
+    for layer in layers:
+        vars(layer)["forward"] = functools.partial(_product, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["forward"]
+
+
+@_disable_current_modes()  # weights are unpacked as they are
+def _product(layer: LaidOutLinear, tokens: torch.Tensor) -> torch.Tensor:
+    """[..., out]. Panels are multiplied by as they lie, a few at a time: widened, they stay in the processor's cache."""
+    held, bias = layer.laid_out, None if layer.bias is None else layer.bias.to(tokens.dtype)
+    if type(held) is not Panels:
+        return torch.nn.functional.linear(tokens, held.to_dense().to(tokens.dtype), bias)
+    _, lines, _, step = held.weight.shape  # [panels, lines, outputs, inputs]
+    flat = torch.nn.functional.pad(tokens.reshape(-1, held.inner), (0, lines * step - held.inner))
+    parts = []
+    for panels in held.weight.split(max(1, AT_ONCE // held.weight[0].numel())):
+        of_step = [flat[:, k::step] @ panels[..., k].to(tokens.dtype) for k in range(step)]
+        parts.append(torch.stack(of_step).sum(0).transpose(0, 1).flatten(1))
+    output = torch.cat(parts, 1)[:, : held.outputs].reshape(*tokens.shape[:-1], -1)
+    return output if bias is None else output + bias
+
+
+def _forward(model: Any, texts: torch.Tensor, with_layers: bool) -> Reference:
+    if not with_layers:
+        return Reference(model(input_ids=texts, use_cache=False).logits, {})
+    cache = _NotingCache()
+    scores = model(input_ids=texts, past_key_values=cache, use_cache=True).logits
+    return Reference(scores, cache.noted)
+
+
+def _batch(model: Any, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+    """int64 [texts, tokens], filled up behind shorter texts, which no causal model looks at."""
+    longest = max(map(len, texts))
+    return torch.tensor([[*map(int, text), *[1] * (longest - len(text))] for text in texts], device=model.device)
+
+
+def stock(model: Any, texts: Sequence[Sequence[int]], with_layers: bool) -> Reference:
+    """By the model's own modules. with_layers: keys and values, too. Raises what the model raises."""
+    return _forward(model, _batch(model, texts), with_layers)
+
+
+def wide(model: Any, texts: Sequence[Sequence[int]], with_layers: bool) -> Reference:
+    """In float32, tokens not quantized. Raises what operations raise that cannot be widened."""
+    with widened(model):
+        return _forward(model, _batch(model, texts), with_layers)
+
+
+@contextlib.contextmanager
+def widened(model: Any) -> Iterator[None]:
+    """While open, a model in half precision computes in float32: a weight is widened while it is multiplied by."""
+    with torch.inference_mode(False), torch.no_grad(), _by_torch(model), _Wide(), _WideConvolutions():
+        yield
+
+
+def perturbed(model: Any, texts: Sequence[Sequence[int]], with_layers: bool) -> Reference:
+    """`stock` with embeddings that are multiplied by 1 +- a few units of rounding."""
+
+    def perturb(_: Any, given: Any, rows: torch.Tensor) -> torch.Tensor:
+        return rows * (1 + 4 * torch.finfo(rows.dtype).eps * torch.linspace(-1, 1, rows.shape[-1], device=rows.device)).to(rows)
+
+    hook = model.get_input_embeddings().register_forward_hook(perturb)
+    try:
+        return stock(model, texts, with_layers)
+    finally:
+        hook.remove()
+
+
+def likely_texts(model: Any, vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
+    """Texts that the model might have written: on random tokens real models are chaotic, and rounding moves scores far.
+
+    The tokens of random texts are sampled anew a few times over, each after those before it, by the same random numbers.
+    """
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(1, vocab_size, (len(lengths), max(lengths)), generator=generator).to(model.device)
+    chance: torch.Tensor | None = None
+    for _ in range(ROUNDS_OF_CHOICE):
+        logits = model(input_ids=texts, use_cache=False).logits[:, :-1].float()
+        if chance is None:  # Gumbel's: the best sum is a sample
+            chance = -torch.empty(logits.shape).exponential_(generator=generator).log_().to(logits.device)
+        texts[:, 1:] = (logits + chance)[..., :vocab_size].argmax(-1)
+    return [text[:length] for text, length in zip(texts.tolist(), lengths, strict=True)]
