@@ -121,6 +121,8 @@ def table(report: JobReport, on_stderr: bool = True) -> None:
     if total := sum(run.accepted_by_source.values()):
         shares = [f"{name} {count / total:.0%}" for name, count in run.accepted_by_source.most_common()]
         rows.append(("accepted by", ", ".join(shares)))
+    if path := report.used.get("path"):
+        rows.append(("forward", path))
     for name, value in rows:
         logs.note(f"{name}: {value}")
     if on_stderr:

@@ -52,6 +52,7 @@ class TargetModel:
     lookahead::tree_attention (tree_attention.py); else calls of the model's own function. program: a whole packed forward as
     one native call, instead of the model's modules. linear: the kind of its linear layers (models/linear.py).
     exact: a token's scores are the same bits in any forward, as far as tried (models/exact.py); False where nobody has tried.
+    inexact: where they are not, if that was tried; in float32, where it swaps no tokens in practice, only for --exact.
     capture: captures its packed steps as graphs (graphs.py); None: they are not. slots_factory: makes its slots where `mode`
     does not define how (slots.py). now: the clock that steps are timed by.
     agreed: what processes that share the model take a measured value for (parallel.py).
@@ -70,6 +71,7 @@ class TargetModel:
     linear: str = "torch"
     kv_dtype: str = "none"
     exact: bool = False
+    inexact: str = ""
     capture: Callable[..., Any] | None = None
     slots_factory: Callable[[Any], Any] | None = None
     now: Callable[[], float] = time.perf_counter  # seconds
@@ -169,6 +171,30 @@ class TargetModel:
     def decodes_plainly(self, length: int) -> bool:
         """A text that grows to `length` tokens must be left to the model's own `generate`."""
         return self.mode == "plain" or length > min(self.rope_changes_at, self.chooses_keys_from)
+
+    @property
+    def notices(self) -> list[str]:
+        """What its user should know before it answers: that drafts are verified in a slower way, or may change tokens."""
+        found = [] if self.mode == "packed" else [f"{self.name} verifies by {self.mode}: {self.reason}"]
+        if self.inexact:
+            found.append(
+                f"{self.name} is not exact in {self.setting.dtype} ({self.inexact}): where two tokens score the same within "
+                "rounding, drafts and the batch decide between them. --dtype float32 avoids that; --exact refuses such a model."
+            )
+        return found
+
+    @property
+    def path(self) -> str:
+        """How its forwards are computed, in a line of a summary."""
+        if self.mode == "plain":
+            return "by generate, without drafts"
+        if self.program is not None:
+            how = "one native call"
+        else:
+            why = f" ({self.not_program})" if self.not_program else ""
+            how = f"module by module{why}" if self.mode == "packed" else f"row by row, verified by {self.mode}"
+        exact = "not exact" if self.inexact else "exact" if self.exact else ""
+        return ", ".join(filter(None, (how, self.setting.dtype, exact)))
 
     @property
     def is_shared(self) -> bool:

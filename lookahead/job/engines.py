@@ -89,7 +89,8 @@ class OneEngine:
 
     def used(self) -> dict[str, Any]:
         engine = self.loaded.engine
-        return {"batch_size": engine.batch_size, "peak_memory_bytes": peak_memory(engine.target.device)}
+        memory = peak_memory(engine.target.device)
+        return {"batch_size": engine.batch_size, "peak_memory_bytes": memory, "path": engine.target.path}
 
     def recycled(self) -> Sequence[np.ndarray]:
         return self.loaded.engine.drafter.recycled.taken().arrays
@@ -144,7 +145,8 @@ class Workers:
         reports = self.team.reports
         batch_size = max((report.batch_size for report in reports), default=0)
         memory = max((report.peak_memory for report in reports), default=0)
-        return {"workers": len(reports), "batch_size": batch_size, "peak_memory_bytes": memory}
+        path = next((report.path for report in reports if report.path), "")
+        return {"workers": len(reports), "batch_size": batch_size, "peak_memory_bytes": memory, "path": path}
 
     def recycled(self) -> Sequence[np.ndarray]:
         return ()

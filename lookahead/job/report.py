@@ -18,7 +18,8 @@ class JobReport:
 
     out: the file of answers; None: stdout. totals: of the whole job; run: of this run; seconds: of this run, loading excluded.
     speedup: of this run over plain decoding, None where too little was measured. expected: rows of the job, None if unknown.
-    used: workers, batch size and peak memory (bytes) by name. resumable: the job can be resumed, as it writes to a file.
+    used: workers, batch size, peak memory (bytes) and path of forwards, by name. resumable: the job can be resumed, as it
+    writes to a file.
     """
 
     state: Literal["complete", "stopped", "led"]

@@ -96,15 +96,15 @@ class LoadedEngine:
     whose: TokenizerIdentity
 
     def notices(self, sampling: Sampling = GREEDY) -> list[str]:
-        """What a user should know of the model: why drafts are verified in a slower way than they could be, and what of its
-        generation config is not used. sampling: what rows ask for that set nothing of their own. Raises ModelError if the
-        model's own sampling is wrong and was asked for.
+        """What a user should know of the model (`TargetModel.notices`), and what of its generation config is not used.
+
+        sampling: what rows ask for that set nothing of their own. Raises ModelError if the model's own sampling is wrong and
+        was asked for.
         """
         target = self.engine.target
         if sampling.sampling == "model":
             check_generation_config(target, self.tokenizer, Sampling(sampling="model"))
-        slower = "" if target.mode == "packed" else f"{target.name} verifies by {target.mode}: {target.reason}"
-        return [notice for notice in (slower, not_used(target, sampling)) if notice]
+        return [notice for notice in (*target.notices, not_used(target, sampling)) if notice]
 
 
 def own_tokenizer(model: str, trust_remote_code: bool = False, revision: str | None = None) -> Any | None:

@@ -62,6 +62,7 @@ class Report:
     peak_memory: int = 0
     whose: TokenizerIdentity | None = None
     notices: Sequence[str] = ()
+    path: str = ""
     error: LookaheadError | None = None
 
 
@@ -123,7 +124,7 @@ class Worker:
             return False
 
         notices = tuple(filter(None, (*loaded.notices(self._options.sampling), kernel_cache.notice())))
-        self._report = Report(batch_size=engine.batch_size, whose=loaded.whose, notices=notices)
+        self._report = Report(batch_size=engine.batch_size, whose=loaded.whose, notices=notices, path=engine.target.path)
         self._ended.put(None)
         try:
             with untidied():

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from lookahead.draft.tree import DraftTree, chain
+from lookahead.forward.program import Program
 from lookahead.forward.slots import Scores, Slots, slots_of
 from lookahead.forward.target import TargetModel
 
@@ -26,6 +27,19 @@ LARGE = 96  # tokens of a tree in which the text is one path
 def tried_for_exactness(target: TargetModel) -> TargetModel:
     """The same model; `exact` tells what was found, now or before."""
     return target if target.exact else dataclasses.replace(target, exact=not differs_in_company(target))
+
+
+def tried_in_half(target: TargetModel) -> TargetModel:
+    """The same model; where it is in half precision, `exact` or `inexact` tells what drafts and batches may do to its answers.
+
+    On a CPU a program sums in an order that does not depend on other tokens, in any model: it is not tried here.
+    """
+    if target.exact or target.mode == "plain" or target.dtype == torch.float32:
+        return target
+    if isinstance(target.program, Program):
+        return dataclasses.replace(target, exact=True)
+    where = differs_in_company(target)
+    return dataclasses.replace(target, exact=not where, inexact=where)
 
 
 def exact_or_plain(target: TargetModel) -> TargetModel:

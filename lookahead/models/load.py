@@ -19,7 +19,7 @@ from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.hub import check_name
 from lookahead.models.adapter import check_adapter, merged
-from lookahead.models.exact import differs_in_company, exact_or_plain
+from lookahead.models.exact import differs_in_company, exact_or_plain, tried_in_half
 from lookahead.models.linear import lay_out
 from lookahead.models.packed_model import packed_model, refuse_own_format
 from lookahead.models.prequantized import check_method, exact_where_needed
@@ -156,6 +156,8 @@ def load_model(
         target = dataclasses.replace(target, exact=True)
     elif target.linear in QUANTIZED and not target.exact:
         target = exact_or_plain(target)
+    target = tried_in_half(target)
+    _log_setting(target)
     return target.in_step() if tp_plan else target
 
 
@@ -206,7 +208,9 @@ def random_model(
             )
     except Exception as error:
         raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
-    return _probed(lay_out(quantize_linears(model.to(target_device), quantize, name)), name, engine_mode, kv_dtype)
+    target = _probed(lay_out(quantize_linears(model.to(target_device), quantize, name)), name, engine_mode, kv_dtype)
+    _log_setting(target)
+    return target
 
 
 def _check_mode(name: str) -> None:
@@ -219,7 +223,6 @@ def _probed(model: Any, name: str, engine_mode: str, kv_dtype: str) -> TargetMod
     target = with_kv_dtype(probed(model.eval(), name, engine_mode != "modules"), kv_dtype)
     if engine_mode == "program" and target.program is None:
         raise ModelError(f"{name}: --engine-mode program: its forward cannot be one native call (--verbose tells why).")
-    _log_setting(target)
     return target
 
 

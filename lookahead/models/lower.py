@@ -138,7 +138,7 @@ def _value(build: Builder, node: torch.fx.Node, arguments: tuple[Any, ...], name
     if target is operator.getitem:
         return arguments[0][arguments[1]]
     if target not in HANDLERS:
-        raise Unsupported(str(target))
+        raise Unsupported(f"no instruction for {target}")
     meta: Any = node.meta.get("tensor_meta")
     shape, dtype = ([int(size) for size in meta.shape], meta.dtype) if hasattr(meta, "shape") else ([], None)
     if dtype is not None and dtype not in FLOATS and not any(isinstance(each, Ids) for each in flat):

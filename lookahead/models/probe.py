@@ -53,7 +53,7 @@ OF_FLOAT32 = 1 / 16  # of what rounding to half precision moves, which is 2**13 
 OF_FIRST_LAYER = 0.15  # of half of the tokens, in keys and values of the first layer, before rounding can have grown
 STRAY, SAME = 0.1, 1e-3  # a token's numbers are others, or the same
 RARE, MOST = 0.25, 0.75  # shares of tokens: others in layers that are right, and in one that is wrong
-ENOUGH = 6  # tokens that a share is told of
+ENOUGH = 6  # tokens, for a share of them to count
 MOST_OF_ERROR = 300  # characters of numba's, which has many lines
 # Modes, and whether the op computes their attention
 TRIED: tuple[tuple[Mode, bool], ...] = (
@@ -160,12 +160,15 @@ def probed(model: Any, name: str = "model", may_be_program: bool = True) -> Targ
             if not error and mode != "packed" and target.dtype in HALF:
                 error = _wrong_in_float32(target, yardstick)
         except Exception as failure:  # a model that cannot take the mask or the cache fails in its own way
-            error = _told(failure, name)
+            error = _reason_of(failure, name)
         if not error:
             assert yardstick
             if isinstance(slots, PackedSlots):
                 target = dataclasses.replace(target, place_bytes=slots.place_bytes(), layers=slots.cache.shapes())
-                target = _with_program(target, found, yardstick) if by_op and may_be_program else target
+                if not by_op:
+                    target = dataclasses.replace(target, not_program="its attention is a function of its own")
+                elif may_be_program:
+                    target = _with_program(target, found, yardstick)
             return tried_capture(target)
         if not by_op:
             reasons.append(f"no {mode} ({error})")
@@ -189,14 +192,14 @@ def _with_program(target: TargetModel, by_modules: Observed, yardstick: _Yardsti
         if not error and target.device.type == "cpu" and rounds(target):
             error = _strays(found, by_modules, own, precise)
     except Exception as failure:
-        error = _told(failure, target.name)
+        error = _reason_of(failure, target.name)
     if not error:
         return programmed
     log.info("%s: its forward is run module by module (%s)", target.name, error)
     return dataclasses.replace(target, not_program=error)
 
 
-def _told(failure: Exception, name: str) -> str:
+def _reason_of(failure: Exception, name: str) -> str:
     if isinstance(failure, NumbaError):  # an error of this package or of numba, not of the model
         why = " ".join(str(failure).split())[:MOST_OF_ERROR]
         log.warning("%s: a kernel does not compile, decoding continues without it, more slowly: %s", name, why)
@@ -275,7 +278,7 @@ def _wrong(target: TargetModel, found: Observed, own: Observed, precise: Observe
     for where, ours, theirs, right in _compared(found, own, precise):
         if not (
             torch.isfinite(ours).all() and torch.isfinite(right).all()
-        ):  # no difference is greater than one that is no number
+        ):  # a difference that is not a number is not greater than any
             return "scores are not finite"
         apart, rounded = (_distances(each, right) + least for each in (ours, theirs))
         mean = float((apart / rounded).log().mean().exp())

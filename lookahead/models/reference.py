@@ -161,7 +161,7 @@ def perturbed(model: Any, texts: Sequence[Sequence[int]], with_layers: bool) -> 
 def likely_texts(model: Any, vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
     """Texts that the model might have written: on random tokens real models are chaotic, and rounding moves scores far.
 
-    The tokens of random texts are sampled anew a few times over, each after those before it, by the same random numbers.
+    The tokens of random texts are sampled again a few times over, each after those before it, by the same random numbers.
     """
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(1, vocab_size, (len(lengths), max(lengths)), generator=generator).to(model.device)

@@ -147,7 +147,7 @@ def test_summary_of_a_job_is_a_table_on_stderr(cli: Cli, tmp_path: Path) -> None
     result = cli(*job)
     assert result.out == ""
     names = [line.split()[0] for line in result.err.splitlines() if line.strip()]
-    assert names == ["rows", "tokens", "time", "speed", "EDL", "accepted"]
+    assert names == ["rows", "tokens", "time", "speed", "EDL", "accepted", "forward"]
     assert cli(*job, "--overwrite", "--quiet").err == ""
 
 
