@@ -28,6 +28,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.draft.sources import DraftSource
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.forward.target import TargetModel
+from lookahead.hub import with_gguf_file
 from lookahead.job.prompt import prompt_ids_of
 from lookahead.job.rows import parse_row
 from lookahead.job.setup import assemble, own_tokenizer
@@ -107,6 +108,7 @@ class LookaheadEngine:
         adapter: str | None = None,
         quantize: str = "none",
         kv_dtype: str = "none",
+        gguf_file: str | None = None,
     ):
         """model: a stock Hugging Face causal LM, which is put into eval mode; a folder or hub name; or a `TargetModel`.
 
@@ -116,6 +118,7 @@ class LookaheadEngine:
         drafts: default: DraftOptions(). dtype, device: of a model that is given by name, as of `load_model`.
         prefill_chunk: tokens of prompts that a step prefills at most. sources: draft sources of your own, see `DraftSource`.
         trust_remote_code, revision, adapter, quantize, kv_dtype: of a model that is given by name, as of `load_model`.
+        gguf_file: the GGUF file to load from a folder or hub name; FOLDER/FILE.gguf as the model is the same.
         Raises LookaheadError if model, tokenizer or tries cannot be used, or not together.
         """
         for name, size in (("batch_size", batch_size), ("prefill_chunk", prefill_chunk)):
@@ -127,21 +130,22 @@ class LookaheadEngine:
             raise UsageError(f"weights {list(weights)}: give a number above 0 for each of {len(named)} tries.")
         opened = [trie if isinstance(trie, Trie) else Trie(trie) for trie in named]
         if isinstance(model, str | Path):
+            model = str(with_gguf_file(str(model), gguf_file))
             target = load_model(
-                *(str(model), dtype, device),
+                *(model, dtype, device),
                 trust_remote_code=trust_remote_code,
                 revision=revision,
                 adapter=adapter,
                 quantize=quantize,
                 kv_dtype=kv_dtype,
             )
-            tokenizer = own_tokenizer(str(model), trust_remote_code, revision) if tokenizer is None else tokenizer
-        elif (dtype, device, trust_remote_code, revision, adapter) != ("auto", "auto", False, None, None) or (
+            tokenizer = own_tokenizer(model, trust_remote_code, revision) if tokenizer is None else tokenizer
+        elif (dtype, device, trust_remote_code, revision, adapter, gguf_file) != ("auto", "auto", False, None, None, None) or (
             (quantize, kv_dtype) != ("none", "none")
         ):
             raise UsageError(
-                "dtype, device, trust_remote_code, revision, adapter, quantize and kv_dtype are for a model that is given by "
-                "name: this one has its own."
+                "dtype, device, trust_remote_code, revision, adapter, gguf_file, quantize and kv_dtype are for a model given "
+                "by name: this one has its own."
             )
         elif isinstance(model, TargetModel):
             target = model

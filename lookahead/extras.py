@@ -6,7 +6,7 @@ import importlib.util
 
 from lookahead.errors import UsageError
 
-EXTRAS = {"matplotlib": "plot", "pyarrow": "parquet", "llguidance": "constraints"}
+EXTRAS = {"matplotlib": "plot", "pyarrow": "parquet", "llguidance": "constraints", "gguf": "gguf", "accelerate": "gguf"}
 
 
 def require(package: str, use: str) -> None:

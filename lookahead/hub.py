@@ -13,9 +13,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lookahead.errors import ModelError, first_line
+from lookahead.errors import ModelError, UsageError, first_line
+from lookahead.extras import require
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/(.+\.gguf)")
+GGUF = ".gguf"  # the ending of such files
 PATIENCE = 5.0  # seconds for the hub to answer
 FILES = (
     "config.json",
@@ -23,6 +26,38 @@ FILES = (
     "tokenizer.json",
     "adapter_config.json",
 )  # one of which is in each cached repository
+
+
+def with_gguf_file(model: str | None, file: str | None) -> str | None:
+    """The name of a GGUF file in a folder or hub repository, as one string: FOLDER/FILE.gguf, org/model/FILE.gguf."""
+    if file is None or model is None:
+        return model
+    if not file.endswith(GGUF) or os.path.isabs(file):
+        raise UsageError(f"--gguf-file {file}: name a file that ends in {GGUF}, as it is called in {model}.")
+    if os.path.isfile(model):
+        raise UsageError(f"--gguf-file {file}: {model} is a file. Give the folder or hub name that holds the GGUF file.")
+    return os.path.join(model, file)
+
+
+def gguf_in(name: str) -> tuple[str, str]:
+    """(folder or hub name, file in it) of a name of a GGUF file; (the name, "") of any other."""
+    name = os.fspath(name)
+    if not name.endswith(GGUF) or os.path.isdir(name):
+        return name, ""
+    folder, file = os.path.split(name)
+    in_hub = HUB_FILE.fullmatch(name)
+    return (in_hub[1], in_hub[2]) if in_hub and not os.path.isdir(folder) else (folder or ".", file)
+
+
+def located(name: str, wanted: str, revision: str | None = None) -> tuple[str, dict[str, Any]]:
+    """What `from_pretrained` of a name is called with: (folder or hub name, further arguments). Raises as `check_name`."""
+    repository, file = gguf_in(name)
+    if not file:
+        return name, check_name(name, wanted, revision)
+    check_name(name, wanted, revision)
+    require("gguf", name)
+    require("accelerate", name)
+    return repository, {"gguf_file": file}
 
 
 def looks_like_path(name: str) -> bool:
@@ -37,6 +72,14 @@ def check_name(name: str, wanted: str, revision: str | None = None) -> dict[str,
     Raises ModelError for a folder that is not there, for a hub name that the hub does not know, and for one that is not in its
     cache where the hub does not answer.
     """
+    repository, file = gguf_in(name)
+    if file and os.path.isdir(repository):
+        if not os.path.isfile(name):
+            found = sorted(entry for entry in os.listdir(repository) if entry.endswith(GGUF))
+            raise ModelError(f"{name}: no such file. GGUF files in this folder: {', '.join(found) or 'none'}.")
+        return {}
+    if file:
+        return check_name(repository, wanted, revision)
     if os.path.isdir(name):
         return {}
     if os.path.isfile(name):
@@ -68,11 +111,11 @@ def tokenizer_of_trie(path: Path, name: str) -> str:
 
     A relative name, which older versions wrote, is looked for from here and from the trie's folder and those above it.
     """
-    if os.path.isdir(name) or not name:
+    if os.path.exists(name) or not name:
         return name
     if not os.path.isabs(name):
         for folder in path.absolute().parents:
-            if os.path.isdir(folder / name):
+            if (folder / name).exists():
                 return str(folder / name)
     try:
         check_name(name, "its new location")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lookahead.errors import ModelError, first_line
-from lookahead.hub import check_name
+from lookahead.hub import gguf_in, located
 from lookahead.token_documents import TokenizerIdentity
 
 
@@ -21,21 +21,21 @@ def load_tokenizer(name: str, trust_remote_code: bool = False, revision: str | N
 
     trust_remote_code: run code that comes with it. revision: branch, tag or commit of a hub name.
     """
-    path = Path(name)
-    if path.is_file():
-        raise ModelError(f"{name}: is a file. Give the folder that holds tokenizer.json, or a hub name.")
+    path, is_gguf = Path(name), bool(gguf_in(name)[1])
+    if path.is_file() and not is_gguf:
+        raise ModelError(f"{name}: is a file. Give the folder that holds tokenizer.json, a GGUF file, or a hub name.")
     if path.is_dir() and not any((path / f).exists() for f in TOKENIZER_FILES):
         raise ModelError(f"{name}: no tokenizer in this folder (looked for {', '.join(TOKENIZER_FILES)}).")
     try:
         with quiet_hub():
-            further = check_name(name, "a folder with a tokenizer", revision)
+            source, further = located(name, "a folder with a tokenizer", revision)
             if _is_generic(path):
                 from transformers import PreTrainedTokenizerFast
 
                 return PreTrainedTokenizerFast.from_pretrained(name)
             from transformers import AutoTokenizer
 
-            return AutoTokenizer.from_pretrained(name, **hub_arguments(trust_remote_code, revision), **further)
+            return AutoTokenizer.from_pretrained(source, **hub_arguments(trust_remote_code, revision), **further)
     except ModelError:
         raise
     except Exception as error:  # transformers raises many kinds for a missing or damaged tokenizer
@@ -87,12 +87,12 @@ def quiet_hub() -> Iterator[None]:
 def identity(tokenizer: Any, name: str) -> TokenizerIdentity:
     """Fingerprint over every (id, token) pair, special tokens included: the same from any folder it was loaded.
 
-    A folder is named by its absolute path, so that it is found from elsewhere and is never taken for a hub name.
+    A folder or file is named by its absolute path, so that it is found from elsewhere and is never taken for a hub name.
     """
     vocabulary = tokenizer.get_vocab()
     digest = hashlib.sha256()
     for token, token_id in sorted(vocabulary.items(), key=lambda pair: (pair[1], pair[0])):
         digest.update(f"{token_id}\t{token}\n".encode("utf-8", "surrogatepass"))
     return TokenizerIdentity(
-        max(vocabulary.values()) + 1, digest.hexdigest()[:16], os.path.abspath(name) if os.path.isdir(name) else name
+        max(vocabulary.values()) + 1, digest.hexdigest()[:16], os.path.abspath(name) if os.path.exists(name) else name
     )

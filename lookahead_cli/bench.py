@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lookahead.errors import UsageError
+from lookahead.hub import with_gguf_file
 from lookahead.job.spec import SESSION_TOKENS
 from lookahead_cli.bench_engine import Engine, EngineArg, measured_in_engine
 from lookahead_cli.bench_options import (
@@ -48,6 +49,7 @@ from lookahead_cli.options import (
     Dtype,
     EngineMode,
     Exact,
+    GgufFile,
     Json,
     LogFile,
     MaxNewTokens,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
 
 def command(
     model: Model = None,
+    gguf_file: GgufFile = None,
     input: InputFile = None,
     replay: Replay = None,
     trie: NamedTries = None,
@@ -129,6 +132,7 @@ def command(
     from lookahead.bench.logged import Logs
     from lookahead.outputs import Input
 
+    model = with_gguf_file(model, gguf_file)
     _check(context, bool(model), bool(replay), random_weights)
     contenders = Contenders(strategy, decoding_length, branch_length, session_tokens, price, sweep)
     logs = Logs(replay or (), trie or (), trie_weight, (), tokenizer, rows=rows)

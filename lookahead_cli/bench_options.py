@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CHECKED_ROWS = 64  # rows whose outputs are compared unless asked otherwise
 OF_A_MODEL = (  # options that need one
     *("input", "attn", "dtype", "device", "max_new_tokens", "peers", "check_lossless", "revision", "adapter"),
-    *("trust_remote_code", "exact", "engine_mode", "quantize", "kv_dtype"),
+    *("trust_remote_code", "gguf_file", "exact", "engine_mode", "quantize", "kv_dtype"),
 )
 
 InputFile = Annotated[str | None, typer.Option("--input", metavar="FILE", help="Prompts, as for generate.", rich_help_panel=IO)]

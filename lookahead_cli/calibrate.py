@@ -15,6 +15,7 @@ from lookahead_cli.options import (
     Context,
     Device,
     Dtype,
+    GgufFile,
     Json,
     KvDtype,
     LogFile,
@@ -35,6 +36,7 @@ LEAST_SECONDS, MOST_SECONDS = 5, 600
 
 def command(
     model: Model = None,
+    gguf_file: GgufFile = None,
     out: Annotated[
         str | None,
         typer.Option("--out", "-o", metavar="FILE", help="Write the profile to this file as well, for bench --cost-profile."),
@@ -97,8 +99,10 @@ def command(
     Next: lookahead bench --replay logged.jsonl --tokenizer org/model --cost-profile h200.json
     """
     from lookahead.errors import UsageError
+    from lookahead.hub import with_gguf_file
     from lookahead.outputs import PICTURE, PROFILE, Input, Output, check_outputs
 
+    model = with_gguf_file(model, gguf_file)
     if model is None:
         raise UsageError("name a model: --model org/name or a folder.")
     if estimate and out is None:

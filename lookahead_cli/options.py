@@ -80,6 +80,7 @@ Overwrite = Annotated[
     ),
 ]
 Model = Annotated[str | None, of_job("model")]
+GgufFile = Annotated[str | None, of_job("gguf_file")]
 Dtype = Annotated[str, of_job("dtype")]
 Device = Annotated[str, of_job("device")]
 Attention = Annotated[str | None, of_job("attn")]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lookahead_cli.options import Config, Context, Json, LogFile, Model, Revision, TrustRemoteCode, Verbose
+from lookahead_cli.options import Config, Context, GgufFile, Json, LogFile, Model, Revision, TrustRemoteCode, Verbose
 from lookahead_cli.parameters import given
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ WORST = 5  # layers that are shown
 
 def command(
     model: Model = None,
+    gguf_file: GgufFile = None,
     out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="Folder to write; it must not exist.")] = "",
     weights: Annotated[
         str, typer.Option("--weights", metavar="SCHEME", help="int8, or int4 (groups of 64; the output layer int8).")
@@ -65,10 +66,12 @@ def command(
     """
     from lookahead.bench.quantized import QuantizeSpec, quantize
     from lookahead.errors import UsageError
+    from lookahead.hub import with_gguf_file
     from lookahead.outputs import Input, Output, check_outputs
     from lookahead_cli import render
     from lookahead_cli.bench_options import on_screen
 
+    model = with_gguf_file(model, gguf_file)
     if model is None or not out:
         raise UsageError("name a model and a new folder: --model org/name or a folder, -o DIR.")
     if text is None and calibration is None and given(context, "rows"):

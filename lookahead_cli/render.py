@@ -240,26 +240,22 @@ def announce_compiling() -> None:
 
 def patiently(work: Callable[[], Result], notice_text: str, after: float = 0.7) -> Result:
     """Run `work`; if it takes longer than `after` seconds, print why and show a spinner until it is done."""
-    result: list[Result] = []
-    failure: list[BaseException] = []
+    done = threading.Event()
 
-    def target() -> None:
-        try:
-            result.append(work())
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    thread.join(after)
-    if thread.is_alive():
+    def show() -> None:
+        if done.wait(after):
+            return
         if notice_text != COMPILING:
             notice(notice_text)
         else:
             announce_compiling()
         with err.status("working"):
-            while thread.is_alive():
-                thread.join(0.1)
-    if failure:
-        raise failure[0]
-    return result[0]
+            done.wait()
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        return work()
+    finally:
+        done.set()
+        thread.join()

@@ -16,7 +16,7 @@ from lookahead.engines.abilities import ABILITIES
 from lookahead.errors import UsageError
 from lookahead.forward.memory import peak_memory
 from lookahead.forward.parallel import Peers
-from lookahead.job.events import COMPILING, Events, JobEvents
+from lookahead.job.events import Events, JobEvents
 from lookahead.job.journal import Ended
 from lookahead.job.ray_crew import RayCrew
 from lookahead.job.rows import Request
@@ -154,7 +154,7 @@ class Workers:
 
 def load_here(settings: EngineSettings, events: Events, sampling: Sampling = GREEDY) -> LoadedEngine:
     """An engine in this process. sampling: of its rows. Raises LookaheadError if model or tries cannot be used."""
-    loaded = settings.load(lambda compile_kernels: events.patiently(compile_kernels, COMPILING))
+    loaded = settings.load(events.patiently)
     for notice in loaded.notices(sampling):
         events.notice(notice)
     return loaded
@@ -246,7 +246,7 @@ def workers(
 
     def anywhere(name: str) -> str:
         """A folder by its absolute path; a hub name as it is."""
-        return str(Path(name).absolute()) if Path(name).is_dir() else name
+        return str(Path(name).absolute()) if Path(name).exists() else name
 
     settings = dataclasses.replace(
         settings,

@@ -77,7 +77,7 @@ def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Man
         "machine": f"{platform.machine()} {platform.system()}",
     }
     model = spec.model
-    files = fingerprint_model(str(model.model), model.revision, model.adapter, model.tokenizer)
+    files = fingerprint_model(str(model.named), model.revision, model.adapter, model.tokenizer)
     return Manifest(answering(spec), files, [run], [_input(name) for name in inputs])
 
 
@@ -148,7 +148,8 @@ def fingerprint_model(
     was trained on differs in nearly all of them. Files of an adapter and of another tokenizer follow, as adapter/... and
     tokenizer/....
     """
-    found = _files_of(model_folder(name, revision), CONFIGS, (*WEIGHTS, "*.py"))
+    file = Path(name)
+    found = {file.name: file} if file.is_file() else _files_of(model_folder(name, revision), CONFIGS, (*WEIGHTS, "*.py"))
     if adapter:
         of_adapter = _files_of(model_folder(adapter), ("adapter_config.json",), ("adapter_model.*",))
         found.update({f"adapter/{file}": path for file, path in of_adapter.items()})

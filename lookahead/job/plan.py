@@ -168,4 +168,5 @@ def _check(spec: JobSpec) -> str:
         raise UsageError(f"--order {io.order}: choose input or completion.")
     if not drafting.learn and drafting.session_tokens is not None:
         raise UsageError("--no-learn remembers no answers: leave --session-tokens out.")
-    return model.model
+    assert model.named is not None
+    return model.named

@@ -147,7 +147,7 @@ def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], conf
     reads = [
         Input("--input", names),
         Input("--trie", drafting.trie or []),
-        Input("--model", [model.model], hub=True),
+        Input("--model", [model.named], hub=True),
         Input("--adapter", [model.adapter], hub=True),
         Input("--tokenizer", [model.tokenizer], hub=True),
         Input("--config", [config]),

@@ -320,8 +320,8 @@ def _texts_of(answer: _Answer, tokenizer: Any) -> list[str]:
 
 
 def _folder_name(model: str) -> str:
-    """Of a model in a folder the folder's name; a hub name as it is."""
-    return Path(model).resolve().name if Path(model).is_dir() else model
+    """Of a model in a folder or file its name; a hub name as it is."""
+    return Path(model).resolve().name if Path(model).exists() else model
 
 
 def _output_row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from lookahead.draft.recycled import BEST
 from lookahead.draft.sources import DraftSource
 from lookahead.forward.best import best_tokens
 from lookahead.forward.target import TargetModel
+from lookahead.job.events import COMPILING
 from lookahead.models.load import load_model
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
@@ -71,18 +73,24 @@ class EngineSettings:
             return load_tokenizer(self.tokenizer, self.trust_remote_code)
         return own_tokenizer(self.model, self.trust_remote_code, self.revision)
 
-    def load(self, compiling: Callable[[Callable[[], None]], None] = lambda compile: compile()) -> LoadedEngine:
+    def load(self, patiently: Callable[[Callable[[], None], str], None] = lambda act, why: act()) -> LoadedEngine:
         """Open the tries, load the model, compile the kernels.
 
-        compiling: calls what it is given, which can take seconds. Raises LookaheadError if model or tries cannot be used.
+        patiently: see `Events.patiently`. Raises LookaheadError if model or tries cannot be used.
         """
         tries = [Trie(path) for path in self.tries]  # first, as that is quick and often what is wrong
         tokenizer = load_tokenizer(self.tokenizer, self.trust_remote_code) if self.tokenizer else None
         placed = self.dtype, self.device, self.attention, self.device_map, self.tp_plan
         given = self.trust_remote_code, self.revision, self.adapter, self.exact, self.engine_mode
-        target = load_model(self.model, *placed, *given, quantize=self.quantize, kv_dtype=self.kv_dtype)
-        if tokenizer is None:
-            tokenizer = own_tokenizer(self.model, self.trust_remote_code, self.revision)
+        loaded: list[tuple[TargetModel, Any]] = []
+
+        def load() -> None:
+            target = load_model(self.model, *placed, *given, quantize=self.quantize, kv_dtype=self.kv_dtype)
+            loaded.append((target, tokenizer or own_tokenizer(self.model, self.trust_remote_code, self.revision)))
+
+        patiently(load, f"Loading {os.path.basename(self.model) or self.model} ...")
+        ((target, tokenizer),) = loaded
+        compiling = lambda compile_kernels: patiently(compile_kernels, COMPILING)  # noqa: E731
         drafting = tries, self.weights or None, self.drafts
         return assemble(target, tokenizer, *drafting, self.batch_size, self.prefill_chunk, compiling, self.tokenizer)
 

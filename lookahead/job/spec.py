@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lookahead.errors import UsageError
+from lookahead.hub import with_gguf_file
 from lookahead.job.answer_options import Constraints, SamplingOptions
 from lookahead.job.options import Option, OptionGroup, declared, option
 
@@ -150,7 +151,16 @@ class Drafting(OptionGroup):
 class ModelOptions(OptionGroup):
     """The model that answers, and how it is loaded."""
 
-    model: str | None = option(None, "Causal LM: a folder or a Hugging Face name.", metavar="NAME_OR_DIR", changes_answers=True)
+    model: str | None = option(
+        None, "Causal LM: a folder, a GGUF file or a Hugging Face name.", metavar="NAME_OR_DIR", changes_answers=True
+    )
+    gguf_file: str | None = option(
+        None,
+        "The GGUF file to load, if --model is a folder or Hugging Face name that holds several. Needs pip install "
+        "'lookahead[gguf]'.",
+        metavar="NAME",
+        changes_answers=True,
+    )
     revision: str | None = option(
         None, "Branch, tag or commit of the model, if --model is a Hugging Face name.", metavar="NAME", changes_answers=True
     )
@@ -211,6 +221,11 @@ class ModelOptions(OptionGroup):
         "token in half precision either; an error if the model does not support it.",
         changes_answers=True,
     )
+
+    @property
+    def named(self) -> str | None:
+        """The model, with its GGUF file if one is named."""
+        return with_gguf_file(self.model, self.gguf_file)
 
 
 @dataclass(frozen=True)

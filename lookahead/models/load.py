@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import logging
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lookahead.errors import ModelError, UsageError
 from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
-from lookahead.hub import check_name
+from lookahead.hub import gguf_in, located
 from lookahead.models.adapter import check_adapter, merged
 from lookahead.models.exact import differs_in_company, exact_or_plain, tried_in_half
 from lookahead.models.linear import lay_out
@@ -26,10 +27,11 @@ from lookahead.models.prequantized import check_method, exact_where_needed
 from lookahead.models.probe import probed
 from lookahead.models.quantize import check_scheme, quantize_linears
 from lookahead.models.quantized_kv import check_kv_dtype, with_kv_dtype
-from lookahead.tokenizer import TRUST, first_line, hub_arguments, quiet_hub
+from lookahead.tokenizer import TRUST, first_line, hub_arguments, load_tokenizer, quiet_hub
 
 log = logging.getLogger(__name__)
 
+_quiet = threading.RLock()  # held while transformers is quiet
 ENGINE_MODES = ("auto", "modules", "program")  # see `load_model`
 
 
@@ -113,7 +115,9 @@ def load_model(
     check_kv_dtype(kv_dtype, target_device, not (device_map or tp_plan))
     path = Path(name)
     config = read_config(name, trust_remote_code, revision)
-    further = check_name(name, "a model folder", revision)
+    source, further = located(name, "a model folder", revision)
+    if "gguf_file" in further:
+        further["config"] = config  # which takes seconds to read
     check_method(name, config)
     if adapter:
         check_adapter(adapter)
@@ -133,12 +137,14 @@ def load_model(
             if model is None:
                 refuse_own_format(name, config)
                 model = AutoModelForCausalLM.from_pretrained(
-                    name, dtype=chosen, **hub_arguments(trust_remote_code, revision), **further, **wishes
+                    source, dtype=chosen, **hub_arguments(trust_remote_code, revision), **further, **wishes
                 )
     except ModelError:
         raise
     except Exception as error:
         raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
+    if "gguf_file" in further:
+        _forget_blocks(model)
     if adapter:
         with _quiet_transformers():
             model = merged(model, adapter)
@@ -159,6 +165,30 @@ def load_model(
     target = tried_in_half(target)
     _log_setting(target)
     return target.in_step() if tp_plan else target
+
+
+def unpack_gguf(name: str, folder: str, trust_remote_code: bool = False, revision: str | None = None) -> None:
+    """Write a GGUF file as a folder that any tool loads, weights in float32. Raises ModelError as `load_model`."""
+    from transformers import AutoModelForCausalLM
+
+    config = read_config(name, trust_remote_code, revision)
+    source, further = located(name, "a model folder", revision)
+    try:
+        with _quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(
+                source, dtype=torch.float32, config=config, **hub_arguments(trust_remote_code, revision), **further
+            )
+            _forget_blocks(model)
+            model.save_pretrained(folder)
+    except Exception as error:
+        raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
+    load_tokenizer(name, trust_remote_code, revision).save_pretrained(folder)
+
+
+def _forget_blocks(model: Any) -> None:
+    """A model whose GGUF blocks transformers has unpacked is one of floats, which can be saved and quantized."""
+    model.config.__dict__.pop("quantization_config", None)
+    model.is_quantized, model.hf_quantizer = False, None
 
 
 def _tensor_parallel(plan: str) -> dict[str, Any]:
@@ -246,17 +276,19 @@ def read_config(name: str, trust_remote_code: bool = False, revision: str | None
     from transformers import AutoConfig, AutoModelForCausalLM
 
     path = Path(name)
-    if path.is_file():
-        raise ModelError(f"{name}: is a file. Give the model's folder, or a hub name such as org/model.")
+    if path.is_file() and not gguf_in(name)[1]:
+        raise ModelError(f"{name}: is a file. Give the model's folder, a GGUF file, or a hub name such as org/model.")
     if path.is_dir() and not (path / "config.json").exists():
-        raise ModelError(f"{name}: no config.json in this folder, so it is not a model.")
+        files = sorted(each.name for each in path.glob("*.gguf"))
+        instead = f" It holds GGUF files; name one: {path / files[0]}" if files else ""
+        raise ModelError(f"{name}: no config.json in this folder, so it is not a model.{instead}")
     if path.is_dir() and revision:
         raise UsageError(f"--revision {revision}: {name} is a folder; only hub names have revisions.")
     with quiet_hub():
-        further = check_name(name, "a model folder", revision)
+        source, further = located(name, "a model folder", revision)
     try:
         with quiet_hub():
-            config = AutoConfig.from_pretrained(name, **hub_arguments(trust_remote_code, revision), **further)
+            config = AutoConfig.from_pretrained(source, **hub_arguments(trust_remote_code, revision), **further)
     except Exception as error:  # transformers and the hub raise many kinds
         if "trust_remote_code" in str(error) and not trust_remote_code:
             raise ModelError(f"{name}: brings code of its own. {TRUST}") from error
@@ -294,17 +326,23 @@ def _device(name: str) -> torch.device:
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Any:
-    """No progress bars and weight reports of transformers on the terminal: ours report what matters."""
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bars and weight reports of transformers on the terminal: ours report what matters. One thread at a time, as
+    its settings are those of the process.
+    """
+    from transformers import modeling_gguf_pytorch_utils as of_gguf
     from transformers.utils import logging as transformers_logging
 
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
+    with _quiet:
+        level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+        bar_of_gguf = of_gguf.tqdm
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        of_gguf.tqdm = lambda tensors, **named: tensors
+        try:
             yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()
+        finally:
+            of_gguf.tqdm = bar_of_gguf
+            transformers_logging.set_verbosity(level)
+            if bars:
+                transformers_logging.enable_progress_bar()

@@ -273,7 +273,7 @@ def _named(layers: Iterable[tuple[Any, ...]]) -> dict[str, torch.Tensor]:
 
 
 def _wrong(target: TargetModel, found: Observed, own: Observed, precise: Observed) -> str:
-    """What is wrong with what a target computed, beside the stock model's own; "" if nothing is."""
+    """What is wrong with what a target computed, compared with the stock model's own; "" if nothing is."""
     least = LEAST * torch.finfo(target.dtype).eps
     for where, ours, theirs, right in _compared(found, own, precise):
         if not (

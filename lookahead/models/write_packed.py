@@ -22,9 +22,10 @@ from safetensors.torch import save_file
 
 from lookahead.errors import ModelError, UsageError
 from lookahead.forward.quantized import GROUP, Quantized
+from lookahead.hub import gguf_in
 from lookahead.models.embedding import may_be_in_panels
 from lookahead.models.equalize import factors_of, norms_before
-from lookahead.models.load import empty_model, read_config
+from lookahead.models.load import empty_model, read_config, unpack_gguf
 from lookahead.models.mixed import BLOCKS_IN_8_BITS, orders_of
 from lookahead.models.moments import InputSizes, Moments
 from lookahead.models.packed import (
@@ -257,13 +258,19 @@ def quantize_checkpoint(
     pack_embedding: bool = False,
     weights_only: bool = False,
 ) -> Written:
-    """Quantize a model's folder, or a hub name's files, to a new folder that transformers loads, unless pack_embedding.
+    """Quantize a model's folder, a GGUF file (unpacked first), or a hub name's files.
 
-    scheme: int8 or int4. progress: called with how many weights are done, and how many there are. weights_only: the folder
-    states that tokens are not to be quantized. choose: of tokens of 4 and 8 bits (mixed.py): how many blocks of each layer have
-    8 bits, given a folder that has all but that, and the largest inputs of layers. Raises UsageError if the new folder is there
-    or the scheme is none, ModelError for a model that cannot be quantized, and as `load.read_config` does.
+    The new folder is one that transformers loads, unless pack_embedding. scheme: int8 or int4. progress: called with how many
+    weights are done, and how many there are. weights_only: the folder states that tokens are not to be quantized. choose: of
+    tokens of 4 and 8 bits (mixed.py): how many blocks of each layer have 8 bits, given a folder that has all but that, and the
+    largest inputs of layers. Raises UsageError if the new folder is there or the scheme is none, ModelError for a model that
+    cannot be quantized, and as `load.read_config` does.
     """
+    if gguf_in(name)[1]:
+        with tempfile.TemporaryDirectory(prefix="lookahead-gguf-") as folder:
+            unpack_gguf(name, folder, trust_remote_code, revision)
+            further = calibration, choose, pack_embedding, weights_only
+            return quantize_checkpoint(folder, out, scheme, progress, trust_remote_code, None, *further)
     target = Path(out)
     if scheme not in SCHEMES[1:]:
         raise UsageError(f"--weights {scheme}: choose {', '.join(SCHEMES[1:])}.")

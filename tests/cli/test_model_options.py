@@ -205,7 +205,7 @@ def test_revision_goes_to_the_hub_with_config_weights_and_tokenizer(monkeypatch:
     for kind in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"):
         monkeypatch.setattr(f"transformers.{kind}.from_pretrained", of(kind))
     for module in ("models.load", "tokenizer"):
-        monkeypatch.setattr(f"lookahead.{module}.check_name", lambda *_: {})
+        monkeypatch.setattr(f"lookahead.{module}.located", lambda name, *_: (name, {}))
     settings = EngineSettings("org/model", revision="v2", trust_remote_code=True)
     monkeypatch.setattr("lookahead.job.setup.assemble", lambda target, tokenizer, *_: (target, tokenizer))
     settings.load()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lookahead import hub
-from lookahead.errors import ModelError
-from lookahead.hub import check_name, tokenizer_of_trie
+from lookahead.errors import ModelError, UsageError
+from lookahead.hub import check_name, gguf_in, located, tokenizer_of_trie, with_gguf_file
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.tokenizer import load_tokenizer
 from lookahead.trie.build import build_trie
@@ -60,9 +60,25 @@ def test_folder_of_a_similar_name_is_offered(tmp_path, monkeypatch, online):
 
 
 def test_file_is_called_a_file(tmp_path, online):
-    (tmp_path / "model.gguf").write_text("")
-    with pytest.raises(ModelError, match=r"model\.gguf: is a file\. Give a model folder, or a hub name"):
-        check_name(str(tmp_path / "model.gguf"), "a model folder")
+    (tmp_path / "model.bin").write_text("")
+    with pytest.raises(ModelError, match=r"model\.bin: is a file\. Give a model folder, or a hub name"):
+        check_name(str(tmp_path / "model.bin"), "a model folder")
+
+
+def test_gguf_file_is_named_with_its_folder_or_repository(tmp_path, online):
+    (tmp_path / "a.Q8_0.gguf").write_text("")
+    here, path = str(tmp_path), str(tmp_path / "a.Q8_0.gguf")
+    assert with_gguf_file(here, "a.Q8_0.gguf") == path
+    assert gguf_in(path) == (here, "a.Q8_0.gguf")
+    assert gguf_in("org/model/sub/b.gguf") == ("org/model", "sub/b.gguf")
+    assert gguf_in(here) == (here, "")
+    assert located(path, "a model folder") == (here, {"gguf_file": "a.Q8_0.gguf"})
+    with pytest.raises(ModelError, match=r"b\.gguf: no such file\. GGUF files in this folder: a\.Q8_0\.gguf"):
+        check_name(str(tmp_path / "b.gguf"), "a model folder")
+    for model, file, problem in ((here, "a.bin", "name a file that ends in .gguf"), (path, "a.Q8_0.gguf", "is a file")):
+        with pytest.raises(UsageError, match=problem):
+            with_gguf_file(model, file)
+    assert online == []
 
 
 def test_hub_name_is_refused_at_once_where_the_hub_is_not_asked(monkeypatch):
