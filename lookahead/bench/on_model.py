@@ -91,7 +91,6 @@ def bench_prompts(
     look: called with the loaded model and its prompts, before they are answered. Raises LookaheadError if no row can be.
     """
     events = events or BenchEvents()
-    requests = list(islice(read_requests(path), rows))
     of_each = trie_weights(weights, [open_tries(tries)])[0]
     loaded = load_here(
         EngineSettings(
@@ -113,9 +112,25 @@ def bench_prompts(
         ),
         events,
     )
+    return bench_loaded(bench, loaded, path, of_each, max_new_tokens, rows, events, look)
+
+
+def bench_loaded(
+    bench: ModelBench,
+    loaded: LoadedEngine,
+    path: str,
+    weights: Sequence[float] = (),
+    max_new_tokens: int = 256,
+    rows: int | None = None,
+    events: BenchEvents | None = None,
+    look: Look = lambda target, prompts: None,
+) -> tuple[list[Comparison], list[str]]:
+    """`bench_prompts` of a model that is loaded with its tries. weights: of these; none: 1 each."""
+    events = events or BenchEvents()
+    requests = list(islice(read_requests(path), rows))
     prompts, failed = answerable(requests, loaded, path, max_new_tokens)
     look(loaded.engine.target, prompts)
-    return [_compared(bench, loaded, prompts, of_each, max_new_tokens, size, events) for size in bench.batch_sizes], failed
+    return [_compared(bench, loaded, prompts, weights, max_new_tokens, size, events) for size in bench.batch_sizes], failed
 
 
 def _compared(
@@ -137,7 +152,7 @@ def _compared(
             bench.peers,
             bench.lossless_rows != 0,
             progress=progress,
-            weights=weights,
+            weights=weights or None,
             batch_size=batch_size,
             repeats=bench.repeats,
             lossless_rows=bench.lossless_rows,

