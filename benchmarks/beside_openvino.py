@@ -18,6 +18,7 @@ single forwards of a few sizes, behind texts of PAST tokens, in place of answers
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -222,17 +223,16 @@ def ours(arguments: argparse.Namespace) -> dict[str, Answer]:
         model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=getattr(torch, arguments.dtype)).eval()
         model.generation_config.eos_token_id = None
 
-        def generate(prompts: list[list[int]]) -> Answered:
+        def generate(prompts: list[list[int]], **lookup: int) -> Answered:
             began, answers = time.perf_counter(), []
             for ids in prompts:
-                fed = torch.tensor([ids])
-                output = model.generate(
-                    fed, attention_mask=torch.ones_like(fed), max_new_tokens=arguments.tokens, do_sample=False, pad_token_id=0
-                )
+                text, asked = torch.tensor([ids]), {"max_new_tokens": arguments.tokens, "do_sample": False, "pad_token_id": 0}
+                output = model.generate(text, attention_mask=torch.ones_like(text), **asked, **lookup)
                 answers.append(output[0, len(ids) :].tolist())
             return answers, time.perf_counter() - began
 
         found["model.generate"] = generate
+        found["HF prompt lookup"] = functools.partial(generate, prompt_lookup_num_tokens=10)
     found["plain"] = engine_of(Drafter((), DraftOptions(strategy="off")))
     found["auto"] = engine_of(Drafter(arguments.trie or (), DraftOptions(adaptive=True)))
     return found
@@ -314,15 +314,23 @@ def main() -> None:
             return
         tokenizer = load_tokenizer(arguments.model)
         with open(arguments.input, encoding="utf-8") as file:
-            prompts = [tokenizer.encode(json.loads(line)["prompt"]) for line in file]
-        prompts = prompts[: arguments.rows + WARM_UP * 4 * arguments.batch_size]
+            prompts = [_prompt_ids(tokenizer, json.loads(line)) for line in file]
+        size = arguments.turn * arguments.batch_size
+        prompts = prompts[: arguments.rows + WARM_UP * size]
         contenders = ours(arguments) | {name: peer.answer(name) for name in peer.pipes}
         print(
             f"{arguments.model}, {arguments.dtype}, {arguments.threads} threads, batch {arguments.batch_size}, "
             f"{arguments.tokens} tokens each; OpenVINO GenAI {peer.version}"
         )
-        compare(contenders, prompts, 4 * arguments.batch_size, "openvino")
+        compare(contenders, prompts, size, "openvino")
         peer.close()
+
+
+def _prompt_ids(tokenizer: Any, row: dict[str, Any]) -> list[int]:
+    """Of a row with a prompt, or with messages."""
+    if "prompt" in row:
+        return list(tokenizer.encode(row["prompt"]))
+    return list(tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, return_dict=True)["input_ids"])
 
 
 def _arguments() -> argparse.Namespace:
@@ -336,6 +344,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rows", type=int, default=60)
+    parser.add_argument("--turn", type=int, default=4, help="prompts of a turn, times the batch size")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--forwards", action="store_true", help="of a few sizes, in place of answers")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
