@@ -26,6 +26,7 @@ from lookahead.models.load import load_model
 from lookahead.tokenizer import TOKENIZER_FILES
 from tests.architectures import plainly, random_prompts, tiny_config, tiny_model
 from tests.support.cli import Cli, write_jsonl
+from tests.support.cpu import needs_halves
 from tests.support.jobs import MODEL, PROMPTS, rows_of
 
 IDS = random_prompts((4, 9))
@@ -351,3 +352,17 @@ def test_job_of_a_version_without_these_options_is_gone_on_with(cli: Cli, base: 
         2, *job, "--model", base, "--resume", "--sampling", "model", saying=["--sampling greedy then, --sampling model now"]
     )
     assert [row["token_ids"] for row in rows_of(tmp_path / "out.jsonl")] == said
+
+
+@needs_halves
+def test_job_in_half_precision_states_whether_it_is_exact(cli: Cli, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt_ids": [5, 6, 7, 8]}])
+    for name, path, exact in (
+        ("llama", "one native call, bfloat16, exact", True),
+        ("gemma2", "module by module (its attention is a function of its own), bfloat16, not exact", False),
+    ):
+        copy.deepcopy(tiny_model(name)).bfloat16().save_pretrained(tmp_path / name)
+        job = "generate", "--model", tmp_path / name, "--dtype", "bfloat16", "--input", source, "--max-new-tokens", 4
+        result = cli(*job, "-o", tmp_path / f"{name}.jsonl", "--json")
+        assert result.json["path"] == path
+        assert ("is not exact in bfloat16" in result.err) is not exact
