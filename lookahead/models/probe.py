@@ -180,10 +180,7 @@ def probed(model: Any, name: str = "model", may_be_program: bool = True) -> Targ
 def _with_program(target: TargetModel, by_modules: Observed, yardstick: _Yardstick) -> TargetModel:
     """The same with its whole forward as a program, if there is one and it is right; else why not is kept as `not_program`."""
     if not _may_be_program(target):
-        where = "this device" if target.dtype == torch.float32 else "its weights"
-        return dataclasses.replace(
-            target, not_program=f"there is no such program for linear layers by {target.linear} on {where}"
-        )
+        return dataclasses.replace(target, not_program=f"linear layers by {target.linear}, in {target.setting.dtype}")
     try:
         programmed = dataclasses.replace(target, program=program_of(target))
         found = _observed(programmed, slots_of(programmed), yardstick.texts)
