@@ -54,10 +54,10 @@ def located(name: str, wanted: str, revision: str | None = None) -> tuple[str, d
     repository, file = gguf_in(name)
     if not file:
         return name, check_name(name, wanted, revision)
-    check_name(name, wanted, revision)
+    further = check_name(name, wanted, revision)
     require("gguf", name)
     require("accelerate", name)
-    return repository, {"gguf_file": file}
+    return repository, {**further, "gguf_file": file}
 
 
 def looks_like_path(name: str) -> bool:

@@ -86,7 +86,8 @@ class EngineSettings:
 
         def load() -> None:
             target = load_model(self.model, *placed, *given, quantize=self.quantize, kv_dtype=self.kv_dtype)
-            loaded.append((target, tokenizer or own_tokenizer(self.model, self.trust_remote_code, self.revision)))
+            own = own_tokenizer(self.model, self.trust_remote_code, self.revision) if tokenizer is None else tokenizer
+            loaded.append((target, own))
 
         patiently(load, f"Loading {os.path.basename(self.model) or self.model} ...")
         ((target, tokenizer),) = loaded
