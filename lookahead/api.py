@@ -71,15 +71,15 @@ class GenerationResult(DraftCounts):
     token_ids: all, the token that ended the answer included.
     finish_reason: "stop", "length" (max_new_tokens, or the model's positions), or "error"; then `error` tells what happened,
     and text and token_ids hold what was emitted until then.
-    edl: tokens per step. logprobs: one for each token, if they were asked for (decode/logprobs.py). steps, draft_tokens,
-    accepted_tokens, accepted_by_source: see `DraftCounts`.
+    edl: tokens per decode step, None without one. logprobs: one for each token, if they were asked for (decode/logprobs.py).
+    steps, draft_tokens, accepted_tokens, accepted_by_source: see `DraftCounts`.
     """
 
     text: str | None
     token_ids: list[int]
     finish_reason: FinishReason
     prompt_tokens: int
-    edl: float = 0.0
+    edl: float | None = None
     logprobs: list[TokenLogprobs] | None = None
     error: LookaheadError | None = None
 

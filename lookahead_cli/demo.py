@@ -164,6 +164,7 @@ def _answer(demo: _Demo, loaded: LoadedEngine, trie: str, rows: list[dict[str, A
     import time
 
     from lookahead.api import GenerationParams, LookaheadEngine
+    from lookahead.job.record import shown_edl
     from lookahead_cli import render
 
     _show_step(
@@ -178,7 +179,7 @@ def _answer(demo: _Demo, loaded: LoadedEngine, trie: str, rows: list[dict[str, A
         asked = row["prompt"] if "prompt" in row else f"{row['messages'][0]['content']}\n"
         render.out.print(asked, style="cyan", end="")
         render.out.print(answer.text)
-        counts = f"{len(answer.token_ids)} tokens in {answer.steps} steps, EDL {answer.edl:.2f}, {seconds:.2f} s"
+        counts = f"{len(answer.token_ids)} tokens in {answer.steps} steps, EDL {shown_edl(answer.edl)}, {seconds:.2f} s"
         render.out.print(f"{counts}\n", style="dim")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lookahead.job.events import JobEvents
 from lookahead.job.progress import JobProgress
+from lookahead.job.record import shown_edl
 from lookahead.job.report import JobReport
 from lookahead_cli import logs, render
 from lookahead_cli.stopping import Stop, on_signals
@@ -89,9 +90,9 @@ def rows_done(of: JobProgress | JobReport) -> str:
 def speed(progress: JobProgress) -> str:
     """Tokens per second and what drafts bring."""
     run, speedup = progress.run, progress.speedup
-    parts = [f"{run.tokens / progress.seconds:,.0f} tokens/s", f"EDL {run.edl:.2f}"]
-    if speedup:
-        parts.append(f"{speedup:.1f}x plain")
+    parts = [f"{run.tokens / progress.seconds:,.0f} tokens/s", f"EDL {shown_edl(run.edl)}"]
+    if speedup and speedup.is_measured:
+        parts.append(f"{speedup.value:.1f}x plain")
     if progress.totals.errors:
         parts.append(f"{progress.totals.errors:,} failed")
     return ", ".join(parts)
@@ -114,19 +115,43 @@ def table(report: JobReport, on_stderr: bool = True) -> None:
     if totals.rows > run.rows:
         rows.append(("in this run", f"{run.rows:,} rows, {run.tokens:,} tokens"))
     rows += [
-        ("time", duration(report.seconds)),
-        ("speed", f"{run.tokens / report.seconds:,.1f} tokens/s" + (f", {s:.1f}x plain" if (s := report.speedup) else "")),
-        ("EDL", f"{run.edl:.2f}"),
+        ("time", f"{duration(report.seconds)}, after {duration(report.loading_seconds)} of loading"),
+        ("speed", f"{run.tokens / report.seconds:,.1f} tokens/s{_over_plain(report)}"),
+        ("EDL", shown_edl(run.edl)),
     ]
     if total := sum(run.accepted_by_source.values()):
         shares = [f"{name} {count / total:.0%}" for name, count in run.accepted_by_source.most_common()]
         rows.append(("accepted by", ", ".join(shares)))
+    if why := why_no_drafts(report.used):
+        rows.append(("no drafts", why))
     if path := report.used.get("path"):
         rows.append(("forward", path))
     for name, value in rows:
         logs.note(f"{name}: {value}")
     if on_stderr:
         render.summary(rows)
+
+
+def why_no_drafts(used: Mapping[str, Any]) -> str:
+    """Why most steps had no drafts, and what to do; "" where they had."""
+    if not (share := used.get("steps_without_drafts")):
+        return ""
+    rows, cost = used["rows_at_once"], used["cost_of_16_draft_tokens"]
+    reason = "too few would be accepted for what they cost"
+    if cost:
+        reason += f": 16 draft tokens in a forward of {rows} row{'s' if rows > 1 else ''} take it to {cost:.1f} times"
+    fewer = "fewer rows at once make a draft cheaper (compare with lookahead bench --batch-size 1), and " if rows > 1 else ""
+    return f"in {share:.0%} of the steps: {reason}; {fewer}a --trie of such texts makes more be accepted"
+
+
+def _over_plain(report: JobReport) -> str:
+    """The speedup, and that with loading where it is another."""
+    speedup, loading = report.speedup, report.loading_seconds
+    if speedup is None:
+        return ""
+    if not speedup.is_measured or loading < 0.05 * report.seconds:
+        return f", {speedup}"
+    return f", {speedup} ({speedup.with_loading(loading):.2f}x with loading)"
 
 
 def duration(seconds: float) -> str:

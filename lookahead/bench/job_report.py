@@ -11,7 +11,7 @@ import numpy as np
 
 from lookahead.bench.plot import BLUE, GREY, INK, as_svg, bare, drawing, from_zero, head
 from lookahead.bench.report import html_page, table
-from lookahead.job.record import JobRecord, Part, tables, title_of
+from lookahead.job.record import JobRecord, Part, shown_edl, tables, title_of
 from lookahead.printable import in_one_line
 
 SOURCE_COLOURS = ("#2a6fdb", "#e08a1e", "#2fa36b", "#a05cc8", "#d0492f", "#4bb4c4", "#8c8c8c")
@@ -96,10 +96,13 @@ def job_page(record: JobRecord, command_line: str) -> str:
     totals = record.totals
     facts = [f"{totals.rows:,} rows ({totals.errors:,} failed)", f"{totals.tokens:,} tokens"]
     facts += [f"{totals.tokens_per_second:,.1f} tokens/s"] if totals.seconds else []
+    facts += [
+        f"latest run: {run['run_seconds']:,.1f} s after {run['loading_seconds']:,.1f} s of loading" for run in record.runs[-1:]
+    ]
     facts += [f"{totals.draft_tokens_per_step:.1f} draft tokens per step"]
     body = [
         f"<h1>{escape(record.name)}</h1>",
-        f'<p class="headline">EDL {totals.edl:.2f}</p>',
+        f'<p class="headline">EDL {", ".join(filter(None, (shown_edl(totals.edl), record.speedup)))}</p>',
         f'<p class="soft">{escape(", ".join([*([record.state] if record.state else []), *facts]))}</p>',
         *([f'<p class="soft">model {escape(record.model)}</p>'] if record.model else []),
         as_svg(job_figure(record, titled=False), "job"),

@@ -125,6 +125,11 @@ class CostCurve:
         """A forward took `seconds`."""
         observe(forward, seconds, self.table, self.terms, self.latest)
 
+    def has_seen(self, tokens: float) -> bool:
+        """Steps of this size, or of those on both sides, are believed."""
+        column = int(np.searchsorted(SIZES, tokens))
+        return bool((self.table[SEEN, [max(0, column - 1), min(column, len(SIZES) - 1)]] >= BELIEVED).all())
+
     def seconds(self, forward: Forward) -> float:
         """Of a forward of this size. Needs a profile or an observed step."""
         return float(seconds_of(forward, forward.tokens, self.table, self.terms, 0))

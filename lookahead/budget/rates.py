@@ -1,12 +1,13 @@
 """Whether drafts make a job faster, by the clock. In: how long steps took and what they gave. Out: whether to draft now.
 
 The draft budget weighs forwards of one size against another's (goodput.py). What it cannot see is what drafting does to a step
-besides: caches that a draft has emptied, threads that went to sleep meanwhile. Where drafts gain much that does not matter.
-Where they gain little, APART steps without drafts are taken now and then, in a row, and the steps right before are weighed
-against those as they went: tokens by seconds, from the end of one step to the end of the next; the first one is left out. Steps
-at which rows back off (backoff.py) count among those before. Where drafts lose, they rest for a while, then are weighed again,
-against the steps that went without them; a loss that is clear after a few steps ends that early. Steps that are one native call
-count as one by one, what Python does for all of them in equal shares (`Accounting.record_drafted`).
+besides: caches that a draft has emptied, threads that went to sleep meanwhile. So APART steps without drafts are taken now and
+then, in a row, and the steps right before are weighed against those as they went: tokens by seconds, from the end of one step
+to the end of the next; the first one is left out. Where drafts gain much that is done rarely, for the speedup that a job
+reports (speedup.py). Steps at which rows back off (backoff.py) count among those before. Where drafts lose, they rest for a
+while, then are weighed again, against the steps that went without them; a loss that is clear after a few steps ends that early.
+Steps that are one native call count as one by one, what Python does for all of them in equal shares
+(`Accounting.record_drafted`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from statistics import median
 from lookahead.budget.backoff import APART
 from lookahead.budget.cost import LATEST
 
-UNDISPUTED = 1.5  # times as fast as plain decoding: where the budget believes this, nobody looks
+UNDISPUTED = 1.5  # times as fast as plain decoding: from there on looks come late, and half as often
 LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probable
 # Steps of a rest, and with drafts from a rest to the next look. Each further rest is four times as long, up to 16 times,
 # until a look finds no loss; between two looks there are four times as many. The first look is early, as a job may be short.
@@ -37,6 +38,10 @@ class Rates:
     def rest(self, rows: int, speed: float) -> bool:
         """Whether the next step, of that many rows, is to go without drafts. speed: as the budget believes, see UNDISPUTED."""
         return self._of(rows).rest(speed)
+
+    def looks(self, rows: int) -> bool:
+        """Whether the next step, of that many rows, goes without any drafts, to be timed, where `rest` is True for it."""
+        return self._of(rows).looks
 
     def steps_left(self, rows: int) -> int:
         """How many steps, of that many rows, are to go without drafts from now on, where `rest` is True for the next one."""
@@ -68,6 +73,7 @@ class _Rate:
         self._steps: tuple[Steps, Steps] = deque(maxlen=LATEST), deque(maxlen=LATEST)  # drafts rested, or not
         self._state, self._left = "drafts", 2 * APART  # steps that are left in this state
         self._pause = REST
+        self._waited = False  # before the first look
         self._before = True  # drafts did not rest at the latest step
 
     @property
@@ -81,6 +87,11 @@ class _Rate:
         return max(1, self._left if self._state == "drafts" else min(self._left, AT_ONCE))
 
     @property
+    def looks(self) -> bool:
+        """See `Rates.looks`."""
+        return self._state == "looks"
+
+    @property
     def rests(self) -> bool:
         """Drafts rest."""
         return self._state in ("looks", "rests")
@@ -88,10 +99,10 @@ class _Rate:
     def rest(self, speed: float) -> bool:
         """See `Rates.rest`."""
         if self._state == "drafts" and self._left <= 0:
-            if speed >= UNDISPUTED:
-                self._left = 4 * REST
+            if speed >= UNDISPUTED and not self._waited:
+                self._left, self._waited = REST, True
             else:
-                self._state, self._left = "looks", APART
+                self._state, self._left, self._waited = "looks", APART, True
                 self._steps[False].clear()
         return self.rests
 
@@ -111,7 +122,7 @@ class _Rate:
             self._state, self._left = "rests", self._pause
             self._pause = min(16 * REST, 4 * self._pause)
         elif self._state == "looks":
-            self._state, self._left, self._pause = "drafts", 4 * REST, REST
+            self._state, self._left, self._pause = "drafts", (8 if self._gain() >= UNDISPUTED else 4) * REST, REST
         else:
             self._state, self._left = "drafts", REST
 

@@ -8,15 +8,24 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lookahead.budget.cost import EMITTED, PREFILLED, RECYCLING, SECONDS, MeasuredStep
-from lookahead.budget.gain import Gain
+from lookahead.budget.cost import (
+    DRAFT_SECONDS,
+    EMITTED,
+    FORWARD_ROWS,
+    FORWARD_TOKENS,
+    PREFILLED,
+    RECYCLING,
+    SECONDS,
+    MeasuredStep,
+)
 from lookahead.budget.goodput import GoodputBudget
 from lookahead.budget.profile import Forward
 from lookahead.budget.rates import Rates
+from lookahead.budget.speedup import PlainTime, Speedup
 from lookahead.decode.drafted_layout import ADDING, BEGAN, COMPUTED, DRAWN, RECYCLED, VERIFIED
 from lookahead.decode.row import RunningRow, StepInput
 from lookahead.decode.verify import Accepted
@@ -28,6 +37,8 @@ from lookahead.forward.batch import ALL_AT_ONCE
 from lookahead.forward.batch_kernel import attended
 from lookahead.forward.target import TargetModel
 
+MOSTLY, FEW_STEPS = 0.5, 50  # of the steps without drafts it is reported why, if they are as many
+DRAFT_TOKENS = 16  # whose cost is reported then
 PLAIN_APART = 4  # one in this many steps without drafts is timed
 
 
@@ -78,19 +89,72 @@ class StepTimes(NamedTuple):
 class Accounting:
     """Clocks, costs and counts of an engine; teaches its budget and the drafter's sources.
 
-    clock: seconds by stage. gain: how many times faster than plain decoding. rates: of steps with drafts and without. steps:
-    begun so far. plain_seconds: of the latest step without drafts; 0: there was none.
+    clock: seconds by stage. plain: what plain decoding would take. rates: of steps with drafts and without. steps: begun.
+    plain_seconds: of the latest step without drafts; 0: there was none.
     """
 
-    def __init__(self, target: TargetModel, drafter: Drafter, budget: GoodputBudget):
+    def __init__(self, target: TargetModel, drafter: Drafter, budget: GoodputBudget, prefill_chunk: int):
         self.target, self.drafter, self.budget = target, drafter, budget
         self.clock = Clock()
-        self.gain = Gain(budget.curve)
+        self.plain = PlainTime(budget.curve, prefill_chunk)
         self.rates = Rates()
         self.steps = 0
         self.plain_seconds = 0.0
         self._sources: Sources | None = getattr(drafter, "sources", None)  # of the user's own
         self._before: tuple[list[RunningRow], float] = [], 0.0  # rows of the latest step if all decoded, and when it was over
+        self.drafted = [0, 0]  # steps that only decoded: without draft tokens, and with some
+        self._was_plain = False  # the latest step that only decoded
+        self._begun = 0  # rows
+        self._running: list[RunningRow] = []
+        self._at: float | None = None  # clock reading up to which `plain` has the seconds of the run
+
+    @property
+    def speedup(self) -> Speedup | None:
+        """Of all runs so far over plain decoding; None if nothing else was done."""
+        if self.drafter.options.strategy == "off":
+            return None
+        self._read_clock()
+        found = self.plain.speedup((row.prefill_tokens, len(row.generation.token_ids)) for row in self._running)
+        return found if found is None or self.drafter.options.adaptive else found._replace(why="drafts of a fixed length")
+
+    @property
+    def why_no_drafts(self) -> dict[str, Any]:
+        """Where most steps that decode had no draft tokens, though there could be some: the share of those, how many rows there
+        were at most, and times as long as without that a forward of all of them takes with DRAFT_TOKENS more; None: unknown.
+        """
+        share = self.drafted[False] / max(1, sum(self.drafted))
+        if not self.drafter.options.adaptive or share < MOSTLY or sum(self.drafted) < FEW_STEPS:
+            return {}
+        curve, rows = self.budget.curve, self.plain.batch_size
+        plain, more = Forward(rows, rows), Forward(rows + DRAFT_TOKENS, rows)
+        known = curve.known or all(curve.has_seen(each.tokens) for each in (plain, more))
+        ratio = round(curve.seconds(more) / curve.seconds(plain), 2) if known else None
+        return {"steps_without_drafts": round(share, 3), "rows_at_once": rows, "cost_of_16_draft_tokens": ratio}
+
+    def begin(self, rows: list[RunningRow]) -> None:
+        """A run begins. rows: those that hold slots, kept up to date by who gives them out."""
+        self._running, self._at = rows, self.target.now()
+
+    def end(self) -> None:
+        self._read_clock()
+        self._running, self._at = [], None
+
+    def _read_clock(self) -> None:
+        if self._at is not None:
+            now = self.target.now()
+            self.plain.seconds, self._at = self.plain.seconds + now - self._at, now
+
+    def started(self, began: float) -> int:
+        """The drafter has read a prompt, since `began`; returns the number of its row."""
+        self.plain.draft_seconds += self.target.now() - began
+        self._begun += 1
+        return self._begun - 1
+
+    def retired(self, rows: Sequence[RunningRow], began: float) -> None:
+        """Rows have ended, and the drafter has their outputs, since `began`."""
+        self.plain.draft_seconds += self.target.now() - began
+        for row in rows:
+            self.plain.row_ended(row.number, row.prefill_tokens, len(row.generation.token_ids))
 
     def record(
         self,
@@ -107,9 +171,10 @@ class Accounting:
         steps have ended (`Slots.plain_steps`); inputs are those of the first one.
         """
         active = any(row.is_drafted_for for row in rows)
+        self.plain.rows_at_once(len(rows))
         by_source = self._count(rows, inputs, accepted, times.verified, steps)
         adding = self.drafter.runner_up.seconds if self.drafter.options.adaptive else 0.0
-        *agreed, counted, adding = self.target.agreed_all((*times, self.target.now(), adding))
+        *agreed, adding = self.target.agreed_all((*times, adding))
         times = StepTimes(*agreed)
         prefilled = sum(len(each) for each in inputs if each.wanted != "all")
         self.clock.add(times.drafting, times.computed - times.drafted, times.verified - times.computed, prefilled, steps)
@@ -117,22 +182,40 @@ class Accounting:
             self.budget.drafted_in(times.drafting)
         drafts = self.drafter.options.strategy != "off"
         # A step that prefills tells nothing about the cost of those that do not. Of steps without drafts only some are timed.
-        only_decodes = not is_first and all(each.wanted == "all" for each in inputs)
+        decodes = all(each.wanted == "all" for each in inputs)
+        only_decodes = decodes and not is_first
         seconds, emitted = (times.verified - times.began) / steps, sum(len(each.token_ids) for each in accepted) / steps
         (before, over), self._before = self._before, ([*rows] if only_decodes else [], times.verified)
-        if before and before == self._before[0]:  # with what happened in between: accounting takes longer with drafts, too
+        follows = before and before == self._before[0]
+        if follows:  # with what happened in between: accounting takes longer with drafts, too
             seconds = (times.verified - over) / steps
             for _ in range(steps):
                 self.rates.note(len(rows), active, seconds, emitted)
+        if decodes:
+            self.plain.decode_seconds += seconds * steps
+            self.drafted[max(map(len, inputs)) > 1] += steps
+        else:
+            drafted = sum(len(each) - 1 for each in inputs if each.wanted == "all") / sum(map(len, inputs))
+            own = times.drafting + times.runner_up
+            self.plain.draft_seconds += own + drafted * (seconds - own)
+        if drafts and only_decodes:
+            self._time_plain_steps(rows, active, seconds, steps, bool(follows))
         if only_decodes and not active:
             self.plain_seconds = seconds
         if drafts and only_decodes and (active or steps > 1 or self.steps % PLAIN_APART == 0):
             self._learn_cost(rows, inputs, times, seconds, emitted, steps)
             if active:
                 self._learn_utility(by_source, times.runner_up + adding, seconds, emitted, len(rows))
-            return
-        if drafts and prefilled:
-            self._note_prefill(rows, inputs, accepted, times, counted - times.began, prefilled)
+
+    def _time_plain_steps(self, rows: Sequence[RunningRow], active: bool, seconds: float, steps: int, follows: bool) -> None:
+        """For the speedup: plain steps of about the length that they have in a plain run. One alone behind a step with drafts
+        takes longer. follows: the step before was one of the same rows.
+        """
+        was_plain, self._was_plain = self._was_plain, not active
+        if active:
+            self.plain.next_block()
+        elif steps > 1 or (was_plain and follows):
+            self.plain.plain_steps(self.plain_forward(rows), seconds, steps)
 
     def record_drafted(self, rows: Sequence[RunningRow], steps: np.ndarray, times: np.ndarray) -> None:
         """Steps with drafts have ended that one native call took; see `record` and drafted_kernel.py.
@@ -150,7 +233,17 @@ class Accounting:
         stages = (BEGAN, DRAWN), (DRAWN, COMPUTED), (COMPUTED, VERIFIED)
         drafting, forward, verification = (sum(of_step[end] - of_step[begin] for of_step in readings) for begin, end in stages)
         self.clock.add(drafting, forward, verification, prefilled, len(steps))
-        self.gain.steps(steps)
+        self._was_plain = False
+        self.plain.rows_at_once(len(rows))
+        self.plain.next_block()
+        self.plain.decode_seconds += float(steps[first:, SECONDS].sum())
+        drafted = int((steps[first:, FORWARD_TOKENS] > len(rows)).sum())
+        self.drafted[True] += drafted
+        self.drafted[False] += len(steps) - first - drafted
+        if first:
+            own = steps[0, DRAFT_SECONDS] + steps[0, RECYCLING]
+            drafted = 1 - (prefilled + steps[0, FORWARD_ROWS]) / steps[0, FORWARD_TOKENS]
+            self.plain.draft_seconds += float(own + drafted * (steps[0, SECONDS] - own))
         self.budget.observe_all(steps[first:])
         decoding = [(line[SECONDS], line[EMITTED], line[RECYCLING]) for line in steps[first:].tolist()]
         self.rates.note_drafted(len(rows), [(seconds, emitted) for seconds, emitted, _ in decoding[0 if goes_on else 1 :]])
@@ -220,24 +313,6 @@ class Accounting:
         parts = times.after_drafting / steps, times.drafting if active else 0.0, times.runner_up
         measured = MeasuredStep(forward, emitted, seconds, *parts, stands_for=stands_for)
         self.budget.observe(measured)
-        self.gain.step(measured)
-
-    def _note_prefill(
-        self,
-        rows: Sequence[RunningRow],
-        inputs: Sequence[StepInput],
-        accepted: Sequence[Accepted],
-        times: StepTimes,
-        seconds: float,
-        prefilled: int,
-    ) -> None:
-        """From a step that prefilled, maybe alongside rows that decode."""
-        decoding = [slot for slot, each in enumerate(inputs) if each.wanted == "all"]
-        own, keys = [len(inputs[slot]) for slot in decoding], sum(rows[slot].length for slot in decoding)
-        emitted = sum(len(accepted[slot].token_ids) for slot in decoding)
-        forward = Forward(sum(own) + prefilled, len(decoding), keys, max(own, default=0))
-        parts = seconds, times.after_drafting, times.drafting, times.runner_up
-        self.gain.step(MeasuredStep(forward, emitted, *parts, prefilled=prefilled))
 
     def _learn_utility(self, by_source: Counter[str], recycling: float, seconds: float, emitted: float, rows: int) -> None:
         """Whether the draft sources that take time of their own pay for it. Where lengths are fixed, all are always used.

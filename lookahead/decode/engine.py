@@ -17,6 +17,7 @@ import torch
 
 from lookahead.budget.backoff import Backoff
 from lookahead.budget.goodput import GoodputBudget
+from lookahead.budget.speedup import Speedup
 from lookahead.decode.accounting import Accounting, Clock, StepTimes
 from lookahead.decode.chooser import Chooser, Given, Sampler
 from lookahead.decode.constraint import Grammars
@@ -52,8 +53,7 @@ class DecodingEngine:
         self.prefill_chunk = prefill_chunk
         self.tokenizer = tokenizer
         self.budget = GoodputBudget(target.costs())
-        self.accounting = Accounting(target, drafter, self.budget)
-        self.gain = self.accounting.gain
+        self.accounting = Accounting(target, drafter, self.budget, prefill_chunk)
         self._drafted_steps = DraftedSteps(target, drafter, self.budget, self.accounting)
         self._slots: Slots | None = None  # of the latest run
         self._backoff = Backoff()  # of the row that ended last, which the next ones inherit
@@ -61,6 +61,11 @@ class DecodingEngine:
             sources.vocab_size = target.vocab_size
         if target.mode in ("chain", "replay"):
             drafter.restrict_to_chains()
+
+    @property
+    def speedup(self) -> Speedup | None:
+        """Of all runs so far, see `Accounting.speedup`."""
+        return self.accounting.speedup
 
     @property
     def clock(self) -> Clock:
@@ -135,6 +140,7 @@ class DecodingEngine:
         """`run`, step by step: fill free slots, take a step, free the slots of what has ended. Yields that after each step."""
         free = self._slots if self._slots and not self._slots.open else None  # else another run uses them
         scheduler = Scheduler(self._start, self._new_slots, free, self.drafter.options.decoding_length)
+        self.accounting.begin(scheduler.rows)
         try:
             while True:
                 for generation in scheduler.admit(waiting, self.batch_size):
@@ -145,12 +151,14 @@ class DecodingEngine:
                     self._step(scheduler.rows, scheduler.slots)
                 except Exception as error:  # of the forward
                     self.batch_size = scheduler.recover(error, self.batch_size)
-                ended = scheduler.retire()
+                began, ended = self.target.now(), scheduler.retire()
                 if ended:
                     self._backoff = ended[0].backoff
+                    self.accounting.retired(ended, began)
                 yield [row.generation for row in ended]
         finally:
             scheduler.stop()
+            self.accounting.end()
 
     def _step(self, rows: list[RunningRow], slots: Slots) -> None:
         """Draft, verify all draft trees in one forward, accept, compact the KV cache. rows[k] is in slot k."""
@@ -210,8 +218,13 @@ class DecodingEngine:
         if options.strategy == "off":
             active = [False] * len(rows)
         else:
-            off = options.adaptive and self.accounting.rates.rest(running, self.budget.speed)
-            active = [not options.adaptive or row.is_constrained or (row.backoff.is_over(step) and not off) for row in rows]
+            rates = self.accounting.rates
+            off = options.adaptive and rates.rest(running, self.budget.speed)
+            looks = off and rates.looks(running)
+            active = [
+                not options.adaptive or (row.is_constrained and not looks) or (row.backoff.is_over(step) and not off)
+                for row in rows
+            ]
         # Of those that were drafted for at the last step some scores are still to be kept as runner-up tokens.
         due = [row for row, now in zip(rows, active, strict=True) if now or (row.is_drafted_for and row.drafts.unread is None)]
         if due:
@@ -307,8 +320,9 @@ class DecodingEngine:
         except Exception as error:  # transformers refuses some settings
             generation.fail(error)
             return None
-        drafts, backoff = self.drafter.start(generation.prompt_ids), Backoff(self._backoff)
-        return RunningRow(generation, drafts, chooser, backoff, self.target.now())
+        began, drafts = self.target.now(), self.drafter.start(generation.prompt_ids)
+        number = self.accounting.started(began)
+        return RunningRow(generation, drafts, chooser, Backoff(self._backoff), self.target.now(), number)
 
     @functools.cached_property
     def _grammars(self) -> Grammars | None:

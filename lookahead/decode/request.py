@@ -49,9 +49,9 @@ class Generation(DraftCounts):
         return len(self.prompt_ids)
 
     @property
-    def edl(self) -> float:
-        """Effective decoding length: tokens per decode step. The first token comes from the prefill and is not counted."""
-        return (len(self.token_ids) - 1) / self.steps if self.steps else 0.0
+    def edl(self) -> float | None:
+        """Effective decoding length: tokens per decode step, None without one. The first token is the prefill's."""
+        return (len(self.token_ids) - 1) / self.steps if self.steps else None
 
     def add(self, token: int, stops: bool = False) -> None:
         """Append an emitted token. stops: a stop text is complete with it."""

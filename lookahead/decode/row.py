@@ -34,12 +34,14 @@ class RunningRow:
     """A request in a slot.
 
     text: tokens that are prefilled before it decodes. prefilled: how many of them the slot holds; None: it has not begun.
+    number: in the order in which rows took slots. prefill_tokens: that were prefilled for it, in all.
     is_drafted_for: at this step. backoff: when it is drafted for. is_followed: nothing but the scores, or the answer that is
     given, determines what the row emits.
     """
 
-    def __init__(self, generation: Generation, drafts: Row, chooser: Chooser, backoff: Backoff, began: float):
+    def __init__(self, generation: Generation, drafts: Row, chooser: Chooser, backoff: Backoff, began: float, number: int = 0):
         self.generation = generation
+        self.number, self.prefill_tokens = number, 0
         self.drafts = drafts
         self.chooser = chooser
         self.backoff = backoff
@@ -79,6 +81,7 @@ class RunningRow:
         if not ids:
             return StepInput(None)
         self.prefilled += len(ids)
+        self.prefill_tokens += len(ids)
         return StepInput(chain(ids), "last" if self.decodes and not self.generation.token_ids else "none")
 
     @property

@@ -96,7 +96,7 @@ class Drafter:
         self.tries = tuple(Trie(trie) if isinstance(trie, str | Path) else trie for trie in several)
         names = names_of([trie.path for trie in self.tries])
         self.source_names = ("prompt", "output", "session", "recycled", *(f"trie:{name}" for name in names))
-        self.sources = Sources(sources, (*self.source_names, "grammar", "given"), first=len(self.source_names))
+        self.sources = Sources(sources, (*self.source_names, "grammar", "padding"), first=len(self.source_names))
         self.source_names += self.sources.names
         self.session = SessionMemory(self.options.session_tokens)
         self._priors = priors or load_priors()

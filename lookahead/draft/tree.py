@@ -103,7 +103,7 @@ def _children(parents: list[int], token_ids: list[int], nodes: list[int], token_
 
 def name_of(source: int, source_names: Sequence[str]) -> str:
     """What a tree's source is called."""
-    return source_names[source] if source >= 0 else "given" if source == GIVEN else "grammar"
+    return source_names[source] if source >= 0 else "padding" if source == GIVEN else "grammar"
 
 
 def root_only(token_id: int) -> DraftTree:

@@ -35,11 +35,10 @@ def _drafting() -> None:
 
 
 def _budget() -> None:
-    from lookahead.budget import gain, goodput
+    from lookahead.budget import goodput
     from lookahead.budget.cost import evened
 
     goodput.warm_up()
-    gain.warm_up()
     evened(1)
 
 

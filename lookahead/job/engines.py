@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from lookahead.budget.speedup import Speedup
 from lookahead.decode.engine import Clock
 from lookahead.decode.sampling import GREEDY, Sampling
 from lookahead.engines.abilities import ABILITIES
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
 
 
 class Answering(Protocol):
-    """Answers requests. whose: of the model's token ids. gain: (seconds that plain decoding would have taken, seconds taken) by
-    this run so far; None as long as too little has been measured.
+    """Answers requests. whose: of the model's token ids. speedup: of this run so far, None if it is that of
+    plain decoding or of another engine, which is not known.
     """
 
     @property
     def whose(self) -> TokenizerIdentity: ...
 
     @property
-    def gain(self) -> tuple[float, float] | None: ...
+    def speedup(self) -> Speedup | None: ...
 
     @property
     def clock(self) -> Clock | None:
@@ -75,8 +76,8 @@ class OneEngine:
         return self.loaded.whose
 
     @property
-    def gain(self) -> tuple[float, float] | None:
-        return self.loaded.engine.gain.seconds
+    def speedup(self) -> Speedup | None:
+        return self.loaded.engine.speedup
 
     @property
     def clock(self) -> Clock | None:
@@ -90,7 +91,8 @@ class OneEngine:
     def used(self) -> dict[str, Any]:
         engine = self.loaded.engine
         memory = peak_memory(engine.target.device)
-        return {"batch_size": engine.batch_size, "peak_memory_bytes": memory, "path": engine.target.path}
+        why = engine.accounting.why_no_drafts
+        return {"batch_size": engine.batch_size, "peak_memory_bytes": memory, "path": engine.target.path, **why}
 
     def recycled(self) -> Sequence[np.ndarray]:
         return self.loaded.engine.drafter.recycled.taken().arrays
@@ -128,8 +130,8 @@ class Workers:
         return whose
 
     @property
-    def gain(self) -> tuple[float, float] | None:
-        return self.team.gain
+    def speedup(self) -> Speedup | None:
+        return self.team.speedup
 
     @property
     def clock(self) -> Clock | None:
@@ -185,7 +187,7 @@ class InEngine:
     whose: TokenizerIdentity
 
     @property
-    def gain(self) -> tuple[float, float] | None:
+    def speedup(self) -> Speedup | None:
         return None  # what a plain step takes is not known
 
     @property

@@ -204,6 +204,7 @@ class Journal:
         line = (json.dumps(ended.row, ensure_ascii=False) + "\n").encode()
         entry = {
             "row": ended.number,
+            "id": ended.row.get("id", ended.row.get("custom_id")),
             "input": ended.fingerprint.hex(),
             "output": fingerprint(line).hex(),
             "error": ended.error,

@@ -37,7 +37,7 @@ SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 4096, 1 << 20
 class Manifest:
     """state: running, complete, interrupted or failed. answering: the options that must not change, and the model's files.
 
-    runs: of each start of the job its options, tries, versions and when it began.
+    runs: of each start of the job its options, tries, versions, when it began, and at its end what the clock gave (report.py).
     """
 
     answering: dict[str, Any]

@@ -56,9 +56,8 @@ def metrics_text(totals: JobTotals, gauges: Mapping[str, float | None], labels: 
             [(f'source="{_escaped(name)}"', count) for name, count in sorted(totals.accepted_by_source.items())],
         ),
         ("busy_seconds_total", "counter", "Seconds spent in answering.", [("", round(totals.seconds, 3))]),
-        ("edl", "gauge", "Effective decoding length: tokens per decode step.", [("", round(totals.edl, 4))]),
     ]
-    for name, value in gauges.items():
+    for name, value in {"edl": totals.edl, **gauges}.items():
         if value is not None:
             families.append((name, "gauge", f"{name.replace('_', ' ').capitalize()}.", [("", round(value, 4))]))
     lines = []

@@ -13,6 +13,7 @@ from lookahead.job.metrics import write_metrics
 from lookahead.job.totals import JobTotals
 
 if TYPE_CHECKING:
+    from lookahead.budget.speedup import Speedup
     from lookahead.decode.engine import Clock
 
 
@@ -29,18 +30,20 @@ class JobProgress:
     """Called after each step of a job; mostly does nothing.
 
     totals: of the job, changed by who writes rows. count: gives its rows as soon as they are known, until then None.
-    gain: gives (seconds that plain decoding would have taken, seconds taken) by this run so far, or None.
-    clock: of the engine of this process; None if others answer.
+    speedup: gives that of this run so far, or None. clock: of the engine of this process; None if others answer.
+    loading_seconds: before the first row could be answered.
     """
 
     def __init__(
         self,
         totals: JobTotals,
         count: Callable[[], int | None] = lambda: None,
-        gain: Callable[[], tuple[float, float] | None] = lambda: None,
+        speedup: Callable[[], Speedup | None] = lambda: None,
         clock: Clock | None = None,
+        loading_seconds: float = 0.0,
     ):
-        self.totals, self.clock, self._count, self._gain = totals, clock, count, gain
+        self.totals, self.clock, self._count, self._speedup = totals, clock, count, speedup
+        self.loading_seconds = loading_seconds
         self.labels: dict[str, str] = {}  # of the metrics
         self.before = JobTotals()  # of earlier runs of the job
         self.before.merge(totals)
@@ -74,10 +77,9 @@ class JobProgress:
         return max(1e-9, time.monotonic() - self.began)
 
     @property
-    def speedup(self) -> float | None:
-        """Over plain decoding, of this run; at most its EDL. None of one row, or where too little has been measured."""
-        gain, run = self._gain(), self.run
-        return min(gain[0] / gain[1], run.edl) if gain and run.rows > 1 and run.steps else None
+    def speedup(self) -> Speedup | None:
+        """Of this run over plain decoding; None of plain decoding itself, and before the first step."""
+        return self._speedup()
 
     @property
     def seconds_left(self) -> float | None:
@@ -92,7 +94,8 @@ class JobProgress:
         gauges = {
             "rows_expected": self.expected,
             "tokens_per_second": self.run.tokens / self.seconds,
-            "speedup_over_plain": self.speedup,
+            **(self.speedup.as_json() if self.speedup and self.speedup.is_measured else {}),
+            "loading_seconds": self.loading_seconds,
             "seconds_left": self.seconds_left,
         }
         try:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +20,43 @@ from lookahead.errors import CorpusError, LookaheadError
 from lookahead.job.files import JobFiles
 from lookahead.job.journal import COUNTS
 from lookahead.job.totals import JobTotals
+from lookahead.printable import in_one_line
 
+CLOCKED = (  # of a run in a manifest, see report.py
+    *("run_rows", "run_tokens", "run_seconds", "loading_seconds"),
+    *("speedup_over_plain", "speedup_low", "speedup_high", "speedup_not_measured"),
+)
 SHORTEST, LONGEST_BUCKET = 16, 1 << 20  # tokens of a prompt: bounds of the table's rows
 
 
 @dataclasses.dataclass(frozen=True)
 class RowRecord:
-    """One row. number: of its request, from 1. ended: seconds of answering after which it was there; None if unknown."""
+    """One row. number: of its request, from 1. ended: seconds of answering after which it was there; id: as its output row has
+    it; None where they are unknown.
+    """
 
     number: int
     counts: JobTotals
     ended: float | None = None
+    id: Any = None
 
     @property
     def edl(self) -> float | None:
-        """None where no decode step was made."""
-        return self.counts.edl if self.counts.steps else None
+        """None where no decode step was taken."""
+        return self.counts.edl
 
     def as_json(self) -> dict[str, Any]:
         counts = self.counts
         return {
             "row": self.number,
+            "id": self.id,
             "failed": bool(counts.errors),
             "prompt_tokens": counts.prompt_tokens,
             "tokens": counts.tokens,
             "steps": counts.steps,
             "draft_tokens": counts.draft_tokens,
             "accepted_tokens": counts.accepted_tokens,
-            "edl": None if self.edl is None else round(self.edl, 4),
+            "edl": counts.rounded_edl,
             "ended_seconds": None if self.ended is None else round(self.ended, 4),
         }
 
@@ -67,7 +76,7 @@ class Part:
             "part": self.name,
             "rows": self.rows,
             "tokens": self.counts.tokens,
-            "edl": round(self.counts.edl, 4),
+            "edl": self.counts.rounded_edl,
             **({} if self.ended is None else {"ended_seconds": round(self.ended, 4)}),
             **rate,
             "accepted_by_source": dict(self.counts.accepted_by_source.most_common()),
@@ -76,12 +85,23 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class JobRecord:
-    """A job. rows: in the order of completion. state: as its manifest states, or "" where there is none."""
+    """A job. rows: in the order of completion. state: as its manifest states, or "" where there is none. runs: of the manifest,
+    those that have ended: what the clock gave (report.py).
+    """
 
     name: str
     rows: list[RowRecord]
     state: str = ""
     model: str = ""
+    runs: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def speedup(self) -> str:
+        """Over plain decoding, of the latest run; "" where nothing is known."""
+        run = self.runs[-1] if self.runs else {}
+        if run.get("speedup_over_plain"):
+            return "{speedup_low:.2f} to {speedup_high:.2f}x plain".format_map(run)
+        return f"speedup not measured: {run['speedup_not_measured']}" if "speedup_not_measured" in run else ""
 
     @property
     def totals(self) -> JobTotals:
@@ -100,13 +120,26 @@ class JobRecord:
         return [Part(names[bound], len(parts[bound]), added(parts[bound])) for bound in sorted(parts)]
 
     def by_time(self, most: int = 10) -> list[Part]:
-        """Parts of about as many rows each, as they were completed."""
-        count = min(most, len(self.rows))
-        bounds = [len(self.rows) * n // count for n in range(count + 1)] if count else []
-        parts = []
-        for begin, end in itertools.pairwise(bounds):
-            rows = self.rows[begin:end]
-            parts.append(Part(f"{begin + 1:,} to {end:,}", len(rows), added(rows), rows[-1].ended))
+        """Rows as they were completed, in parts of as many seconds each, or of about as many rows where no times are known.
+
+        Tokens of a row count when it ends: a part in which none does is one with the next.
+        """
+        count, last = min(most, len(self.rows)), self.rows[-1].ended if self.rows else None
+        if last:
+            ends = [row.ended or 0.0 for row in self.rows]
+            bounds = [bisect_right(ends, last * n / count) for n in range(count)] + [len(ends)]
+        else:
+            bounds = [len(self.rows) * n // count for n in range(count + 1)] if count else []
+        parts, before = [], 0.0
+        for n in range(1, len(bounds)):
+            begin, end = bounds[n - 1], bounds[n]
+            if begin == end:
+                continue
+            counts = added(self.rows[begin:end])
+            ended = last * n / count if last else None
+            if ended:
+                counts.seconds, before = ended - before, ended
+            parts.append(Part(f"{begin + 1:,} to {end:,}", end - begin, counts, ended))
         return parts
 
     def edl_quantiles(self) -> dict[str, float]:
@@ -128,6 +161,7 @@ class JobRecord:
             "job": self.name,
             "state": self.state or None,
             "model": self.model or None,
+            "runs": list(self.runs),
             **self.totals.as_json(),
             "edl_of_rows": {name: round(value, 4) for name, value in self.edl_quantiles().items()},
             "by_prompt_length": [part.as_json() for part in self.by_prompt_length()],
@@ -143,11 +177,15 @@ def added(rows: Sequence[RowRecord]) -> JobTotals:
     return totals
 
 
+def shown_edl(edl: float | None) -> str:
+    return "-" if edl is None else f"{edl:.2f}"
+
+
 def title_of(record: JobRecord) -> str:
     """What job, and how far it is."""
     totals = record.totals
-    parts = [f"{record.name}: {totals.rows:,} rows", f"{totals.tokens:,} tokens", f"EDL {totals.edl:.2f}"]
-    return ", ".join([*parts, *([record.state] if record.state else [])])
+    parts = [f"{record.name}: {totals.rows:,} rows", f"{totals.tokens:,} tokens", f"EDL {shown_edl(totals.edl)}"]
+    return ", ".join([*parts, *filter(None, (record.speedup, record.state))])
 
 
 def tables(record: JobRecord) -> list[tuple[str, list[str], list[tuple[str, ...]]]]:
@@ -179,29 +217,30 @@ def tables(record: JobRecord) -> list[tuple[str, list[str], list[tuple[str, ...]
     found.append(
         (
             "Rows of the lowest and the highest EDL",
-            ["row of the input", "prompt tokens", "tokens", "steps", "drafted", "accepted", "EDL"],
-            [
-                (
-                    f"{row.number:,}", f"{row.counts.prompt_tokens:,}", f"{row.counts.tokens:,}", f"{row.counts.steps:,}",
-                    f"{row.counts.draft_tokens:,}", f"{row.counts.accepted_tokens:,}", f"{row.edl:.2f}",
-                )
-                for row in record.extremes()
-            ],
+            ["row", "id", "prompt tokens", "tokens", "steps", "drafted", "accepted", "EDL"],
+            [_of_row(row) for row in record.extremes()],
         )
-    )  # fmt: skip
+    )
     return [each for each in found if each[2]]
 
 
+def _of_row(row: RowRecord) -> tuple[str, ...]:
+    counts = row.counts
+    numbers = counts.prompt_tokens, counts.tokens, counts.steps, counts.draft_tokens, counts.accepted_tokens
+    name = "" if row.id is None else in_one_line(str(row.id))
+    return f"{row.number:,}", name, *(f"{number:,}" for number in numbers), shown_edl(row.edl)
+
+
 def _of_part(part: Part) -> tuple[str, ...]:
-    return part.name, f"{part.rows:,}", f"{part.counts.tokens:,}", f"{part.counts.edl:.2f}"
+    return part.name, f"{part.rows:,}", f"{part.counts.tokens:,}", shown_edl(part.counts.edl)
 
 
 def read_record(out: str) -> JobRecord:
     """Of the job that writes or wrote to `out`. Raises LookaheadError if there is none, or its rows hold no counts."""
     files = JobFiles(Path(out))
-    state, model = _of_manifest(files.manifest)
+    about = _of_manifest(files.manifest)
     if files.journal.exists():
-        return JobRecord(out, list(_of_journal(files.journal)), state, model)
+        return JobRecord(out, list(_of_journal(files.journal)), *about)
     if not files.out.is_file():
         raise CorpusError(f"{out}: no such file, and no journal of a job that writes it.")
     rows = list(_of_rows(out))
@@ -210,7 +249,7 @@ def read_record(out: str) -> JobRecord:
             f"{out}: its rows hold no steps (is it an output of lookahead generate?). Of OpenAI lines the counts stand in "
             f"{files.journal.name}, which is not there."
         )
-    return JobRecord(out, rows, state, model)
+    return JobRecord(out, rows, *about)
 
 
 def _of_journal(path: Path) -> Iterator[RowRecord]:
@@ -231,7 +270,7 @@ def _of_journal(path: Path) -> Iterator[RowRecord]:
             **{name: entry.get(name, 0) for name in COUNTS},
         )
         ended += counts.seconds  # since the row before it
-        yield RowRecord(number + 1, counts, ended)
+        yield RowRecord(number + 1, counts, ended, entry.get("id"))
 
 
 def _of_rows(out: str) -> Iterator[RowRecord]:
@@ -254,17 +293,18 @@ def _of_rows(out: str) -> Iterator[RowRecord]:
             accepted_tokens=_number(row, "accepted_tokens"),
             accepted_by_source=Counter(dict(by_source)),
         )
-        yield RowRecord(number, counts)
+        yield RowRecord(number, counts, id=row.get("id"))
 
 
 def _number(row: dict[str, Any], name: str) -> int:
     return row[name] if type(row.get(name)) is int else 0
 
 
-def _of_manifest(path: Path) -> tuple[str, str]:
-    """(state, model); empty where it is not there or cannot be read."""
+def _of_manifest(path: Path) -> tuple[str, str, list[dict[str, Any]]]:
+    """(state, model, what the clock gave for each run); empty where it is not there or cannot be read."""
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        return str(manifest["state"]), str(manifest["answering"]["model"])
+        runs = [{name: run[name] for name in CLOCKED if name in run} for run in manifest["runs"]]
+        return str(manifest["state"]), str(manifest["answering"]["model"]), [run for run in runs if run]
     except (OSError, ValueError, KeyError, TypeError):
-        return "", ""
+        return "", "", []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import time
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -29,7 +30,7 @@ from lookahead.job.lock import OutputLock
 from lookahead.job.manifest import Manifest, describe, go_on, read_manifest
 from lookahead.job.plan import JobPlan, plan_of
 from lookahead.job.progress import JobProgress
-from lookahead.job.report import JobReport
+from lookahead.job.report import JobReport, clocked
 from lookahead.job.request import Request
 from lookahead.job.resume import files_of, open_journal, what_is_done
 from lookahead.job.rows import left_to_do, read_requests, without_duplicates
@@ -86,10 +87,11 @@ def run_job(spec: JobSpec, events: JobEvents | None = None, config: str | None =
 class _Opened:
     """A job whose files are right. files, lock, manifest, done: None where it writes to a stream, done where it begins.
 
-    first: of the requests that are left, `others` follow it; None: all are answered. most: rows that are looked at; None: all.
-    learned: the trie of --save-trie, if there is one.
+    began: clock reading. first: of the requests that are left, `others` follow it; None: all are answered. most: rows that are
+    looked at; None: all. learned: the trie of --save-trie, if there is one.
     """
 
+    began: float
     names: list[str]
     files: JobFiles | None
     lock: OutputLock | None
@@ -103,7 +105,7 @@ class _Opened:
 
 def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Opened:
     """Check, lock and read the files. Raises LookaheadError for what cannot be used, before the model is loaded."""
-    io, model, save_trie = plan.spec.io, plan.spec.model, plan.spec.drafting.save_trie
+    began, io, model, save_trie = time.monotonic(), plan.spec.io, plan.spec.model, plan.spec.drafting.save_trie
     files = files_of(io.out, io.resume, io.retry_errors, io.overwrite)
     names = named_files(io.input or ())
     _check_outputs(plan.spec, files, names, config)
@@ -127,7 +129,7 @@ def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Op
     first = next(others, None)
     if first and first.problem and first.param == KEEP:
         raise UsageError(f"--keep-fields {io.keep_fields}: {first.where} {first.problem}.")
-    return _Opened(names, files, lock, manifest, done, first, others, most, learned)
+    return _Opened(began, names, files, lock, manifest, done, first, others, most, learned)
 
 
 def _say_complete(opened: _Opened) -> None:
@@ -177,13 +179,16 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
     progress = JobProgress(
         output.totals,
         lambda: None if counted.rows is None else plan.shard.size(min(counted.rows, opened.most or counted.rows)),
-        lambda: answering.gain if answering else None,
+        lambda: answering.speedup if answering else None,
         answering.clock if answering else None,
+        time.monotonic() - opened.began,
     )
     progress.labels = plan.labels
     with output, events.running(progress):
         requests = chain([opened.first], opened.others) if opened.first else None
         stopped = _run(answering, requests, options, output, progress, spec.reporting.metrics, events)
+        if opened.manifest and answering:
+            opened.manifest.runs[-1].update(clocked(progress))
         if not stopped:
             _keep_learned(plan, output, answering, events)
             output.finish(options.in_order)

@@ -337,7 +337,7 @@ def _output_row(
         "steps": counts.steps,
         "draft_tokens": counts.draft_tokens,
         "accepted_tokens": counts.accepted_tokens,
-        "edl": round(counts.edl, 4),
+        "edl": counts.rounded_edl,
         "accepted_by_source": dict(counts.accepted_by_source),
         "seconds": round(max(generation.seconds for generation in answer.generations), 4),
         **({"samples": said} if len(said) > 1 else {}),

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lookahead.arguments import numbers_of, paths_of
-from lookahead.budget import gain, goodput
+from lookahead.budget import goodput
 from lookahead.decode.chooser import check_generation_config
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.generation_config import not_used
@@ -154,7 +154,6 @@ def assemble(
     def compile_kernels() -> None:
         drafter.warm_up()
         goodput.warm_up()
-        gain.warm_up()
         best_tokens(torch.zeros(1, BEST, dtype=target.dtype), np.zeros(1, np.int64), BEST)
 
     compiling(compile_kernels)

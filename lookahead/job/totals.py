@@ -28,8 +28,13 @@ class JobTotals(DraftCounts):
     seconds: float = 0.0
 
     @property
-    def edl(self) -> float:
-        return (self.tokens - self.first_tokens) / self.steps if self.steps else 0.0
+    def edl(self) -> float | None:
+        """Effective decoding length; None where no decode step was taken, as for answers of one token."""
+        return (self.tokens - self.first_tokens) / self.steps if self.steps else None
+
+    @property
+    def rounded_edl(self) -> float | None:
+        return None if self.edl is None else round(self.edl, 4)
 
     @property
     def tokens_per_second(self) -> float:
@@ -61,6 +66,6 @@ class JobTotals(DraftCounts):
             **{name: getattr(self, name) for name in names},
             "seconds": round(self.seconds, 4),
             "accepted_by_source": dict(self.accepted_by_source),
-            "edl": round(self.edl, 4),
+            "edl": self.rounded_edl,
             "tokens_per_second": round(self.tokens_per_second, 2),
         }

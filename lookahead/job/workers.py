@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from lookahead import kernel_cache
+from lookahead.budget.speedup import Speedup, total
 from lookahead.decode.engine import DecodingEngine
 from lookahead.errors import LookaheadError
 from lookahead.forward.memory import peak_memory, untidied
@@ -52,13 +53,13 @@ Said = tuple[list[int], list[int]]  # the last ids of a prompt, the answer's
 class Report:
     """What a worker tells. ended: rows, since the last report. batch_size: rows that it answers at once.
 
-    gain: see `budget.gain.Gain.seconds`. peak_memory: bytes. whose: of the model's token ids; None until it is loaded.
+    speedup: of its engine. peak_memory: bytes. whose: of the model's token ids; None until it is loaded.
     error: why it cannot work.
     """
 
     ended: Sequence[Ended] = ()
     batch_size: int = 1
-    gain: tuple[float, float] | None = None
+    speedup: Speedup | None = None
     peak_memory: int = 0
     whose: TokenizerIdentity | None = None
     notices: Sequence[str] = ()
@@ -117,10 +118,10 @@ class Worker:
         def between_steps() -> bool:
             nonlocal summed_up
             self._hear(engine)
-            memory, gain, now = peak_memory(engine.target.device), self._report.gain, time.monotonic()
+            memory, speedup, now = peak_memory(engine.target.device), self._report.speedup, time.monotonic()
             if now > summed_up + REPORT_SECONDS:
-                gain, summed_up = engine.gain.seconds, now
-            self._report = dataclasses.replace(self._report, batch_size=engine.batch_size, gain=gain, peak_memory=memory)
+                speedup, summed_up = engine.speedup, now
+            self._report = dataclasses.replace(self._report, batch_size=engine.batch_size, speedup=speedup, peak_memory=memory)
             return False
 
         notices = tuple(filter(None, (*loaded.notices(self._options.sampling), kernel_cache.notice())))
@@ -217,7 +218,7 @@ class Team:
         self._again: collections.deque[_Task] = collections.deque()  # what lost workers held
         self._losses = 0  # since a row has ended
         self._notices: set[str] = set()
-        self._gains_of_lost: list[tuple[float, float] | None] = []
+        self._speedups_of_lost: list[Speedup | None] = []
 
     def __enter__(self) -> Team:
         return self
@@ -233,10 +234,9 @@ class Team:
         return [post.report for post in self._posts if post.is_ready]
 
     @property
-    def gain(self) -> tuple[float, float] | None:
-        """The sums of all workers' gains, lost ones included; None if none has one."""
-        known = [gain for gain in (*self._gains_of_lost, *(report.gain for report in self.reports)) if gain]
-        return (sum(plain for plain, _ in known), sum(taken for _, taken in known)) if known else None
+    def speedup(self) -> Speedup | None:
+        """Of all workers together, lost ones included; None if none has one."""
+        return total((*self._speedups_of_lost, *(report.speedup for report in self.reports)))
 
     def wait_until_ready(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Until one worker is. Raises LookaheadError if it cannot load what it needs."""
@@ -324,7 +324,7 @@ class Team:
             )
         log.warning("worker %d was lost (%s): another takes its %d rows.", post.number + 1, reason, len(post.tasks))
         post.member.dismiss()
-        self._gains_of_lost.append(post.report.gain)
+        self._speedups_of_lost.append(post.report.speedup)
         for task in post.tasks.values():
             task.losses += 1
             if task.losses < MOST_LOSSES:

@@ -102,7 +102,7 @@ def test_only_the_most_probable_are_drawn_but_all_accepted_ones_and_the_way_to_t
 
 
 def test_draft_whose_source_is_not_known_is_called_given():
-    assert [line.source for line in outline(tree_of([5, 6], [-1, 0], sources=[-1, -1]), NAMES).lines] == ["given"]
+    assert [line.source for line in outline(tree_of([5, 6], [-1, 0], sources=[-1, -1]), NAMES).lines] == ["padding"]
 
 
 @st.composite

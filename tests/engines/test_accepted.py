@@ -93,7 +93,7 @@ def test_accepted_filler_has_no_source_of_ours(requests: Requests) -> None:
     (tree,) = requests.step([NewTokens("a", [41], ROOM)])
     guessed = tree.draft_tokens
     requests.step([NewTokens("a", [*tree.token_ids[1:].tolist(), 41, 41], ROOM)])  # one token more than there were guesses
-    assert asked(requests, [40], [41, *tree.token_ids[1:].tolist(), 41, 41])["given"] == 1
+    assert asked(requests, [40], [41, *tree.token_ids[1:].tolist(), 41, 41])["padding"] == 1
     assert guessed < 4
 
 

@@ -19,9 +19,9 @@ WARM_UP = """
 from lookahead import compile_ahead
 compile_ahead.MODULE = {module!r}
 print(compile_ahead.start(["budget"]))
-from lookahead.budget import gain, goodput
-gain.warm_up()
-print(sum(gain.add_up.stats.cache_misses.values()), compile_ahead.is_done("budget"))
+from lookahead.budget import goodput
+goodput.warm_up()
+print(sum(goodput.choose.stats.cache_misses.values()), compile_ahead.is_done("budget"))
 """
 
 
@@ -80,8 +80,8 @@ def test_wheel_holds_the_kernels_of_all_groups(tmp_path: Path) -> None:
     assert int(done.stdout) > 40
     shutil.copytree(built / "kernels", tmp_path / "kernels")
     look = (
-        "from lookahead import compile_ahead; from lookahead.budget import gain; gain.warm_up()\n"
-        "print(sum(gain.add_up.stats.cache_misses.values()), *(compile_ahead.is_done(group) for group in compile_ahead.GROUPS))"
+        "from lookahead import compile_ahead; from lookahead.budget import goodput; goodput.warm_up()\n"
+        "print(sum(goodput.choose.stats.cache_misses.values()), *(compile_ahead.is_done(group) for group in compile_ahead.GROUPS))"
     )
     assert in_new_process(look, tmp_path) == ["0", *["True"] * len(compile_ahead.GROUPS)]
 

@@ -16,6 +16,7 @@ from lookahead.errors import UsageError
 from lookahead.job.manifest import answering
 from lookahead.job.options import OptionGroup, declared, kinds, option
 from lookahead.job.progress import JobProgress
+from lookahead.job.record import CLOCKED
 from lookahead.job.spec import OPTIONS, PANELS
 from lookahead_cli.app import program
 from lookahead_cli.job_schema import job_schema
@@ -122,7 +123,7 @@ def test_job_from_python_writes_what_the_command_writes(cli: Cli, tmp_path: Path
     assert isinstance(report, JobReport)
     assert (report.state, report.model, report.out, report.resumable) == ("complete", str(MODEL), spec.io.out, True)
     assert report.totals.rows == report.run.rows == report.expected == 4
-    assert report.as_json().keys() | {"speedup_over_plain"} == said.keys() | {"speedup_over_plain"}
+    assert report.as_json().keys() ^ said.keys() <= {*CLOCKED}  # a short job may or may not have a speedup
     assert report.used["batch_size"] == 8
     manifest = json.loads((tmp_path / "out.jsonl.manifest.json").read_text())
     assert manifest["state"] == "complete"

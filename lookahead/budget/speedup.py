@@ -1,0 +1,196 @@
+"""How many times faster than plain decoding a run has been. In: its steps and rows as they end. Out: a speedup, how sure it is.
+
+A run takes plain steps now and then (rates.py, backoff.py): they are timed as a plain run takes them. What plain decoding of
+the whole run would have taken is then
+
+    all that lies outside of decode steps, less what drafts learn there  +  prefill  +  the plain run's decode steps
+
+Prefill is what it took, less drafting and the share of draft tokens in the forward. How many decode steps the plain run takes,
+and with how many rows each, follows from the lengths of prompts and answers (`PlainRun`): rows that end at other times than
+with drafts leave other batches behind. Seconds of a step of n rows are those of the plain steps that were timed; where none of
+that size was, the cost curve (cost.py) gives the ratio to those that were.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from lookahead.budget.cost import CostCurve
+from lookahead.budget.profile import Forward
+
+BLOCK = 0.25  # seconds of plain steps that count as one measurement, as what slows a machine lasts longer than a step
+SCATTER = 0.04  # standard deviation of a block, at least: the rest is what few blocks do not show
+UNKNOWN = 0.5  # standard deviation where no block has been measured
+FEW = 16  # timed steps of a size that count as much as the ratio to other sizes
+WIDEST = 0.15  # of the speedup: an interval that reaches further to each side is not a measurement
+
+
+class Speedup(NamedTuple):
+    """Seconds that a run took, that plain decoding would have taken, and two standard deviations of these.
+
+    why: it is not measured, where it is not.
+    """
+
+    seconds: float
+    plain_seconds: float
+    error_seconds: float
+    why: str = "too short"
+
+    @property
+    def is_measured(self) -> bool:
+        return self.seconds > 0 and self.error_seconds <= WIDEST * self.plain_seconds
+
+    @property
+    def value(self) -> float:
+        return self.plain_seconds / self.seconds
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return (self.plain_seconds - self.error_seconds) / self.seconds, (
+            self.plain_seconds + self.error_seconds
+        ) / self.seconds
+
+    def as_json(self) -> dict[str, Any]:
+        """Names as in manifests, metrics and `--json`."""
+        if not self.is_measured:
+            return {"speedup_over_plain": None, "speedup_not_measured": self.why}
+        low, high = (round(bound, 4) for bound in self.bounds)
+        return {"speedup_over_plain": round(self.value, 4), "speedup_low": low, "speedup_high": high}
+
+    def with_loading(self, seconds: float) -> float:
+        """The speedup of a job that took as long to load either way."""
+        return (self.plain_seconds + seconds) / (self.seconds + seconds)
+
+    def __str__(self) -> str:
+        """1.38 and 1.52 -> "1.38 to 1.52x plain"."""
+        low, high = self.bounds
+        if not self.is_measured:
+            return f"speedup not measured: {self.why}"
+        digits = 1 if high >= 10 else 2
+        ends = f"{low:.{digits}f}", f"{high:.{digits}f}"
+        return f"{ends[0]}x plain" if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}x plain"
+
+
+def total(speedups: Iterable[Speedup | None]) -> Speedup | None:
+    """Of several engines of one job; None if none has one."""
+    known = [each for each in speedups if each]
+    seconds, plain, error = (sum(column) for column in zip(*(each[:3] for each in known), strict=True)) if known else (0.0,) * 3
+    return Speedup(seconds, plain, error, known[0].why) if known else None
+
+
+class PlainRun:
+    """The decode steps of plain decoding. Rows come in the order in which they took their slots.
+
+    steps: by rows that decode in them; those that prefill are left out, though rows alongside decode in them, too.
+    """
+
+    def __init__(self, prefill_chunk: int):
+        self.steps: Counter[int] = Counter()
+        self._chunk = prefill_chunk
+        self._room = 0  # tokens that the latest step can still prefill
+        self._now = 0  # steps so far
+        self._ends: list[int] = []  # heap: the step at which each running row ends
+
+    def copy(self) -> PlainRun:
+        other = PlainRun(self._chunk)
+        other.steps, other._room, other._now, other._ends = self.steps.copy(), self._room, self._now, [*self._ends]
+        return other
+
+    def add(self, prefilled: int, emitted: int, batch_size: int) -> None:
+        """The next row: tokens of its prompt that are prefilled and of its answer. batch_size: rows at once."""
+        while len(self._ends) >= batch_size:
+            self._decode_to_next_end()
+        steps = max(0, -(-(prefilled - self._room) // self._chunk))
+        self._room += steps * self._chunk - prefilled
+        self._now += steps
+        heapq.heappush(self._ends, self._now + emitted - 1)  # the first token comes from the prefill
+
+    def finish(self) -> None:
+        """No further rows."""
+        while self._ends:
+            self._decode_to_next_end()
+
+    def _decode_to_next_end(self) -> None:
+        end = heapq.heappop(self._ends)
+        if end > self._now:
+            self.steps[len(self._ends) + 1] += end - self._now
+            self._now, self._room = end, 0
+
+
+class PlainTime:
+    """Keeps what plain decoding of a run would have taken; a call takes microseconds."""
+
+    def __init__(self, curve: CostCurve, prefill_chunk: int):
+        self._curve = curve
+        self._run = PlainRun(prefill_chunk)
+        self.batch_size = 1
+        self._ended: dict[int, tuple[int, int]] = {}  # by number: rows that wait for one before them
+        self._next = 0  # number of the next row of the plain run
+        self._timed: dict[int, list[float]] = {}  # by rows of a plain step: its seconds, those of the curve, steps
+        self._blocks: list[list[float]] = [[0.0, 0.0]]  # seconds, and those of the curve
+        self._keys = self._tokens = 0.0  # of timed plain steps
+        self.seconds = 0.0  # of the run
+        self.decode_seconds = 0.0  # of steps that only decode
+        self.draft_seconds = 0.0  # that drafts took outside of these
+
+    def plain_steps(self, forward: Forward, seconds: float, steps: int) -> None:
+        """Plain steps were timed, as a plain run takes them. forward: of one; seconds: of one."""
+        expected = self._curve.seconds(forward)
+        for sums in (self._timed.setdefault(forward.rows, [0.0, 0.0, 0.0]), self._blocks[-1]):
+            sums[0] += steps * seconds
+            sums[1] += steps * expected
+        self._timed[forward.rows][2] += steps
+        self._keys += forward.keys / forward.rows * steps
+        self._tokens += steps
+        if self._blocks[-1][0] >= BLOCK:
+            self._blocks.append([0.0, 0.0])
+
+    def next_block(self) -> None:
+        """Drafts come between the plain steps so far and the next ones."""
+        if self._blocks[-1][0] > 0:
+            self._blocks.append([0.0, 0.0])
+
+    def rows_at_once(self, rows: int) -> None:
+        self.batch_size = max(self.batch_size, rows)
+
+    def row_ended(self, number: int, prefilled: int, emitted: int) -> None:
+        """number: of the row, in the order in which rows took slots, from 0."""
+        self._ended[number] = prefilled, emitted
+        while self._next in self._ended:
+            self._run.add(*self._ended.pop(self._next), self.batch_size)
+            self._next += 1
+
+    def speedup(self, running: Iterable[tuple[int, int]] = ()) -> Speedup | None:
+        """So far; None before the first step. running: (prefilled, emitted) of rows that have not ended."""
+        if self.seconds <= 0:
+            return None
+        run = self._run.copy()
+        for row in (*(self._ended[number] for number in sorted(self._ended)), *running):
+            run.add(*row, self.batch_size)
+        run.finish()
+        decoding = sum(steps * self._seconds_of(rows) for rows, steps in run.steps.items())
+        other = self.seconds - self.decode_seconds - self.draft_seconds
+        return Speedup(self.seconds, other + decoding, 2 * self._deviation * decoding)
+
+    def _seconds_of(self, rows: int) -> float:
+        """Of a plain step of that many rows."""
+        keys = self._keys / self._tokens if self._tokens else 0.0
+        expected = self._curve.seconds(Forward(rows, rows, int(rows * keys)))
+        seconds, own, steps = self._timed.get(rows, (0.0, 0.0, 0.0))
+        all_seconds, all_own = (sum(block[k] for block in self._blocks) for k in (0, 1))
+        pace = all_seconds / all_own if all_own else 1.0
+        return expected * (steps * (seconds / own if own else 0.0) + FEW * pace) / (steps + FEW)
+
+    @property
+    def _deviation(self) -> float:
+        """Standard deviation of the pace of plain steps, relative to it."""
+        blocks = [(seconds / own, own) for seconds, own in self._blocks if own]
+        if not blocks:
+            return UNKNOWN
+        weight = sum(own for _, own in blocks)
+        mean = sum(ratio * own for ratio, own in blocks) / weight
+        variance = sum((ratio / mean - 1) ** 2 * own for ratio, own in blocks) / weight
+        return float(((SCATTER**2 + variance) / len(blocks)) ** 0.5)
