@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lookahead_cli.bench_options import Outputs
 
 SHOWN = 5  # divergences below a table
+BUSY = 0.05  # share of the time that threads waited for a core, from which on a user is warned
 
 
 def show(comparisons: list[Comparison], failed: list[str], sweep: bool, outputs: Outputs, context: typer.Context) -> None:
@@ -118,6 +119,11 @@ def print_comparison(comparison: Comparison, swept: bool = False) -> None:
     last = f"{engine} {about[engine]}" if engine else f"peak memory {render.size(memory)}"
     loaded = f"torch {about['torch']}, transformers {about['transformers']}"
     render.out.print(f"{about['processor']}, {about['threads']} threads, {loaded}, {last}")
+    if (waited := about.get("waited_for_cores") or 0) > BUSY:
+        render.notice(
+            f"the machine was busy: threads waited for a core in {waited:.0%} of the time that they had work. Figures taken "
+            "beside other processes are not reliable: stop those, or give bench fewer threads (OMP_NUM_THREADS), and repeat."
+        )
 
 
 def _print_time(comparison: Comparison) -> None:

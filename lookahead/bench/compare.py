@@ -12,11 +12,13 @@ Where answers are given, they are taken as the model's choices (forced): what is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -152,7 +154,7 @@ def compare(
     ours = runs[1:]
     if peers:
         runs += peers_of(target, prompts, max_new_tokens, batch_size, answers)
-    rows = range(len(prompts))
+    rows, before = range(len(prompts)), core_seconds()
     with untidied():
         if warm_up:
             _warm_up_sizes(target)
@@ -178,7 +180,12 @@ def compare(
         if checked
         else None,
         lossless_rows=checked,
-        environment={**environment(target.device), "linear": target.linear, "kv_dtype": target.kv_dtype},
+        environment={
+            **environment(target.device),
+            "linear": target.linear,
+            "kv_dtype": target.kv_dtype,
+            "waited_for_cores": share_waited(before),
+        },
     )
 
 
@@ -247,6 +254,22 @@ def environment(device: torch.device) -> dict[str, Any]:
         "processor": processor_name(device),
         "threads": torch.get_num_threads(),
     }
+
+
+def core_seconds() -> tuple[float, float]:
+    """Seconds that this process's threads have run, and those that they have waited for a core, by Linux; zeros elsewhere."""
+    ran = waited = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError):  # a thread that has ended
+            of_thread = path.read_text().split()
+            ran, waited = ran + int(of_thread[0]), waited + int(of_thread[1])
+    return ran / 1e9, waited / 1e9
+
+
+def share_waited(before: tuple[float, float]) -> float:
+    """Of the time since then in which threads had work: as what else the machine does took their cores."""
+    ran, waited = (now - then for now, then in zip(core_seconds(), before, strict=True))
+    return round(max(0.0, waited) / (ran + waited), 4) if ran + waited > 0 else 0.0
 
 
 def names_of_runs(options: Sequence[DraftOptions]) -> list[str]:
