@@ -13,6 +13,7 @@ from typing import Any
 
 from lookahead.errors import ModelError, first_line
 from lookahead.hub import gguf_in, located
+from lookahead.model_files import check_folder
 from lookahead.token_documents import TokenizerIdentity
 
 
@@ -24,6 +25,8 @@ def load_tokenizer(name: str, trust_remote_code: bool = False, revision: str | N
     path, is_gguf = Path(name), bool(gguf_in(name)[1])
     if path.is_file() and not is_gguf:
         raise ModelError(f"{name}: is a file. Give the folder that holds tokenizer.json, a GGUF file, or a hub name.")
+    if path.is_dir():
+        check_folder(path)
     if path.is_dir() and not any((path / f).exists() for f in TOKENIZER_FILES):
         raise ModelError(f"{name}: no tokenizer in this folder (looked for {', '.join(TOKENIZER_FILES)}).")
     try:

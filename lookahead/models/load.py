@@ -19,7 +19,9 @@ from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.hub import gguf_in, located
+from lookahead.model_files import check_folder, check_sizes, check_types
 from lookahead.models.adapter import check_adapter, merged
+from lookahead.models.checkpoint import check_weights
 from lookahead.models.exact import differs_in_company, exact_or_plain, tried_in_half
 from lookahead.models.linear import lay_out
 from lookahead.models.packed_model import packed_model, refuse_own_format
@@ -27,6 +29,7 @@ from lookahead.models.prequantized import check_method, exact_where_needed
 from lookahead.models.probe import probed
 from lookahead.models.quantize import check_scheme, quantize_linears
 from lookahead.models.quantized_kv import check_kv_dtype, with_kv_dtype
+from lookahead.outputs import model_folder
 from lookahead.tokenizer import TRUST, first_line, hub_arguments, load_tokenizer, quiet_hub
 
 log = logging.getLogger(__name__)
@@ -107,14 +110,14 @@ def load_model(
     had, or it is not a causal LM or cannot be loaded, UsageError for an unknown dtype, mode or scheme, a missing device, or a
     model that cannot have such keys and values.
     """
-    from transformers import AutoModelForCausalLM
-
     target_device, chosen = _device(device), _dtype(dtype)
     _check_mode(engine_mode)
     check_scheme(quantize, target_device)
     check_kv_dtype(kv_dtype, target_device, not (device_map or tp_plan))
     path = Path(name)
     config = read_config(name, trust_remote_code, revision)
+    if path.is_dir() and getattr(config, "quantization_config", None) is None:
+        check_types(name, path)
     source, further = located(name, "a model folder", revision)
     if "gguf_file" in further:
         further["config"] = config  # which takes seconds to read
@@ -136,9 +139,7 @@ def load_model(
             model = packed_model(name, config, chosen, wishes) if alone and chosen != "auto" else None
             if model is None:
                 refuse_own_format(name, config)
-                model = AutoModelForCausalLM.from_pretrained(
-                    source, dtype=chosen, **hub_arguments(trust_remote_code, revision), **further, **wishes
-                )
+                model = _whole(name, source, trust_remote_code, revision, dtype=chosen, **further, **wishes)
     except ModelError:
         raise
     except Exception as error:
@@ -169,20 +170,32 @@ def load_model(
 
 def unpack_gguf(name: str, folder: str, trust_remote_code: bool = False, revision: str | None = None) -> None:
     """Write a GGUF file as a folder that any tool loads, weights in float32. Raises ModelError as `load_model`."""
-    from transformers import AutoModelForCausalLM
-
     config = read_config(name, trust_remote_code, revision)
     source, further = located(name, "a model folder", revision)
     try:
         with _quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
-                source, dtype=torch.float32, config=config, **hub_arguments(trust_remote_code, revision), **further
-            )
+            model = _whole(name, source, trust_remote_code, revision, dtype=torch.float32, config=config, **further)
             _forget_blocks(model)
             model.save_pretrained(folder)
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
     load_tokenizer(name, trust_remote_code, revision).save_pretrained(folder)
+
+
+def _whole(name: str, source: str, trust_remote_code: bool, revision: str | None, **wishes: Any) -> Any:
+    """The model, all of whose weights are those of its checkpoint. Raises ModelError as `check_weights`, and what transformers
+    raises.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model, found = AutoModelForCausalLM.from_pretrained(
+        source, output_loading_info=True, **hub_arguments(trust_remote_code, revision), **wishes
+    )
+    if unused := check_weights(name, model, found):
+        log.info("%s: the checkpoint holds weights that are no part of its language model: %s", name, unused)
+    return model
 
 
 def _forget_blocks(model: Any) -> None:
@@ -276,6 +289,8 @@ def read_config(name: str, trust_remote_code: bool = False, revision: str | None
     from transformers import AutoConfig, AutoModelForCausalLM
 
     path = Path(name)
+    if path.is_dir():
+        check_folder(path)
     if path.is_file() and not gguf_in(name)[1]:
         raise ModelError(f"{name}: is a file. Give the model's folder, a GGUF file, or a hub name such as org/model.")
     if path.is_dir() and not (path / "config.json").exists():
@@ -293,6 +308,9 @@ def read_config(name: str, trust_remote_code: bool = False, revision: str | None
         if "trust_remote_code" in str(error) and not trust_remote_code:
             raise ModelError(f"{name}: brings code of its own. {TRUST}") from error
         raise ModelError(f"{name}: cannot be read as a model ({first_line(error)}).") from error
+    if not path.exists() and (cached := model_folder(name, revision)):
+        check_folder(cached)
+    check_sizes(name, config)
     if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return config
     known = AutoModelForCausalLM._model_mapping
