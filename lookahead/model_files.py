@@ -61,6 +61,7 @@ FIELDS: dict[str, dict[str, Kind]] = {
         **dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"), IDS),
         "stop_strings": (_or_list_of(_is_text), "a text or a list of texts"),
         **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "top_k", "repetition_penalty"), NUMBER),
+        **dict.fromkeys(("guidance_scale", "epsilon_cutoff", "eta_cutoff", "encoder_repetition_penalty"), NUMBER),
         **dict.fromkeys(("max_new_tokens", "max_length", "min_length", "min_new_tokens", "no_repeat_ngram_size"), NUMBER),
         **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), (_list_of(_is_id), "a list of token ids")),
         "bad_words_ids": (_list_of(_list_of(_is_id)), "a list of lists of token ids"),

@@ -191,7 +191,7 @@ def _whole(name: str, source: str, trust_remote_code: bool, revision: str | None
     from transformers import AutoModelForCausalLM
 
     model, found = AutoModelForCausalLM.from_pretrained(
-        source, output_loading_info=True, **hub_arguments(trust_remote_code, revision), **wishes
+        source, output_loading_info=True, ignore_mismatched_sizes=True, **hub_arguments(trust_remote_code, revision), **wishes
     )
     if unused := check_weights(name, model, found):
         log.info("%s: the checkpoint holds weights that are no part of its language model: %s", name, unused)
