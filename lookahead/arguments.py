@@ -11,7 +11,12 @@ from lookahead.errors import UsageError
 
 def texts_of(value: Any, name: str) -> tuple[str, ...]:
     """ "END" -> ("END",); ["a", "b"] -> ("a", "b"); None -> (). Raises UsageError for anything but str and iterables of str."""
-    return _several(value, name, lambda each: isinstance(each, str), "text or a list of texts", str)
+    return _several(value, name, is_text, "text or a list of texts", str)
+
+
+def is_text(value: Any) -> bool:
+    """Text that UTF-8 has, and so tokenizers and files: without half a surrogate pair."""
+    return isinstance(value, str) and (value.isascii() or value == value.encode("utf-8", "ignore").decode("utf-8"))
 
 
 def token_ids_of(value: Any, name: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lookahead.arguments import is_text
 from lookahead.decode import limits
 from lookahead.decode.constraint import KINDS, Constraint
 from lookahead.decode.limits import is_count, is_number, shown
@@ -138,6 +139,8 @@ def check_text(name: str, text: Any) -> None:
         raise RowError('"prompt" is empty', name)
     if "\0" in text:
         raise RowError(f'"{name}" holds NUL characters', name)
+    if not is_text(text):
+        raise RowError(f'"{name}" is not text (half of a surrogate pair)', name)
 
 
 def names_in(row: Mapping[str, Any]) -> str:

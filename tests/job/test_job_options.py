@@ -69,6 +69,36 @@ def test_printed_config_runs_the_same_job_again(cli: Cli, tmp_path: Path) -> Non
     assert len(rows_of(tmp_path / "out.jsonl")) == 2
 
 
+def test_texts_in_yaml_stay_as_they_are_written(cli: Cli, tmp_path: Path) -> None:
+    written = ["yes", "no", "on", "1.50", "012", "1_000", "0x1F", "1e3", "2001-01-01", "1:30", ".inf", "true"]
+    config = tmp_path / "job.yaml"
+    config.write_text(f"model: {MODEL}\nstop: [{', '.join(written)}, 'null', \"~\"]\nsystem: no\nchat: true\ntop-k:\nseed: 012\n")
+    values = yaml.safe_load(cli("generate", "--config", config, "--print-config").out)
+    assert values["stop"] == [*written, "null", "~"]
+    assert (values["system"], values["chat"], values["top-k"], values["seed"]) == ("no", True, None, 12)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("stop: [a, ~]", "job.yaml:2: stop holds ~, which is not text: put text in quotes"),
+        ("stop: [a, ]\nstop: b", "job.yaml:3: stop stands here a second time"),
+        ("stop: [[a]]", "job.yaml:2: stop holds a sequence"),
+        ("system: {a: b}", "job.yaml:2: system holds a mapping"),
+        ("system: !!python/name:os.system x", "job.yaml:2: system holds x"),
+        ("stop: &a [*a]", "job.yaml:2: stop holds a sequence"),
+        ("stop: " + "[" * 10_000, "job.yaml: not YAML"),
+        ("seed: 1.5", "Invalid value for '--seed'"),
+        ("chat: maybe", "Invalid value for '--chat'"),
+    ],
+)
+def test_what_is_no_value_in_yaml_is_a_usage_error_that_names_the_option(
+    cli: Cli, tmp_path: Path, text: str, problem: str
+) -> None:
+    (tmp_path / "job.yaml").write_text(f"model: {MODEL}\n{text}\n")
+    cli.fails(2, "generate", "--config", tmp_path / "job.yaml", "--print-config", saying=[problem])
+
+
 def test_shipped_schema_is_that_of_the_options() -> None:
     """Else: python -m lookahead_cli.job_schema"""
     schema = json.loads(SCHEMA.read_text("utf-8"))
