@@ -389,7 +389,7 @@ def parquet_rows(
 
 
 def _parquet_row(batch: Any) -> dict[str, Any] | str:
-    """The one row of an Arrow batch, or what is wrong with it. Times that Python does not have, such as nanoseconds, are text."""
+    """The one row of an Arrow batch, or what is wrong with it. Nanoseconds are text."""
     row = {}
     for column, values in zip(batch.schema.names, batch.columns, strict=True):
         try:

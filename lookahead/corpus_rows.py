@@ -16,8 +16,8 @@ from lookahead.answers import AnsweredRow, answered, asked, messages_of
 
 TEXT_FIELDS = ("text", "response", "output", "completion", "answer", "messages")
 ID_FIELDS = ("ids", "response_ids")
-OF_ROWS = ("id", "custom_id", "prompt", "prompt_ids", "token_ids", "samples", "finish_reason", "prompt_tokens")
-OF_ROWS += ("body", "choices", "usage", "error")  # and of the OpenAI batch API
+OF_ROWS = ("id", "custom_id", "prompt", "prompt_ids", "token_ids", "samples", "finish_reason", "prompt_tokens", "error")
+OF_API = ("body", "choices", "usage")  # OpenAI batches
 
 
 class Failed(Exception):
@@ -38,7 +38,7 @@ class Row:
 
 def fields_read(text_field: str | None) -> tuple[str, ...]:
     """The fields that `documents_of` looks at."""
-    return ("prompt", text_field) if text_field is not None else (*TEXT_FIELDS, *ID_FIELDS, *OF_ROWS)
+    return ("prompt", text_field) if text_field is not None else (*TEXT_FIELDS, *ID_FIELDS, *OF_ROWS, *OF_API)
 
 
 def documents_of(

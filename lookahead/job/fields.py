@@ -41,7 +41,7 @@ class RowFields:
         if taken := sorted(set(keep) & self._own - {"id"}):
             raise UsageError(f"--keep-fields {','.join(keep)}: {', '.join(taken)} stands in output rows, with another meaning.")
         self.prompt_field, self.keep, self._echo = prompt_field, tuple(name for name in keep if name != "id"), echo
-        self._template = None if template is None else compiled(template)
+        self._template: Any = None if template is None else compiled(template)
 
     @property
     def makes_prompts(self) -> bool:

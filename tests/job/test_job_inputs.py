@@ -191,7 +191,12 @@ def test_unreadable_values_of_parquet_matter_only_where_the_column_is_needed(cli
     pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b"], "note": unreadable(kind)}), source)
     assert generate(cli, out, "--input", source) == 0
     assert generate(cli, out, "--input", source, "--template", "{{ prompt }}", "--overwrite") == 0
-    for options in (["--keep-fields", "note"], ["--keep-fields", "all"], ["--prompt-field", "note"], ["--template", "{{ note }}"]):
+    for options in (
+        ["--keep-fields", "note"],
+        ["--keep-fields", "all"],
+        ["--prompt-field", "note"],
+        ["--template", "{{ note }}"],
+    ):
         assert generate(cli, out, "--input", source, "--overwrite", *options) == 3
         assert all('"note" ' in row["error"]["message"] for row in rows_of(out))
         assert {row["error"]["type"] for row in rows_of(out)} == {"invalid_row"}

@@ -72,7 +72,9 @@ def test_printed_config_runs_the_same_job_again(cli: Cli, tmp_path: Path) -> Non
 def test_texts_in_yaml_stay_as_they_are_written(cli: Cli, tmp_path: Path) -> None:
     written = ["yes", "no", "on", "1.50", "012", "1_000", "0x1F", "1e3", "2001-01-01", "1:30", ".inf", "true"]
     config = tmp_path / "job.yaml"
-    config.write_text(f"model: {MODEL}\nstop: [{', '.join(written)}, 'null', \"~\"]\nsystem: no\nchat: true\ntop-k:\nseed: 012\n")
+    config.write_text(
+        f"model: {MODEL}\nstop: [{', '.join(written)}, 'null', \"~\"]\nsystem: no\nchat: true\ntop-k:\nseed: 012\n"
+    )
     values = yaml.safe_load(cli("generate", "--config", config, "--print-config").out)
     assert values["stop"] == [*written, "null", "~"]
     assert (values["system"], values["chat"], values["top-k"], values["seed"]) == ("no", True, None, 12)
