@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from lookahead.arguments import numbers_of, paths_of
+from lookahead.arguments import BYTES, numbers_of, paths_of
 from lookahead.decode.engine import FinishReason, Generation
 from lookahead.decode.limits import check_logprobs, is_count, shown
 from lookahead.decode.logprobs import TokenLogprobs
@@ -280,9 +280,9 @@ def _is_one(prompts: Any) -> bool:
     """A prompt, not several."""
     if isinstance(prompts, str):
         return True
-    if hasattr(prompts, "ndim"):  # an array
+    if getattr(prompts, "ndim", 0) and not isinstance(prompts, BYTES):  # an array
         return bool(prompts.ndim == 1)
-    if not isinstance(prompts, Sequence):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, BYTES):
         raise UsageError(f"prompts is a {type(prompts).__name__}: give text, chat messages or token ids, or a list of such.")
     return len(prompts) > 0 and not isinstance(prompts[0], Sequence) and not getattr(prompts[0], "ndim", 0)
 
@@ -291,7 +291,7 @@ def _as_row(prompt: Any) -> dict[str, Any]:
     """A prompt as it would stand in a row of a job."""
     if isinstance(prompt, str):
         return {"prompt": prompt}
-    if not isinstance(prompt, Sequence) and not hasattr(prompt, "tolist"):
+    if isinstance(prompt, BYTES) or not (isinstance(prompt, Sequence) or getattr(prompt, "ndim", 0)):
         raise LookaheadError(f"a prompt is a {type(prompt).__name__}: give text, chat messages or token ids.")
     parts = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
     if any(isinstance(part, dict) for part in parts):

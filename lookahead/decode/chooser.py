@@ -17,7 +17,7 @@ from lookahead.decode.constraint import Grammars, Guide
 from lookahead.decode.generation_config import bad_word_ids, generation_config, own_stop_strings, quiet_generation
 from lookahead.decode.own_state import own_copies
 from lookahead.decode.sampling import Sampling
-from lookahead.errors import ModelError, UsageError
+from lookahead.errors import LookaheadError, ModelError, UsageError
 from lookahead.forward.batch import upload
 from lookahead.forward.slots import Scores
 from lookahead.forward.target import TargetModel
@@ -157,7 +157,7 @@ class Sampler:
             return int(Allowed(self.guide)(self._text, scores.of(slot)[node][None].float()).argmax(-1))
         here = scores.of(slot)[node][None].float()
         if self.processors:
-            here = self.processors(self._text[:, : self.prompt_length + self._said], here.clone())
+            here = processed(self.processors, self._text[:, : self.prompt_length + self._said], here.clone())
         if self.draws:
             return int(torch.multinomial(here.softmax(-1), 1, generator=self._stream))
         return int(here.argmax(-1))
@@ -169,6 +169,29 @@ class Sampler:
         self._text[0, self.prompt_length + self._said] = token
         self._said += 1
         return ended or bool(self._stops and self._stops(self._text[:, : self.prompt_length + self._said], None))
+
+
+def processed(processors: LogitsProcessorList, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """What all processors make of the scores, which may change in place.
+
+    Raises LookaheadError naming a processor of the user's whose result is not scores of the vocabulary.
+    """
+    for processor in processors:
+        if type(processor).__module__.startswith(("transformers.", "lookahead.")):
+            scores = processor(input_ids, scores)
+            continue
+        had_nan, name, shape = bool(scores.isnan().any()), type(processor).__name__, list(scores.shape)
+        found = processor(input_ids, scores)
+        if not isinstance(found, torch.Tensor) or found.shape != scores.shape:
+            what = f"scores of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+            raise LookaheadError(f"the logits processor {name} returns {what}: it must be a tensor of shape {shape}.")
+        if not found.is_floating_point() or found.device != scores.device:
+            wanted = f"floating-point numbers on {scores.device}"
+            raise LookaheadError(f"the logits processor {name} returns {found.dtype} on {found.device}: it must be {wanted}.")
+        scores = found
+        if not had_nan and bool(scores.isnan().any()):
+            raise LookaheadError(f"the logits processor {name} returns scores that are not numbers (NaN).")
+    return scores
 
 
 def own_processors(sampling: Sampling, prompt_length: int) -> LogitsProcessorList:
