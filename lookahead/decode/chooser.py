@@ -11,17 +11,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StopStringCriteria
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from lookahead.decode.constraint import Grammars, Guide
 from lookahead.decode.generation_config import bad_word_ids, generation_config, own_stop_strings, quiet_generation
 from lookahead.decode.own_state import own_copies
 from lookahead.decode.sampling import Sampling
+from lookahead.decode.text import StopTexts
 from lookahead.errors import LookaheadError, ModelError, UsageError
 from lookahead.forward.batch import upload
 from lookahead.forward.slots import Scores
 from lookahead.forward.target import TargetModel
 from lookahead.tokenizer import first_line
+
+AHEAD = 4096  # tokens of an answer that memory is reserved for before they are there
 
 
 class CountPenalty(LogitsProcessor):
@@ -128,8 +131,8 @@ class Sampler:
         if self.draws:
             self._stream = torch.Generator(target.device).manual_seed(seed)
         self._text = torch.empty(1, 0, dtype=torch.int64)
-        if not self.is_greedy or self._stops:
-            self._text = torch.zeros(1, self.prompt_length + room, dtype=torch.int64, device=target.device)
+        if not self.is_greedy:
+            self._text = torch.zeros(1, self.prompt_length + min(room, AHEAD), dtype=torch.int64, device=target.device)
             self._text[0, : self.prompt_length] = torch.tensor(prompt_ids)
         self._said = 0
 
@@ -164,11 +167,12 @@ class Sampler:
 
     def told(self, token: int) -> bool:
         ended = self.guide is not None and self.guide.told(token)
-        if self.is_greedy and not self._stops:
-            return ended
-        self._text[0, self.prompt_length + self._said] = token
-        self._said += 1
-        return ended or bool(self._stops and self._stops(self._text[:, : self.prompt_length + self._said], None))
+        if not self.is_greedy:
+            if self.prompt_length + self._said == self._text.shape[1]:
+                self._text = torch.cat([self._text, torch.zeros_like(self._text)], 1)
+            self._text[0, self.prompt_length + self._said] = token
+            self._said += 1
+        return bool(self._stops and self._stops.told(token)) or ended
 
 
 def processed(processors: LogitsProcessorList, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -211,14 +215,14 @@ def guide_of(sampling: Sampling, grammars: Grammars | None, room: int) -> Guide 
     return grammars.guide(sampling.constraint, room)
 
 
-def stop_texts(target: TargetModel, sampling: Sampling, tokenizer: Any) -> StopStringCriteria | None:
-    """What sees that a stop text is complete."""
+def stop_texts(target: TargetModel, sampling: Sampling, tokenizer: Any) -> StopTexts | None:
+    """What tells that a stop text is complete."""
     texts = sampling.stop or own_stop_strings(target)
     if not texts:
         return None
     if tokenizer is None:
         raise UsageError("stop texts need the model's tokenizer, and there is none: use stop_token_ids.")
-    return StopStringCriteria(tokenizer, list(texts))
+    return StopTexts(tokenizer, texts)
 
 
 def _processors(

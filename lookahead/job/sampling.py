@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 AS_GIVEN = (
     *("sampling", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty"),
-    *("presence_penalty", "no_repeat_ngram_size", "min_new_tokens"),
+    *("presence_penalty", "no_repeat_ngram_size", "min_new_tokens", "include_stop"),
 )
 
 

@@ -280,6 +280,31 @@ def test_pieces_of_a_stream_are_the_text_that_generate_gives(target, tokenizer, 
             assert expected.text
 
 
+@pytest.mark.parametrize("stop", [(". ", "="), ("<<",), "2", ("zzz", "\n")])
+def test_stop_text_that_is_not_included_is_neither_in_the_text_nor_streamed(engine, tokenizer, stop):
+    wishes = {"max_new_tokens": 60, "stop": stop, "logprobs": 0}
+    for prompt in PROMPTS[:2]:
+        (whole,) = engine.generate(prompt, GenerationParams(**wishes))
+        (cut,) = engine.generate(prompt, GenerationParams(include_stop=False, **wishes))
+        assert cut.token_ids == whole.token_ids
+        first = min([whole.text.find(text) for text in stop if text in whole.text], default=len(whole.text))
+        assert cut.text == whole.text[:first]
+        assert len(tokenizer.decode([each.token_id for each in cut.logprobs])) >= first
+        assert cut.logprobs == whole.logprobs[: len(cut.logprobs)]
+        pieces = [*engine.stream(prompt, GenerationParams(include_stop=False, **wishes))]
+        assert "".join(pieces) == cut.text
+
+
+def test_stop_text_counts_in_the_answer_only(engine, tokenizer):
+    """Not across the border of prompt and answer."""
+    (free,) = engine.generate(PROMPTS[0], SHORT)
+    border = PROMPTS[0][-1] + free.text[:2]
+    for prompt in (PROMPTS[0], tokenizer(PROMPTS[0])["input_ids"]):
+        (result,) = engine.generate(prompt, dataclasses.replace(SHORT, stop=border))
+        assert border not in free.text
+        assert result.token_ids == free.token_ids
+
+
 def test_stream_returns_the_result(engine):
     def pieces():
         results.append((yield from engine.stream(PROMPTS[0], SHORT)))
