@@ -162,7 +162,11 @@ class Sampler:
         if self.processors:
             here = processed(self.processors, self._text[:, : self.prompt_length + self._said], here.clone())
         if self.draws:
-            return int(torch.multinomial(here.softmax(-1), 1, generator=self._stream))
+            try:
+                return int(torch.multinomial(here.softmax(-1), 1, generator=self._stream))
+            except RuntimeError as error:
+                problem = "no token can be drawn: temperature, penalties or biases make scores that are not finite"
+                raise UsageError(f"{problem} ({first_line(error)}).") from error
         return int(here.argmax(-1))
 
     def told(self, token: int) -> bool:

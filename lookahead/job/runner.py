@@ -15,7 +15,7 @@ from lookahead.decode.request import Generation
 from lookahead.decode.sampling import GREEDY, Sampling, seed_of
 from lookahead.decode.text import text_of
 from lookahead.draft.explain import Observer, ObserverOf, nobody
-from lookahead.errors import LookaheadError
+from lookahead.errors import LookaheadError, UsageError
 from lookahead.forward.memory import untidied
 from lookahead.job import openai
 from lookahead.job.journal import INVALID, Ended
@@ -290,7 +290,8 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
     """The output row of an answer that has ended. model: its name."""
     for generation in answer.generations:
         if error := generation.error:
-            return failed(answer.request, str(error) or type(error).__name__, type(error).__name__, options.seed)
+            kind = INVALID if isinstance(error, UsageError) else type(error).__name__
+            return failed(answer.request, str(error) or type(error).__name__, kind, options.seed)
     counts = JobTotals(rows=1, prompt_tokens=sum(map(len, answer.prompts)))
     for generation in answer.generations:
         counts.add(generation)
