@@ -153,6 +153,20 @@ def test_every_kind_of_bad_row_gets_an_error_row_with_its_line_and_the_others_ar
         assert saying in row["error"]["message"]
 
 
+def test_settings_that_leave_no_token_to_draw_are_at_fault_themselves(cli: Cli, tmp_path: Path) -> None:
+    wrong = [
+        {"temperature": 1e-320},
+        {"repetition_penalty": 1e-300},
+        {"frequency_penalty": -1e300},
+        {"presence_penalty": 1e308},
+    ]
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": PROMPTS[0], "params": params} for params in ({}, *wrong)])
+    assert generate(cli, tmp_path / "out.jsonl", "--input", source, "--temperature", 1) == 3
+    _, *rows = rows_of(tmp_path / "out.jsonl")
+    assert {row["error"]["type"] for row in rows} == {"invalid_row"}
+    assert all("no token can be drawn: temperature, penalties or biases" in row["error"]["message"] for row in rows)
+
+
 BAD_ELEMENTS = {  # of a JSON array
     '"\\ud800"': "not text (half of a surrogate pair)",
     '"\udcff"': "not UTF-8 text",
