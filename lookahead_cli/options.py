@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lookahead.errors import UsageError
-from lookahead.job.spec import PANELS
+from lookahead.job.spec import MOST_WORKERS, PANELS
 from lookahead_cli.parameters import of_job
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ Workers = Annotated[
     typer.Option(
         "--workers",
         min=0,
+        max=MOST_WORKERS,
         metavar="N",
         help="Threads that tokenize, sort and merge; 0: one per core.",
         rich_help_panel=RESOURCES,
