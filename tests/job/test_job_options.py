@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from lookahead import JobSpec
+from lookahead.errors import UsageError
 from lookahead.job.metrics import metrics_text
 from lookahead.job.progress import Every, JobProgress
 from lookahead.job.totals import JobTotals
@@ -99,6 +102,28 @@ def test_what_is_no_value_in_yaml_is_a_usage_error_that_names_the_option(
 ) -> None:
     (tmp_path / "job.yaml").write_text(f"model: {MODEL}\n{text}\n")
     cli.fails(2, "generate", "--config", tmp_path / "job.yaml", "--print-config", saying=[problem])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("build-trie", "x", "-o", "y.trie", "--min-count", 10**25),
+        ("prune-trie", "x", "-o", "y.trie", "--max-tokens", 10**25),
+        ("generate", "--limit", 10**25),
+        ("generate", "--seed", -(10**25)),
+        ("generate", "--bad-words-ids", "1" * 5000),
+        ("generate", "--logit-bias", "1" * 5000 + "=1"),
+    ],
+)
+def test_number_beyond_63_bits_is_a_usage_error_that_names_the_option(cli: Cli, options: tuple[Any, ...]) -> None:
+    job = ("--model", "m", "--input", "x") if options[0] == "generate" else ()
+    cli.fails(2, *options, *job, saying=[options[-2]])
+
+
+def test_number_of_a_spec_beyond_63_bits_is_refused() -> None:
+    for wrong in ({"limit": 10**25}, {"temperature": 10**400}, {"stop_token_ids": [10**25]}):
+        with pytest.raises(UsageError, match="below 2"):
+            JobSpec.of(model="m", input="x", **wrong)
 
 
 def test_shipped_schema_is_that_of_the_options() -> None:
