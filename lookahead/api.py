@@ -17,12 +17,12 @@ from typing import Any
 
 from torch import nn
 
-from lookahead.arguments import numbers_of, paths_of
+from lookahead.arguments import BYTES, numbers_of, paths_of
 from lookahead.decode.engine import FinishReason, Generation
 from lookahead.decode.limits import check_logprobs, is_count, shown
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.sampling import Sampling, seed_of
-from lookahead.decode.text import TextStream, text_of
+from lookahead.decode.text import TextStream, length_before
 from lookahead.draft.counts import DraftCounts
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.sources import DraftSource
@@ -67,7 +67,8 @@ class GenerationParams(Sampling):
 class GenerationResult(DraftCounts):
     """An answer, or why there is none.
 
-    text: without special tokens; a stop text that ended the answer is part of it. None if there is no tokenizer.
+    text: without special tokens; a stop text that ended the answer is part of it, but for params.include_stop. None if there is
+    no tokenizer.
     token_ids: all, the token that ended the answer included.
     finish_reason: "stop", "length" (max_new_tokens, or the model's positions), or "error"; then `error` tells what happened,
     and text and token_ids hold what was emitted until then.
@@ -183,7 +184,8 @@ class LookaheadEngine:
                 try:
                     generation = self._request(prompt, wishes, place)
                 except Exception as error:
-                    results[place] = GenerationResult(self._text([]), [], "error", 0, error=_of_family(error))
+                    text = None if self.tokenizer is None else ""
+                    results[place] = GenerationResult(text, [], "error", 0, error=_of_family(error))
                     continue
                 places[id(generation)] = place
                 yield generation
@@ -207,18 +209,22 @@ class LookaheadEngine:
         return self._pieces(self._request(prompt, _checked(params), 0))
 
     def _pieces(self, generation: Generation) -> Generator[str, None, GenerationResult]:
-        text = TextStream(self.tokenizer)
+        text, held = TextStream(self.tokenizer), ""
+        stops = () if generation.sampling.include_stop else generation.stop
         with self._alone(), contextlib.closing(self._engine.stream(generation)) as steps:
             try:
                 for said in steps:
-                    if piece := text.push(said):
-                        yield piece
+                    held += text.push(said)
+                    if length := length_before(held, stops, continues=True):
+                        yield held[:length]
+                        held = held[length:]
             except LookaheadError:
                 raise
             except Exception as error:
                 raise _of_family(error) from error
-            if piece := text.finish():
-                yield piece
+            held += text.finish()
+            if length := length_before(held, stops):
+                yield held[:length]
         return self._result(generation)
 
     @contextlib.contextmanager
@@ -254,8 +260,9 @@ class LookaheadEngine:
             raise LookaheadError(f"prompt {number}: {error}") from error
 
     def _result(self, generation: Generation) -> GenerationResult:
+        text = None if self.tokenizer is None else generation.text(self.tokenizer)
         return GenerationResult(
-            self._text(generation.token_ids),
+            text,
             generation.token_ids,
             generation.finish_reason,
             generation.prompt_tokens,
@@ -264,9 +271,6 @@ class LookaheadEngine:
             _of_family(generation.error) if generation.error else None,
             **{field.name: getattr(generation, field.name) for field in dataclasses.fields(DraftCounts)},
         )
-
-    def _text(self, token_ids: list[int]) -> str | None:
-        return None if self.tokenizer is None else text_of(self.tokenizer, token_ids)
 
 
 def _checked(params: Any) -> GenerationParams:
@@ -280,9 +284,9 @@ def _is_one(prompts: Any) -> bool:
     """A prompt, not several."""
     if isinstance(prompts, str):
         return True
-    if hasattr(prompts, "ndim"):  # an array
+    if getattr(prompts, "ndim", 0) and not isinstance(prompts, BYTES):  # an array
         return bool(prompts.ndim == 1)
-    if not isinstance(prompts, Sequence):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, BYTES):
         raise UsageError(f"prompts is a {type(prompts).__name__}: give text, chat messages or token ids, or a list of such.")
     return len(prompts) > 0 and not isinstance(prompts[0], Sequence) and not getattr(prompts[0], "ndim", 0)
 
@@ -291,7 +295,7 @@ def _as_row(prompt: Any) -> dict[str, Any]:
     """A prompt as it would stand in a row of a job."""
     if isinstance(prompt, str):
         return {"prompt": prompt}
-    if not isinstance(prompt, Sequence) and not hasattr(prompt, "tolist"):
+    if isinstance(prompt, BYTES) or not (isinstance(prompt, Sequence) or bool(getattr(prompt, "ndim", 0))):
         raise LookaheadError(f"a prompt is a {type(prompt).__name__}: give text, chat messages or token ids.")
     parts = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
     if any(isinstance(part, dict) for part in parts):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 from typing import Any, NoReturn
 
 from lookahead.errors import UsageError
 
+BYTES = (bytes, bytearray, memoryview)  # sequences of integers, which are neither text nor token ids
+
 
 def texts_of(value: Any, name: str) -> tuple[str, ...]:
     """ "END" -> ("END",); ["a", "b"] -> ("a", "b"); None -> (). Raises UsageError for anything but str and iterables of str."""
-    return _several(value, name, lambda each: isinstance(each, str), "text or a list of texts", str)
+    return _several(value, name, is_text, "text or a list of texts", str)
+
+
+def is_text(value: Any) -> bool:
+    """Text that UTF-8 has, and so tokenizers and files: without half a surrogate pair."""
+    return isinstance(value, str) and (value.isascii() or value == value.encode("utf-8", "ignore").decode("utf-8"))
 
 
 def token_ids_of(value: Any, name: str) -> tuple[int, ...]:
@@ -22,6 +29,8 @@ def token_ids_of(value: Any, name: str) -> tuple[int, ...]:
 def id_lists_of(value: Any, name: str) -> tuple[tuple[int, ...], ...]:
     """[[5, 6], [7]] -> ((5, 6), (7,)). Raises UsageError, for one flat list of ids too: [5, 6] can mean one sequence or two."""
     listed = _listed(value, name, "a list of lists of token ids")
+    if unordered := next((each for each in listed if isinstance(each, Set)), None):
+        _refuse(name, unordered, "a list of lists of token ids: a set has no order")
     if any(_is_id(each) for each in listed):
         raise UsageError(f"{name} is a flat list: give a list of lists of token ids, such as [[5, 6], [7]].")
     return tuple(token_ids_of(each, name) for each in listed)
@@ -52,13 +61,16 @@ def _listed(value: Any, name: str, wanted: str) -> tuple[Any, ...]:
         return ()
     if getattr(value, "ndim", None) == 0:  # a scalar of an array library
         return (value,)
-    if isinstance(value, str | bytes | dict) or not isinstance(value, Iterable):
+    if isinstance(value, (str, dict, *BYTES)) or not isinstance(value, Iterable):
         _refuse(name, value, wanted)
     return tuple(value)
 
 
 def _is_id(value: Any) -> bool:
-    return not isinstance(value, bool | float) and hasattr(value, "__index__") and not getattr(value, "ndim", 0)
+    if getattr(value, "ndim", 0):
+        return False
+    plain = value.item() if hasattr(value, "item") else value  # of an array library, whose booleans have an index, too
+    return not isinstance(plain, bool | float) and hasattr(plain, "__index__")
 
 
 def _as_int(value: Any) -> int:

@@ -17,21 +17,20 @@ import glob
 import gzip
 import io
 import itertools
-import json
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
 
-from lookahead.corpus_rows import Failed, Row, documents_of
+from lookahead.corpus_rows import Failed, Row, documents_of, fields_read
 from lookahead.documents import TEXTS, Split, pieces_of
-from lookahead.errors import CorpusError
+from lookahead.errors import CorpusError, first_line
 from lookahead.extras import require
-from lookahead.tables import TABLES, json_file_rows, table_rows, unmarked, without_mark
+from lookahead.tables import TABLES, json_file_rows, row_of, table_rows, unmarked, without_mark
 from lookahead.token_documents import LEFT_CONTEXT, TokenDocument
 
 TEXT_PIECE = 1 << 20  # characters
@@ -305,24 +304,9 @@ def json_rows(file: str | FilePart, report: CorpusReport | None = None) -> Itera
             left -= len(line)
             row = without_mark(line, part.name) if number == 1 else line
             if row.strip():
-                yield number, parse_line(row)
+                yield number, row_of(row)
             if left <= 0:
                 return
-
-
-def parse_line(line: bytes) -> dict[str, Any] | str:
-    """The JSON object of a line, or what is wrong with it."""
-    try:
-        row = json.loads(line.strip().decode("utf-8"))
-        if rb"\ud" in line.lower():  # escapes can spell half a character, which no tokenizer takes
-            json.dumps(row, ensure_ascii=False).encode("utf-8")
-    except UnicodeDecodeError:
-        return "not UTF-8 text"
-    except UnicodeEncodeError:
-        return "not text (half of a surrogate pair)"
-    except (ValueError, RecursionError) as error:
-        return f"not JSON ({error})"
-    return row if isinstance(row, dict) else f"a JSON {type(row).__name__}, not an object"
 
 
 def _source_name(name: str) -> str:
@@ -355,7 +339,8 @@ def _rows_of(
             report.add(str(error), strict)
         return
     before = report.rows + report.bad + report.failed
-    for number, row in parquet_rows(name, report) if kind == ".parquet" else json_rows(part, report):
+    is_parquet = kind == ".parquet"
+    for number, row in parquet_rows(name, report, fields_read(text_field)) if is_parquet else json_rows(part, report):
         where = f"{name}:{number}"
         if isinstance(row, str):
             report.add(f"{where}: {row}.", strict)
@@ -375,22 +360,48 @@ def _rows_of(
         report.add(f"{name}: no rows in this file.", strict)
 
 
-def parquet_rows(name: str, report: CorpusReport) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number from 1, row) of a Parquet file. Raises CorpusError if it cannot be read."""
+def parquet_rows(
+    name: str, report: CorpusReport, columns: Collection[str] | None = None
+) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """(number from 1, row, or what is wrong with it) of a Parquet file. Raises CorpusError if it cannot be read.
+
+    columns: those that are read, others are None; None: all.
+    """
     require("pyarrow", name)
     import pyarrow
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(name) as file:
-            numbers = itertools.count(1)
+            numbers, names = itertools.count(1), file.schema_arrow.names
             before, size, rows = report.bytes, Path(name).stat().st_size, 0
-            for batch in file.iter_batches(batch_size=1024):
+            for batch in file.iter_batches(1024, columns=[each for each in names if columns is None or each in columns]):
                 rows += len(batch)
                 report.bytes = before + size * rows // file.metadata.num_rows
-                yield from zip(numbers, batch.to_pylist())  # noqa: B905 - the counter has no end
+                try:
+                    found = batch.to_pylist()
+                except Exception:  # pyarrow raises many kinds
+                    found = [_parquet_row(batch.slice(row, 1)) for row in range(len(batch))]
+                for row in found:
+                    yield next(numbers), row if isinstance(row, str) else {**dict.fromkeys(names), **row}
     except (pyarrow.ArrowException, OSError) as error:
         raise CorpusError(f"{name}: not a readable Parquet file ({str(error).splitlines()[0]}).") from error
+
+
+def _parquet_row(batch: Any) -> dict[str, Any] | str:
+    """The one row of an Arrow batch, or what is wrong with it. Nanoseconds are text."""
+    row = {}
+    for column, values in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            try:
+                row[column] = values.to_pylist()[0]
+            except UnicodeDecodeError:
+                return f'"{column}" is not UTF-8 text'
+            except ValueError:
+                row[column] = values.cast("string").to_pylist()[0]
+        except Exception as error:
+            return f'"{column}" holds a {values.type} that cannot be read ({first_line(error)})'
+    return row
 
 
 class _NotTextError(CorpusError):

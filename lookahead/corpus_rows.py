@@ -16,6 +16,8 @@ from lookahead.answers import AnsweredRow, answered, asked, messages_of
 
 TEXT_FIELDS = ("text", "response", "output", "completion", "answer", "messages")
 ID_FIELDS = ("ids", "response_ids")
+OF_ROWS = ("id", "custom_id", "prompt", "prompt_ids", "token_ids", "samples", "finish_reason", "prompt_tokens", "error")
+OF_API = ("body", "choices", "usage")  # OpenAI batches
 
 
 class Failed(Exception):
@@ -32,6 +34,11 @@ class Row:
     prompt: str | list | np.ndarray | None = None  # text, chat messages or ids
     ends: bool = True  # the model would end here
     is_prompt: bool = False  # taken for want of an answer
+
+
+def fields_read(text_field: str | None) -> tuple[str, ...]:
+    """The fields that `documents_of` looks at."""
+    return ("prompt", text_field) if text_field is not None else (*TEXT_FIELDS, *ID_FIELDS, *OF_ROWS, *OF_API)
 
 
 def documents_of(

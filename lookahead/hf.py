@@ -32,6 +32,7 @@ from transformers.generation import (
     GenerateDecoderOnlyOutput,
 )
 
+from lookahead.decode.chooser import processed
 from lookahead.decode.constraint import Guide
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.own_state import own_copies
@@ -185,20 +186,20 @@ class GenerateRow:
         if self._best_says:
             return scores.best(slot, node)
         with torch.inference_mode(False), torch.no_grad():  # as in `generate`: what is kept is good for training too
-            processed = self.score(scores.of(slot)[node])
+            found = self.score(scores.of(slot)[node])
             if self.call.draws:
-                return self.call.draws.draw(self.number, len(self.said), processed.softmax(-1))
-            return int(processed.argmax(-1))
+                return self.call.draws.draw(self.number, len(self.said), found.softmax(-1))
+            return int(found.argmax(-1))
 
     def score(self, logits: torch.Tensor) -> torch.Tensor:
         """[1, vocab] float32: the scores of the next token, kept where asked for. logits: [vocab]."""
         raw = logits[None].to(copy=True, dtype=torch.float32, device=self.call.device)
-        processed: torch.Tensor = self._processors(self._ids, raw)
+        found = processed(self._processors, self._ids, raw)
         if self.call.keeps_scores:
-            self.scores.append(processed)
+            self.scores.append(found)
         if self.call.keeps_logits:
             self.logits.append(raw)
-        return processed
+        return found
 
     def told(self, token: int) -> bool:
         self.take(token)

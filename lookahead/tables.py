@@ -9,6 +9,7 @@ import codecs
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -18,6 +19,9 @@ TABLES = {".csv": ",", ".tsv": "\t"}  # suffix -> what stands between columns
 LONGEST = 64 << 20  # bytes or characters of a row
 PIECE = 1 << 20  # bytes read at a time
 LONGEST_NUMBER = 64  # characters
+DEEPEST = 128  # lists and objects that a value of a row may stand in
+TOO_DEEP = f"nested more than {DEEPEST} levels deep"
+NESTING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[{\]}]', re.DOTALL)  # brackets, and strings, which may hold some
 HEAD = 1 << 16  # bytes that tell what a file holds
 SPACE = " \t\r\n"
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"{\0", b"\0{", b"[\0", b"\0[")
@@ -83,14 +87,14 @@ def json_file_rows(file: IO[bytes], name: str) -> tuple[Iterator[Found] | None, 
     again: IO[bytes] = io.BufferedReader(_Rest(begin, file))
     if first == b"[":
         return _array_rows(again, name), again
-    if first == b"{" and not _is_json(begin.lstrip().split(b"\n", 1)[0]):
+    if first == b"{" and not _is_row(begin.lstrip().split(b"\n", 1)[0]):
         return _one_object(again, name), again
     return None, again
 
 
 def _array_rows(file: IO[bytes], name: str) -> Iterator[Found]:
     """Elements of an array, one after the other: a long element is read piece by piece until it is whole."""
-    decoder, decode = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")()
+    decoder, decode = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")("surrogateescape")
     text, number, ended = "", 0, False
     wanted = PIECE
 
@@ -98,10 +102,7 @@ def _array_rows(file: IO[bytes], name: str) -> Iterator[Found]:
         nonlocal text, ended
         piece = file.read(wanted)
         ended = not piece
-        try:
-            text += decode.decode(piece, final=ended)
-        except UnicodeDecodeError as error:
-            raise CorpusError(f"{name}: not UTF-8 text behind row {number}.") from error
+        text += decode.decode(piece, final=ended)
 
     while not text.strip(SPACE):
         more()
@@ -113,12 +114,16 @@ def _array_rows(file: IO[bytes], name: str) -> Iterator[Found]:
             text = text.lstrip(SPACE)
         if text[:1] == "]":
             return
+        end = 0
         try:
-            value, end = decoder.raw_decode(text)
+            value, end = decoder.raw_decode(text)  # which `row_of` reads
         except (ValueError, RecursionError) as error:
-            if ended or isinstance(error, RecursionError) or len(text) > LONGEST:
+            if not isinstance(error, json.JSONDecodeError):  # JSON that Python does not take
+                value, end = None, _end_of(text)
+            if not end and (ended or len(text) > LONGEST):
                 raise CorpusError(f"{name}: not JSON behind row {number} of its array.") from error
             wanted = max(PIECE, len(text))
+        if not end:
             more()
             continue
         rest = text[end:].lstrip(SPACE)
@@ -129,17 +134,51 @@ def _array_rows(file: IO[bytes], name: str) -> Iterator[Found]:
         if rest[:1] not in (",", "]"):
             raise CorpusError(f"{name}: not JSON behind row {number + 1} of its array.")
         number, wanted = number + 1, PIECE
-        yield number, value if isinstance(value, dict) else f"a JSON {type(value).__name__}, not an object"
+        yield number, row_of(text[:end].encode("utf-8", "surrogateescape"))
         text = rest.removeprefix(",")
 
 
 def _one_object(file: IO[bytes], name: str) -> Iterator[Found]:
-    content = file.read(LONGEST)
+    row = row_of(file.read(LONGEST))
+    if isinstance(row, str) and row.startswith("not JSON"):
+        raise CorpusError(f"{name}: neither a JSON array, nor JSON lines, nor one JSON object ({row}).")
+    yield 1, row
+
+
+def row_of(line: bytes) -> dict[str, Any] | str:
+    """The JSON object of a line, or what is wrong with it."""
     try:
-        value = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CorpusError(f"{name}: neither a JSON array, nor JSON lines, nor one JSON object ({error}).") from error
-    yield 1, value
+        text = line.strip().decode("utf-8")
+        row = json.loads(text)
+        if text.count("[") + text.count("{") > DEEPEST and max(depth for depth, _ in _depths(text)) > DEEPEST:
+            return TOO_DEEP
+        if r"\ud" in text.lower():  # escapes can spell half a character, which no tokenizer takes
+            json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError:
+        return "not UTF-8 text"
+    except UnicodeEncodeError:
+        return "not text (half of a surrogate pair)"
+    except json.JSONDecodeError as error:
+        return f"not JSON ({error})"
+    except ValueError:
+        return "a number of too many digits"
+    except RecursionError:
+        return TOO_DEEP
+    return row if isinstance(row, dict) else f"a JSON {type(row).__name__}, not an object"
+
+
+def _depths(text: str) -> Iterator[tuple[int, int]]:
+    """(how many lists and objects are open, behind which character) at each bracket of a JSON text."""
+    depth = 0
+    for found in NESTING.finditer(text):
+        if found[0][0] != '"':
+            depth += 1 if found[0] in "[{" else -1
+            yield depth, found.end()
+
+
+def _end_of(text: str) -> int:
+    """Where the list or object ends that the text begins with; 0: further behind."""
+    return next((end for depth, end in _depths(text) if not depth), 0)
 
 
 def _checked_header(cells: list[str], where: str) -> list[str]:
@@ -162,12 +201,9 @@ def _is_text(cells: list[str]) -> bool:
     return not any("\ud800" <= character <= "\udfff" for cell in cells for character in cell)
 
 
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
+def _is_row(line: bytes) -> bool:
+    row = row_of(line)
+    return not isinstance(row, str) or not row.startswith("not JSON")
 
 
 class _Rest(io.RawIOBase):

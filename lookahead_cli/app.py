@@ -87,7 +87,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(typed: Sequence[str], command_line: str) -> int:
-    from lookahead.errors import LookaheadError
+    from lookahead.errors import LookaheadError, first_line
 
     try:
         result = program()(args=with_address(typed), prog_name="lookahead", standalone_mode=False, obj=command_line)
@@ -107,6 +107,9 @@ def _run(typed: Sequence[str], command_line: str) -> int:
         about = f"{error.filename}: " if error.filename is not None else ""
         _print_error(about + " ".join(str(error.strerror or error).split()))
         return 1
+    except MemoryError as error:
+        _print_error(f"there is not enough memory ({first_line(error)}).")
+        return 1
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -122,6 +125,9 @@ def program() -> Any:
     root = typer.main.get_command(app)
     for each in (root, *getattr(root, "commands", {}).values()):
         for option in each.params:
+            about = option.type_descriptor.parameter_info
+            if option.type_descriptor.annotation is int and about.max is None:
+                about.max = (1 << 63) - 1
             described = getattr(option, "help", None)
             if described:
                 option.help = re.sub(r"\[(?=[a-z#/@][^\[]*?\])", r"\\[", described)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lookahead.errors import UsageError
-from lookahead.job.spec import PANELS
+from lookahead.job.spec import MOST_WORKERS, PANELS
 from lookahead_cli.parameters import of_job
 
 if TYPE_CHECKING:
@@ -29,29 +29,45 @@ def _load_config(context: typer.Context, path: str | None) -> str | None:
     import yaml
 
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        document = yaml.compose(Path(path).read_text(encoding="utf-8-sig"), yaml.BaseLoader)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}).") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not YAML ({' '.join(str(error).split())}).") from error
-    if not isinstance(values, dict):
+    if not isinstance(document, yaml.MappingNode):
         raise UsageError(f"{path}: needs one option per line, such as `model: org/name`.")
     by_name: dict[str, Any] = {}
+    # No value is typed here: each is the text as written, which options read as on the command line.
     for parameter in context.command.params:
         for flag in [parameter.name or "", *parameter.opts]:
             by_name[flag.lstrip("-").replace("-", "_")] = parameter
     defaults: dict[str, Any] = {}
-    for key, value in values.items():
-        option = by_name.get(str(key).replace("-", "_"))
+    for name, node in document.value:
+        key, where = str(name.value), f"{path}:{name.start_mark.line + 1}"
+        option = by_name.get(key.replace("-", "_"))
         if option is None or option.name in (None, "config"):
             known = ", ".join(sorted(p.name.replace("_", "-") for p in context.command.params if p.name))
-            raise UsageError(f"{path}: unknown option {key!r} (known: {known}).")
-        if value is None:  # as --print-config writes what is not given
-            continue
+            raise UsageError(f"{where}: unknown option {key[:80]!r} (known: {known}).")
+        if option.name in defaults:
+            raise UsageError(f"{where}: {key} stands here a second time.")
         many = getattr(option, "multiple", False) or option.nargs == -1
-        defaults[option.name] = [str(v) for v in value] if isinstance(value, list) else [str(value)] if many else value
+        if _is_null(node):  # as --print-config writes what is not given
+            defaults[option.name] = None
+            continue
+        values = node.value if many and node.id == "sequence" else [node]
+        for each in values:
+            if each.id != "scalar" or _is_null(each) or not re.fullmatch(".*:(str|int|float|bool)", each.tag):
+                found = f"{each.value or 'nothing'!s:.80}" if each.id == "scalar" else f"a {each.id}"
+                raise UsageError(f'{where}: {key} holds {found}, which is not text: put text in quotes, such as "null".')
+        defaults[option.name] = [each.value for each in values] if many else node.value
+    defaults = {name: value for name, value in defaults.items() if value is not None}
     context.default_map = {**(context.default_map or {}), **defaults}
     return path
+
+
+def _is_null(node: Any) -> bool:
+    """By the core schema of YAML 1.2."""
+    return node.id == "scalar" and node.style is None and node.value in ("", "~", "null", "Null", "NULL")
 
 
 Config = Annotated[
@@ -102,6 +118,7 @@ Workers = Annotated[
     typer.Option(
         "--workers",
         min=0,
+        max=MOST_WORKERS,
         metavar="N",
         help="Threads that tokenize, sort and merge; 0: one per core.",
         rich_help_panel=RESOURCES,

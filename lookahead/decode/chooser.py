@@ -11,17 +11,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StopStringCriteria
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from lookahead.decode.constraint import Grammars, Guide
 from lookahead.decode.generation_config import bad_word_ids, generation_config, own_stop_strings, quiet_generation
 from lookahead.decode.own_state import own_copies
 from lookahead.decode.sampling import Sampling
-from lookahead.errors import ModelError, UsageError
+from lookahead.decode.text import StopTexts
+from lookahead.errors import LookaheadError, ModelError, UsageError
 from lookahead.forward.batch import upload
 from lookahead.forward.slots import Scores
 from lookahead.forward.target import TargetModel
 from lookahead.tokenizer import first_line
+
+AHEAD = 4096  # tokens of an answer that memory is reserved for before they are there
 
 
 class CountPenalty(LogitsProcessor):
@@ -128,8 +131,8 @@ class Sampler:
         if self.draws:
             self._stream = torch.Generator(target.device).manual_seed(seed)
         self._text = torch.empty(1, 0, dtype=torch.int64)
-        if not self.is_greedy or self._stops:
-            self._text = torch.zeros(1, self.prompt_length + room, dtype=torch.int64, device=target.device)
+        if not self.is_greedy:
+            self._text = torch.zeros(1, self.prompt_length + min(room, AHEAD), dtype=torch.int64, device=target.device)
             self._text[0, : self.prompt_length] = torch.tensor(prompt_ids)
         self._said = 0
 
@@ -157,18 +160,46 @@ class Sampler:
             return int(Allowed(self.guide)(self._text, scores.of(slot)[node][None].float()).argmax(-1))
         here = scores.of(slot)[node][None].float()
         if self.processors:
-            here = self.processors(self._text[:, : self.prompt_length + self._said], here.clone())
+            here = processed(self.processors, self._text[:, : self.prompt_length + self._said], here.clone())
         if self.draws:
-            return int(torch.multinomial(here.softmax(-1), 1, generator=self._stream))
+            try:
+                return int(torch.multinomial(here.softmax(-1), 1, generator=self._stream))
+            except RuntimeError as error:
+                problem = "no token can be drawn: temperature, penalties or biases make scores that are not finite"
+                raise UsageError(f"{problem} ({first_line(error)}).") from error
         return int(here.argmax(-1))
 
     def told(self, token: int) -> bool:
         ended = self.guide is not None and self.guide.told(token)
-        if self.is_greedy and not self._stops:
-            return ended
-        self._text[0, self.prompt_length + self._said] = token
-        self._said += 1
-        return ended or bool(self._stops and self._stops(self._text[:, : self.prompt_length + self._said], None))
+        if not self.is_greedy:
+            if self.prompt_length + self._said == self._text.shape[1]:
+                self._text = torch.cat([self._text, torch.zeros_like(self._text)], 1)
+            self._text[0, self.prompt_length + self._said] = token
+            self._said += 1
+        return bool(self._stops and self._stops.told(token)) or ended
+
+
+def processed(processors: LogitsProcessorList, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """What all processors make of the scores, which may change in place.
+
+    Raises LookaheadError naming a processor of the user's whose result is not scores of the vocabulary.
+    """
+    for processor in processors:
+        if type(processor).__module__.startswith(("transformers.", "lookahead.")):
+            scores = processor(input_ids, scores)
+            continue
+        had_nan, name, shape = bool(scores.isnan().any()), type(processor).__name__, list(scores.shape)
+        found = processor(input_ids, scores)
+        if not isinstance(found, torch.Tensor) or found.shape != scores.shape:
+            what = f"scores of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+            raise LookaheadError(f"the logits processor {name} returns {what}: it must be a tensor of shape {shape}.")
+        if not found.is_floating_point() or found.device != scores.device:
+            wanted = f"floating-point numbers on {scores.device}"
+            raise LookaheadError(f"the logits processor {name} returns {found.dtype} on {found.device}: it must be {wanted}.")
+        scores = found
+        if not had_nan and bool(scores.isnan().any()):
+            raise LookaheadError(f"the logits processor {name} returns scores that are not numbers (NaN).")
+    return scores
 
 
 def own_processors(sampling: Sampling, prompt_length: int) -> LogitsProcessorList:
@@ -188,14 +219,14 @@ def guide_of(sampling: Sampling, grammars: Grammars | None, room: int) -> Guide 
     return grammars.guide(sampling.constraint, room)
 
 
-def stop_texts(target: TargetModel, sampling: Sampling, tokenizer: Any) -> StopStringCriteria | None:
-    """What sees that a stop text is complete."""
+def stop_texts(target: TargetModel, sampling: Sampling, tokenizer: Any) -> StopTexts | None:
+    """What tells that a stop text is complete."""
     texts = sampling.stop or own_stop_strings(target)
     if not texts:
         return None
     if tokenizer is None:
         raise UsageError("stop texts need the model's tokenizer, and there is none: use stop_token_ids.")
-    return StopStringCriteria(tokenizer, list(texts))
+    return StopTexts(tokenizer, texts)
 
 
 def _processors(

@@ -22,6 +22,7 @@ from lookahead.decode.accounting import Accounting, Clock, StepTimes
 from lookahead.decode.chooser import Chooser, Given, Sampler
 from lookahead.decode.constraint import Grammars
 from lookahead.decode.drafted_steps import DraftedSteps
+from lookahead.decode.generation_config import own_stop_strings
 from lookahead.decode.plain import decode_plainly
 from lookahead.decode.plain_steps import most_plain_steps
 from lookahead.decode.request import FinishReason, Generation, room_of
@@ -92,7 +93,8 @@ class DecodingEngine:
         room = room_of(prompt_ids, max_new_tokens, target.vocab_size, target.longest_text)
         check_vocabulary(sampling, target.vocab_size)
         stop_ids = target.eos_token_ids.union(sampling.stop_token_ids)
-        return Generation(list(prompt_ids), room, stop_ids, sampling, seed, logprobs=logprobs)
+        stop = sampling.stop or own_stop_strings(target)
+        return Generation(list(prompt_ids), room, stop_ids, sampling, seed, logprobs=logprobs, stop=stop)
 
     def generate(
         self,

@@ -155,7 +155,7 @@ def how_to_draw(own: Any, asked: Sampling) -> dict[str, Any]:
 
 def own_stop_strings(target: TargetModel) -> tuple[str, ...]:
     """Texts that end an answer by the model's generation config."""
-    texts = getattr(target.model.generation_config, "stop_strings", None) or ()
+    texts = getattr(getattr(target.model, "generation_config", None), "stop_strings", None) or ()
     return (texts,) if isinstance(texts, str) else tuple(texts)
 
 

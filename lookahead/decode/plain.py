@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 from lookahead.decode.chooser import Allowed, guide_of, own_processors, stop_texts
 from lookahead.decode.constraint import Grammars
 from lookahead.decode.generation_config import bad_word_ids, generate_alone, generation_config
 from lookahead.decode.logprobs import logprobs_of
 from lookahead.decode.request import Generation
+from lookahead.decode.text import StopTexts
 from lookahead.forward.backends import without_cudnn
 from lookahead.forward.target import TargetModel
 
@@ -27,11 +28,23 @@ def decode_plainly(target: TargetModel, generation: Generation, tokenizer: Any, 
     generation.seconds = target.now() - began
 
 
+class _Stopping(StoppingCriteria):
+    """Asked once for each token."""
+
+    def __init__(self, stops: StopTexts):
+        self._stops, self.ended = stops, False
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> Any:
+        self.ended = self._stops.told(int(input_ids[0, -1]))
+        return torch.tensor([self.ended], device=input_ids.device)
+
+
 @without_cudnn()
 def _generate(target: TargetModel, generation: Generation, tokenizer: Any, grammars: Grammars | None) -> None:
     sampling, length = generation.sampling, len(generation.prompt_ids)
     text = torch.tensor([generation.prompt_ids], device=target.device)
     stops, guide = stop_texts(target, sampling, tokenizer), guide_of(sampling, grammars, generation.room)
+    stopping = _Stopping(stops) if stops else None
     processors = own_processors(sampling, length)
     if guide:
         processors.append(Allowed(guide, said_from=length))
@@ -46,10 +59,10 @@ def _generate(target: TargetModel, generation: Generation, tokenizer: Any, gramm
             inputs=text,
             attention_mask=torch.ones_like(text),
             logits_processor=processors,
-            stopping_criteria=StoppingCriteriaList([stops] if stops else []),
+            stopping_criteria=StoppingCriteriaList([stopping] if stopping else []),
         )
     emitted = output.sequences[0, length:].tolist()
-    stopped = stops is not None and bool(stops(output.sequences, None))
+    stopped = stopping is not None and stopping.ended
     for number, token in enumerate(emitted, 1):
         generation.add(token, stopped and number == len(emitted))
     if generation.logprobs is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from lookahead.decode.chooser import Chooser
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.sampling import GREEDY, Sampling
+from lookahead.decode.text import text_of, without_stop
 from lookahead.draft.counts import DraftCounts
 from lookahead.draft.explain import Observer
 from lookahead.errors import LookaheadError
@@ -20,9 +21,9 @@ FinishReason = Literal["", "stop", "length", "error"]
 class Generation(DraftCounts):
     """One request, waiting, running or finished.
 
-    prompt_ids: its text so far. room: maximum number of new tokens. stop_ids: tokens that end the answer. seed: of its random
-    stream. token_ids: the output, the token that ended it included. finish_reason: "" until then. error: why it failed.
-    seconds: from its first step to its last. What its steps drafted and accepted: see `DraftCounts`.
+    prompt_ids: its text so far. room: maximum number of new tokens. stop_ids, stop: tokens and texts that end the answer.
+    seed: of its random stream. token_ids: the output, with the token that ended it. finish_reason: "" until then. error: why
+    it failed. seconds: from its first step to its last. What its steps drafted and accepted: see `DraftCounts`.
     observer: is notified of what each decode step drafted and accepted.
     forced: an answer that is taken as the model's choices, regardless of its scores, which are computed all the same.
     chooser: chooses tokens instead of `sampling` and `seed`; not where the model's own `generate` decodes.
@@ -38,6 +39,7 @@ class Generation(DraftCounts):
     forced: Sequence[int] | None = None
     chooser: Chooser | None = None
     logprobs: int | None = None
+    stop: Sequence[str] = ()
     token_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
     token_ids: list[int] = dataclasses.field(default_factory=list)
     finish_reason: FinishReason = ""
@@ -60,6 +62,14 @@ class Generation(DraftCounts):
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self.room:
             self.finish_reason = "length"
+
+    def text(self, tokenizer: Any) -> str:
+        """Of the answer. Where it does not include the stop text, log-probabilities end before that, too."""
+        if self.sampling.include_stop or not self.stop:
+            return text_of(tokenizer, self.token_ids)
+        text, tokens = without_stop(tokenizer, self.token_ids, self.stop)
+        del self.token_logprobs[tokens:]
+        return text
 
     def still_given(self, most: int) -> Sequence[int]:
         """What comes next of an answer that is given, that many tokens at most; nothing where none is."""

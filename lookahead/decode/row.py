@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 
 from lookahead.budget.backoff import Backoff
-from lookahead.decode.chooser import Chooser
+from lookahead.decode.chooser import AHEAD, Chooser
 from lookahead.decode.logprobs import logprobs_of
 from lookahead.decode.request import Generation
 from lookahead.decode.verify import Accepted, verify_and_accept
@@ -58,7 +58,8 @@ class RunningRow:
         self.notify()
         self.text = [*self.generation.prompt_ids, *self.generation.token_ids[:-1]]
         self.prefilled = None
-        slots.add(self.text, self.generation.room - len(self.generation.token_ids) + longest_draft)
+        left = self.generation.room - len(self.generation.token_ids)
+        slots.add(self.text, min(left, AHEAD) + longest_draft)
 
     @property
     def decodes(self) -> bool:

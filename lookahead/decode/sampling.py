@@ -28,6 +28,7 @@ class Sampling:
     logit_bias: token id -> added to its score. bad_words_ids: sequences never emitted; bad_words: the same as texts, at the
     beginning and behind a space. Both instead of those of the generation config. stop: texts after which an answer ends,
     instead of the generation config's stop_strings; it ends at stop_token_ids, too; a single text or id may be given as such.
+    include_stop: the stop text is part of the answer's text and log-probabilities.
     processors: transformers LogitsProcessors of your own, applied before sampling, copied for each answer. constraint: what the
     answer must look like; other tokens are ruled out before top_k and its like choose among the rest.
     sampling: "greedy": temperature 0 and no limits where they are None. "model": then do_sample, temperature, top_k, top_p,
@@ -53,11 +54,14 @@ class Sampling:
     constraint: Constraint | None = None
     bad_words: Sequence[str] = ()
     sampling: SamplingMode = "greedy"
+    include_stop: bool = True
 
     def __post_init__(self) -> None:
         names = (*limits.NUMBERS, *limits.COUNTS, *limits.LISTS, "logit_bias", "constraint")
         if self.sampling not in ("greedy", "model"):
             raise UsageError(f"sampling is {limits.shown(self.sampling)}: it must be greedy or model.")
+        if not isinstance(self.include_stop, bool):
+            raise UsageError(f"include_stop is {limits.shown(self.include_stop)}: it must be True or False.")
         for name, value in limits.checked({name: getattr(self, name) for name in names}).items():
             object.__setattr__(self, name, value)
         if isinstance(self.processors, LogitsProcessor):

@@ -83,6 +83,11 @@ class TextStream:
             self._shorten()
         return self._hand_out(piece)
 
+    @property
+    def pending(self) -> str:
+        """What stands behind the text that was handed out, and may still change."""
+        return text_of(self.tokenizer, self._tail)[self._given :]
+
     def finish(self) -> str:
         """The answer has ended. Returns the rest of its text."""
         given, whole = "".join(self._pieces), text_of(self.tokenizer, self.token_ids)
@@ -112,6 +117,10 @@ class TextStream:
                 return
             size *= 2
 
+    def is_hidden(self, token: int) -> bool:
+        """No text shows it."""
+        return self._kind(token) == "nothing"
+
     def _kind(self, token: int) -> Kind:
         """What becomes of a token: no text at all, a byte, or text regardless of its neighbours."""
         if token not in self._kinds:
@@ -119,3 +128,47 @@ class TextStream:
             skipped = token in self._special and not text_of(self.tokenizer, [token])
             self._kinds[token] = "nothing" if name is None or skipped else "byte" if BYTE.fullmatch(name) else "text"
         return self._kinds[token]
+
+
+class StopTexts:
+    """Tells when a stop text is complete in an answer's text, as `text_of` shows it: the prompt's text has no part in it.
+
+    A special token, which no text shows, ends the answer if its name is a stop text.
+    """
+
+    def __init__(self, tokenizer: Any, texts: Sequence[str]):
+        self._stream, self._texts = TextStream(tokenizer), tuple(texts)
+        self._before = ""  # the end of the text that was searched, in which a stop text may begin
+        self._longest = max(map(len, texts))
+
+    def told(self, token: int) -> bool:
+        """The answer continues with this token; whether it ends the answer."""
+        stream = self._stream
+        searched = self._before + stream.push([token])
+        self._before = searched[max(0, len(searched) - self._longest) :]
+        if stream.is_hidden(token):
+            return stream.tokenizer.convert_ids_to_tokens(token) in self._texts
+        return found_in(searched + stream.pending, self._texts) and found_in(
+            text_of(stream.tokenizer, stream.token_ids), self._texts
+        )
+
+
+def found_in(text: str, stops: Sequence[str]) -> bool:
+    return any(stop in text for stop in stops)
+
+
+def length_before(text: str, stops: Sequence[str], continues: bool = False) -> int:
+    """How many characters stand before the first stop text, or if more text follows, before a possible beginning of one."""
+    found = [position for stop in stops if (position := text.find(stop)) >= 0]
+    for stop in stops if continues else ():
+        found += [len(text) - size for size in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:size])]
+    return min(found, default=len(text))
+
+
+def without_stop(tokenizer: Any, token_ids: Sequence[int], stops: Sequence[str]) -> tuple[str, int]:
+    """(the text of an answer before its stop text, how many of its tokens are not in or behind the stop text alone)."""
+    text, tokens = text_of(tokenizer, token_ids), len(token_ids)
+    length = length_before(text, stops)
+    while length < len(text) and tokens and len(text_of(tokenizer, token_ids[: tokens - 1])) >= length:
+        tokens -= 1
+    return text[:length], tokens

@@ -21,6 +21,7 @@ import numpy as np
 
 from lookahead.decode.request import Generation, room_of
 from lookahead.decode.sampling import GREEDY, Sampling, check_vocabulary
+from lookahead.decode.text import found_in, text_of
 from lookahead.draft.options import DraftOptions
 from lookahead.engines.abilities import Abilities
 from lookahead.errors import LookaheadError, UsageError, first_line
@@ -174,7 +175,8 @@ class ForeignEngine(abc.ABC):
         self._check(sampling)
         if sampling.stop and self._tokenizer is None:
             raise UsageError("stop texts need the model's tokenizer, and there is none: use stop_token_ids.")
-        return Generation(list(prompt_ids), room, frozenset(sampling.stop_token_ids), sampling, seed, logprobs=logprobs)
+        stop_ids, stop = frozenset(sampling.stop_token_ids), sampling.stop
+        return Generation(list(prompt_ids), room, stop_ids, sampling, seed, logprobs=logprobs, stop=stop)
 
     def run(
         self, generations: Iterable[Generation | None], stopped: Callable[[], bool] = lambda: False
@@ -261,12 +263,12 @@ class ForeignEngine(abc.ABC):
     def _through_stop(self, generation: Generation) -> int:
         """How many tokens there are until a stop text is complete: engines leave those that were accepted behind it."""
         assert self._tokenizer is not None
-        stops, ids = generation.sampling.stop, generation.token_ids
+        ids = generation.token_ids
         low, high = 1, len(ids)
         while low < high:
             middle = (low + high) // 2
-            text = self._tokenizer.decode(ids[:middle], skip_special_tokens=True)
-            low, high = (low, middle) if any(stop in text for stop in stops) else (middle + 1, high)
+            is_complete = found_in(text_of(self._tokenizer, ids[:middle]), generation.stop)
+            low, high = (low, middle) if is_complete else (middle + 1, high)
         return low
 
 

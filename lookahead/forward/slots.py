@@ -51,9 +51,9 @@ class Slots(Protocol):
     prefilled: int  # tokens of prompts that went through the model
 
     def add(self, text: Sequence[int], room: int = 0) -> int:
-        """Open a slot for a text that may grow by `room` tokens, drafts included; returns its number.
+        """Open a slot for a text that may grow by `room` tokens, drafts included, and further; returns its number.
 
-        Room is made for no more than the model has positions for, until the text grows beyond them.
+        Room is made for no more than that and the model's positions, until the text grows beyond them.
         """
 
     def begin(self, slot: int) -> int | None:
@@ -216,7 +216,8 @@ class PackedSlots:
             free = int(self.target.agreed(free))
             free -= free // LEFT if self.target.bucketed else 0
         own, held = self.target.place_bytes * cache.slots * cache.capacity, [len(held) for held in self._held[: cache.slots]]
-        for wished, beside in itertools.product((self._longest, needed), (True, False)):
+        ahead = self._longest if needed <= self._longest else min(needed + needed // 2, self.target.longest_text)
+        for wished, beside in itertools.product((ahead, needed), (True, False)):
             capacity = -(-max(needed, cache.capacity, wished) // KEYS) * KEYS
             size = self.target.place_bytes * max(slots, cache.slots) * capacity
             if free is None or size < free + (0 if beside else own):

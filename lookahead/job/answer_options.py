@@ -60,6 +60,12 @@ class SamplingOptions(OptionGroup):
     stop: Sequence[str] | None = option(
         None, "End an answer after this text; repeat for several.", metavar="TEXT", changes_answers=True
     )
+    include_stop: bool = option(
+        True,
+        "Whether a stop text is part of the answer. OpenAI lines always end before it.",
+        flags=("--include-stop/--no-include-stop",),
+        changes_answers=True,
+    )
     stop_token_ids: Sequence[int] | None = option(
         None, "Also end an answer after this token; repeat for several.", metavar="ID", changes_answers=True
     )

@@ -18,6 +18,7 @@ from lookahead.job.request import RowError
 ALL = "all"
 KEEP = "--keep-fields"  # param of a RowError about kept fields
 NO_FIELDS = "an OpenAI line, which has no fields to keep: leave --keep-fields out"
+FORMS = ("prompt", "messages", "prompt_ids", "custom_id", "method", "url", "body")  # fields of a row with a prompt
 OF_ECHO = ("prompt", "messages", "prompt_ids")  # fields of output rows with --echo
 OWN = frozenset(
     ("id", "text", "token_ids", "finish_reason", "logprobs", "prompt_tokens", "completion_tokens", "steps", "draft_tokens")
@@ -46,6 +47,14 @@ class RowFields:
     def makes_prompts(self) -> bool:
         """Rows need not have one, nor the form of rows with one."""
         return self._template is not None or self.prompt_field is not None
+
+    @functools.cached_property
+    def columns(self) -> frozenset[str] | None:
+        """Of a table, what is read of its rows; None: everything."""
+        named = FORMS if self._template is None else self._template[1]
+        if self.keep == (ALL,) or "row" in named:
+            return None
+        return frozenset(("id", "params", *self.keep, *((self.prompt_field,) if self.prompt_field is not None else named)))
 
     def prompted(self, row: dict[str, Any]) -> dict[str, Any]:
         """The row as one that has a prompt. Raises RowError if a field that it needs is missing."""
@@ -79,11 +88,11 @@ class RowFields:
         import jinja2
 
         try:
-            return str(self._template.render({"row": row, **row}))
+            return str(self._template[0].render({"row": row, **row}))
         except jinja2.UndefinedError as error:
             raise RowError(f"the template needs a field: {_one_line(error)} (found: {names_in(row)})") from None
         except _NullError:
-            empty = names_in({name: 0 for name, value in row.items() if value is None})
+            empty = names_in({name: 0 for name in self.columns or row if row.get(name, 0) is None})
             raise RowError(f"the template writes a value that is null (null are: {empty})") from None
         except Exception as error:  # an expression of the template raises what it likes
             raise RowError(f"the template cannot be used: {type(error).__name__}: {_one_line(error)}") from None
@@ -123,13 +132,14 @@ def is_template_file(option: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def compiled(source: str) -> Any:
-    """A template of the sandbox. Raises UsageError with the line where it is wrong."""
+def compiled(source: str) -> tuple[Any, set[str]]:
+    """A template of the sandbox, and the names that it looks up. Raises UsageError with the line where it is wrong."""
+    import jinja2.meta
     import jinja2.sandbox
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, finalize=_not_null)
     try:
-        return environment.from_string(source)
+        return environment.from_string(source), jinja2.meta.find_undeclared_variables(environment.parse(source))
     except jinja2.TemplateSyntaxError as error:
         raise UsageError(f"--template, line {error.lineno}: {_one_line(error)}") from None
 

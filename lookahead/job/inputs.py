@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import IO, Any
 
-from lookahead.corpus import LINES, CorpusReport, kind_of, open_text, parquet_rows, parse_line
+from lookahead.corpus import LINES, CorpusReport, kind_of, open_text, parquet_rows
 from lookahead.errors import CorpusError, UsageError
-from lookahead.tables import TABLES, Found, json_file_rows, table_rows, without_mark
+from lookahead.tables import TABLES, Found, json_file_rows, row_of, table_rows, without_mark
 
 LONGEST_LINE = 64 << 20  # bytes
 PIECE = 1 << 20  # bytes of a longer line that are read at a time
@@ -55,11 +55,11 @@ class Shard:
         return len(range(self.number - 1, rows, self.count))
 
 
-def input_rows(name: str) -> Iterator[InputRow]:
-    """The rows of one file; blank lines are none. Raises CorpusError if it cannot be read."""
+def input_rows(name: str, columns: Collection[str] | None = None) -> Iterator[InputRow]:
+    """The rows of one file; blank lines are none. columns: as of `parquet_rows`. Raises CorpusError if it cannot be read."""
     kind = "" if name == "-" else kind_of(name)
     if kind == ".parquet":
-        for number, row in parquet_rows(name, CorpusReport()):
+        for number, row in parquet_rows(name, CorpusReport(), columns):
             yield _of_value(name, number, row)
         return
     with open_text(name) as file:
@@ -86,7 +86,7 @@ def _of_lines(name: str, file: IO[bytes]) -> Iterator[InputRow]:
         if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
             yield InputRow(name, number, f"a line of more than {LONGEST_LINE >> 20} MiB", _skip(file, line))
         elif line.strip():
-            yield InputRow(name, number, parse_line(line), fingerprint(line.strip()))
+            yield InputRow(name, number, row_of(line), fingerprint(line.strip()))
 
 
 def _check_kind(name: str, begin: bytes) -> None:

@@ -27,19 +27,17 @@ class LogprobsOf:
             for found in generation.token_logprobs
         ]
 
-    def of_chat(self, generation: Generation, tokens: int) -> dict[str, Any]:
-        """{"content": [{"token", "logprob", "bytes", "top_logprobs": [...]}], "refusal"}, of that many tokens."""
+    def of_chat(self, generation: Generation) -> dict[str, Any]:
+        """{"content": [{"token", "logprob", "bytes", "top_logprobs": [...]}], "refusal"}."""
         content = [
             {**self._spelled(found.token_id, found.logprob), "top_logprobs": [self._spelled(*pair) for pair in found.top]}
-            for found in generation.token_logprobs[:tokens]
+            for found in generation.token_logprobs
         ]
         return {"content": content, "refusal": None}
 
-    def of_completion(self, generation: Generation, tokens: int) -> dict[str, Any]:
-        """{"tokens", "token_logprobs", "top_logprobs", "text_offset"}: a list in each, one entry for each of that many
-        tokens.
-        """
-        scored = generation.token_logprobs[:tokens]
+    def of_completion(self, generation: Generation) -> dict[str, Any]:
+        """{"tokens", "token_logprobs", "top_logprobs", "text_offset"}: a list in each, one entry for each token."""
+        scored = generation.token_logprobs
         names = [self._named(found.token_id) for found in scored]
         return {
             "tokens": names,

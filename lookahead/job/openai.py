@@ -253,14 +253,7 @@ class Writer:
 
     def _choice(self, index: int, generation: Generation, text: str, chat: bool, before: str) -> dict[str, Any]:
         """The stop text that ended an answer is not part of it, nor are the log-probabilities of the tokens in it alone."""
-        from lookahead.decode.text import text_of
-
-        found = [place for stop in generation.sampling.stop if (place := text.find(stop)) >= 0]
-        cut, kept = min(found, default=len(text)), len(generation.token_ids)
-        if generation.logprobs is not None:
-            while found and kept and len(text_of(self.tokenizer, generation.token_ids[: kept - 1])) >= cut:
-                kept -= 1
-        text = before + text[:cut]
+        text = before + text
         choice: dict[str, Any] = {"index": index}
         choice |= {"message": {"role": "assistant", "content": text, "refusal": None}} if chat else {"text": text}
         if self.token_ids:
@@ -268,8 +261,8 @@ class Writer:
         choice["logprobs"] = None
         if generation.logprobs is not None:
             shape = self.logprobs.of_chat if chat else self.logprobs.of_completion
-            choice["logprobs"] = shape(generation, kept)
-        choice["finish_reason"] = "stop" if found else generation.finish_reason
+            choice["logprobs"] = shape(generation)
+        choice["finish_reason"] = generation.finish_reason
         return choice
 
 

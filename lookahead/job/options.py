@@ -106,6 +106,8 @@ def _check_bounds(name: str, value: Any, about: Option) -> None:
 def _one(name: str, value: Any, allowed: tuple[type, ...]) -> Any:
     if isinstance(value, os.PathLike) and str in allowed:
         value = os.fspath(value)
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        raise UsageError(f"{typed(name)}: give a number below 2^63.")
     if isinstance(value, int) and not isinstance(value, bool) and float in allowed:
         value = float(value)
     if type(value) not in allowed:

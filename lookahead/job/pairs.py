@@ -15,6 +15,7 @@ from typing import Any
 
 from lookahead.answers import Answer, answered, messages_of, prompt_of
 from lookahead.corpus import kind_of
+from lookahead.corpus_rows import fields_read
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.job.fields import RowFields, template_of
 from lookahead.job.files import JobFiles
@@ -103,7 +104,7 @@ def read_log(path: str, rows: int | None = None) -> Log:
     if path != "-" and not Path(path).is_file():
         raise CorpusError(f"{path}: no such file.")
     log, used, line = Log(path, []), 0, 0
-    for found_row in input_rows(path):
+    for found_row in input_rows(path, (*fields_read(None), *RESPONSES)):
         line, row = found_row.line, found_row.row
         if used == rows:
             break

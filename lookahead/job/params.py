@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lookahead.arguments import is_text
 from lookahead.decode import limits
 from lookahead.decode.constraint import KINDS, Constraint
 from lookahead.decode.limits import is_count, is_number, shown
@@ -17,7 +18,7 @@ from lookahead.job.request import RowError
 LIMIT_NAMES = ("max_new_tokens", "max_completion_tokens", "max_tokens")
 COUNTS = (*limits.COUNTS, "seed", "n")
 OF_REQUEST = ("max_new_tokens", "n", "seed", "logprobs")  # fields of Request itself
-NAMES = (*LIMIT_NAMES, *limits.NUMBERS, *COUNTS, *limits.LISTS, *KINDS, "logprobs", "logit_bias", "sampling")
+NAMES = (*LIMIT_NAMES, *limits.NUMBERS, *COUNTS, *limits.LISTS, *KINDS, "logprobs", "logit_bias", "sampling", "include_stop")
 
 
 def read_params(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,6 +65,10 @@ def _read(name: str, value: Any) -> Any:
     if name == "sampling":
         if value not in ("greedy", "model"):
             raise RowError(f'"sampling" is {shown(value)}, not "greedy" or "model"', name)
+        return value
+    if name == "include_stop":
+        if type(value) is not bool:
+            raise RowError(f'"{name}" is {shown(value)}, not true or false', name)
         return value
     if name in ("stop", "bad_words"):
         return (value,) if isinstance(value, str) else _list_of(name, value, str)
@@ -138,6 +143,8 @@ def check_text(name: str, text: Any) -> None:
         raise RowError('"prompt" is empty', name)
     if "\0" in text:
         raise RowError(f'"{name}" holds NUL characters', name)
+    if not is_text(text):
+        raise RowError(f'"{name}" is not text (half of a surrogate pair)', name)
 
 
 def names_in(row: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from lookahead.corpus import CorpusReport, json_rows, kind_of, parquet_rows
 from lookahead.errors import CorpusError, LookaheadError
+from lookahead.job.fields import OWN
 from lookahead.job.files import JobFiles
 from lookahead.job.journal import COUNTS
 from lookahead.job.totals import JobTotals
@@ -275,7 +276,7 @@ def _of_journal(path: Path) -> Iterator[RowRecord]:
 
 def _of_rows(out: str) -> Iterator[RowRecord]:
     """Of output rows themselves. When they ended is not known."""
-    found = parquet_rows(out, CorpusReport()) if kind_of(out) == ".parquet" else json_rows(out)
+    found = parquet_rows(out, CorpusReport(), OWN) if kind_of(out) == ".parquet" else json_rows(out)
     for number, row in found:
         if isinstance(row, str):
             continue

@@ -26,14 +26,14 @@ def read_requests(*names: str, fields: RowFields | None = None) -> Iterator[Requ
 
     Raises CorpusError if a file cannot be read or has no rows.
     """
-    number = 0
+    number, columns = 0, (fields or RowFields()).columns
     for name in names:
         if name != "-" and not Path(name).exists():
             raise CorpusError(f"{name}: no such file.")
         if name != "-" and Path(name).is_dir():
             raise CorpusError(f"{name}: is a folder. Give a .jsonl file of prompts.")
         before, file = number, _short_name(name, names) if len(names) > 1 else ""
-        for found in input_rows(name):
+        for found in input_rows(name, columns):
             row_id = f"{file}:{found.line}" if file else found.line
             if isinstance(found.row, str):
                 request = Request(row_id, found.line, problem=found.row)

@@ -15,7 +15,7 @@ from lookahead.decode.request import Generation
 from lookahead.decode.sampling import GREEDY, Sampling, seed_of
 from lookahead.decode.text import text_of
 from lookahead.draft.explain import Observer, ObserverOf, nobody
-from lookahead.errors import LookaheadError
+from lookahead.errors import LookaheadError, UsageError
 from lookahead.forward.memory import untidied
 from lookahead.job import openai
 from lookahead.job.journal import INVALID, Ended
@@ -259,7 +259,7 @@ def _start(engine: Engine, tokenizer: Any | None, request: Request, options: Job
     if request.openai and tokenizer is None:
         raise LookaheadError('the model has no tokenizer, and OpenAI lines are answered in text: give rows of "prompt_ids".')
     prompts = prompts_of(request, tokenizer, options.chat, options.system, engine.target.longest_text)
-    sampling = dataclasses.replace(options.sampling, **request.sampling)
+    sampling = dataclasses.replace(options.sampling, **({"include_stop": not request.openai} | request.sampling))
     answer = _Answer(request, prompts, request.n or options.n, sampling)
     check_samples(answer.left, "the number of answers")
     for number in range(len(prompts)):  # raises what is wrong with one before any is answered
@@ -290,13 +290,14 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
     """The output row of an answer that has ended. model: its name."""
     for generation in answer.generations:
         if error := generation.error:
-            return failed(answer.request, str(error) or type(error).__name__, type(error).__name__, options.seed)
+            kind = INVALID if isinstance(error, UsageError) else type(error).__name__
+            return failed(answer.request, str(error) or type(error).__name__, kind, options.seed)
     counts = JobTotals(rows=1, prompt_tokens=sum(map(len, answer.prompts)))
     for generation in answer.generations:
         counts.add(generation)
     texts: list[str | None] = [None] * len(answer.generations)
     if tokenizer is not None:
-        texts = [text_of(tokenizer, generation.token_ids) for generation in answer.generations]
+        texts = [generation.text(tokenizer) for generation in answer.generations]
     logprobs = LogprobsOf(tokenizer)
     if answer.request.openai:
         writer = openai.Writer(tokenizer, logprobs, _folder_name(model), options.created, options.seed, options.token_ids)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 AS_GIVEN = (
     *("sampling", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty"),
-    *("presence_penalty", "no_repeat_ngram_size", "min_new_tokens"),
+    *("presence_penalty", "no_repeat_ngram_size", "min_new_tokens", "include_stop"),
 )
 
 
@@ -44,8 +44,8 @@ def check_sampling_options(options: SamplingOptions) -> None:
 def token_id_lists(items: Sequence[str] | None) -> tuple[tuple[int, ...], ...]:
     """["17,4", "[5, 6]"] -> ((17, 4), (5, 6)). Raises UsageError for anything else."""
     for item in items or ():
-        if not re.fullmatch(r"\[?\s*\d+(\s*,\s*\d+)*\s*\]?", item):
-            raise UsageError(f"--bad-words-ids {item}: give token ids with commas between them, such as 17,4.")
+        if not re.fullmatch(r"\[?\s*\d{1,18}(\s*,\s*\d{1,18})*\s*\]?", item):
+            raise UsageError(f"--bad-words-ids {item:.80}: give token ids with commas between them, such as 17,4.")
     return tuple(tuple(map(int, re.findall(r"\d+", item))) for item in items or ())
 
 
@@ -58,8 +58,8 @@ def biases(items: Sequence[str] | None) -> dict[int, float]:
             bias = float(value)
         except ValueError:
             bias = math.nan
-        if not token.strip().isdecimal() or math.isnan(bias):
-            raise UsageError(f"--logit-bias {item}: give ID=B with a token id and a number, such as 17=-5.")
+        if not re.fullmatch(r"\s*\d{1,18}\s*", token) or math.isnan(bias):
+            raise UsageError(f"--logit-bias {item:.80}: give ID=B with a token id and a number, such as 17=-5.")
         if int(token) in found:
             raise UsageError(f"--logit-bias {item}: token {token} is given twice.")
         found[int(token)] = bias

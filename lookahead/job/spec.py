@@ -18,6 +18,7 @@ from lookahead.job.options import Option, OptionGroup, declared, option
 
 SESSION_TOKENS = 4_000_000
 PREFILL_CHUNK = 512
+MOST_WORKERS = 1024
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,7 @@ class ScaleOut(OptionGroup):
         "Run N worker processes: one per GPU, or an equal share of the CPU cores each; with --ray, on the cluster (default "
         "there: one per GPU, or one per node).",
         least=1,
+        most=MOST_WORKERS,
         metavar="N",
         changes_answers=False,
     )

@@ -142,6 +142,55 @@ def test_prompt_that_fails_has_an_error_and_takes_no_other_down(engine):
     assert isinstance(results[-1].error.__cause__, ValueError)
 
 
+@pytest.mark.parametrize(
+    ("result_of", "problem"),
+    [
+        (
+            lambda scores: torch.cat([scores, scores[:, :10]], 1),
+            "returns scores of shape [1, 4106]: it must be a tensor of shape",
+        ),
+        (lambda scores: scores[:, :10], "returns scores of shape [1, 10]"),
+        (lambda scores: scores.repeat(2, 1), "returns scores of shape [2, 4096]"),
+        (lambda scores: scores[0], "returns scores of shape [4096]"),
+        (lambda scores: None, "returns a NoneType: it must be a tensor of shape [1, 4096]"),
+        (lambda scores: scores.numpy(), "returns a ndarray"),
+        (lambda scores: scores.long(), "returns torch.int64 on cpu: it must be floating-point numbers"),
+        (lambda scores: scores.to("meta"), "returns torch.float32 on meta"),
+        (lambda scores: scores * float("nan"), "not numbers (NaN)"),
+        (lambda scores: scores.mul_(float("nan")), "not numbers (NaN)"),
+        (lambda scores: scores.double(), None),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_processor_whose_scores_are_wrong_fails_its_own_row_only(engine, result_of, problem, temperature):
+    class Wrong(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            return result_of(scores)
+
+    params = [GenerationParams(max_new_tokens=5, processors=[Wrong()], temperature=temperature), SHORT, SHORT]
+    wrong, *others = engine.generate(PROMPTS[:3], params)
+    assert said_by(others) == said_by(engine.generate(PROMPTS[1:3], SHORT))
+    if problem is None:
+        assert wrong.error is None
+    else:
+        assert f"the logits processor Wrong {'returns scores that are ' if 'NaN' in problem else ''}{problem}" in str(
+            wrong.error
+        )
+
+
+@pytest.mark.parametrize(
+    "value", [b"abc", bytearray(b"abc"), memoryview(b"abc"), {5, 6}, np.array(5), torch.tensor(5), (i for i in [5])]
+)
+def test_what_is_neither_text_nor_a_sequence_of_ids_is_no_prompt(engine, value):
+    with pytest.raises(UsageError, match=f"prompts is a {type(value).__name__}: give text, chat messages or token ids"):
+        engine.generate(value)
+    good, wrong = engine.generate([PROMPTS[0], value], SHORT)
+    assert "a prompt is a" in str(wrong.error) or "not a list of token ids" in str(wrong.error)
+    assert good.error is None
+    with pytest.raises(LookaheadError):
+        engine.stream(value)
+
+
 def test_params_hold_all_that_sampling_holds_and_pass_it_on(engine, monkeypatch):
     """New fields of Sampling come by themselves."""
     own = {field.name for field in dataclasses.fields(GenerationParams)} - {f.name for f in dataclasses.fields(Sampling)}
@@ -229,6 +278,31 @@ def test_pieces_of_a_stream_are_the_text_that_generate_gives(target, tokenizer, 
             (expected,) = engine.generate(prompt, params)
             assert "".join(engine.stream(prompt, params)) == expected.text
             assert expected.text
+
+
+@pytest.mark.parametrize("stop", [(". ", "="), ("<<",), "2", ("zzz", "\n")])
+def test_stop_text_that_is_not_included_is_neither_in_the_text_nor_streamed(engine, tokenizer, stop):
+    wishes = {"max_new_tokens": 60, "stop": stop, "logprobs": 0}
+    for prompt in PROMPTS[:2]:
+        (whole,) = engine.generate(prompt, GenerationParams(**wishes))
+        (cut,) = engine.generate(prompt, GenerationParams(include_stop=False, **wishes))
+        assert cut.token_ids == whole.token_ids
+        first = min([whole.text.find(text) for text in stop if text in whole.text], default=len(whole.text))
+        assert cut.text == whole.text[:first]
+        assert len(tokenizer.decode([each.token_id for each in cut.logprobs])) >= first
+        assert cut.logprobs == whole.logprobs[: len(cut.logprobs)]
+        pieces = [*engine.stream(prompt, GenerationParams(include_stop=False, **wishes))]
+        assert "".join(pieces) == cut.text
+
+
+def test_stop_text_counts_in_the_answer_only(engine, tokenizer):
+    """Not across the border of prompt and answer."""
+    (free,) = engine.generate(PROMPTS[0], SHORT)
+    border = PROMPTS[0][-1] + free.text[:2]
+    for prompt in (PROMPTS[0], tokenizer(PROMPTS[0])["input_ids"]):
+        (result,) = engine.generate(prompt, dataclasses.replace(SHORT, stop=border))
+        assert border not in free.text
+        assert result.token_ids == free.token_ids
 
 
 def test_stream_returns_the_result(engine):

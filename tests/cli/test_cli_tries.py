@@ -340,6 +340,22 @@ for line in (
     assert done.returncode == 0, done.stderr
 
 
+def test_more_workers_than_a_machine_can_have_are_refused(cli: Cli, corpus: Path, tmp_path: Path) -> None:
+    for job in (("build-trie", corpus, "-o", tmp_path / "a.trie"), ("generate", "--model", "m", "--input", corpus)):
+        cli.fails(2, *job, "--workers", 10**9, saying=["--workers", "1024"])
+
+
+def test_memory_that_is_not_there_is_one_error_line(
+    cli: Cli, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 678 GiB")
+
+    monkeypatch.setattr("lookahead.trie.build.write_segment", without)
+    job = ("build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 9)
+    cli.fails(1, *job, saying=["not enough memory (Unable to allocate 678 GiB)"])
+
+
 def test_config_file_holds_options_and_a_flag_wins(cli: Cli, corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
     config = tmp_path / "job.yaml"
     config.write_text(f"tokenizer: {tokenizer_folder}\nsource: from-file\nmin-count: 1\n")

@@ -219,6 +219,35 @@ def test_room_that_is_not_there_is_not_taken(target, monkeypatch):
     assert 1 <= engine.batch_size < 8
 
 
+def test_limit_of_an_answer_takes_no_memory(target, monkeypatch):
+    monkeypatch.setattr("lookahead.forward.target.longest_text", lambda config: 1 << 30)
+    engine = DecodingEngine(probed(target.model, "gemma3"), Drafter(), 2)
+    for request in (engine.request([5, 6, 7], 10**9), engine.request([5, 6, 8], 10**9, Sampling(repetition_penalty=1.1))):
+        stream = engine.stream(request)
+        next(stream)
+        stream.close()
+        assert request.room > 10**8
+    assert engine._slots.cache.capacity < 10_000
+
+
+@pytest.mark.parametrize("mode", ["packed", "chain"])
+def test_answers_longer_than_the_memory_reserved_are_the_same(target, alone, monkeypatch, mode):
+    requests = []
+    for ahead in (4096, 4):
+        monkeypatch.setattr("lookahead.decode.row.AHEAD", ahead)
+        monkeypatch.setattr("lookahead.decode.chooser.AHEAD", ahead)
+        engine = DecodingEngine(dataclasses.replace(target, mode=mode), Drafter(), 3)
+        several = [
+            engine.request([5, 6], 150, Sampling(repetition_penalty=1.2)),
+            engine.request([7], 100),
+            engine.request([9], 3),
+        ]
+        assert len(list(engine.run(several))) == 3
+        requests.append([request.token_ids for request in several])
+    assert requests[0] == requests[1]
+    assert requests[1][1] == alone((7,), 100)
+
+
 # ---- the pack
 
 

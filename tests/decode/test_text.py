@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from lookahead.decode.text import LONGEST_TAIL, TextStream, TokenTexts, text_of
+from lookahead.decode.text import LONGEST_TAIL, StopTexts, TextStream, TokenTexts, text_of, without_stop
 
 TEXTS = [
     "the cat 🐈‍⬛ sat, didn't it? naïve café, e\u0301, 👩‍👩‍👧 日本語",
@@ -115,6 +115,28 @@ def test_pieces_together_are_the_text_of_the_whole(name, data):
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
     texts = streamed(tokenizer, ids, sizes)
     assert "".join(texts) == text_of(tokenizer, ids)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+def test_stop_text_is_complete_with_the_token_that_completes_it_in_the_text_of_the_answer(name, data):
+    tokenizer = TOKENIZERS[name]
+    ids = data.draw(random_ids(tokenizer))
+    text = text_of(tokenizer, ids)
+    cuts = st.tuples(st.integers(0, len(text)), st.integers(1, 9)).map(lambda cut: text[cut[0] : cut[0] + cut[1]] or "x")
+    stops = data.draw(st.lists(st.one_of(cuts, st.sampled_from(["<eos>", "\n", " ", "日本"])), min_size=1, max_size=3))
+    seen = StopTexts(tokenizer, stops)
+    named = ["<eos>"] if "<eos>" in stops else []
+    for tokens in range(1, len(ids) + 1):
+        complete = any(stop in text_of(tokenizer, ids[:tokens]) for stop in stops)
+        complete |= tokenizer.convert_ids_to_tokens(ids[tokens - 1]) in named
+        assert seen.told(ids[tokens - 1]) == complete
+        if complete:
+            before, kept = without_stop(tokenizer, ids[:tokens], stops)
+            whole = text_of(tokenizer, ids[:tokens])
+            assert before == whole[: min([whole.find(stop) for stop in stops if stop in whole], default=len(whole))]
+            assert kept == tokens or len(text_of(tokenizer, ids[:kept])) >= len(before)
+            break
 
 
 PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes whose letter is their own

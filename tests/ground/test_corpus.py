@@ -303,6 +303,21 @@ def test_all_bad_rows_are_counted_and_the_first_ten_listed(tmp_path):
     assert [problem.split(": ")[0] for problem in report.problems] == [f"{path}:{n}" for n in range(1, 11)]
 
 
+def test_half_a_surrogate_pair_in_an_array_is_a_bad_row(tmp_path, tokenizer):
+    path = tmp_path / "c.json"
+    path.write_text('[{"text": "the \\ud800"}, {"text": "the cat"}]')
+    documents, report = read(path, tokenizer)
+    assert texts(documents, tokenizer) == ["the cat<eos>"]
+    assert report.problems == [f"{path}:1: not text (half of a surrogate pair)."]
+
+
+def test_parquet_columns_that_hold_no_text_are_not_read(tmp_path, tokenizer):
+    years = pyarrow.array([1 << 40], pyarrow.timestamp("s"))
+    pyarrow.parquet.write_table(pyarrow.table({"body_text": ["the cat"], "at": years}), tmp_path / "c.parquet")
+    documents, _ = read(tmp_path / "c.parquet", tokenizer, text_field="body_text")
+    assert texts(documents, tokenizer) == ["the cat<eos>"]
+
+
 def test_json_nested_without_end_is_a_bad_row(tmp_path):
     path = tmp_path / "c.jsonl"
     path.write_bytes(b"[" * 100_000 + b"\n" + b'{"ids": [1]}\n')

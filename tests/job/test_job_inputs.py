@@ -153,6 +153,77 @@ def test_every_kind_of_bad_row_gets_an_error_row_with_its_line_and_the_others_ar
         assert saying in row["error"]["message"]
 
 
+def test_settings_that_leave_no_token_to_draw_are_at_fault_themselves(cli: Cli, tmp_path: Path) -> None:
+    wrong = [
+        {"temperature": 1e-320},
+        {"repetition_penalty": 1e-300},
+        {"frequency_penalty": -1e300},
+        {"presence_penalty": 1e308},
+    ]
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": PROMPTS[0], "params": params} for params in ({}, *wrong)])
+    assert generate(cli, tmp_path / "out.jsonl", "--input", source, "--temperature", 1) == 3
+    _, *rows = rows_of(tmp_path / "out.jsonl")
+    assert {row["error"]["type"] for row in rows} == {"invalid_row"}
+    assert all("no token can be drawn: temperature, penalties or biases" in row["error"]["message"] for row in rows)
+
+
+BAD_ELEMENTS = {  # of a JSON array
+    '"\\ud800"': "not text (half of a surrogate pair)",
+    '"\udcff"': "not UTF-8 text",
+    "[" * 10_000 + '"]"' + "]" * 10_000: "nested more than 128 levels deep",
+    "[" * 200 + "]" * 200: "nested more than 128 levels deep",
+    "1" * 5000: "a number of too many digits",
+}
+
+
+@pytest.mark.parametrize("field", ["prompt", "id", "note", "params"])
+def test_bad_element_of_an_array_is_an_error_row_and_the_job_can_be_resumed(cli: Cli, tmp_path: Path, field: str) -> None:
+    bad = [f'{{"prompt": "a", "{field}": {value}}}' for value in BAD_ELEMENTS]
+    bad.append('{"prompt": "a", "params": {"\\udfff": 1}}')
+    source, out = tmp_path / "in.json", tmp_path / "out.jsonl"
+    source.write_bytes(f'[{{"prompt": "b"}}, {", ".join(bad)}, {{"prompt": "c"}}]'.encode("utf-8", "surrogateescape"))
+    assert generate(cli, out, "--input", source, "--keep-fields", "all", "--limit", 2) == 3
+    assert generate(cli, out, "--input", source, "--keep-fields", "all", "--resume") == 3
+    first, *rows, last = rows_of(out)
+    assert "error" not in first
+    assert "error" not in last
+    expected = [*BAD_ELEMENTS.values(), BAD_ELEMENTS['"\\ud800"']]
+    assert [row["error"]["message"] for row in rows] == [f"line {line}: {why}." for line, why in enumerate(expected, 2)]
+
+
+def unreadable(kind: str) -> Any:
+    """A column of two values that Python cannot hold."""
+    if kind == "bytes that are not UTF-8":
+        buffers = [None, pyarrow.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pyarrow.py_buffer(b"\xff\xfe")]
+        return pyarrow.Array.from_buffers(pyarrow.string(), 2, buffers)
+    return pyarrow.array([1 << 40] * 2, pyarrow.timestamp("s", *(["Mars/Base"] if "zone" in kind else [])))
+
+
+@pytest.mark.parametrize("kind", ["bytes that are not UTF-8", "years beyond 9999", "unknown time zone"])
+def test_unreadable_values_of_parquet_matter_only_where_the_column_is_needed(cli: Cli, tmp_path: Path, kind: str) -> None:
+    source, out = tmp_path / "in.parquet", tmp_path / "out.jsonl"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b"], "note": unreadable(kind)}), source)
+    assert generate(cli, out, "--input", source) == 0
+    assert generate(cli, out, "--input", source, "--template", "{{ prompt }}", "--overwrite") == 0
+    for options in (
+        ["--keep-fields", "note"],
+        ["--keep-fields", "all"],
+        ["--prompt-field", "note"],
+        ["--template", "{{ note }}"],
+    ):
+        assert generate(cli, out, "--input", source, "--overwrite", *options) == 3
+        assert all('"note" ' in row["error"]["message"] for row in rows_of(out))
+        assert {row["error"]["type"] for row in rows_of(out)} == {"invalid_row"}
+
+
+def test_nanoseconds_of_parquet_are_kept_as_text(cli: Cli, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.parquet", tmp_path / "out.jsonl"
+    times = pyarrow.array([1700000000123456789], pyarrow.timestamp("ns"))
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"], "at": times}), source)
+    assert generate(cli, out, "--input", source, "--keep-fields", "at") == 0
+    assert rows_of(out)[0]["at"] == "2023-11-14 22:13:20.123456789"
+
+
 def test_line_longer_than_memory_should_hold_is_an_error_row_and_the_next_is_read(cli: Cli, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     with source.open("wb") as file:

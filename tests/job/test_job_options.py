@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from lookahead import JobSpec
 from lookahead.budget.speedup import Speedup
+from lookahead.errors import UsageError
 from lookahead.job.metrics import metrics_text
 from lookahead.job.progress import Every, JobProgress
 from lookahead.job.totals import JobTotals
@@ -68,6 +71,60 @@ def test_printed_config_runs_the_same_job_again(cli: Cli, tmp_path: Path) -> Non
     assert cli("generate", "--config", tmp_path / "job.yaml", "--print-config").out == config.out
     assert cli("generate", "--config", tmp_path / "job.yaml").code == 0
     assert len(rows_of(tmp_path / "out.jsonl")) == 2
+
+
+def test_texts_in_yaml_stay_as_they_are_written(cli: Cli, tmp_path: Path) -> None:
+    written = ["yes", "no", "on", "1.50", "012", "1_000", "0x1F", "1e3", "2001-01-01", "1:30", ".inf", "true"]
+    config = tmp_path / "job.yaml"
+    config.write_text(
+        f"model: {MODEL}\nstop: [{', '.join(written)}, 'null', \"~\"]\nsystem: no\nchat: true\ntop-k:\nseed: 012\n"
+    )
+    values = yaml.safe_load(cli("generate", "--config", config, "--print-config").out)
+    assert values["stop"] == [*written, "null", "~"]
+    assert (values["system"], values["chat"], values["top-k"], values["seed"]) == ("no", True, None, 12)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("stop: [a, ~]", "job.yaml:2: stop holds ~, which is not text: put text in quotes"),
+        ("stop: [a, ]\nstop: b", "job.yaml:3: stop stands here a second time"),
+        ("stop: [[a]]", "job.yaml:2: stop holds a sequence"),
+        ("system: {a: b}", "job.yaml:2: system holds a mapping"),
+        ("system: !!python/name:os.system x", "job.yaml:2: system holds x"),
+        ("stop: &a [*a]", "job.yaml:2: stop holds a sequence"),
+        ("stop: " + "[" * 10_000, "job.yaml: not YAML"),
+        ("seed: 1.5", "Invalid value for '--seed'"),
+        ("chat: maybe", "Invalid value for '--chat'"),
+    ],
+)
+def test_what_is_no_value_in_yaml_is_a_usage_error_that_names_the_option(
+    cli: Cli, tmp_path: Path, text: str, problem: str
+) -> None:
+    (tmp_path / "job.yaml").write_text(f"model: {MODEL}\n{text}\n")
+    cli.fails(2, "generate", "--config", tmp_path / "job.yaml", "--print-config", saying=[problem])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("build-trie", "x", "-o", "y.trie", "--min-count", 10**25),
+        ("prune-trie", "x", "-o", "y.trie", "--max-tokens", 10**25),
+        ("generate", "--limit", 10**25),
+        ("generate", "--seed", -(10**25)),
+        ("generate", "--bad-words-ids", "1" * 5000),
+        ("generate", "--logit-bias", "1" * 5000 + "=1"),
+    ],
+)
+def test_number_beyond_63_bits_is_a_usage_error_that_names_the_option(cli: Cli, options: tuple[Any, ...]) -> None:
+    job = ("--model", "m", "--input", "x") if options[0] == "generate" else ()
+    cli.fails(2, *options, *job, saying=[options[-2]])
+
+
+def test_number_of_a_spec_beyond_63_bits_is_refused() -> None:
+    for wrong in ({"limit": 10**25}, {"temperature": 10**400}, {"stop_token_ids": [10**25]}):
+        with pytest.raises(UsageError, match="below 2"):
+            JobSpec.of(model="m", input="x", **wrong)
 
 
 def test_shipped_schema_is_that_of_the_options() -> None:

@@ -132,6 +132,10 @@ def test_stop_text_is_no_part_of_the_answer(job: Any) -> None:
         assert len("".join(tokens)) >= first
         (own,) = job([{"prompt": PROMPTS[0], "params": {"max_new_tokens": 60, "stop": stop}}])
         assert own["text"].startswith(whole[: first + 1])  # rows of our own keep it
+        (cut,) = job([{"prompt": PROMPTS[0], "params": {"max_new_tokens": 60, "stop": stop, "include_stop": False}}])
+        assert cut["text"] == whole[:first]
+        (kept,) = job([line({**body, "stop": stop, "include_stop": True})])
+        assert kept["response"]["body"]["choices"][0]["text"] == own["text"]
 
 
 def test_several_prompts_give_choices_in_their_order(job: Any) -> None:
