@@ -116,14 +116,13 @@ def show(path: str, found: TrieReport, plot: str | None = None) -> None:
 def _facts(path: str, found: TrieReport) -> list[tuple[str, str]]:
     import time
 
-    from lookahead.trie import format
     from lookahead_cli import render
 
     header, size = found.trie.header, render.size(found.trie.path.stat().st_size)
     built = time.strftime("%Y-%m-%d %H:%M", time.localtime(header.created))
     vocabulary = f"vocab {header.vocab_size:,}, {header.tokenizer_fingerprint or '-'}"
     facts = [
-        ("trie", f"{path}  ({size}, format {format.VERSION}, content {header.content_hash})"),
+        ("trie", f"{path}  ({size}, format {header.version}, content {header.content_hash})"),
         ("tokens", f"{header.tokens:,} in {header.documents:,} documents, {header.branches:,} branches"),
     ]
     if len(header.segments) > 1:

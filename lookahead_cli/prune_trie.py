@@ -16,6 +16,7 @@ from lookahead_cli.options import (
     Verbose,
     Workers,
     effort_of,
+    part_of,
     size_in_bytes,
 )
 from lookahead_cli.parameters import given
@@ -31,13 +32,16 @@ def command(
         int, typer.Option("--min-count", min=1, metavar="N", help="Drop branches seen fewer than N times.")
     ] = 1,
     max_tokens: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            "--max-tokens", min=1, metavar="N", help="Keep the documents with the most benefit per byte, N tokens in total."
+            "--max-tokens",
+            metavar="N",
+            help="Keep the documents with the most benefit per byte, N tokens in total; or a share of the tokens, such as 50%.",
         ),
     ] = None,
     max_bytes: Annotated[
-        str | None, typer.Option("--max-bytes", metavar="SIZE", help="The same by file size, such as 64MiB.")
+        str | None,
+        typer.Option("--max-bytes", metavar="SIZE", help="The same by file size, such as 64MiB; or 50% of the file."),
     ] = None,
     drop_source: Annotated[
         list[str] | None,
@@ -78,15 +82,18 @@ def command(
     reads = [Input("--coverage", [coverage]), Input("--tokenizer", [tokenizer], hub=True), Input("--config", [config])]
     reads += [] if overwrite else [Input("TRIE", [trie])]  # what is pruned is gone
     check_outputs([Output("-o", out, TRIE), Output("--log-file", log_file)], reads, overwrite)
-    limit = size_in_bytes(max_bytes) if max_bytes else None
     opened = Trie(trie)
+    tokens = _tokens(max_tokens, opened) if max_tokens is not None else None
+    limit = (
+        part_of(opened.path.stat().st_size, max_bytes, "file") or size_in_bytes(max_bytes) if max_bytes is not None else None
+    )
     loaded = None
     if coverage is not None and opened.header.tokenizer_fingerprint:
         loaded = load_tokenizer_of(opened, tokenizer, needed=True)
     before = _described(opened, coverage, loaded)
     with render.stages(shown=not json) as progress:
         effort = effort_of(max_memory, workers, progress)
-        prune_trie(trie, out, min_count, max_tokens, limit, drop_source or (), effort=effort)
+        prune_trie(trie, out, min_count, tokens, limit, drop_source or (), effort=effort)
     after = _described(Trie(out), coverage, loaded)
     if json:
         render.print_json({"before": before, "after": after})
@@ -104,6 +111,17 @@ def command(
             for when, row in rows.items()
         ],
     )
+
+
+def _tokens(text: str, trie: Trie) -> int:
+    """Of --max-tokens. Raises UsageError for what is neither a number above 0 nor a percentage."""
+    from lookahead.errors import UsageError
+
+    if (share := part_of(trie.header.tokens, text, "tokens")) is not None:
+        return share
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--max-tokens {text}: give a number of tokens, or a percentage such as 50%.")
+    return int(text)
 
 
 def _described(trie: Trie, coverage: str | None, tokenizer: Any | None) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class _Pruning:
         """At most what the file needs in addition to its documents."""
         header = self.trie.path.stat().st_size - self.segment.header.sections[-1].end + len(str(options)) + 256
         padding = format.ALIGNMENT * (len(format.SECTION_DTYPES) + 1)
-        return header + padding + self.segment.first.nbytes + self.segment.samples.itemsize
+        return header + padding + self.segment.samples.itemsize
 
     def choose(self, dropped_sources: Sequence[int], max_tokens: float, max_bytes: float) -> None:
         """Decide what becomes of each token. Raises LookaheadError if nothing would be left."""
@@ -181,7 +181,8 @@ class _Pruning:
         keep = (entries > 0) & ~np.isin(self.numbers[self.document_of], dropped_sources)
         order = np.flatnonzero(keep)
         order = order[np.argsort(-(gains[order] / sizes[order]), kind="stable")]
-        fits = (np.cumsum(lengths[order]) <= max_tokens) & (np.cumsum(sizes[order]) <= max_bytes)
+        tables = format.stores_first(np.cumsum(entries[order]), self.separator) * segment.first.itemsize * (self.separator + 1)
+        fits = (np.cumsum(lengths[order]) <= max_tokens) & (np.cumsum(sizes[order]) + tables <= max_bytes)
         keep[:] = False
         keep[order[fits]] = True
         if not keep.any():

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lookahead.kernels import kernel
-from lookahead.trie.suffixes import DEPTH, compare_suffixes
+from lookahead.trie.suffixes import DEPTH, compare_suffixes, first_table
 
 CLOSED = np.uint32(0x7FFFFFFF)  # stands behind each output; larger than every token id
 RECENT = 1 << 14  # suffixes in the recent run before it is merged into the older one, at least
@@ -109,11 +109,6 @@ class SessionMemory:
         self.tokens[: self.length] = self.tokens[dropped : dropped + self.length].copy()
         for run in self.runs:
             run.cut(self.tokens, dropped)
-
-
-def first_table(starts: np.ndarray, vocabulary: int) -> np.ndarray:
-    """uint32 [vocabulary + 1]: where each token begins among these, sorted."""
-    return np.concatenate([[0], np.cumsum(np.bincount(starts, minlength=vocabulary))]).astype(np.uint32)
 
 
 def _grown(first: np.ndarray, length: int) -> np.ndarray:

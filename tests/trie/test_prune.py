@@ -299,3 +299,14 @@ def test_trie_may_be_pruned_onto_itself(tmp_path):
     whole = build(tmp_path, "whole.trie", [TokenDocument([1, 2], "a"), TokenDocument([3], "b")])
     prune_trie(whole.path, whole.path, drop_sources=["b"])
     assert [d.tolist() for d in Trie(whole.path).documents()] == [[1, 2]]
+
+
+@pytest.mark.parametrize("vocab_size", [60, 50_000])
+def test_half_of_the_bytes_keeps_about_half_of_the_tokens(tmp_path, vocab_size):
+    random = np.random.default_rng(0)
+    documents = [TokenDocument(random.integers(0, 50, 40).tolist(), "a") for _ in range(200)]
+    header = build_trie(documents, tmp_path / "x.trie", TokenizerIdentity(vocab_size))
+    half = (tmp_path / "x.trie").stat().st_size // 2
+    kept = prune_trie(tmp_path / "x.trie", tmp_path / "half.trie", max_bytes=half)
+    assert (tmp_path / "half.trie").stat().st_size <= half
+    assert kept.tokens > 0.45 * header.tokens
