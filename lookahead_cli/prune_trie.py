@@ -22,6 +22,8 @@ from lookahead_cli.options import (
 from lookahead_cli.parameters import given
 
 if TYPE_CHECKING:
+    from lookahead.documents import Split
+    from lookahead.token_documents import TokenDocument
     from lookahead.trie.file import Trie
 
 
@@ -47,12 +49,26 @@ def command(
         list[str] | None,
         typer.Option("--drop-source", metavar="NAME", help="Drop documents of this source; repeat for several."),
     ] = None,
+    drop_documents: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drop-documents",
+            metavar="CORPUS",
+            help="Drop the documents that are in this corpus file, by their exact tokens; repeat for several.",
+        ),
+    ] = None,
+    text_field: Annotated[
+        str | None,
+        typer.Option(
+            "--text-field", metavar="NAME", help="Field with the text of --drop-documents. Default: as of build-trie."
+        ),
+    ] = None,
     coverage: Annotated[
         str | None, typer.Option("--coverage", metavar="FILE", help="Corpus file: report the cost of pruning in EDL.")
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option("--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer for --coverage. Default: the trie's own."),
+        typer.Option("--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer for corpus files. Default: the trie's own."),
     ] = None,
     workers: Workers = 0,
     max_memory: MaxMemory = "1GiB",
@@ -77,23 +93,25 @@ def command(
     from lookahead.trie.prune import prune_trie
     from lookahead_cli import render
 
-    if not given(context, "min_count", "max_tokens", "max_bytes", "drop_source"):
-        raise UsageError("nothing to prune: give --min-count, --max-tokens, --max-bytes or --drop-source.")
+    if not given(context, "min_count", "max_tokens", "max_bytes", "drop_source", "drop_documents"):
+        raise UsageError("nothing to prune: give --min-count, --max-tokens, --max-bytes, --drop-source or --drop-documents.")
     reads = [Input("--coverage", [coverage]), Input("--tokenizer", [tokenizer], hub=True), Input("--config", [config])]
+    reads.append(Input("--drop-documents", drop_documents or []))
     reads += [] if overwrite else [Input("TRIE", [trie])]  # what is pruned is gone
     check_outputs([Output("-o", out, TRIE), Output("--log-file", log_file)], reads, overwrite)
     opened = Trie(trie)
     tokens = _tokens(max_tokens, opened) if max_tokens is not None else None
-    limit = (
-        part_of(opened.path.stat().st_size, max_bytes, "file") or size_in_bytes(max_bytes) if max_bytes is not None else None
-    )
+    limit = None
+    if max_bytes is not None:
+        limit = part_of(opened.path.stat().st_size, max_bytes, "file") or size_in_bytes(max_bytes)
     loaded = None
-    if coverage is not None and opened.header.tokenizer_fingerprint:
+    if (coverage is not None or drop_documents) and opened.header.tokenizer_fingerprint:
         loaded = load_tokenizer_of(opened, tokenizer, needed=True)
+    unwanted = _documents(drop_documents or [], opened, loaded, text_field)
     before = _described(opened, coverage, loaded)
     with render.stages(shown=not json) as progress:
         effort = effort_of(max_memory, workers, progress)
-        prune_trie(trie, out, min_count, tokens, limit, drop_source or (), effort=effort)
+        prune_trie(trie, out, min_count, tokens, limit, drop_source or (), unwanted, effort=effort)
     after = _described(Trie(out), coverage, loaded)
     if json:
         render.print_json({"before": before, "after": after})
@@ -111,6 +129,15 @@ def command(
             for when, row in rows.items()
         ],
     )
+
+
+def _documents(names: list[str], trie: Trie, tokenizer: Any | None, text_field: str | None) -> list[TokenDocument]:
+    """Of --drop-documents, read as the trie's corpus was. A row that cannot be used is an error: its text would stay."""
+    from lookahead.corpus import CorpusReport, expand, read_documents
+
+    split: Split = "paragraphs" if trie.header.options.get("split") == "paragraphs" else "file"
+    read = CorpusReport(), text_field, None, True, trie.header.vocab_size, 1
+    return list(read_documents(expand(names), tokenizer, *read, split)) if names else []
 
 
 def _tokens(text: str, trie: Trie) -> int:

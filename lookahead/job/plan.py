@@ -166,6 +166,8 @@ def _check(spec: JobSpec) -> str:
     check_engine(spec)
     if io.order not in ("input", "completion"):
         raise UsageError(f"--order {io.order}: choose input or completion.")
+    if drafting.source_name is not None and drafting.save_trie is None:
+        raise UsageError("--source-name names the outputs in --save-trie FILE: give that file.")
     if not drafting.learn and drafting.session_tokens is not None:
         raise UsageError("--no-learn remembers no answers: leave --session-tokens out.")
     assert model.named is not None

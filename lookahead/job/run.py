@@ -272,8 +272,10 @@ def _run(
 def _keep_learned(plan: JobPlan, output: Journal | Stream, answering: Answering | None, events: JobEvents) -> None:
     """Put the answers that were kept into the trie of --save-trie, new or not."""
     from lookahead.job.learned import save_learned
+    from lookahead.token_documents import OUTPUTS
     from lookahead.trie.segment import Effort
 
-    trie = plan.spec.drafting.save_trie
-    if trie is not None and answering is not None:  # else nothing was kept
-        save_learned(output, trie, answering.whose, answering.recycled, plan.model, Effort(notice=events.notice))
+    drafting, effort = plan.spec.drafting, Effort(notice=events.notice)
+    if drafting.save_trie is not None and answering is not None:  # else nothing was kept
+        whose, source = answering.whose, drafting.source_name or OUTPUTS
+        save_learned(output, drafting.save_trie, whose, answering.recycled, plan.model, effort, source)

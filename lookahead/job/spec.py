@@ -145,6 +145,12 @@ class Drafting(OptionGroup):
         metavar="FILE",
         changes_answers=False,
     )
+    source_name: str | None = option(
+        None,
+        "With --save-trie: source of these outputs in the trie, such as a date, to drop them by. Default: outputs.",
+        metavar="NAME",
+        changes_answers=False,
+    )
 
 
 @dataclass(frozen=True)

@@ -258,14 +258,16 @@ def test_saved_trie_that_exists_is_added_to_and_another_tokenizers_is_refused(cl
     rows = [{"prompt": p} for p in PROMPTS[:2]]
     learned = tmp_path / "learned.trie"
     for jobs in (1, 2):
-        generate(cli, rows, tmp_path, "--save-trie", learned, "--max-new-tokens", 10)
+        named = ("--source-name", "day 2") if jobs == 2 else ()
+        generate(cli, rows, tmp_path, "--save-trie", learned, "--max-new-tokens", 10, *named)
         trie = Trie(learned)
         assert len(trie.segments) == jobs
-        assert [(s.name, s.documents) for s in trie.header.sources] == [("outputs", 2 * jobs)]
+        assert [(s.name, s.documents) for s in trie.header.sources] == [("outputs", 2), ("day 2", 2)][:jobs]
     ids = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2]}])
     cli("build-trie", ids, "-o", tmp_path / "ids.trie", "--vocab-size", 10)
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     job = ("generate", "--model", MODEL, "--input", source, "--save-trie")
+    cli.fails(2, *job[:-1], "--source-name", "day 2", saying=["--source-name", "--save-trie"])
     cli.fails(1, *job, tmp_path / "ids.trie", saying=["ids.trie", "differs"])
     cli.fails(1, *job, write_jsonl(tmp_path / "other.jsonl", rows), saying=["not a trie file"])
 
