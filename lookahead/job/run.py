@@ -20,7 +20,6 @@ from lookahead.corpus import named_files
 from lookahead.errors import UsageError
 from lookahead.hub import check_name
 from lookahead.job.counting import RowCount
-from lookahead.job.drafting import open_tries
 from lookahead.job.events import JobEvents
 from lookahead.job.fields import KEEP, is_template_file
 from lookahead.job.files import JobFiles
@@ -103,11 +102,13 @@ class _Opened:
 
 def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Opened:
     """Check, lock and read the files. Raises LookaheadError for what cannot be used, before the model is loaded."""
+    from lookahead.trie.file import Trie
+
     io, model, save_trie = plan.spec.io, plan.spec.model, plan.spec.drafting.save_trie
     files = files_of(io.out, io.resume, io.retry_errors, io.overwrite)
     names = named_files(io.input or ())
     _check_outputs(plan.spec, files, names, config)
-    learned = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
+    learned = [Trie(save_trie)] if save_trie and Path(save_trie).exists() else []
     if not io.resume:  # a job that is complete needs no model
         check_name(plan.model, "a model folder", model.revision)
         if model.tokenizer:

@@ -94,7 +94,10 @@ class Drafting(OptionGroup):
     """Where drafts come from and how long they are. Nothing of it changes an answer."""
 
     trie: Sequence[str] | None = option(
-        None, "Prebuilt trie to draft from; repeat for several.", metavar="FILE", changes_answers=False
+        None,
+        "Trie to draft from, or a corpus file of build-trie, whose trie is built and cached; repeat for several.",
+        metavar="FILE",
+        changes_answers=False,
     )
     trie_weight: Sequence[str] | None = option(
         None,
