@@ -189,12 +189,14 @@ def add_nodes(tokens, block, last, separator, counts, open_nodes, branches, leng
 
 
 def recycled(trie: Trie, most: int) -> list[dict[str, Any]]:
-    """Runner-up tokens of a job behind the tokens that came up most often: token_id, candidates (best first), seen."""
+    """Runner-up tokens of a job behind the tokens that came up most often: token_id, candidates (best first), seen. Ids
+    that are not in the vocabulary, as a file may hold anything, are left out.
+    """
     if not trie.recycled:
         return []
     keys, seen, tokens, weights = trie.recycled
-    single = np.flatnonzero((keys[:, 0] >= 0) & (keys[:, 1:] < 0).all(1))
+    size = trie.header.vocab_size
+    held = (weights > 0) & (tokens >= 0) & (tokens < size)
+    single = np.flatnonzero((keys[:, 0] >= 0) & (keys[:, 0] < size) & (keys[:, 1:] < 0).all(1))
     found = single[np.argsort(-seen[single], kind="stable")][:most]
-    return [
-        {"token_id": int(keys[k, 0]), "candidates": tokens[k][weights[k] > 0].tolist(), "seen": int(seen[k])} for k in found
-    ]
+    return [{"token_id": int(keys[k, 0]), "candidates": tokens[k][held[k]].tolist(), "seen": int(seen[k])} for k in found]
