@@ -1,6 +1,6 @@
 """A trie of corpora. In: names of files, and what of their rows is text. Out: one trie file, and what was read and left out.
 
-A corpus file may also be given in the place of a trie: `open_trie` keeps the trie that it builds in the user's cache.
+A corpus file can also be given instead of a trie: `open_trie` keeps the trie that it builds in the user's cache.
 """
 
 from __future__ import annotations
