@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from lookahead.arguments import BYTES, numbers_of, paths_of
+from lookahead.corpus_build import open_trie
 from lookahead.decode.engine import FinishReason, Generation
 from lookahead.decode.limits import check_logprobs, is_count, shown
 from lookahead.decode.logprobs import TokenLogprobs
@@ -31,9 +32,10 @@ from lookahead.forward.target import TargetModel
 from lookahead.hub import with_gguf_file
 from lookahead.job.prompt import prompt_ids_of
 from lookahead.job.rows import parse_row
-from lookahead.job.setup import assemble, own_tokenizer
+from lookahead.job.setup import assemble
 from lookahead.models.load import load_model
 from lookahead.models.probe import probed
+from lookahead.tokenizer import own_tokenizer
 from lookahead.trie.file import Trie
 
 log = logging.getLogger(__name__)
@@ -114,9 +116,9 @@ class LookaheadEngine:
         """model: a stock Hugging Face causal LM, which is put into eval mode; a folder or hub name; or a `TargetModel`.
 
         tokenizer: a Hugging Face tokenizer. None: the model's own if the model is given by name, else none: prompts are then
-        token ids, and answers have no text. tries: one or several to draft from, of this tokenizer; weights: how much an
-        occurrence in each counts (default 1). batch_size: prompts that are answered at once (default: 8 on a CPU, 32 on a GPU).
-        drafts: default: DraftOptions(). dtype, device: of a model that is given by name, as of `load_model`.
+        token ids, and answers have no text. tries: one or several to draft from, of this tokenizer, or corpus files; weights:
+        how much an occurrence in each counts (default 1). batch_size: prompts that are answered at once (default: 8 on a CPU,
+        32 on a GPU). drafts: default: DraftOptions(). dtype, device: of a model that is given by name, as of `load_model`.
         prefill_chunk: tokens of prompts that a step prefills at most. sources: draft sources of your own, see `DraftSource`.
         trust_remote_code, revision, adapter, quantize, kv_dtype: of a model that is given by name, as of `load_model`.
         gguf_file: the GGUF file to load from a folder or hub name; FOLDER/FILE.gguf as the model is the same.
@@ -129,9 +131,17 @@ class LookaheadEngine:
         weights = None if weights is None else numbers_of(weights, "weights")
         if weights is not None and (len(weights) != len(named) or not all(0 < weight < math.inf for weight in weights)):
             raise UsageError(f"weights {list(weights)}: give a number above 0 for each of {len(named)} tries.")
-        opened = [trie if isinstance(trie, Trie) else Trie(trie) for trie in named]
-        if isinstance(model, str | Path):
-            model = str(with_gguf_file(str(model), gguf_file))
+        by_name = isinstance(model, str | Path)
+        model = str(with_gguf_file(str(model), gguf_file)) if by_name else model
+
+        def own() -> Any | None:
+            return own_tokenizer(model, trust_remote_code, revision) if by_name and tokenizer is None else tokenizer
+
+        def of_corpora() -> tuple[Any | None, str]:
+            return own(), model if by_name and tokenizer is None else getattr(tokenizer, "name_or_path", "")
+
+        opened = [trie if isinstance(trie, Trie) else open_trie(trie, of_corpora) for trie in named]
+        if by_name:
             target = load_model(
                 *(model, dtype, device),
                 trust_remote_code=trust_remote_code,
@@ -140,7 +150,7 @@ class LookaheadEngine:
                 quantize=quantize,
                 kv_dtype=kv_dtype,
             )
-            tokenizer = own_tokenizer(model, trust_remote_code, revision) if tokenizer is None else tokenizer
+            tokenizer = own()
         elif (dtype, device, trust_remote_code, revision, adapter, gguf_file) != ("auto", "auto", False, None, None, None) or (
             (quantize, kv_dtype) != ("none", "none")
         ):

@@ -1,22 +1,36 @@
-"""A trie of corpora. In: names of files, and what of their rows is text. Out: one trie file, and what was read and left out."""
+"""A trie of corpora. In: names of files, and what of their rows is text. Out: one trie file, and what was read and left out.
+
+A corpus file can also be given instead of a trie: `open_trie` keeps the trie that it builds in the user's cache.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lookahead.corpus import CorpusReport, expand, folder_sources, read_documents, size_of
-from lookahead.errors import CorpusError, UsageError
+import numpy as np
+
+from lookahead.atomic import reason
+from lookahead.corpus import SUFFIXES, CorpusReport, expand, folder_sources, kind_of, read_documents, size_of
+from lookahead.errors import CorpusError, LookaheadError, TrieFormatError, UsageError
+from lookahead.folders import cache_folder
 from lookahead.hub import tokenizer_of_trie
 from lookahead.token_documents import TokenizerIdentity
+from lookahead.trie import format
 from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.format import TrieHeader
 from lookahead.trie.segment import Effort
+from lookahead.version import __version__
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +120,8 @@ class CorpusBuild:
         if spec.threads:
             os.environ["RAYON_NUM_THREADS"] = str(spec.threads)  # of the tokenizers library
         began = time.perf_counter()
-        try:
+        with _naming_rows(report):
             header = self._built(effort)
-        except CorpusError as error:
-            if report.problems:
-                raise CorpusError(f"{report.problems[0]} ({report.bad} bad rows; {error})") from error
-            raise
         added = header.tokens - (self.before.header.tokens if self.before is not None else 0)
         return BuiltTrie(self.path, header, added, Path(self.path).stat().st_size, time.perf_counter() - began, report)
 
@@ -136,6 +146,67 @@ class CorpusBuild:
         if spec.append is not None:
             return append_trie(documents, spec.append, whose, effort, verify=spec.verify)
         return build_trie(documents, self.path, whose, spec.min_count, options, effort)
+
+
+@contextlib.contextmanager
+def _naming_rows(report: CorpusReport) -> Iterator[None]:
+    """Where a build fails as rows cannot be used: name the first of them."""
+    try:
+        yield
+    except CorpusError as error:
+        if report.problems:
+            raise CorpusError(f"{report.problems[0]} ({report.bad} bad rows; {error})") from error
+        raise
+
+
+def open_trie(path: str | Path, tokenizer: Callable[[], tuple[Any | None, str]]) -> Trie:
+    """The trie at `path`; of a corpus file its trie, built and kept in the user's cache by the file's bytes and the tokenizer.
+
+    tokenizer: loads (the tokenizer or None, its name); called for a corpus file only. Without one the corpus has to be ids.
+    Raises LookaheadError for a trie that cannot be used, and for a corpus without a row that can be.
+    """
+    name, stem = str(path), Path(path).name.split(".")[0] or "corpus"
+    if kind_of(name) not in SUFFIXES or not Path(path).is_file() or _is_trie(Path(path)):
+        return Trie(path)
+    loaded, whose = _whose(name, *tokenizer())
+    digest = hashlib.sha256(f"{whose.fingerprint} {whose.vocab_size} {__version__} {format.VERSIONS} ".encode())
+    with open(name, "rb") as file:
+        while chunk := file.read(format.CHUNK):
+            digest.update(chunk)
+    folder = (cache_folder("tries") or Path(path).parent) / digest.hexdigest()[:16]
+    kept = folder / f"{stem}.trie"
+    with contextlib.suppress(TrieFormatError):
+        return Trie(kept)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LookaheadError(
+            f"{name}: its trie cannot be kept in {folder} ({reason(error)}). Set LOOKAHEAD_CACHE to a folder, or build it: "
+            "lookahead build-trie"
+        ) from error
+    log.info("building the trie of %s: %s", name, kept)
+    report = CorpusReport()
+    with _naming_rows(report):
+        build_trie(read_documents([name], loaded, report, vocab_size=whose.vocab_size), kept, whose)
+    if report.bad:
+        log.warning("%s: %d rows were left out of its trie; the first: %s", name, report.bad, report.problems[0])
+    return Trie(kept)
+
+
+def _is_trie(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(len(format.MAGIC)) == format.MAGIC
+    return False
+
+
+def _whose(path: str, tokenizer: Any | None, name: str) -> tuple[Any | None, TokenizerIdentity]:
+    """(the tokenizer, what its ids are); without one the vocabulary is that of the ids in the corpus."""
+    if tokenizer is not None:
+        from lookahead.tokenizer import identity
+
+        return tokenizer, identity(tokenizer, name)
+    largest = max((int(np.max(d.token_ids)) for d in read_documents([path], None, CorpusReport())), default=0)
+    return None, TokenizerIdentity(largest + 1)
 
 
 def _check(spec: BuildSpec) -> None:

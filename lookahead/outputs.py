@@ -280,6 +280,7 @@ def lines_with(name: str, *keys: str) -> Kind:
     return Kind(name, matches)
 
 
+DOCUMENTS = lines_with("a list of documents", "number", "source", "ids")
 JOURNAL = lines_with("the journal of a job", "row", "input", "output")
 LEARNED = lines_with("answers that a job kept", "row", "prompt_ids", "response_ids")
 MANIFEST = Kind("the manifest of a job", _has_keys({"answering", "runs", "state"}))

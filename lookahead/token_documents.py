@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 LEFT_CONTEXT = 4  # prompt tokens kept before an answer, so that its first tokens can be drafted
+OUTPUTS = "outputs"  # source of a job's own answers, unless it is named
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,6 +67,13 @@ TOKENIZER_FILES = (
 )
 
 
+def own_tokenizer(model: str, trust_remote_code: bool = False, revision: str | None = None) -> Any | None:
+    """The tokenizer of a model's folder or hub name; None for a folder without one. Raises ModelError if it is broken."""
+    if Path(model).is_dir() and not any((Path(model) / name).exists() for name in TOKENIZER_FILES):
+        return None
+    return load_tokenizer(model, trust_remote_code, revision)
+
+
 TRUST = "Read it first; --trust-remote-code (in Python trust_remote_code=True) runs it."
 
 

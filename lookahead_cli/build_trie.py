@@ -92,7 +92,11 @@ def command(
     source: Annotated[
         str | None,
         typer.Option(
-            "--source", metavar="NAME", help="Name of this corpus in reports. Default: the file's name.", rich_help_panel=TEXT
+            "--source",
+            "--source-name",
+            metavar="NAME",
+            help="Name of this corpus in reports. Default: the file's name.",
+            rich_help_panel=TEXT,
         ),
     ] = None,
     strict: Annotated[

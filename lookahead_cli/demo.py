@@ -147,8 +147,8 @@ def _build_and_inspect(corpus: Path, trie: str, demo: _Demo) -> None:
     )
     build = CorpusBuild(BuildSpec([str(corpus)], trie, tokenizer=demo.model, source="gsm8k train answers"))
     build_trie.print_built(build_trie.run(build))
-    _show_step("2. What it would draft", 'lookahead inspect-trie answers.trie --query " He has 3 *" --top 5')
-    inspect_trie.show(trie, inspect_trie.inspect(trie, TrieQuestions(" He has 3 *", top=5)))
+    _show_step("2. What it would draft", 'lookahead inspect-trie answers.trie --query " He has 3 *"')
+    inspect_trie.show(trie, inspect_trie.inspect(trie, TrieQuestions(" He has 3 *")), tables=False)
 
 
 def _loaded(demo: _Demo, trie: str) -> LoadedEngine:

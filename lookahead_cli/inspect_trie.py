@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from lookahead.bench.trie_report import Drafted, TrieQuestions, TrieReport
 
 
+SHOWN = 60  # characters of a document
+
+
 def command(
     trie: Annotated[str, typer.Argument(metavar="TRIE", help="Trie file to read.")],
     query: Annotated[
@@ -20,7 +23,7 @@ def command(
         typer.Option(
             "--query",
             metavar="TEXT",
-            help="Draw the draft tree that would be verified after this text. For a trie of ids: ids, such as 5 6 7.",
+            help="Draw only the draft tree that would be verified after this text. For a trie of ids: ids, such as 5 6 7.",
         ),
     ] = None,
     decoding_length: Annotated[
@@ -47,13 +50,24 @@ def command(
             "--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer to show text with. Default: the one it was built with."
         ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Most frequent branches to show.")] = 10,
+    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Most frequent branches, or documents, to show.")] = 10,
+    documents: Annotated[
+        bool, typer.Option("--documents", help="List the documents instead; with --query those that contain its text.")
+    ] = False,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            "--export",
+            metavar="FILE",
+            help="With --documents: write them as JSON lines, which build-trie and prune-trie --drop-documents read.",
+        ),
+    ] = None,
     overwrite: Overwrite = False,
     json: Json = False,
     config: Config = None,
     context: Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Inspect a trie: size, sources, nodes by depth, most frequent branches. Writes nothing except the --plot.
+    """Inspect a trie: size, sources, nodes by depth, most frequent branches. Writes nothing except --plot and --export.
 
     Example: lookahead inspect-trie answers.trie --query "The answer is"
 
@@ -61,22 +75,71 @@ def command(
     """
     from lookahead.bench.trie_report import TrieQuestions
     from lookahead.errors import UsageError
-    from lookahead.outputs import PICTURE, Input, Output, check_outputs
+    from lookahead.outputs import DOCUMENTS, PICTURE, Input, Output, check_outputs
     from lookahead_cli import render
 
-    if query is None and given(context, "decoding_length"):
+    if (query is None or documents) and given(context, "decoding_length"):
         raise UsageError("--decoding-length is the size of the tree of a query: --query TEXT.")
+    if documents and coverage is not None:
+        raise UsageError("--documents lists what the trie holds: leave --coverage out.")
+    if export is not None and not documents:
+        raise UsageError("--export writes what --documents lists: give both.")
     if plot is not None and coverage is None:
         raise UsageError("--plot needs held-out text to measure on: --coverage FILE.")
     reads = [Input("TRIE", [trie]), Input("--coverage", [coverage]), Input("--config", [config])]
     reads.append(Input("--tokenizer", [tokenizer], hub=True))
-    check_outputs([Output("--plot", plot, PICTURE)], reads, overwrite)
+    check_outputs([Output("--plot", plot, PICTURE), Output("--export", export, DOCUMENTS)], reads, overwrite)
+    if documents:
+        show_documents(trie, query, top, export, verify, tokenizer, json)
+        return
     asked = TrieQuestions(query, decoding_length, coverage, plot is not None, verify, tokenizer, top)
     found = inspect(trie, asked, plot)
     if json:
         render.print_json(found.as_json(trie))
     else:
-        show(trie, found, plot)
+        show(trie, found, plot, tables=query is None or bool(given(context, "top")))
+
+
+def show_documents(
+    path: str, query: str | None, top: int, export: str | None, verify: bool, tokenizer: str | None, json: bool
+) -> None:
+    """List the documents that contain the query's text, and write all of them to `export`."""
+    import contextlib
+
+    from lookahead.atomic import replacing
+    from lookahead.bench.trie_text import held_documents, load_tokenizer_of
+    from lookahead.json_text import json_text
+    from lookahead.trie.file import Trie
+    from lookahead_cli import render
+
+    opened = Trie(path)
+    if verify:
+        opened.verify()
+    loaded = load_tokenizer_of(opened, tokenizer, needed=query is not None)
+    listed, matching = [], 0
+    with replacing(export, "w") if export is not None else contextlib.nullcontext() as file:
+        for held in held_documents(opened, loaded, query or ""):
+            matching += 1
+            if matching <= top:
+                listed.append(held)
+            if file is not None:
+                row = {"number": held.number, "source": held.source, "ids": held.ids}
+                file.write(json_text({**row, **({} if held.text is None else {"text": held.text})}, "utf-8") + "\n")
+    if json:
+        rows = [{"number": d.number, "source": d.source, "tokens": len(d.ids), "text": d.text} for d in listed]
+        render.print_json(
+            {"trie": path, "documents": opened.header.documents, "matching": matching, "exported": export, "listed": rows}
+        )
+        return
+    which = f"{matching:,} of {opened.header.documents:,} documents" + (f" contain {query!r}" if query else "")
+    render.table(
+        which, ["number", "source", "tokens", "begins with"],
+        [(d.number, d.source, len(d.ids), repr(d.shown[:SHOWN]) if d.text is not None else d.shown[:SHOWN]) for d in listed],
+    )  # fmt: skip
+    if matching > len(listed) and export is None:
+        render.notice(f"--top {matching} lists them all, --export FILE writes them")
+    if export is not None:
+        render.notice(f"{matching:,} documents written to {export}")
 
 
 def inspect(path: str, asked: TrieQuestions, plot: str | None = None) -> TrieReport:
@@ -93,14 +156,16 @@ def inspect(path: str, asked: TrieQuestions, plot: str | None = None) -> TrieRep
     return found
 
 
-def show(path: str, found: TrieReport, plot: str | None = None) -> None:
-    """Facts, tables, the draft tree of a query, EDL."""
+def show(path: str, found: TrieReport, plot: str | None = None, tables: bool = True) -> None:
+    """The draft tree of a query, facts, EDL. tables: also what the trie holds."""
     from lookahead_cli import render
 
-    render.facts(_facts(path, found))
-    _show_tables(found)
     if found.drafted is not None:
         _show_query(found, found.drafted)
+    facts = _facts(path, found)
+    render.facts(facts if tables else [fact for fact in facts if fact[0] in ("trie", "integrity")])
+    if tables:
+        _show_tables(found)
     if found.replayed is not None:
         edl, drafted = found.replayed.edl, found.replayed.as_json()["draft_tokens_per_step"]
         line = f"{found.asked.coverage}: EDL {edl:.2f} at {drafted} draft tokens a step, {found.replayed.tokens:,} tokens"
@@ -116,14 +181,13 @@ def show(path: str, found: TrieReport, plot: str | None = None) -> None:
 def _facts(path: str, found: TrieReport) -> list[tuple[str, str]]:
     import time
 
-    from lookahead.trie import format
     from lookahead_cli import render
 
     header, size = found.trie.header, render.size(found.trie.path.stat().st_size)
     built = time.strftime("%Y-%m-%d %H:%M", time.localtime(header.created))
     vocabulary = f"vocab {header.vocab_size:,}, {header.tokenizer_fingerprint or '-'}"
     facts = [
-        ("trie", f"{path}  ({size}, format {format.VERSION}, content {header.content_hash})"),
+        ("trie", f"{path}  ({size}, format {header.version}, content {header.content_hash})"),
         ("tokens", f"{header.tokens:,} in {header.documents:,} documents, {header.branches:,} branches"),
     ]
     if len(header.segments) > 1:

@@ -156,6 +156,19 @@ def effort_of(max_memory: str, workers: int, progress: Progress | None = None) -
     return Effort(size_in_bytes(max_memory), workers or cores, progress or no_progress, notice)
 
 
+def part_of(whole: int, text: str, what: str) -> int | None:
+    """ "50%" -> that share of `whole`, which is `what`; None for no percentage. Raises UsageError outside of 0 to 100."""
+    if not text.strip().endswith("%"):
+        return None
+    try:
+        share = float(text.strip()[:-1]) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:
+        raise UsageError(f"{text!r}: give a percentage of the {what}, above 0 and at most 100, such as 50%.")
+    return max(1, int(share * whole))
+
+
 def size_in_bytes(text: str) -> int:
     """ "512", "64KiB", "1.5MB", "2GiB" -> bytes. Raises UsageError for anything else."""
     units = {"": 1, "b": 1}

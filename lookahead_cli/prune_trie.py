@@ -16,11 +16,14 @@ from lookahead_cli.options import (
     Verbose,
     Workers,
     effort_of,
+    part_of,
     size_in_bytes,
 )
 from lookahead_cli.parameters import given
 
 if TYPE_CHECKING:
+    from lookahead.documents import Split
+    from lookahead.token_documents import TokenDocument
     from lookahead.trie.file import Trie
 
 
@@ -31,24 +34,41 @@ def command(
         int, typer.Option("--min-count", min=1, metavar="N", help="Drop branches seen fewer than N times.")
     ] = 1,
     max_tokens: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            "--max-tokens", min=1, metavar="N", help="Keep the documents with the most benefit per byte, N tokens in total."
+            "--max-tokens",
+            metavar="N",
+            help="Keep the documents with the most benefit per byte, N tokens in total; or a share of the tokens, such as 50%.",
         ),
     ] = None,
     max_bytes: Annotated[
-        str | None, typer.Option("--max-bytes", metavar="SIZE", help="The same by file size, such as 64MiB.")
+        str | None,
+        typer.Option("--max-bytes", metavar="SIZE", help="The same by file size, such as 64MiB; or 50% of the file."),
     ] = None,
     drop_source: Annotated[
         list[str] | None,
         typer.Option("--drop-source", metavar="NAME", help="Drop documents of this source; repeat for several."),
+    ] = None,
+    drop_documents: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drop-documents",
+            metavar="CORPUS",
+            help="Drop the documents that are in this corpus file, by their exact tokens; repeat for several.",
+        ),
+    ] = None,
+    text_field: Annotated[
+        str | None,
+        typer.Option(
+            "--text-field", metavar="NAME", help="Field with the text of --drop-documents. Default: as of build-trie."
+        ),
     ] = None,
     coverage: Annotated[
         str | None, typer.Option("--coverage", metavar="FILE", help="Corpus file: report the cost of pruning in EDL.")
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option("--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer for --coverage. Default: the trie's own."),
+        typer.Option("--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer for corpus files. Default: the trie's own."),
     ] = None,
     workers: Workers = 0,
     max_memory: MaxMemory = "1GiB",
@@ -73,20 +93,25 @@ def command(
     from lookahead.trie.prune import prune_trie
     from lookahead_cli import render
 
-    if not given(context, "min_count", "max_tokens", "max_bytes", "drop_source"):
-        raise UsageError("nothing to prune: give --min-count, --max-tokens, --max-bytes or --drop-source.")
+    if not given(context, "min_count", "max_tokens", "max_bytes", "drop_source", "drop_documents"):
+        raise UsageError("nothing to prune: give --min-count, --max-tokens, --max-bytes, --drop-source or --drop-documents.")
     reads = [Input("--coverage", [coverage]), Input("--tokenizer", [tokenizer], hub=True), Input("--config", [config])]
+    reads.append(Input("--drop-documents", drop_documents or []))
     reads += [] if overwrite else [Input("TRIE", [trie])]  # what is pruned is gone
     check_outputs([Output("-o", out, TRIE), Output("--log-file", log_file)], reads, overwrite)
-    limit = size_in_bytes(max_bytes) if max_bytes else None
     opened = Trie(trie)
+    tokens = _tokens(max_tokens, opened) if max_tokens is not None else None
+    limit = None
+    if max_bytes is not None:
+        limit = part_of(opened.path.stat().st_size, max_bytes, "file") or size_in_bytes(max_bytes)
     loaded = None
-    if coverage is not None and opened.header.tokenizer_fingerprint:
+    if (coverage is not None or drop_documents) and opened.header.tokenizer_fingerprint:
         loaded = load_tokenizer_of(opened, tokenizer, needed=True)
+    unwanted = _documents(drop_documents or [], opened, loaded, text_field)
     before = _described(opened, coverage, loaded)
     with render.stages(shown=not json) as progress:
         effort = effort_of(max_memory, workers, progress)
-        prune_trie(trie, out, min_count, max_tokens, limit, drop_source or (), effort=effort)
+        prune_trie(trie, out, min_count, tokens, limit, drop_source or (), unwanted, effort=effort)
     after = _described(Trie(out), coverage, loaded)
     if json:
         render.print_json({"before": before, "after": after})
@@ -104,6 +129,26 @@ def command(
             for when, row in rows.items()
         ],
     )
+
+
+def _documents(names: list[str], trie: Trie, tokenizer: Any | None, text_field: str | None) -> list[TokenDocument]:
+    """Of --drop-documents, read as the trie's corpus was. A row that cannot be used is an error: its text would stay."""
+    from lookahead.corpus import CorpusReport, expand, read_documents
+
+    split: Split = "paragraphs" if trie.header.options.get("split") == "paragraphs" else "file"
+    read = CorpusReport(), text_field, None, True, trie.header.vocab_size, 1
+    return list(read_documents(expand(names), tokenizer, *read, split)) if names else []
+
+
+def _tokens(text: str, trie: Trie) -> int:
+    """Of --max-tokens. Raises UsageError for what is neither a number above 0 nor a percentage."""
+    from lookahead.errors import UsageError
+
+    if (share := part_of(trie.header.tokens, text, "tokens")) is not None:
+        return share
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--max-tokens {text}: give a number of tokens, or a percentage such as 50%.")
+    return int(text)
 
 
 def _described(trie: Trie, coverage: str | None, tokenizer: Any | None) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def bench_in_engine(
     """As `on_model.bench_prompts`. Raises LookaheadError if engine, model or a trie cannot be used, or no row be answered."""
     events = events or BenchEvents()
     requests = list(islice(read_requests(path), rows))
-    opened = open_tries(tries)
+    opened = open_tries(tries, bench.tokenizer or bench.model, bench.trust_remote_code)
+    tries = [str(trie.path) for trie in opened]
     of_each = trie_weights(weights, [opened])[0]
     found, failed = [], list[str]()
     for size in bench.batch_sizes:

@@ -68,7 +68,7 @@ def read_workloads(logs: Logs, events: BenchEvents, shape: Shape | None = None) 
     opened, build_seconds = [], []
     for name in names:
         began = time.perf_counter()
-        opened.append(open_tries(tries_of[name]))
+        opened.append(open_tries(tries_of[name], logs.tokenizer or (shape.name if shape else None)))
         build_seconds.append(time.perf_counter() - began)
     weights = trie_weights(logs.weights, opened)
     others = [trie for tries in opened for trie in tries]

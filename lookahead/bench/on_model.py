@@ -91,11 +91,12 @@ def bench_prompts(
     look: called with the loaded model and its prompts, before they are answered. Raises LookaheadError if no row can be.
     """
     events = events or BenchEvents()
-    of_each = trie_weights(weights, [open_tries(tries)])[0]
+    opened = open_tries(tries, bench.tokenizer or bench.model, bench.trust_remote_code, bench.revision)
+    of_each = trie_weights(weights, [opened])[0]
     loaded = load_here(
         EngineSettings(
             bench.model,
-            tuple(tries),
+            tuple(str(trie.path) for trie in opened),
             tuple(of_each),
             bench.options[0],
             bench.dtype,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ from lookahead.trie.segment import Effort
 
 # Tokens of a tree, of a context and of a vocabulary up to which Python makes a draft sooner than its kernels are compiled.
 MOST_INTERPRETED, MOST_CONTEXT, MOST_VOCABULARY = 128, 2_000, 20_000
+
+MORE_BRANCHES = 8  # for each that is shown, as many are looked at
 
 Patiently = Callable[[Callable[[], None], str], None]  # calls its first argument; the second tells what takes so long
 
@@ -156,7 +159,7 @@ def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, patiently: Patie
         patiently(lambda: trie.verify(effort.workers), "Checking every byte ...")
     loaded = load_tokenizer_of(trie, asked.tokenizer, needed=asked.query is not None or asked.coverage is not None)
     context = ids_of(asked.query, trie, loaded) if asked.query is not None else None
-    waiting("seen", "Reading the trie ...", lambda: stats.overview(trie, most=asked.top, effort=effort))
+    waiting("seen", "Reading the trie ...", lambda: _overview(trie, asked.top, effort))
     if asked.coverage is not None:
         path = asked.coverage
         waiting("replayed", COMPILING, lambda: coverage([trie], path, loaded))
@@ -166,6 +169,14 @@ def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, patiently: Patie
         after = context
         waiting("drafted", "Drafting ...", lambda: draft_after(trie, after, asked.decoding_length))
     return TrieReport(trie, asked, loaded, recycled=stats.recycled(trie, asked.top), **found)
+
+
+def _overview(trie: Trie, most: int, effort: Effort) -> stats.Overview:
+    """`stats.overview` without branches that most often begin documents, as the end of a prompt does, if there are others."""
+    seen = stats.overview(trie, most=MORE_BRANCHES * most, effort=effort)
+    with interpreting(search.matching_range):
+        inside = (branch for branch in seen.top if not stats.begins_documents(trie, branch[0]))
+        return dataclasses.replace(seen, top=list(itertools.islice(inside, most)) or seen.top[:most])
 
 
 def ids_of(query: str, trie: Trie, tokenizer: Any | None) -> np.ndarray:

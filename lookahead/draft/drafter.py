@@ -36,6 +36,7 @@ from lookahead.trie.file import Trie, names_of
 from lookahead.trie.session import SessionMemory
 
 Answer = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]  # what stood before it, its tokens
+SHARED, SHARE = 2, 32  # tokens of each row, and one in that many, that are new before its siblings draft from them
 NOTHING = np.empty(0, np.int64)
 
 
@@ -52,6 +53,8 @@ class Row:
         self.unread: np.ndarray | None = None
         self.root = 0
         self.prompt_length = 0
+        self.prompt = b""  # as a key of the drafter's `running`
+        self.shared = 0  # tokens of its output that the session holds while it runs
 
     @property
     def text(self) -> np.ndarray:
@@ -126,6 +129,7 @@ class Drafter:
         self._kept: Block | None = None
         self._make_rows(1)
         self._remembered: list[SortedText] = []
+        self._running: dict[bytes, list[Row]] = {}  # by prompt
         self._unread: list[Answer] = []  # which the memory does not hold yet
         self._refresh_texts()
         self._find_common()
@@ -150,6 +154,8 @@ class Drafter:
         row.prompt_length = len(prompt_ids)
         if self.options.strategy != "off":  # plain decoding needs no memory
             row.unread = np.array(prompt_ids, np.int32)
+            row.prompt, row.shared = row.unread.tobytes(), 0
+            self._running.setdefault(row.prompt, []).append(row)
         if len(prompt_ids):
             row.root = int(prompt_ids[-1])
         return row
@@ -270,6 +276,8 @@ class Drafter:
     def _get_ready(self, rows: Sequence[Row]) -> None:
         """To draft for these rows."""
         self.read(rows)
+        if len(self._running) < len(self._rows) - len(self._free):
+            self._share_running()
         self.runner_up.add_pending()
         self.shared.used[1] = self.runner_up.in_use
 
@@ -316,11 +324,33 @@ class Drafter:
         before = [[ANY, ANY, *row.text[-3:-1].tolist()][:-3:-1] for row in rows]
         self.runner_up.note(trees, np.array(before, np.int32), best)
 
+    def _share_running(self, ended: bool = False) -> None:
+        """Samples of one prompt draft from what the others have emitted so far: the session holds it, up to date by SHARED
+        tokens each. ended: one of them has just left, and the caller updates the session.
+        """
+        rows = [row for of_prompt in self._running.values() if len(of_prompt) > 1 for row in of_prompt if len(row.own)]
+        lengths = [len(row.own) - row.prompt_length for row in rows]
+        due = sum(lengths) - sum(row.shared for row in rows) >= max(SHARED * len(rows), sum(lengths) // SHARE, 1)
+        if not (due or ended):
+            return
+        self._behind.settle()
+        for row, length in zip(rows, lengths, strict=True):
+            row.shared = length
+        self.session.set_running([(row.text[: row.prompt_length], row.text[row.prompt_length :]) for row in rows])
+        if not ended:
+            self.session.append_documents(())
+            self._refresh_texts()
+
     def _finish(self, row: Row) -> None:
         self._behind.settle()
         self.sources.finish(row.number)
         text, rested = row.text, row.unread is not None  # own tokens stay where they are until the row's next text
         row.unread = None
+        if row in (of_prompt := self._running.pop(row.prompt, [])):
+            of_prompt.remove(row)
+            self._running.update({row.prompt: of_prompt} if of_prompt else {})
+        if row.shared:
+            self._share_running(ended=True)
         if len(row.own):
             row.own.clear()
         if len(text) > row.prompt_length:

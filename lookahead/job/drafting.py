@@ -46,11 +46,21 @@ def batch_size_of(text: str | int | None) -> int | None:
     return int(str(text))
 
 
-def open_tries(paths: Sequence[str] | None) -> list[Trie]:
-    """Open tries; their headers are checked here, their tokenizer once the model's is known."""
-    from lookahead.trie.file import Trie
+def open_tries(
+    paths: Sequence[str] | None, tokenizer: str | None = None, trust_remote_code: bool = False, revision: str | None = None
+) -> list[Trie]:
+    """Open tries; their headers are checked here, their tokenizer once the model's is known.
 
-    return [Trie(path) for path in paths or []]
+    tokenizer: the model, or the tokenizer's own name, by which corpus files are made tries; the others are of the tokenizer.
+    """
+    from lookahead.corpus_build import open_trie
+
+    def load() -> tuple[Any | None, str]:
+        from lookahead.tokenizer import own_tokenizer
+
+        return own_tokenizer(tokenizer, trust_remote_code, revision) if tokenizer else None, tokenizer or ""
+
+    return [open_trie(path, load) for path in paths or []]
 
 
 def weights_by_name(items: Sequence[str] | None, option: str) -> dict[str, float]:

@@ -22,12 +22,12 @@ from lookahead.job.journal import Ended
 from lookahead.job.ray_crew import RayCrew
 from lookahead.job.rows import Request
 from lookahead.job.runner import JobOptions, run_rows
-from lookahead.job.setup import EngineSettings, LoadedEngine, own_tokenizer
+from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.job.workers import LocalCrew, Team
 from lookahead.models.adapter import check_adapter
 from lookahead.models.load import read_config
 from lookahead.token_documents import TokenizerIdentity
-from lookahead.tokenizer import identity, load_tokenizer
+from lookahead.tokenizer import identity, load_tokenizer, own_tokenizer
 
 if TYPE_CHECKING:
     from lookahead.engines.foreign import ForeignEngine, ForeignSettings

@@ -35,7 +35,7 @@ from lookahead.job.lock import OutputLock
 from lookahead.job.manifest import Manifest
 from lookahead.job.parquet import write_parquet
 from lookahead.job.totals import JobTotals
-from lookahead.token_documents import TokenDocument
+from lookahead.token_documents import OUTPUTS, TokenDocument
 
 INVALID = "invalid_row"  # the type of an error that is the row's own fault
 RESERVE = 1 << 16  # bytes kept on the disk for the last manifest of a run, at least
@@ -335,7 +335,7 @@ def _documents(lines: Iterable[bytes]) -> Iterator[TokenDocument]:
         if key not in seen and not line.startswith(SAVING):
             seen.add(key)
             row = json.loads(line)
-            yield TokenDocument(np.array([*row["prompt_ids"], *row["response_ids"]], np.int32), "outputs")
+            yield TokenDocument(np.array([*row["prompt_ids"], *row["response_ids"]], np.int32), OUTPUTS)
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

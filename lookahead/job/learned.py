@@ -8,13 +8,14 @@ finds the note adds them only if there are no more copies now.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.token_documents import OUTPUTS, TokenDocument, TokenizerIdentity
 from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.segment import Effort
@@ -51,22 +52,29 @@ def save_learned(
     recycled: Callable[[], Sequence[np.ndarray]],
     model: str,
     effort: Effort | None = None,
+    source: str = OUTPUTS,
 ) -> None:
     """Add the answers that `output` has kept to the trie at `path`, or make it. recycled: see `build_trie`.
+
+    source: of the answers.
 
     Raises LookaheadError if it cannot be written or is of another tokenizer; the answers stay, and the next run adds them.
     """
     before = output.half_saved()
     if before is not None and copies_in(path, before[1]) > before[0]:
         output.forget_half_saved()
+
+    def documents() -> Iterable[TokenDocument]:
+        return (dataclasses.replace(document, source=source) for document in output.learned())
+
     while next(iter(output.learned()), None) is not None:
         output.note_saving(copies_in(path, output.learned))
         with contextlib.suppress(FileExistsError):  # made by another job meanwhile: then it is added to
             if Path(path).exists():
-                append_trie(output.learned(), path, whose, effort, recycled())
+                append_trie(documents(), path, whose, effort, recycled())
             else:
                 options = {"learned_from": model}
-                build_trie(output.learned(), path, whose, 1, options, effort, recycled(), new=True)
+                build_trie(documents(), path, whose, 1, options, effort, recycled(), new=True)
             break
     output.forget_learned()
 

@@ -45,6 +45,10 @@ class JobPlan:
     tries: list[Trie]
     weights: tuple[float, ...]
 
+    @property
+    def trie_files(self) -> tuple[str, ...]:
+        return tuple(str(trie.path) for trie in self.tries)
+
     def engine_settings(self) -> EngineSettings:
         """Importing what this and `row_options` need takes seconds: they wait until the files are known to be right."""
         from lookahead.job.setup import EngineSettings
@@ -52,7 +56,7 @@ class JobPlan:
         model, scale_out = self.spec.model, self.spec.scale_out
         return EngineSettings(
             self.model,
-            tuple(self.spec.drafting.trie or ()),
+            self.trie_files,
             self.weights,
             self.drafts,
             model.dtype,
@@ -84,7 +88,7 @@ class JobPlan:
         fixed = spec.drafting.decoding_length != "auto"
         return of(
             self.model,
-            tuple(spec.drafting.trie or ()),
+            self.trie_files,
             self.weights,
             drafts,
             min(drafts.branch_length, max(1, drafts.decoding_length - 1) if fixed else most),
@@ -135,7 +139,8 @@ def plan_of(spec: JobSpec) -> JobPlan:
     batch_size = 1 if spec.reporting.explain else batch_size_of(spec.scale_out.batch_size)  # what is explained comes row by row
     constraint = constraint_of(spec.constraints)
     fields = RowFields(io.prompt_field, template_of(io.template), keep_of(io.keep_fields), io.echo)
-    tries = open_tries(drafting.trie)
+    whose = spec.model.tokenizer or model, spec.model.trust_remote_code, spec.model.revision
+    tries = open_tries(drafting.trie, *whose)
     weights = tuple(trie_weights(drafting.trie_weight, [tries])[0])
     return JobPlan(spec, model, drafts, batch_size, constraint, fields, shard, labels, tries, weights)
 
@@ -166,6 +171,8 @@ def _check(spec: JobSpec) -> str:
     check_engine(spec)
     if io.order not in ("input", "completion"):
         raise UsageError(f"--order {io.order}: choose input or completion.")
+    if drafting.source_name is not None and drafting.save_trie is None:
+        raise UsageError("--source-name names the outputs in --save-trie FILE: give that file.")
     if not drafting.learn and drafting.session_tokens is not None:
         raise UsageError("--no-learn remembers no answers: leave --session-tokens out.")
     assert model.named is not None

@@ -21,7 +21,6 @@ from lookahead.corpus import named_files
 from lookahead.errors import UsageError
 from lookahead.hub import check_name
 from lookahead.job.counting import RowCount
-from lookahead.job.drafting import open_tries
 from lookahead.job.events import JobEvents
 from lookahead.job.fields import KEEP, is_template_file
 from lookahead.job.files import JobFiles
@@ -105,11 +104,13 @@ class _Opened:
 
 def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Opened:
     """Check, lock and read the files. Raises LookaheadError for what cannot be used, before the model is loaded."""
+    from lookahead.trie.file import Trie
+
     began, io, model, save_trie = time.monotonic(), plan.spec.io, plan.spec.model, plan.spec.drafting.save_trie
     files = files_of(io.out, io.resume, io.retry_errors, io.overwrite)
     names = named_files(io.input or ())
     _check_outputs(plan.spec, files, names, config)
-    learned = open_tries([save_trie]) if save_trie and Path(save_trie).exists() else []
+    learned = [Trie(save_trie)] if save_trie and Path(save_trie).exists() else []
     if not io.resume:  # a job that is complete needs no model
         check_name(plan.model, "a model folder", model.revision)
         if model.tokenizer:
@@ -277,8 +278,10 @@ def _run(
 def _keep_learned(plan: JobPlan, output: Journal | Stream, answering: Answering | None, events: JobEvents) -> None:
     """Put the answers that were kept into the trie of --save-trie, new or not."""
     from lookahead.job.learned import save_learned
+    from lookahead.token_documents import OUTPUTS
     from lookahead.trie.segment import Effort
 
-    trie = plan.spec.drafting.save_trie
-    if trie is not None and answering is not None:  # else nothing was kept
-        save_learned(output, trie, answering.whose, answering.recycled, plan.model, Effort(notice=events.notice))
+    drafting, effort = plan.spec.drafting, Effort(notice=events.notice)
+    if drafting.save_trie is not None and answering is not None:  # else nothing was kept
+        whose, source = answering.whose, drafting.source_name or OUTPUTS
+        save_learned(output, drafting.save_trie, whose, answering.recycled, plan.model, effort, source)

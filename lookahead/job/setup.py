@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from lookahead.forward.target import TargetModel
 from lookahead.job.events import COMPILING
 from lookahead.models.load import load_model
 from lookahead.token_documents import TokenizerIdentity
-from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
+from lookahead.tokenizer import identity, load_tokenizer, own_tokenizer
 from lookahead.trie.file import Trie
 
 log = logging.getLogger(__name__)
@@ -114,13 +113,6 @@ class LoadedEngine:
         if sampling.sampling == "model":
             check_generation_config(target, self.tokenizer, Sampling(sampling="model"))
         return [notice for notice in (*target.notices, not_used(target, sampling)) if notice]
-
-
-def own_tokenizer(model: str, trust_remote_code: bool = False, revision: str | None = None) -> Any | None:
-    """The tokenizer of a model's folder or hub name; None for a folder without one. Raises ModelError if it is broken."""
-    if Path(model).is_dir() and not any((Path(model) / name).exists() for name in TOKENIZER_FILES):
-        return None
-    return load_tokenizer(model, trust_remote_code, revision)
 
 
 def assemble(

@@ -95,7 +95,10 @@ class Drafting(OptionGroup):
     """Where drafts come from and how long they are. Nothing of it changes an answer."""
 
     trie: Sequence[str] | None = option(
-        None, "Prebuilt trie to draft from; repeat for several.", metavar="FILE", changes_answers=False
+        None,
+        "Trie to draft from, or a corpus file of build-trie, whose trie is built and cached; repeat for several.",
+        metavar="FILE",
+        changes_answers=False,
     )
     trie_weight: Sequence[str] | None = option(
         None,
@@ -144,6 +147,12 @@ class Drafting(OptionGroup):
         None,
         "Save this job's outputs as a trie, so that the next job starts warm; they are added to a trie that exists.",
         metavar="FILE",
+        changes_answers=False,
+    )
+    source_name: str | None = option(
+        None,
+        "With --save-trie: source of these outputs in the trie, such as a date, to drop them by. Default: outputs.",
+        metavar="NAME",
         changes_answers=False,
     )
 

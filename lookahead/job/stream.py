@@ -12,7 +12,7 @@ from lookahead.errors import LookaheadError
 from lookahead.job.journal import Ended
 from lookahead.job.totals import JobTotals
 from lookahead.json_text import json_text
-from lookahead.token_documents import TokenDocument
+from lookahead.token_documents import OUTPUTS, TokenDocument
 
 
 class Stream:
@@ -65,4 +65,4 @@ class Stream:
             raise LookaheadError(f"{self._name}: write failed ({error.strerror}) after {self.totals.rows} rows.") from error
         self.totals.merge(ended.counts)
         if self._learn:
-            self._learned += [TokenDocument(np.array([*before, *ids], np.int32), "outputs") for before, ids in ended.said]
+            self._learned += [TokenDocument(np.array([*before, *ids], np.int32), OUTPUTS) for before, ids in ended.said]

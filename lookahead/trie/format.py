@@ -2,7 +2,7 @@
 
     offset  bytes  what
     0       8      magic  89 4C 4B 54 0D 0A 1A 0A   ("\\x89LKT\\r\\n\\x1a\\n": a text-mode copy breaks it visibly)
-    8       4      format version, uint32           (all numbers little-endian)
+    8       4      format version, uint32: 2, or 3 if a table is left out (all numbers little-endian)
     12      4      length of the header, uint32
     16      8      length of the whole file, uint64
     24      4      CRC-32 of the header, uint32
@@ -14,7 +14,8 @@
     tokens            uint16 | uint32  tokens         documents one after the other, each closed by the separator
                                                       (= vocab_size, no real token has this id)
     suffixes          uint32 | uint64  suffixes       positions in `tokens`, sorted by the text that starts there
-    first             uint32 | uint64  vocab_size+1   suffixes[first[t]:first[t+1]] start with token t
+    first             uint32 | uint64  vocab_size+1   suffixes[first[t]:first[t+1]] start with token t; no entries where it
+                                                      would be longer than `suffixes` (`stores_first`): readers count then
     samples           uint64           suffixes/256   the first tokens of every 256th suffix, packed as in suffixes.py: part of
                                                       this format version, which earlier readers search with; ours do not
     document_ends     uint32 | uint64  documents      position of each document's separator
@@ -55,7 +56,8 @@ from lookahead.trie.suffixes import DEPTH, SAMPLE
 
 Made = TypeVar("Made")
 MAGIC = b"\x89LKT\r\n\x1a\n"
-VERSION = 2
+VERSIONS = 2, 3  # 3: a small segment does not store its `first`
+MAX_COUNTED = 1 << 22  # tokens of a vocabulary whose `first` need not be stored: a reader allocates it
 ALIGNMENT = 64
 PREAMBLE = struct.Struct("<8sIIQII")
 MAX_HEADER_BYTES = 1 << 26
@@ -156,6 +158,11 @@ class TrieHeader:
         return [*(section for segment in self.segments for section in segment.sections), *self.recycled]
 
     @property
+    def version(self) -> int:
+        """Of the file's format."""
+        return VERSIONS[any(section.name == "first" and not section.entries for section in self.sections)]
+
+    @property
     def recycled_keys(self) -> int:
         """Keys behind which the file tells runner-up tokens."""
         return self.recycled[1].entries if self.recycled else 0
@@ -164,6 +171,11 @@ class TrieHeader:
     def branches(self) -> int:
         """Suffixes that can be looked up."""
         return sum(section.entries for section in self.sections if section.name == "suffixes")
+
+
+def stores_first(suffixes: Any, vocab_size: int) -> Any:
+    """Whether a segment of that many suffixes is written with its `first`, which would else be most of a small file."""
+    return (suffixes > vocab_size) | (vocab_size > MAX_COUNTED)
 
 
 def smallest_dtype(name: str, largest: int) -> np.dtype:
@@ -194,8 +206,8 @@ def read_header(path: Path, file: IO[bytes]) -> TrieHeader:
         if len(preamble) < PREAMBLE.size:
             raise TrieFormatError(f"{path}: the file has only {size} bytes. The write was cut short; rebuild.")
         _, version, header_length, file_length, crc, reserved = PREAMBLE.unpack(preamble)
-        if version != VERSION:
-            raise TrieFormatError(f"{path}: format version {version}; this tool reads version {VERSION}. Rebuild.")
+        if version not in VERSIONS:
+            raise TrieFormatError(f"{path}: format version {version}; this tool reads versions 2 and 3. Rebuild.")
         if file_length != size:
             raise TrieFormatError(
                 f"{path}: header states {file_length} bytes, file has {size}. "
@@ -214,6 +226,8 @@ def read_header(path: Path, file: IO[bytes]) -> TrieHeader:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise TrieFormatError(f"{path}: unreadable header ({error}). Rebuild.") from error
     _check_bounds(path, header, size - header_length)
+    if version != header.version:
+        raise TrieFormatError(f"{path}: format version {version} contradicts the sections. Rebuild.")
     return header
 
 
@@ -274,9 +288,10 @@ def _check_bounds(path: Path, header: TrieHeader, end_of_sections: int) -> None:
             raise TrieFormatError(f"{path}: section {section.name} has {section.entries} entries, not {entries}. Rebuild.")
     for segment in header.segments:
         by_name = {s.name: s for s in segment.sections}
+        counted = not by_name["first"].entries and not stores_first(by_name["suffixes"].entries, header.vocab_size)
         expected = {
             "tokens": segment.tokens + segment.documents,
-            "first": header.vocab_size + 1,
+            "first": 0 if counted else header.vocab_size + 1,
             "samples": -(-by_name["suffixes"].entries // SAMPLE),
             "document_ends": segment.documents,
             "document_sources": segment.documents,

@@ -10,17 +10,21 @@ import numpy as np
 from lookahead.atomic import reason
 from lookahead.errors import TrieFormatError
 from lookahead.trie import format
+from lookahead.trie.suffixes import first_table
 
 
 class Segment:
-    """One sorted part of a trie file: its arrays, named as the sections in format.py."""
+    """One sorted part of a trie file: its arrays, named as the sections in format.py. Counts `first` if it is not stored."""
 
-    def __init__(self, header: format.SegmentHeader, mapped: mmap.mmap):
+    def __init__(self, header: format.SegmentHeader, mapped: mmap.mmap, vocab_size: int):
         self.header = header
         arrays = {section.name: format.section_array(mapped, section) for section in header.sections}
         self.tokens = arrays["tokens"]
         self.suffixes = arrays["suffixes"]
         self.first = arrays["first"]
+        if not len(self.first):  # positions may lie
+            starts = self.tokens.take(self.suffixes.astype(np.int64), mode="clip").astype(np.int64)
+            self.first = first_table(starts[starts < vocab_size], vocab_size)
         self.samples = arrays["samples"]
         self.document_ends = arrays["document_ends"]
         self.document_sources = arrays["document_sources"]
@@ -47,7 +51,7 @@ class MappedTrie:
                     self.mapped.madvise(mmap.MADV_NOHUGEPAGE)
         except OSError as error:
             raise TrieFormatError(f"{self.path}: cannot be read ({reason(error)}).") from error
-        self.segments = tuple(Segment(segment, self.mapped) for segment in self.header.segments)
+        self.segments = tuple(Segment(segment, self.mapped, self.header.vocab_size) for segment in self.header.segments)
         self.recycled = self._recycled()
         self.source_weights = np.array([s.weight for s in self.header.sources], np.float32)
         self.weighted = bool((self.source_weights != 1).any())

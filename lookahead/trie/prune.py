@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from lookahead.arguments import texts_of
 from lookahead.atomic import locked, replacing, scratch_sibling
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.kernels import kernel
+from lookahead.token_documents import TokenDocument
 from lookahead.trie import format
 from lookahead.trie.check import (
     UNSORTED,
@@ -60,22 +61,28 @@ def prune_trie(
     max_tokens: int | None = None,
     max_bytes: int | None = None,
     drop_sources: Sequence[str] = (),
+    drop_documents: TokenDocument | Iterable[TokenDocument] = (),
     options: Mapping[str, Any] | None = None,
     effort: Effort | None = None,
 ) -> format.TrieHeader:
     """Write a smaller trie. Returns the header written.
 
-    drop_sources: documents of these sources go.
+    drop_sources: documents of these sources go. drop_documents: documents with exactly these tokens go, of any source. If
+    nothing else is pruned, the file is that of a build over the other documents, byte for byte. Runner-up tokens of a job
+    may be of a text that goes: they go too.
     max_tokens, max_bytes: documents go until the file is small enough, those first whose branches are worth least per byte:
     a branch seen c times is worth log2 c where it stands first, and nothing where it is repeated (`mark_suffixes`).
     Documents longer than UNIT tokens go piecewise.
     min_count: branches seen fewer times go, and the text that no branch needs any more.
     options: what the header states about how it was made.
     Waits for another process that is writing `out`.
-    Raises UsageError for an unknown source, TrieFormatError for a damaged trie, LookaheadError if nothing would be left.
+    Raises UsageError for an unknown source, TrieFormatError for a damaged trie, LookaheadError if nothing would be left and if
+    it holds none of the documents to be dropped; effort.notice gets a line if it does not hold some.
     """
     effort = effort or Effort()
     drop_sources = texts_of(drop_sources, "drop_sources")
+    unwanted = [drop_documents] if isinstance(drop_documents, TokenDocument) else list(drop_documents)
+    only_drops = bool(drop_sources or unwanted) and min_count == 1 and max_tokens is None and max_bytes is None
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(out, effort.notice))
         trie = Trie(path)
@@ -83,7 +90,8 @@ def prune_trie(
         for name in drop_sources:
             if name not in known:
                 raise UsageError(f"--drop-source {name}: no such source in {trie.path} (sources: {', '.join(known)}).")
-        described = dict(options or {"pruned_from": trie.path.name, "min_count": min_count})
+        made = trie.header.options if only_drops else {"pruned_from": trie.path.name, "min_count": min_count}
+        described = dict(options or made)
         if len(trie.segments) > 1:
             joined = stack.enter_context(scratch_sibling(out))
             merge_into(joined, [trie], Path(out).parent, effort, described)
@@ -91,11 +99,12 @@ def prune_trie(
         dropped = [number for number, name in enumerate(known) if name in drop_sources]
         pruning = _Pruning(trie, min_count, Path(out), effort)
         room = math.inf if max_bytes is None else max_bytes - pruning.fixed_bytes(described)
-        pruning.choose(dropped, math.inf if max_tokens is None else max_tokens, room)
+        documents = pruning.numbers_of(unwanted, path) if unwanted else []
+        pruning.choose(dropped, documents, math.inf if max_tokens is None else max_tokens, room)
         file = stack.enter_context(replacing(out))
         writer = TrieWriter(file)
         sources = pruning.write(writer)
-        writer.write_recycled(trie.recycled)
+        writer.write_recycled(() if drop_sources or unwanted else trie.recycled)
         return writer.finish(header_like(trie.header, sources, described))
 
 
@@ -164,9 +173,29 @@ class _Pruning:
         """At most what the file needs in addition to its documents."""
         header = self.trie.path.stat().st_size - self.segment.header.sections[-1].end + len(str(options)) + 256
         padding = format.ALIGNMENT * (len(format.SECTION_DTYPES) + 1)
-        return header + padding + self.segment.first.nbytes + self.segment.samples.itemsize
+        return header + padding + self.segment.samples.itemsize
 
-    def choose(self, dropped_sources: Sequence[int], max_tokens: float, max_bytes: float) -> None:
+    def numbers_of(self, documents: Sequence[TokenDocument], path: str | Path) -> list[int]:
+        """The segment's documents that are equal to one of these. Raises LookaheadError if none is. path: for messages."""
+        wanted = {np.asarray(d.token_ids, np.int64).tobytes(): number for number, d in enumerate(documents, 1)}
+        lengths = np.diff(self.ends, prepend=-1) - 1
+        found, held = [], set()
+        for number in np.flatnonzero(np.isin(lengths, [len(ids) // 8 for ids in wanted])).tolist():
+            end = self.ends[number]
+            ids = self.segment.tokens[end - lengths[number] : end].astype(np.int64).tobytes()
+            if ids in wanted:
+                found.append(number)
+                held.add(ids)
+        if missing := [number for ids, number in wanted.items() if ids not in held]:
+            which = f"{path}: {len(missing)} of the {len(wanted)} documents to be dropped are not in this trie"
+            if not found:
+                raise LookaheadError(f"{which}. List what it holds: lookahead inspect-trie {path} --documents")
+            self.effort.notice(f"{which}; the first of them is document {missing[0]}")
+        return found
+
+    def choose(
+        self, dropped_sources: Sequence[int], dropped_documents: Sequence[int], max_tokens: float, max_bytes: float
+    ) -> None:
         """Decide what becomes of each token. Raises LookaheadError if nothing would be left."""
         segment = self.segment
         gains, entries = np.zeros(len(self.starts), np.int64), np.zeros(len(self.starts), np.int64)
@@ -179,13 +208,15 @@ class _Pruning:
         )
         sizes += segment.document_ends.itemsize + segment.document_sources.itemsize
         keep = (entries > 0) & ~np.isin(self.numbers[self.document_of], dropped_sources)
+        keep &= ~np.isin(self.document_of, dropped_documents)
         order = np.flatnonzero(keep)
         order = order[np.argsort(-(gains[order] / sizes[order]), kind="stable")]
-        fits = (np.cumsum(lengths[order]) <= max_tokens) & (np.cumsum(sizes[order]) <= max_bytes)
+        tables = format.stores_first(np.cumsum(entries[order]), self.separator) * segment.first.itemsize * (self.separator + 1)
+        fits = (np.cumsum(lengths[order]) <= max_tokens) & (np.cumsum(sizes[order]) + tables <= max_bytes)
         keep[:] = False
         keep[order[fits]] = True
         if not keep.any():
-            raise LookaheadError(f"{self.out}: nothing would be left. Loosen the limits.")
+            raise LookaheadError(f"{self.out}: nothing would be left. Loosen the limits, or delete the file.")
         # Units that follow each other in a document stay one text.
         joined = keep[1:] & keep[:-1] & (self.document_of[1:] == self.document_of[:-1])
         begins, ends = keep.copy(), keep.copy()
@@ -232,11 +263,12 @@ class _Pruning:
             self.pages.trim()
         ends, numbers = np.concatenate(new_ends), np.concatenate(new_numbers)
         sources.count(numbers, np.diff(ends, prepend=-1) - 1)
-        left = [number for number, source in enumerate(sources.sources()) if source.documents]
-        renumbered = np.searchsorted(left, numbers)
+        left = numbers[np.sort(np.unique(numbers, return_index=True)[1])]  # as a build numbers them: as they come first
+        renumbered = np.empty(len(self.trie.header.sources), np.int64)
+        renumbered[left] = np.arange(len(left))
         self.pages.release()
-        finish_segment(writer, n, self._moved(ranks), [(ends, 0)], [renumbered], separator, self.effort.progress)
-        return tuple(source for source in sources.sources() if source.documents)
+        finish_segment(writer, n, self._moved(ranks), [(ends, 0)], [renumbered[numbers]], separator, self.effort.progress)
+        return tuple(sources.sources()[number] for number in left)
 
     def _moved(self, ranks: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(new positions, keys) of the suffixes that stay, in sorted order, block by block."""

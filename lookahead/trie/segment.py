@@ -206,7 +206,8 @@ def finish_segment(
         samples.append(keys[-done % SAMPLE :: SAMPLE].copy())
         done += len(positions)
         progress("writing", done, expected)
-    writer.write("first", np.concatenate([[0], np.cumsum(counts[:-1])]), n)
+    first = np.concatenate([[0], np.cumsum(counts[:-1])])
+    writer.write("first", first if format.stores_first(done, separator) else first[:0], n)
     writer.begin("samples", np.dtype("<u8"))
     for some in samples:
         writer.append(some)

@@ -4,6 +4,9 @@ Outputs are appended to one token log. Two runs of sorted suffixes cover it, the
 store: a new output is sorted and merged into the recent run, and when that has grown to a share of the older one, the two are
 merged. So a token is moved a bounded number of times. When the log is full its older half is dropped: what is stale leaves, and
 memory stays bounded.
+
+What running requests have emitted so far can stand behind the log, sorted by itself. It is in the recent run until that
+changes, and is then added to it again.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lookahead.kernels import kernel
-from lookahead.trie.suffixes import DEPTH, compare_suffixes
+from lookahead.trie.suffixes import DEPTH, compare_suffixes, first_table
 
 CLOSED = np.uint32(0x7FFFFFFF)  # stands behind each output; larger than every token id
 RECENT = 1 << 14  # suffixes in the recent run before it is merged into the older one, at least
@@ -36,9 +39,9 @@ class Run:
         self.suffixes = merge_sorted(tokens, self.suffixes, suffixes)
         self.first = _grown(self.first, len(first)) + _grown(first, len(self.first))
 
-    def cut(self, tokens: np.ndarray, dropped: int) -> None:
-        """The first `dropped` tokens of the log are gone; `tokens` are those left."""
-        kept = self.suffixes[self.suffixes >= dropped] - np.uint32(dropped)
+    def cut(self, tokens: np.ndarray, dropped: int, end: int) -> None:
+        """The first `dropped` tokens of the log are gone, and those from `end` on; `tokens` are those left."""
+        kept = self.suffixes[(self.suffixes >= dropped) & (self.suffixes < end)] - np.uint32(dropped)
         self.suffixes, self.first = kept, first_table(tokens[kept], len(self.first) - 1)
 
 
@@ -61,10 +64,21 @@ class SessionMemory:
         self.tokens = np.empty(min(self.capacity, 1 << 12), np.uint32)
         self.length = 0
         self.runs = (Run(), Run())
+        self.running = self._running_sorted = np.empty(0, np.uint32)
         self.version += 1
+
+    def set_running(self, documents: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        """What running requests have emitted, each behind its left context: added by the next `append_documents`."""
+        texts = [part for left, ids in documents if len(ids) for part in (left[-1:], ids, [CLOSED])]
+        self.running = np.concatenate(texts).astype(np.uint32) if texts else np.empty(0, np.uint32)
+        order = sort_text(self.running, 0, len(self.running))
+        self._running_sorted = order[self.running[order] != CLOSED]
 
     def append_documents(self, documents: Sequence[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]]) -> None:
         """Add finished outputs, each behind its left context, whose last token is the first of its text."""
+        if len(recent := self.runs[1].suffixes) and int(recent.max()) >= self.length:  # those that ran before
+            self.runs[1].cut(self.tokens, 0, self.length)
+            self.version += 1
         start = self.length
         for left_context, token_ids in documents:
             text = np.asarray([*left_context[-1:], *token_ids], np.uint32)[-max(0, self.capacity - 1) :]
@@ -79,6 +93,13 @@ class SessionMemory:
             self.tokens[self.length + len(text)] = CLOSED
             self.length += len(text) + 1
         self._sort(start)
+        if 0 < len(self.running) <= self.capacity - self.length:
+            self._reserve(len(self.running))
+            self.tokens[self.length : self.length + len(self.running)] = self.running
+            starts = self.running[self._running_sorted]
+            first = first_table(starts, int(starts[-1]) + 1)
+            self.runs[1].add(self.tokens, self._running_sorted + np.uint32(self.length), first)
+            self.version += 1
 
     def _sort(self, start: int) -> None:
         """The log's tokens from `start` on join the recent run."""
@@ -108,12 +129,7 @@ class SessionMemory:
         self.length -= dropped
         self.tokens[: self.length] = self.tokens[dropped : dropped + self.length].copy()
         for run in self.runs:
-            run.cut(self.tokens, dropped)
-
-
-def first_table(starts: np.ndarray, vocabulary: int) -> np.ndarray:
-    """uint32 [vocabulary + 1]: where each token begins among these, sorted."""
-    return np.concatenate([[0], np.cumsum(np.bincount(starts, minlength=vocabulary))]).astype(np.uint32)
+            run.cut(self.tokens, dropped, dropped + self.length)
 
 
 def _grown(first: np.ndarray, length: int) -> np.ndarray:

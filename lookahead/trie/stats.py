@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from lookahead.kernels import kernel
+from lookahead.token_documents import LEFT_CONTEXT
 from lookahead.trie.file import Match, Trie
 from lookahead.trie.runs import Run, blocks_of, merged
 from lookahead.trie.segment import Effort
 from lookahead.trie.suffixes import first_token_shares
 
+SEEN = 4096  # occurrences of a branch in a segment that are looked at
 BRANCH_LENGTH = 4  # tokens of the branches that `overview` lists
 
 
@@ -61,6 +63,18 @@ def overview(trie: Trie, deepest: int = 8, most: int = 10, effort: Effort | None
         above = rows[-1].nodes if rows else 1
         rows.append(DepthRow(depth, nodes, round(nodes / above, 3), round(single / nodes, 4)))
     return Overview(rows, [(tokens[place : place + BRANCH_LENGTH].tolist(), count) for place, count in top.tolist()])
+
+
+def begins_documents(trie: Trie, branch: list[int]) -> bool:
+    """Whether most occurrences of a branch begin where a document keeps the last tokens of its prompt (a chat template)."""
+    found = total = 0
+    for segment, (low, high) in zip(trie.segments, trie.match(branch).ranges, strict=True):
+        step = max(1, (high - low) // SEEN)
+        positions = segment.suffixes[low:high:step].astype(np.int64)
+        ends = np.concatenate([[-1], segment.document_ends.astype(np.int64)])
+        within = positions - ends[np.searchsorted(ends, positions) - 1] <= LEFT_CONTEXT
+        found, total = found + step * int(np.count_nonzero(within)), total + step * len(positions)
+    return 2 * found > total
 
 
 def _parts(trie: Trie, effort: Effort) -> tuple[np.ndarray, list[Iterator[np.ndarray]]]:
@@ -175,12 +189,14 @@ def add_nodes(tokens, block, last, separator, counts, open_nodes, branches, leng
 
 
 def recycled(trie: Trie, most: int) -> list[dict[str, Any]]:
-    """Runner-up tokens of a job behind the tokens that came up most often: token_id, candidates (best first), seen."""
+    """Runner-up tokens of a job behind the tokens that came up most often: token_id, candidates (best first), seen. Ids
+    that are not in the vocabulary, as a file may hold anything, are left out.
+    """
     if not trie.recycled:
         return []
     keys, seen, tokens, weights = trie.recycled
-    single = np.flatnonzero((keys[:, 0] >= 0) & (keys[:, 1:] < 0).all(1))
+    size = trie.header.vocab_size
+    held = (weights > 0) & (tokens >= 0) & (tokens < size)
+    single = np.flatnonzero((keys[:, 0] >= 0) & (keys[:, 0] < size) & (keys[:, 1:] < 0).all(1))
     found = single[np.argsort(-seen[single], kind="stable")][:most]
-    return [
-        {"token_id": int(keys[k, 0]), "candidates": tokens[k][weights[k] > 0].tolist(), "seen": int(seen[k])} for k in found
-    ]
+    return [{"token_id": int(keys[k, 0]), "candidates": tokens[k][held[k]].tolist(), "seen": int(seen[k])} for k in found]

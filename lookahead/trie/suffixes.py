@@ -65,6 +65,11 @@ def first_token_shares(first: np.ndarray, workers: int) -> list[int]:
     return [int(bound) for bound in np.unique(first[np.searchsorted(first, wanted)])]
 
 
+def first_table(starts: np.ndarray, vocabulary: int) -> np.ndarray:
+    """uint32 [vocabulary + 1]: where each token begins among these, sorted."""
+    return np.concatenate([[0], np.cumsum(np.bincount(starts, minlength=vocabulary))]).astype(np.uint32)
+
+
 @kernel
 def add_counts(tokens, counts):
     """Add to counts[t] how often token t stands in `tokens`."""

@@ -22,7 +22,6 @@ from lookahead.trie.format import (
     MAX_TIME,
     PREAMBLE,
     RECYCLED,
-    VERSION,
     Section,
     SegmentHeader,
     TrieHeader,
@@ -111,7 +110,7 @@ class TrieWriter:
         self.file.write(packed)
         self.file.seek(0)
         size = self._offset + len(packed)
-        self.file.write(PREAMBLE.pack(MAGIC, VERSION, len(packed), size, zlib.crc32(packed), 0))
+        self.file.write(PREAMBLE.pack(MAGIC, header.version, len(packed), size, zlib.crc32(packed), 0))
         self.file.flush()
         return header
 

@@ -258,14 +258,16 @@ def test_saved_trie_that_exists_is_added_to_and_another_tokenizers_is_refused(cl
     rows = [{"prompt": p} for p in PROMPTS[:2]]
     learned = tmp_path / "learned.trie"
     for jobs in (1, 2):
-        generate(cli, rows, tmp_path, "--save-trie", learned, "--max-new-tokens", 10)
+        named = ("--source-name", "day 2") if jobs == 2 else ()
+        generate(cli, rows, tmp_path, "--save-trie", learned, "--max-new-tokens", 10, *named)
         trie = Trie(learned)
         assert len(trie.segments) == jobs
-        assert [(s.name, s.documents) for s in trie.header.sources] == [("outputs", 2 * jobs)]
+        assert [(s.name, s.documents) for s in trie.header.sources] == [("outputs", 2), ("day 2", 2)][:jobs]
     ids = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2]}])
     cli("build-trie", ids, "-o", tmp_path / "ids.trie", "--vocab-size", 10)
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     job = ("generate", "--model", MODEL, "--input", source, "--save-trie")
+    cli.fails(2, *job[:-1], "--source-name", "day 2", saying=["--source-name", "--save-trie"])
     cli.fails(1, *job, tmp_path / "ids.trie", saying=["ids.trie", "differs"])
     cli.fails(1, *job, write_jsonl(tmp_path / "other.jsonl", rows), saying=["not a trie file"])
 
@@ -456,3 +458,26 @@ def test_option_that_makes_no_sense_is_a_usage_error(cli: Cli, tmp_path: Path, o
     result = cli("generate", "--model", MODEL, "--input", source, *options)
     assert result.code == 2
     assert message in result.err
+
+
+def test_corpus_file_in_the_place_of_a_trie_is_built_once_and_drafted_from(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": p} for p in PROMPTS[:2]])
+    job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 12, "--strategy", "hierarchical")
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    assert cli(*job, "-o", first).code == 0
+    for weight in ((), ("--trie-weight", "first=2")):
+        assert cli(*job, "-o", second, "--trie", first, "--overwrite", *weight).code == 0
+        rows = [[json.loads(line) for line in path.read_text("utf-8").splitlines()] for path in (first, second)]
+        assert [row["text"] for row in rows[0]] == [row["text"] for row in rows[1]]
+        assert all("trie:first" in row["accepted_by_source"] for row in rows[1])
+        (kept,) = (tmp_path / "cache").rglob("*.trie")
+    kept.write_bytes(b"cut")
+    assert cli("replay", second, "--trie", first, "--tokenizer", MODEL, "--rows", 1, "--json").json["rows"] == 1
+    Trie(kept).verify()
+    cli.fails(2, *job, "-o", first, "--trie", first, "--overwrite", saying=["is read by --trie"])
+    bad = write_jsonl(tmp_path / "bad.jsonl", [{"id": 1}])
+    cli.fails(1, *job, "-o", second, "--trie", bad, "--overwrite", saying=["bad.jsonl:1", "text"])
+    cli.fails(1, *job, "-o", second, "--trie", tmp_path / "no.jsonl", "--overwrite", saying=["no.jsonl", "cannot be read"])

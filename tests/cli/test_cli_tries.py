@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -409,3 +410,83 @@ def test_disk_that_fails_where_nothing_expects_it_is_one_line(
     cli.fails(
         1, "build-trie", corpus, "-o", "out.trie", "--vocab-size", 10, "--json", saying=["out.trie", "Input/output error"]
     )
+
+
+# ---- documents
+
+
+def test_documents_are_listed_searched_exported_and_taken_out_again(
+    cli: Cli, trie: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer_folder: Path
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    corpus, out, gone = tmp_path / "corpus.jsonl", tmp_path / "out.trie", tmp_path / "gone.jsonl"
+    assert cli("build-trie", corpus, "-o", trie, "--tokenizer", tokenizer_folder).code == 0
+    listed = cli("inspect-trie", trie, "--documents")
+    assert "2 of 2 documents" in listed.out
+    assert "the cat sat on the log" in listed.out
+    found = cli("inspect-trie", trie, "--documents", "--query", "on the log", "--export", gone, "--json").json
+    assert [(d["number"], d["source"]) for d in found["listed"]] == [(2, "corpus.jsonl")]
+    assert (found["documents"], found["matching"]) == (2, 1)
+    (row,) = map(json.loads, gone.read_text(encoding="utf-8").splitlines())
+    assert row["text"].startswith("the cat sat on the log")
+    for unwanted in (gone, write_jsonl(tmp_path / "same.jsonl", [{"text": "the cat sat on the log"}])):
+        assert cli("prune-trie", trie, "-o", out, "--drop-documents", unwanted).code == 0
+        write_jsonl(corpus, [{"text": "the cat sat on the mat"}])
+        assert cli("build-trie", corpus, "-o", tmp_path / "rest.trie", "--tokenizer", tokenizer_folder).code == 0
+        assert out.read_bytes() == (tmp_path / "rest.trie").read_bytes()
+
+
+def test_documents_of_a_trie_of_ids_are_ids(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone.jsonl"
+    assert "2 of 3 documents contain '1  2'" in cli("inspect-trie", ids_trie, "--documents", "--query", "1  2").out
+    assert "0 of 3 documents" in cli("inspect-trie", ids_trie, "--documents", "--query", "2 1").out
+    assert cli("inspect-trie", ids_trie, "--documents", "--query", "3 9", "--export", gone).code == 0
+    assert json.loads(gone.read_text(encoding="utf-8")) == {"number": 3, "source": "ids.jsonl", "ids": [1, 2, 3, 9]}
+    value = cli("prune-trie", ids_trie, "-o", tmp_path / "out.trie", "--drop-documents", gone, "--json").json
+    assert (value["before"]["documents"], value["after"]["documents"]) == (3, 2)
+
+
+def test_documents_that_cannot_be_dropped_are_told(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+    drop = ("prune-trie", ids_trie, "-o", tmp_path / "out.trie", "--drop-documents")
+    cli.fails(1, *drop, write_jsonl(tmp_path / "a.jsonl", [{"ids": [1, 2]}]), saying=["1 of the 1 documents", "--documents"])
+    cli.fails(1, *drop, write_jsonl(tmp_path / "b.jsonl", [{"ids": [5, 6, 7, 8]}, {"ids": [11]}]), saying=["b.jsonl:2", "11"])
+    cli.fails(1, *drop, tmp_path / "no.jsonl", saying=["no.jsonl: no such file"])
+    kept = write_jsonl(tmp_path / "c.jsonl", [{"ids": [9]}, {"ids": [5, 6, 7, 8]}])
+    result = cli(*drop, kept)
+    assert result.code == 0
+    assert "1 of the 2 documents to be dropped are not in this trie; the first of them is document 1" in result.err
+
+
+def test_options_of_documents_that_do_not_go_together_are_refused(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+    cli.fails(2, "inspect-trie", ids_trie, "--export", tmp_path / "x", saying=["--documents"])
+    cli.fails(2, "inspect-trie", ids_trie, "--documents", "--coverage", tmp_path / "ids.jsonl", saying=["--coverage"])
+    cli.fails(2, "inspect-trie", ids_trie, "--documents", "--decoding-length", 5, saying=["--decoding-length"])
+
+
+def test_limits_may_be_percentages(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.trie"
+    value = cli("prune-trie", ids_trie, "-o", out, "--max-tokens", "60%", "--json").json
+    assert 0 < value["after"]["tokens"] <= 8
+    rows = write_jsonl(tmp_path / "many.jsonl", [{"ids": [k % 10, (k // 10) % 10] * 9} for k in range(100)])
+    assert cli("build-trie", rows, "-o", tmp_path / "many.trie", "--vocab-size", 10).code == 0
+    value = cli("prune-trie", tmp_path / "many.trie", "-o", out, "--max-bytes", "50%", "--json").json
+    assert 0.4 < value["after"]["bytes"] / value["before"]["bytes"] <= 0.5
+    for option, text in itertools.product(("--max-tokens", "--max-bytes"), ("0%", "101%", "%", "half%", "nan%", "-5%")):
+        cli.fails(2, "prune-trie", ids_trie, "-o", out, option, text, saying=[repr(text), "percentage"])
+    cli.fails(2, "prune-trie", ids_trie, "-o", out, "--max-tokens", "many", saying=["--max-tokens many", "50%"])
+
+
+def test_query_prints_the_tree_before_anything_else(cli: Cli, trie: Path) -> None:
+    out = cli("inspect-trie", trie, "--query", "the cat").out
+    assert out.startswith("Draft tree of")
+    assert re.search(r"^trie .*cats.trie", out, re.MULTILINE)
+    assert "Nodes by depth" not in out
+    assert "Nodes by depth" in cli("inspect-trie", trie, "--query", "the cat", "--top", 3).out
+
+
+def test_most_frequent_branches_leave_out_what_documents_begin_with(cli: Cli, tmp_path: Path) -> None:
+    rows = [{"prompt_ids": [1, 2, 3, 4], "response_ids": [k, 5, 6, 7, 8]} for k in range(10, 20)]
+    corpus = write_jsonl(tmp_path / "answers.jsonl", rows)
+    assert cli("build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 20).code == 0
+    top = cli("inspect-trie", tmp_path / "a.trie", "--json", "--top", 1).json["top"]
+    assert [(each["token_ids"], each["count"]) for each in top] == [([5, 6, 7, 8], 10)]

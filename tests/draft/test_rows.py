@@ -469,3 +469,46 @@ def test_what_proves_right_is_believed_more():
             row.accept([right])
         assert tree.token_ids[1] == right
         assert tree.probabilities[1] > 0.8
+
+
+def test_sample_of_a_prompt_drafts_from_what_the_others_have_emitted_so_far():
+    drafter = drafter_of(decoding_length=8)
+    ahead, behind, other = drafter.start([9]), drafter.start([9]), drafter.start([8])
+    ahead.accept([1, 2, 3, 4, 5, 6])
+    behind.accept([1, 2])
+    found = behind.draft()
+    assert (3, 4, 5, 6) in paths_of(found)
+    assert "session" in {drafter.source_names[source] for source in found.sources[1:]}
+    other.accept([1, 2])
+    assert (3, 4) in paths_of(other.draft())
+    ahead.finish()
+    behind.finish()
+    assert [token for run in drafter.session.runs for token in sorted(drafter.session.tokens[run.suffixes])] == [
+        1, 1, 2, 2, 3, 4, 5, 6, 9, 9,
+    ]  # fmt: skip
+
+
+def test_rows_of_different_prompts_share_nothing_before_they_end(monkeypatch):
+    drafter = drafter_of()
+    monkeypatch.setattr(drafter.session, "set_running", lambda documents: pytest.fail("shared"))
+    rows = [drafter.start([prompt]) for prompt in range(3)]
+    for row in rows:
+        row.accept([1, 2, 3] * 20)
+        row.draft()
+    assert len(drafter.session) == 0
+    again = drafter.start([0])
+    rows[0].finish()
+    again.finish()
+
+
+@pytest.mark.parametrize("session_tokens", [0, 1, 30])
+def test_samples_share_no_more_than_the_memory_holds(session_tokens):
+    drafter = drafter_of(session_tokens=session_tokens)
+    rows = [drafter.start([9]) for _ in range(3)]
+    for step in range(20):
+        for row in rows:
+            row.accept([step % 4])
+            row.draft()
+    for row in rows:
+        row.finish()
+    assert len(drafter.session.tokens[: len(drafter.session)]) <= session_tokens

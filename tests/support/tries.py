@@ -157,13 +157,11 @@ def rewrite_arrays(trie: Trie, path: Path, changed: dict[str, np.ndarray], heade
 def rewrite_packed(path: Path, packed: bytes) -> None:
     """Put other bytes in the place of the header, with lengths and a checksum that fit."""
     data = path.read_bytes()
-    length = format.PREAMBLE.unpack(data[:32])[2]
+    _, version, length, *_ = format.PREAMBLE.unpack(data[:32])
     sections = data[32 : len(data) - length]
     size = 32 + len(sections) + len(packed)
     path.unlink()
-    path.write_bytes(
-        format.PREAMBLE.pack(format.MAGIC, format.VERSION, len(packed), size, zlib.crc32(packed), 0) + sections + packed
-    )
+    path.write_bytes(format.PREAMBLE.pack(format.MAGIC, version, len(packed), size, zlib.crc32(packed), 0) + sections + packed)
 
 
 def header_map(path: Path) -> dict[str, Any]:

@@ -194,7 +194,8 @@ def flip(path, place):
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_damage_of_what_is_kept_is_refused_or_without_verify_still_found_after_an_append(path, name):
+def test_damage_of_what_is_kept_is_refused_or_without_verify_still_found_after_an_append(tmp_path, name):
+    path = build_ids(tmp_path / "x.trie", DOCUMENTS * 2).path  # more suffixes than the vocabulary: `first` is stored
     section = Trie(path).segments[0].section(name)
     data = flip(path, section.offset)
     with pytest.raises(TrieFormatError, match=f"section {name} is damaged"):

@@ -39,7 +39,7 @@ def two_segments(tmp_path_factory):
     """The bytes of a trie that was appended to: more text than one sample, so that all sections of both are filled."""
     path = tmp_path_factory.mktemp("two") / "x.trie"
     build_ids(path, [*DOCUMENTS, [1, 2] * 150])
-    append_ids(path, [[1, 2, 3, 1, 2], [2, 3], [8]], source="b")
+    append_ids(path, [[1, 2, 3, 1, 2], [2, 3], [8], [4, 5] * 3], source="b")
     return path.read_bytes()
 
 
@@ -54,8 +54,9 @@ def sections_of(trie):
     ("place", "value", "message"),
     [
         pytest.param(0, b"\x89LKT\n\x1a\n\0", "not a trie file", id="magic"),
-        pytest.param(1, 1, "format version 1; this tool reads version 2", id="version-older"),
-        pytest.param(1, 3, "format version 3; this tool reads version 2", id="version-newer"),
+        pytest.param(1, 1, "format version 1; this tool reads versions 2 and 3", id="version-older"),
+        pytest.param(1, 4, "format version 4; this tool reads versions 2 and 3", id="version-newer"),
+        pytest.param(1, 3, "format version 3 contradicts the sections", id="version-of-other-sections"),
         pytest.param(2, 1 << 30, "impossible length 1073741824", id="header-length-too-large"),
         pytest.param(2, 0, "damaged header", id="header-length-zero"),
         pytest.param(2, 40, "damaged header", id="header-length-too-small"),

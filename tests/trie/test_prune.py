@@ -299,3 +299,56 @@ def test_trie_may_be_pruned_onto_itself(tmp_path):
     whole = build(tmp_path, "whole.trie", [TokenDocument([1, 2], "a"), TokenDocument([3], "b")])
     prune_trie(whole.path, whole.path, drop_sources=["b"])
     assert [d.tolist() for d in Trie(whole.path).documents()] == [[1, 2]]
+
+
+@pytest.mark.parametrize("vocab_size", [60, 50_000])
+def test_half_of_the_bytes_keeps_about_half_of_the_tokens(tmp_path, vocab_size):
+    random = np.random.default_rng(0)
+    documents = [TokenDocument(random.integers(0, 50, 40).tolist(), "a") for _ in range(200)]
+    header = build_trie(documents, tmp_path / "x.trie", TokenizerIdentity(vocab_size))
+    half = (tmp_path / "x.trie").stat().st_size // 2
+    kept = prune_trie(tmp_path / "x.trie", tmp_path / "half.trie", max_bytes=half)
+    assert (tmp_path / "half.trie").stat().st_size <= half
+    assert kept.tokens > 0.45 * header.tokens
+
+
+@given(documents_of_sources, st.data())
+def test_trie_without_a_document_is_the_one_built_without_it_byte_for_byte(documents, data):
+    dropped = data.draw(st.lists(st.sampled_from(documents), min_size=1, max_size=2))
+    gone = [list(d.token_ids) for d in dropped]
+    rest = [d for d in documents if list(d.token_ids) not in gone]
+    appended = data.draw(st.booleans())
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", "0")
+        whole = build(folder, "whole.trie", documents)
+        if appended:
+            append_trie(rest or documents, whole.path, TokenizerIdentity(VOCAB_SIZE, "f" * 16, "tiny"))
+        out = Path(folder) / "pruned.trie"
+        if not rest:
+            with pytest.raises(LookaheadError, match="nothing would be left"):
+                prune_trie(whole.path, out, drop_documents=dropped)
+            return
+        prune_trie(whole.path, out, drop_documents=dropped)
+        expected = build(folder, "rest.trie", rest * 2 if appended else rest)
+        assert out.read_bytes() == expected.path.read_bytes()
+
+
+def test_document_that_is_not_in_the_trie_is_named_and_alone_refused(tmp_path):
+    whole = build(tmp_path, "whole.trie", [TokenDocument([1, 2], "a"), TokenDocument([3], "a")])
+    here, absent = TokenDocument([3], "x"), TokenDocument([1, 2, 3], "x")
+    notices = []
+    prune_trie(whole.path, tmp_path / "out.trie", drop_documents=[here, absent], effort=Effort(notice=notices.append))
+    assert [d.tolist() for d in Trie(tmp_path / "out.trie").documents()] == [[1, 2]]
+    assert len(notices) == 1
+    assert "1 of the 2 documents to be dropped are not in this trie; the first of them is document 2" in notices[0]
+    with pytest.raises(LookaheadError, match=r"1 of the 1 documents to be dropped are not in .*--documents"):
+        prune_trie(whole.path, tmp_path / "none.trie", drop_documents=absent)
+    assert not (tmp_path / "none.trie").exists()
+
+
+def test_runner_up_tokens_of_a_job_go_with_a_text_that_goes(tmp_path):
+    arrays = [np.array([[1, -1, -1]]), np.array([3]), np.array([[2, 0, 0, 0]]), np.array([[1.0, 0, 0, 0]])]
+    whole = build(tmp_path, "whole.trie", [TokenDocument([1, 2], "a"), TokenDocument([3], "b")], recycled=arrays)
+    assert whole.header.recycled_keys == 1
+    for drop in ({"drop_documents": TokenDocument([3], "b")}, {"drop_sources": ["b"]}):
+        assert prune_trie(whole.path, tmp_path / "out.trie", **drop).recycled_keys == 0

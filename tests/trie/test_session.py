@@ -223,3 +223,32 @@ def test_texts_that_differ_only_behind_32_tokens_stand_by_position():
 def test_first_table_says_where_each_token_begins():
     assert first_table(np.array([0, 0, 2, 2, 2], np.uint32), 4).tolist() == [0, 2, 2, 5, 5]
     assert first_table(np.empty(0, np.uint32), 2).tolist() == [0, 0, 0]
+
+
+@given(
+    documents_with_left_context, documents_with_left_context, st.sampled_from([(1, 1), (10, 2), (1 << 14, 8)]), st.booleans()
+)
+def test_what_runs_is_found_like_outputs_until_it_runs_no_more(documents, running, merging, fits):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "RECENT", merging[0])
+        patch.setattr(session, "SHARE", merging[1])
+        memory, alone = (SessionMemory(1_000_000 if fits else 40) for _ in range(2))
+        for number, document in enumerate(documents):
+            of_running = running[: number + 1]
+            memory.set_running(of_running)
+            memory.append_documents([document])
+            alone.append_documents([document])
+            texts = [[*left[-1:], *ids, int(CLOSED)] for left, ids in of_running if ids]
+            text = [*text_of(alone), *(token for each in texts for token in each)]
+            held = sorted(position for run in memory.runs for position in run.suffixes.tolist())
+            if len(text) > memory.capacity:
+                text = text_of(alone)
+            assert memory.tokens[: len(text)].tolist() == text
+            assert held == [position for position, token in enumerate(text) if token != CLOSED]
+            for run in memory.runs:
+                assert run.suffixes.tolist() == sorted_plainly(text, run.suffixes.tolist())
+                assert run.first[-1] == len(run.suffixes)
+        memory.set_running([])
+        memory.append_documents([])
+        assert outputs_of(memory) == outputs_of(alone)
+        assert_sorted_and_whole(memory)

@@ -15,7 +15,16 @@ from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.segment import Effort
 from lookahead.trie.writer import TrieWriter
-from tests.support.tries import ARRAYS, build_ids, corpora, tiny_runs
+from tests.support.tries import (
+    ARRAYS,
+    append_ids,
+    assert_answers,
+    build_ids,
+    corpora,
+    rewrite_arrays,
+    rewrite_header,
+    tiny_runs,
+)
 
 DOCUMENTS = [[1, 2, 3, 4, 1, 2, 3, 5], [7], [1, 2, 3, 4, 6]]
 
@@ -274,3 +283,40 @@ def test_trie_of_the_same_tokenizer_or_of_bare_ids_is_accepted(trie, tmp_path):
     trie.check_tokenizer("", 10, "model without tokenizer")
     build_trie([TokenDocument([1], "a")], tmp_path / "ids.trie", TokenizerIdentity(10))
     Trie(tmp_path / "ids.trie").check_tokenizer("fedcba9876543210", 10, "any")
+
+
+# ---- the table of first tokens
+
+
+@pytest.mark.parametrize(("vocab_size", "stored"), [(8, True), (9, False), (70_000, False), (format.MAX_COUNTED + 1, True)])
+def test_table_of_first_tokens_is_stored_where_it_is_shorter_than_the_suffixes(tmp_path, vocab_size, stored):
+    documents = [[1, 2, 1, 2, 7], [2, 7, 0, 1]]
+    trie = build_ids(tmp_path / "x.trie", documents, vocab_size)
+    assert bool(trie.segments[0].section("first").entries) is stored
+    assert trie.header.version == (2 if stored else 3)
+    assert stored or trie.path.stat().st_size < 2048
+    assert len(trie.segments[0].first) == vocab_size + 1
+    assert_answers(trie, documents, [[1, 2], [7]])
+    assert_answers(append_ids(trie.path, [[7, 7]], vocab_size), [*documents, [7, 7]], [[7]])
+
+
+def test_file_of_version_2_with_a_table_longer_than_its_suffixes_is_read(make_trie, tmp_path):
+    trie = make_trie([[1, 2]], vocab_size=100)
+    old = rewrite_arrays(trie, tmp_path / "old.trie", {"first": trie.segments[0].first})
+    assert (old.header.version, old.segments[0].section("first").entries) == (2, 101)
+    assert_answers(old, [[1, 2]], [[1]])
+
+
+def test_table_that_is_not_stored_of_an_enormous_vocabulary_is_refused(make_trie):
+    trie = make_trie([[1, 2]], vocab_size=100)
+    rewrite_header(trie.path, lambda fields: fields.update(vocab_size=1 << 31))
+    with pytest.raises(TrieFormatError, match="section first has 0 entries, not 2147483649"):
+        Trie(trie.path)
+
+
+def test_positions_outside_the_tokens_do_no_harm_where_the_table_is_counted(make_trie, tmp_path):
+    trie = make_trie([[1, 2]], vocab_size=100)
+    damaged = rewrite_arrays(trie, tmp_path / "x.trie", {"suffixes": np.array([4_000_000_000, 2], np.uint32)})
+    assert damaged.longest_match(np.array([1, 2], np.int32)).count <= 2
+    with pytest.raises(TrieFormatError, match="a suffix points outside the tokens"):
+        damaged.verify()
