@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import datetime
 import glob
 import gzip
 import io
@@ -33,10 +34,12 @@ from lookahead.errors import CorpusError
 from lookahead.extras import require
 from lookahead.tables import TABLES, json_file_rows, table_rows, unmarked, without_mark
 from lookahead.token_documents import LEFT_CONTEXT, TokenDocument
+from lookahead.tokenizer import chat_text
 
 TEXT_PIECE = 1 << 20  # characters
 PROMPT_TAIL = 512  # characters of a prompt that are tokenized for its last LEFT_CONTEXT tokens
 BATCH = 512  # rows tokenized at a time
+ANY_TIME = datetime.datetime(2000, 1, 1)  # that chat templates write: a corpus makes the same trie whenever it is built
 LINES = (".jsonl", ".ndjson")
 SUFFIXES = (*LINES, ".json", *TABLES, *TEXTS, ".parquet")
 
@@ -421,7 +424,7 @@ def _prompt_text(prompt: Any, tokenizer: Any) -> str:
         return prompt
     if prompt and getattr(tokenizer, "chat_template", None):
         try:
-            return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+            return chat_text(tokenizer, prompt, ANY_TIME)
         except Exception:  # templates refuse some orders of roles; then the answer stands without left context
             return ""
     return ""

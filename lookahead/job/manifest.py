@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import hashlib
 import json
 import platform
@@ -66,6 +67,7 @@ def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Man
     """The manifest of a job that begins. tries, inputs: as they are now."""
     run = {
         "began": round(time.time(), 3),
+        "utc_offset": time.localtime().tm_gmtoff,
         "options": spec.options(),
         "tries": [{"path": str(trie.path), "content_hash": trie.header.content_hash} for trie in tries],
         "versions": {
@@ -79,6 +81,12 @@ def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Man
     model = spec.model
     files = fingerprint_model(str(model.named), model.revision, model.adapter, model.tokenizer)
     return Manifest(answering(spec), files, [run], [_input(name) for name in inputs])
+
+
+def began(run: dict[str, Any]) -> datetime.datetime:
+    """When a run did, in the time zone of its machine; of one that does not state it (an earlier version) of this machine."""
+    offset = datetime.timedelta(seconds=run.get("utc_offset", time.localtime(run["began"]).tm_gmtoff))
+    return datetime.datetime.fromtimestamp(run["began"], datetime.timezone(offset))
 
 
 def _version_of(engine: str) -> str:

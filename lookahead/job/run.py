@@ -26,7 +26,7 @@ from lookahead.job.fields import KEEP, is_template_file
 from lookahead.job.files import JobFiles
 from lookahead.job.journal import Done, Journal
 from lookahead.job.lock import OutputLock
-from lookahead.job.manifest import Manifest, describe, go_on, read_manifest
+from lookahead.job.manifest import Manifest, began, describe, go_on, read_manifest
 from lookahead.job.plan import JobPlan, plan_of
 from lookahead.job.progress import JobProgress
 from lookahead.job.report import JobReport
@@ -208,7 +208,7 @@ def _answering(
 
     settings, options = plan.engine_settings(), plan.row_options()
     if opened.manifest:  # a job that is resumed answers as it began
-        options = dataclasses.replace(options, created=int(opened.manifest.runs[0]["began"]))
+        options = dataclasses.replace(options, began=began(opened.manifest.runs[0]))
     kept = plan.spec.drafting.save_trie and opened.files and opened.files.learned.exists()
     if opened.first is None and not kept:
         return None, options

@@ -102,6 +102,12 @@ def test_prompts_may_be_text_messages_ids_and_arrays_one_or_several(engine, toke
     assert engine.generate([]) == []
 
 
+def test_chat_template_writes_one_time_in_all_prompts_of_a_call(engine, monkeypatch):
+    template = "{{ strftime_now('%f') }} people each have {{ strftime_now('%f') }} apples. {{ messages[0].content }} Answer:"
+    monkeypatch.setattr(engine.tokenizer, "chat_template", template)
+    assert len(set(map(str, said_by(engine.generate([[{"role": "user", "content": "How many?"}]] * 4, SHORT))))) == 1
+
+
 def test_each_prompt_may_have_params_of_its_own(engine):
     several = [GenerationParams(max_new_tokens=limit, stop=stop) for limit, stop in ((3, ()), (60, (".",)), (5, ()))]
     results = engine.generate(PROMPTS[:3], several)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import shutil
 from pathlib import Path
 
 import pytest
 
-from lookahead.tokenizer import identity, load_tokenizer
+from lookahead.tokenizer import chat_text, identity, load_tokenizer
 from lookahead_cli.demo import samples_folder
 
 
@@ -28,3 +29,23 @@ def test_copied_tokenizer_has_the_same_fingerprint(tokenizer_folder: Path, tmp_p
     shutil.copytree(tokenizer_folder, tmp_path / "copy")
     copied = identity(load_tokenizer(str(tmp_path / "copy")), "copy")
     assert copied.fingerprint == identity(load_tokenizer(str(tokenizer_folder)), "x").fingerprint
+
+
+TIMED = [
+    "\n  {% if strftime_now is defined %}\n  on {{ strftime_now('%-d %B %Y') }}\n {% endif %}\n{{ messages[0].content }}\n",
+    "{%- macro day(code) -%}{{ strftime_now(code) }}{%- endmacro -%}{% set d = strftime_now('%d %b') %}{{ d|upper }} {{ day('%Y') }}",
+    "{% generation %}{{ strftime_now('%j%%') }}{% endgeneration %} no time",
+    "{{ messages[0].content }}",
+]
+
+
+@pytest.mark.parametrize("template", TIMED)
+def test_chat_template_writes_the_time_that_it_is_given_and_else_what_transformers_gives(template: str) -> None:
+    tokenizer, chat = load_tokenizer(str(samples_folder() / "demo-model")), [{"role": "user", "content": "Hi"}]
+    tokenizer.chat_template = template
+    now = datetime.datetime.now()
+    theirs = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert chat_text(tokenizer, chat, now) == theirs  # but for a test that runs at midnight
+    then = datetime.datetime(1999, 12, 31, 23, 59)
+    assert (chat_text(tokenizer, chat, then) == theirs) is ("strftime_now" not in template)
+    assert "99" in chat_text(tokenizer, chat, then) or "365" in chat_text(tokenizer, chat, then) or template == TIMED[-1]
