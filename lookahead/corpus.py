@@ -40,7 +40,7 @@ TEXT_PIECE = 1 << 20  # characters
 PROMPT_TAIL = 512  # characters of a prompt that are tokenized for its last LEFT_CONTEXT tokens
 BATCH = 512  # rows tokenized at a time
 ANY_TIME = datetime.datetime(2000, 1, 1)  # that chat templates write: a corpus makes the same trie whenever it is built
-LINES = (".jsonl", ".ndjson")
+LINES, PACKED = (".jsonl", ".ndjson"), (".gz", ".zst")
 SUFFIXES = (*LINES, ".json", *TABLES, *TEXTS, ".parquet")
 
 
@@ -152,7 +152,7 @@ def shares_of(names: Sequence[str], size: int) -> list[list[FilePart]]:
 def _parts_of(name: str, size: int) -> Iterator[tuple[FilePart, int]]:
     """Parts of a file of at most about `size` bytes, and the bytes of each."""
     length = Path(name).stat().st_size
-    if length <= size or Path(name).suffix not in LINES:
+    if length <= size or Path(name).suffix.lower() not in LINES:
         yield FilePart(name), length
         return
     pieces = -(-length // size)
@@ -240,9 +240,9 @@ def _tokenized(batch: Sequence[Row], tokenizer: Any | None) -> list[TokenDocumen
 
 
 def kind_of(name: str) -> str:
-    """Suffix that tells the format, without the compression: "a/b.jsonl.gz" -> ".jsonl"."""
-    path = Path(name)
-    return path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
+    """Suffix that tells the format, without the compression: "a/b.JSONL.gz" -> ".jsonl"."""
+    path = Path(name.lower())
+    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
 @contextlib.contextmanager
@@ -256,10 +256,10 @@ def open_text(name: str, report: CorpusReport | None = None) -> Iterator[IO[byte
             yield sys.stdin.buffer
             return
         with io.BufferedReader(_CountedFile(name, report or CorpusReport()), 1 << 18) as file:
-            if name.endswith(".gz"):
+            if name.lower().endswith(".gz"):
                 with gzip.open(file, "rb") as unpacked:
                     yield cast(IO[bytes], unpacked)
-            elif name.endswith(".zst"):
+            elif name.lower().endswith(".zst"):
                 require("pyarrow", name)
                 import pyarrow
 
@@ -385,7 +385,7 @@ def parquet_rows(name: str, report: CorpusReport) -> Iterator[tuple[int, dict[st
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(name) as file:
+        with open(name, "rb") as opened, pyarrow.parquet.ParquetFile(opened) as file:  # names may be no UTF-8
             numbers = itertools.count(1)
             before, size, rows = report.bytes, Path(name).stat().st_size, 0
             for batch in file.iter_batches(batch_size=1024):

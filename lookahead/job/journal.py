@@ -2,8 +2,8 @@
 
 Before a row is written to the output, a line about it goes to the journal next to it: the number of the request, fingerprints
 of the request and of the row's bytes, counts. A row is done if the output holds it and the journal knows it, wherever in the
-file it stands; so nothing that a kill, a full disk or a cut file leaves behind is taken for done. Rows of a .parquet output
-wait in JSON lines next to it until all are there.
+file it stands; so nothing that a kill, a full disk or a cut file leaves behind is taken for done. Rows of a .parquet, .gz
+or .zst output wait in JSON lines next to it until all are there.
 
     out.jsonl                   the rows (of out.parquet: out.parquet.partial.jsonl)
     out.jsonl.journal           {"row": 17, "input": "9f2c...", "output": "41ab...", "tokens": 93, ...}
@@ -33,7 +33,7 @@ from lookahead.job.files import JobFiles
 from lookahead.job.inputs import PIECE, fingerprint
 from lookahead.job.lock import OutputLock
 from lookahead.job.manifest import Manifest
-from lookahead.job.parquet import write_parquet
+from lookahead.job.parquet import write_as_named
 from lookahead.job.totals import JobTotals
 from lookahead.token_documents import TokenDocument
 
@@ -68,7 +68,7 @@ class Done:
     ascending: bool = True  # rows stand in the order of their requests, each once
     size: int = 0  # bytes of the output
     cut: int = 0  # of those, bytes behind the last whole row, which are taken off
-    whole: bool = False  # a Parquet file, to which no rows can be added
+    whole: bool = False  # a file that was made at the end, to which no rows can be added
     faults: set[int] = dataclasses.field(default_factory=set)  # numbers of failed rows that may be tried again
 
     def add(self, entry: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def read_done(files: JobFiles) -> Done:
             f"{files.existing()}: cannot be continued, as {files.journal.name} is not there. Start again with --overwrite."
         )
     done = Done()
-    if files.is_parquet and not files.rows.exists():  # written whole: the journal is all there is to know
+    if files.is_made_at_the_end and not files.rows.exists():  # written whole: the journal is all there is to know
         for entry in {entry["row"]: entry for _, entry in _entries(files.journal)}.values():
             done.add(entry)
         return dataclasses.replace(done, whole=True)
@@ -239,13 +239,13 @@ class Journal:
             raise LookaheadError(f"{error} The rows are safe: make room, then run the same command with --resume.") from error
 
     def finish(self, in_order: bool) -> None:
-        """All rows are there: put them where they belong. JSON lines of a Parquet file stay while rows may be tried again."""
+        """All rows are there: put them where they belong. JSON lines of another file stay while rows may be tried again."""
         self._lock.check()
         if in_order and not self._ascending:
             put_in_order(self.files)
             self._lock.open_rows()
-        if self.files.is_parquet:
-            write_parquet(self.files.rows, self.files.out)
+        if self.files.is_made_at_the_end:
+            write_as_named(self.files.rows, self.files.out)
             if not self.totals.faults:
                 remove(self.files.rows)
         if self._learned is not None and not os.fstat(self._learned.fileno()).st_size:

@@ -34,7 +34,7 @@ from lookahead.job.request import Request
 from lookahead.job.resume import files_of, open_journal, what_is_done
 from lookahead.job.rows import left_to_do, read_requests, without_duplicates
 from lookahead.job.spec import JobSpec
-from lookahead.outputs import JOURNAL, LEARNED, MANIFEST, METRICS, Input, Output, check_outputs
+from lookahead.outputs import ANY_TRIE, JOURNAL, LEARNED, MANIFEST, METRICS, ROWS, Input, Output, check_outputs
 
 if TYPE_CHECKING:
     from lookahead.forward.parallel import Peers
@@ -156,13 +156,13 @@ def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], conf
         Input("--template", [template]),
     ]
     # A trie is only ever added to: one that is drafted from may be, and any other file is refused when it is opened.
-    outputs = [Output("-o", io.out), Output("--log-file", spec.reporting.log_file)]
+    outputs = [Output("-o", io.out, ROWS), Output("--log-file", spec.reporting.log_file)]
     if files is not None:
         beside = [(files.journal, JOURNAL), (files.manifest, MANIFEST), (files.learned, LEARNED)]
         outputs += [Output("-o", path, kind) for path, kind in beside]
-        if files.is_parquet:
-            outputs.append(Output("-o", files.rows))
-    outputs.append(Output("--save-trie", drafting.save_trie, updates=("--trie",)))
+        if files.is_made_at_the_end:
+            outputs.append(Output("-o", files.rows, ROWS))
+    outputs.append(Output("--save-trie", drafting.save_trie, ANY_TRIE, updates=("--trie",)))
     outputs.append(Output("--metrics", spec.reporting.metrics, METRICS))
     check_outputs(outputs, reads, io.overwrite)
 

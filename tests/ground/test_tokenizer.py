@@ -33,7 +33,7 @@ def test_copied_tokenizer_has_the_same_fingerprint(tokenizer_folder: Path, tmp_p
 
 TIMED = [
     "\n  {% if strftime_now is defined %}\n  on {{ strftime_now('%-d %B %Y') }}\n {% endif %}\n{{ messages[0].content }}\n",
-    "{%- macro day(code) -%}{{ strftime_now(code) }}{%- endmacro -%}{% set d = strftime_now('%d %b') %}{{ d|upper }} {{ day('%Y') }}",
+    "{%- macro day(code) -%}{{ strftime_now(code) }}{%- endmacro -%}{% set d = strftime_now('%d %b') %}{{ d }}{{ day('%Y') }}",
     "{% generation %}{{ strftime_now('%j%%') }}{% endgeneration %} no time",
     "{{ messages[0].content }}",
 ]
