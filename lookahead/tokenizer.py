@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 from lookahead.errors import ModelError, first_line
 from lookahead.hub import gguf_in, located
 from lookahead.token_documents import TokenizerIdentity
+
+_quiet = threading.RLock()  # held while the hub client is quiet
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False, revision: str | None = None) -> Any:
@@ -76,14 +79,17 @@ def hub_arguments(trust_remote_code: bool, revision: str | None) -> dict[str, An
 
 @contextlib.contextmanager
 def quiet_hub() -> Iterator[None]:
-    """No log lines of the hub client about retries: what fails in the end is reported once, in our words."""
+    """No log lines of the hub client about retries: what fails in the end is reported once, in our words. One thread at a time,
+    as the level is that of the process.
+    """
     hub = logging.getLogger("huggingface_hub")
-    level = hub.level
-    hub.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        hub.setLevel(level)
+    with _quiet:
+        level = hub.level
+        hub.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            hub.setLevel(level)
 
 
 # Stands before a chat template that writes the time. The function that it replaces cannot be passed: of what is passed to a

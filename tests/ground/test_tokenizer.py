@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from lookahead.tokenizer import chat_text, identity, load_tokenizer
+from lookahead.tokenizer import chat_text, identity, load_tokenizer, quiet_hub
 from lookahead_cli.demo import samples_folder
 
 
@@ -49,3 +52,23 @@ def test_chat_template_writes_the_time_that_it_is_given_and_else_what_transforme
     then = datetime.datetime(1999, 12, 31, 23, 59)
     assert (chat_text(tokenizer, chat, then) == theirs) is ("strftime_now" not in template)
     assert "99" in chat_text(tokenizer, chat, then) or "365" in chat_text(tokenizer, chat, then) or template == TIMED[-1]
+
+
+def test_log_level_of_the_hub_client_is_as_before_once_two_threads_have_kept_it_quiet() -> None:
+    hub, first_is_in, second_is_in = logging.getLogger("huggingface_hub"), threading.Event(), threading.Event()
+    before = hub.level
+
+    def second() -> None:
+        first_is_in.wait()
+        with quiet_hub():
+            second_is_in.set()
+            assert hub.level == logging.ERROR
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with quiet_hub():
+        first_is_in.set()
+        second_is_in.wait(0.05)
+    thread.join()
+    assert hub.level == before
