@@ -32,7 +32,7 @@ from lookahead.errors import LookaheadError
 from lookahead.job.files import JobFiles
 from lookahead.job.inputs import PIECE, fingerprint
 from lookahead.job.lock import OutputLock
-from lookahead.job.manifest import Manifest
+from lookahead.job.manifest import Manifest, sampled
 from lookahead.job.parquet import write_as_named
 from lookahead.job.totals import JobTotals
 from lookahead.token_documents import TokenDocument
@@ -40,6 +40,7 @@ from lookahead.token_documents import TokenDocument
 INVALID = "invalid_row"  # the type of an error that is the row's own fault
 RESERVE = 1 << 16  # bytes kept on the disk for the last manifest of a run, at least
 SAVING = b'{"saving":'  # begins the line among kept answers that notes that they are being saved, see learned.py
+MOST = 1 << 53  # of any number in a journal
 COUNTS = ("prompt_tokens", "tokens", "first_tokens", "steps", "draft_tokens", "accepted_tokens", "seconds")
 
 
@@ -104,7 +105,7 @@ def read_done(files: JobFiles) -> Done:
         )
     done = Done()
     if files.is_made_at_the_end and not files.rows.exists():  # written whole: the journal is all there is to know
-        for entry in {entry["row"]: entry for _, entry in _entries(files.journal)}.values():
+        for entry in {entry["row"]: entry for _, entry in entries(files.journal)}.values():
             done.add(entry)
         return dataclasses.replace(done, whole=True)
     last, end = -1, 0
@@ -125,7 +126,7 @@ def places(files: JobFiles) -> Iterator[Place]:
 
     Of the journal only fingerprints and where their lines begin are held in memory.
     """
-    known = {bytes.fromhex(entry["output"]): start for start, entry in _entries(files.journal)}
+    known = {bytes.fromhex(entry["output"]): start for start, entry in entries(files.journal)}
     unknown, start = 0, 0
     with files.rows.open("rb") as file, files.journal.open("rb") as journal:
         for number, line in enumerate(file, 1):
@@ -246,6 +247,7 @@ class Journal:
             self._lock.open_rows()
         if self.files.is_made_at_the_end:
             write_as_named(self.files.rows, self.files.out)
+            self.manifest.output = sampled(self.files.out)
             if not self.totals.faults:
                 remove(self.files.rows)
         if self._learned is not None and not os.fstat(self._learned.fileno()).st_size:
@@ -317,12 +319,17 @@ class Journal:
         )
 
 
-def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The lines of a journal, and at which byte each begins."""
+def entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The lines of a journal, and at which byte each begins. What a loss of power or an edit has left there is left out."""
     start = 0
     for line in _whole_lines(path):
-        with contextlib.suppress(ValueError):  # what a loss of power may leave in the middle
-            yield start, json.loads(line)
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            entry = json.loads(line)
+            numbers = [entry["row"], *(entry[name] for name in COUNTS), *entry["accepted_by_source"].values()]
+            are_counts = all(type(each) in (int, float) and 0 <= each < MOST for each in numbers)
+            fingerprints = bytes.fromhex(entry["input"]), bytes.fromhex(entry["output"])
+            if are_counts and type(entry["row"]) is int and isinstance(entry["error"], str) and all(fingerprints):
+                yield start, entry
         start += len(line)
 
 

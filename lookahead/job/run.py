@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lookahead.corpus import named_files
-from lookahead.errors import UsageError
+from lookahead.errors import LookaheadError, UsageError
 from lookahead.hub import check_name
 from lookahead.job.counting import RowCount
 from lookahead.job.drafting import open_tries
@@ -26,7 +26,7 @@ from lookahead.job.fields import KEEP, is_template_file
 from lookahead.job.files import JobFiles
 from lookahead.job.journal import Done, Journal
 from lookahead.job.lock import OutputLock
-from lookahead.job.manifest import Manifest, began, describe, go_on, read_manifest
+from lookahead.job.manifest import Manifest, began, describe, go_on, read_manifest, sampled
 from lookahead.job.plan import JobPlan, plan_of
 from lookahead.job.progress import JobProgress
 from lookahead.job.report import JobReport
@@ -119,6 +119,8 @@ def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Op
         if io.resume and files.hold_rows():
             manifest = go_on(read_manifest(files.manifest), manifest, files.out)
             done = what_is_done(files, names, plan.shard, io.retry_errors, plan.fields)
+            if done.whole and manifest.output not in ("", sampled(files.out)):
+                raise LookaheadError(f"{files.out}: was changed since the job wrote it. Start again with --overwrite.")
     # A missing or empty input is known before the model is loaded.
     answered = done.requests if done else {}
     most = None if io.limit is None else max(io.limit, *(number + 1 for number in answered), 0)

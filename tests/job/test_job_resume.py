@@ -385,3 +385,52 @@ def test_job_resumed_in_another_time_zone_writes_the_time_of_the_first() -> None
     first = {"began": 1_700_000_000.5, "utc_offset": 9 * 3600}
     assert began(first).isoformat() == "2023-11-15T07:13:20.500000+09:00"
     assert began({"began": 1_700_000_000.5}).timestamp() == 1_700_000_000.5  # of an earlier version
+
+
+# ---- files that were edited
+
+
+ODD_ENTRIES = [
+    {"input": 1e308},
+    {"input": "zz"},
+    {"row": "0"},
+    {"row": 1 << 63},
+    {"output": None},
+    {"tokens": "x"},
+    {"seconds": 1e400},
+]
+
+
+@pytest.mark.parametrize("odd", [*ODD_ENTRIES, {"accepted_by_source": [1]}, {"error": None}])
+def test_line_of_the_journal_that_the_job_has_not_written_counts_as_missing(job: Job, odd: dict[str, Any]) -> None:
+    assert job("--quiet") == 0
+    whole = steady(job.out)
+    entries = list(map(json.loads, job.journal.read_text().splitlines()))
+    job.journal.write_text("".join(json.dumps(each) + "\n" for each in (*entries[:-1], entries[-1] | odd)))
+    assert job("--quiet", "--resume") == 0  # the last row is answered again
+    assert steady(job.out) == whole
+    assert job.cli("report", job.out, "--json").json["rows"] == 6
+
+
+@pytest.mark.parametrize(
+    "odd", [{"runs": []}, {"runs": [{}]}, {"runs": [{"began": "x"}]}, {"answering": 1}, {"model_files": [1]}]
+)
+def test_manifest_that_the_job_has_not_written_is_refused(job: Job, odd: dict[str, Any]) -> None:
+    assert job("--quiet") == 0
+    job.manifest_file.write_text(json.dumps(job.manifest | odd))
+    job.fails(1, "--resume", saying=["out.jsonl.manifest.json: cannot be read", "--overwrite"])
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl.gz"])
+def test_complete_file_that_was_cut_is_not_taken_for_the_jobs(job: Job, ending: str) -> None:
+    job.out = job.folder / f"out.{ending}"
+    assert job("--quiet") == 0
+    assert job("--quiet", "--resume") == 0
+    job.out.write_bytes(job.out.read_bytes()[:-10])
+    job.fails(1, "--resume", saying=[f"out.{ending}: was changed since the job wrote it", "--overwrite"])
+    assert job("--quiet", "--overwrite") == 0
+
+
+def test_job_without_rows_is_reported_and_drawn(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl.journal").touch()
+    assert cli("report", tmp_path / "out.jsonl", "-o", tmp_path / "page.html", "--plot", tmp_path / "page.svg").code == 0
