@@ -90,7 +90,7 @@ def expand(patterns: Sequence[str]) -> list[str]:
     """`named_files` of a corpus, folders with all their files. Raises CorpusError, also for a kind of file that none is."""
     names = named_files([name for pattern in patterns for name in files_in(pattern)])
     for name in names:
-        if name != "-" and kind_of(name) not in SUFFIXES:
+        if Path(name).is_file() and kind_of(name) not in SUFFIXES:  # a pipe is JSON lines, as stdin
             raise CorpusError(f"{name}: unknown kind of file. Use {' '.join(SUFFIXES)} (also .gz, .zst).")
     return names
 

@@ -104,7 +104,7 @@ def read_log(path: str, rows: int | None = None) -> Log:
 
     Raises CorpusError naming file and line of the first row that is none.
     """
-    if path != "-" and not Path(path).is_file():
+    if path != "-" and (Path(path).is_dir() or not Path(path).exists()):
         raise CorpusError(f"{path}: no such file.")
     log, used, line = Log(path, []), 0, 0
     for found_row in input_rows(path):

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -285,15 +286,33 @@ def test_job_whose_files_have_names_that_are_not_utf8_is_answered_and_resumed(cl
     assert cli("report", out, "-o", folder / "page\udcfb.html").code == 0
 
 
-def test_pipe_is_read_once_by_a_job_that_is_resumed(cli: Cli, tmp_path: Path) -> None:
-    rows = "".join(json.dumps(row) + "\n" for row in questions(4)).encode()
+@pytest.fixture
+def piped() -> Iterator[Callable[[Iterable[Any]], str]]:
+    """piped(rows): the name of a pipe that holds them as JSON lines."""
+    readers = []
+
+    def pipe(rows: Iterable[Any]) -> str:
+        reader, writer = os.pipe()
+        readers.append(reader)
+        os.write(writer, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        os.close(writer)
+        return f"/dev/fd/{reader}"
+
+    yield pipe
+    for reader in readers:
+        os.close(reader)
+
+
+def test_pipe_of_a_corpus_or_of_logged_answers_is_json_lines(cli: Cli, tmp_path: Path, piped: Callable[..., str]) -> None:
+    rows = [{"prompt_ids": [1, 2], "response_ids": [3, 4, 5]}] * 3
+    assert cli("build-trie", piped(rows), "-o", tmp_path / "a.trie", "--vocab-size", 10).code == 0
+    assert cli("replay", piped(rows), "--json").json["rows"] == 3
+
+
+def test_pipe_is_read_once_by_a_job_that_is_resumed(cli: Cli, tmp_path: Path, piped: Callable[..., str]) -> None:
     out, whole = tmp_path / "out.jsonl", []
     for options in ([], ["--resume"]):
-        reader, writer = os.pipe()
-        os.write(writer, rows)
-        os.close(writer)
-        assert generate(cli, out, "--input", f"/dev/fd/{reader}", *options) == 0
-        os.close(reader)
+        assert generate(cli, out, "--input", piped(questions(4)), *options) == 0
         whole.append(steady(out))
         out.write_bytes(out.read_bytes().splitlines(keepends=True)[0])
     assert whole[0] == whole[1]
