@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import logging
 import math
 import threading
@@ -30,7 +31,7 @@ from lookahead.draft.sources import DraftSource
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.forward.target import TargetModel
 from lookahead.hub import with_gguf_file
-from lookahead.job.prompt import prompt_ids_of
+from lookahead.job.prompt import local_time, prompt_ids_of
 from lookahead.job.rows import parse_row
 from lookahead.job.setup import assemble
 from lookahead.models.load import load_model
@@ -189,10 +190,12 @@ class LookaheadEngine:
         results: dict[int, GenerationResult] = {}  # by index
         places: dict[int, int] = {}  # by id of each generation
 
+        now = local_time()  # one for all, where a chat template writes it
+
         def generations() -> Iterator[Generation]:
             for place, (prompt, wishes) in enumerate(zip(listed, several, strict=True)):
                 try:
-                    generation = self._request(prompt, wishes, place)
+                    generation = self._request(prompt, wishes, place, now)
                 except Exception as error:
                     text = None if self.tokenizer is None else ""
                     results[place] = GenerationResult(text, [], "error", 0, error=_of_family(error))
@@ -216,7 +219,7 @@ class LookaheadEngine:
         """
         if self.tokenizer is None:
             raise LookaheadError("there is no tokenizer, so no text to stream: give LookaheadEngine one.")
-        return self._pieces(self._request(prompt, _checked(params), 0))
+        return self._pieces(self._request(prompt, _checked(params), 0, local_time()))
 
     def _pieces(self, generation: Generation) -> Generator[str, None, GenerationResult]:
         text, held = TextStream(self.tokenizer), ""
@@ -249,7 +252,7 @@ class LookaheadEngine:
         finally:
             self._in_use.release()
 
-    def _request(self, prompt: Prompt, params: GenerationParams, place: int) -> Generation:
+    def _request(self, prompt: Prompt, params: GenerationParams, place: int, now: datetime.datetime) -> Generation:
         """A request that has not begun. Its seed is that of a row of a job, whose id is its line.
 
         Raises LookaheadError for a prompt that cannot be used.
@@ -263,7 +266,7 @@ class LookaheadEngine:
         if request.messages and not getattr(self.tokenizer, "chat_template", None):
             raise LookaheadError(f"prompt {number}: the tokenizer has no chat template: give text.")
         try:
-            prompt_ids = prompt_ids_of(request, self.tokenizer, longest=self._engine.target.longest_text)
+            prompt_ids = prompt_ids_of(request, self.tokenizer, longest=self._engine.target.longest_text, now=now)
             seed = seed_of(params.seed, number)
             return self._engine.request(prompt_ids, params.max_new_tokens, params, seed, logprobs=params.logprobs)
         except LookaheadError as error:

@@ -12,7 +12,7 @@ import contextlib
 import errno
 import glob
 import os
-import tempfile
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,12 +83,14 @@ def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = l
     file: IO | None = None
     try:
         lock = os.dup(descriptor)  # a file that is closed loses its lock, and may fail to close: before the rename
-        file = os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8")
+        as_text: dict[str, Any] = (
+            {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}
+        )  # names may be no UTF-8
+        file = os.fdopen(descriptor, mode, **as_text)
         yield file
         file.flush()
         os.fsync(file.fileno())
         check()
-        os.fchmod(file.fileno(), 0o666 & ~_umask())
         uninterrupted(file.close)
         identity = os.fstat(lock)
         try:
@@ -277,8 +279,11 @@ def _locked_sibling(path: Path) -> tuple[int, str]:
     """
     _remove_abandoned(path)
     while True:
+        name = str(path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp")
         try:
-            descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # as the umask has it
+        except FileExistsError:
+            continue
         except OSError as error:
             raise LookaheadError(f"{path}: cannot write here ({reason(error)}). Choose another folder.") from error
         if fcntl is not None:
@@ -315,9 +320,3 @@ def _sync_folder(path: Path) -> None:
             raise LookaheadError(
                 f"{path}: is written, but its folder could not be put on disk ({reason(error)}): a loss of power may undo it."
             ) from error
-
-
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import datetime
 import glob
 import gzip
 import io
@@ -32,11 +33,13 @@ from lookahead.errors import CorpusError, first_line
 from lookahead.extras import require
 from lookahead.tables import TABLES, json_file_rows, row_of, table_rows, unmarked, without_mark
 from lookahead.token_documents import LEFT_CONTEXT, TokenDocument
+from lookahead.tokenizer import chat_text
 
 TEXT_PIECE = 1 << 20  # characters
 PROMPT_TAIL = 512  # characters of a prompt that are tokenized for its last LEFT_CONTEXT tokens
 BATCH = 512  # rows tokenized at a time
-LINES = (".jsonl", ".ndjson")
+ANY_TIME = datetime.datetime(2000, 1, 1)  # that chat templates write: a corpus makes the same trie whenever it is built
+LINES, PACKED = (".jsonl", ".ndjson"), (".gz", ".zst")
 SUFFIXES = (*LINES, ".json", *TABLES, *TEXTS, ".parquet")
 
 
@@ -86,7 +89,7 @@ def expand(patterns: Sequence[str]) -> list[str]:
     """`named_files` of a corpus, folders with all their files. Raises CorpusError, also for a kind of file that none is."""
     names = named_files([name for pattern in patterns for name in files_in(pattern)])
     for name in names:
-        if name != "-" and kind_of(name) not in SUFFIXES:
+        if Path(name).is_file() and kind_of(name) not in SUFFIXES:  # a pipe is JSON lines, as stdin
             raise CorpusError(f"{name}: unknown kind of file. Use {' '.join(SUFFIXES)} (also .gz, .zst).")
     return names
 
@@ -148,7 +151,7 @@ def shares_of(names: Sequence[str], size: int) -> list[list[FilePart]]:
 def _parts_of(name: str, size: int) -> Iterator[tuple[FilePart, int]]:
     """Parts of a file of at most about `size` bytes, and the bytes of each."""
     length = Path(name).stat().st_size
-    if length <= size or Path(name).suffix not in LINES:
+    if length <= size or Path(name).suffix.lower() not in LINES:
         yield FilePart(name), length
         return
     pieces = -(-length // size)
@@ -236,9 +239,9 @@ def _tokenized(batch: Sequence[Row], tokenizer: Any | None) -> list[TokenDocumen
 
 
 def kind_of(name: str) -> str:
-    """Suffix that tells the format, without the compression: "a/b.jsonl.gz" -> ".jsonl"."""
-    path = Path(name)
-    return path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
+    """Suffix that tells the format, without the compression: "a/b.JSONL.gz" -> ".jsonl"."""
+    path = Path(name.lower())
+    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
 @contextlib.contextmanager
@@ -252,10 +255,10 @@ def open_text(name: str, report: CorpusReport | None = None) -> Iterator[IO[byte
             yield sys.stdin.buffer
             return
         with io.BufferedReader(_CountedFile(name, report or CorpusReport()), 1 << 18) as file:
-            if name.endswith(".gz"):
+            if name.lower().endswith(".gz"):
                 with gzip.open(file, "rb") as unpacked:
                     yield cast(IO[bytes], unpacked)
-            elif name.endswith(".zst"):
+            elif name.lower().endswith(".zst"):
                 require("pyarrow", name)
                 import pyarrow
 
@@ -372,7 +375,7 @@ def parquet_rows(
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(name) as file:
+        with open(name, "rb") as opened, pyarrow.parquet.ParquetFile(opened) as file:  # names may be no UTF-8
             numbers, names = itertools.count(1), file.schema_arrow.names
             before, size, rows = report.bytes, Path(name).stat().st_size, 0
             for batch in file.iter_batches(1024, columns=[each for each in names if columns is None or each in columns]):
@@ -432,7 +435,7 @@ def _prompt_text(prompt: Any, tokenizer: Any) -> str:
         return prompt
     if prompt and getattr(tokenizer, "chat_template", None):
         try:
-            return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+            return chat_text(tokenizer, prompt, ANY_TIME)
         except Exception:  # templates refuse some orders of roles; then the answer stands without left context
             return ""
     return ""

@@ -21,10 +21,74 @@ from pathlib import Path
 from typing import Any
 
 from lookahead.atomic import followed, scratch_sibling
+from lookahead.corpus import LINES, PACKED, kind_of
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.extras import require
 
 PICTURES = (".png", ".pdf", ".svg")  # endings of what can be drawn
+JSON_LINES = (*LINES, ".json")
+NAMED = {
+    f".{each}"
+    for each in [
+        "jsonl",
+        "ndjson",
+        "json",
+        "csv",
+        "tsv",
+        "parquet",
+        "pq",
+        "arrow",
+        "feather",
+        "orc",
+        "avro",
+        "xls",
+        "xlsx",
+        "ods",
+        "sqlite",
+        "h5",
+        "hdf5",
+        "npy",
+        "npz",
+        "pkl",
+        "gz",
+        "gzip",
+        "tgz",
+        "zst",
+        "zstd",
+        "bz2",
+        "xz",
+        "lzma",
+        "lz4",
+        "br",
+        "zip",
+        "7z",
+        "rar",
+        "tar",
+        "sz",
+        "snappy",
+        "htm",
+        "html",
+        "xml",
+        "md",
+        "markdown",
+        "tex",
+        "yaml",
+        "yml",
+        "toml",
+        "pdf",
+        "png",
+        "svg",
+        "eps",
+        "ps",
+        "jpg",
+        "jpeg",
+        "gif",
+        "webp",
+        "trie",
+        "safetensors",
+        "gguf",
+    ]
+}  # endings that name a kind of file, which is then what must be in it
 TRIED_BYTES = 4096  # written to a temporary sibling: a full disk refuses them
 HEAD_BYTES = 4096  # of an existing file, from which its kind is seen
 MOST_JSON_BYTES = 256 << 20  # a larger file is not one of ours
@@ -37,10 +101,14 @@ FileId = tuple[int, int]  # device and inode, the same for all names of a file
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of file that a command writes. name: as in "is not a trie file". matches: a file that is not empty is one."""
+    """A kind of file that a command writes. name: as in "is not a trie file". matches: a file that is not empty is one.
+
+    endings: of those in NAMED the ones that it may have.
+    """
 
     name: str
     matches: Callable[[Path], bool]
+    endings: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +145,6 @@ def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite:
     for output, path in given:
         if output.kind in (PICTURE, PAGE):
             require("matplotlib", output.option)
-        if path.suffix == ".parquet":
-            require("pyarrow", f"{output.option} {path}")
         _check_place(output, path)
     for (output, path), (other, other_path) in itertools.combinations(given, 2):
         if _same(path, other_path):
@@ -96,6 +162,7 @@ def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite:
             instead = " or give --overwrite to replace it" if overwrite is not None else ""
             raise UsageError(f"{output.option} {path}: exists and is not {output.kind.name}. Choose another file{instead}.")
     for output, path in given:
+        _check_ending(output, path)
         try_output(output, path)
         if output.kind is PICTURE and path.suffix.lower() not in PICTURES:
             raise UsageError(f"{output.option} {path}: its ending names no kind of figure. Use one of {', '.join(PICTURES)}.")
@@ -121,6 +188,18 @@ def _check_place(output: Output, path: Path) -> None:
         raise LookaheadError(f"{output.option} {path}: is a folder. Name a file to write.")
     if not followed(path).parent.is_dir():
         raise LookaheadError(f"{output.option} {path}: its folder does not exist. Create it or choose another folder.")
+
+
+def _check_ending(output: Output, path: Path) -> None:
+    """Raises UsageError for an ending that names another kind of file. What a pipe or device is named does not matter."""
+    endings, ending, inner = output.kind.endings if output.kind else (), path.suffix.lower(), kind_of(path.name)
+    if path.exists() and not path.is_file():
+        return
+    if (ending in NAMED and ending not in endings) or (inner != ending and inner in NAMED and inner not in JSON_LINES):
+        instead = ", ".join(endings) or "another ending"
+        raise UsageError(f"{output.option} {path}: its ending names another kind of file than is written. Use {instead}.")
+    if ending in (".parquet", ".zst"):
+        require("pyarrow", f"{output.option} {path}")
 
 
 def _same(a: Path, b: Path) -> bool:
@@ -255,14 +334,17 @@ def _is_picture(path: Path) -> bool:
     return head.startswith((b"\x89PNG\r\n\x1a\n", b"%PDF-")) or (head.startswith((b"<?xml", b"<svg")) and b"<svg" in head)
 
 
-TRIE = Kind("a trie file", _begins(b"\x89LKT"))
+TRIE = Kind("a trie file", _begins(b"\x89LKT"), (".trie",))
+ANY_TRIE = Kind("", lambda path: True, TRIE.endings)  # any other file is refused when it is opened
+ROWS = Kind("", lambda path: True, (*JSON_LINES, ".parquet", *PACKED))  # a job has rules of its own for what exists
 METRICS = Kind("a metrics file of this tool", lambda path: re.match(rb"# (HELP|TYPE) lookahead_", _head(path)) is not None)
-PICTURE = Kind("a PNG, PDF or SVG", _is_picture)
-PAGE = Kind("a page of this tool", lambda path: b"<title>lookahead" in _head(path))
-PROFILE = Kind("a cost profile", _has_keys({"format", "setting", "seconds"}))
+PICTURE = Kind("a PNG, PDF or SVG", _is_picture, PICTURES)
+PAGE = Kind("a page of this tool", lambda path: b"<title>lookahead" in _head(path), (".html", ".htm"))
+PROFILE = Kind("a cost profile", _has_keys({"format", "setting", "seconds"}), (".json",))
 BENCH = Kind(
     "the JSON of a bench",
     _has_keys({"runs", "environment"}, {"batches"}, {"rows", "tokens", "strategies"}, {"workloads", "geometric_mean"}),
+    (".json",),
 )
 
 
@@ -277,10 +359,10 @@ def lines_with(name: str, *keys: str) -> Kind:
             return isinstance(value, dict) and set(keys) <= value.keys()
         return not line.endswith(b"\n") and line.startswith(b'{"' + keys[0].encode())  # a first line that was cut short
 
-    return Kind(name, matches)
+    return Kind(name, matches, JSON_LINES)
 
 
 DOCUMENTS = lines_with("a list of documents", "number", "source", "ids")
 JOURNAL = lines_with("the journal of a job", "row", "input", "output")
 LEARNED = lines_with("answers that a job kept", "row", "prompt_ids", "response_ids")
-MANIFEST = Kind("the manifest of a job", _has_keys({"answering", "runs", "state"}))
+MANIFEST = Kind("the manifest of a job", _has_keys({"answering", "runs", "state"}), (".json",))

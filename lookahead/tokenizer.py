@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import json
 import logging
 import os
+import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ from lookahead.errors import ModelError, first_line
 from lookahead.hub import gguf_in, located
 from lookahead.model_files import check_folder
 from lookahead.token_documents import TokenizerIdentity
+
+_quiet = threading.RLock()  # held while the hub client is quiet
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False, revision: str | None = None) -> Any:
@@ -84,14 +89,38 @@ def hub_arguments(trust_remote_code: bool, revision: str | None) -> dict[str, An
 
 @contextlib.contextmanager
 def quiet_hub() -> Iterator[None]:
-    """No log lines of the hub client about retries: what fails in the end is reported once, in our words."""
+    """No log lines of the hub client about retries: what fails in the end is reported once, in our words. One thread at a time,
+    as the level is that of the process.
+    """
     hub = logging.getLogger("huggingface_hub")
-    level = hub.level
-    hub.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        hub.setLevel(level)
+    with _quiet:
+        level = hub.level
+        hub.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            hub.setLevel(level)
+
+
+# Stands before a chat template that writes the time. The function that it replaces cannot be passed: of what is passed to a
+# template, transformers keeps plain data only. The end of the line is trimmed, and the template begins a line as before.
+CLOCK = (
+    "{% macro strftime_now(format) %}{% set found = namespace(text=format) %}{% for code, value in strftime_codes.items() %}"
+    "{% set found.text = found.text.replace(code, value) %}{% endfor %}{{ found.text }}{% endmacro %}\n"
+)
+
+
+def chat_text(tokenizer: Any, messages: Any, now: datetime.datetime) -> str:
+    """Messages as the chat template writes them, up to the answer. now: the time that it writes (its `strftime_now`).
+
+    Raises what the template raises.
+    """
+    clock = {}
+    if "strftime_now" in str(tokenizer.chat_template):
+        template = tokenizer.get_chat_template()
+        codes = {code: now.replace(tzinfo=None).strftime(code) for code in re.findall(r"%[-_0^#]?[A-Za-z%]", template)}
+        clock = {"chat_template": CLOCK + template, "strftime_codes": codes}
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **clock))
 
 
 def identity(tokenizer: Any, name: str) -> TokenizerIdentity:

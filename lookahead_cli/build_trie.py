@@ -130,7 +130,7 @@ def command(
     Next: lookahead inspect-trie answers.trie
     """
     from lookahead.corpus_build import BuildSpec, CorpusBuild
-    from lookahead.outputs import TRIE, Input, Output, check_outputs
+    from lookahead.outputs import ANY_TRIE, TRIE, Input, Output, check_outputs
     from lookahead_cli import render
 
     if append is None and out is not None and given(context, "verify"):
@@ -140,7 +140,9 @@ def command(
     reading = vocab_size, text_field, split, min_count, source, strict
     build = CorpusBuild(BuildSpec(corpus, out, append, tokenizer, *reading, verify, workers, ray))
     reads = [Input("CORPUS", build.names), Input("--tokenizer", [build.spec.tokenizer], hub=True), Input("--config", [config])]
-    check_outputs([Output("-o", out, TRIE), Output("--append", append), Output("--log-file", log_file)], reads, overwrite)
+    check_outputs(
+        [Output("-o", out, TRIE), Output("--append", append, ANY_TRIE), Output("--log-file", log_file)], reads, overwrite
+    )
     built = run(build, max_memory, shown=not json)
     if json:
         render.print_json(built.as_json())

@@ -19,7 +19,7 @@ from lookahead.errors import LookaheadError
 from lookahead.forward.target import TargetModel
 from lookahead.job.drafting import open_tries, trie_weights
 from lookahead.job.engines import InEngine, load_here
-from lookahead.job.prompt import prompts_of
+from lookahead.job.prompt import local_time, prompts_of
 from lookahead.job.rows import Request, read_requests
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.models.load import random_model, read_config
@@ -60,12 +60,12 @@ def answerable(
     requests: Sequence[Request], running: LoadedEngine | InEngine, path: str, max_new_tokens: int
 ) -> tuple[list[list[int]], list[str]]:
     """(token ids of rows that can be answered, what is wrong with the others); raises LookaheadError if there are none."""
-    prompts, failed = [], []
+    prompts, failed, now = [], [], local_time()
     for request in requests:
         try:
             if request.problem:
                 raise LookaheadError(request.problem + ".")
-            for ids in prompts_of(request, running.tokenizer, longest=running.engine.target.longest_text):
+            for ids in prompts_of(request, running.tokenizer, longest=running.engine.target.longest_text, now=now):
                 running.engine.request(ids, max_new_tokens)
                 prompts.append(ids)
         except LookaheadError as error:

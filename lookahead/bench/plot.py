@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import re
 import textwrap
 import warnings
@@ -158,7 +159,7 @@ def bare(axis: Any) -> None:
 def from_zero(axis: Any) -> None:
     """The vertical axis begins at 0 and ends above what is drawn, so that a level line is not the border."""
     highest = axis.dataLim.ymax
-    axis.set_ylim(0, 1.08 * highest if highest > 0 else 1)
+    axis.set_ylim(0, 1.08 * highest if 0 < highest < math.inf else 1)  # of nothing it is -inf or no number
 
 
 def shades(count: int, second: bool = False) -> list[Any]:

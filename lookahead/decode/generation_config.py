@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from lookahead.decode.sampling import Sampling
 from lookahead.errors import UsageError
 from lookahead.forward.target import TargetModel
 
+GENERATING = threading.RLock()  # held while a model decodes by its own `generate`, which uses random state of the process
 Use = Literal["honoured", "sampling", "length", "not used", "no effect"]
 
 

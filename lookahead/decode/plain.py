@@ -9,7 +9,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from lookahead.decode.chooser import Allowed, guide_of, own_processors, stop_texts
 from lookahead.decode.constraint import Grammars
-from lookahead.decode.generation_config import bad_word_ids, generate_alone, generation_config
+from lookahead.decode.generation_config import GENERATING, bad_word_ids, generate_alone, generation_config
 from lookahead.decode.logprobs import logprobs_of
 from lookahead.decode.request import Generation
 from lookahead.decode.text import StopTexts
@@ -21,7 +21,8 @@ def decode_plainly(target: TargetModel, generation: Generation, tokenizer: Any, 
     """Answer a request to its end; an error fails it."""
     began = target.now()
     try:
-        _generate(target, generation, tokenizer, grammars)
+        with GENERATING:
+            _generate(target, generation, tokenizer, grammars)
     except Exception as error:
         generation.fail(error)
     generation.steps = max(0, len(generation.token_ids) - 1)

@@ -118,7 +118,7 @@ def _prompt_tokens(
     """Raises LookaheadError where the row could not be answered."""
     if request.problem:
         raise LookaheadError(f"{request.problem}.")
-    prompts = prompts_of(request, tokenizer, options.chat, options.system, longest)
+    prompts = prompts_of(request, tokenizer, options.chat, options.system, longest, options.began)
     check_samples(len(prompts) * (request.n or options.n), "the number of answers")
     sampling = dataclasses.replace(options.sampling, **request.sampling)
     check_vocabulary(sampling, vocab_size)

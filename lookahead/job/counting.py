@@ -75,7 +75,8 @@ def _rows_of(name: str, stopped: Callable[[], bool]) -> int | None:
         except ModuleNotFoundError:  # whoever reads the rows reports it
             return None
         try:
-            return int(pyarrow.parquet.read_metadata(name).num_rows)
+            with open(name, "rb") as file:
+                return int(pyarrow.parquet.read_metadata(file).num_rows)
         except (pyarrow.ArrowException, OSError):
             return None
     if kind in (".jsonl", ".ndjson"):

@@ -107,6 +107,7 @@ class SharedModel(OneEngine):
     def run(
         self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
     ) -> None:
+        self.peers.told(job.began)
         super().run(self.peers.each(requests), job, write, lambda: self.peers.told(stopped()))
 
 
@@ -114,6 +115,7 @@ def follow(peers: Peers, settings: EngineSettings, job: JobOptions) -> None:
     """Take the steps that the leader takes."""
     if peers.begin():
         loaded = settings.load()
+        job = dataclasses.replace(job, began=peers.told())
         run_rows(loaded.engine, loaded.tokenizer, peers.each(), job, lambda row: None, peers.told)
 
 

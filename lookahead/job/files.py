@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from lookahead.corpus import PACKED
+
 
 @dataclasses.dataclass(frozen=True)
 class JobFiles:
@@ -13,13 +15,14 @@ class JobFiles:
     out: Path
 
     @property
-    def is_parquet(self) -> bool:
-        return self.out.suffix == ".parquet"
+    def is_made_at_the_end(self) -> bool:
+        """A table or packed file, to which no rows can be added."""
+        return self.out.suffix.lower() in (".parquet", *PACKED)
 
     @property
     def rows(self) -> Path:
         """JSON lines, one a row."""
-        return self._beside(".partial.jsonl") if self.is_parquet else self.out
+        return self._beside(".partial.jsonl") if self.is_made_at_the_end else self.out
 
     @property
     def journal(self) -> Path:

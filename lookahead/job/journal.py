@@ -2,8 +2,8 @@
 
 Before a row is written to the output, a line about it goes to the journal next to it: the number of the request, fingerprints
 of the request and of the row's bytes, counts. A row is done if the output holds it and the journal knows it, wherever in the
-file it stands; so nothing that a kill, a full disk or a cut file leaves behind is taken for done. Rows of a .parquet output
-wait in JSON lines next to it until all are there.
+file it stands; so nothing that a kill, a full disk or a cut file leaves behind is taken for done. Rows of a .parquet, .gz
+or .zst output wait in JSON lines next to it until all are there.
 
     out.jsonl                   the rows (of out.parquet: out.parquet.partial.jsonl)
     out.jsonl.journal           {"row": 17, "input": "9f2c...", "output": "41ab...", "tokens": 93, ...}
@@ -32,14 +32,15 @@ from lookahead.errors import LookaheadError
 from lookahead.job.files import JobFiles
 from lookahead.job.inputs import PIECE, fingerprint
 from lookahead.job.lock import OutputLock
-from lookahead.job.manifest import Manifest
-from lookahead.job.parquet import write_parquet
+from lookahead.job.manifest import Manifest, sampled
+from lookahead.job.parquet import write_as_named
 from lookahead.job.totals import JobTotals
 from lookahead.token_documents import OUTPUTS, TokenDocument
 
 INVALID = "invalid_row"  # the type of an error that is the row's own fault
 RESERVE = 1 << 16  # bytes kept on the disk for the last manifest of a run, at least
 SAVING = b'{"saving":'  # begins the line among kept answers that notes that they are being saved, see learned.py
+MOST = 1 << 53  # of any number in a journal
 COUNTS = ("prompt_tokens", "tokens", "first_tokens", "steps", "draft_tokens", "accepted_tokens", "seconds")
 
 
@@ -68,7 +69,7 @@ class Done:
     ascending: bool = True  # rows stand in the order of their requests, each once
     size: int = 0  # bytes of the output
     cut: int = 0  # of those, bytes behind the last whole row, which are taken off
-    whole: bool = False  # a Parquet file, to which no rows can be added
+    whole: bool = False  # a file that was made at the end, to which no rows can be added
     faults: set[int] = dataclasses.field(default_factory=set)  # numbers of failed rows that may be tried again
 
     def add(self, entry: dict[str, Any]) -> None:
@@ -103,8 +104,8 @@ def read_done(files: JobFiles) -> Done:
             f"{files.existing()}: cannot be continued, as {files.journal.name} is not there. Start again with --overwrite."
         )
     done = Done()
-    if files.is_parquet and not files.rows.exists():  # written whole: the journal is all there is to know
-        for entry in {entry["row"]: entry for _, entry in _entries(files.journal)}.values():
+    if files.is_made_at_the_end and not files.rows.exists():  # written whole: the journal is all there is to know
+        for entry in {entry["row"]: entry for _, entry in entries(files.journal)}.values():
             done.add(entry)
         return dataclasses.replace(done, whole=True)
     last, end = -1, 0
@@ -125,7 +126,7 @@ def places(files: JobFiles) -> Iterator[Place]:
 
     Of the journal only fingerprints and where their lines begin are held in memory.
     """
-    known = {bytes.fromhex(entry["output"]): start for start, entry in _entries(files.journal)}
+    known = {bytes.fromhex(entry["output"]): start for start, entry in entries(files.journal)}
     unknown, start = 0, 0
     with files.rows.open("rb") as file, files.journal.open("rb") as journal:
         for number, line in enumerate(file, 1):
@@ -240,13 +241,14 @@ class Journal:
             raise LookaheadError(f"{error} The rows are safe: make room, then run the same command with --resume.") from error
 
     def finish(self, in_order: bool) -> None:
-        """All rows are there: put them where they belong. JSON lines of a Parquet file stay while rows may be tried again."""
+        """All rows are there: put them where they belong. JSON lines of another file stay while rows may be tried again."""
         self._lock.check()
         if in_order and not self._ascending:
             put_in_order(self.files)
             self._lock.open_rows()
-        if self.files.is_parquet:
-            write_parquet(self.files.rows, self.files.out)
+        if self.files.is_made_at_the_end:
+            write_as_named(self.files.rows, self.files.out)
+            self.manifest.output = sampled(self.files.out)
             if not self.totals.faults:
                 remove(self.files.rows)
         if self._learned is not None and not os.fstat(self._learned.fileno()).st_size:
@@ -318,12 +320,17 @@ class Journal:
         )
 
 
-def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The lines of a journal, and at which byte each begins."""
+def entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The lines of a journal, and at which byte each begins. What a loss of power or an edit has left there is left out."""
     start = 0
     for line in _whole_lines(path):
-        with contextlib.suppress(ValueError):  # what a loss of power may leave in the middle
-            yield start, json.loads(line)
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            entry = json.loads(line)
+            numbers = [entry["row"], *(entry[name] for name in COUNTS), *entry["accepted_by_source"].values()]
+            are_counts = all(type(each) in (int, float) and 0 <= each < MOST for each in numbers)
+            fingerprints = bytes.fromhex(entry["input"]), bytes.fromhex(entry["output"])
+            if are_counts and type(entry["row"]) is int and isinstance(entry["error"], str) and all(fingerprints):
+                yield start, entry
         start += len(line)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import hashlib
 import json
 import platform
@@ -38,6 +39,7 @@ class Manifest:
     """state: running, complete, interrupted or failed. answering: the options that must not change, and the model's files.
 
     runs: of each start of the job its options, tries, versions, when it began, and at its end what the clock gave (report.py).
+    output: a fingerprint of a file that was made at the end.
     """
 
     answering: dict[str, Any]
@@ -48,6 +50,7 @@ class Manifest:
     error: str = ""
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)
     updated: float = 0.0
+    output: str = ""
 
     def write(self, path: Path, totals: JobTotals) -> None:
         """Replace the file at `path`."""
@@ -66,6 +69,7 @@ def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Man
     """The manifest of a job that begins. tries, inputs: as they are now."""
     run = {
         "began": round(time.time(), 3),
+        "utc_offset": time.localtime().tm_gmtoff,
         "options": spec.options(),
         "tries": [{"path": str(trie.path), "content_hash": trie.header.content_hash} for trie in tries],
         "versions": {
@@ -79,6 +83,12 @@ def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Man
     model = spec.model
     files = fingerprint_model(str(model.named), model.revision, model.adapter, model.tokenizer)
     return Manifest(answering(spec), files, [run], [_input(name) for name in inputs])
+
+
+def began(run: dict[str, Any]) -> datetime.datetime:
+    """When a run did, in the time zone of its machine; of one that does not state it (an earlier version) of this machine."""
+    offset = datetime.timedelta(seconds=run.get("utc_offset", time.localtime(run["began"]).tm_gmtoff))
+    return datetime.datetime.fromtimestamp(run["began"], datetime.timezone(offset))
 
 
 def _version_of(engine: str) -> str:
@@ -97,15 +107,19 @@ def answering(spec: JobSpec) -> dict[str, Any]:
         found.update({name: value for name, value in GREEDY.items() if found[name] is None})
     for name, value in found.items():
         if value and OPTIONS[name].about.is_file and is_template_file(value):
-            found[name] = f"of content {_sampled(Path(value))}"
+            found[name] = f"of content {sampled(Path(value))}"
     return dict(json.loads(json.dumps(found)))
 
 
 def read_manifest(path: Path) -> Manifest:
     """Raises LookaheadError if it is missing or none."""
     try:
-        return Manifest(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        found = Manifest(**json.loads(path.read_text(encoding="utf-8")))
+        began(found.runs[0])
+        if not all(isinstance(each, dict) for each in (found.answering, found.model_files, *found.runs)):
+            raise TypeError
+        return found
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         raise LookaheadError(
             f"{path}: cannot be read, so what the job was begun with is unknown. Start again with --overwrite."
         ) from error
@@ -136,7 +150,9 @@ def go_on(before: Manifest, now: Manifest, out: Path) -> Manifest:
             f"{out}: --resume: this is another job: {'; '.join(changed)}. Give what it was begun with, choose another -o, or "
             "start again with --overwrite."
         )
-    return dataclasses.replace(now, runs=[*before.runs, *now.runs], model_files=now.model_files or before.model_files)
+    return dataclasses.replace(
+        now, runs=[*before.runs, *now.runs], model_files=now.model_files or before.model_files, output=before.output
+    )
 
 
 def fingerprint_model(
@@ -156,7 +172,7 @@ def fingerprint_model(
     if tokenizer:
         of_tokenizer = _files_of(model_folder(tokenizer), ("chat_template.jinja", *TOKENIZER_FILES), ("*.py",))
         found.update({f"tokenizer/{file}": path for file, path in of_tokenizer.items()})
-    return {file: _sampled(path) for file, path in found.items()}
+    return {file: sampled(path) for file, path in found.items()}
 
 
 def _files_of(folder: Path | None, names: Sequence[str], patterns: Sequence[str]) -> dict[str, Path]:
@@ -168,7 +184,8 @@ def _files_of(folder: Path | None, names: Sequence[str], patterns: Sequence[str]
     return found
 
 
-def _sampled(path: Path) -> str:
+def sampled(path: Path) -> str:
+    """A fingerprint of a file's size, its beginning and pages all over it."""
     size = path.stat().st_size
     digest = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=16)
     with path.open("rb") as file:

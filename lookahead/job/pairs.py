@@ -8,6 +8,7 @@ Text is tokenized once all rows are read, so that a log of ids needs no tokenize
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ from lookahead.errors import CorpusError, LookaheadError
 from lookahead.job.fields import RowFields, template_of
 from lookahead.job.files import JobFiles
 from lookahead.job.inputs import input_rows
-from lookahead.job.prompt import prompts_of
+from lookahead.job.manifest import began
+from lookahead.job.prompt import local_time, prompts_of
 from lookahead.job.rows import Request, read_requests
 
 Pair = tuple[list[int], list[int]]
@@ -84,13 +86,15 @@ class Log:
 
 @dataclasses.dataclass(frozen=True)
 class JobSettings:
-    """How a job makes token ids of its prompts. tokenizer: a name. fields: see `RowFields`. inputs: its files of prompts."""
+    """How a job makes token ids of its prompts. tokenizer: a name. fields: see `RowFields`. inputs: its files of prompts.
+    began: when it did, which its chat template may write."""
 
     tokenizer: str | None = None
     chat: bool = False
     system: str | None = None
     fields: RowFields | None = None
     inputs: Sequence[str] = ()
+    began: datetime.datetime = dataclasses.field(default_factory=local_time)
 
 
 UNKNOWN = JobSettings()
@@ -101,7 +105,7 @@ def read_log(path: str, rows: int | None = None) -> Log:
 
     Raises CorpusError naming file and line of the first row that is none.
     """
-    if path != "-" and not Path(path).is_file():
+    if path != "-" and (Path(path).is_dir() or not Path(path).exists()):
         raise CorpusError(f"{path}: no such file.")
     log, used, line = Log(path, []), 0, 0
     for found_row in input_rows(path, (*fields_read(None), *RESPONSES)):
@@ -207,7 +211,7 @@ def pairs_of(
             raise CorpusError(f"{where}: holds text: name its tokenizer with --tokenizer MODEL_OR_FOLDER.")
         try:
             as_asked = logged.job and logged.prompt is not None  # as it was tokenized, system message and all
-            of_request = prompts_of(request, loaded, job.chat and not as_asked, None if as_asked else job.system)
+            of_request = prompts_of(request, loaded, job.chat and not as_asked, None if as_asked else job.system, now=job.began)
         except LookaheadError as error:
             raise CorpusError(f"{where}: {error}") from error
         which = logged.answer.index * len(of_request) // logged.answer.of  # of several prompts each has as many answers
@@ -258,6 +262,7 @@ def settings_of(path: str) -> JobSettings:
         inputs = [str(each["path"]) for each in manifest["inputs"]]
         fields = RowFields(options.get("prompt_field"), template_of(options.get("template")))
         tokenizer = options.get("tokenizer") or options.get("model")
-        return JobSettings(tokenizer, bool(options.get("chat")), options.get("system"), fields, inputs)
+        asked = bool(options.get("chat")), options.get("system"), fields
+        return JobSettings(tokenizer, *asked, inputs, began(manifest["runs"][0]))
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, LookaheadError):
         return UNKNOWN

@@ -1,4 +1,5 @@
-"""Output rows to a Parquet file. In: JSON lines. Out: one table, whose columns are those that the rows have.
+"""Output rows to a Parquet or packed file. In: JSON lines. Out: the lines, packed; or one table, whose columns are those that
+the rows have.
 
 Counts by source are a map; what an OpenAI batch line answers is a struct as OpenAI writes it. An id is a number where all are,
 and fit into 64 bits.
@@ -6,20 +7,41 @@ and fit into 64 bits.
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import shutil
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lookahead.atomic import replacing
 from lookahead.job.fields import OWN
 
 BATCH = 1024  # rows
+PIECE = 1 << 20  # bytes
 IDS = ("id", "custom_id")
 
 
-def write_parquet(rows: Path, out: Path) -> None:
-    """Make `out`, atomically, of the JSON lines in `rows`. Raises LookaheadError if the disk is full."""
+def write_as_named(rows: Path, out: Path) -> None:
+    """Make `out`, atomically, of the JSON lines in `rows`: what its ending names. Raises LookaheadError if the disk is full."""
+    if out.suffix.lower() == ".parquet":
+        _write_parquet(rows, out)
+        return
+    with rows.open("rb") as lines, replacing(out) as file, _packed(file, out.suffix.lower()) as packed:
+        shutil.copyfileobj(lines, packed, PIECE)
+
+
+def _packed(file: IO[bytes], ending: str) -> Any:
+    """A stream that writes to `file`, which stays open."""
+    if ending == ".gz":
+        return gzip.GzipFile("", "wb", 6, file, 0)
+    import pyarrow
+
+    return pyarrow.CompressedOutputStream(pyarrow.PythonFile(os.fdopen(os.dup(file.fileno()), "wb")), "zstd")
+
+
+def _write_parquet(rows: Path, out: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 

@@ -6,20 +6,32 @@ piece, and only counted, until there are clearly more tokens than the model has 
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 from lookahead.errors import LookaheadError
 from lookahead.job.request import Request
+from lookahead.tokenizer import chat_text
 
 PIECE = 1 << 16  # characters; a text of no more is tokenized at once
 
 
+def local_time() -> datetime.datetime:
+    """Now, by the clock of this machine, with its time zone."""
+    return datetime.datetime.now().astimezone()
+
+
 def prompts_of(
-    request: Request, tokenizer: Any | None, chat: bool = False, system: str | None = None, longest: int = 1 << 62
+    request: Request,
+    tokenizer: Any | None,
+    chat: bool = False,
+    system: str | None = None,
+    longest: int = 1 << 62,
+    now: datetime.datetime | None = None,
 ) -> list[list[int]]:
     """Token ids of each prompt of a request; see `prompt_ids_of`."""
     if request.prompts is None:
-        return [prompt_ids_of(request, tokenizer, chat, system, longest)]
+        return [prompt_ids_of(request, tokenizer, chat, system, longest, now)]
     return [prompt if isinstance(prompt, list) else _ids_of(tokenizer, prompt, longest) for prompt in request.prompts]
 
 
@@ -34,12 +46,18 @@ def messages_asked(request: Request, chat: bool = False, system: str | None = No
 
 
 def prompt_ids_of(
-    request: Request, tokenizer: Any | None, chat: bool = False, system: str | None = None, longest: int = 1 << 62
+    request: Request,
+    tokenizer: Any | None,
+    chat: bool = False,
+    system: str | None = None,
+    longest: int = 1 << 62,
+    now: datetime.datetime | None = None,
 ) -> list[int]:
     """Token ids of a request's one prompt.
 
     chat: a plain "prompt" becomes a user message. system: a system message before chat messages that bring none. longest:
-    positions of the model; a text that clearly has more tokens is refused without tokenizing all of it.
+    positions of the model; a text that clearly has more tokens is refused without tokenizing all of it. now: the time that a
+    chat template writes, one for all prompts of a job; None: that of this call.
     Raises LookaheadError for that, and if the row needs a tokenizer or chat template that the model does not have.
     """
     if request.prompt_ids is not None:
@@ -54,7 +72,7 @@ def prompt_ids_of(
     if not getattr(tokenizer, "chat_template", None):
         raise LookaheadError('the tokenizer has no chat template: give rows of "prompt" and leave --chat out.')
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = chat_text(tokenizer, messages, now or local_time())
     except Exception as error:  # a template raises what it likes
         raise LookaheadError(f"the chat template refuses these messages ({error}).") from error
     return _ids_of(tokenizer, text, longest, add_special_tokens=False)

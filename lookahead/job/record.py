@@ -6,7 +6,6 @@ Where there is no journal the rows themselves are read, in their order.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from bisect import bisect_right
@@ -19,7 +18,7 @@ from lookahead.corpus import CorpusReport, json_rows, kind_of, parquet_rows
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.job.fields import OWN
 from lookahead.job.files import JobFiles
-from lookahead.job.journal import COUNTS
+from lookahead.job.journal import COUNTS, entries
 from lookahead.job.totals import JobTotals
 from lookahead.printable import in_one_line
 
@@ -256,19 +255,16 @@ def read_record(out: str) -> JobRecord:
 def _of_journal(path: Path) -> Iterator[RowRecord]:
     """The latest line about each row; one that was cut short is left out."""
     latest: dict[int, dict[str, Any]] = {}
-    with path.open("rb") as file:
-        for line in file:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                entry = json.loads(line)
-                latest.pop(entry["row"], None)  # so that it stands where it ended last
-                latest[entry["row"]] = entry
+    for _, entry in entries(path):
+        latest.pop(entry["row"], None)  # so that it stands where it ended last
+        latest[entry["row"]] = entry
     ended = 0.0
     for number, entry in latest.items():
         counts = JobTotals(
             rows=1,
-            errors=int(bool(entry.get("error"))),
-            accepted_by_source=Counter(entry.get("accepted_by_source") or {}),
-            **{name: entry.get(name, 0) for name in COUNTS},
+            errors=int(bool(entry["error"])),
+            accepted_by_source=Counter(entry["accepted_by_source"]),
+            **{name: entry[name] for name in COUNTS},
         )
         ended += counts.seconds  # since the row before it
         yield RowRecord(number + 1, counts, ended, entry.get("id"))

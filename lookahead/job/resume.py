@@ -43,7 +43,7 @@ def what_is_done(
     Raises LookaheadError if output and journal do not belong together, or rows of the input files have changed since.
     """
     done = read_done(files)
-    if done.requests and "-" not in names:
+    if done.requests and all(Path(name).is_file() for name in names):  # a pipe can be read once: as the rows are answered
         last = max(done.requests)
         answered = takewhile(lambda request: request.number <= last, read_requests(*names, fields=fields))
         for _ in left_to_do(answered, shard, done.requests):

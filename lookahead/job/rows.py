@@ -19,6 +19,7 @@ from lookahead.job import openai, params
 from lookahead.job.fields import KEEP, NO_FIELDS, RowFields
 from lookahead.job.inputs import Shard, fingerprint, input_rows
 from lookahead.job.request import Request, RowError
+from lookahead.printable import printable
 
 
 def read_requests(*names: str, fields: RowFields | None = None) -> Iterator[Request]:
@@ -47,9 +48,9 @@ def read_requests(*names: str, fields: RowFields | None = None) -> Iterator[Requ
 
 
 def _short_name(name: str, names: Sequence[str]) -> str:
-    """A file's name without its folder, unless another file has the same."""
+    """A file's name without its folder, unless another file has the same; what is not UTF-8 of it escaped."""
     alone = sum(Path(other).name == Path(name).name for other in names) == 1
-    return Path(name).name if alone else name
+    return printable(Path(name).name if alone else name)
 
 
 def _id_bytes(row_id: Any) -> bytes:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lookahead.corpus import named_files
-from lookahead.errors import UsageError
+from lookahead.errors import LookaheadError, UsageError
 from lookahead.hub import check_name
 from lookahead.job.counting import RowCount
 from lookahead.job.events import JobEvents
@@ -26,7 +26,7 @@ from lookahead.job.fields import KEEP, is_template_file
 from lookahead.job.files import JobFiles
 from lookahead.job.journal import Done, Journal
 from lookahead.job.lock import OutputLock
-from lookahead.job.manifest import Manifest, describe, go_on, read_manifest
+from lookahead.job.manifest import Manifest, began, describe, go_on, read_manifest, sampled
 from lookahead.job.plan import JobPlan, plan_of
 from lookahead.job.progress import JobProgress
 from lookahead.job.report import JobReport, clocked
@@ -34,7 +34,7 @@ from lookahead.job.request import Request
 from lookahead.job.resume import files_of, open_journal, what_is_done
 from lookahead.job.rows import left_to_do, read_requests, without_duplicates
 from lookahead.job.spec import JobSpec
-from lookahead.outputs import JOURNAL, LEARNED, MANIFEST, METRICS, Input, Output, check_outputs
+from lookahead.outputs import ANY_TRIE, JOURNAL, LEARNED, MANIFEST, METRICS, ROWS, Input, Output, check_outputs
 
 if TYPE_CHECKING:
     from lookahead.forward.parallel import Peers
@@ -122,6 +122,8 @@ def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Op
         if io.resume and files.hold_rows():
             manifest = go_on(read_manifest(files.manifest), manifest, files.out)
             done = what_is_done(files, names, plan.shard, io.retry_errors, plan.fields)
+            if done.whole and manifest.output not in ("", sampled(files.out)):
+                raise LookaheadError(f"{files.out}: was changed since the job wrote it. Start again with --overwrite.")
     # A missing or empty input is known before the model is loaded.
     answered = done.requests if done else {}
     most = None if io.limit is None else max(io.limit, *(number + 1 for number in answered), 0)
@@ -159,13 +161,13 @@ def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], conf
         Input("--template", [template]),
     ]
     # A trie is only ever added to: one that is drafted from may be, and any other file is refused when it is opened.
-    outputs = [Output("-o", io.out), Output("--log-file", spec.reporting.log_file)]
+    outputs = [Output("-o", io.out, ROWS), Output("--log-file", spec.reporting.log_file)]
     if files is not None:
         beside = [(files.journal, JOURNAL), (files.manifest, MANIFEST), (files.learned, LEARNED)]
         outputs += [Output("-o", path, kind) for path, kind in beside]
-        if files.is_parquet:
-            outputs.append(Output("-o", files.rows))
-    outputs.append(Output("--save-trie", drafting.save_trie, updates=("--trie",)))
+        if files.is_made_at_the_end:
+            outputs.append(Output("-o", files.rows, ROWS))
+    outputs.append(Output("--save-trie", drafting.save_trie, ANY_TRIE, updates=("--trie",)))
     outputs.append(Output("--metrics", spec.reporting.metrics, METRICS))
     check_outputs(outputs, reads, io.overwrite)
 
@@ -214,7 +216,7 @@ def _answering(
 
     settings, options = plan.engine_settings(), plan.row_options()
     if opened.manifest:  # a job that is resumed answers as it began
-        options = dataclasses.replace(options, created=int(opened.manifest.runs[0]["began"]))
+        options = dataclasses.replace(options, began=began(opened.manifest.runs[0]))
     kept = plan.spec.drafting.save_trie and opened.files and opened.files.learned.exists()
     if opened.first is None and not kept:
         return None, options

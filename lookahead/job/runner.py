@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from lookahead.forward.memory import untidied
 from lookahead.job import openai
 from lookahead.job.journal import INVALID, Ended
 from lookahead.job.logprobs import LogprobsOf
-from lookahead.job.prompt import messages_asked, prompts_of
+from lookahead.job.prompt import local_time, messages_asked, prompts_of
 from lookahead.job.rows import Request
 from lookahead.job.totals import JobTotals
 from lookahead.token_documents import LEFT_CONTEXT
@@ -65,7 +66,8 @@ class JobOptions:
     n: samples of each answer. seed: with a row's id and the sample's number it makes the seed of its random stream.
     chat, system: see `prompt.prompt_ids_of`. in_order: rows come as their prompts did, else as they end.
     echo: rows keep their prompts, as text, ids, or the messages that the chat template was given.
-    observer_of: who receives the steps of a row. logprobs: see `Generation`. created: when the job began, seconds since 1970.
+    observer_of: who receives the steps of a row. logprobs: see `Generation`.
+    began: when the job did, which answers and chat templates write.
     """
 
     max_new_tokens: int = 256
@@ -79,7 +81,7 @@ class JobOptions:
     in_order: bool = True
     observer_of: ObserverOf = nobody
     logprobs: int | None = None
-    created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+    began: datetime.datetime = dataclasses.field(default_factory=local_time)
 
 
 @dataclasses.dataclass
@@ -258,7 +260,7 @@ def _start(engine: Engine, tokenizer: Any | None, request: Request, options: Job
         raise LookaheadError(f"{request.problem}.")
     if request.openai and tokenizer is None:
         raise LookaheadError('the model has no tokenizer, and OpenAI lines are answered in text: give rows of "prompt_ids".')
-    prompts = prompts_of(request, tokenizer, options.chat, options.system, engine.target.longest_text)
+    prompts = prompts_of(request, tokenizer, options.chat, options.system, engine.target.longest_text, options.began)
     sampling = dataclasses.replace(options.sampling, **({"include_stop": not request.openai} | request.sampling))
     answer = _Answer(request, prompts, request.n or options.n, sampling)
     check_samples(answer.left, "the number of answers")
@@ -300,7 +302,8 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
         texts = [generation.text(tokenizer) for generation in answer.generations]
     logprobs = LogprobsOf(tokenizer)
     if answer.request.openai:
-        writer = openai.Writer(tokenizer, logprobs, _folder_name(model), options.created, options.seed, options.token_ids)
+        created = int(options.began.timestamp())
+        writer = openai.Writer(tokenizer, logprobs, _folder_name(model), created, options.seed, options.token_ids)
         row = writer.answer(answer.request, answer.generations, list(map(str, texts)), _texts_of(answer, tokenizer))
     else:
         row = _output_row(answer, texts, counts, options, logprobs)

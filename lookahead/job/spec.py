@@ -56,7 +56,7 @@ class InputOutput(OptionGroup):
     )
     out: str | None = option(
         None,
-        "Answers: one JSON line per prompt, or .parquet. Default: JSON lines on stdout.",
+        "Answers: one JSON line per prompt (.jsonl, also .gz, .zst), or .parquet. Default: JSON lines on stdout.",
         flags=("--out", "-o"),
         metavar="FILE",
         changes_answers=False,

@@ -6,11 +6,17 @@ import contextlib
 import dataclasses
 import gc
 import json
+import logging
+import os
+import sys
 import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import LogitsProcessor
 
 from lookahead import Drafter, DraftOptions, GenerationParams, LookaheadEngine, LookaheadError, TokenDocument, Trie, build_trie
@@ -100,6 +106,12 @@ def test_prompts_may_be_text_messages_ids_and_arrays_one_or_several(engine, toke
     assert said_by(engine.generate(forms, SHORT)) == expected * len(forms)
     assert said_by(engine.generate(torch.tensor([ids, ids]), SHORT)) == expected * 2
     assert engine.generate([]) == []
+
+
+def test_chat_template_writes_one_time_in_all_prompts_of_a_call(engine, monkeypatch):
+    template = "{{ strftime_now('%f') }} people each have {{ strftime_now('%f') }} apples. {{ messages[0].content }} Answer:"
+    monkeypatch.setattr(engine.tokenizer, "chat_template", template)
+    assert len(set(map(str, said_by(engine.generate([[{"role": "user", "content": "How many?"}]] * 4, SHORT))))) == 1
 
 
 def test_each_prompt_may_have_params_of_its_own(engine):
@@ -233,6 +245,27 @@ def test_model_that_takes_no_drafts_answers_and_streams(tiny_model, caplog):
     engine = LookaheadEngine(tiny_model("mamba"))
     assert "verifies by plain" in caplog.text
     assert len(engine.generate([5, 6, 7], GenerationParams(max_new_tokens=4))[0].token_ids) <= 4
+
+
+def test_engines_in_several_threads_load_and_sample_as_alone_and_leave_the_process_as_it_was(tiny_model):
+    def state():
+        loggers = [logging.getLogger(name).level for name in ("transformers", "huggingface_hub")]
+        bars, filters = transformers.utils.logging.is_progress_bar_enabled(), [*warnings.filters]
+        return sys.stdout, sys.stderr, loggers, bars, filters, dict(os.environ), torch.get_default_dtype()
+
+    def answers(_=None):
+        LookaheadEngine(MODEL, device="cpu")
+        engine = LookaheadEngine(model)
+        return [
+            said_by(engine.generate([5, 6, 7], GenerationParams(max_new_tokens=40, temperature=1.0, seed=seed)))
+            for seed in range(4)
+        ]
+
+    model = tiny_model("mamba")  # decodes by its own `generate`, with the random state of the process
+    expected, before = answers(), state()
+    with ThreadPoolExecutor(3) as pool:
+        assert [*pool.map(answers, range(3))] == [expected] * 3
+    assert state() == before
 
 
 def test_tries_are_drafted_from_and_those_of_another_tokenizer_refused(target, tokenizer, tokenizer_folder, tmp_path):

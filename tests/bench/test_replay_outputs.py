@@ -132,7 +132,7 @@ def test_prompts_are_made_of_fields_as_the_job_did(tmp_path: Path, tokenizer: An
         found = pairs_of(read_log(str(out)), lambda: tokenizer, [str(prompts)], JobSettings(fields=fields))
         assert found == [(tokenizer(text)["input_ids"], [5])]
     options = {"prompt_field": "q", "model": "m", "tokenizer": "t", "chat": True, "system": "s"}
-    manifest = {"runs": [{"options": options}], "inputs": [{"path": str(prompts)}]}
+    manifest = {"runs": [{"options": options, "began": 1.0}], "inputs": [{"path": str(prompts)}]}
     (tmp_path / "out.jsonl.manifest.json").write_text(json.dumps(manifest))
     known = settings_of(str(out))
     assert (known.tokenizer, known.chat, known.system, known.inputs) == ("t", True, "s", [str(prompts)])

@@ -269,7 +269,7 @@ def test_saved_trie_that_exists_is_added_to_and_another_tokenizers_is_refused(cl
     job = ("generate", "--model", MODEL, "--input", source, "--save-trie")
     cli.fails(2, *job[:-1], "--source-name", "day 2", saying=["--source-name", "--save-trie"])
     cli.fails(1, *job, tmp_path / "ids.trie", saying=["ids.trie", "differs"])
-    cli.fails(1, *job, write_jsonl(tmp_path / "other.jsonl", rows), saying=["not a trie file"])
+    cli.fails(1, *job, write_jsonl(tmp_path / "other", rows), saying=["not a trie file"])
 
 
 def test_summary_json_adds_up_the_rows(cli: Cli, tmp_path: Path) -> None:

@@ -125,6 +125,28 @@ def test_file_of_another_kind_is_replaced_only_if_told(cli: Cli, here: Path, lin
     cli.fails(2, *line.split(), saying=[saying, "or give --overwrite to replace it"])
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            GENERATE + f"-o new.{ending}"
+            for ending in ("csv", "CSV", "tsv.gz", "jsonl.bz2", "parquet.gz", "xlsx", "html", "trie")
+        ),
+        GENERATE + "-o o.jsonl --save-trie new.jsonl.gz",
+        GENERATE + "-o o.jsonl --metrics new.json",
+        f"build-trie ids.jsonl -o new.json {IDS}",
+        "merge-tries a.trie -o new.trie.zst",
+        "prune-trie a.trie --min-count 2 -o new.parquet",
+        "inspect-trie a.trie --coverage ids.jsonl --plot new.jpg",
+        "calibrate --model model -o new.json.gz",
+        "replay pairs.jsonl --save new.csv",
+        "bench --model model --input prompts.jsonl --report new.pdf",
+    ],
+)
+def test_ending_that_names_another_kind_of_file_is_refused(cli: Cli, here: Path, line: str) -> None:
+    cli.fails(2, *line.split(), saying=["new.", ": its ending names another kind of file than is written. Use "])
+
+
 @pytest.mark.parametrize("name", ["o.jsonl.journal", "o.jsonl.manifest.json", "o.jsonl.learned.jsonl"])
 def test_files_that_are_kept_beside_an_output_are_outputs(cli: Cli, tmp_path: Path, name: str) -> None:
     prompts = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
@@ -155,10 +177,10 @@ def test_own_files_are_of_their_kinds_and_empty_ones_of_any(tmp_path: Path) -> N
     assert outputs.METRICS.matches(tmp_path / "m.prom")
     assert all(outputs.PROFILE.matches(path) for path in SHIPPED.glob("*.json"))
     assert not any(outputs.BENCH.matches(path) for path in SHIPPED.glob("*.json"))
-    empty = tmp_path / "empty.png"
-    empty.touch()
     kinds = (outputs.TRIE, outputs.METRICS, outputs.PICTURE, outputs.PAGE, outputs.PROFILE, outputs.BENCH, outputs.JOURNAL)
     for kind in kinds:
+        empty = tmp_path / f"empty{kind.endings[0] if kind.endings else ''}"
+        empty.touch()
         check_outputs([Output("-o", empty, kind)], [])
         assert not kind.matches(empty)
 

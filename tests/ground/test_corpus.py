@@ -209,6 +209,13 @@ def test_answer_stands_alone_where_the_chat_template_refuses_the_turns_before_it
     assert report.bad == 0
 
 
+def test_chat_template_that_writes_the_time_gives_the_same_documents_at_any_time(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[0].content }} {{ strftime_now('%Y %f') }}")
+    messages = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]
+    found = [rows_read(tmp_path, tokenizer, {"messages": messages})[0] for _ in range(2)]
+    assert found[0] == found[1]
+
+
 def test_end_of_sequence_is_not_doubled(tmp_path, tokenizer):
     found, _ = rows_read(tmp_path, tokenizer, {"text": "the cat<eos>"})
     assert found == ["the cat<eos>"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
+import logging
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from lookahead.tokenizer import identity, load_tokenizer
+from lookahead.tokenizer import chat_text, identity, load_tokenizer, quiet_hub
 from lookahead_cli.demo import samples_folder
 
 
@@ -28,3 +32,43 @@ def test_copied_tokenizer_has_the_same_fingerprint(tokenizer_folder: Path, tmp_p
     shutil.copytree(tokenizer_folder, tmp_path / "copy")
     copied = identity(load_tokenizer(str(tmp_path / "copy")), "copy")
     assert copied.fingerprint == identity(load_tokenizer(str(tokenizer_folder)), "x").fingerprint
+
+
+TIMED = [
+    "\n  {% if strftime_now is defined %}\n  on {{ strftime_now('%-d %B %Y') }}\n {% endif %}\n{{ messages[0].content }}\n",
+    "{%- macro day(code) -%}{{ strftime_now(code) }}{%- endmacro -%}{% set d = strftime_now('%d %b') %}{{ d }}{{ day('%Y') }}",
+    "{% generation %}{{ strftime_now('%j%%') }}{% endgeneration %} no time",
+    "{{ messages[0].content }}",
+]
+
+
+@pytest.mark.parametrize("template", TIMED)
+def test_chat_template_writes_the_time_that_it_is_given_and_else_what_transformers_gives(template: str) -> None:
+    tokenizer, chat = load_tokenizer(str(samples_folder() / "demo-model")), [{"role": "user", "content": "Hi"}]
+    tokenizer.chat_template = template
+    now = datetime.datetime.now()
+    theirs = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert chat_text(tokenizer, chat, now) == theirs  # but for a test that runs at midnight
+    then = datetime.datetime(1999, 12, 31, 23, 59)
+    assert (chat_text(tokenizer, chat, then) == theirs) is ("strftime_now" not in template)
+    assert "99" in chat_text(tokenizer, chat, then) or "365" in chat_text(tokenizer, chat, then) or template == TIMED[-1]
+
+
+def test_log_level_of_the_hub_client_is_as_before_once_two_threads_have_kept_it_quiet() -> None:
+    hub, first_is_in, second_is_in = logging.getLogger("huggingface_hub"), threading.Event(), threading.Event()
+    before = hub.level
+
+    def second() -> None:
+        first_is_in.wait()
+        with quiet_hub():
+            second_is_in.set()
+            assert hub.level == logging.ERROR
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with quiet_hub():
+        first_is_in.set()
+        second_is_in.wait(0.05)
+    thread.join()
+    assert hub.level == before

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import shutil
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from lookahead.corpus import json_rows
 from lookahead.errors import UsageError
 from lookahead.job.counting import count_rows
 from lookahead.job.inputs import LONGEST_LINE, Shard
@@ -43,6 +47,8 @@ def test_jsonl_its_compressed_forms_parquet_and_stdin_give_the_same_rows(
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(columns), tmp_path / "a.parquet")
     assert generate(cli, tmp_path / "out.jsonl", "--input", source) == 0
     for name in ("a.jsonl.gz", "a.jsonl.zst", "a.parquet"):
+        shutil.copy(tmp_path / name, tmp_path / name.upper())
+    for name in ("a.jsonl.gz", "a.jsonl.zst", "a.parquet", "A.JSONL.GZ", "A.JSONL.ZST", "A.PARQUET"):
         assert generate(cli, tmp_path / f"{name}.out", "--input", tmp_path / name) == 0
         assert steady(tmp_path / f"{name}.out") == steady(tmp_path / "out.jsonl")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
@@ -265,7 +271,7 @@ def test_packed_file_that_was_cut_short_ends_the_job_and_it_goes_on_with_the_who
 
 def table_of(path: Path) -> list[dict[str, Any]]:
     """Rows of a Parquet file as JSON lines have them."""
-    rows = pyarrow.parquet.read_table(path).to_pylist(maps_as_pydicts="strict")
+    rows = pyarrow.parquet.read_table(io.BytesIO(path.read_bytes())).to_pylist(maps_as_pydicts="strict")
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
@@ -305,19 +311,79 @@ def test_parquet_output_holds_errors_numbers_as_ids_and_openai_lines(cli: Cli, t
     assert table_of(tmp_path / "own.parquet")[1]["error"]["line"] == 2
 
 
-def test_parquet_job_in_pieces_gives_the_whole_table(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [".parquet", ".PARQUET", ".jsonl.gz", ".Zst"])
+def test_job_in_pieces_gives_the_whole_file_that_its_ending_names(cli: Cli, tmp_path: Path, ending: str) -> None:
+    def rows_in(path: Path) -> list[dict[str, Any]]:
+        rows = table_of(path) if ending.lower() == ".parquet" else [row for _, row in json_rows(str(path))]
+        return [{k: v for k, v in row.items() if k not in UNSTEADY} for row in rows]
+
     rows = list(questions(5))
-    source, out = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
+    source, out = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / f"out{ending}"
     generate(cli, out, "--input", source)
-    whole = [{k: v for k, v in row.items() if k not in UNSTEADY} for row in table_of(out)]
+    magics = {".parquet": b"PAR1", ".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
+    assert out.read_bytes().startswith(magics[out.suffix.lower()])
+    whole = rows_in(out)
     # A kill leaves JSON lines beside it.
     generate(cli, tmp_path / "lines.jsonl", "--input", source)
     lines = (tmp_path / "lines.jsonl").read_bytes().splitlines(keepends=True)
     out.unlink()
-    (tmp_path / "out.parquet.journal").write_bytes((tmp_path / "lines.jsonl.journal").read_bytes())
-    (tmp_path / "out.parquet.partial.jsonl").write_bytes(b"".join(lines[:3]) + b'{"id')
+    (tmp_path / f"out{ending}.journal").write_bytes((tmp_path / "lines.jsonl.journal").read_bytes())
+    (tmp_path / f"out{ending}.partial.jsonl").write_bytes(b"".join(lines[:3]) + b'{"id')
     assert generate(cli, out, "--input", source) == 2
     assert generate(cli, out, "--input", source, "--resume") == 0
-    assert [{k: v for k, v in row.items() if k not in UNSTEADY} for row in table_of(out)] == whole
+    assert rows_in(out) == whole
     write_jsonl(source, [*rows, {"prompt": "more"}])
     assert generate(cli, out, "--input", source, "--resume") == 2
+
+
+# ---- odd names
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_job_whose_files_have_names_that_are_not_utf8_is_answered_and_resumed(cli: Cli, tmp_path: Path, ending: str) -> None:
+    folder = tmp_path / "folder\udcff"
+    folder.mkdir()
+    inputs = [write_jsonl(folder / f"{n}\udcfe.jsonl", [*questions(2), {}]) for n in range(2)]
+    out = folder / f"out\udcfd.{ending}"
+    trie, log, metrics = (folder / f"x\udcfc.{each}" for each in ("trie", "log", "prom"))
+    job = ("--input", inputs[0], "--input", inputs[1], "--save-trie", trie, "--log-file", log, "--metrics", metrics, "--json")
+    assert generate(cli, out, *job) == 3
+    rows = rows_of(out) if ending == "jsonl" else table_of(out)
+    assert [row["id"] for row in rows][2::3] == ["0\\udcfe.jsonl:3", "1\\udcfe.jsonl:3"]
+    manifest = json.loads(Path(f"{out}.manifest.json").read_text("utf-8"))
+    assert [each["path"] for each in manifest["inputs"]] == [*map(str, inputs)]
+    assert generate(cli, out, *job, "--resume") == 3
+    assert cli("report", out, "--json").json["rows"] == 6
+    assert cli("report", out, "-o", folder / "page\udcfb.html").code == 0
+
+
+@pytest.fixture
+def piped() -> Iterator[Callable[[Iterable[Any]], str]]:
+    """piped(rows): the name of a pipe that holds them as JSON lines."""
+    readers = []
+
+    def pipe(rows: Iterable[Any]) -> str:
+        reader, writer = os.pipe()
+        readers.append(reader)
+        os.write(writer, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        os.close(writer)
+        return f"/dev/fd/{reader}"
+
+    yield pipe
+    for reader in readers:
+        os.close(reader)
+
+
+def test_pipe_of_a_corpus_or_of_logged_answers_is_json_lines(cli: Cli, tmp_path: Path, piped: Callable[..., str]) -> None:
+    rows = [{"prompt_ids": [1, 2], "response_ids": [3, 4, 5]}] * 3
+    assert cli("build-trie", piped(rows), "-o", tmp_path / "a.trie", "--vocab-size", 10).code == 0
+    assert cli("replay", piped(rows), "--json").json["rows"] == 3
+
+
+def test_pipe_is_read_once_by_a_job_that_is_resumed(cli: Cli, tmp_path: Path, piped: Callable[..., str]) -> None:
+    out, whole = tmp_path / "out.jsonl", []
+    for options in ([], ["--resume"]):
+        assert generate(cli, out, "--input", piped(questions(4)), *options) == 0
+        whole.append(steady(out))
+        out.write_bytes(out.read_bytes().splitlines(keepends=True)[0])
+    assert whole[0] == whole[1]

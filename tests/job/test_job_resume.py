@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from lookahead.errors import LookaheadError
+from lookahead.job.manifest import began
+from lookahead.job.pairs import settings_of
 from tests.support.cli import Cli, write_jsonl
 from tests.support.depth import deep
 from tests.support.jobs import MODEL, PROMPTS, job_process, questions, rows_of, steady
@@ -356,3 +359,78 @@ def test_bad_rows_stay_and_faults_of_the_run_are_tried_again(cli: Cli, tmp_path:
     assert "--retry-errors" not in job.err
     assert [row["id"] for row in rows_of(job.out)] == ["q0", "q1", "bad", "fault"]
     assert "text" in rows_of(job.out)[1]
+
+
+# ---- chat templates that write the time
+
+
+def test_chat_template_writes_one_time_in_all_rows_of_a_job_resumed_or_replayed(cli: Cli, tmp_path: Path) -> None:
+    model, rows = tmp_path / "model", [{"messages": [{"role": "user", "content": "How many?"}]}] * 6
+    shutil.copytree(MODEL, model)
+    numbers = "{{ strftime_now('%f') }} people each have {{ strftime_now('%f') }} apples."
+    (model / "chat_template.jinja").write_text(f"Question: {numbers} {{{{ messages[0].content }}}}\nAnswer:")
+    source, out = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    command = ("generate", "--model", model, "--input", source, "-o", out, "--max-new-tokens", 12, "--quiet")
+    assert cli(*command).code == 0
+    texts = [row["text"] for row in rows_of(out)]
+    assert len(set(texts)) == 1
+    out.write_bytes(out.read_bytes().splitlines(keepends=True)[0])
+    assert cli(*command, "--resume").code == 0
+    assert [row["text"] for row in rows_of(out)] == texts
+    began = json.loads((tmp_path / "out.jsonl.manifest.json").read_text())["runs"][0]["began"]
+    assert settings_of(str(out)).began.timestamp() == began
+
+
+def test_job_resumed_in_another_time_zone_writes_the_time_of_the_first() -> None:
+    first = {"began": 1_700_000_000.5, "utc_offset": 9 * 3600}
+    assert began(first).isoformat() == "2023-11-15T07:13:20.500000+09:00"
+    assert began({"began": 1_700_000_000.5}).timestamp() == 1_700_000_000.5  # of an earlier version
+
+
+# ---- files that were edited
+
+
+ODD_ENTRIES = [
+    {"input": 1e308},
+    {"input": "zz"},
+    {"row": "0"},
+    {"row": 1 << 63},
+    {"output": None},
+    {"tokens": "x"},
+    {"seconds": 1e400},
+]
+
+
+@pytest.mark.parametrize("odd", [*ODD_ENTRIES, {"accepted_by_source": [1]}, {"error": None}])
+def test_line_of_the_journal_that_the_job_has_not_written_counts_as_missing(job: Job, odd: dict[str, Any]) -> None:
+    assert job("--quiet") == 0
+    whole = steady(job.out)
+    entries = list(map(json.loads, job.journal.read_text().splitlines()))
+    job.journal.write_text("".join(json.dumps(each) + "\n" for each in (*entries[:-1], entries[-1] | odd)))
+    assert job("--quiet", "--resume") == 0  # the last row is answered again
+    assert steady(job.out) == whole
+    assert job.cli("report", job.out, "--json").json["rows"] == 6
+
+
+@pytest.mark.parametrize(
+    "odd", [{"runs": []}, {"runs": [{}]}, {"runs": [{"began": "x"}]}, {"answering": 1}, {"model_files": [1]}]
+)
+def test_manifest_that_the_job_has_not_written_is_refused(job: Job, odd: dict[str, Any]) -> None:
+    assert job("--quiet") == 0
+    job.manifest_file.write_text(json.dumps(job.manifest | odd))
+    job.fails(1, "--resume", saying=["out.jsonl.manifest.json: cannot be read", "--overwrite"])
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl.gz"])
+def test_complete_file_that_was_cut_is_not_taken_for_the_jobs(job: Job, ending: str) -> None:
+    job.out = job.folder / f"out.{ending}"
+    assert job("--quiet") == 0
+    assert job("--quiet", "--resume") == 0
+    job.out.write_bytes(job.out.read_bytes()[:-10])
+    job.fails(1, "--resume", saying=[f"out.{ending}: was changed since the job wrote it", "--overwrite"])
+    assert job("--quiet", "--overwrite") == 0
+
+
+def test_job_without_rows_is_reported_and_drawn(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl.journal").touch()
+    assert cli("report", tmp_path / "out.jsonl", "-o", tmp_path / "page.html", "--plot", tmp_path / "page.svg").code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,7 @@ def job() -> Any:
     def run(rows: list[Any], batch_size: int = 4, **options: Any) -> list[dict[str, Any]]:
         engine = DecodingEngine(target, Drafter([], DraftOptions("off")), batch_size, tokenizer=tokenizer)
         written: list[Ended] = []
-        run_rows(
-            engine, tokenizer, requests_of(rows), JobOptions(**{"max_new_tokens": 8, "created": 7, **options}), written.append
-        )
+        run_rows(engine, tokenizer, requests_of(rows), JobOptions(**{"max_new_tokens": 8, **options}), written.append)
         return [ended.row for ended in written]
 
     return run
@@ -88,7 +87,7 @@ def test_answers_are_what_openais_client_reads(job: Any) -> None:
         line({**COMPLETION, "logprobs": 3}, "completion"),
         line(CHAT, "plain"),
     ]
-    answered = job(rows, created=1_700_000_000)
+    answered = job(rows, began=datetime.datetime.fromtimestamp(1_700_000_000))
     for row in answered:
         assert {*row} == {"id", "custom_id", "response", "error"}
         assert row["error"] is None
