@@ -168,6 +168,7 @@ class Guide:
         self._end = self._completion()  # one that was found: of the answer so far, or of an earlier part of it
         self._longest_end = len(self._end or ())  # so far
         self._ends = False  # it is being emitted
+        self._ended = False  # by a token that ends answers
 
     def begin(self, room: int) -> Guide:
         """A guide to a new answer of `room` tokens at most."""
@@ -177,6 +178,26 @@ class Guide:
         if self._longest_end > room:
             guide._end = None  # it cannot be seen to
         return guide
+
+    @property
+    def is_complete(self) -> bool:
+        """What was emitted so far is all that the constraint asks for."""
+        return self._ended or (not self._matcher.is_error() and self._matcher.is_accepting())
+
+    def refused(self, beside: str) -> int:
+        """The token to emit where `beside`, what else the request asks for, rules out all that are allowed: the end of an
+        answer that is complete. Raises ConstraintError if it is not, or cannot be ended.
+        """
+        if self.is_complete and self._eos:
+            return min(self._eos)
+        raise ConstraintError(
+            f"{self._kind} and {beside or 'the scores of the model'}: no token is allowed by both, and the answer is not "
+            "complete. Leave one of them out."
+        )
+
+    def ends_with(self, token: int) -> bool:
+        """It is one of those that end any answer."""
+        return token in self._eos
 
     def settled(self, best: int) -> int | None:
         """The next token, as far as the best one tells: itself if it is allowed, the one that must come; else None."""
@@ -221,6 +242,7 @@ class Guide:
         self._left -= 1
         if self._end and self._end[0] == token:
             self._end = self._end[1:]
+        self._ended = token in self._eos
         self._matcher.consume_token(token)
         if self._matcher.is_error():
             raise self._error()
@@ -301,7 +323,7 @@ class Guide:
     def _error(self) -> ConstraintError:
         why = _first_line(self._matcher.get_error())
         stuck = not why or why.startswith("NoExtension")
-        return ConstraintError(f"{self._kind}: {'no token of the vocabulary can go on from here' if stuck else why}.")
+        return ConstraintError(f"{self._kind}: {'no token of the vocabulary can follow' if stuck else f'llguidance: {why}'}.")
 
 
 def _first_line(error: object) -> str:

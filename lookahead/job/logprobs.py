@@ -22,10 +22,14 @@ class LogprobsOf:
 
     def in_row(self, generation: Generation) -> list[dict[str, Any]]:
         """[{"id", "token", "logprob", "top": [{"id", "token", "logprob"}]}], one for each token; best first."""
-        return [
-            {**self._scored(found.token_id, found.logprob), "top": [self._scored(*pair) for pair in found.top]}
-            for found in generation.token_logprobs
-        ]
+        return [*map(self._entry, generation.token_logprobs)]
+
+    def of_prompt(self, generation: Generation) -> list[dict[str, Any] | None]:
+        """The same of the prompt's tokens, None for the first."""
+        return [None, *map(self._entry, generation.prompt_token_logprobs)]
+
+    def _entry(self, found: TokenLogprobs) -> dict[str, Any]:
+        return {**self._scored(found.token_id, found.logprob), "top": [self._scored(*pair) for pair in found.top]}
 
     def of_chat(self, generation: Generation, tokens: int) -> dict[str, Any]:
         """{"content": [{"token", "logprob", "bytes", "top_logprobs": [...]}], "refusal"}, of that many tokens."""
@@ -35,16 +39,19 @@ class LogprobsOf:
         ]
         return {"content": content, "refusal": None}
 
-    def of_completion(self, generation: Generation, tokens: int) -> dict[str, Any]:
+    def of_completion(self, generation: Generation, tokens: int, prompt: Generation | None = None) -> dict[str, Any]:
         """{"tokens", "token_logprobs", "top_logprobs", "text_offset"}: a list in each, one entry for each of that many
-        tokens.
+        tokens. prompt: whose prompt's tokens stand before them, the first without log-probabilities.
         """
-        scored = generation.token_logprobs[:tokens]
-        names = [self._named(found.token_id) for found in scored]
+        scored: list[TokenLogprobs | None] = [*generation.token_logprobs[:tokens]]
+        names = [self._named(token) for token in generation.token_ids[:tokens]]
+        if prompt:
+            scored = [None, *prompt.prompt_token_logprobs, *scored]
+            names = [*map(self._named, prompt.prompt_ids), *names]
         return {
             "tokens": names,
-            "token_logprobs": [_number(found.logprob) for found in scored],
-            "top_logprobs": [self._by_name(found) for found in scored],
+            "token_logprobs": [found and _number(found.logprob) for found in scored],
+            "top_logprobs": [found and self._by_name(found) for found in scored],
             "text_offset": [*itertools.accumulate(map(len, names[:-1]), initial=0)] if names else [],
         }
 

@@ -16,8 +16,8 @@ from lookahead.job.request import RowError
 
 LIMIT_NAMES = ("max_new_tokens", "max_completion_tokens", "max_tokens")
 COUNTS = (*limits.COUNTS, "seed", "n")
-OF_REQUEST = ("max_new_tokens", "n", "seed", "logprobs")  # fields of Request itself
-NAMES = (*LIMIT_NAMES, *limits.NUMBERS, *COUNTS, *limits.LISTS, *KINDS, "logprobs", "logit_bias", "sampling")
+OF_REQUEST = ("max_new_tokens", "n", "seed", "logprobs", "prompt_logprobs")  # fields of Request itself
+NAMES = (*LIMIT_NAMES, *limits.NUMBERS, *COUNTS, *limits.LISTS, *KINDS, "logprobs", "prompt_logprobs", "logit_bias", "sampling")
 
 
 def read_params(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,6 +39,8 @@ def read_params(params: Mapping[str, Any]) -> dict[str, Any]:
             known.update(limits.checked({name: known[name]}))
         except UsageError as error:
             raise RowError(str(error).rstrip("."), name) from None
+    if known.get("max_new_tokens") == 0 and known.get("prompt_logprobs") in (None, False):
+        raise RowError("max_new_tokens is 0, not a positive number of tokens: 0 goes with prompt_logprobs", "max_new_tokens")
     fields: dict[str, Any] = {name: known.pop(name) for name in OF_REQUEST if name in known}
     return {**fields, "sampling": known}
 
@@ -46,7 +48,7 @@ def read_params(params: Mapping[str, Any]) -> dict[str, Any]:
 def _read(name: str, value: Any) -> Any:
     """One option as a Request holds it. Raises RowError if it is of another type."""
     if name in LIMIT_NAMES:
-        if not is_count(value) or value < 1:
+        if not is_count(value) or value < 0:
             raise RowError(f"{name} is {shown(value)}, not a positive number of tokens", name)
         return value
     if name in limits.NUMBERS:
@@ -59,7 +61,7 @@ def _read(name: str, value: Any) -> Any:
         if name == "n":
             _within(limits.check_samples, value, name)
         return value
-    if name == "logprobs":
+    if name in ("logprobs", "prompt_logprobs"):
         return asked_logprobs(name, value)
     if name == "sampling":
         if value not in ("greedy", "model"):
@@ -81,7 +83,7 @@ def asked_logprobs(name: str, value: Any) -> Any:
     if value is not False and (type(value) is not int or value < 0):
         raise RowError(f'"{name}" is {shown(value)}, not a whole number', name)
     if value is not False:
-        _within(limits.check_logprobs, value, name)
+        _within(lambda most: limits.check_logprobs(most, name), value, name)
     return value
 
 
