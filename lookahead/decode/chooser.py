@@ -197,7 +197,7 @@ def own_processors(sampling: Sampling, prompt_length: int) -> LogitsProcessorLis
 
 RULES_OUT = {  # fields of a generation config -> what users call them
     **{name: name for name in ("suppress_tokens", "begin_suppress_tokens", "no_repeat_ngram_size", "forced_eos_token_id")},
-    **{name: name for name in ("encoder_no_repeat_ngram_size", "min_length", "min_new_tokens", "forced_bos_token_id")},
+    **{name: name for name in ("encoder_no_repeat_ngram_size", "forced_bos_token_id")},
     "bad_words_ids": "bad_words",
     "sequence_bias": "logit_bias",
 }
@@ -205,8 +205,10 @@ RULES_OUT = {  # fields of a generation config -> what users call them
 
 def ruling_out(config: Any, sampling: Sampling) -> str:
     """What of a request, and of the model's generation config, may rule out tokens; "" if nothing does."""
+    # Minimum lengths rule out ends only, and the end of a complete answer wins: what is left are a request's own stop tokens.
+    least = ["min_new_tokens"] if sampling.stop_token_ids and config.min_new_tokens else []
     found = [name for field, name in RULES_OUT.items() if getattr(config, field, None) not in (None, 0, [], {})]
-    return ", ".join([*found, *dict.fromkeys(f"processors ({type(own).__name__})" for own in sampling.processors)])
+    return ", ".join([*found, *least, *dict.fromkeys(f"processors ({type(own).__name__})" for own in sampling.processors)])
 
 
 def guide_of(sampling: Sampling, grammars: Grammars | None, room: int) -> Guide | None:

@@ -8,17 +8,18 @@ which the tokens that are left could not complete it gives way to the first of a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from lookahead.errors import ConstraintError, UsageError
+from lookahead.errors import ConstraintError, LookaheadError, UsageError
 from lookahead.extras import require
 
 if TYPE_CHECKING:
@@ -120,12 +121,24 @@ class Grammars:
             matcher = LLMatcher(self._vocabulary, constraint.compiled(), log_level=0)
             if matcher.is_error():
                 raise ConstraintError(f"{constraint.kind}: {_first_line(matcher.get_error())}.")
-            first = Guide(matcher, constraint.kind, self.eos_token_ids, self._vocab_size, self._closing)
+            closing = self._closing._replace(patterns=self._patterns_met(constraint))
+            first = Guide(matcher, constraint.kind, self.eos_token_ids, self._vocab_size, closing)
             self._compiled[constraint] = first
             if len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(constraint)
         return first.begin(room)
+
+    def _patterns_met(self, constraint: Constraint) -> list[list[int]]:
+        """Tokens that meet each "pattern" of a JSON schema, which may be met anywhere in a text."""
+        if constraint.kind != "json_schema":
+            return []
+        found: list[list[int]] = []
+        for text in dict.fromkeys(_patterns_in(json.loads(constraint.text))):
+            with contextlib.suppress(LookaheadError):
+                guide = self.guide(Constraint("regex", text.removeprefix("^").removesuffix("$")), LONGEST_END)
+                found += [guide._end] if guide._end else []
+        return found
 
     @functools.cached_property
     def _closing(self) -> Closing:
@@ -156,6 +169,7 @@ class Closing(NamedTuple):
     quote: list[int]
     in_texts: list[int]
     outside: list[int]
+    patterns: Sequence[list[int]] = ()
 
 
 class Guide:
@@ -303,6 +317,11 @@ class Guide:
 
         closing = self._closing
         if any(map(goes, closing.letters)):
+            if not any(map(goes, closing.quote)):
+                for tokens in closing.patterns:
+                    met = matcher.deep_copy()
+                    if met.consume_tokens(tokens) and any(met.validate_tokens([token]) == 1 for token in closing.quote):
+                        return tokens
             turn %= max(1, len(closing.in_texts))
             tried = [*closing.quote, *closing.in_texts[turn:], *closing.in_texts[:turn]]
         else:
@@ -324,6 +343,14 @@ class Guide:
         why = _first_line(self._matcher.get_error())
         stuck = not why or why.startswith("NoExtension")
         return ConstraintError(f"{self._kind}: {'no token of the vocabulary can follow' if stuck else f'llguidance: {why}'}.")
+
+
+def _patterns_in(schema: Any) -> Iterator[str]:
+    for name, value in schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ():
+        if name == "pattern" and isinstance(value, str):
+            yield value
+        else:
+            yield from _patterns_in(value)
 
 
 def _first_line(error: object) -> str:

@@ -19,6 +19,7 @@ class LogprobsOf:
 
     def __init__(self, tokenizer: Any | None):
         self._text = None if tokenizer is None else _texts(tokenizer)
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
 
     def in_row(self, generation: Generation) -> list[dict[str, Any]]:
         """[{"id", "token", "logprob", "top": [{"id", "token", "logprob"}]}], one for each token; best first."""
@@ -44,15 +45,18 @@ class LogprobsOf:
         tokens. prompt: whose prompt's tokens stand before them, the first without log-probabilities.
         """
         scored: list[TokenLogprobs | None] = [*generation.token_logprobs[:tokens]]
-        names = [self._named(token) for token in generation.token_ids[:tokens]]
+        token_ids = generation.token_ids[:tokens]
         if prompt:
-            scored = [None, *prompt.prompt_token_logprobs, *scored]
-            names = [*map(self._named, prompt.prompt_ids), *names]
+            scored, token_ids = [None, *prompt.prompt_token_logprobs, *scored], [*prompt.prompt_ids, *token_ids]
+        names = [*map(self._named, token_ids)]
+        sizes = [
+            0 if token in self._special else len(name) for token, name in zip(token_ids, names, strict=True)
+        ]  # in the text
         return {
             "tokens": names,
             "token_logprobs": [found and _number(found.logprob) for found in scored],
             "top_logprobs": [found and self._by_name(found) for found in scored],
-            "text_offset": [*itertools.accumulate(map(len, names[:-1]), initial=0)] if names else [],
+            "text_offset": [*itertools.accumulate(sizes[:-1], initial=0)] if names else [],
         }
 
     def _by_name(self, found: TokenLogprobs) -> dict[str, float]:

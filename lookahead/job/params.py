@@ -40,7 +40,8 @@ def read_params(params: Mapping[str, Any]) -> dict[str, Any]:
         except UsageError as error:
             raise RowError(str(error).rstrip("."), name) from None
     if known.get("max_new_tokens") == 0 and known.get("prompt_logprobs") in (None, False):
-        raise RowError("max_new_tokens is 0, not a positive number of tokens: 0 goes with prompt_logprobs", "max_new_tokens")
+        name = next(name for name in LIMIT_NAMES if params.get(name) == 0)
+        raise RowError(f"{name} is 0, not a positive number of tokens: 0 goes with prompt_logprobs", name)
     fields: dict[str, Any] = {name: known.pop(name) for name in OF_REQUEST if name in known}
     return {**fields, "sampling": known}
 
