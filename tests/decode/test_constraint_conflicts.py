@@ -1,4 +1,4 @@
-"""A constraint beside what else rules out tokens: the answer ends complete, or as one error that names both; drafts change nothing."""
+"""A constraint beside what else rules out tokens: complete answers end, others fail with both names; drafts change nothing."""
 
 from __future__ import annotations
 
