@@ -147,7 +147,7 @@ class Grammars:
         def tokens_of(characters: str) -> list[int]:
             return [ids[0] for c in characters if len(ids := self._vocabulary.greedy_tokenize(c)) == 1]
 
-        return Closing(*map(tokens_of, (LETTERS, QUOTE, IN_TEXTS, OUTSIDE)))
+        return Closing(tokens_of(LETTERS), tokens_of(QUOTE), tokens_of(IN_TEXTS), tokens_of(OUTSIDE))
 
     @functools.cached_property
     def _vocabulary(self) -> Any:
