@@ -12,7 +12,7 @@ import datetime
 import logging
 import math
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +51,24 @@ class GenerationParams(Sampling):
 
     max_new_tokens: at most. seed: with the prompt's index in the list it makes the random stream of its answer.
     logprobs: with each token come its log-probability and those of that many of the most probable; None: without.
+    prompt_logprobs: the same of the prompt's tokens; max_new_tokens may be 0 then, so that the prompt is only scored.
     """
 
     max_new_tokens: int = 256
     seed: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens is {self.max_new_tokens}: it must be a whole number above 0.")
+        if type(self.max_new_tokens) is not int or self.max_new_tokens < (self.prompt_logprobs is None):
+            raise UsageError(
+                f"max_new_tokens is {self.max_new_tokens}: it must be a whole number above 0 (or 0 with prompt_logprobs)."
+            )
         if not is_count(self.seed):
             raise UsageError(f"seed is {shown(self.seed)}: it must be a whole number.")
         check_logprobs(self.logprobs)
+        check_logprobs(self.prompt_logprobs, "prompt_logprobs")
 
 
 @dataclasses.dataclass
@@ -75,8 +80,9 @@ class GenerationResult(DraftCounts):
     token_ids: all, the token that ended the answer included.
     finish_reason: "stop", "length" (max_new_tokens, or the model's positions), or "error"; then `error` tells what happened,
     and text and token_ids hold what was emitted until then.
-    edl: tokens per decode step, None without one. logprobs: one for each token, if they were asked for (decode/logprobs.py).
-    steps, draft_tokens, accepted_tokens, accepted_by_source: see `DraftCounts`.
+    edl: tokens per decode step, None without one. logprobs: one for each token, if they were asked for (decode/logprobs.py);
+    prompt_logprobs: one for each token of the prompt, None for the first. complete: whether a constrained answer is all that
+    the constraint asks for; None: unconstrained. steps, draft_tokens, accepted_tokens, accepted_by_source: see `DraftCounts`.
     """
 
     text: str | None
@@ -85,6 +91,8 @@ class GenerationResult(DraftCounts):
     prompt_tokens: int
     edl: float | None = None
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    complete: bool | None = None
     error: LookaheadError | None = None
 
 
@@ -174,39 +182,61 @@ class LookaheadEngine:
         self._in_use = threading.Lock()
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: GenerationParams | Sequence[GenerationParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: GenerationParams | Sequence[GenerationParams] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> list[GenerationResult]:
         """Answer prompts, `batch_size` at a time. Returns a list in their order, for a single prompt a list of one.
 
         prompts: one, or a sequence: each is text, chat messages [{"role", "content"}, ...] or token ids (a list, or a row of an
         array). params: for all of them, or a sequence with one for each. A prompt that cannot be answered has a result with
         `finish_reason` "error" and does not disturb the others. The same call gives the same tokens at any batch size.
+        progress: is called with (finished prompts, all prompts) as each is finished.
         Raises UsageError if there is not one `params` for each prompt, LookaheadError if the engine is in use.
         """
-        listed: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
-        several = [*map(_checked, params)] if isinstance(params, Sequence) else [_checked(params)] * len(listed)
-        if len(several) != len(listed):
-            raise UsageError(f"{len(several)} params for {len(listed)} prompts: give one for all, or one for each.")
-        results: dict[int, GenerationResult] = {}  # by index
-        places: dict[int, int] = {}  # by id of each generation
+        listed, several = _listed(prompts, params)
+        results: dict[int, GenerationResult] = {}
+        for index, result in self._finished(listed, several):
+            results[index] = result
+            if progress:
+                progress(len(results), len(listed))
+        return [results[index] for index in range(len(listed))]
+
+    def generate_iter(
+        self, prompts: Prompt | Sequence[Prompt], params: GenerationParams | Sequence[GenerationParams] | None = None
+    ) -> Generator[tuple[int, GenerationResult]]:
+        """As `generate`, but yields (index of the prompt, result) as each is finished. close() gives up those that are not.
+
+        Raises UsageError at once, LookaheadError at the first result if the engine is in use.
+        """
+        return self._finished(*_listed(prompts, params))
+
+    def _finished(
+        self, prompts: Sequence[Prompt], params: Sequence[GenerationParams]
+    ) -> Generator[tuple[int, GenerationResult]]:
+        failed: list[tuple[int, GenerationResult]] = []
+        indices: dict[int, int] = {}  # by id of each generation
 
         now = local_time()  # one for all, where a chat template writes it
 
         def generations() -> Iterator[Generation]:
-            for place, (prompt, wishes) in enumerate(zip(listed, several, strict=True)):
+            for index, (prompt, wishes) in enumerate(zip(prompts, params, strict=True)):
                 try:
-                    generation = self._request(prompt, wishes, place, now)
+                    generation = self._request(prompt, wishes, index, now)
                 except Exception as error:
                     text = None if self.tokenizer is None else ""
-                    results[place] = GenerationResult(text, [], "error", 0, error=_of_family(error))
+                    failed.append((index, GenerationResult(text, [], "error", 0, error=_of_family(error))))
                     continue
-                places[id(generation)] = place
+                indices[id(generation)] = index
                 yield generation
 
         with self._alone(), contextlib.closing(self._engine.run(generations())) as running:
             for generation in running:
-                results[places.pop(id(generation))] = self._result(generation)
-        return [results[place] for place in range(len(listed))]
+                yield indices.pop(id(generation)), self._result(generation)
+                yield from failed
+                failed.clear()
+        yield from failed
 
     def stream(self, prompt: Prompt, params: GenerationParams | None = None) -> Generator[str, None, GenerationResult]:
         """Answer one prompt; yields its text as it is accepted. All pieces together are the text that `generate` gives.
@@ -268,7 +298,8 @@ class LookaheadEngine:
         try:
             prompt_ids = prompt_ids_of(request, self.tokenizer, longest=self._engine.target.longest_text, now=now)
             seed = seed_of(params.seed, number)
-            return self._engine.request(prompt_ids, params.max_new_tokens, params, seed, logprobs=params.logprobs)
+            scored = {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}
+            return self._engine.request(prompt_ids, params.max_new_tokens, params, seed, **scored)
         except LookaheadError as error:
             raise LookaheadError(f"prompt {number}: {error}") from error
 
@@ -281,6 +312,8 @@ class LookaheadEngine:
             generation.prompt_tokens,
             generation.edl,
             None if generation.logprobs is None else generation.token_logprobs,
+            None if generation.prompt_logprobs is None else [None, *generation.prompt_token_logprobs],
+            generation.complete,
             _of_family(generation.error) if generation.error else None,
             **{field.name: getattr(generation, field.name) for field in dataclasses.fields(DraftCounts)},
         )
@@ -291,6 +324,17 @@ def _checked(params: Any) -> GenerationParams:
     if params is not None and not isinstance(params, GenerationParams):
         raise UsageError(f"params is a {type(params).__name__}: give GenerationParams.")
     return params or GenerationParams()
+
+
+def _listed(
+    prompts: Prompt | Sequence[Prompt], params: GenerationParams | Sequence[GenerationParams] | None
+) -> tuple[list[Any], list[GenerationParams]]:
+    """The prompts, and the params of each. Raises UsageError if there are not as many."""
+    listed: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
+    several = [*map(_checked, params)] if isinstance(params, Sequence) else [_checked(params)] * len(listed)
+    if len(several) != len(listed):
+        raise UsageError(f"{len(several)} params for {len(listed)} prompts: give one for all, or one for each.")
+    return listed, several
 
 
 def _is_one(prompts: Any) -> bool:

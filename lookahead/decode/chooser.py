@@ -41,26 +41,41 @@ class CountPenalty(LogitsProcessor):
 
 
 class Allowed(LogitsProcessor):
-    """Rules out what a constraint does not allow.
+    """Rules out what a constraint does not allow. The last processor that may rule out anything.
 
-    said_from: the guide is to be notified of what stands there from then on, as nobody else does; and the best token to be in
-    time.
+    beside: what else may, for errors. said_from: the guide is to be notified of what stands there from then on, as nobody else
+    does; and the best token to be in time.
     """
 
-    def __init__(self, guide: Guide, said_from: int | None = None):
-        self._guide, self._said_from = guide, said_from
+    def __init__(self, guide: Guide, beside: str = "", said_from: int | None = None):
+        self._guide, self._beside, self._said_from = guide, beside, said_from
+        self._scores: torch.Tensor | None = None  # before
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if self._said_from is not None:
-            for token in input_ids[0, self._said_from :].tolist():
-                self._guide.told(token)
-            self._said_from = input_ids.shape[1]
+            self.notify(input_ids)
         mask = upload(self._guide.allowed(), scores.device)
-        scores = scores.masked_fill(~mask[: scores.shape[1]], -torch.inf)
-        if self._said_from is not None and (token := self._guide.in_time(best := int(scores.argmax(-1)))) != best:
+        self._scores, scores = scores, scores.masked_fill(~mask[: scores.shape[1]], -torch.inf)
+        best = token = int(scores.argmax(-1))
+        if not scores[0, best] > -torch.inf:
+            token = self._guide.refused(self._beside)
+            scores[:, token] = 0.0
+        elif self._said_from is not None and (token := self.in_time(best)) != best:
             scores[:, :] = -torch.inf
             scores[:, token] = 0.0
         return scores
+
+    def notify(self, input_ids: torch.Tensor) -> None:
+        """Of what was emitted since the last time."""
+        for token in input_ids[0, self._said_from :].tolist():
+            self._guide.told(token)
+        self._said_from = input_ids.shape[1]
+
+    def in_time(self, token: int) -> int:
+        """As `Guide.in_time`, but nothing that another processor rules out, the end of the answer aside."""
+        end = self._guide.in_time(token)
+        refused = self._scores is not None and not self._guide.ends_with(end) and self._scores[0, end] == -torch.inf
+        return token if refused else end
 
 
 class Chooser(Protocol):
@@ -122,8 +137,9 @@ class Sampler:
         self.draws = bool(config.do_sample)
         self.guide = guide_of(sampling, grammars, room)
         own = own_processors(sampling, self.prompt_length)
-        if self.guide:
-            own.append(Allowed(self.guide))
+        self._allowed = Allowed(self.guide, ruling_out(config, sampling)) if self.guide else None
+        if self._allowed:
+            own.append(self._allowed)
         self.processors = _processors(target, config, prompt_ids, own)
         if self.guide and not self.draws and len(self.processors or ()) == 1:  # the best token mostly needs no mask
             self.processors = None
@@ -148,7 +164,7 @@ class Sampler:
 
     def say(self, scores: Scores, slot: int, node: int) -> int:
         token = self._chosen(scores, slot, node)
-        return self.guide.in_time(token) if self.guide else token
+        return self._allowed.in_time(token) if self._allowed else token
 
     def _chosen(self, scores: Scores, slot: int, node: int) -> int:
         if self.is_greedy:
@@ -156,8 +172,8 @@ class Sampler:
             token = self.guide.settled(best) if self.guide else best
             if token is not None:
                 return token
-            assert self.guide
-            return int(Allowed(self.guide)(self._text, scores.of(slot)[node][None].float()).argmax(-1))
+            assert self._allowed
+            return int(self._allowed(self._text, scores.of(slot)[node][None].float()).argmax(-1))
         here = scores.of(slot)[node][None].float()
         if self.processors:
             here = processed(self.processors, self._text[:, : self.prompt_length + self._said], here.clone())
@@ -208,6 +224,22 @@ def own_processors(sampling: Sampling, prompt_length: int) -> LogitsProcessorLis
     if sampling.frequency_penalty or sampling.presence_penalty:
         own.append(CountPenalty(prompt_length, sampling.frequency_penalty, sampling.presence_penalty))
     return own
+
+
+RULES_OUT = {  # fields of a generation config -> what users call them
+    **{name: name for name in ("suppress_tokens", "begin_suppress_tokens", "no_repeat_ngram_size", "forced_eos_token_id")},
+    **{name: name for name in ("encoder_no_repeat_ngram_size", "forced_bos_token_id")},
+    "bad_words_ids": "bad_words",
+    "sequence_bias": "logit_bias",
+}
+
+
+def ruling_out(config: Any, sampling: Sampling) -> str:
+    """What of a request, and of the model's generation config, may rule out tokens; "" if nothing does."""
+    # Minimum lengths rule out ends only, and the end of a complete answer wins: what is left are a request's own stop tokens.
+    least = ["min_new_tokens"] if sampling.stop_token_ids and config.min_new_tokens else []
+    found = [name for field, name in RULES_OUT.items() if getattr(config, field, None) not in (None, 0, [], {})]
+    return ", ".join([*found, *least, *dict.fromkeys(f"processors ({type(own).__name__})" for own in sampling.processors)])
 
 
 def guide_of(sampling: Sampling, grammars: Grammars | None, room: int) -> Guide | None:

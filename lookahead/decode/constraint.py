@@ -8,17 +8,18 @@ which the tokens that are left could not complete it gives way to the first of a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from lookahead.errors import ConstraintError, UsageError
+from lookahead.errors import ConstraintError, LookaheadError, UsageError
 from lookahead.extras import require
 
 if TYPE_CHECKING:
@@ -120,12 +121,24 @@ class Grammars:
             matcher = LLMatcher(self._vocabulary, constraint.compiled(), log_level=0)
             if matcher.is_error():
                 raise ConstraintError(f"{constraint.kind}: {_first_line(matcher.get_error())}.")
-            first = Guide(matcher, constraint.kind, self.eos_token_ids, self._vocab_size, self._closing)
+            closing = self._closing._replace(patterns=self._patterns_met(constraint))
+            first = Guide(matcher, constraint.kind, self.eos_token_ids, self._vocab_size, closing)
             self._compiled[constraint] = first
             if len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(constraint)
         return first.begin(room)
+
+    def _patterns_met(self, constraint: Constraint) -> list[list[int]]:
+        """Tokens that meet each "pattern" of a JSON schema, which may be met anywhere in a text."""
+        if constraint.kind != "json_schema":
+            return []
+        found: list[list[int]] = []
+        for text in dict.fromkeys(_patterns_in(json.loads(constraint.text))):
+            with contextlib.suppress(LookaheadError):
+                guide = self.guide(Constraint("regex", text.removeprefix("^").removesuffix("$")), LONGEST_END)
+                found += [guide._end] if guide._end else []
+        return found
 
     @functools.cached_property
     def _closing(self) -> Closing:
@@ -134,7 +147,7 @@ class Grammars:
         def tokens_of(characters: str) -> list[int]:
             return [ids[0] for c in characters if len(ids := self._vocabulary.greedy_tokenize(c)) == 1]
 
-        return Closing(*map(tokens_of, (LETTERS, QUOTE, IN_TEXTS, OUTSIDE)))
+        return Closing(tokens_of(LETTERS), tokens_of(QUOTE), tokens_of(IN_TEXTS), tokens_of(OUTSIDE))
 
     @functools.cached_property
     def _vocabulary(self) -> Any:
@@ -156,6 +169,7 @@ class Closing(NamedTuple):
     quote: list[int]
     in_texts: list[int]
     outside: list[int]
+    patterns: Sequence[list[int]] = ()
 
 
 class Guide:
@@ -168,6 +182,7 @@ class Guide:
         self._end = self._completion()  # one that was found: of the answer so far, or of an earlier part of it
         self._longest_end = len(self._end or ())  # so far
         self._ends = False  # it is being emitted
+        self._ended = False  # by a token that ends answers
 
     def begin(self, room: int) -> Guide:
         """A guide to a new answer of `room` tokens at most."""
@@ -177,6 +192,26 @@ class Guide:
         if self._longest_end > room:
             guide._end = None  # it cannot be seen to
         return guide
+
+    @property
+    def is_complete(self) -> bool:
+        """What was emitted so far is all that the constraint asks for."""
+        return self._ended or (not self._matcher.is_error() and self._matcher.is_accepting())
+
+    def refused(self, beside: str) -> int:
+        """The token to emit where `beside`, what else the request asks for, rules out all that are allowed: the end of an
+        answer that is complete. Raises ConstraintError if it is not, or cannot be ended.
+        """
+        if self.is_complete and self._eos:
+            return min(self._eos)
+        raise ConstraintError(
+            f"{self._kind} and {beside or 'the scores of the model'}: no token is allowed by both, and the answer is not "
+            "complete. Leave one of them out."
+        )
+
+    def ends_with(self, token: int) -> bool:
+        """It is one of those that end any answer."""
+        return token in self._eos
 
     def settled(self, best: int) -> int | None:
         """The next token, as far as the best one tells: itself if it is allowed, the one that must come; else None."""
@@ -221,6 +256,7 @@ class Guide:
         self._left -= 1
         if self._end and self._end[0] == token:
             self._end = self._end[1:]
+        self._ended = token in self._eos
         self._matcher.consume_token(token)
         if self._matcher.is_error():
             raise self._error()
@@ -281,6 +317,11 @@ class Guide:
 
         closing = self._closing
         if any(map(goes, closing.letters)):
+            if not any(map(goes, closing.quote)):
+                for tokens in closing.patterns:
+                    met = matcher.deep_copy()
+                    if met.consume_tokens(tokens) and any(met.validate_tokens([token]) == 1 for token in closing.quote):
+                        return tokens
             turn %= max(1, len(closing.in_texts))
             tried = [*closing.quote, *closing.in_texts[turn:], *closing.in_texts[:turn]]
         else:
@@ -301,7 +342,15 @@ class Guide:
     def _error(self) -> ConstraintError:
         why = _first_line(self._matcher.get_error())
         stuck = not why or why.startswith("NoExtension")
-        return ConstraintError(f"{self._kind}: {'no token of the vocabulary can go on from here' if stuck else why}.")
+        return ConstraintError(f"{self._kind}: {'no token of the vocabulary can follow' if stuck else f'llguidance: {why}'}.")
+
+
+def _patterns_in(schema: Any) -> Iterator[str]:
+    for name, value in schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ():
+        if name == "pattern" and isinstance(value, str):
+            yield value
+        else:
+            yield from _patterns_in(value)
 
 
 def _first_line(error: object) -> str:

@@ -110,15 +110,18 @@ class DraftedSteps:
 
     def _most(self, begin: _Begin) -> int:
         """How many steps may be taken at once; 0: none."""
-        options = self._drafter.options
+        options, streamed = self._drafter.options, False
         if not self._can or options.strategy in ("off", "parallel"):
             return 0
-        for row, phase in zip(begin.rows, begin.phases, strict=True):
+        for row, each, phase in zip(*begin, strict=True):
             generation = row.generation
             given = generation.forced is None or len(generation.forced) >= generation.room
             if phase != layout.PREFILLS and not (given and row.is_followed and row.drafts.unread is None):
                 return 0
-        if layout.PREFILLS in begin.phases or (options.adaptive and self._budget.tries):
+            if each.wanted == "chunk":
+                return 0
+            streamed = streamed or generation.streamed
+        if streamed or layout.PREFILLS in begin.phases or (options.adaptive and self._budget.tries):
             return 1
         if not options.adaptive:
             return MOST_AT_ONCE

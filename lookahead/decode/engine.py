@@ -26,7 +26,7 @@ from lookahead.decode.generation_config import own_stop_strings
 from lookahead.decode.plain import decode_plainly
 from lookahead.decode.plain_steps import most_plain_steps
 from lookahead.decode.request import FinishReason, Generation, room_of
-from lookahead.decode.row import RunningRow, StepInput, note_logprobs, verify
+from lookahead.decode.row import RunningRow, StepInput, note_logprobs, note_prompt_logprobs, verify
 from lookahead.decode.sampling import GREEDY, Sampling, check_vocabulary
 from lookahead.decode.scheduler import Scheduler, prefill_chunks
 from lookahead.draft.drafter import Drafter
@@ -84,8 +84,9 @@ class DecodingEngine:
         sampling: Sampling = GREEDY,
         seed: int = 0,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
     ) -> Generation:
-        """A request that has not begun.
+        """A request that has not begun. Of no new tokens, which goes with prompt_logprobs, it scores the prompt and ends.
 
         Raises LookaheadError for an empty prompt, one that leaves no room in the model's positions, and unknown ids.
         """
@@ -93,8 +94,11 @@ class DecodingEngine:
         room = room_of(prompt_ids, max_new_tokens, target.vocab_size, target.longest_text)
         check_vocabulary(sampling, target.vocab_size)
         stop_ids = target.eos_token_ids.union(sampling.stop_token_ids)
-        stop = sampling.stop or own_stop_strings(target)
-        return Generation(list(prompt_ids), room, stop_ids, sampling, seed, logprobs=logprobs, stop=stop)
+        generation = Generation(
+            list(prompt_ids), room, stop_ids, sampling, seed, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+        )
+        generation.stop = sampling.stop or own_stop_strings(target)
+        return generation
 
     def generate(
         self,
@@ -110,13 +114,15 @@ class DecodingEngine:
         """
         generation = self.request(prompt_ids, max_new_tokens, sampling, seed)
         generation.observer = observer
-        for _ in self.stream(generation):
+        for _ in self.run([generation]):
             pass
+        if generation.error:
+            raise generation.error
         return generation
 
     def stream(self, generation: Generation) -> Generator[list[int]]:
         """Decode one request; yields the new tokens of each step."""
-        emitted = 0
+        emitted, generation.streamed = 0, True
         for _ in self.steps(iter([generation])):
             if len(generation.token_ids) > emitted:
                 yield generation.token_ids[emitted:]
@@ -184,6 +190,7 @@ class DecodingEngine:
         noted = now()
         accepted = verify(rows, inputs, scores)
         note_logprobs(rows, scores)
+        note_prompt_logprobs(rows, inputs, scores)
         slots.keep([each.nodes for each in accepted])
         self.accounting.record(rows, inputs, accepted, StepTimes(began, drafted, computed, noted, now()), scores.is_first)
 
@@ -284,7 +291,7 @@ class DecodingEngine:
             if row.is_drafted_for
             and (row.is_constrained or not rests)
             and each.tree is not None
-            and each.wanted != "none"
+            and each.wanted in ("all", "last")
             and row.generation.forced is None
         ]
         if not slots:
@@ -317,6 +324,9 @@ class DecodingEngine:
             decode_plainly(self.target, generation, self.tokenizer, self._grammars)
             self.clock.add(0.0, generation.seconds, 0.0)
             return None
+        if not generation.room and (generation.prompt_logprobs is None or generation.prompt_tokens == 1):
+            generation.finish_reason = "length"
+            return None
         try:
             chooser = generation.chooser or self._chooser(generation)
         except Exception as error:  # transformers refuses some settings
@@ -334,7 +344,7 @@ class DecodingEngine:
 
     def _chooser(self, generation: Generation) -> Chooser:
         """As the request asks."""
-        if generation.forced is not None:
+        if generation.forced is not None or not generation.room:
             return Given(generation.still_given)
         prompt, room = generation.prompt_ids, generation.room
         return Sampler(self.target, generation.sampling, prompt, room, generation.seed, self.tokenizer, self._grammars)

@@ -78,11 +78,11 @@ def check_samples(count: int, what: str = "n") -> None:
         raise UsageError(f"{what} is {count}: at most {SAMPLES} answers to one prompt are given.")
 
 
-def check_logprobs(most: int | None) -> None:
+def check_logprobs(most: int | None, name: str = "logprobs") -> None:
     if most is not None and (not is_count(most) or int(most) < 0):
-        raise UsageError(f"logprobs is {shown(most)}: it must be a whole number, 0 (of the answer's tokens only) or more.")
+        raise UsageError(f"{name} is {shown(most)}: it must be a whole number, 0 (of the tokens themselves only) or more.")
     if most is not None and most > LOGPROBS:
-        raise UsageError(f"logprobs is {most}: at most {LOGPROBS} tokens are listed.")
+        raise UsageError(f"{name} is {most}: at most {LOGPROBS} tokens are listed.")
 
 
 def check_size(name: str, entries: Any, most: int, unit: str, longest: int | None = None, of_each: str = "") -> None:

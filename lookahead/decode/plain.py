@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from lookahead.decode.chooser import Allowed, guide_of, own_processors, stop_texts
+from lookahead.decode.chooser import Allowed, guide_of, own_processors, ruling_out, stop_texts
 from lookahead.decode.constraint import Grammars
 from lookahead.decode.generation_config import GENERATING, bad_word_ids, generate_alone, generation_config
 from lookahead.decode.logprobs import logprobs_of
@@ -44,13 +44,21 @@ class _Stopping(StoppingCriteria):
 def _generate(target: TargetModel, generation: Generation, tokenizer: Any, grammars: Grammars | None) -> None:
     sampling, length = generation.sampling, len(generation.prompt_ids)
     text = torch.tensor([generation.prompt_ids], device=target.device)
+    if generation.prompt_logprobs is not None and length > 1:  # by one forward, as its state takes no chunks
+        with torch.inference_mode():
+            scores = target.model(input_ids=text[:, :-1], use_cache=False).logits[0]
+        rows, following = range(length - 1), generation.prompt_ids[1:]
+        generation.prompt_token_logprobs = logprobs_of(scores, rows, following, generation.prompt_logprobs)
+    if not generation.room:
+        generation.finish_reason = "length"
+        return
     stops, guide = stop_texts(target, sampling, tokenizer), guide_of(sampling, grammars, generation.room)
-    stopping = _Stopping(stops) if stops else None
+    stopping, allowed = _Stopping(stops) if stops else None, None
     processors = own_processors(sampling, length)
-    if guide:
-        processors.append(Allowed(guide, said_from=length))
     bad_words = bad_word_ids(tuple(sampling.bad_words), tokenizer)
     config = generation_config(target, sampling, length, generation.room, bad_words)
+    if guide:
+        processors.append(allowed := Allowed(guide, ruling_out(config, sampling), said_from=length))
     config.return_dict_in_generate, config.output_logits = True, generation.logprobs is not None
     with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
         torch.manual_seed(generation.seed)
@@ -63,6 +71,9 @@ def _generate(target: TargetModel, generation: Generation, tokenizer: Any, gramm
             stopping_criteria=StoppingCriteriaList([stopping] if stopping else []),
         )
     emitted = output.sequences[0, length:].tolist()
+    if guide and allowed:
+        allowed.notify(output.sequences)
+        generation.complete = guide.is_complete
     stopped = stopping is not None and stopping.ended
     for number, token in enumerate(emitted, 1):
         generation.add(token, stopped and number == len(emitted))

@@ -31,4 +31,4 @@ def most_plain_steps(
         most = min(most, row.generation.room - len(row.generation.token_ids), longest_text - row.length)
         if options.strategy != "off":
             most = min(most, max(rests, row.backoff.steps_left(accounting.steps)))
-    return max(0, most)
+    return max(0, min(most, 1) if any(row.generation.streamed for row in rows) else most)

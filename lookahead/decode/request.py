@@ -28,6 +28,9 @@ class Generation(DraftCounts):
     forced: an answer that is taken as the model's choices, regardless of its scores, which are computed all the same.
     chooser: chooses tokens instead of `sampling` and `seed`; not where the model's own `generate` decodes.
     logprobs: how many of the most probable tokens are kept with each emitted token, in token_logprobs; None: none are.
+    prompt_logprobs: the same of the prompt's tokens but the first, in prompt_token_logprobs; room may be 0 then.
+    complete: of a constrained answer that has ended, whether it is all that the constraint asks for; None: unconstrained.
+    streamed: somebody reads the tokens step by step, so that no call takes several steps.
     """
 
     prompt_ids: list[int]
@@ -41,6 +44,10 @@ class Generation(DraftCounts):
     logprobs: int | None = None
     stop: Sequence[str] = ()
     token_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
+    prompt_logprobs: int | None = None
+    prompt_token_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
+    complete: bool | None = None
+    streamed: bool = False
     token_ids: list[int] = dataclasses.field(default_factory=list)
     finish_reason: FinishReason = ""
     error: Exception | None = None
@@ -80,7 +87,7 @@ class Generation(DraftCounts):
 
 
 def room_of(prompt_ids: Sequence[int], max_new_tokens: int, vocab_size: int, longest: int) -> int:
-    """Maximum number of tokens of an answer. longest: positions of the model.
+    """Maximum number of tokens of an answer. longest: positions of the model. max_new_tokens 0: only the prompt is scored.
 
     Raises LookaheadError for an empty prompt, one that leaves no room, and unknown ids.
     """
@@ -90,7 +97,7 @@ def room_of(prompt_ids: Sequence[int], max_new_tokens: int, vocab_size: int, lon
     if unknown is not None:
         raise LookaheadError(f"prompt token id {unknown} is outside the model's vocabulary of {vocab_size}.")
     room = min(max_new_tokens, longest - len(prompt_ids))
-    if room < 1:
+    if room < min(1, max_new_tokens):
         raise LookaheadError(
             f"the prompt has {len(prompt_ids)} tokens and the model has {longest} positions: no room for an answer."
         )

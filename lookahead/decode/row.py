@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from lookahead.budget.backoff import Backoff
 from lookahead.decode.chooser import AHEAD, Chooser
-from lookahead.decode.logprobs import logprobs_of
+from lookahead.decode.logprobs import AT_ONCE, logprobs_of
 from lookahead.decode.request import Generation
 from lookahead.decode.verify import Accepted, verify_and_accept
 from lookahead.draft.drafter import Row
@@ -21,7 +21,10 @@ from lookahead.forward.slots import Scores, Slots, Wanted
 
 @dataclasses.dataclass(slots=True)
 class StepInput:
-    """What a row brings to a step: a draft tree, all of whose scores are wanted, or a prefill chunk. tree None: nothing."""
+    """What a row brings to a step: a draft tree, all of whose scores are wanted, or a prefill chunk. tree None: nothing.
+
+    wanted: "all" of a draft tree; "chunk": all of a prefill chunk, which scores the prompt and emits nothing.
+    """
 
     tree: DraftTree | None
     wanted: Wanted = "none"
@@ -58,6 +61,8 @@ class RunningRow:
         self.notify()
         self.text = [*self.generation.prompt_ids, *self.generation.token_ids[:-1]]
         self.prefilled = None
+        if self.scores_prompt:
+            self.generation.prompt_token_logprobs.clear()
         left = self.generation.room - len(self.generation.token_ids)
         slots.add(self.text, min(left, AHEAD) + longest_draft)
 
@@ -75,14 +80,24 @@ class RunningRow:
     def is_constrained(self) -> bool:
         return self.chooser.guide is not None
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Log-probabilities of the prompt are still to be noted, so that nothing of it can be taken over from other texts."""
+        generation = self.generation
+        return generation.prompt_logprobs is not None and len(generation.prompt_token_logprobs) < generation.prompt_tokens - 1
+
     def next_chunk(self, most: int) -> StepInput:
         """Up to `most` of the tokens that are still to be prefilled."""
         assert self.prefilled is not None
+        if scores := self.scores_prompt:  # its last token has a chunk of its own, as any prompt's last chunk emits
+            most = min(most, AT_ONCE, self.generation.prompt_tokens - 1 - self.prefilled)
         ids = self.text[self.prefilled : self.prefilled + most]
         if not ids:
             return StepInput(None)
         self.prefilled += len(ids)
         self.prefill_tokens += len(ids)
+        if scores:
+            return StepInput(chain(ids), "chunk")
         return StepInput(chain(ids), "last" if self.decodes and not self.generation.token_ids else "none")
 
     @property
@@ -106,6 +121,8 @@ class RunningRow:
 
     def finish(self) -> None:
         """The request is over: its output stays with the drafter."""
+        if self.chooser.guide:
+            self.generation.complete = self.chooser.guide.is_complete
         self.notify()
         self.drafts.finish()
 
@@ -125,7 +142,7 @@ class RunningRow:
     def verify(self, inputs: StepInput, scores: Scores, slot: int) -> Accepted:
         """What the model emits after the row's draft tree, and which of its nodes are kept; token by token."""
         generation, chooser = self.generation, self.chooser
-        if inputs.tree is None or inputs.wanted == "none":
+        if inputs.tree is None or inputs.wanted in ("none", "chunk"):
             return Accepted([], list(range(len(inputs))))
         verified = 0
 
@@ -183,3 +200,21 @@ def note_logprobs(rows: Sequence[RunningRow], scores: Scores) -> None:
     except Exception as error:  # such as no memory: the tokens are emitted and would stay without
         for _, row in wanting:
             row.generation.fail(error)
+
+
+def note_prompt_logprobs(rows: Sequence[RunningRow], inputs: Sequence[StepInput], scores: Scores) -> None:
+    """Of the prompt tokens that this step scored; rows that are to emit nothing end with the last. rows[k] is in slot k."""
+    for slot, (row, each) in enumerate(zip(rows, inputs, strict=True)):
+        if each.wanted != "chunk" or row.generation.finish_reason:
+            continue
+        generation = row.generation
+        begin = len(generation.prompt_token_logprobs) + 1
+        places = [scores.place(slot, node) for node in range(len(each))]
+        token_ids = generation.prompt_ids[begin : begin + len(each)]
+        try:
+            generation.prompt_token_logprobs += logprobs_of(scores.logits, places, token_ids, generation.prompt_logprobs or 0)
+        except Exception as error:  # such as no memory
+            generation.fail(error)
+            continue
+        if not generation.room and not row.scores_prompt:
+            generation.finish_reason = "length"

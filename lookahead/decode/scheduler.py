@@ -102,7 +102,7 @@ def prefill_chunks(rows: Sequence[RunningRow], slots: Slots, most: int) -> list[
     inputs = []
     for slot, row in enumerate(rows):
         if row.prefilled is None:
-            row.prefilled = slots.begin(slot)
+            row.prefilled = slots.begin(slot, afresh=row.scores_prompt)
         inputs.append(StepInput(None) if row.decodes or row.prefilled is None else row.next_chunk(most))
         most -= len(inputs[-1])
     return inputs

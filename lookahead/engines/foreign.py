@@ -165,6 +165,7 @@ class ForeignEngine(abc.ABC):
         sampling: Sampling = GREEDY,
         seed: int = 0,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
     ) -> Generation:
         """A request that has not begun.
 
@@ -173,6 +174,8 @@ class ForeignEngine(abc.ABC):
         room = room_of(prompt_ids, max_new_tokens, self.target.vocab_size, self.target.longest_text)
         check_vocabulary(sampling, self.target.vocab_size)
         self._check(sampling)
+        if prompt_logprobs is not None:
+            raise UsageError(f"{self.abilities.title} is not asked for prompt_logprobs: leave them or --engine out.")
         if sampling.stop and self._tokenizer is None:
             raise UsageError("stop texts need the model's tokenizer, and there is none: use stop_token_ids.")
         stop_ids, stop = frozenset(sampling.stop_token_ids), sampling.stop

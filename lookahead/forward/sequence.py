@@ -32,13 +32,13 @@ class BufferState:
         self._capacity = capacity
         self.past = 0  # tokens whose keys and values are kept
 
-    def prefill(self, tree: DraftTree) -> torch.Tensor:
-        """Prefill a chain; returns the scores of the token after it, [1, vocab]."""
+    def prefill(self, tree: DraftTree, every: bool = False) -> torch.Tensor:
+        """Prefill a chain; returns the scores of the token after it, [1, vocab]. every: of those after each node."""
         if self.past:
             self.cache.reserve(self.past + len(tree))
-        logits = self._chain(tree, LAST_ONLY if "logits_to_keep" in self.target.arguments else None)[-1:]
+        logits = self._chain(tree, None if every or "logits_to_keep" not in self.target.arguments else LAST_ONLY)
         self.cache.reserve(max(self._capacity, self.past + len(tree) + 1))
-        return logits
+        return logits if every else logits[-1:]
 
     @without_cudnn()
     def forward(self, tree: DraftTree) -> torch.Tensor:
@@ -90,9 +90,9 @@ class ReplayState:
         self._trial: Any = None
         self._tried: list[int] = []  # prefilled by `_trial` on top
 
-    def prefill(self, tree: DraftTree) -> torch.Tensor:
+    def prefill(self, tree: DraftTree, every: bool = False) -> torch.Tensor:
         """As `BufferState.prefill`."""
-        return self.forward(tree)[-1:]
+        return self.forward(tree) if every else self.forward(tree)[-1:]
 
     def forward(self, tree: DraftTree) -> torch.Tensor:
         """As `BufferState.forward`, for chains."""

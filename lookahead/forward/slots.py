@@ -26,7 +26,7 @@ from lookahead.forward.scores import Scores
 from lookahead.forward.sequence import SequenceState, sequence_state
 from lookahead.forward.target import TargetModel
 
-Wanted = Literal["all", "last", "none"]  # scores after which nodes of a tree
+Wanted = Literal["all", "chunk", "last", "none"]  # scores after which nodes of a tree; chunk: all of one that prefills
 SHARED_FROM = 8  # tokens that two texts must begin with alike for a copy to pay
 LEFT = 16  # one part in that many of a GPU's free memory is left to what forwards compute
 WAIT_FOR = 16  # tokens that another slot is about to prefill and that are worth a step of waiting
@@ -56,8 +56,8 @@ class Slots(Protocol):
         Room is made for no more than that and the model's positions, until the text grows beyond them.
         """
 
-    def begin(self, slot: int) -> int | None:
-        """How many tokens at the beginning of the slot's text are held already; all but the last at most.
+    def begin(self, slot: int, afresh: bool = False) -> int | None:
+        """How many tokens at the beginning of the slot's text are held already; all but the last at most. afresh: none.
 
         None: another slot is prefilling what this one shares with it; ask again at the next step.
         """
@@ -128,10 +128,10 @@ class PackedSlots:
         self._longest = max(self._longest, min(len(text) + room, self.target.longest_text))
         return slot
 
-    def begin(self, slot: int) -> int | None:
+    def begin(self, slot: int, afresh: bool = False) -> int | None:
         text = self._texts[slot][:-1]
-        source, shared, promised = slot, _common(self._held[slot], text), 0
-        for other, held in enumerate(self._held):
+        source, shared, promised = slot, 0 if afresh else _common(self._held[slot], text), 0
+        for other, held in enumerate(() if afresh else self._held):
             needed = max(shared + 1, SHARED_FROM)
             may = needed <= min(len(held), len(text)) and held[needed - 1] == text[needed - 1]
             if may and (common := _common(held, text)) >= needed:
@@ -288,7 +288,7 @@ class SeparateSlots:
         self.open += 1
         return self.open - 1
 
-    def begin(self, slot: int) -> int | None:
+    def begin(self, slot: int, afresh: bool = False) -> int | None:
         return 0
 
     def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
@@ -299,7 +299,7 @@ class SeparateSlots:
             if tree is None:
                 continue
             self.prefilled += len(tree) if want != "all" else 0
-            scores = state.forward(tree) if want == "all" else state.prefill(tree)
+            scores = state.forward(tree) if want == "all" else state.prefill(tree, want == "chunk")
             if want != "none":
                 logits.append(scores)
         return Scores(torch.cat(logits) if logits else torch.empty(0, 0), counts)

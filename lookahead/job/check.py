@@ -123,8 +123,9 @@ def _prompt_tokens(
     sampling = dataclasses.replace(options.sampling, **request.sampling)
     check_vocabulary(sampling, vocab_size)
     check(sampling)
+    most = options.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
     for prompt_ids in prompts:
-        room_of(prompt_ids, request.max_new_tokens or options.max_new_tokens, vocab_size, longest)
+        room_of(prompt_ids, most, vocab_size, longest)
     if tokenizer is None and (sampling.stop or sampling.constraint or request.openai):
         raise LookaheadError("the model has no tokenizer, which stop texts, constraints and OpenAI lines need.")
     if sampling.constraint is not None and sampling.constraint != options.sampling.constraint:

@@ -23,6 +23,7 @@ OF_ECHO = ("prompt", "messages", "prompt_ids")  # fields of output rows with --e
 OWN = frozenset(
     ("id", "text", "token_ids", "finish_reason", "logprobs", "prompt_tokens", "completion_tokens", "steps", "draft_tokens")
 ) | {"accepted_tokens", "edl", "accepted_by_source", "seconds", "samples", "error", "custom_id", "response"}
+OWN |= {"complete", "prompt_logprobs"}
 
 
 class RowFields:

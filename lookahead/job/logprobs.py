@@ -19,13 +19,18 @@ class LogprobsOf:
 
     def __init__(self, tokenizer: Any | None):
         self._text = None if tokenizer is None else _texts(tokenizer)
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
 
     def in_row(self, generation: Generation) -> list[dict[str, Any]]:
         """[{"id", "token", "logprob", "top": [{"id", "token", "logprob"}]}], one for each token; best first."""
-        return [
-            {**self._scored(found.token_id, found.logprob), "top": [self._scored(*pair) for pair in found.top]}
-            for found in generation.token_logprobs
-        ]
+        return [*map(self._entry, generation.token_logprobs)]
+
+    def of_prompt(self, generation: Generation) -> list[dict[str, Any] | None]:
+        """The same of the prompt's tokens, None for the first."""
+        return [None, *map(self._entry, generation.prompt_token_logprobs)]
+
+    def _entry(self, found: TokenLogprobs) -> dict[str, Any]:
+        return {**self._scored(found.token_id, found.logprob), "top": [self._scored(*pair) for pair in found.top]}
 
     def of_chat(self, generation: Generation) -> dict[str, Any]:
         """{"content": [{"token", "logprob", "bytes", "top_logprobs": [...]}], "refusal"}."""
@@ -35,15 +40,21 @@ class LogprobsOf:
         ]
         return {"content": content, "refusal": None}
 
-    def of_completion(self, generation: Generation) -> dict[str, Any]:
-        """{"tokens", "token_logprobs", "top_logprobs", "text_offset"}: a list in each, one entry for each token."""
-        scored = generation.token_logprobs
-        names = [self._named(found.token_id) for found in scored]
+    def of_completion(self, generation: Generation, prompt: Generation | None = None) -> dict[str, Any]:
+        """{"tokens", "token_logprobs", "top_logprobs", "text_offset"}: a list in each, one entry for each token. prompt: whose
+        prompt's tokens stand before them, the first without log-probabilities.
+        """
+        scored: list[TokenLogprobs | None] = [*generation.token_logprobs]
+        token_ids = generation.token_ids[: len(scored)]
+        if prompt:
+            scored, token_ids = [None, *prompt.prompt_token_logprobs, *scored], [*prompt.prompt_ids, *token_ids]
+        names = [*map(self._named, token_ids)]
+        sizes = [0 if token in self._special else len(name) for token, name in zip(token_ids, names, strict=True)]
         return {
             "tokens": names,
-            "token_logprobs": [_number(found.logprob) for found in scored],
-            "top_logprobs": [self._by_name(found) for found in scored],
-            "text_offset": [*itertools.accumulate(map(len, names[:-1]), initial=0)] if names else [],
+            "token_logprobs": [found and _number(found.logprob) for found in scored],
+            "top_logprobs": [found and self._by_name(found) for found in scored],
+            "text_offset": [*itertools.accumulate(sizes[:-1], initial=0)] if names else [],
         }
 
     def _by_name(self, found: TokenLogprobs) -> dict[str, float]:

@@ -8,6 +8,7 @@ Keys that do not touch the answer (user, metadata, "stream": false, ...) are acc
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
@@ -120,9 +121,13 @@ def _read_body(body: dict[str, Any], chat: bool) -> dict[str, Any]:
             if not HARMLESS[name](value):
                 raise RowError(f'"{name}" is {shown(value)}, which is not supported', name)
         elif name == "echo":
-            if type(value) is not bool or (value and (chat or body.get("logprobs") is not None)):
-                raise RowError(f'"echo" is {shown(value)}, which goes with a prompt only, and without "logprobs"', name)
-            more |= {"echo": True, "logprobs": False} if value else {}
+            if type(value) is not bool or (value and chat):
+                raise RowError(f'"echo" is {shown(value)}, which goes with a prompt only', name)
+            more |= {"echo": True} if value else {}
+            if value and body.get("logprobs") is None:
+                more["logprobs"] = False
+            elif value:
+                asked.setdefault("prompt_logprobs", body["logprobs"])
         elif name == "best_of":
             if type(value) is not int or value != body.get("n", 1):
                 raise RowError(
@@ -232,7 +237,7 @@ class Writer:
         chat = request.messages is not None
         n = len(samples) // len(prompts)
         choices = [
-            self._choice(index, generation, text, chat, prompts[index // n] if request.echo else "")
+            self._choice(index, generation, text, chat, prompts[index // n], request.echo, samples[index // n * n])
             for index, (generation, text) in enumerate(zip(samples, texts, strict=True))
         ]
         prompt_tokens = sum(generation.prompt_tokens for generation in samples[::n])
@@ -251,8 +256,10 @@ class Writer:
         }
         return _line(request, self.seed, 200, body)
 
-    def _choice(self, index: int, generation: Generation, text: str, chat: bool, before: str) -> dict[str, Any]:
-        """The stop text that ended an answer is not part of it, nor are the log-probabilities of the tokens in it alone."""
+    def _choice(
+        self, index: int, generation: Generation, text: str, chat: bool, before: str, echo: bool, first: Generation
+    ) -> dict[str, Any]:
+        """before: text of the prompt. first: the sample that has its log-probabilities."""
         text = before + text
         choice: dict[str, Any] = {"index": index}
         choice |= {"message": {"role": "assistant", "content": text, "refusal": None}} if chat else {"text": text}
@@ -260,8 +267,13 @@ class Writer:
             choice["token_ids"] = generation.token_ids
         choice["logprobs"] = None
         if generation.logprobs is not None:
-            shape = self.logprobs.of_chat if chat else self.logprobs.of_completion
-            choice["logprobs"] = shape(generation)
+            echoed = first if echo and first.prompt_logprobs is not None else None
+            of_completion = functools.partial(self.logprobs.of_completion, prompt=echoed)
+            choice["logprobs"] = (self.logprobs.of_chat if chat else of_completion)(generation)
+        if first.prompt_logprobs is not None and not (echo and choice["logprobs"]):
+            choice["prompt_logprobs"] = self.logprobs.of_prompt(first)
+        if generation.complete is not None:
+            choice["complete"] = generation.complete
         choice["finish_reason"] = generation.finish_reason
         return choice
 

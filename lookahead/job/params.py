@@ -17,8 +17,9 @@ from lookahead.job.request import RowError
 
 LIMIT_NAMES = ("max_new_tokens", "max_completion_tokens", "max_tokens")
 COUNTS = (*limits.COUNTS, "seed", "n")
-OF_REQUEST = ("max_new_tokens", "n", "seed", "logprobs")  # fields of Request itself
-NAMES = (*LIMIT_NAMES, *limits.NUMBERS, *COUNTS, *limits.LISTS, *KINDS, "logprobs", "logit_bias", "sampling", "include_stop")
+OF_REQUEST = ("max_new_tokens", "n", "seed", "logprobs", "prompt_logprobs")  # fields of Request itself
+OTHERS = ("logprobs", "prompt_logprobs", "logit_bias", "sampling", "include_stop")
+NAMES = (*LIMIT_NAMES, *limits.NUMBERS, *COUNTS, *limits.LISTS, *KINDS, *OTHERS)
 
 
 def read_params(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,6 +41,9 @@ def read_params(params: Mapping[str, Any]) -> dict[str, Any]:
             known.update(limits.checked({name: known[name]}))
         except UsageError as error:
             raise RowError(str(error).rstrip("."), name) from None
+    if known.get("max_new_tokens") == 0 and known.get("prompt_logprobs") in (None, False):
+        name = next(name for name in LIMIT_NAMES if params.get(name) == 0)
+        raise RowError(f"{name} is 0, not a positive number of tokens: 0 goes with prompt_logprobs", name)
     fields: dict[str, Any] = {name: known.pop(name) for name in OF_REQUEST if name in known}
     return {**fields, "sampling": known}
 
@@ -47,7 +51,7 @@ def read_params(params: Mapping[str, Any]) -> dict[str, Any]:
 def _read(name: str, value: Any) -> Any:
     """One option as a Request holds it. Raises RowError if it is of another type."""
     if name in LIMIT_NAMES:
-        if not is_count(value) or value < 1:
+        if not is_count(value) or value < 0:
             raise RowError(f"{name} is {shown(value)}, not a positive number of tokens", name)
         return value
     if name in limits.NUMBERS:
@@ -60,7 +64,7 @@ def _read(name: str, value: Any) -> Any:
         if name == "n":
             _within(limits.check_samples, value, name)
         return value
-    if name == "logprobs":
+    if name in ("logprobs", "prompt_logprobs"):
         return asked_logprobs(name, value)
     if name == "sampling":
         if value not in ("greedy", "model"):
@@ -86,7 +90,7 @@ def asked_logprobs(name: str, value: Any) -> Any:
     if value is not False and (type(value) is not int or value < 0):
         raise RowError(f'"{name}" is {shown(value)}, not a whole number', name)
     if value is not False:
-        _within(limits.check_logprobs, value, name)
+        _within(lambda most: limits.check_logprobs(most, name), value, name)
     return value
 
 

@@ -109,10 +109,8 @@ def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]
     texts: columns of ids that are not all numbers. scored_samples: samples have "logprobs".
     """
     text, count, ids = arrow.string(), arrow.int64(), arrow.list_(arrow.int64())
-    scored = {"id": count, "token": text, "logprob": arrow.float64()}
-    each = arrow.struct({**scored, "top": arrow.list_(arrow.struct(scored))})
-    said = {"text": text, "token_ids": ids, "finish_reason": text}
-    logprobs = {"logprobs": arrow.list_(each)}
+    said = {"text": text, "token_ids": ids, "finish_reason": text, "complete": arrow.bool_()}
+    logprobs = {"logprobs": _own_logprobs(arrow)}
     asked = arrow.list_(arrow.struct({"role": text, "content": text}))
     return {
         **{name: text if name in texts else count for name in IDS},
@@ -121,6 +119,7 @@ def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]
         "prompt_ids": ids,
         **said,
         **logprobs,
+        "prompt_logprobs": _own_logprobs(arrow),
         **dict.fromkeys(("prompt_tokens", "completion_tokens", "steps", "draft_tokens", "accepted_tokens"), count),
         "edl": arrow.float64(),
         "accepted_by_source": arrow.map_(text, count),
@@ -131,10 +130,16 @@ def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]
     }
 
 
+def _own_logprobs(arrow: Any) -> Any:
+    scored = {"id": arrow.int64(), "token": arrow.string(), "logprob": arrow.float64()}
+    return arrow.list_(arrow.struct({**scored, "top": arrow.list_(arrow.struct(scored))}))
+
+
 def _openai_response(arrow: Any) -> Any:
     text, count = arrow.string(), arrow.int64()
     message = arrow.struct({"role": text, "content": text, "refusal": text})
     said = {"message": message, "text": text, "token_ids": arrow.list_(count), "logprobs": _openai_logprobs(arrow)}
+    said |= {"complete": arrow.bool_(), "prompt_logprobs": _own_logprobs(arrow)}
     choice = arrow.struct({"index": count, **said, "finish_reason": text})
     usage = arrow.struct({"prompt_tokens": count, "completion_tokens": count, "total_tokens": count})
     error = arrow.struct({"message": text, "type": text, "param": text, "code": text, "line": count, "file": text})
@@ -161,7 +166,7 @@ def _maps_as_pairs(row: dict[str, Any]) -> None:
     for choice in row["response"]["body"].get("choices", ()) if row.get("response") else ():
         logprobs = choice.get("logprobs") or {}
         if logprobs.get("top_logprobs") is not None:
-            logprobs["top_logprobs"] = [list(top.items()) for top in logprobs["top_logprobs"]]
+            logprobs["top_logprobs"] = [top and list(top.items()) for top in logprobs["top_logprobs"]]
 
 
 def _rows_of(path: Path) -> Iterator[dict[str, Any]]:

@@ -40,6 +40,7 @@ class Request:
     n: int | None = None  # samples
     seed: int | None = None
     logprobs: int | Literal[False] | None = None  # False: none, regardless of the job
+    prompt_logprobs: int | Literal[False] | None = None
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the fields of sampling.Sampling
     openai: bool = False
     echo: bool = False

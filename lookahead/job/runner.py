@@ -16,7 +16,7 @@ from lookahead.decode.request import Generation
 from lookahead.decode.sampling import GREEDY, Sampling, seed_of
 from lookahead.decode.text import text_of
 from lookahead.draft.explain import Observer, ObserverOf, nobody
-from lookahead.errors import LookaheadError, UsageError
+from lookahead.errors import ConstraintError, LookaheadError, UsageError
 from lookahead.forward.memory import untidied
 from lookahead.job import openai
 from lookahead.job.journal import INVALID, Ended
@@ -51,7 +51,13 @@ class Engine(Protocol):
     def target(self) -> Model: ...
 
     def request(
-        self, prompt_ids: Sequence[int], max_new_tokens: int = 256, sampling: Sampling = GREEDY, seed: int = 0
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+        seed: int = 0,
+        *,
+        prompt_logprobs: int | None = None,
     ) -> Generation: ...
 
     def run(
@@ -281,7 +287,11 @@ def _request(engine: Engine, answer: _Answer, options: JobOptions, index: int) -
     """The generation of one sample, which has not begun. Raises LookaheadError if the row cannot be answered."""
     request, prompt_ids = answer.request, answer.prompts[index // answer.count]
     seed = seed_of(options.seed if request.seed is None else request.seed, request.id, index)
-    generation = engine.request(prompt_ids, request.max_new_tokens or options.max_new_tokens, answer.sampling, seed)
+    most = options.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
+    prompt_logprobs = None if request.prompt_logprobs is False else request.prompt_logprobs
+    if index % answer.count:  # of all samples the first's
+        prompt_logprobs = None
+    generation = engine.request(prompt_ids, most, answer.sampling, seed, prompt_logprobs=prompt_logprobs)
     generation.prompt_ids = prompt_ids  # one list for all samples
     logprobs = options.logprobs if request.logprobs is None else request.logprobs
     generation.logprobs = None if logprobs is False else logprobs
@@ -292,8 +302,13 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
     """The output row of an answer that has ended. model: its name."""
     for generation in answer.generations:
         if error := generation.error:
-            kind = INVALID if isinstance(error, UsageError) else type(error).__name__
-            return failed(answer.request, str(error) or type(error).__name__, kind, options.seed)
+            of_row = isinstance(error, ConstraintError | UsageError)
+            message = f"{answer.request.where}: {error}" if of_row else str(error) or type(error).__name__
+            ended = failed(answer.request, message, INVALID if of_row else type(error).__name__, options.seed)
+            if generation.token_ids and not answer.request.openai:
+                text = None if tokenizer is None else text_of(tokenizer, generation.token_ids)
+                ended.row.update({"token_ids": generation.token_ids} if text is None else {"text": text})
+            return ended
     counts = JobTotals(rows=1, prompt_tokens=sum(map(len, answer.prompts)))
     for generation in answer.generations:
         counts.add(generation)
@@ -364,6 +379,10 @@ def _said(generation: Generation, text: str | None, options: JobOptions, logprob
     if options.token_ids or text is None:
         row["token_ids"] = generation.token_ids
     row["finish_reason"] = generation.finish_reason
+    if generation.complete is not None:
+        row["complete"] = generation.complete
+    if generation.prompt_logprobs is not None:
+        row["prompt_logprobs"] = logprobs.of_prompt(generation)
     return row if generation.logprobs is None else {**row, "logprobs": logprobs.in_row(generation)}
 
 

@@ -21,7 +21,6 @@ from transformers import LogitsProcessor
 
 from lookahead import Drafter, DraftOptions, GenerationParams, LookaheadEngine, LookaheadError, TokenDocument, Trie, build_trie
 from lookahead.api import GenerationResult
-from lookahead.decode.drafted_steps import MOST_AT_ONCE
 from lookahead.decode.sampling import Sampling
 from lookahead.errors import TokenizerMismatchError, UsageError
 from lookahead.models.load import load_model
@@ -348,7 +347,7 @@ def test_stream_returns_the_result(engine):
     assert said_by(results) == said_by(engine.generate(PROMPTS[0], SHORT))
 
 
-def test_first_text_comes_with_the_prefill_and_later_ones_with_a_step_or_a_few(engine, tokenizer):
+def test_first_text_comes_with_the_prefill_and_later_ones_with_each_step(engine, tokenizer):
     stream, clock = engine.stream(PROMPTS[0], SHORT), engine._engine.clock
     assert clock.steps == 0
     first = next(stream)
@@ -358,10 +357,37 @@ def test_first_text_comes_with_the_prefill_and_later_ones_with_a_step_or_a_few(e
     pieces, steps = [first], 1
     for piece in stream:
         pieces.append(piece)
-        assert steps < clock.steps <= steps + MOST_AT_ONCE
+        assert clock.steps == steps + 1
         steps = clock.steps
     assert len(pieces) > 1
     assert "".join(pieces) == expected.text
+
+
+def test_stream_without_drafts_hands_out_token_by_token(target, tokenizer):
+    engine = LookaheadEngine(target, tokenizer, drafts=DraftOptions("off"))
+    for _ in range(2):  # once steps have been timed, several plain steps would be one call
+        pieces = list(engine.stream(PROMPTS[0], SHORT))
+        assert len(pieces) > 18
+
+
+def test_results_come_as_they_are_finished_and_closing_frees_the_engine(engine):
+    params = [GenerationParams(max_new_tokens=limit) for limit in (30, 2, 12, 4)]
+    prompts, calls = [*PROMPTS[:3], ""], []
+    expected = engine.generate(prompts, params, lambda *numbers: calls.append(numbers))
+    assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    found = list(engine.generate_iter(prompts, params))
+    assert next(index for index, _ in found) == 1
+    assert sorted(index for index, _ in found) == [0, 1, 2, 3]
+    for index, result in found:
+        assert said_by([result]) == said_by([expected[index]])
+    results = engine.generate_iter(prompts, params)
+    next(results)
+    with pytest.raises(LookaheadError, match="in use"):
+        engine.generate(PROMPTS[0], SHORT)
+    results.close()
+    assert said_by(engine.generate(prompts, params)) == said_by(expected)
+    with pytest.raises(UsageError, match="3 params for 4 prompts"):
+        engine.generate_iter(prompts, params[:3])
 
 
 def engine_again(engine):

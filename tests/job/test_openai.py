@@ -289,7 +289,6 @@ def test_key_that_cannot_be_honoured_is_refused_by_name(name: str) -> None:
         (line({}), None, 'needs one of "prompt"'),
         (line({**CHAT, "prompt": "a"}), None, 'needs one of "prompt"'),
         (line({**COMPLETION, "best_of": 2}), "best_of", "not supported"),
-        (line({**COMPLETION, "echo": True, "logprobs": 1}), "echo", "without"),
         (line({**COMPLETION, "prompt": []}), "prompt", "but not of texts"),
         (line({**COMPLETION, "prompt": ["a", 5]}), "prompt", "but not of texts"),
         (line({**COMPLETION, "prompt": [[1], []]}), "prompt", "but not of texts"),
