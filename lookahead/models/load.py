@@ -46,15 +46,19 @@ def estimated_profile(
     text = config.get_text_config(decoder=True)
     chosen = _dtype(dtype) or text.dtype or torch.bfloat16
     try:
-        model = empty_model(config, trust_remote_code)
-    except Exception as error:
-        raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
+        sizes = _sizes(empty_model(config, trust_remote_code), text)
+    except Exception as error:  # such as of a model without attention heads
+        raise ModelError(f"{name}: what this model costs cannot be estimated ({first_line(error)}).") from error
+    return estimate(sizes, setting_of(config, name, gpu, chosen), gpu, int(text.vocab_size), longest_text(text))
+
+
+def _sizes(model: Any, text: Any) -> ModelSizes:
     in_experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     table = model.get_input_embeddings().weight  # a look-up reads one row of it
     tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is table
     heads = text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    sizes = ModelSizes(
+    return ModelSizes(
         dense=sum(p.numel() for p in model.parameters()) - in_experts - (0 if tied else table.numel()),
         in_experts=in_experts,
         experts=_first_of(text, "num_local_experts", "num_experts", "n_routed_experts") if in_experts else 0,
@@ -63,7 +67,6 @@ def estimated_profile(
         key_values=2 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or heads) * head_dim,
         query_key=text.num_hidden_layers * heads * head_dim,
     )
-    return estimate(sizes, setting_of(config, name, gpu, chosen), gpu, int(text.vocab_size), longest_text(text))
 
 
 def empty_model(config: Any, trust_remote_code: bool = False) -> Any:
