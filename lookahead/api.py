@@ -67,7 +67,8 @@ class GenerationParams(Sampling):
 class GenerationResult(DraftCounts):
     """An answer, or why there is none.
 
-    text: without special tokens; a stop text that ended the answer is part of it. None if there is no tokenizer.
+    text: without special tokens and the token that ended the answer; a stop text that ended it is part of it. None if there is
+    no tokenizer.
     token_ids: all, the token that ended the answer included.
     finish_reason: "stop", "length" (max_new_tokens, or the model's positions), or "error"; then `error` tells what happened,
     and text and token_ids hold what was emitted until then.
@@ -210,8 +211,8 @@ class LookaheadEngine:
         text = TextStream(self.tokenizer)
         with self._alone(), contextlib.closing(self._engine.stream(generation)) as steps:
             try:
-                for said in steps:
-                    if piece := text.push(said):
+                for _ in steps:
+                    if piece := text.push(generation.text_ids[len(text.token_ids) :]):
                         yield piece
             except LookaheadError:
                 raise
@@ -255,7 +256,7 @@ class LookaheadEngine:
 
     def _result(self, generation: Generation) -> GenerationResult:
         return GenerationResult(
-            self._text(generation.token_ids),
+            self._text(generation.text_ids),
             generation.token_ids,
             generation.finish_reason,
             generation.prompt_tokens,

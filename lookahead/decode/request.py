@@ -53,6 +53,12 @@ class Generation(DraftCounts):
         """Effective decoding length: tokens per decode step. The first token comes from the prefill and is not counted."""
         return (len(self.token_ids) - 1) / self.steps if self.steps else 0.0
 
+    @property
+    def text_ids(self) -> list[int]:
+        """Tokens whose text is that of the answer: without the token that ended it, special or not."""
+        ended = self.finish_reason == "stop" and bool(self.token_ids) and self.token_ids[-1] in self.stop_ids
+        return self.token_ids[:-1] if ended else self.token_ids
+
     def add(self, token: int, stops: bool = False) -> None:
         """Append an emitted token. stops: a stop text is complete with it."""
         self.token_ids.append(token)

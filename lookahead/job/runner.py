@@ -296,7 +296,7 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
         counts.add(generation)
     texts: list[str | None] = [None] * len(answer.generations)
     if tokenizer is not None:
-        texts = [text_of(tokenizer, generation.token_ids) for generation in answer.generations]
+        texts = [text_of(tokenizer, generation.text_ids) for generation in answer.generations]
     logprobs = LogprobsOf(tokenizer)
     if answer.request.openai:
         writer = openai.Writer(tokenizer, logprobs, _folder_name(model), options.created, options.seed, options.token_ids)
