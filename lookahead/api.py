@@ -150,6 +150,8 @@ class LookaheadEngine:
             )
         elif isinstance(model, TargetModel):
             target = model
+        elif any(getattr(each, "alora_invocation_tokens", None) for each in dict(getattr(model, "peft_config", {})).values()):
+            raise UsageError("model has an aLoRA adapter, which depends on where its prompt invokes it: give one without.")
         elif isinstance(model, nn.Module) and hasattr(model, "generate"):
             target = probed(model.eval(), getattr(model, "name_or_path", "") or type(model).__name__)
         else:

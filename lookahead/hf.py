@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -39,8 +40,10 @@ from lookahead.draft.drafter import Drafter
 from lookahead.errors import UsageError
 from lookahead.forward.slots import Scores
 from lookahead.forward.target import TargetModel
-from lookahead.hf_call import not_handed_on, prompts_of, refuse_unknown_ids, refuse_what_cannot_be, stop_criteria
+from lookahead.hf_call import is_wrapped, not_handed_on, prompts_of, refuse_unknown_ids, refuse_what_cannot_be, stop_criteria
 from lookahead.models.probe import probed
+
+log = logging.getLogger(__name__)
 
 KEPT = "_lookahead"  # name of what is kept on a model
 ENGINES = 4  # that are kept, each with its drafter
@@ -72,13 +75,16 @@ def lookahead_generate(
         tokenizer = given.get("tokenizer") if tokenizer is None else tokenizer
         stopping_criteria = StoppingCriteriaList([*stopping_criteria, stop_criteria(stop_strings, tokenizer)])
     refuse_what_cannot_be(model, generation_config, {**given, "synced_gpus": synced_gpus or given.get("synced_gpus")})
+    arguments = (logits_processor, stopping_criteria, generation_config)
+    if is_wrapped(model):
+        log.warning("%s: a wrapper adds to what generate gives it, so it is decoded without drafts.", _name_of(model))
+        return model._sample(input_ids, *arguments, streamer=streamer, **model_kwargs)
     prompts = prompts_of(input_ids, model_kwargs)
     longest = max(input_ids.shape[1] + 1, stopping_criteria.max_length or input_ids.shape[1] + 1)
     kept = _kept_of(model)
     with kept.lock:
         target = kept.target_of(model)
         if target.decodes_plainly(longest):
-            arguments = (logits_processor, stopping_criteria, generation_config)
             return model._sample(input_ids, *arguments, streamer=streamer, **model_kwargs)
         refuse_unknown_ids(target, prompts, drafter)
         call = Call.of(input_ids, generation_config, logits_processor, stopping_criteria)
