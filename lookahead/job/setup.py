@@ -27,7 +27,7 @@ from lookahead.forward.target import TargetModel
 from lookahead.job.events import COMPILING
 from lookahead.models.load import load_model
 from lookahead.token_documents import TokenizerIdentity
-from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
+from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer, without_limits
 from lookahead.trie.file import Trie
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def assemble(
 
     Raises TokenizerMismatchError for a trie of another tokenizer, ModelError for a generation config that cannot be used.
     """
-    check_generation_config(target, tokenizer, GREEDY)
+    check_generation_config(target, without_limits(tokenizer), GREEDY)
     whose = (
         identity(tokenizer, tokenizer_name or target.name)
         if tokenizer is not None
