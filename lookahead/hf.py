@@ -38,6 +38,7 @@ from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.own_state import own_copies
 from lookahead.draft.drafter import Drafter
 from lookahead.errors import UsageError
+from lookahead.forward.backends import by_own_settings, callers_device
 from lookahead.forward.slots import Scores
 from lookahead.forward.target import TargetModel
 from lookahead.hf_call import is_wrapped, not_handed_on, prompts_of, refuse_unknown_ids, refuse_what_cannot_be, stop_criteria
@@ -49,6 +50,7 @@ KEPT = "_lookahead"  # name of what is kept on a model
 ENGINES = 4  # that are kept, each with its drafter
 
 
+@by_own_settings
 def lookahead_generate(
     model: Any,
     input_ids: torch.Tensor,
@@ -199,7 +201,8 @@ class GenerateRow:
     def score(self, logits: torch.Tensor) -> torch.Tensor:
         """[1, vocab] float32: the scores of the next token, kept where asked for. logits: [vocab]."""
         raw = logits[None].to(copy=True, dtype=torch.float32, device=self.call.device)
-        processed: torch.Tensor = self._processors(self._ids, raw)
+        with callers_device():
+            processed: torch.Tensor = self._processors(self._ids, raw)
         if self.call.keeps_scores:
             self.scores.append(processed)
         if self.call.keeps_logits:
@@ -212,7 +215,7 @@ class GenerateRow:
             return False
         self.ended = token in self.call.stop_ids or self.call.width + len(self.said) >= self.call.max_length
         if self._asked:
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad(), callers_device():
                 scores = tuple(self.scores) if self.call.keeps_scores else None
                 self.ended |= bool(self._asked(self._ids, scores).all())
         return self.ended
@@ -307,7 +310,8 @@ class Batch:
     def _stream(self) -> bool:
         """Hand the streamer the steps that are known of all rows. Never ends a run."""
         while self.streamer is not None and (tokens := self._tokens_of(self._streamed)) is not None:
-            self.streamer.put(torch.tensor(tokens))
+            with callers_device():
+                self.streamer.put(torch.tensor(tokens, device="cpu"))
             self._streamed += 1
         return False
 

@@ -18,6 +18,7 @@ from lookahead.decode.generation_config import bad_word_ids, generation_config, 
 from lookahead.decode.own_state import own_copies
 from lookahead.decode.sampling import Sampling
 from lookahead.errors import ModelError, UsageError
+from lookahead.forward.backends import callers_device
 from lookahead.forward.batch import upload
 from lookahead.forward.slots import Scores
 from lookahead.forward.target import TargetModel
@@ -157,7 +158,8 @@ class Sampler:
             return int(Allowed(self.guide)(self._text, scores.of(slot)[node][None].float()).argmax(-1))
         here = scores.of(slot)[node][None].float()
         if self.processors:
-            here = self.processors(self._text[:, : self.prompt_length + self._said], here.clone())
+            with callers_device():
+                here = self.processors(self._text[:, : self.prompt_length + self._said], here.clone())
         if self.draws:
             return int(torch.multinomial(here.softmax(-1), 1, generator=self._stream))
         return int(here.argmax(-1))

@@ -22,6 +22,7 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.recycled import BEST
 from lookahead.draft.sources import DraftSource
+from lookahead.forward.backends import by_own_settings
 from lookahead.forward.best import best_tokens
 from lookahead.forward.target import TargetModel
 from lookahead.job.events import COMPILING
@@ -123,6 +124,7 @@ def own_tokenizer(model: str, trust_remote_code: bool = False, revision: str | N
     return load_tokenizer(model, trust_remote_code, revision)
 
 
+@by_own_settings
 def assemble(
     target: TargetModel,
     tokenizer: Any | None,

@@ -15,6 +15,7 @@ import torch
 from lookahead.budget.estimate import ModelSizes, estimate
 from lookahead.budget.profile import CostProfile
 from lookahead.errors import ModelError, UsageError
+from lookahead.forward.backends import by_own_settings
 from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
@@ -82,6 +83,7 @@ def _first_of(config: Any, *names: str) -> int:
     return next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 1)
 
 
+@by_own_settings
 def load_model(
     name: str,
     dtype: str = "auto",
@@ -204,6 +206,7 @@ def _tensor_parallel(plan: str) -> dict[str, Any]:
         return {"tp_plan": plan}
 
 
+@by_own_settings
 def random_model(
     name: str,
     dtype: str = "auto",
