@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import logging
 import threading
 from collections.abc import Iterator
@@ -72,10 +73,8 @@ def _sizes(model: Any, text: Any) -> ModelSizes:
 
 def empty_model(config: Any, trust_remote_code: bool = False) -> Any:
     """A causal LM of a config without memory for its weights. Raises what transformers raises."""
-    from transformers import AutoModelForCausalLM
-
     with _quiet_transformers(), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        return auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
 
 
 def _first_of(config: Any, *names: str) -> int:
@@ -112,8 +111,6 @@ def load_model(
     had, or it is not a causal LM or cannot be loaded, UsageError for an unknown dtype, mode or scheme, a missing device, or a
     model that cannot have such keys and values.
     """
-    from transformers import AutoModelForCausalLM
-
     target_device, chosen = _device(device), _dtype(dtype)
     _check_mode(engine_mode)
     check_scheme(quantize, target_device)
@@ -141,7 +138,7 @@ def load_model(
             model = packed_model(name, config, chosen, wishes) if alone and chosen != "auto" else None
             if model is None:
                 refuse_own_format(name, config)
-                model = AutoModelForCausalLM.from_pretrained(
+                model = auto_class(config).from_pretrained(
                     source, dtype=chosen, **hub_arguments(trust_remote_code, revision), **further, **wishes
                 )
     except ModelError:
@@ -222,8 +219,6 @@ def random_model(
 
     It costs what the real one costs and emits random text. Arguments and errors as of `load_model`.
     """
-    from transformers import AutoModelForCausalLM
-
     target_device, chosen = _device(device), _dtype(dtype)
     _check_mode(engine_mode)
     check_scheme(quantize, target_device)
@@ -236,7 +231,7 @@ def random_model(
     try:
         with _quiet_transformers(), torch.random.fork_rng(devices), target_device:
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(
+            model = auto_class(config).from_config(
                 config,
                 dtype=chosen,
                 trust_remote_code=trust_remote_code,
@@ -279,7 +274,7 @@ def read_config(name: str, trust_remote_code: bool = False, revision: str | None
 
     Raises ModelError if there is none or it is of another kind of model, UsageError for a revision of a folder.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     path = Path(name)
     if path.is_file() and not gguf_in(name)[1]:
@@ -301,13 +296,34 @@ def read_config(name: str, trust_remote_code: bool = False, revision: str | None
         raise ModelError(f"{name}: cannot be read as a model ({first_line(error)}).") from error
     if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return config
-    known = AutoModelForCausalLM._model_mapping
-    if type(config) not in known or getattr(config, "is_encoder_decoder", False):
+    known = auto_class(config)._model_mapping
+    if type(config) not in known or not _is_causal(config, known[type(config)]):
         raise ModelError(f"{name}: a {config.model_type} model is not a causal language model. Choose one that is.")
     held = config.architectures or []
     if held and not any(a.lower() == known[type(config)].__name__.lower() or a.endswith("ForCausalLM") for a in held):
         raise ModelError(f"{name}: holds a {held[0]}, which is not a causal language model. Choose one that is.")
     return config
+
+
+def auto_class(config: Any) -> Any:
+    """Of transformers, for a model of this config. A multimodal one is loaded whole, and takes text alone."""
+    import transformers
+    from transformers import AutoModelForCausalLM
+
+    whole = getattr(transformers, "AutoModelForMultimodalLM", transformers.AutoModelForImageTextToText)
+    of_whole = whole._model_mapping[type(config)].__name__ if type(config) in whole._model_mapping else None
+    text_only = type(config) in AutoModelForCausalLM._model_mapping and of_whole not in (config.architectures or [])
+    return AutoModelForCausalLM if of_whole is None or text_only else whole
+
+
+def _is_causal(config: Any, of_model: Any) -> bool:
+    """It decodes text, and needs nothing else."""
+    needs = {
+        name
+        for name, parameter in inspect.signature(of_model.forward).parameters.items()
+        if parameter.default is inspect.Parameter.empty and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    }
+    return needs <= {"self", "input_ids"} and of_model.can_generate() and not getattr(config, "is_encoder_decoder", False)
 
 
 def _dtype(name: str) -> Any:
