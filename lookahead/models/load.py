@@ -323,7 +323,8 @@ def _is_causal(config: Any, of_model: Any) -> bool:
         for name, parameter in inspect.signature(of_model.forward).parameters.items()
         if parameter.default is inspect.Parameter.empty and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     }
-    return needs <= {"self", "input_ids"} and of_model.can_generate() and not getattr(config, "is_encoder_decoder", False)
+    by_token = of_model.can_generate() and "Diffusion" not in of_model.__name__
+    return needs <= {"self", "input_ids"} and by_token and not getattr(config, "is_encoder_decoder", False)
 
 
 def _dtype(name: str) -> Any:
