@@ -46,7 +46,7 @@ def load_tokenizer(name: str, trust_remote_code: bool = False, revision: str | N
 
 
 def without_limits(tokenizer: Any) -> Any:
-    """The tokenizer, which cuts and pads no text, whatever tokenizer.json or an earlier call has switched on."""
+    """The tokenizer without the truncation and padding that tokenizer.json or an earlier call has switched on."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if getattr(backend, "truncation", None) is not None:
         backend.no_truncation()
