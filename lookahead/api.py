@@ -75,8 +75,8 @@ class GenerationParams(Sampling):
 class GenerationResult(DraftCounts):
     """An answer, or why there is none.
 
-    text: without special tokens; a stop text that ended the answer is part of it, but for params.include_stop. None if there is
-    no tokenizer.
+    text: without special tokens and the token that ended the answer; a stop text that ended it is part of it, but for
+    params.include_stop. None if there is no tokenizer.
     token_ids: all, the token that ended the answer included.
     finish_reason: "stop", "length" (max_new_tokens, or the model's positions), or "error"; then `error` tells what happened,
     and text and token_ids hold what was emitted until then.
@@ -169,6 +169,8 @@ class LookaheadEngine:
             )
         elif isinstance(model, TargetModel):
             target = model
+        elif any(getattr(each, "alora_invocation_tokens", None) for each in dict(getattr(model, "peft_config", {})).values()):
+            raise UsageError("model has an aLoRA adapter, which depends on where its prompt invokes it: give one without.")
         elif isinstance(model, nn.Module) and hasattr(model, "generate"):
             target = probed(model.eval(), getattr(model, "name_or_path", "") or type(model).__name__)
         else:
@@ -256,8 +258,8 @@ class LookaheadEngine:
         stops = () if generation.sampling.include_stop else generation.stop
         with self._alone(), contextlib.closing(self._engine.stream(generation)) as steps:
             try:
-                for said in steps:
-                    held += text.push(said)
+                for _ in steps:
+                    held += text.push(generation.text_ids[len(text.token_ids) :])
                     if length := length_before(held, stops, continues=True):
                         yield held[:length]
                         held = held[length:]

@@ -33,7 +33,7 @@ from lookahead.errors import CorpusError, first_line
 from lookahead.extras import require
 from lookahead.tables import TABLES, json_file_rows, row_of, table_rows, unmarked, without_mark
 from lookahead.token_documents import LEFT_CONTEXT, TokenDocument
-from lookahead.tokenizer import chat_text
+from lookahead.tokenizer import chat_text, without_limits
 
 TEXT_PIECE = 1 << 20  # characters
 PROMPT_TAIL = 512  # characters of a prompt that are tokenized for its last LEFT_CONTEXT tokens
@@ -187,6 +187,7 @@ def read_documents(
     vocab_size: ids of id rows must lie below it. workers: batches of rows that are tokenized side by side.
     Rows that cannot be used go to `report`, or raise CorpusError if `strict`.
     """
+    without_limits(tokenizer)  # before threads share it
     parts = [FilePart(name) if isinstance(name, str) else name for name in names]
     reading = vocab_size or 1 << 31, tokenizer is not None, split, len(parts) > 1
     named = sources or {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -38,15 +39,19 @@ from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.own_state import own_copies
 from lookahead.draft.drafter import Drafter
 from lookahead.errors import UsageError
+from lookahead.forward.backends import by_own_settings, callers_device
 from lookahead.forward.slots import Scores
 from lookahead.forward.target import TargetModel
-from lookahead.hf_call import not_handed_on, prompts_of, refuse_unknown_ids, refuse_what_cannot_be, stop_criteria
+from lookahead.hf_call import is_wrapped, not_handed_on, prompts_of, refuse_unknown_ids, refuse_what_cannot_be, stop_criteria
 from lookahead.models.probe import probed
+
+log = logging.getLogger(__name__)
 
 KEPT = "_lookahead"  # name of what is kept on a model
 ENGINES = 4  # that are kept, each with its drafter
 
 
+@by_own_settings
 def lookahead_generate(
     model: Any,
     input_ids: torch.Tensor,
@@ -73,13 +78,16 @@ def lookahead_generate(
         tokenizer = given.get("tokenizer") if tokenizer is None else tokenizer
         stopping_criteria = StoppingCriteriaList([*stopping_criteria, stop_criteria(stop_strings, tokenizer)])
     refuse_what_cannot_be(model, generation_config, {**given, "synced_gpus": synced_gpus or given.get("synced_gpus")})
+    arguments = (logits_processor, stopping_criteria, generation_config)
+    if is_wrapped(model):
+        log.warning("%s: a wrapper adds to what generate gives it, so it is decoded without drafts.", _name_of(model))
+        return model._sample(input_ids, *arguments, streamer=streamer, **model_kwargs)
     prompts = prompts_of(input_ids, model_kwargs)
     longest = max(input_ids.shape[1] + 1, stopping_criteria.max_length or input_ids.shape[1] + 1)
     kept = _kept_of(model)
     with kept.lock:
         target = kept.target_of(model)
         if target.decodes_plainly(longest):
-            arguments = (logits_processor, stopping_criteria, generation_config)
             return model._sample(input_ids, *arguments, streamer=streamer, **model_kwargs)
         refuse_unknown_ids(target, prompts, drafter)
         call = Call.of(input_ids, generation_config, logits_processor, stopping_criteria)
@@ -194,7 +202,8 @@ class GenerateRow:
     def score(self, logits: torch.Tensor) -> torch.Tensor:
         """[1, vocab] float32: the scores of the next token, kept where asked for. logits: [vocab]."""
         raw = logits[None].to(copy=True, dtype=torch.float32, device=self.call.device)
-        found = processed(self._processors, self._ids, raw)
+        with callers_device():
+            found = processed(self._processors, self._ids, raw)
         if self.call.keeps_scores:
             self.scores.append(found)
         if self.call.keeps_logits:
@@ -207,7 +216,7 @@ class GenerateRow:
             return False
         self.ended = token in self.call.stop_ids or self.call.width + len(self.said) >= self.call.max_length
         if self._asked:
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad(), callers_device():
                 scores = tuple(self.scores) if self.call.keeps_scores else None
                 self.ended |= bool(self._asked(self._ids, scores).all())
         return self.ended
@@ -302,7 +311,8 @@ class Batch:
     def _stream(self) -> bool:
         """Hand the streamer the steps that are known of all rows. Never ends a run."""
         while self.streamer is not None and (tokens := self._tokens_of(self._streamed)) is not None:
-            self.streamer.put(torch.tensor(tokens))
+            with callers_device():
+                self.streamer.put(torch.tensor(tokens, device="cpu"))
             self._streamed += 1
         return False
 

@@ -76,6 +76,14 @@ def refuse_what_cannot_be(model: Any, config: Any, given: dict[str, Any]) -> Non
         )
 
 
+def is_wrapped(model: Any) -> bool:
+    """A wrapper, such as one of PEFT, adds to what `generate` gives the model: a prompt, a prefix, an adapter for each row."""
+    prepares = vars(model).get("prepare_inputs_for_generation", model.prepare_inputs_for_generation)
+    hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
+    of_peft = any(getattr(hook, "func", hook).__module__.startswith("peft.") for hook in hooks)
+    return of_peft or getattr(prepares, "__self__", None) is not model
+
+
 def _is_sharded(model: Any) -> bool:
     """Processes must run each forward together (FSDP, ZeRO 3), so that `generate` syncs them unasked."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):

@@ -40,16 +40,27 @@ def load_tokenizer(name: str, trust_remote_code: bool = False, revision: str | N
             if _is_generic(path):
                 from transformers import PreTrainedTokenizerFast
 
-                return PreTrainedTokenizerFast.from_pretrained(name)
+                return without_limits(PreTrainedTokenizerFast.from_pretrained(name))
             from transformers import AutoTokenizer
 
-            return AutoTokenizer.from_pretrained(source, **hub_arguments(trust_remote_code, revision), **further)
+            loaded = AutoTokenizer.from_pretrained(source, **hub_arguments(trust_remote_code, revision), **further)
+            return without_limits(loaded)
     except ModelError:
         raise
     except Exception as error:  # transformers raises many kinds for a missing or damaged tokenizer
         if "trust_remote_code" in str(error) and not trust_remote_code:
             raise ModelError(f"{name}: its tokenizer is code of its own. {TRUST}") from error
         raise ModelError(f"{name}: tokenizer cannot be loaded ({first_line(error)}).") from error
+
+
+def without_limits(tokenizer: Any) -> Any:
+    """The tokenizer without the truncation and padding that tokenizer.json or an earlier call has switched on."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None and backend.truncation is not None:
+        backend.no_truncation()
+    if backend is not None and backend.padding is not None:
+        backend.no_padding()
+    return tokenizer
 
 
 def _is_generic(folder: Path) -> bool:

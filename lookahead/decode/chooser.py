@@ -19,6 +19,7 @@ from lookahead.decode.own_state import own_copies
 from lookahead.decode.sampling import Sampling
 from lookahead.decode.text import StopTexts
 from lookahead.errors import LookaheadError, ModelError, UsageError
+from lookahead.forward.backends import callers_device
 from lookahead.forward.batch import upload
 from lookahead.forward.slots import Scores
 from lookahead.forward.target import TargetModel
@@ -176,7 +177,8 @@ class Sampler:
             return int(self._allowed(self._text, scores.of(slot)[node][None].float()).argmax(-1))
         here = scores.of(slot)[node][None].float()
         if self.processors:
-            here = processed(self.processors, self._text[:, : self.prompt_length + self._said], here.clone())
+            with callers_device():
+                here = processed(self.processors, self._text[:, : self.prompt_length + self._said], here.clone())
         if self.draws:
             try:
                 return int(torch.multinomial(here.softmax(-1), 1, generator=self._stream))

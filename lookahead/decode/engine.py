@@ -33,6 +33,7 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import Observer
 from lookahead.draft.recycled import BEST
 from lookahead.draft.tree import root_only
+from lookahead.forward.backends import by_own_settings
 from lookahead.forward.slots import Scores, Slots, slots_of
 from lookahead.forward.target import TargetModel
 
@@ -143,6 +144,7 @@ class DecodingEngine:
             if stopped():
                 return
 
+    @by_own_settings
     @torch.inference_mode()
     def steps(self, waiting: Iterator[Generation | None]) -> Iterator[list[Generation]]:
         """`run`, step by step: fill free slots, take a step, free the slots of what has ended. Yields that after each step."""

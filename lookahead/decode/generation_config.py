@@ -178,7 +178,7 @@ def not_used(target: TargetModel, asked: Sampling) -> str:
             found.append(f"{name} {value!r:.60} is unknown here and not used")
         elif field.use == "not used" and value not in field.off:
             found.append(f"{name} {value!r:.60} is not used: {field.why}")
-    of_model = target.text_config.eos_token_id
+    of_model = getattr(target.text_config, "eos_token_id", None)  # some classes, such as CpmAntConfig, have none
     if own.eos_token_id is None and of_model is not None:
         found.append(f"it has no eos_token_id, so answers do not end at the {of_model} of config.json (see --stop-token-ids)")
     if "generate" in vars(target.model):

@@ -62,6 +62,12 @@ class Generation(DraftCounts):
         """Effective decoding length: tokens per decode step, None without one. The first token is the prefill's."""
         return (len(self.token_ids) - 1) / self.steps if self.steps else None
 
+    @property
+    def text_ids(self) -> list[int]:
+        """Tokens whose text is that of the answer: without the token that ended it, special or not."""
+        ended = self.finish_reason == "stop" and bool(self.token_ids) and self.token_ids[-1] in self.stop_ids
+        return self.token_ids[:-1] if ended else self.token_ids
+
     def add(self, token: int, stops: bool = False) -> None:
         """Append an emitted token. stops: a stop text is complete with it."""
         self.token_ids.append(token)
@@ -73,9 +79,10 @@ class Generation(DraftCounts):
     def text(self, tokenizer: Any) -> str:
         """Of the answer. Where it does not include the stop text, log-probabilities end before that, too."""
         if self.sampling.include_stop or not self.stop:
-            return text_of(tokenizer, self.token_ids)
-        text, tokens = without_stop(tokenizer, self.token_ids, self.stop)
-        del self.token_logprobs[tokens:]
+            return text_of(tokenizer, self.text_ids)
+        text, tokens = without_stop(tokenizer, self.text_ids, self.stop)
+        if tokens < len(self.text_ids):
+            del self.token_logprobs[tokens:]
         return text
 
     def still_given(self, most: int) -> Sequence[int]:

@@ -259,6 +259,8 @@ class ForeignEngine(abc.ABC):
             generation.fail(LookaheadError(f"{self.abilities.title} ended it: {reason}."))
             return
         generation.finish_reason = reason  # type: ignore[assignment]
+        if reason == "stop" and not stop_text:
+            generation.stop_ids |= {*generation.token_ids[-1:]}  # those of its model are known to the engine
         if stop_text:
             tokens = self._through_stop(generation)
             del generation.token_ids[tokens:], generation.token_logprobs[tokens:]

@@ -1,4 +1,4 @@
-"""Which of torch's attention kernels our forwards may take on a GPU.
+"""How torch computes while our code runs: which attention kernels it may take on a GPU, and none of its caller's settings.
 
 cuDNN builds a plan for every shape of queries, keys and mask, which takes 20 to 400 ms each, and keeps all of them. The shapes
 of our steps change with draft trees and text lengths, so plans would take longer than the rest of a job. torch prefers cuDNN on
@@ -8,9 +8,15 @@ recent GPUs, by a flag of the whole process: we clear it around our forwards onl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
+from torch.utils._contextlib import context_decorator
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_callers = threading.local()  # device: the caller's default one, while our code runs and it is not the CPU
 
 
 @contextlib.contextmanager
@@ -25,3 +31,33 @@ def without_cudnn() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+@contextlib.contextmanager
+def own_settings() -> Iterator[None]:
+    """While open, default device, default dtype and autocast are as torch starts with; then as the caller has set them."""
+    device, dtype = torch.get_default_device(), torch.get_default_dtype()
+    with contextlib.ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if dtype != torch.float32:
+            torch.set_default_dtype(torch.float32)
+            stack.callback(torch.set_default_dtype, dtype)
+        if device.type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+            _callers.device = device
+            stack.callback(vars(_callers).clear)
+        yield
+
+
+def by_own_settings(function: Function) -> Function:
+    """Of functions, and of generators: between two items the caller's settings count."""
+    decorated: Function = context_decorator(own_settings, function)
+    return decorated
+
+
+def callers_device() -> contextlib.AbstractContextManager[object]:
+    """For what the caller has given to be called, such as processors: while open, the default device is the caller's."""
+    device = getattr(_callers, "device", None)
+    return contextlib.nullcontext() if device is None else torch.device(device)

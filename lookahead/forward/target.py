@@ -37,6 +37,8 @@ Mode = Literal["packed", "tree", "chain", "replay", "plain"]
 # Multiplications that take as long as a call of attention does in addition to its work. On a CPU 20 us, measured with keys of
 # 288 and of 768 values; on a GPU, not measured, 15 us at 2.7e13 a second.
 ON_CPU, ON_GPU = 8e5, 4e8
+WIDTH = 1024  # of a model whose config does not give it
+NO_LIMIT = 1 << 30  # tokens
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -101,24 +103,23 @@ class TargetModel:
     @functools.cached_property
     def rope_changes_at(self) -> int:
         """Length from which positions are encoded in another way ("longrope", "dynamic"), so that drafts cannot cross it."""
-        parameters = getattr(self.text_config, "rope_parameters", None) or {}
-        nested = [p for p in parameters.values() if isinstance(p, dict)]
-        for rope in (parameters, *nested):
-            if rope.get("rope_type") in ("longrope", "dynamic"):
-                original = rope.get("original_max_position_embeddings")
-                original = original or getattr(self.text_config, "original_max_position_embeddings", None)
-                return int(original or self.longest_text)
-        return 1 << 30
+        stated = _stated_positions(self.text_config)
+        for rope in _ropes(self.text_config):
+            if _kind_of(rope) == "dynamic":  # the longest text that resets what a longer one has changed
+                return stated - 1
+            if _kind_of(rope) in ("longrope", "su"):
+                return _original_positions(self.text_config, rope)
+        return NO_LIMIT
 
     @functools.cached_property
     def chooses_keys_from(self) -> int:
         """Length from which layers look at their best keys only (sparse attention): which those are can depend on rounding."""
-        return int(getattr(self.text_config, "index_topk", None) or 1 << 30)
+        return int(getattr(self.text_config, "index_topk", None) or NO_LIMIT)
 
     @functools.cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """Ids that end an answer, as `generate` sees them: those of the generation config alone."""
-        ids = self.model.generation_config.eos_token_id
+        ids = getattr(self.model.generation_config, "eos_token_id", None)
         return frozenset([ids] if isinstance(ids, int) else ids or [])
 
     @functools.cached_property
@@ -133,7 +134,7 @@ class TargetModel:
         """
         if self.attends_by_op:
             return 0.0
-        return (ON_CPU if self.device.type == "cpu" else ON_GPU) / self.text_config.hidden_size
+        return (ON_CPU if self.device.type == "cpu" else ON_GPU) / getattr(self.text_config, "hidden_size", WIDTH)
 
     @functools.cached_property
     def arguments(self) -> frozenset[str]:
@@ -229,8 +230,38 @@ def setting_of(
 
 
 def longest_text(text_config: Any) -> int:
-    """Tokens that a model of this config has positions for."""
-    for field in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        if getattr(text_config, field, None):
-            return int(getattr(text_config, field))
-    return 1 << 30
+    """Tokens that a model of this config has positions for; the fewest, where layers differ.
+
+    Rotary positions that are scaled reach `factor` times as far as the original ones. "llama3" and "longrope" come with
+    max_position_embeddings raised already, often to less; the others come with either.
+    """
+    return min(NO_LIMIT, *(_reach(text_config, rope) for rope in _ropes(text_config)))
+
+
+def _reach(text_config: Any, rope: dict[str, Any]) -> int:
+    stated, original, kind = _stated_positions(text_config), _original_positions(text_config, rope), _kind_of(rope)
+    if kind in ("linear", "dynamic", "yarn") or (kind in ("llama3", "longrope", "su") and original == stated):
+        return max(stated, int(original * (rope.get("factor") or 1)))
+    return stated
+
+
+def _stated_positions(text_config: Any) -> int:
+    """Without scaling. A negative number, as in XLNet, is none."""
+    fields = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    stated = next((int(value) for field in fields if (value := getattr(text_config, field, None))), -1)
+    return NO_LIMIT if stated < 0 else stated
+
+
+def _original_positions(text_config: Any, rope: dict[str, Any]) -> int:
+    field = "original_max_position_embeddings"
+    return int(rope.get(field) or getattr(text_config, field, None) or _stated_positions(text_config))
+
+
+def _ropes(text_config: Any) -> list[dict[str, Any]]:
+    """How rotary positions are encoded: once, or for each kind of layer."""
+    found = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
+    return [each or {} for each in found.values() if each is None or isinstance(each, dict)] or [found]
+
+
+def _kind_of(rope: dict[str, Any]) -> Any:
+    return rope.get("rope_type") or rope.get("type")

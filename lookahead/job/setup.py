@@ -21,12 +21,13 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.recycled import BEST
 from lookahead.draft.sources import DraftSource
+from lookahead.forward.backends import by_own_settings
 from lookahead.forward.best import best_tokens
 from lookahead.forward.target import TargetModel
 from lookahead.job.events import COMPILING
 from lookahead.models.load import load_model
 from lookahead.token_documents import TokenizerIdentity
-from lookahead.tokenizer import identity, load_tokenizer, own_tokenizer
+from lookahead.tokenizer import identity, load_tokenizer, own_tokenizer, without_limits
 from lookahead.trie.file import Trie
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ class LoadedEngine:
         return [notice for notice in (*target.notices, not_used(target, sampling)) if notice]
 
 
+@by_own_settings
 def assemble(
     target: TargetModel,
     tokenizer: Any | None,
@@ -133,7 +135,7 @@ def assemble(
 
     Raises TokenizerMismatchError for a trie of another tokenizer, ModelError for a generation config that cannot be used.
     """
-    check_generation_config(target, tokenizer, GREEDY)
+    check_generation_config(target, without_limits(tokenizer), GREEDY)
     whose = (
         identity(tokenizer, tokenizer_name or target.name)
         if tokenizer is not None

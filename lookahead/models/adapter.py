@@ -6,6 +6,7 @@ model's do.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from lookahead.errors import LookaheadError, ModelError
 from lookahead.hub import check_name
 from lookahead.tokenizer import first_line
+
+log = logging.getLogger(__name__)
 
 CONFIG = "adapter_config.json"
 
@@ -42,6 +45,7 @@ def merged(model: Any, adapter: str) -> Any:
     is not merged into weights.
     """
     from peft import PeftModel, get_peft_model_state_dict
+    from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import load_peft_weights
 
     further = check_adapter(adapter)
@@ -51,20 +55,33 @@ def merged(model: Any, adapter: str) -> Any:
             wrapped = PeftModel.from_pretrained(model, adapter, **further)
             of_model = get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys()
             of_file = load_peft_weights(adapter, device="cpu", **further).keys()
+            known = wrapped.load_adapter(adapter, wrapped.active_adapter, **further)  # who loads it first does not tell
     except Exception as error:  # PEFT, torch and the hub raise many kinds
         shapes = [line.strip() for line in str(error).splitlines() if "size mismatch" in line]
         if shapes:
             raise ModelError(f"{adapter}: was made for a model of other shapes ({shapes[0].rstrip('.')}).") from error
         raise ModelError(f"{adapter}: the adapter cannot be loaded ({first_line(error)}).") from error
-    if not hasattr(wrapped, "merge_and_unload"):
-        kind = next(iter(wrapped.peft_config.values())).peft_type
-        raise ModelError(
-            f"{adapter}: an adapter of type {getattr(kind, 'value', kind)} cannot be merged into a model's weights."
-        )
-    for apart, what in ((of_file - of_model, "holds {} that the model has no layer for"), (of_model - of_file, "lacks {}")):
+    config = wrapped.active_peft_config
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    if getattr(config, "layer_replication", None):  # copies of a layer share its weights, which would get the sum of all
+        kind = f"{kind} with layer_replication"
+    elif hasattr(wrapped, "merge_and_unload"):
+        kind = None
+    if kind:
+        raise ModelError(f"{adapter}: an adapter of type {kind} cannot be merged into a model's weights.")
+    unknown, missing = known.unexpected_keys, of_model - of_file
+    for apart, what in ((unknown, "holds {} that the model has no layer for"), (missing, "lacks {}")):
         if apart:
             some = f"{min(apart)} and {len(apart) - 1} more" if len(apart) > 1 else min(apart)
             raise ModelError(f"{adapter}: was made for another model: it {what.format(some)}.")
+    ends = [each for each in (model.get_input_embeddings(), model.get_output_embeddings()) if each is not None]
+    shared = len({id(getattr(each, "base_layer", each).weight) for each in ends}) < len(ends)
+    if shared and any(isinstance(each, BaseTunerLayer) and not hasattr(each, "token_indices") for each in ends):
+        log.warning(
+            "%s: changes embeddings that input and output of the model share. Merging changes both, as PEFT's merge_and_unload "
+            "does, so answers are not those of the adapter that is not merged.",
+            adapter,
+        )
     try:
         return wrapped.merge_and_unload(safe_merge=True)
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import logging
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import torch
 from lookahead.budget.estimate import ModelSizes, estimate
 from lookahead.budget.profile import CostProfile
 from lookahead.errors import ModelError, UsageError
+from lookahead.forward.backends import by_own_settings
 from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
@@ -49,15 +51,19 @@ def estimated_profile(
     text = config.get_text_config(decoder=True)
     chosen = _dtype(dtype) or text.dtype or torch.bfloat16
     try:
-        model = empty_model(config, trust_remote_code)
-    except Exception as error:
-        raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
+        sizes = _sizes(empty_model(config, trust_remote_code), text)
+    except Exception as error:  # such as of a model without attention heads
+        raise ModelError(f"{name}: what this model costs cannot be estimated ({first_line(error)}).") from error
+    return estimate(sizes, setting_of(config, name, gpu, chosen), gpu, int(text.vocab_size), longest_text(text))
+
+
+def _sizes(model: Any, text: Any) -> ModelSizes:
     in_experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     table = model.get_input_embeddings().weight  # a look-up reads one row of it
     tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is table
     heads = text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    sizes = ModelSizes(
+    return ModelSizes(
         dense=sum(p.numel() for p in model.parameters()) - in_experts - (0 if tied else table.numel()),
         in_experts=in_experts,
         experts=_first_of(text, "num_local_experts", "num_experts", "n_routed_experts") if in_experts else 0,
@@ -66,15 +72,12 @@ def estimated_profile(
         key_values=2 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or heads) * head_dim,
         query_key=text.num_hidden_layers * heads * head_dim,
     )
-    return estimate(sizes, setting_of(config, name, gpu, chosen), gpu, int(text.vocab_size), longest_text(text))
 
 
 def empty_model(config: Any, trust_remote_code: bool = False) -> Any:
     """A causal LM of a config without memory for its weights. Raises what transformers raises."""
-    from transformers import AutoModelForCausalLM
-
     with _quiet_transformers(), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        return auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
 
 
 def _first_of(config: Any, *names: str) -> int:
@@ -82,6 +85,7 @@ def _first_of(config: Any, *names: str) -> int:
     return next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 1)
 
 
+@by_own_settings
 def load_model(
     name: str,
     dtype: str = "auto",
@@ -139,7 +143,7 @@ def load_model(
             model = packed_model(name, config, chosen, wishes) if alone and chosen != "auto" else None
             if model is None:
                 refuse_own_format(name, config)
-                model = _whole(name, source, trust_remote_code, revision, dtype=chosen, **further, **wishes)
+                model = _whole(name, auto_class(config), source, trust_remote_code, revision, dtype=chosen, **further, **wishes)
     except ModelError:
         raise
     except Exception as error:
@@ -174,7 +178,8 @@ def unpack_gguf(name: str, folder: str, trust_remote_code: bool = False, revisio
     source, further = located(name, "a model folder", revision)
     try:
         with _quiet_transformers():
-            model = _whole(name, source, trust_remote_code, revision, dtype=torch.float32, config=config, **further)
+            wishes = {"dtype": torch.float32, "config": config, **further}
+            model = _whole(name, auto_class(config), source, trust_remote_code, revision, **wishes)
             _forget_blocks(model)
             model.save_pretrained(folder)
     except ModelError:
@@ -184,13 +189,12 @@ def unpack_gguf(name: str, folder: str, trust_remote_code: bool = False, revisio
     load_tokenizer(name, trust_remote_code, revision).save_pretrained(folder)
 
 
-def _whole(name: str, source: str, trust_remote_code: bool, revision: str | None, **wishes: Any) -> Any:
-    """The model, all of whose weights are those of its checkpoint. Raises ModelError as `check_weights`, and what transformers
-    raises.
-    """
-    from transformers import AutoModelForCausalLM
+def _whole(name: str, kind: Any, source: str, trust_remote_code: bool, revision: str | None, **wishes: Any) -> Any:
+    """The model, by a class of transformers, all of whose weights are those of its checkpoint.
 
-    model, found = AutoModelForCausalLM.from_pretrained(
+    Raises ModelError as `check_weights`, and what transformers raises.
+    """
+    model, found = kind.from_pretrained(
         source, output_loading_info=True, ignore_mismatched_sizes=True, **hub_arguments(trust_remote_code, revision), **wishes
     )
     if unused := check_weights(name, model, found):
@@ -214,6 +218,7 @@ def _tensor_parallel(plan: str) -> dict[str, Any]:
         return {"tp_plan": plan}
 
 
+@by_own_settings
 def random_model(
     name: str,
     dtype: str = "auto",
@@ -229,8 +234,6 @@ def random_model(
 
     It costs what the real one costs and emits random text. Arguments and errors as of `load_model`.
     """
-    from transformers import AutoModelForCausalLM
-
     target_device, chosen = _device(device), _dtype(dtype)
     _check_mode(engine_mode)
     check_scheme(quantize, target_device)
@@ -243,7 +246,7 @@ def random_model(
     try:
         with _quiet_transformers(), torch.random.fork_rng(devices), target_device:
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(
+            model = auto_class(config).from_config(
                 config,
                 dtype=chosen,
                 trust_remote_code=trust_remote_code,
@@ -286,7 +289,7 @@ def read_config(name: str, trust_remote_code: bool = False, revision: str | None
 
     Raises ModelError if there is none or it is of another kind of model, UsageError for a revision of a folder.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     path = Path(name)
     if path.is_dir():
@@ -313,13 +316,35 @@ def read_config(name: str, trust_remote_code: bool = False, revision: str | None
     check_sizes(name, config)
     if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return config
-    known = AutoModelForCausalLM._model_mapping
-    if type(config) not in known or getattr(config, "is_encoder_decoder", False):
+    known = auto_class(config)._model_mapping
+    if type(config) not in known or not _is_causal(config, known[type(config)]):
         raise ModelError(f"{name}: a {config.model_type} model is not a causal language model. Choose one that is.")
     held = config.architectures or []
     if held and not any(a.lower() == known[type(config)].__name__.lower() or a.endswith("ForCausalLM") for a in held):
         raise ModelError(f"{name}: holds a {held[0]}, which is not a causal language model. Choose one that is.")
     return config
+
+
+def auto_class(config: Any) -> Any:
+    """Of transformers, for a model of this config. A multimodal one is loaded whole, and takes text alone."""
+    import transformers
+    from transformers import AutoModelForCausalLM
+
+    whole = getattr(transformers, "AutoModelForMultimodalLM", transformers.AutoModelForImageTextToText)
+    of_whole = whole._model_mapping[type(config)].__name__ if type(config) in whole._model_mapping else None
+    text_only = type(config) in AutoModelForCausalLM._model_mapping and of_whole not in (config.architectures or [])
+    return AutoModelForCausalLM if of_whole is None or text_only else whole
+
+
+def _is_causal(config: Any, of_model: Any) -> bool:
+    """It decodes text, and needs nothing else."""
+    needs = {
+        name
+        for name, parameter in inspect.signature(of_model.forward).parameters.items()
+        if parameter.default is inspect.Parameter.empty and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    }
+    by_token = of_model.can_generate() and "Diffusion" not in of_model.__name__
+    return needs <= {"self", "input_ids"} and by_token and not getattr(config, "is_encoder_decoder", False)
 
 
 def _dtype(name: str) -> Any:

@@ -20,7 +20,7 @@ from numba.core.errors import NumbaError
 
 from lookahead.draft.tree import DraftTree, chain
 from lookahead.errors import ModelError
-from lookahead.forward.backends import without_cudnn
+from lookahead.forward.backends import by_own_settings, without_cudnn
 from lookahead.forward.panels import Panels
 from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.slots import PackedSlots, Slots, Wanted, slots_of
@@ -140,6 +140,7 @@ def _may_be_program(target: TargetModel) -> bool:
     return target.linear in IN_PANELS
 
 
+@by_own_settings
 @torch.inference_mode()
 @without_cudnn()
 def probed(model: Any, name: str = "model", may_be_program: bool = True) -> TargetModel:

@@ -337,6 +337,45 @@ def test_stop_text_counts_in_the_answer_only(engine, tokenizer):
         assert result.token_ids == free.token_ids
 
 
+@pytest.mark.parametrize("where", ["generation config", "params"])
+def test_token_that_ends_an_answer_is_not_in_its_text_though_it_is_not_special(target, tokenizer, where, capsys, tmp_path):
+    cut = SHORT.max_new_tokens - 4
+    ids = LookaheadEngine(target, tokenizer).generate(PROMPTS[0], SHORT)[0].token_ids[:cut]
+    end = next(token for token in reversed(ids) if len(tokenizer.decode([token]).strip()) > 1)  # text of its own
+    ids = ids[: ids.index(end) + 1]
+    own, options = target.model.generation_config, {}
+    before = own.eos_token_id
+    if where == "params":
+        options = {"stop_token_ids": (end,)}
+    else:
+        own.eos_token_id = end
+    try:
+        target = dataclasses.replace(target)  # its end tokens are read again
+        for batch_size, drafts in ((1, FIXED), (3, DraftOptions("off"))):
+            engine = LookaheadEngine(target, tokenizer, batch_size=batch_size, drafts=drafts)
+            params = dataclasses.replace(SHORT, logprobs=0, **options)
+            result = engine.generate(PROMPTS[0], params)[0]
+            assert (result.token_ids, result.finish_reason) == (ids, "stop")
+            assert result.text == tokenizer.decode(ids[:-1])
+            assert [each.token_id for each in result.logprobs] == ids
+            assert "".join(engine.stream(PROMPTS[0], params)) == result.text
+        plainly = LookaheadEngine(dataclasses.replace(target, mode="plain"), tokenizer)
+        assert plainly.generate(PROMPTS[0], params)[0].text == result.text
+    finally:
+        own.eos_token_id = before
+    rows = [
+        {"id": "ours", "prompt": PROMPTS[0], "params": {"n": 2, "stop_token_ids": [end]}},
+        {"custom_id": "theirs", "body": {"prompt": PROMPTS[0], "stop_token_ids": [end], "max_tokens": 24}},
+    ]
+    written = tmp_path / "out.jsonl"
+    told = "generate", "--model", MODEL, "--input", write_jsonl(tmp_path / "in.jsonl", rows), "-o", written, "--token-ids"
+    assert Cli(capsys)(*told, "--max-new-tokens", 24, "--quiet").code == 0
+    ours, theirs = sorted(map(json.loads, written.read_text("utf-8").splitlines()), key=lambda row: "custom_id" in row)
+    choice = theirs["response"]["body"]["choices"][0]
+    for row in (ours, *ours["samples"], choice):
+        assert (row["text"], row["token_ids"], row["finish_reason"]) == (result.text, ids, "stop")
+
+
 def test_stream_returns_the_result(engine):
     def pieces():
         results.append((yield from engine.stream(PROMPTS[0], SHORT)))

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from lookahead.api import GenerationParams, LookaheadEngine
@@ -90,8 +91,6 @@ def test_adapter_gives_the_tokens_of_the_merged_model(base: Path, tmp_path: Path
     adapter = adapter_of(tmp_path / "a", tiny_model("llama"), saved)
     if saved:
         file = next((tmp_path / "a").glob("*.safetensors"))
-        from safetensors.torch import load_file, save_file
-
         save_file({name: torch.randn_like(value) / 3 for name, value in load_file(file).items()}, file)
     merged = PeftModel.from_pretrained(copy.deepcopy(tiny_model("llama")), adapter).merge_and_unload()
     expected = [plainly(merged, ids, 12) for ids in IDS]
@@ -100,6 +99,34 @@ def test_adapter_gives_the_tokens_of_the_merged_model(base: Path, tmp_path: Path
     results = LookaheadEngine(target).generate(IDS, GenerationParams(max_new_tokens=12))
     assert [result.token_ids for result in results] == expected
     assert expected != [plainly(tiny_model("llama"), ids, 12) for ids in IDS]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target_modules": ["embed_tokens", "q_proj"]},
+        {"target_modules": ["lm_head", "q_proj"]},
+        {"target_modules": ["embed_tokens", "lm_head"], "use_dora": True},
+        {"target_modules": ["embed_tokens"], "ensure_weight_tying": True},
+        {"target_modules": ["q_proj"], "trainable_token_indices": [3, 9]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+        {"target_modules": ["q_proj", "v_proj"], "use_rslora": True, "rank_pattern": {"q_proj": 2}, "bias": "all"},
+    ],
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_adapter_of_embeddings_is_merged_as_peft_does(tied: bool, fields: Any, tmp_path: Path, caplog: Any) -> None:
+    config = tiny_config("llama")
+    config.tie_word_embeddings = tied
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    adapter = adapter_of(tmp_path / "a", model, LoraConfig(r=4, lora_alpha=64, task_type="CAUSAL_LM", **fields))
+    file = adapter / "adapter_model.safetensors"
+    save_file({name: value + torch.randn_like(value) / 9 for name, value in load_file(file).items()}, file)
+    merged = PeftModel.from_pretrained(copy.deepcopy(model), adapter).merge_and_unload(safe_merge=True)
+    assert plainly(merged, IDS[0], 12) == plainly(load_model(str(tmp_path / "model"), adapter=str(adapter)).model, IDS[0], 12)
+    of_both = tied and bool({"embed_tokens", "lm_head"} & {*fields["target_modules"]})
+    assert ("answers are not those of the adapter that is not merged" in caplog.text) == of_both
 
 
 def test_job_with_an_adapter_remembers_its_files(cli: Cli, base: Path, adapter: Path, tmp_path: Path) -> None:
@@ -135,8 +162,18 @@ def test_adapter_that_does_not_fit_is_refused_in_one_line(base: Path, adapter: P
         "cannot be loaded .Target modules",
         adapter_of(tmp_path / "gpt2", tiny_model("gpt2"), LoraConfig(target_modules=["c_attn"])),
     )
-    prompts = PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
-    refused("type PROMPT_TUNING cannot be merged", adapter_of(tmp_path / "prompts", tiny_model("llama"), prompts))
+    for kind in (PromptTuningConfig, PromptEncoderConfig, PrefixTuningConfig):
+        prompts = kind(num_virtual_tokens=4, task_type="CAUSAL_LM")
+        named = prompts.peft_type.value
+        refused(f"type {named} cannot be merged", adapter_of(tmp_path / named, tiny_model("llama"), prompts))
+    copies = LoraConfig(r=2, target_modules=["q_proj"], layer_replication=[[0, 2], [1, 2]])
+    refused("type LORA with layer_replication cannot be merged", adapter_of(tmp_path / "copies", tiny_model("llama"), copies))
+    partly = adapter_of(
+        tmp_path / "partly", tiny_model("llama"), LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])
+    )
+    file = partly / "adapter_model.safetensors"
+    save_file({name: value for name, value in load_file(file).items() if "lm_head" not in name}, file)
+    refused("cannot be loaded .*lm_head", partly)
     refused("no such folder", "./missing")
     refused("no adapter_config.json", base)
     refused("is a file", base / "config.json")

@@ -89,6 +89,8 @@ def test_rows_end_as_sglang_says(engine: SglangEngine) -> None:
     assert str(refused.error) == "SGLang refuses it: too long."
     ((token,),) = ([(each.token_id, each.logprob, each.top)] for each in scored.token_logprobs)
     assert token == (7, -0.5, ((7, -0.5), (9, -1.0)))
+    assert (scored.token_ids, scored.text_ids) == ([7], []), "the token that ended it is no text"
+    assert (stopped.text_ids, whole.text_ids) == (stopped.token_ids, whole.token_ids)
     assert engine.target.longest_text == 56, "SGLang reserves positions for a tree"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import logging
 import shutil
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lookahead.corpus import CorpusReport, read_documents
 from lookahead.tokenizer import chat_text, identity, load_tokenizer, quiet_hub
 from lookahead_cli.demo import samples_folder
 
@@ -72,3 +74,42 @@ def test_log_level_of_the_hub_client_is_as_before_once_two_threads_have_kept_it_
         second_is_in.wait(0.05)
     thread.join()
     assert hub.level == before
+
+
+LIMITS = {
+    "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+    "padding": {
+        "strategy": {"Fixed": 90},
+        "direction": "Left",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<eos>",
+    },
+}
+
+
+@pytest.mark.parametrize("generic", [True, False])
+@pytest.mark.parametrize("names", [["truncation"], ["padding"], ["truncation", "padding"]])
+def test_limits_in_tokenizer_json_cut_and_pad_no_text(tokenizer_folder: Path, names: list[str], generic: bool, tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(tokenizer_folder, folder)
+    fields = json.loads((folder / "tokenizer.json").read_text()) | {name: LIMITS[name] for name in names}
+    (folder / "tokenizer.json").write_text(json.dumps(fields))
+    if not generic:  # loaded by AutoTokenizer
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps(config | {"auto_map": {}}))
+    loaded, plain, text = load_tokenizer(str(folder)), load_tokenizer(str(tokenizer_folder)), "the cat sat on the mat"
+    assert loaded(text)["input_ids"] == plain(text)["input_ids"]
+    assert loaded.backend_tokenizer.encode(text).ids == plain.backend_tokenizer.encode(text).ids
+
+
+def test_corpus_is_read_whole_by_a_tokenizer_that_was_limited_before(tokenizer_folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    limited, file = AutoTokenizer.from_pretrained(tokenizer_folder, pad_token="<eos>"), tmp_path / "a.txt"
+    file.write_text("the cat sat on the mat")
+    whole = limited(file.read_text())["input_ids"]
+    limited(["a", "b"], truncation=True, max_length=4, padding="max_length")
+    (document,) = read_documents([str(file)], limited, CorpusReport())
+    assert document.token_ids.tolist() == whole

@@ -14,6 +14,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers import (
     DynamicCache,
     LogitsProcessor,
@@ -606,3 +607,35 @@ def test_eos_criterion_without_pad_token_is_refused(llama):
 
 def test_usage_errors_are_lookahead_errors():
     assert issubclass(UsageError, LookaheadError)
+
+
+# ---- wrappers
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),
+        PromptEncoderConfig(num_virtual_tokens=4, encoder_hidden_size=8, task_type="CAUSAL_LM"),
+        PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),
+        LoraConfig(target_modules=["q_proj", "v_proj"], alora_invocation_tokens=[PROMPTS[0][4]], task_type="CAUSAL_LM"),
+        LoraConfig(target_modules=["q_proj", "v_proj", "embed_tokens", "lm_head"], task_type="CAUSAL_LM"),
+    ],
+    ids=["prompt", "p-tuning", "prefix", "alora", "lora"],
+)
+def test_what_an_adapter_adds_to_the_text_of_a_call_is_not_lost(tiny_model, adapter, caplog):
+    base = copy.deepcopy(tiny_model("llama"))
+    prompts = padded(PROMPTS[:1], "cpu")
+    asked = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
+    before = base.generate(**prompts, **asked, custom_generate=lookahead_generate)  # what is kept of it does not count below
+    torch.manual_seed(0)
+    wrapped = get_peft_model(base, copy.deepcopy(adapter)).eval()
+    with torch.no_grad():
+        for weight in wrapped.parameters():
+            if weight.requires_grad:
+                weight.normal_(0, 0.5)
+    expected = wrapped.generate(**prompts, **asked)
+    assert expected.tolist() != before.tolist()
+    assert wrapped.generate(**prompts, **asked, custom_generate=lookahead_generate).tolist() == expected.tolist()
+    adds = not isinstance(adapter, LoraConfig) or adapter.alora_invocation_tokens
+    assert ("decoded without drafts" in caplog.text) == bool(adds)
