@@ -42,6 +42,7 @@ class ConstraintError(LookaheadError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, for messages that must stay one line."""
+    """The first line of an error's text, for messages that must stay one line; with the next one if it ends with a colon."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".")[:200]
+    text = " ".join(line.strip() for line in lines[:2]) if lines[0].endswith(":") else lines[0]
+    return text.rstrip(".")[:200]

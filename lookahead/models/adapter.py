@@ -13,6 +13,8 @@ from typing import Any
 
 from lookahead.errors import LookaheadError, ModelError
 from lookahead.hub import check_name
+from lookahead.model_files import check_folder
+from lookahead.models.checkpoint import damaged_of, refuse_weights
 from lookahead.tokenizer import first_line
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ def check_adapter(adapter: str) -> dict[str, Any]:
     if path.is_file():
         raise ModelError(f"{adapter}: is a file. Give the adapter's folder, or a hub name such as org/adapter.")
     further = check_name(adapter, "an adapter's folder")
+    if path.is_dir():
+        check_folder(path)
     if path.is_dir() and not (path / CONFIG).is_file():
         raise ModelError(f"{adapter}: no {CONFIG} in this folder, so it is not a PEFT adapter.")
     return further
@@ -54,7 +58,7 @@ def merged(model: Any, adapter: str) -> Any:
             warnings.simplefilter("ignore")  # what is missing is checked below
             wrapped = PeftModel.from_pretrained(model, adapter, **further)
             of_model = get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys()
-            of_file = load_peft_weights(adapter, device="cpu", **further).keys()
+            of_file = load_peft_weights(adapter, device="cpu", **further)
             known = wrapped.load_adapter(adapter, wrapped.active_adapter, **further)  # who loads it first does not tell
     except Exception as error:  # PEFT, torch and the hub raise many kinds
         shapes = [line.strip() for line in str(error).splitlines() if "size mismatch" in line]
@@ -69,7 +73,9 @@ def merged(model: Any, adapter: str) -> Any:
         kind = None
     if kind:
         raise ModelError(f"{adapter}: an adapter of type {kind} cannot be merged into a model's weights.")
-    unknown, missing = known.unexpected_keys, of_model - of_file
+    integers = [key for key, weight in of_file.items() if not weight.is_floating_point()]
+    refuse_weights(adapter, {"not floats": integers, "not finite": damaged_of(of_file.items())[0]})
+    unknown, missing = known.unexpected_keys, of_model - of_file.keys()
     for apart, what in ((unknown, "holds {} that the model has no layer for"), (missing, "lacks {}")):
         if apart:
             some = f"{min(apart)} and {len(apart) - 1} more" if len(apart) > 1 else min(apart)

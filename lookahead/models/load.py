@@ -21,11 +21,12 @@ from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.hub import gguf_in, located
-from lookahead.model_files import check_folder, check_sizes, check_types
+from lookahead.model_files import check_folder, check_sizes
 from lookahead.models.adapter import check_adapter, merged
 from lookahead.models.checkpoint import check_weights
 from lookahead.models.exact import differs_in_company, exact_or_plain, tried_in_half
 from lookahead.models.linear import lay_out
+from lookahead.models.packed import shards_of, tensors_in
 from lookahead.models.packed_model import packed_model, refuse_own_format
 from lookahead.models.prequantized import check_method, exact_where_needed
 from lookahead.models.probe import probed
@@ -120,8 +121,6 @@ def load_model(
     check_kv_dtype(kv_dtype, target_device, not (device_map or tp_plan))
     path = Path(name)
     config = read_config(name, trust_remote_code, revision)
-    if path.is_dir() and getattr(config, "quantization_config", None) is None:
-        check_types(name, path)
     source, further = located(name, "a model folder", revision)
     if "gguf_file" in further:
         further["config"] = config  # which takes seconds to read
@@ -147,6 +146,8 @@ def load_model(
     except ModelError:
         raise
     except Exception as error:
+        for _ in tensors_in(shards_of(path) if path.is_dir() else []):
+            pass  # names a file that cannot be read
         raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
     if "gguf_file" in further:
         _forget_blocks(model)
@@ -197,8 +198,7 @@ def _whole(name: str, kind: Any, source: str, trust_remote_code: bool, revision:
     model, found = kind.from_pretrained(
         source, output_loading_info=True, ignore_mismatched_sizes=True, **hub_arguments(trust_remote_code, revision), **wishes
     )
-    if unused := check_weights(name, model, found):
-        log.info("%s: the checkpoint holds weights that are no part of its language model: %s", name, unused)
+    check_weights(name, model, found, folder=None if "gguf_file" in wishes else model_folder(name, revision))
     return model
 
 

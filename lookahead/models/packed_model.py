@@ -11,7 +11,7 @@ import torch
 
 from lookahead.errors import ModelError
 from lookahead.forward.quantized import GROUP, Quantized, QuantizedPanels
-from lookahead.models.checkpoint import check_keys, check_values
+from lookahead.models.checkpoint import check_weights, damaged_of, refuse_weights
 from lookahead.models.embedding import in_panels, may_be_in_panels
 from lookahead.models.linear import LaidOutLinear, plain_linears
 from lookahead.models.mixed import BLOCK, BLOCKS_IN_8_BITS
@@ -38,7 +38,7 @@ def packed_model(name: str, config: Any, dtype: torch.dtype, wishes: dict[str, A
     if weights_only:
         state |= {f"{layer}.weight": matrix.to_dense().to(dtype) for layer, matrix in matrices.items()}
         matrices = {}
-    check_values(name, [*state.items(), *((f"{layer}.weight", each.scales) for layer, each in matrices.items())])
+    refuse_weights(name, {"not finite": damaged_of((layer, matrix.scales) for layer, matrix in matrices.items())[0]})
     nothing = torch.zeros((), dtype=dtype)  # stands for the weights, which come as panels
     state |= {f"{layer}.weight": nothing.expand(matrix.numbers.shape) for layer, matrix in matrices.items()}
     config = copy.deepcopy(config)
@@ -46,7 +46,7 @@ def packed_model(name: str, config: Any, dtype: torch.dtype, wishes: dict[str, A
     model, found = known[type(config)].from_pretrained(
         None, config=config, state_dict=state, dtype=dtype, output_loading_info=True, **wishes
     )
-    check_keys(name, model, found)
+    check_weights(name, model, found, {f"{layer}.weight" for layer in matrices})
     in_8_bits = getattr(config, BLOCKS_IN_8_BITS, None) or {}
     names = {id(layer): place for place, layer in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from lookahead.errors import ModelError, UsageError
 from lookahead.forward.quantized import GROUP, Quantized
 from lookahead.hub import gguf_in
+from lookahead.models.checkpoint import damaged_of, refuse_weights
 from lookahead.models.embedding import may_be_in_panels
 from lookahead.models.equalize import factors_of, norms_before
 from lookahead.models.load import empty_model, read_config, unpack_gguf
@@ -230,6 +231,9 @@ def _written(
             tensor = tensor / changes.divisors[name].to(tensor.dtype)
         if name not in plan.bits or name in plan.kept:
             files.add({name: tensor})
+        not_finite, zero = damaged_of([(name, tensor)])
+        integers = [name] if name.endswith(".weight") and not tensor.is_floating_point() else []
+        refuse_weights(str(source), {"not finite": not_finite, "all zero": zero, "not floats": integers})
         if name in plan.bits:
             matrix, weight = changes.matrix(plan.layers[name][0], tensor, plan.bits[name])
             error = (matrix.to_dense() - weight).norm() / weight.norm().clamp_min(1e-30)

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from lookahead.errors import LookaheadError, ModelError
+from lookahead.models.checkpoint import check_weights
 from lookahead.models.load import load_model, read_config
 from lookahead.models.write_packed import quantize_checkpoint
 from lookahead.tokenizer import load_tokenizer
+from tests.architectures import tiny_model
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, questions
 
@@ -43,20 +45,23 @@ def with_fields(path: Path, **fields: Any) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
-    "renamed": (lambda tensors: tensors.update(other=tensors.pop(GATE)), "lacks weights"),
-    "missing": (lambda tensors: tensors.pop("model.norm.weight"), "lacks weights of this model: model.norm.weight"),
-    "of a layer too many": (lambda tensors: tensors.update({"model.layers.99.x.weight": torch.ones(2)}), "no use for"),
+    "renamed": (lambda tensors: tensors.update(other=tensors.pop(GATE)), f"missing: {GATE}"),
+    "missing": (lambda tensors: tensors.pop("model.norm.weight"), "missing: model.norm.weight"),
+    "of a layer too many": (
+        lambda tensors: tensors.update({"model.layers.99.x.weight": torch.ones(2)}),
+        "not in this model: model.layers.99.x.weight",
+    ),
     "of a bias that the model has not": (
         lambda tensors: tensors.update({"model.layers.0.mlp.gate_proj.bias": torch.ones(2)}),
-        "no use for: model.layers.0.mlp.gate_proj.bias",
+        "not in this model: model.layers.0.mlp.gate_proj.bias",
     ),
-    "whole numbers": (lambda tensors: tensors.update({GATE: tensors[GATE].to(torch.int32)}), "not floating-point"),
+    "whole numbers": (lambda tensors: tensors.update({GATE: tensors[GATE].to(torch.int32)}), f"not floats: {GATE}"),
     "zero": (lambda tensors: tensors[GATE].zero_(), f"all zero: {GATE}"),
     "a norm of zeros": (
         lambda tensors: tensors["model.layers.0.input_layernorm.weight"].zero_(),
         "all zero: model.layers.0.input_layernorm.weight",
     ),
-    "not finite": (lambda tensors: tensors[GATE][3, 4:5].fill_(torch.nan), f"not finite (NaN or infinite): {GATE}"),
+    "not finite": (lambda tensors: tensors[GATE][3, 4:5].fill_(torch.nan), f"not finite: {GATE}"),
     "infinite": (lambda tensors: tensors["model.norm.weight"][:1].fill_(-torch.inf), "not finite"),
     "of another shape": (lambda tensors: tensors.update({GATE: tensors[GATE][:-1].clone()}), GATE),
 }
@@ -83,7 +88,7 @@ def test_weights_in_pytorch_files_are_checked_too(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
     tensors["renamed"] = tensors.pop(GATE)
     torch.save(tensors, folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"lacks weights of this model: model\.layers\.0\.mlp\.gate_proj\.weight"):
+    with pytest.raises(ModelError, match=r"missing: model\.layers\.0\.mlp\.gate_proj\.weight"):
         load_model(str(folder))
 
 
@@ -102,10 +107,27 @@ def _break_a_scale(tensors: Tensors) -> None:
     tensors[scale][:1] = torch.nan
 
 
+@pytest.mark.parametrize("architecture", ["afmoe", "gpt_oss", "gemma3", "mamba", "deepseek_v3", "gemma4"])
+def test_parts_that_are_zero_before_training_are_no_fault(architecture: str) -> None:
+    model = tiny_model(architecture)
+    unused = {"missing_keys": set(), "mismatched_keys": set(), "unexpected_keys": {"vision_tower.x.weight"}}
+    check_weights(architecture, model, unused)
+
+
+@pytest.mark.parametrize("name", ["zero", "not finite", "whole numbers"])
+def test_damaged_weights_are_not_quantized(folder: Path, tmp_path: Path, name: str) -> None:
+    changed(folder, CHANGES[name][0])
+    with pytest.raises(ModelError, match="its weights are not those of this model"):
+        quantize_checkpoint(str(folder), str(tmp_path / "q"), "int8")
+    assert not (tmp_path / "q").exists()
+
+
 def test_job_with_such_a_model_leaves_no_rows(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed(folder, CHANGES["renamed"][0])
     source, out = write_jsonl(tmp_path / "in.jsonl", questions(2)), tmp_path / "out.jsonl"
-    Cli(capsys).fails(1, "generate", "--model", folder, "--input", source, "-o", out, "-q", saying=[GATE, "download or save"])
+    Cli(capsys).fails(
+        1, "generate", "--model", folder, "--input", source, "-o", out, "-q", saying=[GATE, "Get the checkpoint again"]
+    )
     assert not out.exists()
 
 
