@@ -1,6 +1,6 @@
 """Whether the files of a model folder can be used. In: a folder, a config. Out: nothing, or an error that names file and field.
 
-transformers drops some files that it cannot read, and what they say with them: end tokens, stop strings. Needs no torch.
+transformers drops some files that it cannot read, and with them their end tokens and stop strings. Needs no torch.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ def print_comparison(comparison: Comparison, swept: bool = False) -> None:
     render.out.print(f"{about['processor']}, {about['threads']} threads, {loaded}, {last}")
     if (waited := about.get("waited_for_cores") or 0) > BUSY:
         render.notice(
-            f"the machine was busy: threads waited for a core in {waited:.0%} of the time that they had work. Figures taken "
-            "beside other processes are not reliable: stop those, or give bench fewer threads (OMP_NUM_THREADS), and repeat."
+            f"the machine was busy: threads waited for a core in {waited:.0%} of the time that they had work. Figures that are "
+            "taken while other processes run are not reliable: stop those, or give bench fewer threads (OMP_NUM_THREADS), and repeat."
         )
 
 

@@ -99,8 +99,10 @@ def command(
     reads.append(Input("--drop-documents", drop_documents or []))
     reads += [] if overwrite else [Input("TRIE", [trie])]  # what is pruned is gone
     check_outputs([Output("-o", out, TRIE), Output("--log-file", log_file)], reads, overwrite)
+    tokens = _tokens(max_tokens) if max_tokens is not None else None
     opened = Trie(trie)
-    tokens = _tokens(max_tokens, opened) if max_tokens is not None else None
+    if max_tokens is not None and tokens is None:
+        tokens = part_of(opened.header.tokens, max_tokens, "tokens")
     limit = None
     if max_bytes is not None:
         limit = part_of(opened.path.stat().st_size, max_bytes, "file") or size_in_bytes(max_bytes)
@@ -140,13 +142,13 @@ def _documents(names: list[str], trie: Trie, tokenizer: Any | None, text_field: 
     return list(read_documents(expand(names), tokenizer, *read, split)) if names else []
 
 
-def _tokens(text: str, trie: Trie) -> int:
-    """Of --max-tokens. Raises UsageError for what is neither a number above 0 nor a percentage."""
+def _tokens(text: str) -> int | None:
+    """Of --max-tokens; None for a percentage. Raises UsageError for what is neither that nor a number above 0."""
     from lookahead.errors import UsageError
 
-    if (share := part_of(trie.header.tokens, text, "tokens")) is not None:
-        return share
-    if not text.isdecimal() or int(text) < 1:
+    if part_of(1, text, "tokens"):
+        return None
+    if not text.isdecimal() or not 1 <= int(text[:20]) < 1 << 63:
         raise UsageError(f"--max-tokens {text}: give a number of tokens, or a percentage such as 50%.")
     return int(text)
 

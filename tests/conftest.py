@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +134,13 @@ def tokenizer(tokenizer_folder: Path) -> Any:
 def tiny_model() -> Callable[..., Any]:
     """tiny_model(architecture, device="cpu") -> a model with random weights, the same in each run; made once."""
     return architectures.tiny_model
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What tests print about names that are not UTF-8 cannot be sent from one process of pytest-xdist to another."""
+    report = yield
+    report.sections = [(title, text.encode("utf-8", "backslashreplace").decode()) for title, text in report.sections]
+    return report

@@ -339,12 +339,12 @@ def test_models_that_are_none_are_refused_in_one_line(cli: Cli, tmp_path: Path) 
         (tmp_path / "other" / "config.json").write_text(json.dumps({"model_type": kind, "architectures": [architecture]}))
         fails(tmp_path / "other", "not a causal language model")
     (tmp_path / "other" / "config.json").write_text("{broken")
-    fails(tmp_path / "other", "cannot be read as a model")
+    fails(tmp_path / "other", "config.json: is damaged")
     shutil.copytree(MODEL, tmp_path / "cut")
     (tmp_path / "cut" / "model.safetensors").unlink()
     fails(tmp_path / "cut", "no weights")
     (tmp_path / "cut" / "model.safetensors").write_bytes(b"\x00" * 100)
-    fails(tmp_path / "cut", "cannot be loaded")
+    fails(tmp_path / "cut", "model.safetensors: cannot be read as safetensors")
 
 
 def test_trie_of_another_tokenizer_is_refused_with_both_names(cli: Cli, tmp_path: Path, tokenizer_folder: Path) -> None:

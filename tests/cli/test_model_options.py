@@ -236,7 +236,11 @@ def test_revision_goes_to_the_hub_with_config_weights_and_tokenizer(monkeypatch:
     def of(kind: str) -> Callable[..., Any]:
         def from_pretrained(name: str, *_: Any, **arguments: Any) -> Any:
             asked[kind] = name, arguments["revision"], arguments["trust_remote_code"]
-            return tiny_config("llama") if kind == "AutoConfig" else copy.deepcopy(tiny_model("llama"))
+            if kind == "AutoConfig":
+                return tiny_config("llama")
+            model = copy.deepcopy(tiny_model("llama"))
+            nothing = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set()}
+            return (model, nothing) if "output_loading_info" in arguments else model
 
         return from_pretrained
 

@@ -70,7 +70,7 @@ def test_answer_that_may_go_on_does_until_min_new_tokens(engines: Any) -> None:
         ({"processors": [RulesOutAll()]}, "json_schema and processors (RulesOutAll):"),
         ({"no_repeat_ngram_size": 1, "temperature": 1.0, "min_new_tokens": 3}, "json_schema and no_repeat_ngram_size:"),
     ],
-    ids=str,
+    ids=["bad words", "no repeat", "processors", "sampled"],
 )
 def test_conflict_is_an_error_that_names_both_and_keeps_the_text(engines: Any, wishes: dict[str, Any], names: str) -> None:
     texts = []

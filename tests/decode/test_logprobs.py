@@ -285,7 +285,7 @@ def test_rows_without_a_tokenizer_hold_ids_and_what_cannot_be_is_a_number_of_jso
     request = engine.request(PROMPTS[0], 3, logprobs=1)
     list(engine.run([request]))
     assert all({*entry} == {"id", "logprob", "top"} for entry in LogprobsOf(None).in_row(request))
-    assert LogprobsOf(None).of_completion(request, 3)["tokens"] == [f"token_id:{token}" for token in request.token_ids]
+    assert LogprobsOf(None).of_completion(request)["tokens"] == [f"token_id:{token}" for token in request.token_ids]
     request.token_logprobs = [dataclasses.replace(request.token_logprobs[0], logprob=-math.inf)]
     assert LogprobsOf(None).in_row(request)[0]["logprob"] == -9999.0
 

@@ -52,7 +52,7 @@ def test_trie_with_a_hostile_name_and_source_is_built_inspected_pruned_and_merge
 ) -> None:
     held_out = write_jsonl(tmp_path / "[bold]held[/out].jsonl".replace("/", ":"), [{"ids": [1, 2, 3, 5, 1, 2, 3]}])
     plot = tmp_path / "[red].png"
-    inspected = cli("inspect-trie", trie, "--query", "1 2 3", "--coverage", held_out, "--verify", "--plot", plot)
+    inspected = cli("inspect-trie", trie, "--query", "1 2 3", "--top", 5, "--coverage", held_out, "--verify", "--plot", plot)
     assert inspected.code == 0, inspected.err
     assert f"{CROSSED}{SHOWN}" in without_effects(inspected.out)
     assert "[red].png" in without_effects(inspected.err)
