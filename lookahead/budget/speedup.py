@@ -25,7 +25,7 @@ BLOCK = 0.25  # seconds of plain steps that count as one measurement, as what sl
 SCATTER = 0.04  # standard deviation of a block, at least: the rest is what few blocks do not show
 UNKNOWN = 0.5  # standard deviation where no block has been measured
 FEW = 16  # timed steps of a size that count as much as the ratio to other sizes
-WIDEST = 0.15  # of the speedup: an interval that reaches further to each side is not a measurement
+WIDEST = 0.25  # of the speedup: an interval that reaches further to each side is not a measurement
 
 
 class Speedup(NamedTuple):
@@ -129,29 +129,27 @@ class PlainTime:
         self.batch_size = 1
         self._ended: dict[int, tuple[int, int]] = {}  # by number: rows that wait for one before them
         self._next = 0  # number of the next row of the plain run
-        self._timed: dict[int, list[float]] = {}  # by rows of a plain step: its seconds, those of the curve, steps
-        self._blocks: list[list[float]] = [[0.0, 0.0]]  # seconds, and those of the curve
-        self._keys = self._tokens = 0.0  # of timed plain steps
+        self._timed: dict[int, tuple[float, float, int]] = {}  # by rows of a plain step: seconds, keys, how many steps
+        self._blocks: list[tuple[float, Counter[int]]] = []  # seconds, and how many steps of so many rows
+        self._continues = False  # the latest block
         self.seconds = 0.0  # of the run
         self.decode_seconds = 0.0  # of steps that only decode
         self.draft_seconds = 0.0  # that drafts took outside of these
 
     def plain_steps(self, forward: Forward, seconds: float, steps: int) -> None:
         """Plain steps were timed, as a plain run takes them. forward: of one; seconds: of one."""
-        expected = self._curve.seconds(forward)
-        for sums in (self._timed.setdefault(forward.rows, [0.0, 0.0, 0.0]), self._blocks[-1]):
-            sums[0] += steps * seconds
-            sums[1] += steps * expected
-        self._timed[forward.rows][2] += steps
-        self._keys += forward.keys / forward.rows * steps
-        self._tokens += steps
-        if self._blocks[-1][0] >= BLOCK:
-            self._blocks.append([0.0, 0.0])
+        before = self._timed.get(forward.rows, (0.0, 0.0, 0))
+        self._timed[forward.rows] = before[0] + steps * seconds, before[1] + steps * forward.keys, before[2] + steps
+        if not self._continues:
+            self._blocks.append((0.0, Counter()))
+        taken, held = self._blocks[-1]
+        held[forward.rows] += steps
+        self._blocks[-1] = taken + steps * seconds, held
+        self._continues = self._blocks[-1][0] < BLOCK
 
     def next_block(self) -> None:
         """Drafts come between the plain steps so far and the next ones."""
-        if self._blocks[-1][0] > 0:
-            self._blocks.append([0.0, 0.0])
+        self._continues = False
 
     def rows_at_once(self, rows: int) -> None:
         self.batch_size = max(self.batch_size, rows)
@@ -176,21 +174,26 @@ class PlainTime:
         return Speedup(self.seconds, other + decoding, 2 * self._deviation * decoding)
 
     def _seconds_of(self, rows: int) -> float:
-        """Of a plain step of that many rows."""
-        keys = self._keys / self._tokens if self._tokens else 0.0
-        expected = self._curve.seconds(Forward(rows, rows, int(rows * keys)))
-        seconds, own, steps = self._timed.get(rows, (0.0, 0.0, 0.0))
-        all_seconds, all_own = (sum(block[k] for block in self._blocks) for k in (0, 1))
-        pace = all_seconds / all_own if all_own else 1.0
-        return expected * (steps * (seconds / own if own else 0.0) + FEW * pace) / (steps + FEW)
+        """Of a plain step of that many rows: as timed, and by the curve from the other steps that were."""
+        if not self._timed:
+            return self._curve.seconds(Forward(rows, rows))
+        seconds, _, steps = self._timed.get(rows, (0.0, 0.0, 0))
+        others = [(n, of_n / taken, keys / taken / n, taken) for n, (of_n, keys, taken) in self._timed.items()]
+        by_curve = sum(
+            taken
+            * of_one
+            * self._curve.seconds(Forward(rows, rows, rows * keys))
+            / self._curve.seconds(Forward(n, n, n * keys))
+            for n, of_one, keys, taken in others
+        )
+        return (seconds + FEW * by_curve / sum(taken for *_, taken in others)) / (steps + FEW)
 
     @property
     def _deviation(self) -> float:
         """Standard deviation of the pace of plain steps, relative to it."""
-        blocks = [(seconds / own, own) for seconds, own in self._blocks if own]
-        if not blocks:
+        if not self._blocks:
             return UNKNOWN
-        weight = sum(own for _, own in blocks)
-        mean = sum(ratio * own for ratio, own in blocks) / weight
-        variance = sum((ratio / mean - 1) ** 2 * own for ratio, own in blocks) / weight
-        return float(((SCATTER**2 + variance) / len(blocks)) ** 0.5)
+        means = {rows: seconds / steps for rows, (seconds, _, steps) in self._timed.items()}
+        expected = [sum(steps * means[rows] for rows, steps in held.items()) for _, held in self._blocks]
+        apart = sum((seconds / own - 1) ** 2 * own for (seconds, _), own in zip(self._blocks, expected, strict=True))
+        return float(((SCATTER**2 + apart / sum(expected)) / len(self._blocks)) ** 0.5)

@@ -79,7 +79,11 @@ class JobProgress:
     @property
     def speedup(self) -> Speedup | None:
         """Of this run over plain decoding; None of plain decoding itself, and before the first step."""
-        return self._speedup()
+        found = self._speedup()
+        if not found or not self.clock:
+            return found
+        rest = max(0.0, self.seconds - found.seconds)  # outside of the engine, such as in writing rows
+        return found._replace(seconds=found.seconds + rest, plain_seconds=found.plain_seconds + rest)
 
     @property
     def seconds_left(self) -> float | None:
