@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import mean
 
 PROMPTS = Path(__file__).parent.parent / "samples" / "prompts.jsonl"
+OTHER = "Explain each step."
 SCHEMA = {
     "type": "object",
     "properties": {"steps": {"type": "array", "items": {"type": "string"}, "maxItems": 6}, "answer": {"type": "integer"}},
@@ -28,8 +29,8 @@ JOBS = (
     ("questions", "chat", 8, "--max-new-tokens 128"),
     ("passages", "passages", 1, "--max-new-tokens 96"),
     ("passages", "passages", 8, "--max-new-tokens 96"),
-    ("other system prompt", "chat", 1, "--max-new-tokens 128 --system Explain.each.step. --trie {trie}"),
-    ("other system prompt", "chat", 8, "--max-new-tokens 128 --system Explain.each.step. --trie {trie}"),
+    ("again, other system prompt", "again", 1, "--max-new-tokens 128 --trie {trie}"),
+    ("again, other system prompt", "again", 8, "--max-new-tokens 128 --trie {trie}"),
     ("sampled, n=8", "chat", 8, "--limit 6 --max-new-tokens 64 -n 8 --temperature 0.7"),
     ("sampled, n=8", "chat", 1, "--limit 2 --max-new-tokens 64 -n 8 --temperature 0.3"),
     ("schema", "chat", 1, "--limit 12 --max-new-tokens 96 --json-schema {schema}"),
@@ -48,6 +49,17 @@ def seconds(command: list[str], out: Path) -> dict[str, float | None]:
     return found
 
 
+def asked_otherwise(rows: Path, out: Path) -> None:
+    """The same questions behind another system prompt."""
+    with out.open("w") as file:
+        for row in map(json.loads, rows.read_text().splitlines()):
+            if "messages" in row:
+                row["messages"] = [{"role": "system", "content": OTHER}, *row["messages"]]
+            else:
+                row["prompt"] = f"{OTHER}\n{row['prompt']}"
+            file.write(json.dumps(row) + "\n")
+
+
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,19 +68,22 @@ def main() -> None:
     parser.add_argument("--passages", default=str(PROMPTS), help="questions with passages to answer from")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--only", help="jobs whose names begin so")
+    parser.add_argument("--only", nargs="*", help="jobs whose names begin with one of these")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     schema, trie = folder / "schema.json", folder / "answers.trie"
+    again = folder / "again.jsonl"
     schema.write_text(json.dumps(SCHEMA))
+    asked_otherwise(Path(options.chat), again)
     generate = [sys.executable, "-m", "lookahead_cli", "generate", "--model", options.model, "--dtype", options.dtype]
     seconds([*generate, "--input", options.chat, "--max-new-tokens", "128", "--save-trie", str(trie)], folder / "first.jsonl")
     print("| job | batch | reported | clock | reported / clock | EDL |\n|---|---|---|---|---|---|")
     for name, prompts, batch_size, more in JOBS:
-        if options.only and not name.startswith(options.only):
+        if options.only and not name.startswith(tuple(options.only)):
             continue
         given = more.format(schema=schema, trie=trie).split()
-        job = [*generate, "--input", getattr(options, prompts), "--batch-size", str(batch_size), *given]
+        source = again if prompts == "again" else getattr(options, prompts)
+        job = [*generate, "--input", str(source), "--batch-size", str(batch_size), *given]
         plain, drafted = [], []
         for _ in range(options.turns):
             drafted.append(seconds(job, folder / "out.jsonl"))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lookahead.errors import ModelError
+from lookahead.errors import ModelError, first_line
 
 
 def _is_int(value: Any) -> bool:
@@ -41,7 +41,6 @@ def _is_text(value: Any) -> bool:
 Kind = tuple[Callable[[Any], bool], str]
 IDS: Kind = (_or_list_of(_is_id), "a token id or a list of them")
 NUMBER: Kind = (_is_number, "a number")
-COUNT: Kind = (lambda value: _is_int(value) and value >= 1, "a whole number above 0")
 OBJECT: Kind = (lambda value: isinstance(value, dict), "an object")
 FIELDS: dict[str, dict[str, Kind]] = {
     "config.json": {
@@ -91,21 +90,19 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{path}: is damaged: not JSON in UTF-8 ({str(error).splitlines()[0]}). Download or save it again."
-        ) from error
+        raise ModelError(f"{path}: is damaged: not JSON in UTF-8 ({first_line(error)}). Download or save it again.") from error
     if not isinstance(found, dict):
         raise ModelError(f"{path}: is damaged: a JSON {type(found).__name__}, not an object. Download or save it again.")
     return found
 
 
-def check_sizes(name: str, config: Any) -> Any:
-    """The config of the text model. Raises ModelError if a size is none."""
+def check_sizes(name: str, config: Any) -> None:
+    """Raises ModelError for a config whose text model has sizes that no model has."""
     try:
         text = config.get_text_config(decoder=True)
         int(text.vocab_size)
     except (AttributeError, TypeError, ValueError) as error:
-        raise ModelError(f"{name}: config.json has no text model's fields ({str(error).splitlines()[0]}).") from error
+        raise ModelError(f"{name}: config.json has no text model's fields ({first_line(error)}).") from error
     for field in SIZES:
         value = getattr(text, field, None)
         if value is not None and _is_number(value) and value < 1:
@@ -115,4 +112,3 @@ def check_sizes(name: str, config: Any) -> Any:
         raise ModelError(
             f"{name}: config.json: max_position_embeddings is {positions!r}: it must be a whole number above 0; -1: no limit."
         )
-    return text

@@ -122,7 +122,7 @@ def print_comparison(comparison: Comparison, swept: bool = False) -> None:
     if (waited := about.get("waited_for_cores") or 0) > BUSY:
         render.notice(
             f"the machine was busy: threads waited for a core in {waited:.0%} of the time that they had work. Figures that are "
-            "taken while other processes run are not reliable: stop those, or give bench fewer threads (OMP_NUM_THREADS), and repeat."
+            "taken while other processes run are not reliable: stop those, or set OMP_NUM_THREADS lower, and repeat."
         )
 
 

@@ -60,5 +60,7 @@ def command(
         render.print_json(record.as_json())
         return
     render.out.print(title_of(record), markup=False)
+    if record.latest_run:
+        render.out.print(record.latest_run, markup=False)
     for title, columns, rows in tables(record):
         render.table(title, columns, rows)

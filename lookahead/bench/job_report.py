@@ -96,15 +96,16 @@ def job_page(record: JobRecord, command_line: str) -> str:
     totals = record.totals
     facts = [f"{totals.rows:,} rows ({totals.errors:,} failed)", f"{totals.tokens:,} tokens"]
     facts += [f"{totals.tokens_per_second:,.1f} tokens/s"] if totals.seconds else []
-    facts += [
-        f"latest run: {run['run_seconds']:,.1f} s after {run['loading_seconds']:,.1f} s of loading" for run in record.runs[-1:]
-    ]
     facts += [f"{totals.draft_tokens_per_step:.1f} draft tokens per step"]
     body = [
         f"<h1>{escape(record.name)}</h1>",
-        f'<p class="headline">EDL {", ".join(filter(None, (shown_edl(totals.edl), record.speedup)))}</p>',
+        f'<p class="headline">EDL {shown_edl(totals.edl)}</p>',
         f'<p class="soft">{escape(", ".join([*([record.state] if record.state else []), *facts]))}</p>',
-        *([f'<p class="soft">model {escape(record.model)}</p>'] if record.model else []),
+        *(
+            f'<p class="soft">{escape(line)}</p>'
+            for line in (record.latest_run, record.model and f"model {record.model}")
+            if line
+        ),
         as_svg(job_figure(record, titled=False), "job"),
     ]
     for title, columns, rows in tables(record):

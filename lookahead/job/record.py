@@ -96,12 +96,15 @@ class JobRecord:
     runs: Sequence[Mapping[str, Any]] = ()
 
     @property
-    def speedup(self) -> str:
-        """Over plain decoding, of the latest run; "" where nothing is known."""
+    def latest_run(self) -> str:
+        """How long it took, and its speedup over plain decoding; "" where nothing is known."""
         run = self.runs[-1] if self.runs else {}
+        if not {"run_seconds", "loading_seconds"} <= run.keys():
+            return ""
+        line = "latest run: {run_seconds:,.1f} s, after {loading_seconds:,.1f} s of loading".format_map(run)
         if run.get("speedup_over_plain"):
-            return "{speedup_low:.2f} to {speedup_high:.2f}x plain".format_map(run)
-        return f"speedup not measured: {run['speedup_not_measured']}" if "speedup_not_measured" in run else ""
+            return line + ", {speedup_low:.2f} to {speedup_high:.2f}x plain".format_map(run)
+        return line + (f", speedup not measured: {run['speedup_not_measured']}" if "speedup_not_measured" in run else "")
 
     @property
     def totals(self) -> JobTotals:
@@ -185,7 +188,7 @@ def title_of(record: JobRecord) -> str:
     """What job, and how far it is."""
     totals = record.totals
     parts = [f"{record.name}: {totals.rows:,} rows", f"{totals.tokens:,} tokens", f"EDL {shown_edl(totals.edl)}"]
-    return ", ".join([*parts, *filter(None, (record.speedup, record.state))])
+    return ", ".join([*parts, *([record.state] if record.state else [])])
 
 
 def tables(record: JobRecord) -> list[tuple[str, list[str], list[tuple[str, ...]]]]:
