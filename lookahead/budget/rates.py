@@ -19,7 +19,11 @@ from statistics import median
 from lookahead.budget.backoff import APART
 from lookahead.budget.cost import LATEST
 
-UNDISPUTED = 1.5  # times as fast as plain decoding: from there on looks come late, and half as often
+UNDISPUTED = 1.5  # times as fast as plain decoding: from there on looks come late, and are short
+SHORT, SHORT_PAUSE = (
+    4,
+    150,
+)  # steps of those, and steps between them: the more looks, the less one slow phase of a machine counts
 LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probable
 # Steps of a rest, and with drafts from a rest to the next look. Each further rest is four times as long, up to 16 times,
 # until a look finds no loss; between two looks there are four times as many. The first look is early, as a job may be short.
@@ -102,7 +106,8 @@ class _Rate:
             if speed >= UNDISPUTED and not self._waited:
                 self._left, self._waited = REST, True
             else:
-                self._state, self._left, self._waited = "looks", APART, True
+                self._state, self._waited = "looks", True
+                self._left = SHORT if speed >= UNDISPUTED else APART
                 self._steps[False].clear()
         return self.rests
 
@@ -122,7 +127,7 @@ class _Rate:
             self._state, self._left = "rests", self._pause
             self._pause = min(16 * REST, 4 * self._pause)
         elif self._state == "looks":
-            self._state, self._left, self._pause = "drafts", (8 if self._gain() >= UNDISPUTED else 4) * REST, REST
+            self._state, self._left, self._pause = "drafts", SHORT_PAUSE if self._gain() >= UNDISPUTED else 4 * REST, REST
         else:
             self._state, self._left = "drafts", REST
 

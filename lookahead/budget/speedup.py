@@ -18,14 +18,21 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lookahead.budget.cost import CostCurve
 from lookahead.budget.profile import Forward
 
 BLOCK = 0.25  # seconds of plain steps that count as one measurement, as what slows a machine lasts longer than a step
+MOST_BLOCKS = 1000  # about: in longer runs blocks are longer
 SCATTER = 0.04  # standard deviation of a block, at least: the rest is what few blocks do not show
 UNKNOWN = 0.5  # standard deviation where no block has been measured
 FEW = 16  # timed steps of a size that count as much as the ratio to other sizes
 WIDEST = 0.25  # of the speedup: an interval that reaches further to each side is not a measurement
+
+
+Block = dict[int, np.ndarray]  # plain steps, by their rows: float64 [seconds, keys, how many steps]
+NO_STEPS = np.zeros(3)
 
 
 class Speedup(NamedTuple):
@@ -129,8 +136,7 @@ class PlainTime:
         self.batch_size = 1
         self._ended: dict[int, tuple[int, int]] = {}  # by number: rows that wait for one before them
         self._next = 0  # number of the next row of the plain run
-        self._timed: dict[int, tuple[float, float, int]] = {}  # by rows of a plain step: seconds, keys, how many steps
-        self._blocks: list[tuple[float, Counter[int]]] = []  # seconds, and how many steps of so many rows
+        self._blocks: list[Block] = []
         self._continues = False  # the latest block
         self.seconds = 0.0  # of the run
         self.decode_seconds = 0.0  # of steps that only decode
@@ -138,14 +144,11 @@ class PlainTime:
 
     def plain_steps(self, forward: Forward, seconds: float, steps: int) -> None:
         """Plain steps were timed, as a plain run takes them. forward: of one; seconds: of one."""
-        before = self._timed.get(forward.rows, (0.0, 0.0, 0))
-        self._timed[forward.rows] = before[0] + steps * seconds, before[1] + steps * forward.keys, before[2] + steps
         if not self._continues:
-            self._blocks.append((0.0, Counter()))
-        taken, held = self._blocks[-1]
-        held[forward.rows] += steps
-        self._blocks[-1] = taken + steps * seconds, held
-        self._continues = self._blocks[-1][0] < BLOCK
+            self._blocks.append({})
+        block = self._blocks[-1]
+        block[forward.rows] = block.get(forward.rows, NO_STEPS) + steps * np.array([seconds, forward.keys, 1.0])
+        self._continues = sum(sums[0] for sums in block.values()) < max(BLOCK, self.decode_seconds / MOST_BLOCKS)
 
     def next_block(self) -> None:
         """Drafts come between the plain steps so far and the next ones."""
@@ -169,31 +172,39 @@ class PlainTime:
         for row in (*(self._ended[number] for number in sorted(self._ended)), *running):
             run.add(*row, self.batch_size)
         run.finish()
-        decoding = sum(steps * self._seconds_of(rows) for rows, steps in run.steps.items())
+        timed: Block = {}
+        for block in self._timed:
+            for rows, sums in block.items():
+                timed[rows] = timed.get(rows, NO_STEPS) + sums
+        decoding = sum(steps * self._seconds_of(rows, timed) for rows, steps in run.steps.items())
         other = self.seconds - self.decode_seconds - self.draft_seconds
-        return Speedup(self.seconds, other + decoding, 2 * self._deviation * decoding)
-
-    def _seconds_of(self, rows: int) -> float:
-        """Of a plain step of that many rows: as timed, and by the curve from the other steps that were."""
-        if not self._timed:
-            return self._curve.seconds(Forward(rows, rows))
-        seconds, _, steps = self._timed.get(rows, (0.0, 0.0, 0))
-        others = [(n, of_n / taken, keys / taken / n, taken) for n, (of_n, keys, taken) in self._timed.items()]
-        by_curve = sum(
-            taken
-            * of_one
-            * self._curve.seconds(Forward(rows, rows, rows * keys))
-            / self._curve.seconds(Forward(n, n, n * keys))
-            for n, of_one, keys, taken in others
-        )
-        return (seconds + FEW * by_curve / sum(taken for *_, taken in others)) / (steps + FEW)
+        return Speedup(self.seconds, other + decoding, 2 * self._deviation(timed) * decoding)
 
     @property
-    def _deviation(self) -> float:
+    def _timed(self) -> list[Block]:
+        """Blocks but the first, in which memory is touched for the first time, unless it is all there is."""
+        return self._blocks[1:] or self._blocks
+
+    def _seconds_of(self, rows: int, timed: Block) -> float:
+        """Of a plain step of that many rows: as timed, and by the curve from the other steps that were."""
+        if not timed:
+            return self._curve.seconds(Forward(rows, rows))
+        by_curve = sum(
+            seconds
+            * self._curve.seconds(Forward(rows, rows, rows * keys / steps / n))
+            / self._curve.seconds(Forward(n, n, keys / steps))
+            for n, (seconds, keys, steps) in timed.items()
+        ) / sum(sums[2] for sums in timed.values())
+        seconds, _, steps = timed.get(rows, NO_STEPS)
+        return float((seconds + FEW * by_curve) / (steps + FEW))
+
+    def _deviation(self, timed: Block) -> float:
         """Standard deviation of the pace of plain steps, relative to it."""
-        if not self._blocks:
+        if not timed:
             return UNKNOWN
-        means = {rows: seconds / steps for rows, (seconds, _, steps) in self._timed.items()}
-        expected = [sum(steps * means[rows] for rows, steps in held.items()) for _, held in self._blocks]
-        apart = sum((seconds / own - 1) ** 2 * own for (seconds, _), own in zip(self._blocks, expected, strict=True))
-        return float(((SCATTER**2 + apart / sum(expected)) / len(self._blocks)) ** 0.5)
+        apart = total = 0.0
+        for block in self._timed:
+            expected = sum(sums[2] * timed[rows][0] / timed[rows][2] for rows, sums in block.items())
+            seconds = sum(sums[0] for sums in block.values())
+            apart, total = apart + (seconds / expected - 1) ** 2 * expected, total + expected
+        return float(((SCATTER**2 + apart / total) / len(self._timed)) ** 0.5)

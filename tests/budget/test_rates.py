@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lookahead.budget.backoff import APART
-from lookahead.budget.rates import REST, Rates
+from lookahead.budget.rates import REST, SHORT, Rates
 
 ROWS = 8
 PLAIN = 1.0  # seconds of a step without drafts, which gives ROWS tokens
@@ -34,7 +34,7 @@ def test_drafts_that_gain_are_hardly_ever_left_out() -> None:
 def test_looks_are_rare_and_late_where_much_is_gained() -> None:
     drafted = played(Rates(), 2000, 2.0, speed=1.8)
     assert all(drafted[:REST])
-    assert 2 * APART <= drafted.count(False) <= 5 * APART
+    assert 6 * SHORT <= drafted.count(False) <= 14 * SHORT
 
 
 @pytest.mark.parametrize("gain", [0.6, 0.85])
