@@ -178,13 +178,13 @@ def progress(description: str, total: int | None, shown: bool = True, done: int 
     if not shown or not err.is_terminal:
         yield noted
         return
-    columns = [_column("{task.description}"), BarColumn(), MofNCompleteColumn(), _column("{task.fields[note]},")]
+    columns = [_column("{task.description}"), BarColumn(), MofNCompleteColumn(), _column("{task.fields[note]}")]
     times = TimeElapsedColumn(), _column("elapsed,"), TimeRemainingColumn(), _column("left")
     with Progress(*columns, *times, console=err, transient=True) as bar:
         task = bar.add_task(description, total=total, completed=done, note="")
 
         def update(done: int, note: str = "", total: int | None = None) -> None:
-            bar.update(task, completed=done, note=note, total=total)
+            bar.update(task, completed=done, note=note and f"{note},", total=total)
             noted(done, note, total)
 
         yield update

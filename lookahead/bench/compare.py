@@ -268,8 +268,9 @@ def core_seconds() -> tuple[float, float]:
 
 def share_waited(before: tuple[float, float]) -> float:
     """Of the time since then in which threads had work: as what else the machine does took their cores."""
-    ran, waited = (now - then for now, then in zip(core_seconds(), before, strict=True))
-    return round(max(0.0, waited) / (ran + waited), 4) if ran + waited > 0 else 0.0
+    now = core_seconds()
+    ran, waited = max(0.0, now[0] - before[0]), max(0.0, now[1] - before[1])
+    return round(waited / (ran + waited), 4) if ran + waited else 0.0
 
 
 def names_of_runs(options: Sequence[DraftOptions]) -> list[str]:

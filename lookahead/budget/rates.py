@@ -20,10 +20,7 @@ from lookahead.budget.backoff import APART
 from lookahead.budget.cost import LATEST
 
 UNDISPUTED = 1.5  # times as fast as plain decoding: from there on looks come late, and are short
-SHORT, SHORT_PAUSE = (
-    4,
-    150,
-)  # steps of those, and steps between them: the more looks, the less one slow phase of a machine counts
+SHORT, SHORT_PAUSE = 4, 150  # steps of those, and from one to the next: many short looks see all phases of a noisy machine
 LOSS = 0.98  # times as fast with drafts as without: by less, noise is as probable
 # Steps of a rest, and with drafts from a rest to the next look. Each further rest is four times as long, up to 16 times,
 # until a look finds no loss; between two looks there are four times as many. The first look is early, as a job may be short.

@@ -30,7 +30,6 @@ UNKNOWN = 0.5  # standard deviation where no block has been measured
 FEW = 16  # timed steps of a size that count as much as the ratio to other sizes
 WIDEST = 0.25  # of the speedup: an interval that reaches further to each side is not a measurement
 
-
 Block = dict[int, np.ndarray]  # plain steps, by their rows: float64 [seconds, keys, how many steps]
 NO_STEPS = np.zeros(3)
 
@@ -56,9 +55,8 @@ class Speedup(NamedTuple):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        return (self.plain_seconds - self.error_seconds) / self.seconds, (
-            self.plain_seconds + self.error_seconds
-        ) / self.seconds
+        low, high = self.plain_seconds - self.error_seconds, self.plain_seconds + self.error_seconds
+        return low / self.seconds, high / self.seconds
 
     def as_json(self) -> dict[str, Any]:
         """Names as in manifests, metrics and `--json`."""
@@ -84,8 +82,10 @@ class Speedup(NamedTuple):
 def total(speedups: Iterable[Speedup | None]) -> Speedup | None:
     """Of several engines of one job; None if none has one."""
     known = [each for each in speedups if each]
-    seconds, plain, error = (sum(column) for column in zip(*(each[:3] for each in known), strict=True)) if known else (0.0,) * 3
-    return Speedup(seconds, plain, error, known[0].why) if known else None
+    if not known:
+        return None
+    seconds, plain, error, whys = zip(*known, strict=True)
+    return Speedup(sum(seconds), sum(plain), sum(error), whys[0])
 
 
 class PlainRun:
@@ -149,6 +149,10 @@ class PlainTime:
         block = self._blocks[-1]
         block[forward.rows] = block.get(forward.rows, NO_STEPS) + steps * np.array([seconds, forward.keys, 1.0])
         self._continues = sum(sums[0] for sums in block.values()) < max(BLOCK, self.decode_seconds / MOST_BLOCKS)
+
+    def prefill_step(self, seconds: float, draft_seconds: float, drafted: float) -> None:
+        """A step that prefills has ended. draft_seconds: of it, in drafting. drafted: share of draft tokens in its forward."""
+        self.draft_seconds += draft_seconds + drafted * (seconds - draft_seconds)
 
     def next_block(self) -> None:
         """Drafts come between the plain steps so far and the next ones."""

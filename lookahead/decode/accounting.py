@@ -196,8 +196,7 @@ class Accounting:
             self.drafted[max(map(len, inputs)) > 1] += steps
         else:
             drafted = sum(len(each) - 1 for each in inputs if each.wanted == "all") / sum(map(len, inputs))
-            own = times.drafting + times.runner_up
-            self.plain.draft_seconds += own + drafted * (seconds - own)
+            self.plain.prefill_step(seconds, times.drafting + times.runner_up, drafted)
         if drafts and only_decodes:
             self._time_plain_steps(rows, active, seconds, steps, bool(follows))
         if only_decodes and not active:
@@ -237,13 +236,13 @@ class Accounting:
         self.plain.rows_at_once(len(rows))
         self.plain.next_block()
         self.plain.decode_seconds += float(steps[first:, SECONDS].sum())
-        drafted = int((steps[first:, FORWARD_TOKENS] > len(rows)).sum())
-        self.drafted[True] += drafted
-        self.drafted[False] += len(steps) - first - drafted
+        with_drafts = int((steps[first:, FORWARD_TOKENS] > len(rows)).sum())
+        self.drafted[True] += with_drafts
+        self.drafted[False] += len(steps) - first - with_drafts
         if first:
-            own = steps[0, DRAFT_SECONDS] + steps[0, RECYCLING]
-            drafted = 1 - (prefilled + steps[0, FORWARD_ROWS]) / steps[0, FORWARD_TOKENS]
-            self.plain.draft_seconds += float(own + drafted * (steps[0, SECONDS] - own))
+            line = steps[0].tolist()
+            drafted = 1 - (prefilled + line[FORWARD_ROWS]) / line[FORWARD_TOKENS]
+            self.plain.prefill_step(line[SECONDS], line[DRAFT_SECONDS] + line[RECYCLING], drafted)
         self.budget.observe_all(steps[first:])
         decoding = [(line[SECONDS], line[EMITTED], line[RECYCLING]) for line in steps[first:].tolist()]
         self.rates.note_drafted(len(rows), [(seconds, emitted) for seconds, emitted, _ in decoding[0 if goes_on else 1 :]])

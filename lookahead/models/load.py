@@ -26,7 +26,7 @@ from lookahead.models.adapter import check_adapter, merged
 from lookahead.models.checkpoint import check_weights
 from lookahead.models.exact import differs_in_company, exact_or_plain, tried_in_half
 from lookahead.models.linear import lay_out
-from lookahead.models.packed import shards_of, tensors_in
+from lookahead.models.packed import check_readable
 from lookahead.models.packed_model import packed_model, refuse_own_format
 from lookahead.models.prequantized import check_method, exact_where_needed
 from lookahead.models.probe import probed
@@ -146,8 +146,8 @@ def load_model(
     except ModelError:
         raise
     except Exception as error:
-        for _ in tensors_in(shards_of(path) if path.is_dir() else []):
-            pass  # names a file that cannot be read
+        if path.is_dir():
+            check_readable(path)
         raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
     if "gguf_file" in further:
         _forget_blocks(model)
