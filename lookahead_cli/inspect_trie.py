@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lookahead.bench.trie_report import Drafted, TrieQuestions, TrieReport
 
 
-SHOWN = 60  # characters of a document
+SHOWN = 40  # characters of a document
 
 
 def command(
@@ -139,7 +139,7 @@ def show_documents(
     if matching > len(listed) and export is None:
         render.notice(f"--top {matching} lists them all, --export FILE writes them")
     if export is not None:
-        render.notice(f"{matching:,} documents written to {export}")
+        render.notice(f"documents written to {export}: {matching:,}")
 
 
 def inspect(path: str, asked: TrieQuestions, plot: str | None = None) -> TrieReport:
