@@ -27,68 +27,13 @@ from lookahead.extras import require
 
 PICTURES = (".png", ".pdf", ".svg")  # endings of what can be drawn
 JSON_LINES = (*LINES, ".json")
-NAMED = {
-    f".{each}"
-    for each in [
-        "jsonl",
-        "ndjson",
-        "json",
-        "csv",
-        "tsv",
-        "parquet",
-        "pq",
-        "arrow",
-        "feather",
-        "orc",
-        "avro",
-        "xls",
-        "xlsx",
-        "ods",
-        "sqlite",
-        "h5",
-        "hdf5",
-        "npy",
-        "npz",
-        "pkl",
-        "gz",
-        "gzip",
-        "tgz",
-        "zst",
-        "zstd",
-        "bz2",
-        "xz",
-        "lzma",
-        "lz4",
-        "br",
-        "zip",
-        "7z",
-        "rar",
-        "tar",
-        "sz",
-        "snappy",
-        "htm",
-        "html",
-        "xml",
-        "md",
-        "markdown",
-        "tex",
-        "yaml",
-        "yml",
-        "toml",
-        "pdf",
-        "png",
-        "svg",
-        "eps",
-        "ps",
-        "jpg",
-        "jpeg",
-        "gif",
-        "webp",
-        "trie",
-        "safetensors",
-        "gguf",
-    ]
-}  # endings that name a kind of file, which is then what must be in it
+ENDINGS = (  # that name a kind of file, which is then what must be in it
+    *("jsonl", "ndjson", "json", "csv", "tsv", "parquet", "pq", "arrow", "feather", "orc", "avro", "xls", "xlsx"),
+    *("ods", "sqlite", "h5", "hdf5", "npy", "npz", "pkl", "gz", "gzip", "tgz", "zst", "zstd", "bz2", "xz", "lzma"),
+    *("lz4", "br", "zip", "7z", "rar", "tar", "sz", "snappy", "htm", "html", "xml", "md", "markdown", "tex", "yaml"),
+    *("yml", "toml", "pdf", "png", "svg", "eps", "ps", "jpg", "jpeg", "gif", "webp", "trie", "safetensors", "gguf"),
+)
+NAMED = {f".{each}" for each in ENDINGS}
 TRIED_BYTES = 4096  # written to a temporary sibling: a full disk refuses them
 HEAD_BYTES = 4096  # of an existing file, from which its kind is seen
 MOST_JSON_BYTES = 256 << 20  # a larger file is not one of ours

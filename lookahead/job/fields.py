@@ -22,8 +22,18 @@ FORMS = ("prompt", "messages", "prompt_ids", "custom_id", "method", "url", "body
 OF_ECHO = ("prompt", "messages", "prompt_ids")  # fields of output rows with --echo
 OWN = frozenset(
     ("id", "text", "token_ids", "finish_reason", "logprobs", "prompt_tokens", "completion_tokens", "steps", "draft_tokens")
-) | {"accepted_tokens", "edl", "accepted_by_source", "seconds", "samples", "error", "custom_id", "response"}
-OWN |= {"complete", "prompt_logprobs"}
+) | {
+    "accepted_tokens",
+    "edl",
+    "accepted_by_source",
+    "seconds",
+    "samples",
+    "error",
+    "custom_id",
+    "response",
+    "complete",
+    "prompt_logprobs",
+}
 
 
 class RowFields:

@@ -41,6 +41,7 @@ def write_metrics(path: Path, totals: JobTotals, gauges: Mapping[str, float | No
 
 def metrics_text(totals: JobTotals, gauges: Mapping[str, float | None], labels: Mapping[str, str] | None = None) -> str:
     """One family after the other, each with its help and type."""
+    edl = totals.rounded_edl
     of_all = ",".join(f'{name}="{_escaped(value)}"' for name, value in (labels or {}).items())
     families: list[tuple[str, str, str, list[tuple[str, float]]]] = [
         ("rows_total", "counter", "Rows written, failed ones included.", [("", totals.rows)]),
@@ -56,8 +57,9 @@ def metrics_text(totals: JobTotals, gauges: Mapping[str, float | None], labels: 
             [(f'source="{_escaped(name)}"', count) for name, count in sorted(totals.accepted_by_source.items())],
         ),
         ("busy_seconds_total", "counter", "Seconds spent in answering.", [("", round(totals.seconds, 3))]),
+        *([] if edl is None else [("edl", "gauge", "Effective decoding length: tokens per decode step.", [("", edl)])]),
     ]
-    for name, value in {"edl": totals.edl, **gauges}.items():
+    for name, value in gauges.items():
         if value is not None:
             families.append((name, "gauge", f"{name.replace('_', ' ').capitalize()}.", [("", round(value, 4))]))
     lines = []
