@@ -2,7 +2,7 @@
 
 So whoever installs from a checkout or an sdist need not wait for the compiler at the first run. A wheel for other machines is
 built without: HATCH_BUILD_NO_HOOKS=true. A kernel is found by its version of the sources, of Python and of numba, and by the
-processor (lookahead/kernel_cache.py); where one of them differs, it is compiled at first use.
+processor (lookahead/native/cache.py); where one of them differs, it is compiled at first use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LONGEST = 600  # seconds
-COMPILE = "from lookahead import compile_ahead; compile_ahead.compile_all()"
+COMPILE = "from lookahead.native import compile_ahead; compile_ahead.compile_all()"
 
 
 class CompileKernels(BuildHookInterface):

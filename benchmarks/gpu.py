@@ -31,11 +31,11 @@ import numpy as np
 import torch
 import transformers
 
-from lookahead.atomic import replacing
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree, chain
+from lookahead.files.atomic import replacing
 from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.processor import processor_name
 from lookahead.forward.slots import PackedSlots

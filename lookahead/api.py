@@ -29,8 +29,8 @@ from lookahead.draft.counts import DraftCounts
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.sources import DraftSource
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.files.hub import with_gguf_file
 from lookahead.forward.target import TargetModel
-from lookahead.hub import with_gguf_file
 from lookahead.job.prompt import local_time, prompt_ids_of
 from lookahead.job.rows import parse_row
 from lookahead.job.setup import assemble

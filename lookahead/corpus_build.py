@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.atomic import reason
-from lookahead.corpus import SUFFIXES, CorpusReport, expand, folder_sources, kind_of, read_documents, size_of
+from lookahead.corpus.read import SUFFIXES, CorpusReport, expand, folder_sources, read_documents, size_of
 from lookahead.errors import CorpusError, LookaheadError, TrieFormatError, UsageError
-from lookahead.folders import cache_folder
-from lookahead.hub import tokenizer_of_trie
+from lookahead.files.atomic import reason
+from lookahead.files.folders import cache_folder
+from lookahead.files.hub import tokenizer_of_trie
+from lookahead.files.outputs import kind_of
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.trie import format
 from lookahead.trie.build import append_trie, build_trie

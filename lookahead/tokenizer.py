@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lookahead.errors import ModelError, first_line
-from lookahead.hub import gguf_in, located
+from lookahead.files.hub import gguf_in, located
 from lookahead.model_files import check_folder
 from lookahead.token_documents import TokenizerIdentity
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lookahead.errors import UsageError
-from lookahead.hub import with_gguf_file
+from lookahead.files.hub import with_gguf_file
 from lookahead.job.spec import SESSION_TOKENS
 from lookahead_cli.bench_engine import Engine, EngineArg, measured_in_engine
 from lookahead_cli.bench_options import (
@@ -130,7 +130,7 @@ def command(
         return
     from lookahead.bench.contenders import Contenders, batch_sizes_of
     from lookahead.bench.logged import Logs
-    from lookahead.outputs import Input
+    from lookahead.files.outputs import Input
 
     model = with_gguf_file(model, gguf_file)
     _check(context, bool(model), bool(replay), random_weights)

@@ -89,7 +89,7 @@ def _measured(context: typer.Context) -> tuple[list[Comparison], list[str], bool
 
 
 def _outputs(asked: dict[str, Any]) -> Outputs:
-    from lookahead.outputs import Input
+    from lookahead.files.outputs import Input
 
     reads = [Input("--model", [asked["model"]], hub=True), Input("--input", [asked["input"]])]
     reads += [Input("--trie", asked["trie"] or ()), Input("--config", [asked["config"]])]

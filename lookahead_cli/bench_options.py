@@ -16,7 +16,7 @@ from lookahead_cli.parameters import of_job
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
     from lookahead.bench.events import BenchEvents
-    from lookahead.outputs import Input
+    from lookahead.files.outputs import Input
 
 CHECKED_ROWS = 64  # rows whose outputs are compared unless asked otherwise
 OF_A_MODEL = (  # options that need one
@@ -317,7 +317,7 @@ class Outputs:
 
     def check(self) -> None:
         """See `outputs.check_outputs`."""
-        from lookahead.outputs import BENCH, PAGE, PICTURE, Output, check_outputs
+        from lookahead.files.outputs import BENCH, PAGE, PICTURE, Output, check_outputs
 
         outputs = [Output("--save", self.save, BENCH), Output("--plot", self.plot, PICTURE)]
         outputs += [Output("--report", self.report, PAGE), Output("--log-file", self.log_file)]
@@ -340,7 +340,7 @@ class Outputs:
 
 
 def _write(path: str, text: str) -> None:
-    from lookahead.atomic import replacing
+    from lookahead.files.atomic import replacing
 
     with replacing(path, "w") as file:
         file.write(text)

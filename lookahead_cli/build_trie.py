@@ -130,7 +130,7 @@ def command(
     Next: lookahead inspect-trie answers.trie
     """
     from lookahead.corpus_build import BuildSpec, CorpusBuild
-    from lookahead.outputs import ANY_TRIE, TRIE, Input, Output, check_outputs
+    from lookahead.files.outputs import ANY_TRIE, TRIE, Input, Output, check_outputs
     from lookahead_cli import render
 
     if append is None and out is not None and given(context, "verify"):

@@ -99,8 +99,8 @@ def command(
     Next: lookahead bench --replay logged.jsonl --tokenizer org/model --cost-profile h200.json
     """
     from lookahead.errors import UsageError
-    from lookahead.hub import with_gguf_file
-    from lookahead.outputs import PICTURE, PROFILE, Input, Output, check_outputs
+    from lookahead.files.hub import with_gguf_file
+    from lookahead.files.outputs import PICTURE, PROFILE, Input, Output, check_outputs
 
     model = with_gguf_file(model, gguf_file)
     if model is None:

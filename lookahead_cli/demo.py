@@ -98,7 +98,7 @@ def _run(folder: Path, rows: int | None) -> None:
     import json
     import logging
 
-    from lookahead import compile_ahead
+    from lookahead.native import compile_ahead
     from lookahead_cli import render
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -206,7 +206,7 @@ def check_kept(folder: Path) -> None:
     """Raise UsageError or LookaheadError if the demo would replace files in `folder` that it has not made, or cannot write."""
     import json
 
-    from lookahead.outputs import TRIE, Kind, Output, check_outputs
+    from lookahead.files.outputs import TRIE, Kind, Output, check_outputs
 
     asked = [json.loads(line)["prompt"] for line in (samples_folder() / PROMPTS).read_text(encoding="utf-8").splitlines()]
     lines = {_line_of(_row_of(prompt, chat)) for prompt in asked for chat in (False, True)}

@@ -55,8 +55,8 @@ def command(
 
 def answer(spec: JobSpec, config: str | None = None) -> None:
     """Run a job and show it. config: see `run_job`. Raises RowsFailedError if rows have failed."""
-    from lookahead import compile_ahead
     from lookahead.job.run import run_job
+    from lookahead.native import compile_ahead
     from lookahead_cli import render
     from lookahead_cli.progress import JobOnScreen, rows_done
 

@@ -75,7 +75,7 @@ def command(
     """
     from lookahead.bench.trie_report import TrieQuestions
     from lookahead.errors import UsageError
-    from lookahead.outputs import DOCUMENTS, PICTURE, Input, Output, check_outputs
+    from lookahead.files.outputs import DOCUMENTS, PICTURE, Input, Output, check_outputs
     from lookahead_cli import render
 
     if (query is None or documents) and given(context, "decoding_length"):
@@ -106,8 +106,8 @@ def show_documents(
     """List the documents that contain the query's text, and write all of them to `export`."""
     import contextlib
 
-    from lookahead.atomic import replacing
     from lookahead.bench.trie_text import held_documents, load_tokenizer_of
+    from lookahead.files.atomic import replacing
     from lookahead.json_text import json_text
     from lookahead.trie.file import Trie
     from lookahead_cli import render

@@ -42,7 +42,7 @@ def command(
     """
     from pathlib import Path
 
-    from lookahead.outputs import TRIE, Input, Output, check_outputs
+    from lookahead.files.outputs import TRIE, Input, Output, check_outputs
     from lookahead.trie.merge import merge_tries
     from lookahead_cli import render
 

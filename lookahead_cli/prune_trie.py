@@ -22,7 +22,7 @@ from lookahead_cli.options import (
 from lookahead_cli.parameters import given
 
 if TYPE_CHECKING:
-    from lookahead.documents import Split
+    from lookahead.corpus.text_files import Split
     from lookahead.token_documents import TokenDocument
     from lookahead.trie.file import Trie
 
@@ -88,7 +88,7 @@ def command(
     """
     from lookahead.bench.trie_text import load_tokenizer_of
     from lookahead.errors import UsageError
-    from lookahead.outputs import TRIE, Input, Output, check_outputs
+    from lookahead.files.outputs import TRIE, Input, Output, check_outputs
     from lookahead.trie.file import Trie
     from lookahead.trie.prune import prune_trie
     from lookahead_cli import render
@@ -135,7 +135,7 @@ def command(
 
 def _documents(names: list[str], trie: Trie, tokenizer: Any | None, text_field: str | None) -> list[TokenDocument]:
     """Of --drop-documents, read as the trie's corpus was. A row that cannot be used is an error: its text would stay."""
-    from lookahead.corpus import CorpusReport, expand, read_documents
+    from lookahead.corpus.read import CorpusReport, expand, read_documents
 
     split: Split = "paragraphs" if trie.header.options.get("split") == "paragraphs" else "file"
     read = CorpusReport(), text_field, None, True, trie.header.vocab_size, 1

@@ -66,8 +66,8 @@ def command(
     """
     from lookahead.bench.quantized import QuantizeSpec, quantize
     from lookahead.errors import UsageError
-    from lookahead.hub import with_gguf_file
-    from lookahead.outputs import Input, Output, check_outputs
+    from lookahead.files.hub import with_gguf_file
+    from lookahead.files.outputs import Input, Output, check_outputs
     from lookahead_cli import render
     from lookahead_cli.bench_options import on_screen
 

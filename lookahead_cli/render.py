@@ -32,7 +32,7 @@ from lookahead.printable import in_one_line, printable
 from lookahead_cli import logs
 
 if TYPE_CHECKING:
-    from lookahead.corpus import CorpusReport
+    from lookahead.corpus.read import CorpusReport
 
 
 class _Console(Console):

@@ -103,7 +103,7 @@ def command(
     from lookahead.bench.contenders import Contenders, batch_sizes_of
     from lookahead.bench.logged import Logs
     from lookahead.bench.replay_run import ReplaySpec
-    from lookahead.outputs import Input
+    from lookahead.files.outputs import Input
 
     if not pairs:
         raise UsageError("name a file of logged answers: lookahead replay logged.jsonl. To try without one: lookahead demo")

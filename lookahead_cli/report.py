@@ -33,11 +33,11 @@ def command(
     """
     from pathlib import Path
 
-    from lookahead.atomic import replacing
     from lookahead.errors import UsageError
+    from lookahead.files.atomic import replacing
+    from lookahead.files.outputs import PAGE, PICTURE, Input, Output, check_outputs
     from lookahead.job.files import JobFiles
     from lookahead.job.record import read_record, tables, title_of
-    from lookahead.outputs import PAGE, PICTURE, Input, Output, check_outputs
     from lookahead_cli import render
 
     if not output:

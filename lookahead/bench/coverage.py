@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lookahead.bench.replay import ReplayResult, replay
-from lookahead.corpus import CorpusReport, expand, read_documents
+from lookahead.corpus.read import CorpusReport, expand, read_documents
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.trie.file import Trie

@@ -12,12 +12,12 @@ from typing import Any
 from lookahead.bench.events import BenchEvents
 from lookahead.bench.trie_text import load_tokenizer_of
 from lookahead.bench.workloads import Workload
-from lookahead.corpus import named_files
+from lookahead.corpus.read import named_files
 from lookahead.errors import UsageError
+from lookahead.files.outputs import Input
 from lookahead.job.drafting import open_tries, trie_weights
 from lookahead.job.fields import RowFields, template_of
 from lookahead.job.pairs import JobSettings, Log, pairs_of, read_log, settings_of
-from lookahead.outputs import Input
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
 from lookahead.trie.file import Trie, names_of
 

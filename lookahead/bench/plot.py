@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lookahead.atomic import replacing
 from lookahead.bench.coverage import Capacity
 from lookahead.budget.profile import CDL_FACTOR, CostProfile, Forward
+from lookahead.files.atomic import replacing
 from lookahead.printable import in_one_line
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lookahead.corpus import CorpusReport, expand, read_documents
+from lookahead.corpus.read import CorpusReport, expand, read_documents
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions

@@ -19,8 +19,8 @@ from lookahead.draft.explain import Evidence, evidence
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
 from lookahead.errors import UsageError
-from lookahead.interpreted import interpreting
 from lookahead.job.events import COMPILING
+from lookahead.native.interpreted import interpreting
 from lookahead.trie import search, stats
 from lookahead.trie.file import Match, Trie
 from lookahead.trie.segment import Effort

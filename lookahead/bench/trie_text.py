@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lookahead.errors import LookaheadError
-from lookahead.hub import tokenizer_of_trie
+from lookahead.files.hub import tokenizer_of_trie
 from lookahead.tokenizer import identity, load_tokenizer
 from lookahead.trie.check import checked_documents, checked_tokens
 from lookahead.trie.file import Trie

@@ -6,7 +6,7 @@ import numpy as np
 
 from lookahead.budget.cost import BUCKETED, LATEST, OWN, SIZES, CostCurve, faster_of
 from lookahead.budget.profile import Forward
-from lookahead.kernels import Block, Layout, inlined, unpacker
+from lookahead.native.kernels import Block, Layout, inlined, unpacker
 
 # The state. Sums over steps, the past fading: steps of plain decoding that were saved or taken, and what was spent in such
 # steps (a job's first forward may take a hundred times as long as others, and is to count as one). Then seconds of a step

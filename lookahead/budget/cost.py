@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lookahead.budget.profile import NEVER, CostProfile, Forward, in_attention
-from lookahead.kernels import inlined, kernel
+from lookahead.native.kernels import inlined, kernel
 
 # Forwards with drafts take one of these sizes: kernels are compiled for each size again, and few sizes are soon known.
 SIZES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096])

@@ -64,8 +64,8 @@ from lookahead.budget.cost import (
     step_of,
 )
 from lookahead.budget.profile import Forward
-from lookahead.kernels import carray, float32_at, inlined, int64_at, kernel
-from lookahead.threads import run_in
+from lookahead.native.kernels import carray, float32_at, inlined, int64_at, kernel
+from lookahead.native.threads import run_in
 
 TRIALS = (15, 3, 0, 7) * 3  # draft tokens of the first steps with one row; with several, times the root of their number
 LOOKS = (2.0, 0.5)  # later: these multiples of the best number of draft tokens, in turn

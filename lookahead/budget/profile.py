@@ -33,11 +33,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lookahead import folders
-from lookahead.atomic import replacing
 from lookahead.errors import LookaheadError
-from lookahead.kernels import kernel
-from lookahead.outputs import TRIED_BYTES
+from lookahead.files import folders
+from lookahead.files.atomic import replacing
+from lookahead.files.outputs import TRIED_BYTES
+from lookahead.native.kernels import kernel
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "profiles"

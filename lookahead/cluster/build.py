@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.atomic import scratch_sibling, write_pieces
 from lookahead.cluster.connect import connected
-from lookahead.corpus import CorpusReport, FilePart, read_documents, shares_of
-from lookahead.documents import Split
+from lookahead.corpus.read import CorpusReport, FilePart, read_documents, shares_of
+from lookahead.corpus.text_files import Split
 from lookahead.errors import CorpusError, LookaheadError, first_line
+from lookahead.files.atomic import scratch_sibling, write_pieces
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import load_tokenizer
 from lookahead.trie import format

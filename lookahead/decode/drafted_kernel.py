@@ -15,7 +15,6 @@ from lookahead.budget.backoff import APART, DEBT
 from lookahead.budget.books import BESIDE, BESIDE_DRAFTED, GAINED, books_arrays
 from lookahead.budget.books import PRICE as OF_PRICE
 from lookahead.budget.goodput import AS_MANY_AS_PAY
-from lookahead.clock import seconds_at
 from lookahead.decode.drafted_layout import (
     ACCEPT,
     ACTIVE,
@@ -76,8 +75,9 @@ from lookahead.draft.arrays import rows_arrays, shared_arrays
 from lookahead.draft.recycled import add_trees
 from lookahead.forward.batch_kernel import attended
 from lookahead.forward.steps_kernel import in_threads
-from lookahead.kernels import address_of, carray, float64_at, inlined, int32_at, int64_at
-from lookahead.threads import call_with
+from lookahead.native.clock import seconds_at
+from lookahead.native.kernels import address_of, carray, float64_at, inlined, int32_at, int64_at
+from lookahead.native.threads import call_with
 
 
 def drafted_steps(address):

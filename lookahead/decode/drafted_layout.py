@@ -9,7 +9,7 @@ from lookahead.draft import planner
 from lookahead.forward import best_kernel
 from lookahead.forward.best_kernel import FEW
 from lookahead.forward.tree_meta import FIELDS
-from lookahead.kernels import Layout, unpacker
+from lookahead.native.kernels import Layout, unpacker
 
 # Numbers of the call. ROWS in slots 0 ...; steps that are to be taken at MOST, and that were TAKEN; number of the first STEP.
 # Positions of a slot, tokens of a forward: as many as there is room for. Draft tokens of a tree and on a path at most (NODES,

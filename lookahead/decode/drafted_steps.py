@@ -16,7 +16,6 @@ import torch
 
 from lookahead.budget import goodput
 from lookahead.budget.goodput import GoodputBudget
-from lookahead.clock import clock_address
 from lookahead.decode import drafted_layout as layout
 from lookahead.decode.accounting import Accounting
 from lookahead.decode.drafted_kernel import drafted_steps
@@ -33,8 +32,9 @@ from lookahead.forward.best import follow_in
 from lookahead.forward.program import Program
 from lookahead.forward.slots import NativeForward, Slots
 from lookahead.forward.target import TargetModel
-from lookahead.kernels import Block
-from lookahead.threads import c_function, openmp_address, run_in
+from lookahead.native.clock import clock_address
+from lookahead.native.kernels import Block
+from lookahead.native.threads import c_function, openmp_address, run_in
 
 MOST_AT_ONCE = 16  # steps: what they teach about costs is learned no later
 

@@ -58,8 +58,8 @@ from lookahead.forward import best_kernel, program_kernel
 from lookahead.forward.batch_kernel import move
 from lookahead.forward.steps_kernel import in_threads
 from lookahead.forward.tree_meta import FIELDS, POSITION, fill
-from lookahead.kernels import address_of, carray, inlined, int16_at, int32_at, int64_at
-from lookahead.threads import call_with
+from lookahead.native.kernels import address_of, carray, inlined, int16_at, int32_at, int64_at
+from lookahead.native.threads import call_with
 
 
 @inlined

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.kernels import Block, Layout, unpacker
+from lookahead.native.kernels import Block, Layout, unpacker
 
 HASHES = 512
 SLOTS = HASHES // 2  # different tokens that the experts of one node may propose: their hash table is half full at most

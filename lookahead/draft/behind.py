@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from lookahead.draft import planner
-from lookahead.threads import run_in
+from lookahead.native.threads import run_in
 
 
 @functools.cache

@@ -16,7 +16,7 @@ import numpy as np
 from lookahead.draft.arrays import BINS, DEPTHS, TREE_PARENTS, TREE_SOURCES, TREE_TOKENS
 from lookahead.draft.priors import STRENGTH
 from lookahead.draft.tree import GRAMMAR
-from lookahead.kernels import inlined
+from lookahead.native.kernels import inlined
 
 MEMORY = 50_000  # accepted nodes after which the past counts half
 CLASSES = np.frexp(np.arange(DEPTHS).clip(1))[1] - 1  # depths that share a factor: 0 to 1, 2 to 3, 4 to 7, ...

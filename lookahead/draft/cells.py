@@ -9,7 +9,7 @@ import numpy as np
 
 from lookahead.draft.recycled import BEST as PLACED
 from lookahead.draft.recycled import KINDS
-from lookahead.kernels import inlined
+from lookahead.native.kernels import inlined
 
 OWN, OTHER = 0, 1  # groups
 ORDERS, COUNTS, SHARES, RANKS = 8, 7, 4, 4  # values of each feature of a cell

@@ -31,7 +31,7 @@ from lookahead.draft.recycled import ANY, BEST, Recycled
 from lookahead.draft.runner_up import BestTokens, RunnerUpTokens
 from lookahead.draft.sources import DraftSource, Grown, Limits, Sources
 from lookahead.draft.tree import DraftTree, as_parallel, root_only
-from lookahead.threads import run_in
+from lookahead.native.threads import run_in
 from lookahead.trie.file import Trie, names_of
 from lookahead.trie.session import SessionMemory
 

@@ -59,7 +59,7 @@ from lookahead.draft.places import (
 )
 from lookahead.draft.recycled import ANY, place_of
 from lookahead.draft.recycled import BEST as PLACED
-from lookahead.kernels import inlined
+from lookahead.native.kernels import inlined
 
 # A wide range is represented by that many occurrences, evenly, for each share that can matter; by MOST_SAMPLED at most.
 RESOLUTION = np.float32(4.0)

@@ -6,7 +6,7 @@ import numpy as np
 
 from lookahead.draft import planner
 from lookahead.draft.arrays import MOST_THREADS, Block, scratch_block
-from lookahead.threads import most_threads, run_in
+from lookahead.native.threads import most_threads, run_in
 
 
 class Growth:

@@ -66,7 +66,7 @@ from lookahead.draft.experts import (
 from lookahead.draft.own_text import TOKEN, fetch_latest, latest_place, more_places, own_places, slots_of
 from lookahead.draft.places import END, HIGH, LOW, ORDER, PREFIX, suffix_at, token_at
 from lookahead.draft.recycled import ASKED, KINDS
-from lookahead.kernels import fetch_entry, inlined
+from lookahead.native.kernels import fetch_entry, inlined
 
 MEMORY = 250.0  # observations that a cell remembers
 

@@ -15,7 +15,7 @@ import numpy as np
 from lookahead.draft.arrays import CHAINS, COMMONNESS, LEADERS, LEADING, OWN_COLUMNS, PER_CHAIN
 from lookahead.draft.cells import binary_bucket
 from lookahead.draft.places import SOURCE, count_of
-from lookahead.kernels import carray, fetch_entry, inlined, int32_at, int64_at, kernel
+from lookahead.native.kernels import carray, fetch_entry, inlined, int32_at, int64_at, kernel
 
 TOKEN, CHAIN, SEEN = 0, 1, 1 + CHAINS  # rows of OwnText.log; chain c links positions that agree in 2^c tokens
 LONGEST_MATCH = 32  # tokens compared; a longer match counts as this

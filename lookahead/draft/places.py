@@ -22,7 +22,7 @@ import itertools
 import numpy as np
 
 from lookahead.draft.arrays import COLUMNS, RANGES, STEPS
-from lookahead.kernels import fetch_address, float32_at, inlined, kernel, uint16_at, uint32_at, uint64_at
+from lookahead.native.kernels import fetch_address, float32_at, inlined, kernel, uint16_at, uint32_at, uint64_at
 from lookahead.trie.suffixes import DEPTH
 
 # Columns of a row of the table. Addresses and sizes in bytes, counts in entries.

@@ -38,8 +38,8 @@ from lookahead.draft.mixture import TEACHES, learn, match_own, mix, move_aligned
 from lookahead.draft.own_text import CHAIN, LENGTH, SEEN, TOKEN, append_tokens, lead, own_arrays, slots_of
 from lookahead.draft.places import LOW, fetch_suffix, narrow_all
 from lookahead.draft.tree import GRAMMAR
-from lookahead.kernels import carray, fetch_entry, float64_at, inlined, int32_at, int64_at, kernel
-from lookahead.threads import add
+from lookahead.native.kernels import carray, fetch_entry, float64_at, inlined, int32_at, int64_at, kernel
+from lookahead.native.threads import add
 
 AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
 UNHEARD = np.float32(0.1)  # rest of the stick below which an expert is not asked what it would have proposed: nothing to learn

@@ -17,7 +17,7 @@ import dataclasses
 
 import numpy as np
 
-from lookahead.kernels import inlined, kernel
+from lookahead.native.kernels import inlined, kernel
 
 BEST = 4  # candidates of a key
 PLACES = 1 << 15

@@ -9,7 +9,7 @@ import torch
 
 from lookahead.forward import attention_kernel as kernel
 from lookahead.forward.tree_meta import POSITION
-from lookahead.threads import gives_way, run_in
+from lookahead.native.threads import gives_way, run_in
 
 ALONE = 300_000  # products of numbers, up to which a call is not worth other threads
 

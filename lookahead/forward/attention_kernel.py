@@ -35,8 +35,8 @@ from lookahead.forward.vectors import (
     transpose,
     widen,
 )
-from lookahead.kernels import carray, float64_at, inlined, int32_at, int64_at, part
-from lookahead.threads import add, wait_for
+from lookahead.native.kernels import carray, float64_at, inlined, int32_at, int64_at, part
+from lookahead.native.threads import add, wait_for
 
 ROWS = 64  # queries that are worked on at a time, heads that share keys counted
 FEW = 8  # queries up to which keys are read as they lie, rather than side by side

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.kernels import kernel
+from lookahead.native.kernels import kernel
 
 NO_LIMIT = 1 << 60
 READ = 10  # products of a query with a key (over all heads) in the time that reading the key and its value takes

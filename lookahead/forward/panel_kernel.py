@@ -24,8 +24,8 @@ from lookahead.forward.quantized_code import (
 )
 from lookahead.forward.vector_code import LANES
 from lookahead.forward.vectors import narrow, take_ticket, widen
-from lookahead.kernels import address_of, carray, inlined, int64_at, part
-from lookahead.threads import c_function, call_with
+from lookahead.native.kernels import address_of, carray, inlined, int64_at, part
+from lookahead.native.threads import c_function, call_with
 
 # How weights lie. Tokens are float32; bfloat16 where weights lie in pairs; quantized where weights are (quantized_code.py).
 FLOAT32, BFLOAT16, FLOAT16, PAIRS, INT8, INT4 = range(6)

@@ -23,7 +23,7 @@ from lookahead.forward.panel_kernel import (
     product,
 )
 from lookahead.forward.processor import multiplies_pairs, multiplies_tiles
-from lookahead.threads import run_in
+from lookahead.native.threads import run_in
 
 STORED = {torch.float32: AS_FLOAT32, torch.bfloat16: AS_BFLOAT16, torch.float16: AS_FLOAT16}
 ALONE = 100_000  # multiplications up to which a product is not worth other threads

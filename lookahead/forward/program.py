@@ -27,7 +27,7 @@ from lookahead.forward.panels import STORED as IN_FLOATS
 from lookahead.forward.plan import Attention, Buffer, Instruction, Plan, Product, Stage, View
 from lookahead.forward.quantized_cache import DTYPES
 from lookahead.forward.steps_kernel import TAKEN, steps_floats, steps_halves
-from lookahead.threads import c_function, gives_way, openmp, openmp_address, run_in
+from lookahead.native.threads import c_function, gives_way, openmp, openmp_address, run_in
 
 NAME = "lookahead_program"  # in addition to those of attention, for settings of cost profiles
 LEAST = 64  # tokens that there is room for from the beginning

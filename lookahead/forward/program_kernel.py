@@ -43,8 +43,8 @@ from lookahead.forward.vector_math import (
     to_float16,
 )
 from lookahead.forward.vectors import take_ticket, widen
-from lookahead.kernels import carray, float32_at, inlined, int32_at, int64_at, part
-from lookahead.threads import add, call_with, wait_for
+from lookahead.native.kernels import carray, float32_at, inlined, int32_at, int64_at, part
+from lookahead.native.threads import add, call_with, wait_for
 
 # The array that describes a run: numbers and addresses. The first ones each run brings, the others follow from the plan.
 # SCORES goes to SCORES_AT in a table; what lies below MOST_IDS, MOST_POSITIONS can be looked up; OUTSIDE: IDS or POSITIONS, if

@@ -17,7 +17,7 @@ from lookahead.forward.panel_kernel import INT4, INT8
 from lookahead.forward.panels import Panels
 from lookahead.forward.quantized_code import GROUP, TOKEN_GROUP, quantize
 from lookahead.forward.quantized_rows import look_up_all
-from lookahead.kernels import kernel
+from lookahead.native.kernels import kernel
 
 QUANTIZED = ("int4", "int8")  # what layers with such weights are called, see `Panels.library`
 RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # that are tried, as shares of the whole one

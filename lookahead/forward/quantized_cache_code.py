@@ -25,7 +25,7 @@ from lookahead.forward.vector_code import (
     WHOLE,
     Code,
 )
-from lookahead.kernels import kernel
+from lookahead.native.kernels import kernel
 
 SMALLEST = 1e-30  # scale: of a group whose numbers differ by less, all are taken for the same
 

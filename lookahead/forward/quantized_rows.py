@@ -14,7 +14,7 @@ from lookahead.forward.panel_code import PANEL
 from lookahead.forward.panel_kernel import INT8, panel_bytes
 from lookahead.forward.quantized_code import GROUP, GROUP4, SCALES
 from lookahead.forward.vector_code import FLOAT, INT, SHORT, Code
-from lookahead.kernels import carray, float32_at, int64_at, kernel, part, uint8_at
+from lookahead.native.kernels import carray, float32_at, int64_at, kernel, part, uint8_at
 
 
 @intrinsic

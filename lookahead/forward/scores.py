@@ -15,7 +15,7 @@ from lookahead.forward.batch import upload
 from lookahead.forward.best import best_tokens, bits_of, follow_in
 from lookahead.forward.best_kernel import best_token
 from lookahead.forward.memory import copied
-from lookahead.threads import run_in
+from lookahead.native.threads import run_in
 
 
 class Scores:

@@ -14,8 +14,8 @@ from numba.extending import intrinsic
 from lookahead.forward.best_kernel import best_token
 from lookahead.forward.program_kernel import ALL, HEAD, IDS, META, OUTSIDE, SCORES, THREADS, TICKET
 from lookahead.forward.tree_meta import FIELDS, FIRST, PAST, POSITION, first_seen
-from lookahead.kernels import carray, inlined, int16_at, int32_at, int64_at
-from lookahead.threads import LONG, call_with
+from lookahead.native.kernels import carray, inlined, int16_at, int32_at, int64_at
+from lookahead.native.threads import LONG, call_with
 
 # The array that describes them: the address of a run's head and how many scores there are of a token; steps that are to be
 # taken at most, and that were; kinds of layers and the address of their limits (int64 [2, kinds], see `meta_of`); tokens that

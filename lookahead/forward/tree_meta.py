@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.kernels import inlined, kernel
+from lookahead.native.kernels import inlined, kernel
 
 SLOT, PAST, NODE, PARENT, TRUNK, FIRST, POSITION, SIZE, TILE_START = range(9)
 FIELDS = 9

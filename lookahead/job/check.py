@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from lookahead.corpus import named_files
+from lookahead.corpus.read import named_files
 from lookahead.decode.engine import room_of
 from lookahead.decode.limits import check_samples
 from lookahead.decode.sampling import Sampling, check_vocabulary

@@ -53,7 +53,7 @@ def _forward() -> None:
         steps_kernel,
         tree_meta,
     )
-    from lookahead.threads import c_function
+    from lookahead.native.threads import c_function
 
     c_function(panel_kernel.product)
     panel_kernel.multiplier_of(panel_kernel.FLOAT32)
@@ -75,7 +75,7 @@ def _forward() -> None:
 
 def _steps() -> None:
     from lookahead.decode import drafted_kernel
-    from lookahead.threads import c_function
+    from lookahead.native.threads import c_function
 
     c_function(drafted_kernel.drafted_steps)
 
@@ -85,8 +85,9 @@ COMPILE = {"sorting": _sorting, "drafting": _drafting, "forward": _forward, "bud
 
 def main(groups: Sequence[str]) -> None:
     """Compile these groups, unless another process has done so."""
-    from lookahead import compile_ahead, kernel_cache
-    from lookahead.kernels import SOURCES
+    from lookahead.native import cache as kernel_cache
+    from lookahead.native import compile_ahead
+    from lookahead.native.kernels import SOURCES
 
     for group in groups:
         with compile_ahead.alone_with(group):

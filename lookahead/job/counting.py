@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lookahead.corpus import kind_of, open_text
+from lookahead.corpus.read import open_text
 from lookahead.errors import LookaheadError
+from lookahead.files.outputs import kind_of
 from lookahead.job.inputs import input_rows
 
 BLOCK = 1 << 20  # bytes that are counted at a time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from lookahead.corpus import PACKED
+from lookahead.files.outputs import PACKED
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,10 @@ import json
 from collections.abc import Collection, Iterator
 from typing import IO, Any
 
-from lookahead.corpus import LINES, CorpusReport, kind_of, open_text, parquet_rows
+from lookahead.corpus.read import CorpusReport, open_text, parquet_rows
+from lookahead.corpus.tables import TABLES, Found, json_file_rows, row_of, table_rows, without_mark
 from lookahead.errors import CorpusError, UsageError
-from lookahead.tables import TABLES, Found, json_file_rows, row_of, table_rows, without_mark
+from lookahead.files.outputs import LINES, kind_of
 
 LONGEST_LINE = 64 << 20  # bytes
 PIECE = 1 << 20  # bytes of a longer line that are read at a time

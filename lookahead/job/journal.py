@@ -27,8 +27,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from lookahead.atomic import remove, replacing, uninterrupted
 from lookahead.errors import LookaheadError
+from lookahead.files.atomic import remove, replacing, uninterrupted
 from lookahead.job.files import JobFiles
 from lookahead.job.inputs import PIECE, fingerprint
 from lookahead.job.lock import OutputLock

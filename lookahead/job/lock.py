@@ -12,8 +12,8 @@ import os
 from io import FileIO
 from pathlib import Path
 
-from lookahead.atomic import reason, remove, uninterrupted
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.files.atomic import reason, remove, uninterrupted
 from lookahead.job.files import JobFiles
 
 try:

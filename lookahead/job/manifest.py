@@ -18,12 +18,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lookahead.atomic import replacing
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.files.atomic import replacing
+from lookahead.files.outputs import model_folder
 from lookahead.job.fields import is_template_file
 from lookahead.job.spec import OPTIONS, JobSpec
 from lookahead.job.totals import JobTotals
-from lookahead.outputs import model_folder
 from lookahead.tokenizer import TOKENIZER_FILES
 from lookahead.trie.file import Trie
 from lookahead.version import __version__

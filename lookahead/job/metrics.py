@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from lookahead.atomic import replacing
 from lookahead.errors import UsageError
+from lookahead.files.atomic import replacing
 from lookahead.job.totals import JobTotals
 
 LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")

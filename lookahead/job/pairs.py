@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lookahead.answers import Answer, answered, messages_of, prompt_of
-from lookahead.corpus import kind_of
-from lookahead.corpus_rows import fields_read
+from lookahead.corpus.answers import Answer, answered, messages_of, prompt_of
+from lookahead.corpus.rows import fields_read
 from lookahead.errors import CorpusError, LookaheadError
+from lookahead.files.outputs import kind_of
 from lookahead.job.fields import RowFields, template_of
 from lookahead.job.files import JobFiles
 from lookahead.job.inputs import input_rows

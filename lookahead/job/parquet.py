@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import IO, Any
 
-from lookahead.atomic import replacing
+from lookahead.files.atomic import replacing
 from lookahead.job.fields import OWN
 
 BATCH = 1024  # rows

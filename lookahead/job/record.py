@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lookahead.corpus import CorpusReport, json_rows, kind_of, parquet_rows
+from lookahead.corpus.read import CorpusReport, json_rows, parquet_rows
 from lookahead.errors import CorpusError, LookaheadError
+from lookahead.files.outputs import kind_of
 from lookahead.job.fields import OWN
 from lookahead.job.files import JobFiles
 from lookahead.job.journal import COUNTS, entries

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from lookahead.atomic import followed
 from lookahead.errors import UsageError
+from lookahead.files.atomic import followed
 from lookahead.job.fields import RowFields
 from lookahead.job.files import JobFiles
 from lookahead.job.inputs import Shard

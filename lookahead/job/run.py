@@ -17,9 +17,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lookahead.corpus import named_files
+from lookahead.corpus.read import named_files
 from lookahead.errors import LookaheadError, UsageError
-from lookahead.hub import check_name
+from lookahead.files.hub import check_name
+from lookahead.files.outputs import ANY_TRIE, JOURNAL, LEARNED, MANIFEST, METRICS, ROWS, Input, Output, check_outputs
 from lookahead.job.counting import RowCount
 from lookahead.job.events import JobEvents
 from lookahead.job.fields import KEEP, is_template_file
@@ -34,7 +35,6 @@ from lookahead.job.request import Request
 from lookahead.job.resume import files_of, open_journal, what_is_done
 from lookahead.job.rows import left_to_do, read_requests, without_duplicates
 from lookahead.job.spec import JobSpec
-from lookahead.outputs import ANY_TRIE, JOURNAL, LEARNED, MANIFEST, METRICS, ROWS, Input, Output, check_outputs
 
 if TYPE_CHECKING:
     from lookahead.forward.parallel import Peers

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from lookahead.answers import messages_of
+from lookahead.corpus.answers import messages_of
 from lookahead.decode.limits import check_samples
 from lookahead.decode.request import Generation
 from lookahead.decode.sampling import GREEDY, Sampling, seed_of

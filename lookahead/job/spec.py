@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lookahead.errors import UsageError
-from lookahead.hub import with_gguf_file
+from lookahead.files.hub import with_gguf_file
 from lookahead.job.answer_options import Constraints, SamplingOptions
 from lookahead.job.options import Option, OptionGroup, declared, option
 

@@ -24,7 +24,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from lookahead import kernel_cache
 from lookahead.budget.speedup import Speedup, total
 from lookahead.decode.engine import DecodingEngine
 from lookahead.errors import LookaheadError
@@ -33,6 +32,7 @@ from lookahead.job.journal import Ended
 from lookahead.job.rows import Request
 from lookahead.job.runner import FAULTY_BATCHES, JobOptions, Turns, answer, failed
 from lookahead.job.setup import EngineSettings
+from lookahead.native import cache as kernel_cache
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import first_line
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lookahead.errors import LookaheadError, ModelError
-from lookahead.hub import check_name
+from lookahead.files.hub import check_name
 from lookahead.model_files import check_folder
 from lookahead.models.checkpoint import damaged_of, refuse_weights
 from lookahead.tokenizer import first_line

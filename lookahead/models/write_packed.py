@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import save_file
 
 from lookahead.errors import ModelError, UsageError
+from lookahead.files.hub import gguf_in
 from lookahead.forward.quantized import GROUP, Quantized
-from lookahead.hub import gguf_in
 from lookahead.models.checkpoint import damaged_of, refuse_weights
 from lookahead.models.embedding import may_be_in_panels
 from lookahead.models.equalize import factors_of, norms_before

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.atomic import locked, replacing, scratch_sibling
 from lookahead.errors import TrieFormatError
+from lookahead.files.atomic import locked, replacing, scratch_sibling
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie import format
 from lookahead.trie.check import check_recycled, check_trie, checked_documents

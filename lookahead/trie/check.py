@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lookahead.kernels import kernel
+from lookahead.native.kernels import kernel
 from lookahead.trie import format
 from lookahead.trie.mapped import MappedTrie, Segment
 from lookahead.trie.suffixes import AHEAD, DEPTH, SAMPLE, compare_suffixes, fetch_texts, sample_keys

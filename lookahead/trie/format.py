@@ -50,8 +50,8 @@ from typing import IO, Any, TypeVar
 import msgpack
 import numpy as np
 
-from lookahead.atomic import reason, uninterrupted
 from lookahead.errors import TrieFormatError
+from lookahead.files.atomic import reason, uninterrupted
 from lookahead.trie.suffixes import DEPTH, SAMPLE
 
 Made = TypeVar("Made")

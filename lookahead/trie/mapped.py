@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lookahead.atomic import reason
 from lookahead.errors import TrieFormatError
+from lookahead.files.atomic import reason
 from lookahead.trie import format
 from lookahead.trie.suffixes import first_table
 

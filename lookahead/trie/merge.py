@@ -9,8 +9,8 @@ from typing import IO, Any
 import numpy as np
 
 from lookahead.arguments import paths_of
-from lookahead.atomic import locked, replacing
 from lookahead.errors import UsageError
+from lookahead.files.atomic import locked, replacing
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.trie import format
 from lookahead.trie.check import check_recycled

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from lookahead.arguments import texts_of
-from lookahead.atomic import locked, replacing, scratch_sibling
 from lookahead.errors import LookaheadError, UsageError
-from lookahead.kernels import kernel
+from lookahead.files.atomic import locked, replacing, scratch_sibling
+from lookahead.native.kernels import kernel
 from lookahead.token_documents import TokenDocument
 from lookahead.trie import format
 from lookahead.trie.check import (

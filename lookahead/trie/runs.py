@@ -19,8 +19,8 @@ from typing import IO
 
 import numpy as np
 
-from lookahead.atomic import reason, uninterrupted, write_pieces
 from lookahead.errors import LookaheadError, TrieFormatError
+from lookahead.files.atomic import reason, uninterrupted, write_pieces
 from lookahead.trie.suffixes import DEPTH, compare_suffixes, count_before, key_digits, merge_block, pack_texts, ties_in_order
 
 BLOCK = 1 << 14  # suffixes merged at a time: their texts stay in the cache

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.kernels import kernel
+from lookahead.native.kernels import kernel
 
 
 @kernel

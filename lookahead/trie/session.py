@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lookahead.kernels import kernel
+from lookahead.native.kernels import kernel
 from lookahead.trie.suffixes import DEPTH, compare_suffixes, first_table
 
 CLOSED = np.uint32(0x7FFFFFFF)  # stands behind each output; larger than every token id

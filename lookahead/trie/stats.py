@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.kernels import kernel
+from lookahead.native.kernels import kernel
 from lookahead.token_documents import LEFT_CONTEXT
 from lookahead.trie.file import Match, Trie
 from lookahead.trie.runs import Run, blocks_of, merged

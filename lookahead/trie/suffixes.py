@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from lookahead.kernels import kernel
+from lookahead.native.kernels import kernel
 
 DEPTH = 32
 TASKS_PER_WORKER = 64  # first tokens are handed to threads in this many shares, as some are far more frequent than others

@@ -12,8 +12,8 @@ from typing import IO
 
 import numpy as np
 
-from lookahead.atomic import uninterrupted, write_pieces
 from lookahead.errors import TrieFormatError, UsageError
+from lookahead.files.atomic import uninterrupted, write_pieces
 from lookahead.trie.format import (
     ALIGNMENT,
     CHUNK,

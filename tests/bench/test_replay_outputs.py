@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lookahead.answers import answered, asked
-from lookahead.corpus import CorpusReport, read_documents
+from lookahead.corpus.answers import answered, asked
+from lookahead.corpus.read import CorpusReport, read_documents
 from lookahead.job.fields import RowFields
 from lookahead.job.pairs import JobSettings, pairs_of, read_log, settings_of
 from lookahead_cli.demo import samples_folder

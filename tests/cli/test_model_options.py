@@ -230,8 +230,8 @@ def test_revision_of_a_folder_is_refused_by_every_command(cli: Cli, base: Path, 
 
 def test_revision_goes_to_the_hub_with_config_weights_and_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
-    monkeypatch.setattr("lookahead.hub._offline", lambda: False)
-    monkeypatch.setattr("lookahead.hub._problem", lambda *_: "")  # the hub has it
+    monkeypatch.setattr("lookahead.files.hub._offline", lambda: False)
+    monkeypatch.setattr("lookahead.files.hub._problem", lambda *_: "")  # the hub has it
 
     def of(kind: str) -> Callable[..., Any]:
         def from_pretrained(name: str, *_: Any, **arguments: Any) -> Any:

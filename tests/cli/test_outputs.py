@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lookahead import outputs
-from lookahead.atomic import followed, replacing
 from lookahead.errors import LookaheadError, UsageError
-from lookahead.outputs import Input, Output, check_outputs
+from lookahead.files import outputs
+from lookahead.files.atomic import followed, replacing
+from lookahead.files.outputs import Input, Output, check_outputs
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL
 from tests.support.loading import refuse_to_load

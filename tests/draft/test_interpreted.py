@@ -12,8 +12,8 @@ import pytest
 from lookahead.bench import trie_report
 from lookahead.bench.trie_report import draft_after
 from lookahead.draft import own_text, planner
-from lookahead.interpreted import Interpreted, interpreting
-from lookahead.kernels import kernel, part
+from lookahead.native.interpreted import Interpreted, interpreting
+from lookahead.native.kernels import kernel, part
 from lookahead.trie.file import Trie
 from tests.support.tries import append_ids, build_ids
 

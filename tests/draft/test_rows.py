@@ -17,7 +17,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.draft.planner import grow_rows
 from lookahead.draft.priors import formula
 from lookahead.draft.tree import DraftTree
-from lookahead.threads import run_in
+from lookahead.native.threads import run_in
 from tests.support.tries import append_ids, build_ids
 
 token = st.integers(0, 3)

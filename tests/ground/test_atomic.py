@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from lookahead.atomic import locked, remove, replacing, scratch_sibling
 from lookahead.errors import LookaheadError
+from lookahead.files.atomic import locked, remove, replacing, scratch_sibling
 
 pytest.importorskip("fcntl")  # without locks nothing is taken for left behind
 
 KILLED = """
 import os, signal, sys
-from lookahead.atomic import replacing, scratch_sibling
+from lookahead.files.atomic import replacing, scratch_sibling
 path = sys.argv[1]
 {body}
     file.write("half")
@@ -32,7 +32,7 @@ FROM_SCRATCH = KILLED.format(body='with scratch_sibling(path), replacing(path, "
 
 ALIVE = """
 import sys
-from lookahead.atomic import replacing
+from lookahead.files.atomic import replacing
 with replacing(sys.argv[1], "w") as file:
     file.write("theirs")
     file.flush()
@@ -368,7 +368,7 @@ def test_new_file_takes_its_name_where_no_other_has_it(tmp_path, monkeypatch, li
 
 HOLDING = """
 import sys
-from lookahead.atomic import locked, replacing
+from lookahead.files.atomic import locked, replacing
 path = sys.argv[1]
 with locked(path):
     print("locked", flush=True)

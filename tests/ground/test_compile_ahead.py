@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 import lookahead
-from lookahead import compile_ahead, kernel_cache
-from lookahead.kernels import SOURCES
+from lookahead.native import cache as kernel_cache
+from lookahead.native import compile_ahead
+from lookahead.native.kernels import SOURCES
 
 WARM_UP = """
-from lookahead import compile_ahead
+from lookahead.native import compile_ahead
 compile_ahead.MODULE = {module!r}
 print(compile_ahead.start(["budget"]))
 from lookahead.budget import goodput
@@ -80,7 +81,7 @@ def test_wheel_holds_the_kernels_of_all_groups(tmp_path: Path) -> None:
     assert int(done.stdout) > 40
     shutil.copytree(built / "kernels", tmp_path / "kernels")
     look = (
-        "from lookahead import compile_ahead; from lookahead.budget import goodput; goodput.warm_up()\n"
+        "from lookahead.native import compile_ahead; from lookahead.budget import goodput; goodput.warm_up()\n"
         "misses = sum(goodput.choose.stats.cache_misses.values())\n"
         "print(misses, *(compile_ahead.is_done(group) for group in compile_ahead.GROUPS))"
     )
@@ -110,7 +111,7 @@ def test_kernel_is_compiled_here_where_no_process_can_be_started(folder: Path, m
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     code = (
-        "import os; from lookahead import compile_ahead\n"
+        "import os; from lookahead.native import compile_ahead\n"
         "compile_ahead.atexit.register = lambda end: None\n"  # as if it were killed
         "started = compile_ahead._Started(['drafting'])\n"
         "print(started._processes[0][0].pid, flush=True); os._exit(0)"

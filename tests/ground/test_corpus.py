@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lookahead.corpus import TEXT_PIECE, CorpusReport, expand, read_documents
+from lookahead.corpus.read import TEXT_PIECE, CorpusReport, expand, read_documents
 from lookahead.errors import CorpusError
 
 ROWS = [{"text": "the cat sat on the mat"}, {"text": "the dog"}]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead import corpus
-from lookahead.corpus import CorpusReport, expand, read_documents
+from lookahead.corpus import read as corpus
+from lookahead.corpus.read import CorpusReport, expand, read_documents
 from lookahead.errors import CorpusError
 from tests.ground.test_corpus import EOS, ROWS, ids_of, json_lines, read, texts, zstd
 from tests.support.depth import deep

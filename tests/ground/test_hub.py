@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from lookahead import hub
 from lookahead.errors import ModelError, UsageError
-from lookahead.hub import check_name, gguf_in, located, tokenizer_of_trie, with_gguf_file
+from lookahead.files import hub
+from lookahead.files.hub import check_name, gguf_in, located, tokenizer_of_trie, with_gguf_file
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.tokenizer import load_tokenizer
 from lookahead.trie.build import build_trie

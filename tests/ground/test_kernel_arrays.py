@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numba.core.types.functions import BaseFunction
 
-from lookahead.interpreted import Interpreted
-from lookahead.kernels import address_of, carray, int32_at, int64_at, kernel
+from lookahead.native.interpreted import Interpreted
+from lookahead.native.kernels import address_of, carray, int32_at, int64_at, kernel
 
 ROWS, COLUMNS, LAYERS = 3, 4, 2
 

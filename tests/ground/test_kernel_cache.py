@@ -13,10 +13,12 @@ from typing import Any
 import numba
 import pytest
 
-from lookahead import folders, kernel_cache, kernels
+from lookahead.files import folders
+from lookahead.native import cache as kernel_cache
+from tests.support.native import copy_of_native
 
 KERNELS = """
-from lookahead.kernels import kernel
+from lookahead.native.kernels import kernel
 
 @kernel
 def once(number):
@@ -179,8 +181,7 @@ def package(tmp_path: Path) -> Path:
     package = tmp_path / "installed" / "lookahead"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    for name in ("kernels.py", "kernel_arrays.py", "kernel_compiler.py", "kernel_cache.py", "folders.py"):
-        shutil.copy(Path(kernels.__file__).with_name(name), package)
+    copy_of_native(package)
     (package / "of_test.py").write_text(KERNELS)
     return package
 

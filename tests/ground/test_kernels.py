@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,11 @@ import numba
 import numpy as np
 import pytest
 
-from lookahead import kernels
+from lookahead.native import kernels
+from tests.support.native import copy_of_native
 
 LIMIT = """
-from lookahead.kernels import kernel
+from lookahead.native.kernels import kernel
 from lookahead.most import AT_MOST
 
 
@@ -24,7 +24,7 @@ def limited(number):
     return min(number, AT_MOST)
 """
 TWICE = """
-from lookahead.kernels import kernel
+from lookahead.native.kernels import kernel
 from lookahead.limit import limited
 from lookahead.most import AT_MOST
 
@@ -107,8 +107,7 @@ def twice_of_99(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     package = tmp_path / "lookahead"
     package.mkdir()
     (package / "__init__.py").touch()
-    for name in ("kernels.py", "kernel_arrays.py", "kernel_compiler.py", "kernel_cache.py", "folders.py"):
-        shutil.copy(Path(kernels.__file__).with_name(name), package / name)
+    copy_of_native(package)
     (package / "limit.py").write_text(LIMIT)
     (package / "twice.py").write_text(TWICE)
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lookahead.corpus import CorpusReport, read_documents
+from lookahead.corpus.read import CorpusReport, read_documents
 from lookahead.tokenizer import chat_text, identity, load_tokenizer, quiet_hub
 from lookahead_cli.demo import samples_folder
 

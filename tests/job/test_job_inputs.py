@@ -16,7 +16,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lookahead.corpus import json_rows
+from lookahead.corpus.read import json_rows
 from lookahead.errors import UsageError
 from lookahead.job.counting import count_rows
 from lookahead.job.inputs import LONGEST_LINE, Shard

@@ -36,7 +36,7 @@ def forwards() -> None:
     """Kernels of float32 forwards first; those of halves, quantized models and the budget."""
     from lookahead.forward import attention_kernel, best_kernel, panel_kernel, quantized_cache_code, steps_kernel
     from lookahead.job import compile_groups
-    from lookahead.threads import c_function
+    from lookahead.native.threads import c_function
 
     compile_groups.main(["forward"])
     of_x86 = (panel_kernel.INT8, panel_kernel.INT4) if platform.machine() == "x86_64" else ()

@@ -1,7 +1,7 @@
 """Kernels compiled by other processes while this one loads a model. In: names of groups of kernels. Out: files of kernels.
 
 numba compiles in one thread at a time, so it takes processes to compile two kernels at once. They write to the folders of
-kernel_cache.py, each kernel when it is whole, and a mark when a group is done. A kernel that this process needs while its group
+cache.py, each kernel when it is whole, and a mark when a group is done. A kernel that this process needs while its group
 is being compiled is waited for; if the process that compiles it has failed, or has not compiled it, this one compiles it.
 
 What the groups hold is known to the module that the processes run (`MODULE`). They end with this process, however it ends.
@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lookahead import kernel_cache
-from lookahead.kernels import SOURCES
+from lookahead.native import cache as kernel_cache
+from lookahead.native.kernels import SOURCES
 
 MODULE = "lookahead.job.compile_groups"
 GROUPS = {  # name -> modules whose kernels it holds, seconds that it takes

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba.core.registry import CPUDispatcher
 
-from lookahead.kernels import MEANINGS, Part
+from lookahead.native.kernels import MEANINGS, Part
 
 
 class Interpreted:

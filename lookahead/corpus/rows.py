@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.answers import AnsweredRow, answered, asked, messages_of
+from lookahead.corpus.answers import AnsweredRow, answered, asked, messages_of
 
 TEXT_FIELDS = ("text", "response", "output", "completion", "answer", "messages")
 ID_FIELDS = ("ids", "response_ids")

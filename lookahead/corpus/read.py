@@ -5,7 +5,7 @@ JSON lines on stdin; globs are expanded, and of folders all files of these kinds
 A text file is one document, or one for each paragraph; a very large one is cut at line ends into pieces of about 1 MiB.
 A row's text is --text-field, else the first present of TEXT_FIELDS. A row that answers a prompt (`messages`, `prompt` or
 `prompt_ids` next to the answer) keeps the last LEFT_CONTEXT prompt tokens, so that its first tokens can be drafted.
-Rows of a job's output or of the OpenAI batch API are known by their form (corpus_rows.py); failed ones are counted.
+Rows of a job's output or of the OpenAI batch API are known by their form (rows.py); failed ones are counted.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from lookahead.corpus_rows import Failed, Row, documents_of, fields_read
-from lookahead.documents import TEXTS, Split, pieces_of
+from lookahead.corpus.rows import Failed, Row, documents_of, fields_read
+from lookahead.corpus.tables import TABLES, json_file_rows, row_of, table_rows, unmarked, without_mark
+from lookahead.corpus.text_files import TEXTS, Split, pieces_of
 from lookahead.errors import CorpusError, first_line
 from lookahead.extras import require
-from lookahead.tables import TABLES, json_file_rows, row_of, table_rows, unmarked, without_mark
+from lookahead.files.outputs import LINES, kind_of
 from lookahead.token_documents import LEFT_CONTEXT, TokenDocument
 from lookahead.tokenizer import chat_text, without_limits
 
@@ -39,7 +40,6 @@ TEXT_PIECE = 1 << 20  # characters
 PROMPT_TAIL = 512  # characters of a prompt that are tokenized for its last LEFT_CONTEXT tokens
 BATCH = 512  # rows tokenized at a time
 ANY_TIME = datetime.datetime(2000, 1, 1)  # that chat templates write: a corpus makes the same trie whenever it is built
-LINES, PACKED = (".jsonl", ".ndjson"), (".gz", ".zst")
 SUFFIXES = (*LINES, ".json", *TABLES, *TEXTS, ".parquet")
 
 
@@ -237,12 +237,6 @@ def _tokenized(batch: Sequence[Row], tokenizer: Any | None) -> list[TokenDocumen
             ids = row.ids
         documents.append(TokenDocument(ids, row.source))
     return documents
-
-
-def kind_of(name: str) -> str:
-    """Suffix that tells the format, without the compression: "a/b.JSONL.gz" -> ".jsonl"."""
-    path = Path(name.lower())
-    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
 @contextlib.contextmanager

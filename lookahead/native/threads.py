@@ -18,10 +18,10 @@ from numba.core import types
 from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
-from lookahead.interpreted import Interpreted
-from lookahead.kernel_cache import KernelCache
-from lookahead.kernel_compiler import KernelCompiler
-from lookahead.kernels import MEANINGS, SOURCES, inlined, memory_at
+from lookahead.native.cache import KernelCache
+from lookahead.native.compiler import KernelCompiler
+from lookahead.native.interpreted import Interpreted
+from lookahead.native.kernels import MEANINGS, SOURCES, inlined, memory_at
 
 LONG = ir.IntType(64)
 PATIENCE = 2_000  # looks at a counter, a few us

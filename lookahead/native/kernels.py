@@ -1,13 +1,13 @@
 """How kernels are compiled, and how they are given many arrays. In: functions over numbers and arrays. Out: machine code.
 
 Kernels release the GIL and are compiled once per machine, which a new user waits for. So their compiler is a faster one
-(kernel_compiler.py), arrays that a kernel finds by an address are bare (kernel_arrays.py), arrays are copied into arrays by
+(compiler.py), arrays that a kernel finds by an address are bare (arrays.py), arrays are copied into arrays by
 loops (numba's own check of their shapes takes a second or two to compile, in each kernel), and variables that a loop changes
 begin as np.int64: what is called with one that begins as a literal is compiled twice.
 
 numba keeps what it has compiled until the function's own file changes. But the kernels that it calls are a part of it, as are
 constants, and those may come from other files. So here it is kept until any file with kernels changes, or one that these import
-from (`_sources`): after an update, a kernel of yesterday would write where arrays no longer are. Where: see kernel_cache.py.
+from (`_sources`): after an update, a kernel of yesterday would write where arrays no longer are. Where: see cache.py.
 numba has no public way to do so. Its own cache takes only a folder (`NUMBA_CACHE_DIR`, `NUMBA_CACHE_LOCATOR_CLASSES`, which
 hold for the user's own functions too), not what a kernel depends on nor who may have written it; so the cache of a kernel is
 put into its dispatcher's `_cache`, the one private field of numba that we write.
@@ -38,16 +38,16 @@ from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, mod
 from numba.np.arrayobj import make_array
 from numba.np.numpy_support import as_dtype, from_dtype
 
-from lookahead.kernel_arrays import BareArray, address_of, array_at, carray
-from lookahead.kernel_cache import KernelCache
-from lookahead.kernel_compiler import KernelCompiler, PartCompiler
+from lookahead.native.arrays import BareArray, address_of, array_at, carray
+from lookahead.native.cache import KernelCache
+from lookahead.native.compiler import KernelCompiler, PartCompiler
 
 
 def _sources() -> bytes:
     """A hash of all files of this package that hold kernels, and of those that they import from: this one is among them."""
-    root = Path(__file__).parent
+    root = Path(__file__).parents[1]
     texts = {".".join(path.relative_to(root).with_suffix("").parts): path.read_bytes() for path in root.rglob("*.py")}
-    names = {name for name, text in texts.items() if b"from lookahead.kernels import" in text}
+    names = {name for name, text in texts.items() if b"from lookahead.native.kernels import" in text}
     for text in [texts[name] for name in names]:
         names.update(name.decode() for name in re.findall(rb"^from lookahead\.([\w.]+) import", text, re.MULTILINE))
     return hashlib.sha256(b"".join(texts[name] for name in sorted(names & texts.keys()))).digest()

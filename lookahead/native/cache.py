@@ -45,7 +45,7 @@ from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
-from lookahead.folders import cache_folder, not_ours, others_may_write, temporary_folder
+from lookahead.files.folders import cache_folder, not_ours, others_may_write, temporary_folder
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ def _candidates() -> tuple[Path, ...]:
     def all_of_them() -> Iterator[Path | None]:
         if numba.config.CACHE_DIR:
             yield Path(numba.config.CACHE_DIR) / "lookahead"
-        yield Path(__file__).parent / "__pycache__"
+        yield Path(__file__).parents[1] / "__pycache__"
         yield cache_folder("kernels")
         yield temporary_folder("kernels")
 

@@ -10,8 +10,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from lookahead.kernels import carray, inlined, int64_at
-from lookahead.threads import LONG
+from lookahead.native.kernels import carray, inlined, int64_at
+from lookahead.native.threads import LONG
 
 MONOTONIC = 1  # its number on Linux
 

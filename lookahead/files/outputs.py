@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lookahead.atomic import followed, scratch_sibling
-from lookahead.corpus import LINES, PACKED, kind_of
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.extras import require
+from lookahead.files.atomic import followed, scratch_sibling
 
+LINES, PACKED = (".jsonl", ".ndjson"), (".gz", ".zst")
 PICTURES = (".png", ".pdf", ".svg")  # endings of what can be drawn
 JSON_LINES = (*LINES, ".json")
 ENDINGS = (  # that name a kind of file, which is then what must be in it
@@ -42,6 +42,12 @@ MOST_FILES = 10_000  # of a model's folder
 GET_FLAGS, IMMUTABLE_OR_APPEND_ONLY = 0x80086601, 0x30  # FS_IOC_GETFLAGS and FS_IMMUTABLE_FL | FS_APPEND_FL of linux/fs.h
 
 FileId = tuple[int, int]  # device and inode, the same for all names of a file
+
+
+def kind_of(name: str) -> str:
+    """Suffix that tells the format, without the compression: "a/b.JSONL.gz" -> ".jsonl"."""
+    path = Path(name.lower())
+    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
 @dataclasses.dataclass(frozen=True)

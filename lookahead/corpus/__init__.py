@@ -1,0 +1,1 @@
+"""Corpora: rows of files to token documents."""

@@ -1,0 +1,1 @@
+"""Files that are written, kept and fetched."""

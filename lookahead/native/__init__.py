@@ -1,0 +1,1 @@
+"""How kernels are compiled, cached and run in threads."""
