@@ -260,7 +260,7 @@ def compare_forwards(arguments: argparse.Namespace, peer: Peer) -> None:
     import numpy as np
     import torch
 
-    from lookahead.draft.tree import chain
+    from lookahead.draft.tree import chain, side_by_side
     from lookahead.forward.slots import slots_of
     from lookahead.models.load import load_model
 
@@ -276,7 +276,7 @@ def compare_forwards(arguments: argparse.Namespace, peer: Peer) -> None:
         for more in (PAST, tokens, tokens):
             new = chain(np.arange(end, end + more, dtype=np.int32))
             began = time.perf_counter()
-            slots.forward([new] * rows, ["all" if seconds else "none"] * rows)
+            slots.forward(side_by_side([new] * rows, ["all" if seconds else "none"] * rows))
             seconds = time.perf_counter() - began
             slots.keep([range(more)] * rows)
             end += more

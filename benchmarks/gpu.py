@@ -34,7 +34,7 @@ import transformers
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import DraftTree, chain
+from lookahead.draft.tree import DraftTree, chain, side_by_side
 from lookahead.files.atomic import replacing
 from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.processor import processor_name
@@ -161,12 +161,12 @@ def _step_ms(sizes: Sizes, target: TargetModel, rows: int, width: int) -> dict[s
     for text in texts:
         slots.begin(slots.add(text.tolist(), width + 8))
     for start in range(0, context, 256):
-        slots.forward([chain(text[start : min(start + 256, context)]) for text in texts], ["last"] * rows)
+        slots.forward(side_by_side([chain(text[start : min(start + 256, context)]) for text in texts], ["last"] * rows))
         slots.keep([range(min(256, context - start))] * rows)
     trees = [_bush(width, random) for _ in texts]
 
     def step() -> None:
-        scores = slots.forward(trees, ["all"] * rows)
+        scores = slots.forward(side_by_side(trees, ["all"] * rows))
         scores.wait()
         scores.best(0, 0)
 

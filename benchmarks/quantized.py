@@ -22,7 +22,7 @@ import torch
 
 from lookahead.bench.compare import compare
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import chain
+from lookahead.draft.tree import chain, side_by_side
 from lookahead.forward.slots import Slots, slots_of
 from lookahead.forward.target import TargetModel
 from lookahead.models.linear import weight_bytes
@@ -42,7 +42,7 @@ def begun(target: TargetModel, past: int, rows: int) -> Slots:
         slots.begin(slots.add(text.tolist(), max(TOKENS)))
     for start in range(0, past, CHUNK):
         chunk = text[start : start + CHUNK]
-        slots.forward([chain(chunk)] * rows, ["last"] * rows)
+        slots.forward(side_by_side([chain(chunk)] * rows, ["last"] * rows))
         slots.keep([range(len(chunk))] * rows)
     return slots
 
@@ -56,7 +56,7 @@ def forwards(targets: dict[str, TargetModel], past: int, rows: int) -> Iterator[
         for _ in range(TURNS):
             for name, slots in started.items():
                 start = time.perf_counter()
-                slots.forward([tree] * rows, ["all"] * rows)
+                slots.forward(side_by_side([tree] * rows, ["all"] * rows))
                 taken[name].append(1e3 * (time.perf_counter() - start))
                 slots.keep([[]] * rows)
         yield {"rows": rows, "tokens": tokens, "ms": {name: round(median(times), 2) for name, times in taken.items()}}

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from lookahead.budget.attention import runs_of
 from lookahead.budget.cost import FASTER
 from lookahead.budget.profile import CostProfile, Forward, Work
-from lookahead.draft.tree import chain
+from lookahead.draft.tree import Wanted, chain, side_by_side
 from lookahead.errors import LookaheadError
 from lookahead.forward.batch import ALL_AT_ONCE, work_of
-from lookahead.forward.batch_kernel import runs_of
-from lookahead.forward.slots import PackedSlots, Slots, Wanted, slots_of
+from lookahead.forward.slots import PackedSlots, Slots, slots_of
 from lookahead.forward.target import TargetModel
 from lookahead.version import __version__
 
@@ -232,7 +232,7 @@ class _Texts:
         if isinstance(slots, PackedSlots):
             slots.call = 0.0 if cell.alone else self.target.call
         began = self.target.now()
-        scores = slots.forward(trees, [cell.wanted] * cell.rows)
+        scores = slots.forward(side_by_side(trees, [cell.wanted] * cell.rows))
         scores.wait()
         if cell.wanted == "all":
             scores.best(0, 0)
@@ -255,7 +255,7 @@ class _Texts:
             slots = self._slots[rows, context]
             if not isinstance(slots, PackedSlots) or now() - began > seconds:
                 break
-            scores = slots.forward([chain(self._tokens(ACCEPTING_WIDTH)) for _ in range(rows)], ["all"] * rows)
+            scores = slots.forward(side_by_side([chain(self._tokens(ACCEPTING_WIDTH)) for _ in range(rows)], ["all"] * rows))
             scores.wait()
             scores.best(0, 0)
             ready = now()
@@ -291,7 +291,7 @@ class _Texts:
             others: list[None] = [None] * slot
             while done < context:
                 piece = text[done : min(done + CHUNK, context)]
-                slots.forward([*others, chain(piece)], ["none"] * (slot + 1))
+                slots.forward(side_by_side([*others, chain(piece)], ["none"] * (slot + 1)))
                 slots.keep([*([[]] * slot), range(len(piece))])
                 done += len(piece)
         return slots

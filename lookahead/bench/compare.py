@@ -31,7 +31,7 @@ from lookahead.decode.engine import Clock, DecodingEngine, Generation
 from lookahead.draft.counts import summed
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import chain
+from lookahead.draft.tree import chain, side_by_side
 from lookahead.errors import LookaheadError
 from lookahead.forward.memory import peak_memory, untidied
 from lookahead.forward.processor import processor_name
@@ -199,7 +199,7 @@ def _warm_up_sizes(target: TargetModel) -> None:
     slots.begin(0)
     largest = min(LARGEST_WARMED, target.longest_text - 2)
     for size in itertools.takewhile(lambda size: size <= largest, SIZES.tolist()):
-        slots.forward([chain([0] * size)], ["all"]).wait()
+        slots.forward(side_by_side([chain([0] * size)], ["all"])).wait()
         slots.keep([[]])
 
 

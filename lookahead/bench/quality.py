@@ -15,7 +15,7 @@ from lookahead.corpus.read import CorpusReport, expand, read_documents
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import chain
+from lookahead.draft.tree import chain, side_by_side
 from lookahead.errors import CorpusError
 from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
@@ -88,7 +88,7 @@ def _scores_of(target: TargetModel, ids: np.ndarray) -> torch.Tensor:
         return scores
     slots = slots_of(target)
     slots.begin(slots.add(ids.tolist()))
-    return slots.forward([chain(ids)], ["all"]).of(0)
+    return slots.forward(side_by_side([chain(ids)], ["all"])).of(0)
 
 
 @dataclasses.dataclass(frozen=True)

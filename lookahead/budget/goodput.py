@@ -94,6 +94,7 @@ class GoodputBudget:
         self.drafting = 0.0
         self._looks = itertools.cycle(LOOKS)
         self._steps = self._looked = 0  # observed; number of the latest that looked
+        self._saved = 0.0
         self._again = self._unseen = 0  # steps that are still to look at a size that is not believed; that size
         self.drafted = self.before = 0
         self.books = books_on(curve)
@@ -132,7 +133,7 @@ class GoodputBudget:
         that the forward prefills alongside. Where there are fewer nodes than make a forward one of SIZES, one tree is filled
         up, as other sizes are slow on some CPUs; not if it must be a chain.
         """
-        count, steps = len(trees), self._steps
+        count = len(trees)
         plain = plain or Forward(count, count)
         self.make_room(count)
         wanted = self.wished(plain.rows, fed)
@@ -147,11 +148,10 @@ class GoodputBudget:
                 more = self._state.item(BESIDE_DRAFTED) - self._state.item(BESIDE)  # accounting takes longer, too
                 self.returns = self._state.item(GAINED) / max(self.drafting, more)
             self.price = self._state.item(PRICE)
-            if not fed and (self._again or (steps - self._looked >= APART and self._state.item(SPARE) > 0)):
-                saved, self._looked = self._state.item(SAVED), steps
-                look = self._look(drafted, tokens, plain.rows)
+            if not fed and self.is_to_look:
+                look = self.look(drafted, tokens, plain.rows, self.before)
                 drafted, padding, filled, tokens = self._choose(*at, *sizes, fed, chains, self.before, look)
-                self._state[SPARE] -= saved - self._state.item(SAVED)
+                self.looked()
         self.before = tokens
         return self.books.kept[:count].tolist(), padding, filled
 
@@ -159,15 +159,10 @@ class GoodputBudget:
         """Draft tokens that the next step, of that many rows that decode, is to have. fed: see `choose`."""
         return nodes_near(TRIALS[self._steps] * rows**0.5, rows + fed) if self.tries else AS_MANY_AS_PAY
 
-    def take_back(self, drafted: int, before: int, drafting: float, price: float) -> None:
-        """After a kernel that chose by itself (`choose`): see the attributes."""
-        self.drafted, self.before, self.drafting, self.price = drafted, before, drafting, price
-
-    def steps_until_look(self) -> int:
-        """How many steps choose as many nodes as pay from now on, without a set size; very many where no look is to come."""
-        if self.tries or self._again:
-            return 0
-        return max(0, APART - (self._steps - self._looked)) if self._state.item(SPARE) > 0 else 1 << 30
+    @property
+    def is_to_look(self) -> bool:
+        """The next choice, of a step that only decodes, is to be of a size that is looked at."""
+        return self._again > 0 or (self._steps - self._looked >= APART and self._state.item(SPARE) > 0)
 
     def drafted_in(self, seconds: float) -> None:
         """The latest drafts, and their choice, took so long. Where it is more than before, another program may be why:
@@ -183,27 +178,25 @@ class GoodputBudget:
         if len(self._told) == TOLD or (not self.curve.known and self._steps <= len(TRIALS)):
             learn(self._told.take(), self.books.addresses)
 
-    def observe_all(self, steps: np.ndarray) -> None:
-        """Several that are logged already: float64 [steps, 12], see `StepLog`."""
-        self._steps += len(steps)
-        if len(self._told):
-            learn(self._told.take(), self.books.addresses)
-        learn(steps, self.books.addresses)
-
-    def _look(self, drafted: int, tokens: int, rows: int) -> int:
-        """Draft tokens of a step that looks; that many of how many tokens would pay."""
+    def look(self, drafted: int, tokens: int, rows: int, before: int) -> int:
+        """Draft tokens of a step that looks; that many, of how many tokens, would pay. before: tokens of the latest forward."""
+        self._saved, self._looked = self._state.item(SAVED), self._steps
         if self._again:
             self._again -= 1
             return max(0, self._unseen - rows)
         if not self.curve.known and self._table[SEEN, int(np.searchsorted(SIZES[:-1], rows))] < BELIEVED:
             self._again, self._unseen = BELIEVED - 1, rows  # what all is weighed against: a plain step of that many rows
             return 0
-        for near in NEAR if tokens == self.before else ():
+        for near in NEAR if tokens == before else ():
             column = int(np.searchsorted(SIZES, tokens)) + near
             if 0 <= column < len(SIZES) and SIZES[column] >= rows and self._table[SEEN, column] < BELIEVED:
                 self._again, self._unseen = BELIEVED - 1, int(SIZES[column])
                 return self._unseen - rows
         return nodes_near(max(drafted, 3) * next(self._looks), rows)
+
+    def looked(self) -> None:
+        """After the choice of that many."""
+        self._state[SPARE] -= self._saved - self._state.item(SAVED)
 
     def _choose(self, *told: float) -> Sequence[int]:
         """See `choose`: its arguments, and what it leaves."""

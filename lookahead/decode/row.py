@@ -9,62 +9,70 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from lookahead.budget.backoff import Backoff
+import numpy as np
+
 from lookahead.decode.chooser import AHEAD, Chooser
 from lookahead.decode.logprobs import AT_ONCE, logprobs_of
 from lookahead.decode.request import Generation
-from lookahead.decode.verify import Accepted, verify_and_accept
+from lookahead.decode.verify import verify_and_accept
 from lookahead.draft.drafter import Row
-from lookahead.draft.tree import DraftTree, chain, root_only
-from lookahead.forward.slots import Scores, Slots, Wanted
-
-
-@dataclasses.dataclass(slots=True)
-class StepInput:
-    """What a row brings to a step: a draft tree, all of whose scores are wanted, or a prefill chunk. tree None: nothing.
-
-    wanted: "all" of a draft tree; "chunk": all of a prefill chunk, which scores the prompt and emits nothing.
-    """
-
-    tree: DraftTree | None
-    wanted: Wanted = "none"
-
-    def __len__(self) -> int:
-        return 0 if self.tree is None else len(self.tree)
+from lookahead.draft.explain import Step
+from lookahead.draft.step import RowState, StepBatch
+from lookahead.draft.step_layout import DECODES, ENDS_PREFILL, PREFILLS, SCORES_PROMPT, WAITS
+from lookahead.draft.tree import Accepted, root_only
+from lookahead.forward.slots import Scores, Slots
 
 
 class RunningRow:
     """A request in a slot.
 
-    text: tokens that are prefilled before it decodes. prefilled: how many of them the slot holds; None: it has not begun.
-    number: in the order in which rows took slots. prefill_tokens: that were prefilled for it, in all.
-    is_drafted_for: at this step. backoff: when it is drafted for. is_followed: nothing but the scores, or the answer that is
-    given, determines what the row emits.
+    text: int32, tokens that are prefilled before it decodes. prefilled: how many of them the slot holds; None: it has not
+    begun.
+    number: in the order in which rows took slots. prefill_tokens: that were prefilled for it, in all. debt: see backoff.py.
+    is_followed: nothing but the scores, or the answer that is forced, determines what the row emits.
     """
 
-    def __init__(self, generation: Generation, drafts: Row, chooser: Chooser, backoff: Backoff, began: float, number: int = 0):
+    def __init__(self, generation: Generation, drafts: Row, chooser: Chooser, debt: float, began: float, number: int = 0):
         self.generation = generation
         self.number, self.prefill_tokens = number, 0
         self.drafts = drafts
         self.chooser = chooser
-        self.backoff = backoff
+        self.debt = debt
         self.began = began
-        self.text: list[int] = []
+        self.text = np.empty(0, np.int32)
         self.prefilled: int | None = None
-        self.is_drafted_for = True
         self.is_followed = chooser.is_followed and generation.logprobs is None
-        self._notified = len(generation.token_ids)  # tokens of the answer that the drafter knows
         self._without_logprobs: list[int] = []  # nodes behind which tokens were emitted that still lack log-probabilities
 
-    def enter(self, slots: Slots, longest_draft: int) -> None:
+    def enter(self, slots: Slots, batch: StepBatch, longest_text: int) -> None:
         """Take the next slot, again if it had one before: all that was emitted by then but the last token is prefilled too."""
-        self.notify()
-        self.text = [*self.generation.prompt_ids, *self.generation.token_ids[:-1]]
+        generation = self.generation
+        emitted = generation.token_ids
+        self.text = np.array([*generation.prompt_ids, *emitted[:-1]], np.int32)
         self.prefilled = None
         if self.scores_prompt:
-            self.generation.prompt_token_logprobs.clear()
-        left = self.generation.room - len(self.generation.token_ids)
-        slots.add(self.text, min(left, AHEAD) + longest_draft)
+            generation.prompt_token_logprobs.clear()
+        left, drafts = generation.room - len(emitted), batch.drafter.options.decoding_length
+        slots.add(self.text.tolist(), min(left, AHEAD) + drafts)
+        forced = None if generation.forced is None else generation.forced[len(emitted) : len(emitted) + left]
+        lengths = self.length, left, longest_text - self.length
+        last, stops = emitted[-1] if emitted else None, sorted(generation.stop_ids)
+        batch.add(RowState(self.drafts, *lengths, last, stops, forced, self.is_followed, self.chooser.guide, self.debt))
+
+    def leave(self, batch: StepBatch, slot: int) -> None:
+        """Leave the slot, which the last row takes over."""
+        self.debt = batch.debt(slot)
+        self.count(batch, slot)
+        batch.remove(slot)
+
+    def count(self, batch: StepBatch, slot: int) -> None:
+        """Of the steps since the latest call, what was drafted and accepted."""
+        steps, draft_tokens, accepted, by_source = batch.counts(slot)
+        generation = self.generation
+        generation.steps += steps
+        generation.draft_tokens += draft_tokens
+        generation.accepted_tokens += accepted
+        generation.accepted_by_source.update(by_source)
 
     @property
     def decodes(self) -> bool:
@@ -77,73 +85,54 @@ class RunningRow:
         return len(self.generation.prompt_ids) + len(self.generation.token_ids)
 
     @property
-    def is_constrained(self) -> bool:
-        return self.chooser.guide is not None
-
-    @property
     def scores_prompt(self) -> bool:
         """Log-probabilities of the prompt are still to be noted, so that nothing of it can be taken over from other texts."""
         generation = self.generation
         return generation.prompt_logprobs is not None and len(generation.prompt_token_logprobs) < generation.prompt_tokens - 1
 
-    def next_chunk(self, most: int) -> StepInput:
-        """Up to `most` of the tokens that are still to be prefilled."""
-        assert self.prefilled is not None
+    def next_input(self, most: int) -> tuple[int, np.ndarray | None]:
+        """(What it does in the next step, see step_layout.py; the chunk of up to `most` tokens that it prefills)."""
+        if self.prefilled is None:
+            return WAITS, None
+        if self.decodes:
+            return DECODES, None
         if scores := self.scores_prompt:  # its last token has a chunk of its own, as any prompt's last chunk emits
             most = min(most, AT_ONCE, self.generation.prompt_tokens - 1 - self.prefilled)
-        ids = self.text[self.prefilled : self.prefilled + most]
-        if not ids:
-            return StepInput(None)
-        self.prefilled += len(ids)
-        self.prefill_tokens += len(ids)
+        chunk = self.text[self.prefilled : self.prefilled + most]
+        if not len(chunk):
+            return WAITS, None
+        self.prefilled += len(chunk)
+        self.prefill_tokens += len(chunk)
         if scores:
-            return StepInput(chain(ids), "chunk")
-        return StepInput(chain(ids), "last" if self.decodes and not self.generation.token_ids else "none")
-
-    @property
-    def unnoticed(self) -> int:
-        """Of the tokens emitted, the last ones: how many the drafter does not know yet."""
-        return len(self.generation.token_ids) - self._notified
-
-    @unnoticed.setter
-    def unnoticed(self, tokens: int) -> None:
-        self._notified = len(self.generation.token_ids) - tokens
-
-    def next_tokens(self) -> list[int]:
-        """Tokens emitted since the latest call: those that the drafter does not know yet."""
-        tokens = self.generation.token_ids[self._notified :]
-        self._notified += len(tokens)
-        return tokens
-
-    def notify(self) -> None:
-        """Let the drafter know what was emitted. What was emitted while nothing was drafted teaches little."""
-        self.drafts.accept(self.next_tokens(), self.is_drafted_for)
+            return SCORES_PROMPT, chunk
+        return (ENDS_PREFILL if self.decodes and not self.generation.token_ids else PREFILLS), chunk
 
     def finish(self) -> None:
         """The request is over: its output stays with the drafter."""
         if self.chooser.guide:
             self.generation.complete = self.chooser.guide.is_complete
-        self.notify()
         self.drafts.finish()
 
-    def root(self) -> DraftTree:
-        """The draft tree of a step without drafts."""
-        return root_only(self.generation.token_ids[-1])
-
-    def accept(self, said: list[int], path: list[int]) -> Accepted:
-        """What the row emits of the tokens that its tree was followed by (`Scores.follow`)."""
+    def add(self, token_ids: Sequence[int]) -> None:
+        """These are emitted."""
         generation = self.generation
-        for count, token in enumerate(said, 1):
+        for token in token_ids:
             generation.add(token)
-            if generation.finish_reason:
-                return Accepted(said[:count], path[: count + 1])
-        return Accepted(said, path)
 
-    def verify(self, inputs: StepInput, scores: Scores, slot: int) -> Accepted:
-        """What the model emits after the row's draft tree, and which of its nodes are kept; token by token."""
+    def observe(self, batch: StepBatch, slot: int, accepted: Accepted) -> None:
+        """Notify the observer of a decode step. accepted: what it emitted, which is a part of the answer already."""
+        generation, names = self.generation, batch.drafter.source_names
+        self.count(batch, slot)
+        assert generation.observer
+        output, found = generation.token_ids, (batch.tree(slot), accepted.nodes, accepted.token_ids, names)
+        generation.observer(Step.of(generation.steps, generation.prompt_ids, output, *found))
+
+    def verify(self, batch: StepBatch, slot: int, scores: Scores, prefills: bool) -> Accepted:
+        """What the model emits after the row's draft tree, and which of its nodes are kept; token by token.
+
+        prefills: the last chunk of its text instead of a tree.
+        """
         generation, chooser = self.generation, self.chooser
-        if inputs.tree is None or inputs.wanted in ("none", "chunk"):
-            return Accepted([], list(range(len(inputs))))
         verified = 0
 
         def next_token(node: int) -> int:
@@ -158,29 +147,37 @@ class RunningRow:
             return not generation.finish_reason
 
         try:
-            if inputs.wanted == "last":
-                emitted = verify_and_accept(root_only(self.text[-1]), next_token, goes_on)
-                return Accepted(emitted.token_ids, list(range(len(inputs))))
-            return verify_and_accept(inputs.tree, next_token, goes_on)
+            tree = root_only(int(self.text[-1])) if prefills else batch.tree(slot)
+            return verify_and_accept(tree, next_token, goes_on)
         except Exception as error:  # a processor of the user's fails in its own way, and for this row only
             generation.fail(error)
             return Accepted([], [])
 
 
-def verify(rows: Sequence[RunningRow], inputs: Sequence[StepInput], scores: Scores) -> list[Accepted]:
-    """What the model emits after each row's draft tree. rows[k] is in slot k.
+def accept(rows: Sequence[RunningRow], batch: StepBatch, scores: Scores) -> list[Accepted]:
+    """What each row emits and which nodes of its tree are kept: along the best tokens, or as its sampler chooses.
 
-    All rows that emit the best token behind each node, any token, are followed at once.
+    rows[k] is in slot k.
     """
-    found: dict[int, tuple[list[int], list[int]]] = {}
-    at_once = [slot for slot, row in enumerate(rows) if inputs[slot].wanted == "all" and row.is_followed]
-    if at_once and (len(rows) > 1 or len(inputs[0]) > 1):
-        trees = [inputs[slot].tree or rows[slot].root() for slot in at_once]
-        given = [rows[slot].generation.still_given(len(tree)) for slot, tree in zip(at_once, trees, strict=True)]
-        found = dict(zip(at_once, scores.follow(at_once, trees, given), strict=True))
-    return [
-        row.accept(*found[slot]) if slot in found else row.verify(inputs[slot], scores, slot) for slot, row in enumerate(rows)
-    ]
+    phases = batch.phases
+    chosen = [slot for slot, row in enumerate(rows) if not row.is_followed and phases[slot] >= ENDS_PREFILL]
+    batch.accept(scores, chosen)
+    for slot in chosen:
+        found = rows[slot].verify(batch, slot, scores, phases[slot] == ENDS_PREFILL)
+        batch.set_accepted(slot, found.token_ids, found.nodes)
+    if chosen:
+        batch.commit()
+    accepted = batch.accepted()
+    for slot, row in enumerate(rows):
+        if accepted[slot].token_ids:
+            if row.is_followed:
+                row.add(accepted[slot].token_ids)
+            if row.generation.observer and phases[slot] == DECODES:
+                row.observe(batch, slot, accepted[slot])
+    note_logprobs(rows, scores)
+    if SCORES_PROMPT in phases:
+        note_prompt_logprobs(rows, batch, scores)
+    return accepted
 
 
 def note_logprobs(rows: Sequence[RunningRow], scores: Scores) -> None:
@@ -202,15 +199,15 @@ def note_logprobs(rows: Sequence[RunningRow], scores: Scores) -> None:
             row.generation.fail(error)
 
 
-def note_prompt_logprobs(rows: Sequence[RunningRow], inputs: Sequence[StepInput], scores: Scores) -> None:
+def note_prompt_logprobs(rows: Sequence[RunningRow], batch: StepBatch, scores: Scores) -> None:
     """Of the prompt tokens that this step scored; rows that are to emit nothing end with the last. rows[k] is in slot k."""
-    for slot, (row, each) in enumerate(zip(rows, inputs, strict=True)):
-        if each.wanted != "chunk" or row.generation.finish_reason:
+    for slot, (row, phase, size) in enumerate(zip(rows, batch.phases, batch.sizes, strict=True)):
+        if phase != SCORES_PROMPT or row.generation.finish_reason:
             continue
         generation = row.generation
         begin = len(generation.prompt_token_logprobs) + 1
-        places = [scores.place(slot, node) for node in range(len(each))]
-        token_ids = generation.prompt_ids[begin : begin + len(each)]
+        places = [scores.place(slot, node) for node in range(size)]
+        token_ids = generation.prompt_ids[begin : begin + size]
         try:
             generation.prompt_token_logprobs += logprobs_of(scores.logits, places, token_ids, generation.prompt_logprobs or 0)
         except Exception as error:  # such as no memory

@@ -7,10 +7,12 @@ and its rows restart. Knows nothing of drafts and scores.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from lookahead.decode.request import Generation
-from lookahead.decode.row import RunningRow, StepInput
+from lookahead.decode.row import RunningRow
+from lookahead.draft.step import StepBatch
+from lookahead.draft.step_layout import DECODES
 from lookahead.forward.memory import ran_out
 from lookahead.forward.slots import Slots
 
@@ -21,7 +23,8 @@ class Scheduler:
     """The rows of one run. rows[k] is in slot k.
 
     start: makes the row of a request; None if it needs no slot, as it has ended. new_slots: makes slots. slots: those of an
-    earlier run, whose free slots hold beginnings that prompts may share. longest_draft: draft tokens that a slot has room for.
+    earlier run, whose free slots hold beginnings that prompts may share. batch: the rows of a step, slot by slot. longest_text:
+    positions of the model.
     """
 
     def __init__(
@@ -29,12 +32,14 @@ class Scheduler:
         start: Callable[[Generation], RunningRow | None],
         new_slots: Callable[[], Slots],
         slots: Slots | None,
-        longest_draft: int,
+        batch: StepBatch,
+        longest_text: int,
     ):
         self.rows: list[RunningRow] = []
         self.slots = slots
         self._start, self._new_slots = start, new_slots
-        self._longest_draft = longest_draft
+        self.batch, self._longest_text = batch, longest_text
+        self._prefilling = 0  # rows
         self._queue: list[RunningRow] = []  # evicted when memory ran out
 
     def admit(self, waiting: Iterator[Generation | None], batch_size: int) -> Iterator[Generation]:
@@ -52,8 +57,8 @@ class Scheduler:
                     continue
             assert row is not None
             self.slots = self.slots or self._new_slots()
+            self._enter(row, self.slots)
             self.rows.append(row)
-            row.enter(self.slots, self._longest_draft)
 
     def recover(self, error: Exception, batch_size: int) -> int:
         """A step failed and all rows lost their slots. If memory ran out, the rows restart in smaller batches; else they fail.
@@ -62,6 +67,7 @@ class Scheduler:
         """
         rows = [row for row in self.rows if not row.generation.finish_reason]
         ended = [row for row in self.rows if row.generation.finish_reason]
+        self._leave()
         self.slots = self._new_slots()
         if ran_out(error) and len(self.rows) > 1:
             batch_size = len(self.rows) // 2
@@ -72,7 +78,7 @@ class Scheduler:
             for row in rows:
                 row.generation.fail(error.with_traceback(None))
         for row in self.rows:
-            row.enter(self.slots, 0)
+            self._enter(row, self.slots)
         return batch_size
 
     def retire(self) -> list[RunningRow]:
@@ -82,6 +88,7 @@ class Scheduler:
             row = rows[slot]
             if row.generation.finish_reason:
                 ended.append(row)
+                row.leave(self.batch, slot)
                 row.finish()
                 assert self.slots
                 self.slots.close(slot)
@@ -91,18 +98,35 @@ class Scheduler:
 
     def stop(self) -> None:
         """Give up the requests that are still running or waiting for a slot."""
+        self._leave()
         for row in (*self.rows, *self._queue):
             row.finish()
         while self.slots and self.slots.open:
             self.slots.close(self.slots.open - 1)
 
+    def prepare(self, most: int) -> int:
+        """Set what each row does in the next step: decode, or prefill its next chunk, `most` tokens together, first come, first
+        served. Returns tokens of chunks.
+        """
+        if not self._prefilling:
+            return 0
+        left = most
+        self._prefilling = 0
+        for slot, row in enumerate(self.rows):
+            if row.prefilled is None:
+                assert self.slots
+                row.prefilled = self.slots.begin(slot, afresh=row.scores_prompt)
+            phase, chunk = row.next_input(left)
+            self.batch.set_input(slot, phase, chunk)
+            self._prefilling += phase != DECODES
+            left -= 0 if chunk is None else len(chunk)
+        return most - left
 
-def prefill_chunks(rows: Sequence[RunningRow], slots: Slots, most: int) -> list[StepInput]:
-    """Of each row a chunk of what it still has to prefill, `most` tokens together, first come, first served."""
-    inputs = []
-    for slot, row in enumerate(rows):
-        if row.prefilled is None:
-            row.prefilled = slots.begin(slot, afresh=row.scores_prompt)
-        inputs.append(StepInput(None) if row.decodes or row.prefilled is None else row.next_chunk(most))
-        most -= len(inputs[-1])
-    return inputs
+    def _enter(self, row: RunningRow, slots: Slots) -> None:
+        row.enter(slots, self.batch, self._longest_text)
+        self._prefilling += 1
+
+    def _leave(self) -> None:
+        """No row has a slot any more."""
+        for slot in range(len(self.batch) - 1, -1, -1):
+            self.rows[slot].leave(self.batch, slot)

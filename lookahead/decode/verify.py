@@ -5,22 +5,9 @@ Source: arXiv 2312.12728, verify-and-accept (VA).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
-from lookahead.draft.tree import DraftTree
-
-
-@dataclasses.dataclass(slots=True)
-class Accepted:
-    """What a step yields.
-
-    token_ids: 1 to branch_length + 1 tokens; the last is the model's own.
-    nodes: the root and the accepted draft nodes, in path order.
-    """
-
-    token_ids: list[int]
-    nodes: list[int]
+from lookahead.draft.tree import Accepted, DraftTree
 
 
 def verify_and_accept(tree: DraftTree, say: Callable[[int], int], goes_on: Callable[[int], bool]) -> Accepted:

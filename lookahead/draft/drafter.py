@@ -24,7 +24,7 @@ from lookahead.draft.grown import GrownTrees, Guide, forced_tokens, keep_possibl
 from lookahead.draft.growth import Growth
 from lookahead.draft.mixture import FACTORS, FIRST_GRADIENTS
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.own_text import LENGTH, TOKEN, OwnText, lead_common
+from lookahead.draft.own_text import OwnText, lead_common
 from lookahead.draft.places import SIZE, VOCABULARY, SortedText, table_of
 from lookahead.draft.priors import Priors, load_priors
 from lookahead.draft.recycled import ANY, BEST, Recycled
@@ -73,6 +73,11 @@ class Row:
     def accept(self, token_ids: Sequence[int], learn: bool = True) -> None:
         """The model emitted these tokens next. learn: from each of them; it takes most of the time."""
         self.drafter.accept_rows([self], [token_ids], [learn])
+
+    def reserve(self, more: int) -> None:
+        """Make room for that many more tokens of a text that is read."""
+        if self.own.reserve(more):
+            self.own.describe(self.drafter.rows.own[self.number], self.prompt_length)
 
     def finish(self) -> None:
         """End the request: its output joins the job's memory, its prompt is forgotten."""
@@ -181,6 +186,15 @@ class Drafter:
         self, rows: Sequence[Row], said: Sequence[Sequence[int]], learn: Sequence[bool], behind: bool = False
     ) -> None:
         """`Row.accept` for each row of a batch, in turn. behind: learn once the next drafts are made, see `learn_behind`."""
+        self.append_rows(rows, said, learn, behind)
+        if self.sources and self.options.strategy != "off":
+            for row, token_ids, learns in zip(rows, said, learn, strict=True):
+                self.sources.accept(row.number, token_ids, learns and self.options.learn)
+
+    def append_rows(
+        self, rows: Sequence[Row], said: Sequence[Sequence[int]], learn: Sequence[bool], behind: bool = False
+    ) -> None:
+        """As `accept_rows`, but the sources of the user's own are not notified."""
         for row, token_ids in zip(rows, said, strict=True):
             if len(token_ids):
                 row.root = int(token_ids[-1])
@@ -195,16 +209,11 @@ class Drafter:
             if row.unread is not None:
                 row.unread = np.append(row.unread, np.asarray(token_ids, np.int32)) if len(token_ids) else row.unread
                 continue
-            if row.own.reserve(len(token_ids)):
-                row.own.describe(self.rows.own[row.number], row.prompt_length)
-            row.own.length += len(token_ids)
+            row.reserve(len(token_ids))
             told += row.number, len(token_ids), learning if learns else planner.APPEND
             tokens.extend(token_ids)
         if told:
             self._accept(told, tokens, behind)
-        if self.sources:
-            for row, token_ids, learns in zip(rows, said, learn, strict=True):
-                self.sources.accept(row.number, token_ids, learns and self.options.learn)
 
     def _accept(self, told: list[int], tokens: array[int], behind: bool) -> None:
         """Append tokens to rows that are read, and learn. told: of each its number, how many, and what to do with them."""
@@ -255,7 +264,8 @@ class Drafter:
         GIL is free meanwhile.
         """
         self._behind.wait()
-        self._get_ready(rows)
+        self.read(rows)
+        self.get_ready()
         options, count = self.options, len(rows)
         most, longest = options.decoding_length - 1, options.branch_length
         price = options.price if price is None else price
@@ -267,34 +277,18 @@ class Drafter:
         blocks, forced = (self.shared.address, self.rows.address), must.ctypes.data if len(must) else 0
         self.growth.grow(blocks, limits, spans, forced, free, options.strategy == "single", price)
         if self.sources:
-            self._merge_sources(rows, limits, price, free, spans)
+            self.merge_sources(rows, limits, price, free, spans)
         for k, (row, guide) in enumerate(zip(rows, guides, strict=False)):
             if guide:
                 spans[k, 1] = keep_possible(self.rows, row.number, guide)
         return GrownTrees(rows, limits, self._probabilities, spans)
 
-    def _get_ready(self, rows: Sequence[Row]) -> None:
-        """To draft for these rows."""
-        self.read(rows)
+    def get_ready(self) -> None:
+        """To draft for rows that are read."""
         if len(self._running) < len(self._rows) - len(self._free):
             self._share_running()
         self.runner_up.add_pending()
         self.shared.used[1] = self.runner_up.in_use
-
-    def lend(self, rows: Sequence[Row], more: int) -> None:
-        """To a kernel that drafts for these rows and continues the text of each by `more` tokens at most."""
-        self._behind.settle()
-        self._get_ready(rows)
-        for row in rows:
-            if row.own.reserve(more):
-                row.own.describe(self.rows.own[row.number], row.prompt_length)
-
-    def take_back(self, rows: Sequence[Row]) -> None:
-        """What such a kernel has done counts as done here."""
-        lengths = self.rows.own[[row.number for row in rows], LENGTH].tolist()
-        for row, length in zip(rows, lengths, strict=True):
-            row.own.length = length
-            row.root = row.own.log.item(TOKEN, length - 1)
 
     def cut(self, grown: GrownTrees, kept: Sequence[int] | None = None, padding: int = 0, padded: int = 0) -> list[DraftTree]:
         """The draft tree of each row: its first nodes.
@@ -401,7 +395,7 @@ class Drafter:
         if self.options.strategy != "off":
             self.options = dataclasses.replace(self.options, strategy="single")
 
-    def _merge_sources(self, rows: Sequence[Row], limits: np.ndarray, price: float, free: int, grown: np.ndarray) -> None:
+    def merge_sources(self, rows: Sequence[Row], limits: np.ndarray, price: float, free: int, grown: np.ndarray) -> None:
         """Put what the user's sources propose into the trees that were grown; grown[k, 1] gets their nodes."""
         single, adaptive = self.options.strategy == "single", self.options.adaptive
         for k, row in enumerate(rows):
@@ -422,6 +416,8 @@ class Drafter:
             for name in block.names:
                 getattr(block, name)[: len(self._rows)] = getattr(self.rows, name)
         self.rows, self._kept = block, None
+        for row in self._rows:
+            row.own.columns = block.own[row.number]
         added = [Row(self, number) for number in range(len(self._rows), count)]
         self._rows += added
         self._limits = np.zeros((count, 5), np.int64)  # of one `grow`, see planner.py

@@ -30,9 +30,9 @@ class Growth:
         """Where the addresses of the threads' scratch blocks stand."""
         return int(self._scratch_at.ctypes.data)
 
-    def threads(self, rows: int) -> int:
-        """How many are to grow the trees of that many rows; each has scratch memory then."""
-        threads = min(rows, self.grew // planner.NODES_PER_THREAD, MOST_THREADS)
+    def threads(self, rows: int, nodes: int) -> int:
+        """How many are to grow the trees of that many rows, about `nodes` together; each has scratch memory then."""
+        threads = min(rows, nodes // planner.NODES_PER_THREAD, MOST_THREADS)
         threads = min(threads, most_threads()) if threads > 1 else 1
         while len(self._scratch) < threads:
             self._scratch.append(scratch_block(*self._sizes))
@@ -48,5 +48,5 @@ class Growth:
         """
         arrays = limits.ctypes.data, spans.ctypes.data, must
         told = planner.TOLD.pack(0, 0, len(limits), *arrays, free, single, price, *blocks, self.scratch_at)
-        run_in(self.threads(len(limits)), planner.grow_rows, told)
+        run_in(self.threads(len(limits), self.grew), planner.grow_rows, told)
         self.grew = int(spans[:, 1].sum()) if len(spans) > 1 else 0

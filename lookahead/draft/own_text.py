@@ -33,16 +33,26 @@ class OwnText:
              row SEEN in how many different contexts of one token the token had been seen by then
     heads    int32 [CHAINS, slots]: the newest position of each hash
     leaders  int64 [LEADERS, 3]: token, contexts, newest position; most frequent first
+    columns  int64 [OWN_COLUMNS]: addresses and sizes of these, and the length, for kernels, see `describe`
     """
 
     def __init__(self) -> None:
         self.log = np.empty((2 + CHAINS, 1 << 10), np.int32)
         self.heads = np.full((CHAINS, 1 << 11), -1, np.int32)
         self.leaders = np.zeros((LEADERS, 3), np.int64)
-        self.length = 0
+        self.columns = np.zeros(OWN_COLUMNS, np.int64)
 
     def __len__(self) -> int:
         return self.length
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return self.columns.item(LENGTH)
+
+    @length.setter
+    def length(self, length: int) -> None:
+        self.columns[LENGTH] = length
 
     @property
     def tokens(self) -> np.ndarray:
@@ -69,9 +79,10 @@ class OwnText:
         return True
 
     def describe(self, columns: np.ndarray, prompt_length: int) -> None:
-        """Write addresses and sizes into int64 [OWN_COLUMNS]."""
+        """Keep addresses, sizes and the length in int64 [OWN_COLUMNS] from now on."""
         log, heads = (self.log.ctypes.data, self.log.shape[1]), (self.heads.ctypes.data, self.heads.shape[1])
         columns[:] = *log, *heads, self.leaders.ctypes.data, self.length, prompt_length
+        self.columns = columns
 
     def append(self, token_ids: Sequence[int] | np.ndarray) -> None:
         """Add tokens."""

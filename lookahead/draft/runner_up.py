@@ -7,7 +7,6 @@ model emitted, so none of it seems to have been foreseen.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -23,14 +22,14 @@ Ranked = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.nd
 
 
 class RunnerUpTokens:
-    """table: see `Recycled`; it holds nothing where the source is off. pays: use it at the next step.
+    """table: see `Recycled`; it holds nothing where the source is off. has_keys: it holds something. pays: use it at the next
+    step.
 
-    seconds: that the latest `add_pending` took. tries: may keep runner-up tokens of earlier jobs.
+    tries: may keep runner-up tokens of earlier jobs.
     """
 
     def __init__(self, on: bool, tries: Sequence[Trie]):
         self.table = Recycled.empty(PLACES if on else 0)
-        self.seconds = 0.0
         self._on, self._tries = on, tries
         self.clear()
 
@@ -41,7 +40,7 @@ class RunnerUpTokens:
     @property
     def in_use(self) -> bool:
         """Drafts are made from the table."""
-        return self.pays and self._has_keys
+        return self.pays and self.has_keys
 
     def clear(self) -> None:
         """Keep only what the tries hold; be tried again."""
@@ -51,7 +50,7 @@ class RunnerUpTokens:
         for trie in self._tries:
             if trie.recycled:
                 self.table.take_over(Recycled(*trie.recycled), trie.header.vocab_size)
-        self._has_keys = len(self.table) > 0
+        self.has_keys = len(self.table) > 0
 
     def note(self, trees: Sequence[DraftTree], before: np.ndarray, best: BestTokens) -> None:
         """These trees were verified. before: int32 [trees, 2], the tokens before each root, see `Recycled.add`."""
@@ -64,22 +63,13 @@ class RunnerUpTokens:
         if self._on:
             self._pending = ranked
 
-    def note_ranked(self, ranked: Ranked | None) -> None:
-        """A kernel has used the table, and has added all but these: the arguments of `Recycled.add`."""
-        self._has_keys = True
-        if ranked is not None:
-            self._pending = lambda: ranked
-
     def add_pending(self) -> None:
         """Add what was noted to the table."""
-        self.seconds = 0.0
         if self._pending is None:
             return
-        began = time.perf_counter()
         ranked, self._pending = self._pending, None
         self.table.add(*ranked())
-        self._has_keys = True
-        self.seconds = time.perf_counter() - began
+        self.has_keys = True
 
     def observe(self, seconds: float, accepted: int, step_seconds: float, emitted: float, rows: int) -> None:
         """A step in which the source took `seconds` and `accepted` of its tokens were accepted. See `Worth.observe`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -99,6 +100,59 @@ def _children(parents: list[int], token_ids: list[int], nodes: list[int], token_
                 found.append(node)
     except ValueError:
         return found
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class TreeBatch:
+    """The trees of slots side by side, slot by slot: what one forward gets. A slot may bring nothing.
+
+    token_ids  int32 [tokens]
+    parents    int32 [tokens], within each tree; -1 for roots
+    sizes      int64 [slots], tokens of each
+    wanted     int64 [slots], of them, the last ones, after which scores are wanted: all of a draft tree, one or none of a chunk
+    """
+
+    token_ids: np.ndarray
+    parents: np.ndarray
+    sizes: np.ndarray
+    wanted: np.ndarray
+
+    def tree(self, slot: int) -> DraftTree | None:
+        """Of one slot, as if its tokens were certain."""
+        begin, size = int(self.sizes[:slot].sum()), int(self.sizes[slot])
+        if not size:
+            return None
+        tree = chain(self.token_ids[begin : begin + size])
+        tree.parents = self.parents[begin : begin + size]
+        return tree
+
+
+Wanted = Literal["all", "last", "none"]  # scores, after which nodes of a tree
+
+
+def side_by_side(trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> TreeBatch:
+    """One tree for each slot, or None. wanted: of each "all" scores, those of the "last" token, or "none"."""
+    shown = [tree for tree in trees if tree is not None]
+    sizes = np.array([0 if tree is None else len(tree) for tree in trees], np.int64)
+    counts = {"none": 0, "last": 1, "all": 1 << 40}
+    return TreeBatch(
+        np.concatenate([tree.token_ids for tree in shown] or [np.empty(0, np.int32)]),
+        np.concatenate([tree.parents for tree in shown] or [np.empty(0, np.int32)]),
+        sizes,
+        np.minimum(sizes, [counts[want] for want in wanted]),
+    )
+
+
+@dataclasses.dataclass(slots=True)
+class Accepted:
+    """What a step yields.
+
+    token_ids: 1 to branch_length + 1 tokens; the last is the model's own.
+    nodes: the root and the accepted draft nodes, in path order.
+    """
+
+    token_ids: list[int]
+    nodes: Sequence[int]
 
 
 def name_of(source: int, source_names: Sequence[str]) -> str:

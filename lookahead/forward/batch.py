@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from lookahead.budget.attention import runs_of
 from lookahead.budget.cost import bucket, evened
 from lookahead.budget.profile import Work
-from lookahead.draft.tree import DraftTree
-from lookahead.forward.batch_kernel import NO_LIMIT, opened, place, queries_of, runs_of
-from lookahead.forward.tree_meta import FIELDS, meta_of
+from lookahead.draft.tree import TreeBatch
+from lookahead.forward.batch_kernel import NO_LIMIT, opened, place, queries_of
+from lookahead.forward.tree_meta import FIELDS, arrange
 
 SMALL = 64  # tokens that each slot of a step of few shapes brings at most
 MOST_TOKENS = 256  # of a step of few shapes, where attention is one call of lookahead::tree_attention
@@ -133,7 +134,7 @@ class Pack:
 
 
 def pack(
-    trees: Sequence[DraftTree | None],
+    trees: TreeBatch,
     pasts: Sequence[int],
     plan: MaskPlan,
     dtype: torch.dtype,
@@ -143,7 +144,7 @@ def pack(
     call: float = 0.0,
     by_op: bool = False,
 ) -> Pack:
-    """Pack the tree of each slot behind the `pasts` tokens that the cache holds of it. None: nothing new in this slot.
+    """Pack the tree of each slot behind the `pasts` tokens that the cache holds of it.
 
     spare: a slot that nobody uses. If given, small steps get one of a few shapes, as CUDA graphs and compiled kernels want: all
     slots share one call of attention; tokens, queries and keys are padded to a bucket, and padding tokens go to this slot.
@@ -152,52 +153,44 @@ def pack(
     """
     if by_op:
         return _for_op(trees, pasts, plan, device, spare, even)
-    sizes = [0 if tree is None else len(tree) for tree in trees]
-    brought, held = np.array(sizes), np.array(pasts)
-    total = sum(sizes)
+    sizes, held, total = trees.sizes.tolist(), np.array(pasts), len(trees.token_ids)
     bucketed = spare is not None and max(sizes) <= SMALL
     filled = bucket(total) if bucketed else evened(total) if even else total
-    fed, parents = _fed(trees, brought, held, filled, spare)
-    runs = _one_run(sizes, pasts, bucketed) if bucketed or len(sizes) == 1 else runs_of(brought, held, call)
-    masks = _masks((runs, parents, fed[1], brought, held), plan, dtype, device, bucketed)
+    fed = _fed(trees, held, filled, spare)
+    runs = _one_run(sizes, pasts, bucketed) if bucketed or len(sizes) == 1 else runs_of(trees.sizes, held, call)
+    masks = _masks((runs, trees.parents, fed[1], trees.sizes, held), plan, dtype, device, bucketed)
     groups, start = [], 0
     for (first, last, width, length), seen in zip(runs.tolist(), masks, strict=True):
         end = filled if bucketed else start + sum(sizes[first:last])
         spread = gather = None
         if bucketed or end - start < width * (last - first):
-            spread, gather = (upload(a, device) for a in queries_of(brought[first:last], width, end - start))
+            spread, gather = (upload(a, device) for a in queries_of(trees.sizes[first:last], width, end - start))
         groups.append(Group(slice(first, last), width, length, start, end, seen, spread, gather))
         start = end
     return _packed(upload(fed, device), filled if bucketed else total, groups, sizes, pasts)
 
 
 def arranged(
-    trees: Sequence[DraftTree | None], pasts: Sequence[int], plan: MaskPlan, spare: int | None, even: bool = False
+    trees: TreeBatch, pasts: Sequence[int], plan: MaskPlan, spare: int | None, even: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """(int64 [4, tokens]: ids, positions, slots and cache positions; int32 [kinds, tokens, FIELDS]) of a step whose attention
     is lookahead::tree_attention. See `pack`; steps of up to MOST_TOKENS get one of 16 sizes where there is a spare slot."""
-    brought, held = np.array([0 if tree is None else len(tree) for tree in trees]), np.array(pasts)
-    total = int(brought.sum())
+    total = len(trees.token_ids)
     small = spare is not None and total <= MOST_TOKENS
     filled = bucket(total) if small else evened(total) if even or spare is not None else total
-    fed, parents = _fed(trees, brought, held, filled, spare)
-    return fed, meta_of(parents, brought, held, *plan.limits, filled)
+    fed, meta = np.empty((4, filled), np.int64), np.zeros((len(plan.limits[0]), filled, FIELDS), np.int32)
+    arrange(trees.token_ids, trees.parents, trees.sizes, np.array(pasts), *plan.limits, spare or 0, fed, meta)
+    return fed, meta
 
 
 def _for_op(
-    trees: Sequence[DraftTree | None],
-    pasts: Sequence[int],
-    plan: MaskPlan,
-    device: torch.device,
-    spare: int | None,
-    even: bool,
+    trees: TreeBatch, pasts: Sequence[int], plan: MaskPlan, device: torch.device, spare: int | None, even: bool
 ) -> Pack:
     """See `pack`."""
     fed, meta = arranged(trees, pasts, plan, spare, even)
-    sizes = [0 if tree is None else len(tree) for tree in trees]
-    kept = sum(sizes) if spare is None else fed.shape[1]
+    kept = len(trees.token_ids) if spare is None else fed.shape[1]
     if device.type == "cpu":
-        return _packed(torch.from_numpy(fed), kept, [], sizes, pasts, torch.from_numpy(meta))
+        return _packed(torch.from_numpy(fed), kept, [], trees.sizes.tolist(), pasts, torch.from_numpy(meta))
     return pack_of(upload(block_of(fed, meta), device), fed.shape[1], len(meta), kept)
 
 
@@ -213,17 +206,13 @@ def pack_of(block: torch.Tensor, tokens: int, kinds: int, kept: int) -> Pack:
     return Pack(block[:numbers].view(torch.int64).view(4, tokens), kept, meta=meta)
 
 
-def _fed(
-    trees: Sequence[DraftTree | None], sizes: np.ndarray, pasts: np.ndarray, filled: int, spare: int | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 [4, filled]: ids, positions, slots, cache positions; int32 [tokens]: parents within each tree)."""
-    shown = [tree for tree in trees if tree is not None]
-    parents = shown[0].parents.copy() if len(shown) == 1 else np.concatenate([tree.parents for tree in shown])
-    fed, total = np.zeros((4, filled), np.int64), len(parents)
-    fed[0, :total] = shown[0].token_ids if len(shown) == 1 else np.concatenate([tree.token_ids for tree in shown])
+def _fed(trees: TreeBatch, pasts: np.ndarray, filled: int, spare: int | None) -> np.ndarray:
+    """int64 [4, filled]: ids, positions, slots, cache positions."""
+    fed, total = np.zeros((4, filled), np.int64), len(trees.token_ids)
+    fed[0, :total] = trees.token_ids
     fed[2, total:] = spare or 0
-    place(parents, sizes, pasts, fed)
-    return fed, parents
+    place(trees.parents, trees.sizes, pasts, fed)
+    return fed
 
 
 def _packed(

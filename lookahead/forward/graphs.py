@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from lookahead.draft.best_kernel import NONE
 from lookahead.draft.recycled import BEST
-from lookahead.draft.tree import DraftTree
+from lookahead.draft.tree import TreeBatch
 from lookahead.forward.backends import without_cudnn
 from lookahead.forward.batch import MOST_TOKENS, Pack, arranged, block_of, pack_of
 from lookahead.forward.kv_cache import SlotCache
@@ -63,11 +64,14 @@ class CapturedScores(Scores):
         super().__init__(logits, counts)
         self._arriving = told
 
-    def best_few(self, places: Sequence[int], most: int) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
-        rows = self._told[np.array(places)]
-        few = (rows.shape[1] - 1) // 2
-        ids, scores = rows[:, 1 : 1 + few], rows[:, 1 + few :].copy().view(np.float32)
-        return lambda: (ids[:, :most], scores[:, :most])
+    def native(self) -> tuple[int, int, int]:
+        return NONE, 0, 0
+
+    def best_few(self, rows: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+        told = self._told[rows]
+        few = (told.shape[1] - 1) // 2
+        ids, scores = told[:, 1 : 1 + few], told[:, 1 + few :].copy().view(np.float32)
+        return ids[:, :most], scores[:, :most]
 
     def wait(self) -> None:
         self._told  # noqa: B018
@@ -127,12 +131,12 @@ class CapturedSteps:
         """Of the steps that are captured, in tokens."""
         return sorted(self._steps)
 
-    def serves(self, sizes: Sequence[int], wanted: Sequence[str]) -> bool:
-        """Whether this is such a step: all scores are wanted, of not too many tokens. sizes: tokens of each slot."""
-        small = 0 < sum(sizes) <= MOST_TOKENS
-        return small and not self._failed and all(want == "all" for size, want in zip(sizes, wanted, strict=True) if size)
+    def serves(self, trees: TreeBatch) -> bool:
+        """Whether this is such a step: all scores are wanted, of not too many tokens."""
+        small = 0 < len(trees.token_ids) <= MOST_TOKENS
+        return small and not self._failed and int(trees.wanted.sum()) == len(trees.token_ids)
 
-    def forward(self, trees: Sequence[DraftTree | None], pasts: Sequence[int]) -> CapturedScores | None:
+    def forward(self, trees: TreeBatch, pasts: Sequence[int]) -> CapturedScores | None:
         """Scores of a step that it serves. None: the model cannot be captured, from now on."""
         fed, meta = arranged(trees, pasts, self.target.mask_plan, self.cache.slots - 1)
         block = block_of(fed, meta)
@@ -154,8 +158,7 @@ class CapturedSteps:
         step = self._steps[tokens]
         step.replay(block)
         self.replays += 1
-        counts = [0 if tree is None else len(tree) for tree in trees]
-        self._last = CapturedScores(step.logits[: sum(counts)], counts, step.left)
+        self._last = CapturedScores(step.logits[: len(trees.token_ids)], trees.sizes.tolist(), step.left)
         self._last.is_first = is_new
         return self._last
 

@@ -8,7 +8,7 @@ import platform
 import re
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -63,23 +63,6 @@ def _left_in_group() -> list[int]:
         except (OSError, ValueError):  # no such group, or no limit ("max")
             continue
     return []
-
-
-def copied(*tensors: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """Begin to copy tensors of one device to this machine; what it returns waits until all are there, and gives them."""
-    device = tensors[0].device
-    if device.type != "cuda":
-        return lambda: tensors
-    with torch.cuda.device(device):  # events and pinned memory belong to a device; the current one may be another
-        done = torch.cuda.Event()
-        here = tuple(torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) for x in tensors)
-        done.record()
-
-    def wait() -> tuple[torch.Tensor, ...]:
-        done.synchronize()
-        return here
-
-    return wait
 
 
 def peak_memory(device: torch.device) -> int:

@@ -7,11 +7,9 @@ before, when the slots have got other memory, and when torch is given another nu
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import threading
-from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,8 +24,7 @@ from lookahead.forward.panel_kernel import OUTPUT, TASK, multiplier_of
 from lookahead.forward.panels import STORED as IN_FLOATS
 from lookahead.forward.plan import Attention, Buffer, Instruction, Plan, Product, Stage, View
 from lookahead.forward.quantized_cache import DTYPES
-from lookahead.forward.steps_kernel import TAKEN, steps_floats, steps_halves
-from lookahead.native.threads import c_function, gives_way, openmp, openmp_address, run_in
+from lookahead.native.threads import c_function, gives_way, openmp, run_in
 
 NAME = "lookahead_program"  # in addition to those of attention, for settings of cost profiles
 LEAST = 64  # tokens that there is room for from the beginning
@@ -42,17 +39,6 @@ def _memory(size: int) -> tuple[np.ndarray, int]:
     return memory, -(-memory.ctypes.data // LINE) * LINE
 
 
-class NativeRun(NamedTuple):
-    """head_at: the address of what describes a run (`program_kernel.HEAD`), where its tokens, ids and meta are still missing.
-
-    room: tokens that it may have at most. scores: [room, vocab], where it leaves those of all tokens.
-    """
-
-    head_at: int
-    room: int
-    scores: torch.Tensor
-
-
 class Program:
     """Runs a plan. One forward at a time: a lock sees to it. kv_dtype: as of the caches that it is given."""
 
@@ -62,7 +48,6 @@ class Program:
         self._lock = threading.Lock()
         self._room = self._threads = 0
         self._version = -1  # of the cache whose buffers the tables know
-        self._scores: torch.Tensor | None = None  # for `native`
         self._attend = c_function(entry_of(plan.dtype, self._kept))[1]
         self._written = [
             step for stage in plan.stages for step in stage.steps if isinstance(step, Instruction) and step.op == kernel.WRITE
@@ -76,43 +61,6 @@ class Program:
             self._check_inputs()
             run_in(self._threads, kernel.run, self._head_at)
             return scores
-
-    def steps(
-        self, pack: Pack, cache: SlotCache, emitted: np.ndarray, stop_ids: Collection[int], limits: np.ndarray
-    ) -> np.ndarray:
-        """The first rows of `emitted`, int64 [steps, tokens of the pack], filled with what plain decoding emits.
-
-        pack: one token of each row, which is changed. emitted: what is not negative is taken instead of the best token.
-        stop_ids: the last step is the one in which a row emits one of these. limits: `MaskPlan.limits`. The cache has room for
-        all steps.
-        """
-        assert pack.meta is not None
-        stops = np.array([*stop_ids], np.int64)
-        with self._lock:
-            scores = self._begin(pack, None, cache)
-            told = np.array(
-                [
-                    *(self._head_at, scores.shape[1], len(emitted), 0, len(pack.meta), limits.ctypes.data),
-                    *(len(stops), stops.ctypes.data, emitted.ctypes.data),
-                    *(c_function(kernel.prepare)[1], c_function(kernel.run)[1], openmp_address()),
-                ],
-                np.int64,
-            )
-            run_in(1, steps_floats if scores.dtype == torch.float32 else steps_halves, told.ctypes.data)
-            self._check_inputs()
-        return emitted[: told[TAKEN]]
-
-    @contextlib.contextmanager
-    def native(self, cache: SlotCache) -> Iterator[NativeRun]:
-        """For kernels that run forwards themselves, of as many tokens as there is room for; nobody else runs any meanwhile."""
-        with self._lock:
-            self._arrange(LEAST, torch.get_num_threads())
-            self._find(cache)
-            if self._scores is None or len(self._scores) < self._room:
-                self._scores = torch.empty(self._room, self.plan.vocab, dtype=self.plan.scores_dtype)
-            OF_RUN.pack_into(self._head.data, 0, 0, 0, 0, 0, 0, 0, self._every.data_ptr(), self._scores.data_ptr())
-            yield NativeRun(self._head_at, self._room, self._scores)
-            self._check_inputs()
 
     def _begin(self, pack: Pack, wanted: torch.Tensor | None, cache: SlotCache) -> torch.Tensor:
         """Describe a run; returns where its scores will be. See `run`."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lookahead.draft.tree import DraftTree
+from lookahead.draft.tree import DraftTree, side_by_side
 from lookahead.forward.backends import without_cudnn
 from lookahead.forward.batch import pack
 from lookahead.forward.kv_cache import SequenceCache
@@ -31,6 +31,11 @@ class BufferState:
         self.cache = SequenceCache()
         self._capacity = capacity
         self.past = 0  # tokens whose keys and values are kept
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is prefilled yet."""
+        return self.past == 0
 
     def prefill(self, tree: DraftTree, every: bool = False) -> torch.Tensor:
         """Prefill a chain; returns the scores of the token after it, [1, vocab]. every: of those after each node."""
@@ -50,7 +55,7 @@ class BufferState:
         self.cache.reserve(self.past + len(tree))
         if target.mode == "chain":
             return self._chain(tree)
-        packed = pack([tree], [self.past], target.mask_plan, target.dtype, target.device)
+        packed = pack(side_by_side([tree], ["all"]), [self.past], target.mask_plan, target.dtype, target.device)
         masks = {
             kind: torch.zeros(1, 1, len(tree), self.past + len(tree), dtype=target.dtype, device=target.device)
             if mask is None
@@ -89,6 +94,11 @@ class ReplayState:
         self._pending: list[int] = []  # kept tokens that it has not
         self._trial: Any = None
         self._tried: list[int] = []  # prefilled by `_trial` on top
+
+    @property
+    def is_empty(self) -> bool:
+        """As `BufferState.is_empty`."""
+        return self._past == 0 and not self._pending
 
     def prefill(self, tree: DraftTree, every: bool = False) -> torch.Tensor:
         """As `BufferState.prefill`."""

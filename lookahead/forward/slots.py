@@ -7,48 +7,31 @@ Slots 0 ... `open` - 1 are in use; when one closes, the last one takes its numbe
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from lookahead.draft.tree import DraftTree, chain, root_only
+from lookahead.draft.tree import TreeBatch, side_by_side
 from lookahead.forward.batch import KEYS, Pack, pack, upload
 from lookahead.forward.graphs import CapturedSteps
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.memory import free_memory
-from lookahead.forward.program import NativeRun, Program
 from lookahead.forward.scores import Scores
 from lookahead.forward.sequence import SequenceState, sequence_state
 from lookahead.forward.target import TargetModel
 
-Wanted = Literal["all", "chunk", "last", "none"]  # scores after which nodes of a tree; chunk: all of one that prefills
 SHARED_FROM = 8  # tokens that two texts must begin with alike for a copy to pay
 LEFT = 16  # one part in that many of a GPU's free memory is left to what forwards compute
 WAIT_FOR = 16  # tokens that another slot is about to prefill and that are worth a step of waiting
-
-
-class NativeForward(NamedTuple):
-    """Forwards that a kernel runs. run: see `Program.native`. pasts: tokens that each open slot holds. capacity: positions of a
-    slot. limits: `MaskPlan.limits`. buffers: `SlotCache.about_buffers`.
-    """
-
-    run: NativeRun
-    pasts: list[int]
-    capacity: int
-    limits: np.ndarray
-    buffers: np.ndarray
 
 
 class Slots(Protocol):
     """What the engine needs of slots."""
 
     open: int
-    prefilled: int  # tokens of prompts that went through the model
 
     def add(self, text: Sequence[int], room: int = 0) -> int:
         """Open a slot for a text that may grow by `room` tokens, drafts included, and further; returns its number.
@@ -62,24 +45,8 @@ class Slots(Protocol):
         None: another slot is prefilling what this one shares with it; ask again at the next step.
         """
 
-    def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
-        """Scores behind the tree of each open slot, whose root is the slot's next token to prefill. None: nothing to do."""
-
-    def plain_steps(
-        self, tokens: Sequence[int], most: int, stop_ids: Collection[int], given: Sequence[Sequence[int]]
-    ) -> list[list[int]]:
-        """What plain decoding emits in each open slot in the next steps, at most `most`; then nodes are kept of the chains of
-        these tokens. Nothing where steps can only be taken one by one.
-
-        tokens: of each slot, the next one to prefill. stop_ids: a step in which a slot emits one of these is the last.
-        given: of each slot, what it emits first regardless of scores.
-        """
-
-    def native(self, more: Sequence[int]) -> AbstractContextManager[NativeForward] | None:
-        """For kernels that take steps themselves; room for `more` tokens of each slot is made. None: there are none."""
-
-    def took(self, tokens: Sequence[Sequence[int]], prefilled: int) -> None:
-        """Such a kernel has filled keys and values of these tokens of each open slot, that many tokens of prompts included."""
+    def forward(self, trees: TreeBatch) -> Scores:
+        """Scores behind the tree of each open slot, whose root is the slot's next token to prefill."""
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
         """Of each open slot's latest tree keep these nodes, a path from its root; none: keep nothing."""
@@ -109,12 +76,12 @@ class PackedSlots:
         self.cache = SlotCache(target.layers, target.kv_dtype)
         self.captured = CapturedSteps(target, self.cache, target.capture) if target.capture else None
         self.call = target.call
-        self.open = self.prefilled = 0
+        self.open = 0
         self._held: list[list[int]] = []  # tokens whose keys and values each slot's buffers hold, closed slots included
         self._texts: list[np.ndarray] = []  # what the slot has to prefill before it decodes
         self._begun: list[bool] = []
         self._longest = 0  # of all texts so far, once grown
-        self._trees: Sequence[DraftTree | None] = ()
+        self._trees = side_by_side([], [])
 
     def add(self, text: Sequence[int], room: int = 0) -> int:
         slot = self.open
@@ -147,61 +114,23 @@ class PackedSlots:
         self._begun[slot] = True
         return shared
 
-    def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
-        target = self.target
-        pasts = [len(held) for held in self._held[: self.open]]
-        sizes = [0 if tree is None else len(tree) for tree in trees]
-        needed = max(map(sum, zip(pasts, sizes, strict=True)))
-        self._make_room(needed)
-        if self.captured and self.captured.serves(sizes, wanted) and (scores := self.captured.forward(trees, pasts)):
-            self._took(trees, wanted)
+    def forward(self, trees: TreeBatch) -> Scores:
+        target, pasts = self.target, [len(held) for held in self._held[: self.open]]
+        sizes, wanted = trees.sizes.tolist(), trees.wanted.tolist()
+        self._make_room(max(map(sum, zip(pasts, sizes, strict=True))))
+        if self.captured and self.captured.serves(trees) and (scores := self.captured.forward(trees, pasts)):
+            self._forwarded(trees)
             return scores
         spare = self.cache.slots - 1 if target.bucketed else None
-        even = target.device.type == "cpu" and target.program is None and any(want != "all" for want in wanted)
+        even = target.device.type == "cpu" and target.program is None and sizes != wanted
         settings = target.mask_plan, target.dtype, target.device, spare, even, self.call, target.attends_by_op
         packed = pack(trees, pasts, *settings)
-        kept, counts = _wanted_tokens(sizes, wanted)
-        self._took(trees, wanted)
-        return Scores(self._logits(packed, kept), counts)
+        self._forwarded(trees)
+        return Scores(self._logits(packed, None if sizes == wanted else _wanted_tokens(sizes, wanted)), wanted)
 
-    def plain_steps(
-        self, tokens: Sequence[int], most: int, stop_ids: Collection[int], given: Sequence[Sequence[int]]
-    ) -> list[list[int]]:
-        target, pasts = self.target, [len(held) for held in self._held[: self.open]]
-        if not isinstance(target.program, Program) or not target.attends_by_op:
-            return []
-        self._make_room(max(pasts) + most)
-        plan = target.mask_plan
-        packed = pack([root_only(token) for token in tokens], pasts, plan, target.dtype, target.device, by_op=True)
-        taken = np.full((most, len(tokens)), -1, np.int64)
-        for slot, of_slot in enumerate(given):
-            taken[: len(of_slot), slot] = of_slot
-        emitted: list[list[int]] = target.program.steps(packed, self.cache, taken, stop_ids, plan.limits).T.tolist()
-        self._trees = [chain([token, *of_slot[:-1]]) for token, of_slot in zip(tokens, emitted, strict=True)]
-        return emitted
-
-    def native(self, more: Sequence[int]) -> AbstractContextManager[NativeForward] | None:
-        target = self.target
-        if not isinstance(target.program, Program) or not target.attends_by_op:
-            return None
-        pasts = [len(held) for held in self._held[: self.open]]
-        self._make_room(max(map(sum, zip(pasts, more, strict=True))))
-        return self._native(target.program, pasts)
-
-    @contextlib.contextmanager
-    def _native(self, program: Program, pasts: list[int]) -> Iterator[NativeForward]:
-        with program.native(self.cache) as run:
-            yield NativeForward(run, pasts, self.cache.capacity, self.target.mask_plan.limits, self.cache.about_buffers())
-
-    def took(self, tokens: Sequence[Sequence[int]], prefilled: int) -> None:
-        self.prefilled += prefilled
-        for held, of_slot in zip(self._held, tokens, strict=False):
-            held += of_slot
-
-    def _took(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> None:
+    def _forwarded(self, trees: TreeBatch) -> None:
         """These went through the model."""
         self._trees = trees
-        self.prefilled += sum(len(tree) for tree, want in zip(trees, wanted, strict=True) if tree is not None and want != "all")
 
     def _make_room(self, needed: int) -> None:
         """Give all open slots `needed` positions, and if memory allows as many as the longest text may need.
@@ -249,17 +178,20 @@ class PackedSlots:
         return logits[index] if kept is not None and not chosen else logits
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
-        slots, sources, targets = [], [], []
-        for slot, (tree, kept) in enumerate(zip(self._trees, nodes, strict=True)):
+        slots, sources, targets, begin = [], [], [], 0
+        token_ids = self._trees.token_ids.tolist()
+        for slot, (size, kept) in enumerate(zip(self._trees.sizes.tolist(), nodes, strict=True)):
             held = self._held[slot]
-            if tree is None or not len(kept):
-                continue
-            for place, node in enumerate(kept):
-                if place != node:
-                    slots.append(slot)
-                    sources.append(len(held) + node)
-                    targets.append(len(held) + place)
-            held += tree.token_ids[kept].tolist()
+            if size and len(kept) and kept[-1] != len(kept) - 1:
+                for index, node in enumerate(kept):
+                    if index != node:
+                        slots.append(slot)
+                        sources.append(len(held) + node)
+                        targets.append(len(held) + index)
+                held += [token_ids[begin + node] for node in kept]
+            else:
+                held += token_ids[begin : begin + len(kept)]
+            begin += size
         self.cache.move(slots, sources, targets)
 
     def close(self, slot: int) -> None:
@@ -279,9 +211,9 @@ class SeparateSlots:
 
     def __init__(self, target: TargetModel):
         self.target = target
-        self.open = self.prefilled = 0
+        self.open = 0
         self._states: list[SequenceState] = []
-        self._trees: Sequence[DraftTree | None] = ()
+        self._trees = side_by_side([], [])
 
     def add(self, text: Sequence[int], room: int = 0) -> int:
         self._states.append(sequence_state(self.target, min(len(text) + room, self.target.longest_text)))
@@ -291,33 +223,21 @@ class SeparateSlots:
     def begin(self, slot: int, afresh: bool = False) -> int | None:
         return 0
 
-    def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
-        logits, counts = [], []
-        self._trees = trees
-        for state, tree, want in zip(self._states, trees, wanted, strict=True):
-            counts.append(0 if tree is None or want == "none" else 1 if want == "last" else len(tree))
+    def forward(self, trees: TreeBatch) -> Scores:
+        logits, self._trees = [], trees
+        for slot, (state, wanted) in enumerate(zip(self._states, trees.wanted.tolist(), strict=True)):
+            tree = trees.tree(slot)
             if tree is None:
                 continue
-            self.prefilled += len(tree) if want != "all" else 0
-            scores = state.forward(tree) if want == "all" else state.prefill(tree, want == "chunk")
-            if want != "none":
-                logits.append(scores)
-        return Scores(torch.cat(logits) if logits else torch.empty(0, 0), counts)
-
-    def plain_steps(
-        self, tokens: Sequence[int], most: int, stop_ids: Collection[int], given: Sequence[Sequence[int]]
-    ) -> list[list[int]]:
-        return []
-
-    def native(self, more: Sequence[int]) -> AbstractContextManager[NativeForward] | None:
-        return None
-
-    def took(self, tokens: Sequence[Sequence[int]], prefilled: int) -> None:
-        """Nothing to do: there are no such kernels."""
+            prefills = wanted < len(tree) or state.is_empty
+            scores = state.prefill(tree, wanted == len(tree)) if prefills else state.forward(tree)
+            if wanted:
+                logits.append(scores[-wanted:])
+        return Scores(torch.cat(logits) if logits else torch.empty(0, 0), trees.wanted.tolist())
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
-        for state, tree, kept in zip(self._states, self._trees, nodes, strict=True):
-            if tree is not None:
+        for state, size, kept in zip(self._states, self._trees.sizes.tolist(), nodes, strict=True):
+            if size:
                 state.keep(kept)
 
     def close(self, slot: int) -> None:
@@ -338,14 +258,11 @@ def _common(a: Sequence[int] | np.ndarray, b: np.ndarray) -> int:
     return int(differ.argmax()) if differ.any() else most
 
 
-def _wanted_tokens(sizes: Sequence[int], wanted: Sequence[Wanted]) -> tuple[list[int] | None, list[int]]:
-    """(tokens of the pack whose scores are wanted, None for all; how many of each slot)."""
+def _wanted_tokens(sizes: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """Tokens of the pack whose scores are wanted: the last ones of each slot."""
     kept: list[int] = []
-    counts, start, every = [], 0, True
+    end = 0
     for size, want in zip(sizes, wanted, strict=True):
-        count = 0 if not size or want == "none" else 1 if want == "last" else size
-        kept.extend(range(start + size - count, start + size))
-        counts.append(count)
-        every = every and count == size
-        start += size
-    return (None if every else kept), counts
+        end += size
+        kept.extend(range(end - want, end))
+    return kept

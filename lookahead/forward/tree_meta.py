@@ -72,6 +72,21 @@ def fill(parents, sizes, pasts, windows, chunks, meta):
             token += 1
 
 
+@kernel
+def arrange(token_ids, parents, sizes, pasts, windows, chunks, spare, fed, meta):
+    """Fill `meta`, see `meta_of`, and `fed`, int64 [4, tokens]: ids, positions, slots and cache positions.
+
+    spare: the slot of padding.
+    """
+    fill(parents, sizes, pasts, windows, chunks, meta)
+    for token in range(fed.shape[1]):
+        line, own = meta[0, token], token < len(token_ids)
+        fed[0, token] = token_ids[token] if own else np.int32(0)
+        fed[1, token] = line[POSITION] if own else np.int32(0)
+        fed[2, token] = line[SLOT] if own else np.int32(spare)
+        fed[3, token] = line[PAST] + line[NODE] if own else np.int32(0)
+
+
 @inlined
 def first_seen(position, window, chunk):
     """The first position that a token sees of its slot's."""

@@ -44,13 +44,12 @@ def _budget() -> None:
 
 def _forward() -> None:
     """Of float32 on a CPU. Needs no torch."""
+    from lookahead.draft import best_kernel
     from lookahead.forward import (
         attention_kernel,
         batch_kernel,
-        best_kernel,
         panel_kernel,
         program_kernel,
-        steps_kernel,
         tree_meta,
     )
     from lookahead.native.threads import c_function
@@ -60,24 +59,22 @@ def _forward() -> None:
     c_function(attention_kernel.float32)
     c_function(program_kernel.prepare)
     c_function(program_kernel.run)
-    c_function(steps_kernel.steps_floats)
     one, root = np.zeros(1, np.int64), np.full(1, -1, np.int32)
     batch_kernel.place(root, one + 1, one, np.zeros((4, 1), np.int64))
     batch_kernel.move(np.zeros((1, 1, 1, 1, 1), np.int16), one, one, one)
-    batch_kernel.attended(one + 1, 1.0)
-    tree_meta.meta_of(root, one + 1, one, one + 1, one + 1, 1)
+    fed, meta = np.zeros((4, 1), np.int64), np.zeros((1, 1, tree_meta.FIELDS), np.int32)
+    tree_meta.arrange(root, root, one + 1, one, one + 1, one + 1, 0, fed, meta)
     scores, magnitude = np.zeros((1, 2 * best_kernel.BLOCK), np.int32), np.int32(0x7FFFFFFF)
     best_kernel.find(scores, one, magnitude, np.zeros((1, 4), np.int32), np.zeros((1, 4), np.int32))
     best_kernel.best_token(scores, magnitude, 0)
-    c_function(best_kernel.follow_floats)
-    c_function(best_kernel.best_few_floats)
 
 
 def _steps() -> None:
-    from lookahead.decode import drafted_kernel
+    from lookahead.draft import step_kernel
     from lookahead.native.threads import c_function
 
-    c_function(drafted_kernel.drafted_steps)
+    c_function(step_kernel.propose)
+    c_function(step_kernel.accept)
 
 
 COMPILE = {"sorting": _sorting, "drafting": _drafting, "forward": _forward, "budget": _budget, "steps": _steps}

@@ -8,24 +8,21 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import torch
-
 from lookahead.arguments import numbers_of, paths_of
 from lookahead.budget import goodput
 from lookahead.decode.chooser import check_generation_config
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.generation_config import not_used
 from lookahead.decode.sampling import GREEDY, Sampling
+from lookahead.draft import step_kernel
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.recycled import BEST
 from lookahead.draft.sources import DraftSource
 from lookahead.forward.backends import by_own_settings
-from lookahead.forward.best import best_tokens
 from lookahead.forward.target import TargetModel
 from lookahead.job.events import COMPILING
 from lookahead.models.load import load_model
+from lookahead.native.threads import c_function
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import identity, load_tokenizer, own_tokenizer, without_limits
 from lookahead.trie.file import Trie
@@ -148,7 +145,8 @@ def assemble(
     def compile_kernels() -> None:
         drafter.warm_up()
         goodput.warm_up()
-        best_tokens(torch.zeros(1, BEST, dtype=target.dtype), np.zeros(1, np.int64), BEST)
+        c_function(step_kernel.propose)
+        c_function(step_kernel.accept)
 
     compiling(compile_kernels)
     size = batch_size or usual_batch_size(target.device.type)

@@ -11,7 +11,7 @@ import logging
 import numpy as np
 import torch
 
-from lookahead.draft.tree import DraftTree, chain
+from lookahead.draft.tree import DraftTree, chain, side_by_side
 from lookahead.forward.graphs import Capture, CudaCapture
 from lookahead.forward.slots import PackedSlots
 from lookahead.forward.target import TargetModel
@@ -56,7 +56,9 @@ def _differs(target: TargetModel) -> str:
     replayed, plain = _begun(target, texts), _begun(dataclasses.replace(target, capture=None), texts)
     for trees in (first, second):
         total = sum(map(len, trees))
-        scores, expected = (slots.forward(trees, ["all", "all"]).logits[:total].float() for slots in (replayed, plain))
+        scores, expected = (
+            slots.forward(side_by_side(trees, ["all", "all"])).logits[:total].float() for slots in (replayed, plain)
+        )
         worst = float((scores - expected).abs().max()) / (float(expected.std()) or 1.0)
         if not worst <= FAR.get(target.dtype, 1e-2):
             return f"scores differ by {worst:.2g} of their spread"
@@ -69,7 +71,7 @@ def _begun(target: TargetModel, texts: list[np.ndarray]) -> PackedSlots:
     slots = PackedSlots(target)
     for text in texts:
         slots.begin(slots.add(text.tolist(), PROMPT))
-    slots.forward([chain(text) for text in texts], ["last"] * len(texts))
+    slots.forward(side_by_side([chain(text) for text in texts], ["last"] * len(texts)))
     slots.keep([range(len(text)) for text in texts])
     return slots
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lookahead.draft.tree import DraftTree, chain
+from lookahead.draft.tree import DraftTree, chain, side_by_side
 from lookahead.forward.program import Program
 from lookahead.forward.slots import Scores, Slots, slots_of
 from lookahead.forward.target import TargetModel
@@ -89,7 +89,7 @@ def _begun(target: TargetModel, texts: Sequence[np.ndarray], pieces: Sequence[in
         slots.begin(slots.add(text[:BEGINNING].tolist(), LARGE))
     start = 0
     for size in pieces:
-        slots.forward([chain(text[start : start + size]) for text in texts], ["last"] * len(texts))
+        slots.forward(side_by_side([chain(text[start : start + size]) for text in texts], ["last"] * len(texts)))
         slots.keep([range(size)] * len(texts))
         start += size
     return slots
@@ -97,14 +97,14 @@ def _begun(target: TargetModel, texts: Sequence[np.ndarray], pieces: Sequence[in
 
 def _taken(slots: Slots, trees: list[DraftTree]) -> Scores:
     """Scores of one token of each text, which is kept. They stay: those of a captured step are overwritten by the next."""
-    scores = slots.forward(trees, ["all"] * len(trees))
+    scores = slots.forward(side_by_side(trees, ["all"] * len(trees)))
     slots.keep([[0]] * len(trees))
     return Scores(scores.logits.clone(), [1] * len(trees))
 
 
 def _scores(slots: Slots, trees: list[DraftTree]) -> torch.Tensor:
     """[nodes, vocab] of the first text's tree."""
-    return slots.forward(trees, ["all"] * len(trees)).of(0)
+    return slots.forward(side_by_side(trees, ["all"] * len(trees))).of(0)
 
 
 def _tree(path: np.ndarray, order: Sequence[int], random: np.random.Generator, vocab_size: int) -> DraftTree:

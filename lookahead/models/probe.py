@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numba.core.errors import NumbaError
 
-from lookahead.draft.tree import DraftTree, chain
+from lookahead.draft.tree import DraftTree, Wanted, chain, side_by_side
 from lookahead.errors import ModelError
 from lookahead.forward.backends import by_own_settings, without_cudnn
 from lookahead.forward.panels import Panels
 from lookahead.forward.quantized import QUANTIZED
-from lookahead.forward.slots import PackedSlots, Slots, Wanted, slots_of
+from lookahead.forward.slots import PackedSlots, Slots, slots_of
 from lookahead.forward.target import Mode, TargetModel
 from lookahead.forward.tree_attention import serves_on
 from lookahead.models.captured import tried_capture
@@ -225,7 +225,7 @@ def _observed(target: TargetModel, slots: Slots, texts: Sequence[list[int]]) -> 
         return tree
 
     def step(trees: Sequence[DraftTree], keep: list[list[int]], wanted: Sequence[Wanted] = ("all", "all")) -> None:
-        found = slots.forward(trees, wanted[: len(trees)])
+        found = slots.forward(side_by_side(trees, wanted[: len(trees)]))
         for slot, tree in enumerate(trees):
             paths: list[list[int]] = []
             for node in range(len(tree)):

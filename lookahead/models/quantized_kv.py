@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from lookahead.draft.tree import chain
+from lookahead.draft.tree import chain, side_by_side
 from lookahead.errors import UsageError
 from lookahead.forward.program import Program
 from lookahead.forward.quantized_cache import DTYPES, quantized, restored
@@ -70,7 +70,7 @@ def _moved(target: TargetModel) -> tuple[float, float, int]:
     text = np.random.default_rng(0).integers(1, target.vocab_size, min(LENGTH, target.longest_text)).astype(np.int32)
     slots = slots_of(target)
     slots.begin(slots.add(text.tolist()))
-    found = slots.forward([chain(text)], ["all"]).of(0).float()
+    found = slots.forward(side_by_side([chain(text)], ["all"])).of(0).float()
     ids = torch.from_numpy(text.astype(np.int64))[None]
     plain = target.model(input_ids=ids, use_cache=False).logits[0].float()
     with target.packed_attention.named(_name(target.kv_dtype)):

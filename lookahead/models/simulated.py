@@ -13,14 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from lookahead.budget.attention import runs_of
 from lookahead.budget.cost import CostCurve, shape_of
 from lookahead.budget.goodput import CHANGED
 from lookahead.budget.profile import CostProfile, Forward, Setting
-from lookahead.draft.tree import DraftTree
+from lookahead.draft.best_kernel import NONE
+from lookahead.draft.tree import TreeBatch
 from lookahead.forward.batch import ALL_AT_ONCE, SMALL, work_of
-from lookahead.forward.batch_kernel import runs_of
 from lookahead.forward.kv_cache import SlotCache
-from lookahead.forward.slots import PackedSlots, Scores, Wanted
+from lookahead.forward.slots import PackedSlots, Scores
 from lookahead.forward.target import DTYPES, TargetModel
 
 CACHES = 48 << 20  # bytes of a CPU's caches
@@ -96,12 +97,12 @@ class SimulatedSlots(PackedSlots):
         self._profile, self._clock = target.profile, target.now
         self._before = 0  # tokens of the latest forward
 
-    def forward(self, trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) -> Scores:
+    def forward(self, trees: TreeBatch) -> Scores:
         profile = self._profile
-        sizes = np.array([0 if tree is None else len(tree) for tree in trees])
+        sizes = trees.sizes
         held = np.array([len(each) for each in self._held[: self.open]])
         total, rows = int(sizes.sum()), int(np.count_nonzero(sizes))
-        scored = sum(size if want == "all" else want == "last" for size, want in zip(sizes.tolist(), wanted, strict=True))
+        scored = int(trees.wanted.sum())
         if rows:
             tokens = shape_of(total, total - scored, profile.bucketed)
             if profile.separate:
@@ -115,8 +116,14 @@ class SimulatedSlots(PackedSlots):
                 seconds *= CHANGED
             self._before = tokens
             self._clock.pass_by(seconds, profile.setting.threads > 0)
-        self._took(trees, wanted)
-        return NoScores(profile, self._clock, self.open)
+        self._forwarded(trees)
+        return NoScores(trees.wanted.tolist())
+
+    def keep(self, nodes: Sequence[Sequence[int]]) -> None:
+        """Asking for the best tokens takes its time, but for the first."""
+        asked = sum(min(len(kept), wanted) for kept, wanted in zip(nodes, self._trees.wanted.tolist(), strict=True))
+        self._clock.simulated += self._profile.per_said * max(0, asked - 1)
+        super().keep(nodes)
 
     def _make_room(self, needed: int) -> None:
         pass
@@ -135,28 +142,17 @@ class NothingHeld(SlotCache):
 
 
 class NoScores(Scores):
-    """Of answers that are given; asking takes its time."""
+    """Of answers that are forced."""
 
-    def __init__(self, profile: CostProfile, clock: Clock, slots: int) -> None:
-        super().__init__(torch.empty(0, 0), [0] * slots)
-        self._profile, self._clock = profile, clock
-        self._asked = False
+    def __init__(self, counts: Sequence[int]) -> None:
+        super().__init__(torch.empty(0, 0), counts)
+        self._scored = sum(counts)
 
-    def of(self, slot: int) -> torch.Tensor:
-        return self.logits
+    def native(self) -> tuple[int, int, int]:
+        return NONE, 0, 0
+
+    def best_tokens(self) -> np.ndarray:
+        return np.zeros(self._scored, np.int64)
 
     def best(self, slot: int, node: int) -> int:
-        self._ask(1)
         return 0
-
-    def follow(
-        self, slots: Sequence[int], trees: Sequence[DraftTree], given: Sequence[Sequence[int]]
-    ) -> list[tuple[list[int], list[int]]]:
-        found = super().follow(slots, trees, given)
-        self._ask(sum(len(said) for said, _ in found))
-        return found
-
-    def _ask(self, times: int) -> None:
-        """The first time takes nothing."""
-        self._clock.simulated += self._profile.per_said * (times if self._asked else times - 1)
-        self._asked = True

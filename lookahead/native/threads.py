@@ -159,6 +159,22 @@ def call_with(typing_context, function, address):
     return types.void(types.int64, types.int64), codegen
 
 
+@intrinsic
+def in_threads(typing_context, parallel, function, address, threads):
+    """Call the C function at `function`, which takes one address, in that many threads by GOMP_parallel, which is at
+    `parallel`.
+    """
+
+    def codegen(context, builder, signature, values):
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [LONG, LONG, number, number]).as_pointer()
+        count = builder.trunc(values[3], number)
+        builder.call(builder.inttoptr(values[0], kind), [values[1], values[2], count, ir.Constant(number, 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+
+
 @inlined
 def wait_for(address, count, yields):
     """Until the counter at this address has come to `count`. Who waits for long calls `yields`, the address of `gives_way`."""

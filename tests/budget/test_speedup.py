@@ -14,8 +14,9 @@ from lookahead.budget.profile import Forward
 from lookahead.budget.speedup import PlainRun, PlainTime, Speedup
 from lookahead.decode.accounting import Accounting
 from lookahead.draft.options import DraftOptions
+from lookahead.draft.step import StepBatch
 from lookahead.job.workers import Team
-from tests.decode.test_drafted_steps import demo, run_of
+from tests.decode.test_step import demo, run_of
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, questions
 
@@ -39,10 +40,10 @@ def test_plain_steps_are_those_that_plain_decoding_takes(
     found: Counter[int] = Counter()
     record = Accounting.record
 
-    def counted(self: Accounting, rows: Any, inputs: Any, *others: Any, steps: int = 1, **more: Any) -> None:
-        if all(each.wanted == "all" for each in inputs):
-            found[len(rows)] += steps
-        record(self, rows, inputs, *others, steps=steps, **more)
+    def counted(self: Accounting, rows: Any, batch: StepBatch, *others: Any) -> None:
+        if batch.decoding == len(rows):
+            found[len(rows)] += 1
+        record(self, rows, batch, *others)
 
     monkeypatch.setattr(Accounting, "record", counted)
     lengths = random.Random(1)

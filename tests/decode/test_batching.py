@@ -14,14 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lookahead.budget.attention import READ, attention_cost, runs_of
 from lookahead.budget.goodput import TRIALS
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.sampling import Sampling
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import chain
+from lookahead.draft.tree import chain, side_by_side
 from lookahead.forward.batch import MaskPlan, bucket, pack, work_of
-from lookahead.forward.batch_kernel import READ, attended, runs_of
 from lookahead.forward.slots import PackedSlots, slots_of
 from lookahead.models.probe import probed
 from tests.architectures import plainly
@@ -97,13 +97,11 @@ def test_rows_end_as_they_end_and_the_next_takes_the_free_slot_at_once(target):
 def test_beginning_that_prompts_share_goes_through_the_model_once(target, alone):
     beginning = tuple(int(t) for t in np.random.default_rng(1).integers(3, VOCAB_SIZE, 150))
     ends = [tuple(int(t) for t in np.random.default_rng(n).integers(3, VOCAB_SIZE, 5)) for n in range(32)]
-    made = []
-    watched = dataclasses.replace(target, slots_factory=lambda each: made.append(slots_of(target)) or made[-1])
-    engine = DecodingEngine(watched, Drafter([], DraftOptions("off")), 8, prefill_chunk=32)
+    engine = DecodingEngine(target, Drafter([], DraftOptions("off")), 8, prefill_chunk=32)
     requests = [engine.request([*beginning, *end], 4) for end in ends]
     for _ in engine.run(requests):
         pass
-    assert made[0].prefilled <= 1.1 * (len(beginning) + sum(map(len, ends)))
+    assert engine.clock.taken_in <= 1.1 * (len(beginning) + sum(map(len, ends)))
     assert [r.token_ids for r in requests] == [alone((*beginning, *end), 4) for end in ends]
 
 
@@ -139,7 +137,7 @@ def test_same_prompt_again_takes_in_its_last_token_only(target):
         for expected in (0, len(prompt) - 1):
             slot = slots.add(prompt)
             assert slots.begin(slot) == expected
-            slots.forward([chain(prompt[expected:])], ["last"])
+            slots.forward(side_by_side([chain(prompt[expected:])], ["last"]))
             slots.keep([list(range(len(prompt) - expected))])
             slots.close(slot)
 
@@ -156,10 +154,10 @@ class Crowded:
     def __getattr__(self, name):
         return getattr(self.slots, name)
 
-    def forward(self, trees, wanted):
-        if len(trees) > self.most:
+    def forward(self, trees):
+        if len(trees.sizes) > self.most:
             raise MemoryError("no room for so many")
-        return self.slots.forward(trees, wanted)
+        return self.slots.forward(trees)
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
@@ -177,8 +175,8 @@ def test_batch_gets_smaller_when_memory_runs_out_and_nothing_is_lost(target, alo
 
 def test_memory_that_runs_out_after_verification_costs_no_token(target, alone):
     class Late(Crowded):
-        def forward(self, trees, wanted):
-            return self.slots.forward(trees, wanted)
+        def forward(self, trees):
+            return self.slots.forward(trees)
 
         def keep(self, nodes):
             if len(nodes) > self.most:
@@ -300,7 +298,7 @@ def test_no_other_sharing_of_calls_costs_less(slots, call):
     if not call:
         assert (keys, padding) == (pasts[sizes > 0].sum(), 0)
     shown = sizes > 0
-    assert attended(pasts[shown] + 1, 0.0) == (pasts[shown].sum() + shown.sum(), shown.sum())
+    assert attention_cost(pasts[shown] + 1, 0.0) == (pasts[shown].sum() + shown.sum(), shown.sum())
 
 
 @given(
@@ -318,7 +316,14 @@ def test_each_token_sees_its_slots_past_its_ancestors_and_itself_within_the_wind
         tree.parents = np.array(parents[-1], np.int32)
         trees.append(tree if size else None)
     plan = MaskPlan({"a": window}, {"a": None}, by_type=False)
-    packed = pack(trees, [past for past, _ in slots], plan, torch.float32, torch.device("cpu"), call=call)
+    packed = pack(
+        side_by_side(trees, ["all"] * len(trees)),
+        [past for past, _ in slots],
+        plan,
+        torch.float32,
+        torch.device("cpu"),
+        call=call,
+    )
     token = 0
     for slot, (past, size) in enumerate(slots):
         group = next((g for g in packed.groups if g.slots.start <= slot < g.slots.stop), None)
@@ -378,11 +383,11 @@ def test_next_run_shares_what_the_last_one_took_in_until_it_is_forgotten(target,
     taken_in = []
     for _ in range(2):
         assert engine.generate(prompt, 6).token_ids == alone(prompt, 6)
-        taken_in.append(engine._slots.prefilled)
+        taken_in.append(engine.clock.taken_in)
     assert taken_in == [len(prompt), len(prompt) + 1]
     engine.forget()
     assert engine.generate(prompt, 6).token_ids == alone(prompt, 6)
-    assert engine._slots.prefilled == len(prompt)
+    assert engine.clock.taken_in == 2 * len(prompt) + 1
 
 
 def test_streams_that_run_side_by_side_or_are_left_early_do_not_disturb_each_other(target, alone):
@@ -405,11 +410,11 @@ def test_draft_of_which_nothing_is_kept_leaves_its_slot_as_it_was(tiny_model, ar
     slots = slots_of(target)
     slots.begin(slots.add([5, 6, 7, 8]))
     with torch.inference_mode():
-        slots.forward([chain([5, 6, 7])], ["none"])
+        slots.forward(side_by_side([chain([5, 6, 7])], ["none"]))
         slots.keep([[0, 1, 2]])
         scores = []
         for draft in ([8, 9, 10], [8, 11, 12, 13], [8, 9, 10]):
-            scores.append(slots.forward([chain(draft)], ["all"]).of(0).clone())
+            scores.append(slots.forward(side_by_side([chain(draft)], ["all"])).of(0).clone())
             slots.keep([[]])
     assert torch.allclose(scores[0], scores[2], atol=1e-5)
     assert not torch.allclose(scores[0][1], scores[1][1], atol=1e-3)

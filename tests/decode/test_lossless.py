@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import chain
+from lookahead.draft.tree import chain, side_by_side
 from lookahead.errors import LookaheadError
 from lookahead.forward.batch import MaskPlan, pack
 from lookahead.forward.kv_cache import SequenceCache, SlotCache, zeros
@@ -334,7 +334,9 @@ def test_slots_keep_what_they_hold_when_there_is_more_room():
     cache, plan = SlotCache(), MaskPlan({"all": None}, {"all": None}, by_type=False)
     cache.reserve(2, 4, [])
     written = torch.arange(2 * 3 * 2, dtype=torch.float32).reshape(1, 2, 3, 2)
-    cache.pack = pack([chain([1, 2]), chain([3])], [0, 0], plan, torch.float32, torch.device("cpu"))
+    cache.pack = pack(
+        side_by_side([chain([1, 2]), chain([3])], ["all", "all"]), [0, 0], plan, torch.float32, torch.device("cpu")
+    )
     cache.update(written, -written, 0)
     cache.reserve(3, 9, [2, 1])
     keys, values = cache.layers[0].keys, cache.layers[0].values

@@ -8,9 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lookahead.budget.cost import CostCurve
+from lookahead.budget.goodput import GoodputBudget
 from lookahead.decode.verify import verify_and_accept
+from lookahead.draft.step import RowState, StepBatch
+from lookahead.draft.step_layout import DECODES
 from lookahead.draft.tree import DraftTree, root_only
 from lookahead.forward.slots import Scores
+from tests.support.drafts import KnownAnswer
 
 
 def tree_of(token_ids, parents):
@@ -117,9 +122,20 @@ def test_score_of_infinity_is_the_best() -> None:
     assert Scores(scores, [1]).best(0, 0) == 7
 
 
+class Grown(KnownAnswer):
+    """Drafts these trees, one for each row."""
+
+    def __init__(self, trees):
+        super().__init__([], None)
+        self.trees = trees
+
+    def draft(self, row, longest):
+        return self.trees[row.text.item(0)]
+
+
 @given(st.data())
 def test_trees_are_followed_at_once_as_each_by_itself(data):
-    """`Scores.follow` against `DraftTree.follow`: any trees, ties, branches side by side, all float types, given answers."""
+    """`StepBatch.accept` is `DraftTree.follow`: any trees, ties, branches side by side, all float types, forced answers."""
     tokens = st.integers(0, 5)
     trees = []
     for _ in range(data.draw(st.integers(1, 4))):
@@ -129,15 +145,21 @@ def test_trees_are_followed_at_once_as_each_by_itself(data):
     nodes = sum(map(len, trees))
     values = data.draw(st.lists(st.sampled_from([-2.0, -1.0, -0.0, 0.0, 1.0]), min_size=6 * nodes, max_size=6 * nodes))
     scores = Scores(torch.tensor(values, dtype=dtype).view(nodes, 6), [len(tree) for tree in trees])
-    given_tokens = [data.draw(st.one_of(st.just([]), st.lists(tokens, min_size=1, max_size=4))) for _ in trees]
-    if data.draw(st.booleans()):
-        scores.best_few(range(nodes), 2)  # the best tokens are known then
-    found = scores.follow(range(len(trees)), trees, given_tokens)
-    for slot, (tree, told) in enumerate(zip(trees, given_tokens, strict=True)):
+    forced_tokens = [data.draw(st.one_of(st.none(), st.lists(tokens, min_size=1, max_size=4))) for _ in trees]
+    drafter = Grown(trees)
+    batch = StepBatch(drafter, 6)
+    for number, (tree, forced) in enumerate(zip(trees, forced_tokens, strict=True)):
+        root = int(tree.token_ids[0])
+        batch.add(RowState(drafter.start([number, root]), 3, 1000, 1000, root, [], forced, True))
+        batch.set_input(number, DECODES)
+    batch.propose(GoodputBudget(CostCurve()), 1, False, False)
+    batch.accept(scores)
+    for slot, (tree, told, found) in enumerate(zip(trees, forced_tokens, batch.accepted(), strict=True)):
+        assert batch.tree(slot).token_ids.tolist() == tree.token_ids.tolist()
 
         def say(node, so_far, slot=slot, told=told):
             if told:
                 return told[len(so_far)] if len(so_far) < len(told) else None
             return int(scores.of(slot)[node].float().argmax())
 
-        assert found[slot] == tree.follow(say)
+        assert (found.token_ids, found.nodes) == tree.follow(say)

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.decode.engine import DecodingEngine
+from lookahead.draft.best_kernel import BLOCK, best_few
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.recycled import ANY, BEST, KEPT, KINDS, PLACES, WAYS, Recycled
 from lookahead.draft.tree import chain, root_only
 from lookahead.errors import TrieFormatError
-from lookahead.forward.best import best_tokens
-from lookahead.forward.best_kernel import BLOCK
+from lookahead.forward.scores import Scores
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
@@ -28,6 +28,18 @@ from lookahead.trie.merge import merge_tries
 from lookahead.trie.prune import prune_trie
 from tests.support.cli import Cli
 from tests.support.jobs import MODEL
+
+
+def best_tokens(logits, places):
+    """(ids, scores), [places, BEST] both, by the kernel."""
+    scores = Scores(logits, [len(logits)])
+    kind, address, vocabulary = scores.native()
+    ids, found = np.zeros((len(places), BEST), np.int32), np.zeros((len(places), BEST), np.float32)
+    best = np.zeros(len(logits), int)
+    best_few(kind, address, len(logits), vocabulary, np.array(places), ids, found.ctypes.data, best)
+    assert best[places].tolist() == ids[:, 0].tolist()
+    return ids, found
+
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -37,7 +49,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 @given(
     st.integers(0, 1 << 30),
     st.sampled_from(DTYPES),
-    st.sampled_from([1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3]),
+    st.sampled_from([4, 5, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3]),
     st.sampled_from([-3.0, 0.0, 3.0]),
     st.booleans(),
 )
@@ -46,8 +58,7 @@ def test_best_scores_are_those_of_a_sort(seed, dtype, vocabulary, mean, infinite
     if infinite:
         scores[:, ::2] = -torch.inf
     places = np.array([3, 0])
-    ids, found = best_tokens(scores, places, BEST)
-    assert ids.shape == found.shape == (2, min(BEST, vocabulary))
+    ids, found = best_tokens(scores, places)
     for row, k in enumerate(places):
         expected = scores[k].float().sort(descending=True, stable=True).values[: len(ids[row])]
         assert found[row].tolist() == expected.tolist()
@@ -59,7 +70,7 @@ def test_of_equal_scores_the_first_come_first():
     zeros = torch.zeros(1, 12 * BLOCK)
     zeros[:, ::3] = -0.0  # equal to 0 for argmax, too
     for scores in (zeros, zeros - 7, zeros.bfloat16(), zeros[:, : 3 * BLOCK]):
-        ids, _ = best_tokens(scores, np.array([0]), BEST)
+        ids, _ = best_tokens(scores, [0])
         assert ids[0].tolist() == list(range(BEST))
 
 

@@ -11,6 +11,7 @@ import torch
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
+from lookahead.draft.tree import chain, side_by_side
 from lookahead.forward.slots import PackedSlots
 from lookahead.models.captured import tried_capture
 from lookahead.models.probe import probed
@@ -119,8 +120,12 @@ def test_model_that_reads_from_the_device_goes_on_without_graphs(target, caplog,
 
 def test_steps_that_prefill_or_are_wide_are_not_captured(target):
     captured = PackedSlots(target).captured
-    assert captured.serves([4, 0, 250], ["all", "none", "all"])
-    assert not captured.serves([4, 8], ["all", "last"])
-    assert not captured.serves([200, 57], ["all", "all"])
-    assert not captured.serves([0], ["none"])
+
+    def serves(sizes, wanted):
+        return captured.serves(side_by_side([chain([5] * size) if size else None for size in sizes], wanted))
+
+    assert serves([4, 0, 250], ["all", "none", "all"])
+    assert not serves([4, 8], ["all", "last"])
+    assert not serves([200, 57], ["all", "all"])
+    assert not serves([0], ["none"])
     assert torch.is_inference_mode_enabled() is False

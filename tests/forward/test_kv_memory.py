@@ -12,7 +12,7 @@ import torch
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import chain
+from lookahead.draft.tree import chain, side_by_side
 from lookahead.forward import kv_cache
 from lookahead.forward import slots as slots_module
 from lookahead.forward.kv_cache import SlotCache
@@ -61,7 +61,7 @@ def test_job_whose_keys_and_values_take_83_percent_of_memory_passes(target, devi
         slots.begin(slots.add(text.tolist(), room))
     held = []
     for start in range(0, 180, 60):
-        slots.forward([chain(text[start : start + 60]) for text in texts], ["last"] * rows)
+        slots.forward(side_by_side([chain(text[start : start + 60]) for text in texts], ["last"] * rows))
         slots.keep([range(60)] * rows)
         held.append(device.held)
     assert held == [need] * 3

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from lookahead.draft.tree import DraftTree, chain
+from lookahead.draft.tree import DraftTree, chain, side_by_side
 from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.plan import Matrix, Product
 from lookahead.forward.slots import PackedSlots
@@ -43,9 +43,9 @@ def scores_of(target, texts: list[np.ndarray], trees: list[DraftTree]) -> torch.
     slots = PackedSlots(target)
     for text in texts:
         slots.begin(slots.add([*text.tolist(), 0], 16))
-    first = slots.forward([chain(text) for text in texts], ["last", "none"]).logits.float()
+    first = slots.forward(side_by_side([chain(text) for text in texts], ["last", "none"])).logits.float()
     slots.keep([range(len(text)) for text in texts])
-    return torch.cat([first, slots.forward(trees, ["all"] * len(trees)).logits.float()])
+    return torch.cat([first, slots.forward(side_by_side(trees, ["all"] * len(trees))).logits.float()])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -73,7 +73,7 @@ def test_memory_that_graphs_hold_stays_where_it_is(tiny_model) -> None:  # type:
     slots, text = PackedSlots(target), np.arange(3, 8, dtype=np.int32)
     slots.begin(slots.add(text.tolist(), 8))
     with torch.inference_mode():
-        slots.forward([chain(text)], ["all"])
+        slots.forward(side_by_side([chain(text)], ["all"]))
         held = [each[256].data_ptr() for each in (target.program._arenas, target.program._every)]
         target.program._made(512, in_parts=True)
     assert [each[256].data_ptr() for each in (target.program._arenas, target.program._every)] == held

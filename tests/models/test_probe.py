@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lookahead.draft.tree import chain
+from lookahead.draft.tree import chain, side_by_side
 from lookahead.forward.program import Program
 from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
@@ -123,5 +123,5 @@ def test_coarse_rounding_costs_no_drafts(tiny_model) -> None:  # type: ignore[no
     assert target.program is not None
     slots = slots_of(target)
     slots.begin(slots.add(texts[0]))
-    ours = slots.forward([chain(np.array(texts[0], np.int32))], ["all"]).of(0).float()
+    ours = slots.forward(side_by_side([chain(np.array(texts[0], np.int32))], ["all"])).of(0).float()
     assert float((ours - right[0]).abs().mean()) < 2 * float((far - right).abs().mean())

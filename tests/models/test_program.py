@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from lookahead.draft.tree import DraftTree, chain
+from lookahead.draft.tree import DraftTree, chain, side_by_side
 from lookahead.errors import ModelError, UsageError
 from lookahead.forward import vector_math
 from lookahead.forward.panels import Panels
@@ -58,9 +58,9 @@ def scores_of(target, texts: list[np.ndarray], trees: list[DraftTree]) -> torch.
     slots = PackedSlots(target)
     for text in texts:
         slots.begin(slots.add([*text.tolist(), 0], 16))
-    slots.forward([chain(text) for text in texts], ["none"] * len(texts))
+    slots.forward(side_by_side([chain(text) for text in texts], ["none"] * len(texts)))
     slots.keep([range(len(text)) for text in texts])
-    return slots.forward(trees, ["all"] * len(trees)).logits.float()
+    return slots.forward(side_by_side(trees, ["all"] * len(trees))).logits.float()
 
 
 @pytest.mark.parametrize("dtype", some_deep(DTYPES, DTYPES[:1]), ids=str)
@@ -137,7 +137,7 @@ def test_only_wanted_tokens_get_scores(tiny_model, wanted: list[int]) -> None:  
     assert target.program is not None
     slots = PackedSlots(target)
     slots.begin(slots.add([*range(3, 20)], 0))
-    every = slots.forward([chain(np.arange(5, 11, dtype=np.int32))], ["all"]).logits
+    every = slots.forward(side_by_side([chain(np.arange(5, 11, dtype=np.int32))], ["all"])).logits
     some = target.program.run(slots.cache.pack, torch.tensor(wanted, dtype=torch.int64), slots.cache)
     assert some.equal(every[wanted])
 
@@ -233,4 +233,4 @@ def test_ids_without_a_row_are_an_error(tiny_model) -> None:  # type: ignore[no-
     slots.begin(slots.add([5, 6, 7], 0))
     for token in (-1, 10**6):
         with pytest.raises(IndexError, match="no row"):
-            slots.forward([chain(np.array([5, token], np.int32))], ["all"])
+            slots.forward(side_by_side([chain(np.array([5, token], np.int32))], ["all"]))

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import chain
+from lookahead.draft.tree import chain, side_by_side
 from lookahead.errors import UsageError
 from lookahead.forward import kv_cache
 from lookahead.forward import slots as slots_module
@@ -177,13 +177,13 @@ def test_drafts_compaction_and_shared_prefixes_leave_the_bytes_of_plain_decoding
 
     plain = begun(text[:21])
     for begin, end in [(0, 20), *((node, node + 1) for node in range(20, 26))]:
-        plain.forward([chain(text[begin:end])], ["all"])
+        plain.forward(side_by_side([chain(text[begin:end])], ["all"]))
         plain.keep([range(end - begin)])
     tree = begun(text[:21])
-    tree.forward([chain(text[:20])], ["last"])
+    tree.forward(side_by_side([chain(text[:20])], ["last"]))
     tree.keep([range(20)])
     ids = [*text[20:22], 7, 8, text[22], 9, text[23], text[24], 5, text[25]]
-    tree.forward([tree_of(ids, [-1, 0, 0, 1, 1, 3, 4, 6, 6, 7])], ["all"])
+    tree.forward(side_by_side([tree_of(ids, [-1, 0, 0, 1, 1, 3, 4, 6, 6, 7])], ["all"]))
     tree.keep([[0, 1, 4, 6, 7, 9]])
     expected = held_of(plain, 0, 26)
     assert all(map(torch.equal, held_of(tree, 0, 26), expected))
@@ -200,7 +200,7 @@ def loss(target: TargetModel, texts: list[list[int]]) -> float:
     for text in texts:
         slots = slots_of(target)
         slots.begin(slots.add(text))
-        scores = slots.forward([chain(np.array(text, np.int32))], ["all"]).of(0).float()
+        scores = slots.forward(side_by_side([chain(np.array(text, np.int32))], ["all"])).of(0).float()
         total += float(cross_entropy(scores[:-1], torch.tensor(text[1:]), reduction="sum"))
     return total / sum(len(text) - 1 for text in texts)
 
@@ -235,7 +235,7 @@ def test_more_rows_fit_into_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> 
         slots = slots_of(target)
         for row in range(rows):
             slots.begin(slots.add([5 + row, 6, 7], 9))
-        slots.forward([chain([5 + row, 6]) for row in range(rows)], ["last"] * rows)
+        slots.forward(side_by_side([chain([5 + row, 6]) for row in range(rows)], ["last"] * rows))
 
     decode(load_model(DEMO, HALF, "cpu", kv_dtype="int8"))
     with pytest.raises(MemoryError, match="keys and values for 16 rows do not fit"):

@@ -34,7 +34,8 @@ def drafts() -> None:
 
 def forwards() -> None:
     """Kernels of float32 forwards first; those of halves, quantized models and the budget."""
-    from lookahead.forward import attention_kernel, best_kernel, panel_kernel, quantized_cache_code, steps_kernel
+    from lookahead.draft import best_kernel
+    from lookahead.forward import attention_kernel, panel_kernel, quantized_cache_code
     from lookahead.job import compile_groups
     from lookahead.native.threads import c_function
 
@@ -47,9 +48,6 @@ def forwards() -> None:
         attention_kernel.float16,
         attention_kernel.float32_in_8_bits,
         attention_kernel.float32_in_4_bits,
-        best_kernel.follow_halves,
-        best_kernel.best_few_halves,
-        steps_kernel.steps_halves,
     ):
         c_function(kernel)
     one, halves = np.zeros(1, np.int64), np.zeros((1, 4), np.int16)

@@ -6,6 +6,7 @@ import numpy as np
 
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
+from lookahead.draft.sources import Sources
 from lookahead.draft.tree import DraftTree, chain
 
 VOCAB_SIZE = 97  # of the tiny models
@@ -21,68 +22,50 @@ def drafter_of(draft, answers, trie):
     return KnownAnswer(answers, {"perfect": perfect, "always_wrong": always_wrong, "random_trees": random_trees(0)}[draft])
 
 
-class KnownAnswer:
-    """Stands in for Drafter.
+class KnownAnswer(Drafter):
+    """Drafts trees of its own making, whatever the budget.
 
     propose(root token, rest of the answer) -> DraftTree
     """
 
-    source_names = ("known",)
-    wants_runner_up = False
-
     def __init__(self, answers, propose):
-        self.options = DraftOptions(decoding_length=16, recycle=False, adaptive=False)
+        super().__init__([], DraftOptions(decoding_length=16, recycle=False, adaptive=False))
+        self.sources, self.source_names = Always((), self.source_names, 0), ("known", *self.source_names[1:])
         self.answers = {tuple(prompt): answer for prompt, answer in answers}
         self.propose = propose
-        self.chains_only = False
-        self.running = 0
 
-    def restrict_to_chains(self):
-        self.chains_only = True
+    @property
+    def running(self):
+        return len(self._rows) - len(self._free)
 
-    def start(self, prompt_ids):
-        self.running += 1
-        return KnownRow(self, prompt_ids)
+    def merge_sources(self, rows, limits, price, free, spans):
+        for k, row in enumerate(rows):
+            tree = self.draft(row, int(limits[k, 2]))
+            arrays, number, nodes = self.rows, row.number, len(tree)
+            arrays.trees[number, :, :nodes] = tree.token_ids, tree.parents, tree.sources, tree.matches
+            arrays.reach[number, :, :nodes] = tree.probabilities
+            arrays.nodes[number] = spans[k, 1] = nodes
 
-    def read(self, rows):
-        """A prompt is known as soon as its row begins."""
-
-    def accept_rows(self, rows, said, learn):
-        for row, token_ids in zip(rows, said, strict=True):
-            row.accept(token_ids)
-
-    def grow(self, rows, budgets, branch_lengths, price, guides, free):
-        return [row.draft(branch_length) for row, branch_length in zip(rows, branch_lengths, strict=True)]
-
-    def cut(self, grown):
-        return grown
-
-
-class KnownRow:
-    """Stands in for Row."""
-
-    def __init__(self, drafter, prompt_ids):
-        self.drafter = drafter
-        self.rest = drafter.answers[tuple(prompt_ids)]
-        self.last = prompt_ids[-1]
-
-    def accept(self, token_ids, learn=True):
-        known = token_ids == self.rest[: len(token_ids)]
-        self.rest = self.rest[len(token_ids) :] if known else []
-        self.last = token_ids[-1] if token_ids else self.last
-
-    def finish(self):
-        self.drafter.running -= 1
-
-    def draft(self, branch_length):
-        tree = self.drafter.propose(self.last, self.rest)
-        longest = len(tree) if branch_length is None else branch_length
+    def draft(self, row, longest):
+        """Nodes as deep as that at most."""
+        text = row.text.tolist()
+        prompt = row.prompt_length
+        answer = self.answers[tuple(text[:prompt])]
+        rest = answer[len(text) - prompt :] if text[prompt:] == answer[: len(text) - prompt] else []
+        tree = self.propose(text[-1], rest)
         kept = np.flatnonzero(tree.depths() <= longest)  # parents are less deep: still a tree
         renumbered = np.full(len(tree) + 1, -1)
         renumbered[kept] = np.arange(len(kept))
         parents = renumbered[tree.parents[kept]].astype(np.int32)
         tree = DraftTree(tree.token_ids[kept], parents, tree.probabilities[kept], tree.sources[kept], tree.matches[kept])
-        return chain(tree.token_ids[best_path(tree, self.rest)], source=0) if self.drafter.chains_only else tree
+        return chain(tree.token_ids[best_path(tree, rest)], source=0) if self.options.strategy == "single" else tree
+
+
+class Always(Sources):
+    """None of the user's own, but asked for."""
+
+    def __bool__(self):
+        return True
 
 
 def best_path(tree, rest):
