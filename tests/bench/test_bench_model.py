@@ -19,6 +19,7 @@ from lookahead.bench.lossless import SHOWN, lossless
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
+from lookahead.draft.step import StepBatch
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.slots import PackedSlots, Scores
 from lookahead.forward.target import TargetModel
@@ -335,15 +336,13 @@ def test_scores_are_computed_and_waited_for_where_answers_are_given(
     tiny_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []  # nodes scored, each time that the best token behind one is looked for
-    best, follow = Scores.best, Scores.follow
+    best, accept = Scores.best, StepBatch.accept
 
-    def followed(scores, slots, trees, given):
-        known = sum(token >= 0 for token in scores._known)
-        found = follow(scores, slots, trees, given)
-        asked.extend([max(map(len, trees))] * (sum(token >= 0 for token in scores._known) - known))
-        return found
+    def accepted(batch, scores, chosen=()):
+        accept(batch, scores, chosen)
+        asked.extend([batch.widest] * int((batch._block.best[: len(scores.logits)] >= 0).sum()))
 
-    monkeypatch.setattr(Scores, "follow", followed)
+    monkeypatch.setattr(StepBatch, "accept", accepted)
     monkeypatch.setattr(
         Scores, "best", lambda scores, slot, node: asked.append(len(scores.of(slot))) or best(scores, slot, node)
     )
