@@ -94,9 +94,6 @@ def record(pairs: Sequence[tuple[list[int], list[int]]], tries: Sequence[Any], m
         row.accept(answer[:1])
         counted = 1  # up to which position the trees of whole steps were counted
         for done in range(1, len(answer)):
-            if best is not None:
-                ids, scores = best[0][done - 1 : done], best[1][done - 1 : done]
-                drafter.note_runner_up([row], [root_only(answer[done - 1])], lambda ids=ids, scores=scores: (ids, scores))
             tree = row.draft(branch_length=len(answer) - done)
             ahead = iter(answer[done:])
             emitted, walked = tree.follow(lambda node, said, ahead=ahead: next(ahead, None))
@@ -116,6 +113,9 @@ def record(pairs: Sequence[tuple[list[int], list[int]]], tries: Sequence[Any], m
                 )  # fmt: skip
                 counted += len(emitted)
             drafter.rows.nodes[row.number] = 0  # counted above
+            if best is not None:  # what the model says behind this root is known after the step
+                ids, scores = best[0][done - 1 : done], best[1][done - 1 : done]
+                drafter.note_runner_up([row], [root_only(answer[done - 1])], lambda ids=ids, scores=scores: (ids, scores))
             row.accept(answer[done : done + 1])
         row.finish()
         rows.append(len(trees))

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -33,7 +35,7 @@ PER_DRAFT, PER_NODE = 40e-6, 1e-6  # seconds of growing a row's tree, as in tuni
 PLAIN_HOST, DRAFT_HOST = 15e-6, 25e-6  # seconds of a step outside of its forward, and more of it with drafts
 CHANGED = 1.02  # a forward of another size than the one before, on a CPU
 LENGTHS = (2, 4, 8, 12, 16, 24, 32, 64)
-TRACE = 120  # phases of a machine change after that many plain steps
+SHORTEST, SPREAD = 40, 60  # tokens of an answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +121,7 @@ class Oracle(Plain):
 
     def __init__(self, tables: dict[int, np.ndarray], worth: float) -> None:
         self.tables, self.worth = tables, worth
+        self.price = 0.5 * min(np.diff(table[rows : rows + 64]).min() for rows, table in tables.items()) / worth
 
     def drafts(self, rows: int) -> bool:
         return True
@@ -200,30 +203,35 @@ class Old:
 
 
 class Job(NamedTuple):
-    """What is run: recorded rows, as many as `rows`, again and again."""
+    """What is run: recorded rows, as many as `rows`, again and again. Answers end at different lengths, as those of jobs do."""
 
     recording: Recording
     rows: int
     batch: int
 
+    def positions(self, number: int) -> list[int]:
+        """Where the row of this number begins, and ends."""
+        begins, ends = self.recording.rows[:-1], self.recording.rows[1:]
+        row = number % len(begins)
+        return [int(begins[row]), int(min(ends[row], begins[row] + SHORTEST + 37 * number % SPREAD))]
+
     @property
     def tokens(self) -> int:
-        lengths = np.diff(self.recording.rows)
-        return int(sum(lengths[k % len(lengths)] for k in range(self.rows)))
+        return sum(end - begin for begin, end in map(self.positions, range(self.rows)))
 
 
 def run(job: Job, curve: Curve, machine: Machine, policy: Policy, seed: int = 0) -> tuple[float, int, int]:
     """(seconds, steps, those that drafted)."""
     recording, tables = job.recording, {rows: curve.table(rows) for rows in range(1, job.batch + 1)}
     random = np.random.default_rng(seed)
-    begins, chances, accepted = recording.rows.tolist(), recording.probabilities, recording.accepted
-    count, total, done, following = len(begins) - 1, job.tokens, 0, 0
+    chances, accepted = recording.probabilities, recording.accepted
+    total, done, following = job.tokens, 0, 0
     running: list[list[int]] = []  # position, end
     spent, steps, drafted, before = 0.0, 0, 0, 0
     noise = np.exp(random.normal(0, machine.noise, 4096)) * np.where(random.random(4096) < 0.02, 2.0, 1.0)
     while True:
         while len(running) < job.batch and following < job.rows:
-            running.append([begins[following % count], begins[following % count + 1]])
+            running.append(job.positions(following))
             following += 1
         if not running:
             return spent, steps, drafted
@@ -265,11 +273,12 @@ def run(job: Job, curve: Curve, machine: Machine, policy: Policy, seed: int = 0)
 def measured_cost(job: Job, curve: Curve, machine: Machine, kept: bool, seed: int = 1) -> tuple[StepCost, float]:
     """The ladder, and what it took: fresh within the job, or kept from an earlier one, long enough and without phases."""
     random = np.random.default_rng(seed)
-    tables, spent = {rows: curve.table(rows) for rows in (1, job.batch)}, 0.0
+    tables, spent, before = {rows: curve.table(rows) for rows in (1, job.batch)}, 0.0, 0
 
     def forward(rows: int, tokens: int) -> float:
-        nonlocal spent
-        seconds = tables[rows][tokens] * (CHANGED if curve.on_cpu else 1.0)
+        nonlocal spent, before
+        seconds = tables[rows][tokens] * (CHANGED if curve.on_cpu and tokens != before else 1.0)
+        before = tokens
         spent += seconds
         return float(seconds * math.exp(random.normal(0, machine.noise)))
 
@@ -299,14 +308,24 @@ class Result(NamedTuple):
         }
 
 
-def cell(job: Job, curve: Curve, machine: Machine, old: bool = True, seeds: Sequence[int] = (0,)) -> Result:
+Known = tuple[float, dict[int, float], float]  # seconds: plain, of each fixed length, of the oracle
+
+
+def known(job: Job, curve: Curve, machine: Machine) -> Known:
+    """What does not depend on any budget."""
     plain = run(job, curve, machine, Plain())[0]
     fixed = {length: run(job, curve, machine, Fixed(length))[0] for length in LENGTHS}
     tables = {rows: np.array(curve.table(rows, 8 * 64 + 64)) for rows in range(1, job.batch + 1)}
-    best = min(plain, *fixed.values())
-    oracle = best
+    oracle = min(plain, *fixed.values())
     for _ in range(3):
         oracle = min(oracle, run(job, curve, machine, Oracle(tables, oracle / job.tokens))[0])
+    return plain, fixed, oracle
+
+
+def cell(
+    job: Job, curve: Curve, machine: Machine, others: Known, old: bool = True, seeds: Sequence[int] = (0,)
+) -> Result:
+    plain, fixed, oracle = others
     found = []
     for kept in (False, True):
         times = []
@@ -321,34 +340,56 @@ def cell(job: Job, curve: Curve, machine: Machine, old: bool = True, seeds: Sequ
 MACHINES = (Machine(0.03), Machine(0.10), Machine(0.03, "half"), Machine(0.03, "busy"))
 
 
+def in_cell(name: tuple[str, str, int, int, Machine], others: Known | None, old: bool) -> tuple[Known, Result]:
+    """A cell by the names of its curve and workload, its batch size, rows and machine."""
+    curve, workload, batch, rows, machine = name
+    job = Job(read_recording(DATA / f"{workload}.npz"), rows, batch)
+    others = others or known(job, read_curves()[curve], machine)
+    return others, cell(job, read_curves()[curve], machine, others, old)
+
+
+def title(name: tuple[str, str, int, int, Machine]) -> str:
+    curve, workload, batch, rows, machine = name
+    return f"{curve}/{workload}/b{batch}/r{rows}/{machine.what}{machine.noise}"
+
+
+def report(lines: list[tuple[str, dict[str, float]]], worst: int) -> None:
+    for key in ("new", "kept", "old", "new of best", "kept of best", "old of best"):
+        ranked = sorted((line[key], name) for name, line in lines if not math.isnan(line[key]))
+        if ranked:
+            mean = math.exp(sum(math.log(value) for value, _ in ranked) / len(ranked))
+            print(f"\n{key}: mean {mean:.4f}, worst:")
+            for value, name in ranked[:worst]:
+                print(f"  {value:.4f} {name}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="cells whose name holds this")
+    parser.add_argument("--only", default="", help="cells whose name holds all of these words")
+    parser.add_argument("--every", type=int, default=1, help="one cell in so many")
     parser.add_argument("--show", action="store_true", help="all cells")
     parser.add_argument("--old", action="store_true", help="the present budget, too")
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--cache", type=Path, help="keeps what does not depend on a budget")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--worst", type=int, default=8)
     told = parser.parse_args()
-    recordings = {path.stem: read_recording(path) for path in sorted(DATA.glob("*.npz"))}
+    workloads = [path.stem for path in sorted(DATA.glob("*.npz"))]
+    names = [*itertools.product(read_curves(), workloads, told.batch, told.rows, MACHINES)]
+    names = [name for name in names if all(word in title(name) for word in told.only.split())][:: told.every]
+    seen = json.loads(told.cache.read_text()) if told.cache and told.cache.exists() else {}
     lines, began = [], time.time()
-    for curve in read_curves().values():
-        for name, recording in recordings.items():
-            for batch in told.batch:
-                for rows in told.rows:
-                    for machine in MACHINES:
-                        title = f"{curve.name}/{name}/b{batch}/r{rows}/{machine.what}{machine.noise}"
-                        if all(word in title for word in told.only.split()):
-                            result = cell(Job(recording, rows, batch), curve, machine, told.old).line()
-                            lines.append((title, result))
-                            if told.show:
-                                print(f"{title:60}", *(f"{key} {value:.3f}" for key, value in result.items()), flush=True)
-    for key in ("new", "kept", "old", "new of best", "kept of best", "old of best"):
-        ranked = sorted((result[key], title) for title, result in lines if not math.isnan(result[key]))
-        if ranked:
-            mean = math.exp(sum(math.log(value) for value, _ in ranked) / len(ranked))
-            print(f"\n{key}: mean {mean:.4f}, worst:")
-            for value, title in ranked[:8]:
-                print(f"  {value:.4f} {title}")
+    with ProcessPoolExecutor(told.jobs) as pool:
+        others = [seen.get(title(name)) for name in names]
+        for name, (found, result) in zip(names, pool.map(in_cell, names, others, [told.old] * len(names)), strict=True):
+            seen[title(name)] = found
+            lines.append((title(name), result.line()))
+            if told.show:
+                print(f"{title(name):50}", *(f"{key} {value:.3f}" for key, value in result.line().items()), flush=True)
+    if told.cache:
+        told.cache.write_text(json.dumps(seen))
+    report(lines, told.worst)
     print(f"{len(lines)} cells, {time.time() - began:.0f} s")
 
 

@@ -15,7 +15,9 @@ from lookahead.budget.policy import StepCost
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 64)  # tokens of a forward of one row, and of each size times the rows of a batch up to MOST
 ORDER = (1, 8, 4, 16, 2, 32, 12, 64, 24)
 MOST = 128  # tokens of a forward
-SECONDS, SHARE = 1.0, 0.01  # that it may take, and of the time of the job
+SECONDS, SHARE = 1.0, 0.005  # that it may take, and of the time of the job
+LEAST, ROUNDS = 4, 9  # sizes that are measured in any case, and how often each at most
+MANY, MOST_CHANGE = 9, 0.05  # pairs of forwards that tell what a change of size costs, and what it costs at most
 
 
 def measure(forward: Callable[[int, int], float], batch: int, plain_steps: float, buckets: bool = False) -> StepCost:
@@ -25,29 +27,47 @@ def measure(forward: Callable[[int, int], float], batch: int, plain_steps: float
         cells += [(1, size) for size in ORDER if size <= MOST // 2]
     times: dict[tuple[int, int], list[float]] = {}
     spent, limit, turn = 0.0, np.inf, 0
-    while spent < limit and turn < 9 * len(cells):
+    changed: list[float] = []  # first forwards of a size, in times of the second one
+    while (turn < LEAST or spent < limit) and turn < ROUNDS * len(cells):
         cell = cells[turn % len(cells)]
         seconds = forward(*cell)
-        if turn == 0:
-            limit = min(SECONDS, SHARE * plain_steps * seconds)
-        elif turn < len(cells) and spent + float(np.median(times[cells[0]])) * 1.0 > limit and len(times) >= 3:
-            break
-        times.setdefault(cell, []).append(seconds)
         spent, turn = spent + seconds, turn + 1
-    return _cost({cell: float(np.median(of_cell)) for cell, of_cell in times.items()}, batch, buckets)
+        if spent < limit / 2:
+            first, seconds = seconds, forward(*cell)
+            spent += seconds
+            changed.append(first / seconds)
+        if turn == 1:
+            limit = min(SECONDS, SHARE * plain_steps * seconds)
+        times.setdefault(cell, []).append(seconds)
+    change = float(np.median(changed)) - 1 if len(changed) >= MANY else 0.0
+    return _cost(times, batch, buckets, min(max(change, 0.0), MOST_CHANGE))
 
 
-def _cost(seconds: dict[tuple[int, int], float], batch: int, buckets: bool) -> StepCost:
-    sizes = np.unique([tokens for _, tokens in seconds])
-    lines = []
+def _cost(times: dict[tuple[int, int], list[float]], batch: int, buckets: bool, change: float) -> StepCost:
+    sizes = np.array(sorted({tokens for _, tokens in times} | {size for size in SIZES if size >= batch}), np.float64)
+    lines, measured = [], np.full(len(sizes), 0.5)
     for rows in dict.fromkeys((1, batch)):
-        known = sorted((tokens, of_cell) for (r, tokens), of_cell in seconds.items() if r == rows)
+        known = sorted((tokens, float(np.median(of_cell))) for (r, tokens), of_cell in times.items() if r == rows)
         if not known:
             continue
         at, of_size = np.array(known, np.float64).T
-        line = np.interp(sizes, at, np.maximum.accumulate(of_size))
-        if len(at) > 1:
-            slope = max(0.0, (line[sizes == at[-1]][0] - line[sizes == at[-2]][0]) / (at[-1] - at[-2]))
+        of_size = not_falling(of_size)
+        line = np.interp(sizes, at, of_size)
+        if len(at) > 1:  # what was not reached costs no less than on average
+            slope = max((of_size[-1] - of_size[-2]) / (at[-1] - at[-2]), (of_size[-1] - of_size[0]) / (at[-1] - at[0]))
             line += slope * np.maximum(sizes - at[-1], 0)
         lines.append(line)
-    return StepCost(sizes, np.array(lines if len(lines) == 2 else [lines[0]] * 2), batch, buckets)
+    for (_, tokens), of_cell in times.items():
+        measured[sizes == tokens] = np.maximum(measured[sizes == tokens], len(of_cell))
+    return StepCost(sizes, np.array(lines if len(lines) == 2 else [lines[0]] * 2), batch, buckets, measured, change)
+
+
+def not_falling(values: np.ndarray) -> np.ndarray:
+    """The nearest to these that never falls (isotonic regression: neighbours that fall take their mean)."""
+    pools: list[list[float]] = []  # mean, how many
+    for value in values.tolist():
+        pools.append([value, 1])
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            mean, count = pools.pop()
+            pools[-1] = [(pools[-1][0] * pools[-1][1] + mean * count) / (pools[-1][1] + count), pools[-1][1] + count]
+    return np.concatenate([np.full(int(count), mean) for mean, count in pools])

@@ -1,7 +1,8 @@
 """How many draft tokens pay, and whether drafting pays at all. In: step costs, draft trees, measured steps. Out: what to verify.
 
 Costs: a `StepCost` holds seconds of a forward by tokens, measured before the first row (ladder.py). One pace, the median of
-what recent steps took relative to it, scales all of it: a slow machine is slow for all sizes.
+what recent steps took relative to it, scales all of it: a slow machine is slow for all sizes. What steps of a size take beyond
+the pace corrects that size, as much as one more measurement does.
 
 Choice: the nodes of all rows stand in one queue, the most probable first. Of each number of them
 
@@ -14,8 +15,8 @@ Switch: each drafted step adds to an account what it cost, drafting included, le
 The account never falls below 0. Where it reaches LIMIT plain steps, drafts go off: a sequential test (CUSUM, Page 1954) whose
 price is known beforehand. After a pause a trial may lose TRIAL plain steps; each trial that fails doubles the pause, and one
 that brings the account to 0 ends it. The account uses expected, not emitted tokens, and costs of the curve, not of the clock:
-both scatter, their corrections hardly do. Those are: one factor for tokens, accepted / expected so far; one for seconds of
-drafted steps, from blocks of plain steps and the drafted ones next to them, as only these share the machine's pace.
+both scatter, their corrections hardly do. Now and then a few plain steps stand between drafted ones, so that the curve is
+right for both.
 
 Units: seconds; accounts in plain steps of the same number of rows.
 """
@@ -29,65 +30,50 @@ import numpy as np
 from lookahead.native.kernels import inlined, kernel
 
 MEMORY = 0.99  # weight of the past in the speed of the job, at each step
-LIMIT, TRIAL = 6.0, 1.5  # plain steps that drafts may lose until they go off, and in a trial
+LIMIT, TRIAL = 6.0, 0.25  # plain steps that drafts may lose until they go off, and in a trial
 PAUSE = 64.0  # plain steps without drafts before the first trial; each further pause is twice as long
 SHARE = 0.005  # of the time goes into plain steps between drafted ones, at most
 BLOCK = 4  # plain steps in a row, compared with the drafted ones before them
-BELIEVED = 2.0  # blocks that the curve stands for, next to the measured ones
-STRENGTH = 32.0  # accepted tokens that the drafter's own probabilities stand for
 RECENT = 9  # steps whose median is the pace
+LATEST = 32.0  # steps of a size that its correction rests on, at most
+FARTHER = 0.5  # of a correction, for the next larger size
+UNUSUAL = 0.2  # log: a step that deviates more from what is expected counts as if by so much
+STRENGTH = 32.0  # accepted tokens that the drafter's own probabilities stand for
 MARGIN = 0.5  # of the least probability that pays: what is less probable need not be drafted
 
 # The state of a budget. Sums over steps, the past fading, in plain steps: what was emitted, what was spent. Tokens: expected,
-# accepted. Seconds: of drafting (by the curve's pace). Pace; log of the factor of drafted steps; blocks that it rests on; plain
-# steps that may go into blocks; least probability that pays.
-EMITTED, SPENT, EXPECTED, ACCEPTED, DRAFTING, PACE, FACTOR, BLOCKS, SPARE, PRICE = range(10)
+# accepted. Seconds of drafting, at the curve's pace. The pace. Plain steps that may go into blocks. Least probability that pays.
+# Tokens of the latest forward. Share by which a forward of another size takes longer.
+EMITTED, SPENT, EXPECTED, ACCEPTED, DRAFTING, PACE, SPARE, PRICE, BEFORE, CHANGE = range(10)
 # Of each number of rows (its binary digits): plain steps that were lost, length of the next pause, steps left of this one.
 LOST, NEXT_PAUSE, LEFT = range(3)
+# Of each size of a forward: tokens, seconds with 1 row and with a whole batch, log of the correction, measurements.
+TOKENS, OF_ONE, OF_BATCH, CORRECTION, MEASURED = range(5)
+# Of the steps so far: those that the pace rests on, drafted ones since the latest block, plain ones left of a block.
+STEPS, SINCE, BLOCK_LEFT = range(3)
 
 
 class StepCost:
     """Seconds of a forward by its tokens, for 1 row and for `batch` rows. Between sizes and rows it is interpolated, beyond the
     largest size it continues; more tokens never cost less.
 
-    sizes: increasing, tokens. seconds: float64 [2, sizes] (or [1, sizes]: whatever the rows). buckets: forwards take one of
-    these shapes only.
+    sizes: increasing, tokens. seconds: float64 [2, sizes] (or [sizes]: whatever the rows). measured: how often each size was.
+    buckets: forwards take one of these shapes only. change: share by which a forward of another size than the one before takes
+    longer.
     """
 
-    def __init__(self, sizes: np.ndarray, seconds: np.ndarray, batch: int = 1, buckets: bool = False) -> None:
-        self.sizes = np.asarray(sizes, np.float64)
-        self.seconds = np.maximum.accumulate(np.atleast_2d(np.asarray(seconds, np.float64)), axis=1)
-        self.batch, self.buckets = batch, buckets
-        self._tables: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-
-    def table(self, rows: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of that many rows: (seconds of forwards of 0, 1, 2, ... at least `tokens` tokens, the least that one token more costs
-        from each size on).
-        """
-        found = self._tables.get(rows)
-        if found is None or len(found[0]) <= tokens:
-            found = self._tables[rows] = self._table(rows, max(64 * rows, 2 * tokens, 128))
-        return found
-
-    def _table(self, rows: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        share = min(1.0, (rows - 1) / (self.batch - 1)) if self.batch > 1 else 0.0
-        known = self.seconds[0] + share * (self.seconds[-1] - self.seconds[0])
-        at = np.arange(tokens + 2, dtype=np.float64)
-        if self.buckets:
-            at = self.sizes[np.minimum(np.searchsorted(self.sizes, at), len(self.sizes) - 1)]
-        seconds = np.interp(at, self.sizes, known)
-        slope = (known[-1] - known[-2]) / (self.sizes[-1] - self.sizes[-2])
-        seconds += slope * np.maximum(np.arange(tokens + 2) - self.sizes[-1], 0)
-        least = np.full(tokens + 2, slope)
-        hull = [tokens + 1]  # the lower convex hull of what lies to the right
-        for n in range(tokens, -1, -1):
-            while len(hull) > 1 and (seconds[hull[-1]] - seconds[n]) * (hull[-2] - n) >= (seconds[hull[-2]] - seconds[n]) * (
-                hull[-1] - n
-            ):
-                hull.pop()
-            least[n] = (seconds[hull[-1]] - seconds[n]) / (hull[-1] - n)
-            hull.append(n)
-        return seconds, least
+    def __init__(
+        self,
+        sizes: np.ndarray,
+        seconds: np.ndarray,
+        batch: int = 1,
+        buckets: bool = False,
+        measured: np.ndarray | float = 3.0,
+        change: float = 0.0,
+    ) -> None:
+        self.table = np.zeros((MEASURED + 1, len(sizes)))
+        self.table[TOKENS], self.table[OF_ONE : OF_BATCH + 1], self.table[MEASURED] = sizes, seconds, measured
+        self.batch, self.buckets, self.change = batch, buckets, change
 
 
 class Budget:
@@ -98,13 +84,15 @@ class Budget:
 
     def __init__(self, cost: StepCost, drafting: float = 5e-5) -> None:
         self.cost = cost
-        self.state = np.zeros(PRICE + 1)
-        self.state[DRAFTING], self.state[PACE], self.state[SPARE] = drafting, 1.0, 1.0
+        self.state = np.zeros(CHANGE + 1)
+        self.state[DRAFTING], self.state[PACE], self.state[SPARE] = drafting, 1.0, 0.5
+        self.state[CHANGE] = 2 * cost.change  # there and back
         self.by_rows = np.zeros((3, 16))
-        self.by_rows[NEXT_PAUSE] = PAUSE
-        self.recent = np.zeros((2, RECENT))  # log of seconds / the curve's, of the latest steps: plain, drafted
-        self.seen = np.zeros(3, np.int64)  # plain and drafted steps since the latest block; plain ones left of a block
-        self.kept = np.zeros(64, np.int64)
+        self.recent = np.zeros(RECENT)  # log of seconds / the curve's, of the latest steps
+        self.counts = np.zeros(3, np.int64)
+        self._kind = 0  # of the latest step: its rows' binary digits
+        self.curve, self.kept = np.zeros((3, 128)), np.zeros(64, np.int64)
+        self.choose(np.ones(1, np.float32), np.array([[0, 1]]), cost.batch)  # the first price
 
     @property
     def price(self) -> float:
@@ -118,11 +106,11 @@ class Budget:
 
     def drafts(self, rows: int) -> bool:
         """Whether to draft at the next step, of that many rows that decode."""
-        return bool(self.seen[2] <= 0 and self.by_rows[LEFT, rows.bit_length()] <= 0)
+        return self.plain_steps_left(rows) == 0
 
     def plain_steps_left(self, rows: int) -> int:
         """How many steps, of that many rows, go without drafts from now on."""
-        return int(max(self.seen[2], self.by_rows[LEFT, rows.bit_length()], 0))
+        return max(int(self.counts[BLOCK_LEFT]), math.ceil(self.by_rows[LEFT, rows.bit_length()]), 0)
 
     def choose(self, probabilities: np.ndarray, trees: np.ndarray, rows: int, prefill: int = 0) -> np.ndarray:
         """int64 [trees]: nodes to verify of each tree, its root included; valid until the next call.
@@ -130,11 +118,15 @@ class Budget:
         probabilities: float32, of paths. trees: int64 [trees, 2], where each tree begins there, and its nodes, root included.
         rows: that decode, those without a tree included. prefill: tokens of prompts in the same forward.
         """
-        count = len(trees)
+        count, room = len(trees), rows + prefill + len(probabilities) + 2
         if count > len(self.kept):
             self.kept = np.zeros(2 * count, np.int64)
-        seconds, least = self.cost.table(rows, rows + prefill + len(probabilities))
-        choose(probabilities, trees, rows, prefill, seconds, least, self.state, self.kept)
+        if room > self.curve.shape[1]:
+            self.curve = np.zeros((3, 2 * room))
+        share = min(1.0, (rows - 1) / (self.cost.batch - 1)) if self.cost.batch > 1 else 0.0
+        choose(
+            probabilities, trees, rows, prefill, share, self.cost.buckets, self.cost.table, self.curve, self.state, self.kept
+        )
         return self.kept[:count]
 
     def observe(
@@ -152,43 +144,98 @@ class Budget:
         tokens: of its forward. emitted: by all rows. expected: draft tokens that were to be accepted, the sum of the
         probabilities of verified nodes. seconds: of the whole step. draft_seconds: of it, in drafting; 0: nothing was drafted.
         """
-        curve = self.cost.table(rows, tokens)[0]
+        share = min(1.0, (rows - 1) / (self.cost.batch - 1)) if self.cost.batch > 1 else 0.0
+        kind = rows.bit_length()
+        if kind != self._kind and self._kind and self.by_rows[NEXT_PAUSE, kind] == 0:
+            self.by_rows[:, kind] = self.by_rows[:, self._kind]
+        self._kind = kind
         observe(
-            rows, tokens, emitted, expected, seconds, draft_seconds, steps, curve, self.state,
-            self.by_rows[:, rows.bit_length()], self.recent, self.seen,
+            rows, tokens, emitted, expected, seconds, draft_seconds, steps, share, self.cost.buckets, self.cost.table,
+            self.state, self.by_rows[:, rows.bit_length()], self.recent, self.counts,
         )  # fmt: skip
 
 
+@inlined
+def seconds_at(table, column, share):
+    """Of a forward of one of the table's sizes; share: of the rows of a whole batch."""
+    seconds = table[OF_ONE, column] + share * (table[OF_BATCH, column] - table[OF_ONE, column])
+    return seconds * math.exp(table[CORRECTION, column])
+
+
+@inlined
+def column_of(table, tokens):
+    """Of the size at or below which lies `tokens`, but the last: what is beyond continues as between the two largest."""
+    column = 0
+    while column < table.shape[1] - 2 and table[TOKENS, column + 1] <= tokens:
+        column += 1
+    return column
+
+
+@inlined
+def seconds_of(table, tokens, share, buckets):
+    column = column_of(table, tokens)
+    if buckets and table[TOKENS, column] < tokens <= table[TOKENS, column + 1]:
+        tokens = table[TOKENS, column + 1]
+    low, high = seconds_at(table, column, share), seconds_at(table, column + 1, share)
+    part = (tokens - table[TOKENS, column]) / (table[TOKENS, column + 1] - table[TOKENS, column])
+    return low + max(part, 0.0) * max(high - low, 0.0)
+
+
+@inlined
+def fill_curve(table, share, buckets, start, most, curve):
+    """curve[0, n]: seconds of `start` + n tokens, n up to `most`, none less than a smaller one; curve[1, n]: the least that
+    one more costs from there on, by the lower convex hull of what lies beyond. curve[2]: scratch.
+    """
+    before = 0.0
+    for n in range(most + 2):
+        curve[0, n] = before = max(before, seconds_of(table, start + n, share, buckets))
+    top = 0
+    curve[2, 0] = most + 1
+    for back in range(most + 1):
+        n = most - back
+        while top > 0:
+            near, far = int(curve[2, top]), int(curve[2, top - 1])
+            if (curve[0, near] - curve[0, n]) * (far - n) < (curve[0, far] - curve[0, n]) * (near - n):
+                break
+            top -= 1
+        near = int(curve[2, top])
+        curve[1, n] = (curve[0, near] - curve[0, n]) / (near - n)
+        top += 1
+        curve[2, top] = n
+
+
 @kernel
-def choose(probabilities, trees, rows, prefill, seconds, least, state, kept):
-    """See `Budget.choose`. seconds, least: see `StepCost.table`."""
-    count = len(trees)
-    start = rows + prefill
-    factor = math.exp(state[FACTOR])
+def choose(probabilities, trees, rows, prefill, share, buckets, table, curve, state, kept):
+    """See `Budget.choose`."""
+    count, nodes = len(trees), np.int64(0)
+    for tree in range(count):
+        nodes += trees[tree, 1] - 1
+        kept[tree] = 1
+    fill_curve(table, share, buckets, rows + prefill, nodes, curve)
     right = (state[ACCEPTED] + STRENGTH) / (state[EXPECTED] + STRENGTH)
     speed = max(1.0, state[EMITTED] / state[SPENT]) if state[SPENT] > 0 else 1.0
-    worth = right * (seconds[rows] + 0.0) / (rows * speed) / factor  # seconds of the curve
-    for tree in range(count):
-        kept[tree] = 1
-    gained, most, best, tokens = 0.0, 0.0, np.int64(0), np.int64(0)
-    order = np.empty(len(probabilities), np.int64)
+    worth = right * seconds_of(table, rows, share, buckets) / (rows * speed)  # seconds of the curve
+    undrafted = curve[0, 0] * (1 + state[CHANGE] * (rows + prefill != state[BEFORE]))
+    gained, most, best, taken = 0.0, 0.0, np.int64(0), np.int64(0)
+    order = np.empty(nodes, np.int64)
     while True:
-        owner, p = -1, 0.0
+        owner, p = np.int64(-1), 0.0
         for tree in range(count):
             if kept[tree] < trees[tree, 1] and probabilities[trees[tree, 0] + kept[tree]] > p:
                 owner, p = tree, probabilities[trees[tree, 0] + kept[tree]]
-        if owner < 0 or p * worth < least[start + tokens]:
+        if owner < 0 or p * worth < curve[1, taken]:
             break
         kept[owner] += 1
-        order[tokens] = owner
-        tokens += 1
+        order[taken] = owner
+        taken += 1
         gained += p
-        saved = gained * worth - (seconds[start + tokens] - seconds[start])
+        changed = state[CHANGE] * (rows + prefill + taken != state[BEFORE])
+        saved = gained * worth - (curve[0, taken] * (1 + changed) - undrafted)
         if saved > most:
-            most, best = saved, tokens
-    for n in range(best, tokens):
+            most, best = saved, taken
+    for n in range(best, taken):
         kept[order[n]] -= 1
-    state[PRICE] = MARGIN * least[start + best] / worth
+    state[PRICE] = MARGIN * curve[1, best] / worth
 
 
 @inlined
@@ -204,45 +251,61 @@ def median_of(values, count):
     return 0.0
 
 
+@inlined
+def correct(table, tokens, deviation):
+    """A forward of that many tokens deviates so much (log) from what was expected."""
+    deviation = min(max(deviation, -UNUSUAL), UNUSUAL)
+    column = column_of(table, tokens)
+    part = (tokens - table[TOKENS, column]) / (table[TOKENS, column + 1] - table[TOKENS, column])
+    weight = 1.0
+    for k in range(column, table.shape[1]):
+        near = 1 - part if k == column else min(part, 1.0) if k == column + 1 else 0.0
+        if k > column + 1:
+            weight *= FARTHER
+            near = weight / (1 + table[MEASURED, k])
+        near = max(near, 0.0)
+        table[CORRECTION, k] += near * deviation / (1 + table[MEASURED, k])
+        if k <= column + 1:
+            table[MEASURED, k] = min(table[MEASURED, k] + near, LATEST)
+
+
 @kernel
-def observe(rows, tokens, emitted, expected, seconds, draft_seconds, steps, curve, state, switch, recent, seen):
+def observe(
+    rows, tokens, emitted, expected, seconds, draft_seconds, steps, share, buckets, table, state, switch, recent, counts
+):  # fmt: skip
     """See `Budget.observe`. switch: the column of `by_rows`."""
-    drafted = draft_seconds > 0
-    kind = np.int64(drafted)
-    ratio = math.log(max(seconds - draft_seconds, 1e-9) / curve[tokens])
-    recent[kind, seen[kind] % RECENT] = ratio
-    seen[kind] += 1
-    level = median_of(recent[kind], min(seen[kind], RECENT))
-    state[PACE] = math.exp(level - (state[FACTOR] if drafted else 0.0))
-    if not drafted:
-        if seen[2] > 0:
-            seen[2] -= steps
-        if seen[0] == BLOCK and seen[1] >= BLOCK:  # a block has ended
-            apart = median_of(recent[1], min(seen[1], RECENT)) - level
-            state[BLOCKS] = min(state[BLOCKS] + 1, 16.0)
-            state[FACTOR] += (apart - state[FACTOR]) / (state[BLOCKS] + BELIEVED)
+    of_curve, of_plain = seconds_of(table, tokens, share, buckets), seconds_of(table, rows, share, buckets)
+    ratio = math.log(max(seconds - draft_seconds, 1e-9) / of_curve)
+    if counts[STEPS] >= RECENT // 2:
+        correct(table, tokens, ratio - math.log(state[PACE]))
+    state[BEFORE] = tokens
+    recent[counts[STEPS] % RECENT] = ratio
+    counts[STEPS] += 1
+    state[PACE] = math.exp(median_of(recent, min(counts[STEPS], RECENT)))
+    spent, plain = 1.0, emitted / rows
+    if draft_seconds <= 0:
+        counts[BLOCK_LEFT] -= steps
+        counts[SINCE] = 0
         switch[LEFT] -= steps
-        spent, plain = 1.0, emitted / rows
-        if seen[0] >= BLOCK:
-            seen[1] = 0
     else:
-        seen[0] = 0
+        counts[SINCE] += 1
         state[DRAFTING] = min(draft_seconds / state[PACE], 2 * state[DRAFTING])
         state[EXPECTED] += expected
         state[ACCEPTED] += emitted - rows
         right = (state[ACCEPTED] + STRENGTH) / (state[EXPECTED] + STRENGTH)
-        spent = (curve[tokens] * math.exp(state[FACTOR]) + state[DRAFTING]) / curve[rows]
-        plain = 1 + right * expected / rows
+        spent, plain = (of_curve + state[DRAFTING]) / of_plain, 1 + right * expected / rows
         switch[LOST] = max(0.0, switch[LOST] + spent - plain)
-        if switch[LOST] <= 0:
+        if switch[LOST] <= 0 or switch[NEXT_PAUSE] == 0:
             switch[NEXT_PAUSE] = PAUSE
-        if switch[LOST] >= LIMIT:
-            switch[LEFT], switch[LOST] = switch[NEXT_PAUSE], LIMIT - TRIAL
-            switch[NEXT_PAUSE] *= 2
         state[SPARE] += SHARE * spent
-        loss = BLOCK * (1 - state[SPENT] / state[EMITTED]) if state[EMITTED] > 0 else 0.0
-        if seen[1] >= 16 and state[SPARE] >= loss and switch[LEFT] <= 0:
-            state[SPARE] -= max(loss, 0.0)
-            seen[2] = BLOCK
+        limit = LIMIT / math.sqrt(rows)
+        if switch[LOST] >= limit:
+            switch[LEFT], switch[LOST] = switch[NEXT_PAUSE], limit * (1 - TRIAL)
+            switch[NEXT_PAUSE] *= 2
+        elif counts[SINCE] >= 4 * BLOCK:
+            loss = max(0.0, BLOCK * (1 - state[SPENT] / state[EMITTED])) if state[EMITTED] > 0 else 0.0
+            if state[SPARE] >= loss:
+                state[SPARE] -= loss
+                counts[BLOCK_LEFT] = BLOCK
     state[EMITTED] = MEMORY * state[EMITTED] + steps * plain
     state[SPENT] = MEMORY * state[SPENT] + steps * spent
