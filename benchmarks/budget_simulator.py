@@ -158,7 +158,8 @@ class New:
         return (self.budget.choose(chances, spans, rows) - 1).tolist()
 
     def observe(self, rows: int, tokens: int, emitted: float, expected: float, seconds: float, drafting: float) -> None:
-        self.budget.observe(rows, tokens, emitted, expected, seconds, drafting)
+        host = PLAIN_HOST + (DRAFT_HOST if drafting else 0)
+        self.budget.observe(rows, tokens, emitted, expected, seconds, seconds - drafting - host, drafting > 0)
 
 
 class Old:

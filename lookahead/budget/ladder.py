@@ -16,7 +16,8 @@ SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 64)  # tokens of a forward of one row, and 
 ORDER = (1, 8, 4, 16, 2, 32, 12, 64, 24)
 MOST = 128  # tokens of a forward
 SECONDS, SHARE = 1.0, 0.005  # that it may take, and of the time of the job
-LEAST, ROUNDS = 4, 9  # sizes that are measured in any case, and how often each at most
+LEAST, ROUNDS = 2, 9  # sizes that are measured in any case, and how often each at most
+TRUSTED = 3  # of the measurements of a size, for how many steps they stand: the machine may have changed
 MANY, MOST_CHANGE = 9, 0.05  # pairs of forwards that tell what a change of size costs, and what it costs at most
 
 
@@ -58,7 +59,7 @@ def _cost(times: dict[tuple[int, int], list[float]], batch: int, buckets: bool, 
             line += slope * np.maximum(sizes - at[-1], 0)
         lines.append(line)
     for (_, tokens), of_cell in times.items():
-        measured[sizes == tokens] = np.maximum(measured[sizes == tokens], len(of_cell))
+        measured[sizes == tokens] = np.maximum(measured[sizes == tokens], min(len(of_cell), TRUSTED))
     return StepCost(sizes, np.array(lines if len(lines) == 2 else [lines[0]] * 2), batch, buckets, measured, change)
 
 

@@ -42,9 +42,9 @@ STRENGTH = 32.0  # accepted tokens that the drafter's own probabilities stand fo
 MARGIN = 0.5  # of the least probability that pays: what is less probable need not be drafted
 
 # The state of a budget. Sums over steps, the past fading, in plain steps: what was emitted, what was spent. Tokens: expected,
-# accepted. Seconds of drafting, at the curve's pace. The pace. Plain steps that may go into blocks. Least probability that pays.
+# accepted. Seconds of steps outside of their forwards, at the curve's pace: plain, drafted. The pace. Plain steps that may go into blocks. Least probability that pays.
 # Tokens of the latest forward. Share by which a forward of another size takes longer.
-EMITTED, SPENT, EXPECTED, ACCEPTED, DRAFTING, PACE, SPARE, PRICE, BEFORE, CHANGE = range(10)
+EMITTED, SPENT, EXPECTED, ACCEPTED, PLAIN_HOST, DRAFT_HOST, PACE, SPARE, PRICE, BEFORE, CHANGE = range(11)
 # Of each number of rows (its binary digits): plain steps that were lost, length of the next pause, steps left of this one.
 LOST, NEXT_PAUSE, LEFT = range(3)
 # Of each size of a forward: tokens, seconds with 1 row and with a whole batch, log of the correction, measurements.
@@ -79,13 +79,13 @@ class StepCost:
 class Budget:
     """The draft budget of one engine.
 
-    cost: of steps as they were measured. drafting: seconds that growing the trees takes, as long as none was seen.
+    cost: of forwards as they were measured.
     """
 
-    def __init__(self, cost: StepCost, drafting: float = 5e-5) -> None:
+    def __init__(self, cost: StepCost) -> None:
         self.cost = cost
         self.state = np.zeros(CHANGE + 1)
-        self.state[DRAFTING], self.state[PACE], self.state[SPARE] = drafting, 1.0, 0.5
+        self.state[PACE], self.state[SPARE] = 1.0, 0.5
         self.state[CHANGE] = 2 * cost.change  # there and back
         self.by_rows = np.zeros((3, 16))
         self.recent = np.zeros(RECENT)  # log of seconds / the curve's, of the latest steps
@@ -136,13 +136,14 @@ class Budget:
         emitted: float,
         expected: float,
         seconds: float,
-        draft_seconds: float = 0.0,
+        forward_seconds: float,
+        drafted: bool,
         steps: int = 1,
     ) -> None:
         """A step without prompts has ended; or `steps` plain ones, of which all is given of one.
 
         tokens: of its forward. emitted: by all rows. expected: draft tokens that were to be accepted, the sum of the
-        probabilities of verified nodes. seconds: of the whole step. draft_seconds: of it, in drafting; 0: nothing was drafted.
+        probabilities of verified nodes. seconds: of the whole step. drafted: trees were grown, whatever was verified of them.
         """
         share = min(1.0, (rows - 1) / (self.cost.batch - 1)) if self.cost.batch > 1 else 0.0
         kind = rows.bit_length()
@@ -150,7 +151,7 @@ class Budget:
             self.by_rows[:, kind] = self.by_rows[:, self._kind]
         self._kind = kind
         observe(
-            rows, tokens, emitted, expected, seconds, draft_seconds, steps, share, self.cost.buckets, self.cost.table,
+            rows, tokens, emitted, expected, seconds, forward_seconds, drafted, steps, share, self.cost.buckets, self.cost.table,
             self.state, self.by_rows[:, rows.bit_length()], self.recent, self.counts,
         )  # fmt: skip
 
@@ -214,7 +215,7 @@ def choose(probabilities, trees, rows, prefill, share, buckets, table, curve, st
     fill_curve(table, share, buckets, rows + prefill, nodes, curve)
     right = (state[ACCEPTED] + STRENGTH) / (state[EXPECTED] + STRENGTH)
     speed = max(1.0, state[EMITTED] / state[SPENT]) if state[SPENT] > 0 else 1.0
-    worth = right * seconds_of(table, rows, share, buckets) / (rows * speed)  # seconds of the curve
+    worth = right * (seconds_of(table, rows, share, buckets) + state[PLAIN_HOST]) / (rows * speed)  # seconds of the curve
     undrafted = curve[0, 0] * (1 + state[CHANGE] * (rows + prefill != state[BEFORE]))
     gained, most, best, taken = 0.0, 0.0, np.int64(0), np.int64(0)
     order = np.empty(nodes, np.int64)
@@ -271,29 +272,31 @@ def correct(table, tokens, deviation):
 
 @kernel
 def observe(
-    rows, tokens, emitted, expected, seconds, draft_seconds, steps, share, buckets, table, state, switch, recent, counts
+    rows, tokens, emitted, expected, seconds, forward_seconds, drafted, steps, share, buckets, table, state, switch, recent, counts
 ):  # fmt: skip
     """See `Budget.observe`. switch: the column of `by_rows`."""
     of_curve, of_plain = seconds_of(table, tokens, share, buckets), seconds_of(table, rows, share, buckets)
-    ratio = math.log(max(seconds - draft_seconds, 1e-9) / of_curve)
+    ratio = math.log(max(forward_seconds, 1e-9) / of_curve)
     if counts[STEPS] >= RECENT // 2:
         correct(table, tokens, ratio - math.log(state[PACE]))
     state[BEFORE] = tokens
     recent[counts[STEPS] % RECENT] = ratio
     counts[STEPS] += 1
     state[PACE] = math.exp(median_of(recent, min(counts[STEPS], RECENT)))
+    host, outside = PLAIN_HOST + np.int64(drafted), (seconds - forward_seconds) / state[PACE]
+    state[host] += (min(outside, 2 * state[host]) - state[host]) / RECENT if state[host] > 0 else outside
+    of_plain += min(state[PLAIN_HOST], state[DRAFT_HOST]) if state[PLAIN_HOST] > 0 else 0.0
     spent, plain = 1.0, emitted / rows
-    if draft_seconds <= 0:
+    if not drafted:
         counts[BLOCK_LEFT] -= steps
         counts[SINCE] = 0
         switch[LEFT] -= steps
     else:
         counts[SINCE] += 1
-        state[DRAFTING] = min(draft_seconds / state[PACE], 2 * state[DRAFTING])
         state[EXPECTED] += expected
         state[ACCEPTED] += emitted - rows
         right = (state[ACCEPTED] + STRENGTH) / (state[EXPECTED] + STRENGTH)
-        spent, plain = (of_curve + state[DRAFTING]) / of_plain, 1 + right * expected / rows
+        spent, plain = (of_curve + state[DRAFT_HOST]) / of_plain, 1 + right * expected / rows
         switch[LOST] = max(0.0, switch[LOST] + spent - plain)
         if switch[LOST] <= 0 or switch[NEXT_PAUSE] == 0:
             switch[NEXT_PAUSE] = PAUSE
