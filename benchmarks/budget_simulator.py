@@ -21,6 +21,7 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -283,7 +284,11 @@ def measured_cost(job: Job, curve: Curve, machine: Machine, kept: bool, seed: in
         spent += seconds
         return float(seconds * math.exp(random.normal(0, machine.noise)))
 
-    cost = ladder.measure(forward, job.batch, np.inf if kept else job.tokens / job.batch, curve.buckets)
+    cost = (
+        ladder.measure(forward, job.batch, np.inf, curve.buckets, np.inf)
+        if kept
+        else ladder.measure(forward, job.batch, job.tokens / job.batch, curve.buckets)
+    )
     return cost, 0.0 if kept else spent
 
 
@@ -341,12 +346,12 @@ def cell(
 MACHINES = (Machine(0.03), Machine(0.10), Machine(0.03, "half"), Machine(0.03, "busy"))
 
 
-def in_cell(name: tuple[str, str, int, int, Machine], others: Known | None, old: bool) -> tuple[Known, Result]:
+def in_cell(name: tuple[str, str, int, int, Machine], others: Known | None, old: bool, seeds: int) -> tuple[Known, Result]:
     """A cell by the names of its curve and workload, its batch size, rows and machine."""
     curve, workload, batch, rows, machine = name
     job = Job(read_recording(DATA / f"{workload}.npz"), rows, batch)
     others = others or known(job, read_curves()[curve], machine)
-    return others, cell(job, read_curves()[curve], machine, others, old)
+    return others, cell(job, read_curves()[curve], machine, others, old, range(seeds))
 
 
 def title(name: tuple[str, str, int, int, Machine]) -> str:
@@ -364,6 +369,18 @@ def report(lines: list[tuple[str, dict[str, float]]], worst: int) -> None:
                 print(f"  {value:.4f} {name}")
 
 
+def by_kind(lines: list[tuple[str, dict[str, float]]], key: str) -> None:
+    """The worst cell, the twentieth and the mean of each batch size, rows and machine."""
+    kinds: dict[str, list[float]] = {}
+    for name, line in lines:
+        for kind in ("all", " ".join(name.split("/")[2:])):
+            kinds.setdefault(kind, []).append(line[key])
+    print(f"\n{key}:")
+    for kind, values in kinds.items():
+        mean = math.exp(float(np.mean(np.log(values))))
+        print(f"  {kind:22} worst {min(values):.3f}, 5 % {np.quantile(values, 0.05):.3f}, mean {mean:.3f}, {len(values)} cells")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cells whose name holds all of these words")
@@ -375,6 +392,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="keeps what does not depend on a budget")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--worst", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each budget, with noise of their own")
     told = parser.parse_args()
     workloads = [path.stem for path in sorted(DATA.glob("*.npz"))]
     names = [*itertools.product(read_curves(), workloads, told.batch, told.rows, MACHINES)]
@@ -383,7 +401,7 @@ def main() -> None:
     lines, began = [], time.time()
     with ProcessPoolExecutor(told.jobs) as pool:
         others = [seen.get(title(name)) for name in names]
-        for name, (found, result) in zip(names, pool.map(in_cell, names, others, [told.old] * len(names)), strict=True):
+        for name, (found, result) in zip(names, pool.map(in_cell, names, others, repeat(told.old), repeat(told.seeds), chunksize=4), strict=True):
             seen[title(name)] = found
             lines.append((title(name), result.line()))
             if told.show:
@@ -391,6 +409,8 @@ def main() -> None:
     if told.cache:
         told.cache.write_text(json.dumps(seen))
     report(lines, told.worst)
+    for key in ("new of best", "kept", "kept of best", *(["old", "old of best"] if told.old else [])):
+        by_kind(lines, key)
     print(f"{len(lines)} cells, {time.time() - began:.0f} s")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from lookahead.budget.policy import StepCost
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 64)  # tokens of a forward of one row, and of each size times the rows of a batch up to MOST
-ORDER = (1, 8, 4, 16, 2, 32, 12, 64, 24)
+ORDER = (1, 4, 16, 2, 8, 32, 12, 64, 24)
 MOST = 128  # tokens of a forward
 SECONDS, SHARE = 1.0, 0.005  # that it may take, and of the time of the job
 LEAST, ROUNDS = 2, 9  # sizes that are measured in any case, and how often each at most
@@ -21,11 +21,15 @@ TRUSTED = 3  # of the measurements of a size, for how many steps they stand: the
 MANY, MOST_CHANGE = 9, 0.05  # pairs of forwards that tell what a change of size costs, and what it costs at most
 
 
-def measure(forward: Callable[[int, int], float], batch: int, plain_steps: float, buckets: bool = False) -> StepCost:
-    """forward(rows, tokens): seconds of one. plain_steps: that the job would take without drafts, about."""
+def measure(
+    forward: Callable[[int, int], float], batch: int, plain_steps: float, buckets: bool = False, most: float = SECONDS
+) -> StepCost:
+    """forward(rows, tokens): seconds of one. plain_steps: that the job would take without drafts, about. most: seconds
+    that it may take."""
     cells = [(batch, size * batch) for size in ORDER if size * batch <= max(MOST, 4 * batch)]
     if batch > 1:
-        cells += [(1, size) for size in ORDER if size <= MOST // 2]
+        cells = [cells[0], (batch, 4 * batch), (1, 1), *cells[1:], *((1, size) for size in ORDER[1:] if size <= MOST // 2)]
+        cells = list(dict.fromkeys(cells))
     times: dict[tuple[int, int], list[float]] = {}
     spent, limit, turn = 0.0, np.inf, 0
     changed: list[float] = []  # first forwards of a size, in times of the second one
@@ -38,19 +42,19 @@ def measure(forward: Callable[[int, int], float], batch: int, plain_steps: float
             spent += seconds
             changed.append(first / seconds)
         if turn == 1:
-            limit = min(SECONDS, SHARE * plain_steps * seconds)
+            limit = min(most, SHARE * plain_steps * seconds)
         times.setdefault(cell, []).append(seconds)
     change = float(np.median(changed)) - 1 if len(changed) >= MANY else 0.0
     return _cost(times, batch, buckets, min(max(change, 0.0), MOST_CHANGE))
 
 
 def _cost(times: dict[tuple[int, int], list[float]], batch: int, buckets: bool, change: float) -> StepCost:
-    sizes = np.array(sorted({tokens for _, tokens in times} | {size for size in SIZES if size >= batch}), np.float64)
+    sizes = np.array(sorted({tokens for _, tokens in times} | {*SIZES}), np.float64)
     lines, measured = [], np.full(len(sizes), 0.5)
     for rows in dict.fromkeys((1, batch)):
         known = sorted((tokens, float(np.median(of_cell))) for (r, tokens), of_cell in times.items() if r == rows)
-        if not known:
-            continue
+        if len(known) < 3:  # what a row costs beside its tokens is not known
+            known = sorted((tokens, float(np.median(of_cell))) for (_, tokens), of_cell in times.items())
         at, of_size = np.array(known, np.float64).T
         of_size = not_falling(of_size)
         line = np.interp(sizes, at, of_size)
@@ -60,7 +64,7 @@ def _cost(times: dict[tuple[int, int], list[float]], batch: int, buckets: bool, 
         lines.append(line)
     for (_, tokens), of_cell in times.items():
         measured[sizes == tokens] = np.maximum(measured[sizes == tokens], min(len(of_cell), TRUSTED))
-    return StepCost(sizes, np.array(lines if len(lines) == 2 else [lines[0]] * 2), batch, buckets, measured, change)
+    return StepCost(sizes, np.array([lines[0], lines[-1]]), batch, buckets, measured, change)
 
 
 def not_falling(values: np.ndarray) -> np.ndarray:
