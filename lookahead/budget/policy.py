@@ -30,7 +30,7 @@ import numpy as np
 from lookahead.native.kernels import inlined, kernel
 
 MEMORY = 0.99  # weight of the past in the speed of the job, at each step
-LIMIT, TRIAL = 6.0, 0.25  # plain steps that drafts may lose until they go off, and in a trial
+LIMIT, TRIAL = 3.0, 0.25  # plain steps that drafts may lose until they go off, and in a trial
 PAUSE = 64.0  # plain steps without drafts before the first trial; each further pause is twice as long
 SHARE = 0.005  # of the time goes into plain steps between drafted ones, at most
 BLOCK = 4  # plain steps in a row, compared with the drafted ones before them
