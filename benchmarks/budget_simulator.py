@@ -328,9 +328,7 @@ def known(job: Job, curve: Curve, machine: Machine) -> Known:
     return plain, fixed, oracle
 
 
-def cell(
-    job: Job, curve: Curve, machine: Machine, others: Known, old: bool = True, seeds: Sequence[int] = (0,)
-) -> Result:
+def cell(job: Job, curve: Curve, machine: Machine, others: Known, old: bool = True, seeds: Sequence[int] = (0,)) -> Result:
     plain, fixed, oracle = others
     found = []
     for kept in (False, True):
@@ -401,7 +399,9 @@ def main() -> None:
     lines, began = [], time.time()
     with ProcessPoolExecutor(told.jobs) as pool:
         others = [seen.get(title(name)) for name in names]
-        for name, (found, result) in zip(names, pool.map(in_cell, names, others, repeat(told.old), repeat(told.seeds), chunksize=4), strict=True):
+        for name, (found, result) in zip(
+            names, pool.map(in_cell, names, others, repeat(told.old), repeat(told.seeds), chunksize=4), strict=True
+        ):
             seen[title(name)] = found
             lines.append((title(name), result.line()))
             if told.show:

@@ -12,7 +12,17 @@ import numpy as np
 
 from lookahead.budget.policy import StepCost
 
-SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 64)  # tokens of a forward of one row, and of each size times the rows of a batch up to MOST
+SIZES = (
+    1,
+    2,
+    4,
+    8,
+    12,
+    16,
+    24,
+    32,
+    64,
+)  # tokens of a forward of one row, and of each size times the rows of a batch up to MOST
 ORDER = (1, 4, 16, 2, 8, 32, 12, 64, 24)
 MOST = 128  # tokens of a forward
 SECONDS, SHARE = 1.0, 0.005  # that it may take, and of the time of the job
