@@ -8,7 +8,7 @@ answers (budget_recording.py), so what a step emits for its number of nodes is e
 
     forward (curve, slower after another size on a CPU)  +  growing trees  +  accounting
 
-What the policy sees is multiplied by lognormal noise, and one step in fifty takes twice as long; the score leaves the noise out.
+What the policy sees is multiplied by lognormal noise, and one step in fifty takes twice as long. The score is without.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Curve:
 
 def read_curves() -> dict[str, Curve]:
     lines = json.loads((DATA / "curves.json").read_text())
-    return {name: Curve(name, **{k: v for k, v in line.items()}) for name, line in lines.items()}
+    return {name: Curve(name, **line) for name, line in lines.items()}
 
 
 class Machine(NamedTuple):
@@ -399,9 +399,8 @@ def main() -> None:
     lines, began = [], time.time()
     with ProcessPoolExecutor(told.jobs) as pool:
         others = [seen.get(title(name)) for name in names]
-        for name, (found, result) in zip(
-            names, pool.map(in_cell, names, others, repeat(told.old), repeat(told.seeds), chunksize=4), strict=True
-        ):
+        results = pool.map(in_cell, names, others, repeat(told.old), repeat(told.seeds), chunksize=4)
+        for name, (found, result) in zip(names, results, strict=True):
             seen[title(name)] = found
             lines.append((title(name), result.line()))
             if told.show:

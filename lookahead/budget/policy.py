@@ -1,4 +1,4 @@
-"""How many draft tokens pay, and whether drafting pays at all. In: step costs, draft trees, measured steps. Out: what to verify.
+"""How many draft tokens pay, and whether drafting pays at all. In: costs, draft trees, measured steps. Out: what to verify.
 
 Costs: a `StepCost` holds seconds of a forward by tokens, measured before the first row (ladder.py). One pace, the median of
 what recent steps took relative to it, scales all of it: a slow machine is slow for all sizes. What steps of a size take beyond
@@ -42,9 +42,11 @@ STRENGTH = 32.0  # accepted tokens that the drafter's own probabilities stand fo
 MARGIN = 0.5  # of the least probability that pays: what is less probable need not be drafted
 
 # The state of a budget. Sums over steps, the past fading, in plain steps: what was emitted, what was spent. Tokens: expected,
-# accepted. Seconds of steps outside of their forwards, at the curve's pace: plain, drafted. The pace. Plain steps that may go into blocks. Least probability that pays.
-# Tokens of the latest forward. Share by which a forward of another size takes longer.
+# accepted. Seconds of steps outside of their forwards, at the curve's pace: plain, drafted. The pace. Plain steps that may go
+# into blocks. Least probability that pays. Tokens of the latest forward. Share by which one of another size takes longer.
 EMITTED, SPENT, EXPECTED, ACCEPTED, PLAIN_HOST, DRAFT_HOST, PACE, SPARE, PRICE, BEFORE, CHANGE = range(11)
+# Of a step, see `Budget.observe`; share: see `StepCost.share`.
+ROWS, FORWARD, OUT, HOPED, SECONDS, IN_FORWARD, DRAFTED, HOW_MANY, OF_ROWS = range(9)
 # Of each number of rows (its binary digits): plain steps that were lost, length of the next pause, steps left of this one.
 LOST, NEXT_PAUSE, LEFT = range(3)
 # Of each size of a forward: tokens, seconds with 1 row and with a whole batch, log of the correction, measurements.
@@ -75,6 +77,10 @@ class StepCost:
         self.table[TOKENS], self.table[OF_ONE : OF_BATCH + 1], self.table[MEASURED] = sizes, seconds, measured
         self.batch, self.buckets, self.change = batch, buckets, change
 
+    def share(self, rows: int) -> float:
+        """Where that many rows lie between one and a batch."""
+        return min(1.0, (rows - 1) / (self.batch - 1)) if self.batch > 1 else 0.0
+
 
 class Budget:
     """The draft budget of one engine.
@@ -91,6 +97,7 @@ class Budget:
         self.recent = np.zeros(RECENT)  # log of seconds / the curve's, of the latest steps
         self.counts = np.zeros(3, np.int64)
         self._kind = 0  # of the latest step: its rows' binary digits
+        self._step = np.zeros(OF_ROWS + 1)
         self.curve, self.kept = np.zeros((3, 128)), np.zeros(64, np.int64)
         self.choose(np.ones(1, np.float32), np.array([[0, 1]]), cost.batch)  # the first price
 
@@ -123,7 +130,7 @@ class Budget:
             self.kept = np.zeros(2 * count, np.int64)
         if room > self.curve.shape[1]:
             self.curve = np.zeros((3, 2 * room))
-        share = min(1.0, (rows - 1) / (self.cost.batch - 1)) if self.cost.batch > 1 else 0.0
+        share = self.cost.share(rows)
         choose(
             probabilities, trees, rows, prefill, share, self.cost.buckets, self.cost.table, self.curve, self.state, self.kept
         )
@@ -145,15 +152,13 @@ class Budget:
         tokens: of its forward. emitted: by all rows. expected: draft tokens that were to be accepted, the sum of the
         probabilities of verified nodes. seconds: of the whole step. drafted: trees were grown, whatever was verified of them.
         """
-        share = min(1.0, (rows - 1) / (self.cost.batch - 1)) if self.cost.batch > 1 else 0.0
         kind = rows.bit_length()
         if kind != self._kind and self._kind and self.by_rows[NEXT_PAUSE, kind] == 0:
             self.by_rows[:, kind] = self.by_rows[:, self._kind]
         self._kind = kind
-        observe(
-            rows, tokens, emitted, expected, seconds, forward_seconds, drafted, steps, share, self.cost.buckets, self.cost.table,
-            self.state, self.by_rows[:, rows.bit_length()], self.recent, self.counts,
-        )  # fmt: skip
+        share = self.cost.share(rows)
+        self._step[:] = rows, tokens, emitted, expected, seconds, forward_seconds, drafted, steps, share
+        observe(self._step, self.cost.buckets, self.cost.table, self.state, self.by_rows[:, kind], self.recent, self.counts)
 
 
 @inlined
@@ -271,10 +276,10 @@ def correct(table, tokens, deviation):
 
 
 @kernel
-def observe(
-    rows, tokens, emitted, expected, seconds, forward_seconds, drafted, steps, share, buckets, table, state, switch, recent, counts
-):  # fmt: skip
-    """See `Budget.observe`. switch: the column of `by_rows`."""
+def observe(step, buckets, table, state, switch, recent, counts):
+    """See `Budget.observe`. step: see ROWS. switch: the column of `by_rows`."""
+    rows, tokens, emitted, expected, share = step[ROWS], step[FORWARD], step[OUT], step[HOPED], step[OF_ROWS]
+    seconds, forward_seconds, drafted, steps = step[SECONDS], step[IN_FORWARD], step[DRAFTED] > 0, np.int64(step[HOW_MANY])
     of_curve, of_plain = seconds_of(table, tokens, share, buckets), seconds_of(table, rows, share, buckets)
     ratio = math.log(max(forward_seconds, 1e-9) / of_curve)
     if counts[STEPS] >= RECENT // 2:
@@ -322,6 +327,5 @@ def faster_alone(cost: StepCost, rows: int, emitted_alone: float, tokens_alone: 
     than a batch has only those at once.
     """
     at_once = min(rows, cost.batch)
-    share = (at_once - 1) / (cost.batch - 1) if cost.batch > 1 else 0.0
-    together = seconds_of(cost.table, at_once, share, cost.buckets) / at_once
+    together = seconds_of(cost.table, at_once, cost.share(at_once), cost.buckets) / at_once
     return bool(seconds_of(cost.table, tokens_alone, 0.0, cost.buckets) / emitted_alone < together)
