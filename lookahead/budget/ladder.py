@@ -1,0 +1,88 @@
+"""What steps cost on this machine, measured before the first row. In: a function that times a forward. Out: a `StepCost`.
+
+Sizes are visited in turn, the most telling first, until the time is up: a slow moment then slows all of them alike. Of each the
+median counts. What was not reached is interpolated, or continues as between the two before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lookahead.budget.policy import StepCost
+
+SIZES = (
+    1,
+    2,
+    4,
+    8,
+    12,
+    16,
+    24,
+    32,
+    64,
+)  # tokens of a forward of one row, and of each size times the rows of a batch up to MOST
+ORDER = (1, 4, 16, 2, 8, 32, 12, 64, 24)
+MOST = 128  # tokens of a forward
+SECONDS, SHARE = 1.0, 0.005  # that it may take, and of the time of the job
+LEAST, ROUNDS = 2, 9  # sizes that are measured in any case, and how often each at most
+TRUSTED = 3  # of the measurements of a size, for how many steps they stand: the machine may have changed
+MANY, MOST_CHANGE = 9, 0.05  # pairs of forwards that tell what a change of size costs, and what it costs at most
+
+
+def measure(
+    forward: Callable[[int, int], float], batch: int, plain_steps: float, buckets: bool = False, most: float = SECONDS
+) -> StepCost:
+    """forward(rows, tokens): seconds of one. plain_steps: that the job would take without drafts, about. most: seconds
+    that it may take."""
+    cells = [(batch, size * batch) for size in ORDER if size * batch <= max(MOST, 4 * batch)]
+    if batch > 1:
+        cells = [cells[0], (batch, 4 * batch), (1, 1), *cells[1:], *((1, size) for size in ORDER[1:] if size <= MOST // 2)]
+        cells = list(dict.fromkeys(cells))
+    times: dict[tuple[int, int], list[float]] = {}
+    spent, limit, turn = 0.0, np.inf, 0
+    changed: list[float] = []  # first forwards of a size, in times of the second one
+    while (turn < LEAST or spent < limit) and turn < ROUNDS * len(cells):
+        cell = cells[turn % len(cells)]
+        seconds = forward(*cell)
+        spent, turn = spent + seconds, turn + 1
+        if spent < limit / 2:
+            first, seconds = seconds, forward(*cell)
+            spent += seconds
+            changed.append(first / seconds)
+        if turn == 1:
+            limit = min(most, SHARE * plain_steps * seconds)
+        times.setdefault(cell, []).append(seconds)
+    change = float(np.median(changed)) - 1 if len(changed) >= MANY else 0.0
+    return _cost(times, batch, buckets, min(max(change, 0.0), MOST_CHANGE))
+
+
+def _cost(times: dict[tuple[int, int], list[float]], batch: int, buckets: bool, change: float) -> StepCost:
+    sizes = np.array(sorted({tokens for _, tokens in times} | {*SIZES}), np.float64)
+    lines, measured = [], np.full(len(sizes), 0.5)
+    for rows in dict.fromkeys((1, batch)):
+        known = sorted((tokens, float(np.median(of_cell))) for (r, tokens), of_cell in times.items() if r == rows)
+        if len(known) < 3:  # what a row costs beside its tokens is not known
+            known = sorted((tokens, float(np.median(of_cell))) for (_, tokens), of_cell in times.items())
+        at, of_size = np.array(known, np.float64).T
+        of_size = not_falling(of_size)
+        line = np.interp(sizes, at, of_size)
+        if len(at) > 1:  # what was not reached costs no less than on average
+            slope = max((of_size[-1] - of_size[-2]) / (at[-1] - at[-2]), (of_size[-1] - of_size[0]) / (at[-1] - at[0]))
+            line += slope * np.maximum(sizes - at[-1], 0)
+        lines.append(line)
+    for (_, tokens), of_cell in times.items():
+        measured[sizes == tokens] = np.maximum(measured[sizes == tokens], min(len(of_cell), TRUSTED))
+    return StepCost(sizes, np.array([lines[0], lines[-1]]), batch, buckets, measured, change)
+
+
+def not_falling(values: np.ndarray) -> np.ndarray:
+    """The nearest to these that never falls (isotonic regression: neighbours that fall take their mean)."""
+    pools: list[list[float]] = []  # mean, how many
+    for value in values.tolist():
+        pools.append([value, 1])
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            mean, count = pools.pop()
+            pools[-1] = [(pools[-1][0] * pools[-1][1] + mean * count) / (pools[-1][1] + count), pools[-1][1] + count]
+    return np.concatenate([np.full(int(count), mean) for mean, count in pools])
