@@ -25,7 +25,6 @@ from pathlib import Path
 
 import torch
 
-from lookahead.budget import goodput
 from lookahead.budget.profile import read_profile
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.draft.drafter import Drafter
@@ -55,7 +54,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         pairs = read_pairs(arguments.pairs) if arguments.pairs else sample_pairs()
         tries = [Trie(arguments.trie or sample_trie(Path(folder)))] if arguments.trie or not arguments.pairs else []
-        goodput.warm_up()
         for batch_size in arguments.batch_sizes:
             rows = pairs[: arguments.rows or max(25, 5 * batch_size)]
             for way, options in WAYS.items():

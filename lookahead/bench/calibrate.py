@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from lookahead.budget.attention import runs_of
-from lookahead.budget.cost import FASTER
 from lookahead.budget.profile import CostProfile, Forward, Work
 from lookahead.draft.tree import Wanted, chain, side_by_side
 from lookahead.errors import LookaheadError
@@ -33,6 +32,7 @@ from lookahead.forward.slots import PackedSlots, Slots, slots_of
 from lookahead.forward.target import TargetModel
 from lookahead.version import __version__
 
+FASTER = 0.3  # quantile of the forwards of a cell that counts, as other programs only ever slow them down
 SHORT, LONG = 128, 1024  # tokens in the cache of each row
 CHUNK = 512  # tokens of a prompt that are prefilled at once
 MOST_WIDTH = 128

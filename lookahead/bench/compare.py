@@ -26,7 +26,7 @@ import torch
 from lookahead.bench.lossless import Lossless, lossless
 from lookahead.bench.peers import peers_of
 from lookahead.bench.run import Run, StepLog, Turn, progress
-from lookahead.budget.cost import SIZES
+from lookahead.budget.shapes import bucket
 from lookahead.decode.engine import Clock, DecodingEngine, Generation
 from lookahead.draft.counts import summed
 from lookahead.draft.drafter import Drafter
@@ -198,7 +198,7 @@ def _warm_up_sizes(target: TargetModel) -> None:
     slots.add([0, 0], LARGEST_WARMED)
     slots.begin(0)
     largest = min(LARGEST_WARMED, target.longest_text - 2)
-    for size in itertools.takewhile(lambda size: size <= largest, SIZES.tolist()):
+    for size in sorted({bucket(size) for size in range(1, largest // 4 * 3 + 1)}):
         slots.forward(side_by_side([chain([0] * size)], ["all"])).wait()
         slots.keep([[]])
 

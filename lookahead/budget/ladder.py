@@ -6,11 +6,18 @@ median counts. What was not reached is interpolated, or continues as between the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 
-from lookahead.budget.policy import StepCost
+from lookahead.budget.policy import MEASURED, OF_BATCH, OF_ONE, TOKENS, StepCost
+from lookahead.budget.profile import CostProfile, Forward, Setting, cache_folder
+from lookahead.files.atomic import replacing
+from lookahead.version import __version__
 
 SIZES = (
     1,
@@ -24,6 +31,7 @@ SIZES = (
     64,
 )  # tokens of a forward of one row, and of each size times the rows of a batch up to MOST
 ORDER = (1, 4, 16, 2, 8, 32, 12, 64, 24)
+CONTEXT = 512  # tokens of each row in the cache, for profiles
 MOST = 128  # tokens of a forward
 SECONDS, SHARE = 1.0, 0.005  # that it may take, and of the time of the job
 LEAST, ROUNDS = 2, 9  # sizes that are measured in any case, and how often each at most
@@ -58,6 +66,54 @@ def measure(
     return _cost(times, batch, buckets, min(max(change, 0.0), MOST_CHANGE))
 
 
+def of_profile(profile: CostProfile, batch: int) -> StepCost:
+    """As a profile has it, with CONTEXT tokens of each row in the cache."""
+    forwards = [[Forward(max(size, rows), rows, CONTEXT * rows) for size in SIZES] for rows in (1, batch)]
+    seconds = [[profile.forward_seconds(each) for each in line] for line in forwards]
+    return StepCost(np.array(SIZES, np.float64), not_falling_lines(seconds), batch, profile.bucketed)
+
+
+def _path_of(setting: Setting, batch: int) -> Path | None:
+    """Where the costs of this setting, and of these versions, are kept; None if there is no folder."""
+    folder, versions = cache_folder(), f"{__version__}-torch-{version('torch')}"
+    return folder / f"steps-{setting.file_name.removesuffix('.json')}-{batch}-{versions}.json" if folder else None
+
+
+def read(setting: Setting, batch: int) -> StepCost | None:
+    """What `write` left, if it can be read."""
+    try:
+        path = _path_of(setting, batch)
+        if path is None or not path.is_file():
+            return None
+        value = json.loads(path.read_text(encoding="utf-8"))
+        sizes, seconds, measured = (np.array(value[name], np.float64) for name in ("sizes", "seconds", "measured"))
+        found = bool((np.diff(sizes) > 0).all() and (seconds > 0).all() and np.isfinite(seconds).all() and len(sizes) > 1)
+        if not found or seconds.shape != (2, len(sizes)) or measured.shape != sizes.shape:
+            return None
+        return StepCost(sizes, seconds, int(value["batch"]), bool(value["buckets"]), measured, float(value["change"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write(setting: Setting, cost: StepCost) -> None:
+    """Keep it for later jobs, where that can be done."""
+    table, path = cost.table, _path_of(setting, cost.batch)
+    if path is None:
+        return
+    value = {
+        "sizes": table[TOKENS].tolist(),
+        "seconds": table[OF_ONE : OF_BATCH + 1].tolist(),
+        "measured": table[MEASURED].tolist(),
+        "batch": cost.batch,
+        "buckets": cost.buckets,
+        "change": cost.change,
+    }
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, "w") as file:
+            file.write(json.dumps(value))
+
+
 def _cost(times: dict[tuple[int, int], list[float]], batch: int, buckets: bool, change: float) -> StepCost:
     sizes = np.array(sorted({tokens for _, tokens in times} | {*SIZES}), np.float64)
     lines, measured = [], np.full(len(sizes), 0.5)
@@ -75,6 +131,11 @@ def _cost(times: dict[tuple[int, int], list[float]], batch: int, buckets: bool, 
     for (_, tokens), of_cell in times.items():
         measured[sizes == tokens] = np.maximum(measured[sizes == tokens], min(len(of_cell), TRUSTED))
     return StepCost(sizes, np.array([lines[0], lines[-1]]), batch, buckets, measured, change)
+
+
+def not_falling_lines(lines: Sequence[Sequence[float]]) -> np.ndarray:
+    """`not_falling` of each."""
+    return np.array([not_falling(np.array(line)) for line in lines])
 
 
 def not_falling(values: np.ndarray) -> np.ndarray:

@@ -55,6 +55,10 @@ TOKENS, OF_ONE, OF_BATCH, CORRECTION, MEASURED = range(5)
 STEPS, SINCE, BLOCK_LEFT = range(3)
 
 
+SHAPE = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
+UNKNOWN_COST = SHAPE, 1e-3 * (1 + SHAPE / 64)  # seconds of forwards of which nothing is known
+
+
 class StepCost:
     """Seconds of a forward by its tokens, for 1 row and for `batch` rows. Between sizes and rows it is interpolated, beyond the
     largest size it continues; more tokens never cost less.
@@ -85,11 +89,12 @@ class StepCost:
 class Budget:
     """The draft budget of one engine.
 
-    cost: of forwards as they were measured.
+    cost: of forwards as they were measured; None: only a rough shape is assumed. is_measured: it was.
     """
 
-    def __init__(self, cost: StepCost) -> None:
-        self.cost = cost
+    def __init__(self, cost: StepCost | None = None) -> None:
+        self.is_measured = cost is not None
+        self.cost = cost = cost or StepCost(*UNKNOWN_COST, measured=0.0)
         self.state = np.zeros(CHANGE + 1)
         self.state[PACE], self.state[SPARE] = 1.0, 0.5
         self.state[CHANGE] = 2 * cost.change  # there and back
@@ -100,6 +105,18 @@ class Budget:
         self._step = np.zeros(OF_ROWS + 1)
         self.curve, self.kept = np.zeros((3, 128)), np.zeros(64, np.int64)
         self.choose(np.ones(1, np.float32), np.array([[0, 1]]), cost.batch)  # the first price
+
+    def measured(self, cost: StepCost) -> None:
+        """Costs of forwards are known from now on."""
+        self.cost, self.is_measured = cost, True
+        self.state[CHANGE] = 2 * cost.change
+        self.counts[STEPS], self.state[PACE] = 0, 1.0
+        self.choose(np.ones(1, np.float32), np.array([[0, 1]]), cost.batch)
+
+    def seconds(self, tokens: int, rows: int) -> float:
+        """Of a forward of that many tokens for that many rows, now."""
+        share, cost = self.cost.share(rows), self.cost
+        return float(forward_seconds(cost.table, float(tokens), share, cost.buckets) * self.state[PACE])
 
     @property
     def price(self) -> float:
@@ -125,16 +142,20 @@ class Budget:
         probabilities: float32, of paths. trees: int64 [trees, 2], where each tree begins there, and its nodes, root included.
         rows: that decode, those without a tree included. prefill: tokens of prompts in the same forward.
         """
-        count, room = len(trees), rows + prefill + len(probabilities) + 2
-        if count > len(self.kept):
-            self.kept = np.zeros(2 * count, np.int64)
-        if room > self.curve.shape[1]:
-            self.curve = np.zeros((3, 2 * room))
+        count = len(trees)
+        self.make_room(count, len(probabilities))
         share = self.cost.share(rows)
         choose(
             probabilities, trees, rows, prefill, share, self.cost.buckets, self.cost.table, self.curve, self.state, self.kept
         )
         return self.kept[:count]
+
+    def make_room(self, trees: int, nodes: int) -> None:
+        """For a choice among that many nodes of that many trees."""
+        if trees > len(self.kept):
+            self.kept = np.zeros(2 * trees, np.int64)
+        if nodes + 2 > self.curve.shape[1]:
+            self.curve = np.zeros((3, 2 * nodes + 2))
 
     def observe(
         self,
@@ -185,6 +206,12 @@ def seconds_of(table, tokens, share, buckets):
     low, high = seconds_at(table, column, share), seconds_at(table, column + 1, share)
     part = (tokens - table[TOKENS, column]) / (table[TOKENS, column + 1] - table[TOKENS, column])
     return low + max(part, 0.0) * max(high - low, 0.0)
+
+
+@kernel
+def forward_seconds(table, tokens, share, buckets):
+    """See `Budget.seconds`."""
+    return seconds_of(table, tokens, share, buckets)
 
 
 @inlined

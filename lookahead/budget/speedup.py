@@ -1,6 +1,6 @@
 """How many times faster than plain decoding a run has been. In: its steps and rows as they end. Out: a speedup, how sure it is.
 
-A run takes plain steps now and then (rates.py, backoff.py): they are timed as a plain run takes them. What plain decoding of
+A run takes plain steps now and then (policy.py): they are timed as a plain run takes them. What plain decoding of
 the whole run would have taken is then
 
     all that lies outside of decode steps, less what drafts learn there  +  prefill  +  the plain run's decode steps
@@ -8,20 +8,15 @@ the whole run would have taken is then
 Prefill is what it took, less drafting and the share of draft tokens in the forward. How many decode steps the plain run takes,
 and with how many rows each, follows from the lengths of prompts and answers (`PlainRun`): rows that end at other times than
 with drafts leave other batches behind. Seconds of a step of n rows are those of the plain steps that were timed; where none of
-that size was, the cost curve (cost.py) gives the ratio to those that were.
+that size was, the cost curve gives the ratio to those that were.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
-
-import numpy as np
-
-from lookahead.budget.cost import CostCurve
-from lookahead.budget.profile import Forward
 
 BLOCK = 0.25  # seconds of plain steps that count as one measurement, as what slows a machine lasts longer than a step
 MOST_BLOCKS = 1000  # about: in longer runs blocks are longer
@@ -30,8 +25,7 @@ UNKNOWN = 0.5  # standard deviation where no block has been measured
 FEW = 16  # timed steps of a size that count as much as the ratio to other sizes
 WIDEST = 0.25  # of the speedup: an interval that reaches further to each side is not a measurement
 
-Block = dict[int, np.ndarray]  # plain steps, by their rows: float64 [seconds, keys, how many steps]
-NO_STEPS = np.zeros(3)
+Block = dict[int, tuple[float, int]]  # plain steps, by their rows: seconds, and how many
 
 
 class Speedup(NamedTuple):
@@ -128,27 +122,33 @@ class PlainRun:
 
 
 class PlainTime:
-    """Keeps what plain decoding of a run would have taken; a call takes microseconds."""
+    """Keeps what plain decoding of a run would have taken; a call takes microseconds.
 
-    def __init__(self, curve: CostCurve, prefill_chunk: int):
-        self._curve = curve
+    expected: seconds of a plain step of that many rows, of which ratios count.
+    """
+
+    def __init__(self, expected: Callable[[int], float], prefill_chunk: int):
+        self._expected = expected
         self._run = PlainRun(prefill_chunk)
         self.batch_size = 1
         self._ended: dict[int, tuple[int, int]] = {}  # by number: rows that wait for one before them
         self._next = 0  # number of the next row of the plain run
         self._blocks: list[Block] = []
-        self._continues = False  # the latest block
+        self._continues, self._block_seconds = False, 0.0  # the latest block
         self.seconds = 0.0  # of the run
         self.decode_seconds = 0.0  # of steps that only decode
         self.draft_seconds = 0.0  # that drafts took outside of these
 
-    def plain_steps(self, forward: Forward, seconds: float, steps: int) -> None:
-        """Plain steps were timed, as a plain run takes them. forward: of one; seconds: of one."""
+    def plain_step(self, rows: int, seconds: float) -> None:
+        """A plain step was timed, as a plain run takes it."""
         if not self._continues:
             self._blocks.append({})
+            self._block_seconds = 0.0
         block = self._blocks[-1]
-        block[forward.rows] = block.get(forward.rows, NO_STEPS) + steps * np.array([seconds, forward.keys, 1.0])
-        self._continues = sum(sums[0] for sums in block.values()) < max(BLOCK, self.decode_seconds / MOST_BLOCKS)
+        before, steps = block.get(rows, (0.0, 0))
+        block[rows] = before + seconds, steps + 1
+        self._block_seconds += seconds
+        self._continues = self._block_seconds < max(BLOCK, self.decode_seconds / MOST_BLOCKS)
 
     def prefill_step(self, seconds: float, draft_seconds: float, drafted: float) -> None:
         """A step that prefills has ended. draft_seconds: of it, in drafting. drafted: share of draft tokens in its forward."""
@@ -178,9 +178,10 @@ class PlainTime:
         run.finish()
         timed: Block = {}
         for block in self._timed:
-            for rows, sums in block.items():
-                timed[rows] = timed.get(rows, NO_STEPS) + sums
-        decoding = sum(steps * self._seconds_of(rows, timed) for rows, steps in run.steps.items())
+            for rows, (seconds, steps) in block.items():
+                before, known = timed.get(rows, (0.0, 0))
+                timed[rows] = before + seconds, known + steps
+        decoding = sum(count * self._seconds_of(rows, timed) for rows, count in run.steps.items())
         other = self.seconds - self.decode_seconds - self.draft_seconds
         return Speedup(self.seconds, other + decoding, 2 * self._deviation(timed) * decoding)
 
@@ -192,15 +193,11 @@ class PlainTime:
     def _seconds_of(self, rows: int, timed: Block) -> float:
         """Of a plain step of that many rows: as timed, and by the curve from the other steps that were."""
         if not timed:
-            return self._curve.seconds(Forward(rows, rows))
-        by_curve = sum(
-            seconds
-            * self._curve.seconds(Forward(rows, rows, rows * keys / steps / n))
-            / self._curve.seconds(Forward(n, n, keys / steps))
-            for n, (seconds, keys, steps) in timed.items()
-        ) / sum(sums[2] for sums in timed.values())
-        seconds, _, steps = timed.get(rows, NO_STEPS)
-        return float((seconds + FEW * by_curve) / (steps + FEW))
+            return self._expected(rows)
+        by_curve = sum(seconds * self._expected(rows) / self._expected(n) for n, (seconds, _) in timed.items())
+        by_curve /= sum(steps for _, steps in timed.values())
+        seconds, steps = timed.get(rows, (0.0, 0))
+        return (seconds + FEW * by_curve) / (steps + FEW)
 
     def _deviation(self, timed: Block) -> float:
         """Standard deviation of the pace of plain steps, relative to it."""
@@ -208,7 +205,7 @@ class PlainTime:
             return UNKNOWN
         apart = total = 0.0
         for block in self._timed:
-            expected = sum(sums[2] * timed[rows][0] / timed[rows][2] for rows, sums in block.items())
-            seconds = sum(sums[0] for sums in block.values())
+            expected = sum(steps * timed[rows][0] / timed[rows][1] for rows, (_, steps) in block.items())
+            seconds = sum(seconds for seconds, _ in block.values())
             apart, total = apart + (seconds / expected - 1) ** 2 * expected, total + expected
         return float(((SCATTER**2 + apart / total) / len(self._timed)) ** 0.5)

@@ -9,10 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lookahead.budget.cost import MeasuredStep
-from lookahead.budget.goodput import GoodputBudget
-from lookahead.budget.profile import Forward
-from lookahead.budget.rates import Rates
+from lookahead.budget.policy import Budget
 from lookahead.budget.speedup import PlainTime, Speedup
 from lookahead.decode.row import RunningRow
 from lookahead.draft.drafter import Drafter
@@ -22,7 +19,6 @@ from lookahead.forward.target import TargetModel
 
 MOSTLY, FEW_STEPS = 0.5, 50  # of the steps without drafts it is reported why, if they are as many
 DRAFT_TOKENS = 16  # whose cost is reported then
-PLAIN_APART = 4  # one in this many steps without drafts is timed
 
 
 @dataclasses.dataclass
@@ -58,22 +54,16 @@ class StepTimes(NamedTuple):
     def drafting(self) -> float:
         return self.drafted - self.began
 
-    @property
-    def after_drafting(self) -> float:
-        """Forward and verification: what the costs of a forward include."""
-        return self.accepted - self.drafted
-
 
 class Accounting:
     """Clocks, costs and counts of an engine; teaches its budget and the drafter's sources.
 
-    clock: seconds by stage. plain: what plain decoding would take. rates: of steps with drafts and without. steps: begun."""
+    clock: seconds by stage. plain: what plain decoding would take. steps: begun."""
 
-    def __init__(self, target: TargetModel, drafter: Drafter, budget: GoodputBudget, prefill_chunk: int):
+    def __init__(self, target: TargetModel, drafter: Drafter, budget: Budget, prefill_chunk: int):
         self.target, self.drafter, self.budget = target, drafter, budget
         self.clock = Clock()
-        self.plain = PlainTime(budget.curve, prefill_chunk)
-        self.rates = Rates()
+        self.plain = PlainTime(lambda rows: budget.seconds(rows, rows), prefill_chunk)
         self.steps = 0
         self._sources: Sources | None = getattr(drafter, "sources", None)  # of the user's own
         self._before: tuple[list[RunningRow], float] = [], 0.0  # rows of the latest step if all decoded, and when it was over
@@ -100,11 +90,10 @@ class Accounting:
         share = self.drafted[False] / max(1, sum(self.drafted))
         if not self.drafter.options.adaptive or share < MOSTLY or sum(self.drafted) < FEW_STEPS:
             return {}
-        curve, rows = self.budget.curve, self.plain.batch_size
-        plain, more = Forward(rows, rows), Forward(rows + DRAFT_TOKENS, rows)
-        known = curve.known or all(curve.has_seen(each.tokens) for each in (plain, more))
-        ratio = round(curve.seconds(more) / curve.seconds(plain), 2) if known else None
-        return {"steps_without_drafts": round(share, 3), "rows_at_once": rows, "cost_of_16_draft_tokens": ratio}
+        budget, rows = self.budget, self.plain.batch_size
+        ratio = budget.seconds(rows + DRAFT_TOKENS, rows) / budget.seconds(rows, rows)
+        known = round(ratio, 2) if budget.is_measured else None
+        return {"steps_without_drafts": round(share, 3), "rows_at_once": rows, "cost_of_16_draft_tokens": known}
 
     def begin(self, rows: list[RunningRow]) -> None:
         """A run begins. rows: those that hold slots, kept up to date by who gives them out."""
@@ -132,11 +121,10 @@ class Accounting:
             row.generation.seconds = self._before[1] - row.began
             self.plain.row_ended(row.number, row.prefill_tokens, len(row.generation.token_ids))
 
-    def begin_step(self, rows: int) -> tuple[int, bool, bool]:
-        """(Its number, whether drafts rest, even those of constrained rows). rows: that hold slots."""
+    def begin_step(self, rows: int) -> tuple[int, bool]:
+        """(Its number, whether rows are drafted for). rows: that hold slots."""
         self.steps += 1
-        off = self.drafter.options.adaptive and self.rates.rest(rows, self.budget.speed)
-        return self.steps, off, off and self.rates.looks(rows)
+        return self.steps, not self.drafter.options.adaptive or self.budget.drafts(rows)
 
     def record(
         self, rows: Sequence[RunningRow], batch: StepBatch, prefilled: int, times: StepTimes, is_first: bool = False
@@ -151,15 +139,11 @@ class Accounting:
         active, decodes, options = batch.active > 0, batch.decoding == len(rows), self.drafter.options
         self.clock.add(times.drafting, times.computed - times.drafted, times.accepted - times.computed, prefilled)
         self.plain.rows_at_once(len(rows))
-        if active:
-            self.budget.drafted_in(times.drafting)
         seconds, emitted, only_decodes = times.accepted - times.began, batch.emitted, decodes and not is_first
         (before, over), self._before = self._before, ([*rows] if only_decodes else [], times.accepted)
         follows = bool(before) and before == self._before[0]
         if follows:  # with what happened in between: accounting takes longer with drafts, too
             seconds = times.accepted - over
-            if options.adaptive:
-                self.rates.note(len(rows), active, seconds, emitted)
         if decodes:
             self.plain.decode_seconds += seconds
             self.drafted[batch.tokens > len(rows)] += 1
@@ -168,11 +152,14 @@ class Accounting:
             self.plain.prefill_step(seconds, times.drafting, drafted)
         if options.strategy == "off" or not only_decodes:
             return
-        self._time_plain_steps(batch, active, seconds, follows)
-        if active or self.steps % PLAIN_APART == 0 or self.budget.tries:
-            self._learn(batch, active, times, seconds, emitted)
+        self._time_plain_steps(len(rows), active, seconds, follows)
+        if options.adaptive:
+            parts = batch.expected, seconds, times.accepted - times.drafted
+            self.budget.observe(len(rows), batch.tokens, emitted, *parts, active)
+        if active:
+            self._learn_utility(batch, seconds, emitted)
 
-    def _time_plain_steps(self, batch: StepBatch, active: bool, seconds: float, follows: bool) -> None:
+    def _time_plain_steps(self, rows: int, active: bool, seconds: float, follows: bool) -> None:
         """For the speedup: plain steps of about the length that they have in a plain run. One alone behind a step with drafts
         takes longer. follows: the step before was one of the same rows.
         """
@@ -180,22 +167,14 @@ class Accounting:
         if active:
             self.plain.next_block()
         elif was_plain and follows:
-            self.plain.plain_steps(Forward(len(batch), len(batch), batch.keys, calls=batch.calls), seconds, 1)
+            self.plain.plain_step(rows, seconds)
 
-    def _learn(self, batch: StepBatch, active: bool, times: StepTimes, seconds: float, emitted: int) -> None:
-        """From a step that only decodes: what forwards cost, and whether draft sources that take time of their own pay. Where
-        lengths are fixed, all are always used. One plain step in PLAIN_APART stands for all once costs are known.
-        """
-        stands_for = PLAIN_APART if not active and not self.budget.tries else 1
-        forward = Forward(batch.tokens, len(batch), batch.keys, batch.widest, batch.calls)
-        runner_up = batch.runner_up_seconds if active else 0.0
-        parts = times.after_drafting, times.drafting if active else 0.0, runner_up
-        self.budget.observe(MeasuredStep(forward, emitted, seconds, *parts, stands_for=stands_for))
-        if not active:
-            return
+    def _learn_utility(self, batch: StepBatch, seconds: float, emitted: int) -> None:
+        """Whether draft sources that take time of their own pay. Where lengths are fixed, all are always used."""
         by_source = batch.step_sources
         if self.drafter.options.adaptive:
-            self.drafter.runner_up.observe(runner_up, by_source.get("recycled", 0), seconds, emitted, len(batch))
+            found = batch.runner_up_seconds, by_source.get("recycled", 0), seconds, emitted, len(batch)
+            self.drafter.runner_up.observe(*found)
         if self._sources:
             counts = [by_source.get(name, 0) for name in self._sources.names]
             self._sources.observe_step(counts, seconds, emitted, len(batch), self.target.agreed)

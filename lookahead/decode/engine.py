@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from lookahead.budget.goodput import GoodputBudget
+from lookahead.budget.policy import Budget
 from lookahead.budget.speedup import Speedup
 from lookahead.decode.accounting import Accounting, Clock, StepTimes
 from lookahead.decode.chooser import Chooser, Given, Sampler
 from lookahead.decode.constraint import Grammars
+from lookahead.decode.costs import measured_cost
 from lookahead.decode.generation_config import own_stop_strings
 from lookahead.decode.plain import decode_plainly
 from lookahead.decode.request import FinishReason, Generation, room_of
@@ -29,7 +30,6 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import Observer
 from lookahead.draft.step import StepBatch
 from lookahead.forward.backends import by_own_settings
-from lookahead.forward.batch import ALL_AT_ONCE
 from lookahead.forward.slots import Slots, slots_of
 from lookahead.forward.target import TargetModel
 
@@ -50,10 +50,10 @@ class DecodingEngine:
         self.batch_size = batch_size
         self.prefill_chunk = prefill_chunk
         self.tokenizer = tokenizer
-        self.budget = GoodputBudget(target.costs())
+        self.budget = Budget(target.step_cost(batch_size))
+        self.expected_rows = 0  # of the job, where that is known: costs are measured in a share of its time
         self.accounting = Accounting(target, drafter, self.budget, prefill_chunk)
         self._slots: Slots | None = None  # of the latest run
-        self._debt = 0.0  # of the row that ended last, which the next ones inherit, see backoff.py
         if sources := getattr(drafter, "sources", None):
             sources.vocab_size = target.vocab_size
         if target.mode in ("chain", "replay"):
@@ -161,7 +161,6 @@ class DecodingEngine:
                     self.batch_size = scheduler.recover(error, self.batch_size)
                 began, ended = self.target.now(), scheduler.retire()
                 if ended:
-                    self._debt = ended[0].debt
                     self.accounting.retired(ended, began)
                 yield [row.generation for row in ended]
         finally:
@@ -173,6 +172,9 @@ class DecodingEngine:
         now, rows, batch, accounting = self.target.now, scheduler.rows, scheduler.batch, self.accounting
         began = now()
         prefilled = scheduler.prepare(self.prefill_chunk)
+        if not self.budget.is_measured and scheduler.all_decode and self.drafter.options.adaptive:
+            self._measure_costs(rows, slots)
+            began = now()
         batch.propose(self.budget, *accounting.begin_step(len(rows)))
         drafted = now()
         scores = slots.forward(batch.trees)
@@ -182,10 +184,18 @@ class DecodingEngine:
         slots.keep([each.nodes for each in accepted])
         accounting.record(rows, batch, prefilled, StepTimes(began, drafted, computed, now()), scores.is_first)
 
+    def _measure_costs(self, rows: Sequence[RunningRow], slots: Slots) -> None:
+        """Before the first step that only decodes."""
+        began, left = self.target.now(), [row.generation.room - len(row.generation.token_ids) for row in rows]
+        steps = max(left) * max(1.0, self.expected_rows / len(rows))
+        cost = measured_cost(self.target, slots, [row.length for row in rows], steps)
+        if cost:
+            self.budget.measured(cost)
+        self.budget.is_measured = True  # or cannot be
+        self.accounting.plain.draft_seconds += self.target.now() - began
+
     def _new_batch(self) -> StepBatch:
-        curve = self.budget.curve
-        call = -1.0 if curve.separate else ALL_AT_ONCE if curve.bucketed else self.target.call
-        return StepBatch(self.drafter, self.target.vocab_size, call)
+        return StepBatch(self.drafter, self.target.vocab_size)
 
     def _new_slots(self) -> Slots:
         self._slots = slots_of(self.target)
@@ -198,7 +208,6 @@ class DecodingEngine:
     def forget(self) -> None:
         """Remember nothing of earlier requests. The budget keeps what it learned. No request may be running."""
         self.release_cache()
-        self._debt = 0.0
         self.drafter.forget()
 
     def _start(self, generation: Generation) -> RunningRow | None:
@@ -217,7 +226,7 @@ class DecodingEngine:
             return None
         began, drafts = self.target.now(), self.drafter.start(generation.prompt_ids)
         number = self.accounting.started(began)
-        return RunningRow(generation, drafts, chooser, self._debt, self.target.now(), number)
+        return RunningRow(generation, drafts, chooser, self.target.now(), number)
 
     @functools.cached_property
     def _grammars(self) -> Grammars | None:

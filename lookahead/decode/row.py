@@ -28,16 +28,15 @@ class RunningRow:
 
     text: int32, tokens that are prefilled before it decodes. prefilled: how many of them the slot holds; None: it has not
     begun.
-    number: in the order in which rows took slots. prefill_tokens: that were prefilled for it, in all. debt: see backoff.py.
+    number: in the order in which rows took slots. prefill_tokens: that were prefilled for it, in all.
     is_followed: nothing but the scores, or the answer that is forced, determines what the row emits.
     """
 
-    def __init__(self, generation: Generation, drafts: Row, chooser: Chooser, debt: float, began: float, number: int = 0):
+    def __init__(self, generation: Generation, drafts: Row, chooser: Chooser, began: float, number: int = 0):
         self.generation = generation
         self.number, self.prefill_tokens = number, 0
         self.drafts = drafts
         self.chooser = chooser
-        self.debt = debt
         self.began = began
         self.text = np.empty(0, np.int32)
         self.prefilled: int | None = None
@@ -57,11 +56,10 @@ class RunningRow:
         forced = None if generation.forced is None else generation.forced[len(emitted) : len(emitted) + left]
         lengths = self.length, left, longest_text - self.length
         last, stops = emitted[-1] if emitted else None, sorted(generation.stop_ids)
-        batch.add(RowState(self.drafts, *lengths, last, stops, forced, self.is_followed, self.chooser.guide, self.debt))
+        batch.add(RowState(self.drafts, *lengths, last, stops, forced, self.is_followed, self.chooser.guide))
 
     def leave(self, batch: StepBatch, slot: int) -> None:
         """Leave the slot, which the last row takes over."""
-        self.debt = batch.debt(slot)
         self.count(batch, slot)
         batch.remove(slot)
 

@@ -122,6 +122,11 @@ class Scheduler:
             left -= 0 if chunk is None else len(chunk)
         return most - left
 
+    @property
+    def all_decode(self) -> bool:
+        """No row prefills in the step that was prepared."""
+        return not self._prefilling
+
     def _enter(self, row: RunningRow, slots: Slots) -> None:
         row.enter(slots, self.batch, self._longest_text)
         self._prefilling += 1

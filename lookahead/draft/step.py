@@ -13,9 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lookahead.budget import goodput
-from lookahead.budget.backoff import DEBT
-from lookahead.budget.goodput import AS_MANY_AS_PAY, GoodputBudget
+from lookahead.budget.policy import Budget
 from lookahead.draft import planner, step_kernel
 from lookahead.draft.best_kernel import FEW, NONE
 from lookahead.draft.drafter import Drafter, Row
@@ -72,18 +70,14 @@ class RowState:
     forced: Sequence[int] | None
     follows: bool
     guide: Guide | None = None
-    debt: float = 0.0
 
 
 class StepBatch:
-    """Rows in slots, slot by slot. vocab_size: of the model. call: what a call of attention costs, see
-    budget/attention.py; negative: rows go one at a time.
-    """
+    """Rows in slots, slot by slot. vocab_size: of the model."""
 
-    def __init__(self, drafter: Drafter, vocab_size: int, call: float = 0.0):
+    def __init__(self, drafter: Drafter, vocab_size: int):
         self.drafter = drafter
         self._vocab_size = vocab_size
-        self._attention_call = call
         self._states: list[RowState] = []
         self._held: list[tuple[np.ndarray, ...]] = []  # arrays whose addresses a row's line has
         self._names = [name_of(source - 2, drafter.source_names) for source in range(len(drafter.source_names) + 2)]
@@ -106,9 +100,9 @@ class StepBatch:
         line, drafts = self.lines[slot], state.drafts
         off = self.drafter.options.strategy == "off"
         line["number"], line["phase"], line["follows"] = drafts.number, WAITS, state.follows
-        line["constrained"], line["drafted"] = state.guide is not None, not off
+        line["constrained"], line["drafted"] = state.guide is not None and not off, not off
         line["length"], line["left"], line["positions_left"] = state.length, state.left, state.positions_left
-        line["debt"], line["tree"], line["nodes"] = min(state.debt, DEBT - 1), -1, 1
+        line["tree"], line["nodes"] = -1, 1
         line["stops_at"], line["stops"] = stops.ctypes.data, len(stops)
         line["forced_at"], line["forced"] = forced.ctypes.data, len(forced)
         if state.emitted is not None:
@@ -117,7 +111,7 @@ class StepBatch:
         self._block.by_source[slot] = 0
         self._states.append(state)
         self._held.append((stops, forced))
-        self._guided += state.guide is not None
+        self._guided += bool(line["constrained"])
         self._unindexed += not off
         self.call["rows"] = slot + 1
         self._note_index(slot)
@@ -125,8 +119,8 @@ class StepBatch:
     def remove(self, slot: int) -> None:
         """A row leaves its slot, which the last one takes. The drafter knows all of its tokens then."""
         self._tell(slot)
-        state, last = self._states[slot], len(self._states) - 1
-        self._guided -= state.guide is not None
+        last = len(self._states) - 1
+        self._guided -= bool(self.lines[slot]["constrained"])
         self._unindexed -= self._waits_for_index(slot)
         for array in (self.lines, self._block.emitted, self._block.by_source):
             array[slot] = array[last]
@@ -144,10 +138,6 @@ class StepBatch:
         by_source[:] = 0
         return steps, draft_tokens, accepted, found
 
-    def debt(self, slot: int) -> float:
-        """See backoff.py."""
-        return float(self.lines[slot]["debt"])
-
     def set_input(self, slot: int, phase: int, chunk: np.ndarray | None = None) -> None:
         """What a row does in the next step. chunk: int32, what it prefills, which the caller keeps until the step is over."""
         line = self.lines[slot]
@@ -155,33 +145,39 @@ class StepBatch:
         line["chunk_at"], line["chunk"] = (0, 0) if chunk is None else (chunk.ctypes.data, len(chunk))
         self._prefills = self._prefills or chunk is not None
 
-    def propose(self, budget: GoodputBudget, step: int, off: bool, looks: bool) -> None:
+    def propose(self, budget: Budget, step: int, drafts: bool) -> None:
         """Learn what rows have emitted, draft for those that decode, and lay out the forward.
 
-        step: its number. off: drafts rest; looks: even those of constrained rows.
+        step: its number. drafts: for all rows, else for those that a grammar constrains.
         """
         if self.call["full"]:
             self._make_place()
         if self._prefills or len(self) > self._room_rows:
             self._make_room()
-        drafter, call = self.drafter, self.call
-        drafts = drafter.options.strategy != "off" and not off
-        call["step"], call["drafts"], call["off"], call["looks"] = step, drafts, off, looks
-        call["wished"], call["recycles"] = AS_MANY_AS_PAY, 0
+        drafter, call, everything = self.drafter, self.call, LEARN | GROW | CHOOSE | LAY_OUT
+        drafts = drafts and drafter.options.strategy != "off"
+        call["step"], call["drafts"], call["recycles"] = step, drafts, 0
         if not (drafts or self._guided or call["active"]):
-            self._run(step_kernel.propose, LEARN | GROW | CHOOSE | LAY_OUT)
+            self._run(step_kernel.propose, everything)
             return
         self._get_ready(budget, drafts or self._guided > 0)
-        call["drafting"], call["threads"] = budget.drafting, drafter.growth.threads(len(self), int(call["grown"]))
+        call["threads"] = drafter.growth.threads(len(self), int(call["grown"]))
+        call["share"] = budget.cost.share(len(self))
         call["recycles"] = drafter.wants_runner_up and self._vocab_size >= FEW and (drafts or self._guided > 0)
-        if not (self._guided or drafter.sources or drafter.options.strategy == "parallel" or self._chooses_in_python(budget)):
-            self._run(step_kernel.propose, LEARN | GROW | CHOOSE | LAY_OUT)
+        if not self._is_staged():
+            self._run(step_kernel.propose, everything)
             return
         self._force_tokens()
         self._run(step_kernel.propose, LEARN | GROW)
         self._edit_trees()
-        self._choose(budget)
+        self._run(step_kernel.propose, CHOOSE)
+        if drafter.options.strategy == "parallel":
+            self._make_parallel()
         self._run(step_kernel.propose, LAY_OUT)
+
+    def _is_staged(self) -> bool:
+        """Python has its part in drafting."""
+        return bool(self._guided or self.drafter.sources) or self.drafter.options.strategy == "parallel"
 
     @property
     def active(self) -> int:
@@ -204,19 +200,9 @@ class StepBatch:
         return int(self.call["tokens"])
 
     @property
-    def widest(self) -> int:
-        """Tokens of the largest tree."""
-        return int(self.call["widest"])
-
-    @property
-    def keys(self) -> int:
-        """Keys that attention reads where each row brings one token."""
-        return int(self.call["keys"])
-
-    @property
-    def calls(self) -> int:
-        """Calls of attention."""
-        return int(self.call["calls"])
+    def expected(self) -> float:
+        """Draft tokens that are to be accepted: the sum of the probabilities of all that are verified."""
+        return float(self.call["expected"])
 
     @property
     def phases(self) -> list[int]:
@@ -289,7 +275,7 @@ class StepBatch:
         return found
 
     def tree(self, slot: int) -> DraftTree:
-        """The tree that a row has brought to this step, padding included; its chunk as a chain."""
+        """The tree that a row has brought to this step; its chunk as a chain."""
         line, block, rows = self.lines[slot], self._block, self.drafter.rows
         begin, size, nodes, number = (int(line[name]) for name in ("begin", "size", "nodes", "number"))
         tree = DraftTree(
@@ -318,7 +304,7 @@ class StepBatch:
         self.call["stages"] = stages
         run_in(1, kernel, self._block.address)
 
-    def _get_ready(self, budget: GoodputBudget, drafts: bool) -> None:
+    def _get_ready(self, budget: Budget, drafts: bool) -> None:
         """To learn from what rows have emitted, and to draft for those that decode."""
         drafter = self.drafter
         if self._unindexed and drafts:
@@ -329,7 +315,9 @@ class StepBatch:
                 self._note_index(slot)
         drafter.runner_up.has_keys |= bool(self.call["pending"])
         drafter.get_ready()
-        pointed = drafter.shared, drafter.rows, budget.books, self._block
+        if self.call["adaptive"]:
+            budget.make_room(len(self), len(self) * drafter.options.decoding_length)
+        pointed = drafter.shared, drafter.rows, budget.cost, budget.curve, budget.kept, self._block
         if len(self._pointed) != len(pointed) or any(a is not b for a, b in zip(pointed, self._pointed, strict=True)):
             self._pointed = pointed
             self._point(budget)
@@ -370,7 +358,7 @@ class StepBatch:
         for slot, state in enumerate(self._states):
             line = self.lines[slot]
             line["forced_begin"] = len(tokens)
-            if state.guide is not None and line["phase"] == DECODES and not self.call["looks"]:
+            if state.guide is not None and line["phase"] == DECODES:
                 tokens += state.guide.forced()
             line["forced_end"] = len(tokens)
         self._forced = np.array(tokens, np.int64)
@@ -382,28 +370,11 @@ class StepBatch:
         slots = [slot for slot, tree in enumerate(self.lines["tree"][: len(self)].tolist()) if tree >= 0]
         if drafter.sources:
             price = float(call["least_price"] if not call["adaptive"] else max(call["least_price"], call["price"]))
-            free = int(block.growing[planner.FREE])
             rows = [self._states[slot].drafts for slot in slots]
-            drafter.merge_sources(rows, block.limits[:count], price, free, block.spans[:count])
+            drafter.merge_sources(rows, block.limits[:count], price, 0, block.spans[:count])
         for tree, slot in enumerate(slots):
             if guide := self._states[slot].guide:
                 block.spans[tree, 1] = keep_possible(drafter.rows, self._states[slot].drafts.number, guide)
-
-    def _choose(self, budget: GoodputBudget) -> None:
-        """How much of the trees is verified, where that is not the budget's kernel alone that chooses."""
-        call, decoding, prefilled = self.call, int(self.call["decoding"]), int(self.call["prefilled"])
-        if call["adaptive"]:
-            call["wished"] = budget.wished(decoding, prefilled)
-        self._run(step_kernel.propose, CHOOSE)
-        if call["adaptive"] and call["wished"] == AS_MANY_AS_PAY and not prefilled and budget.is_to_look and call["trees"]:
-            choice = self._block.choice
-            call["wished"] = budget.look(int(choice[goodput.TAKEN]), int(choice[goodput.TOKENS]), decoding, int(call["before"]))
-            call["looking"] = 1
-            self._run(step_kernel.propose, CHOOSE)
-            call["looking"] = 0
-            budget.looked()
-        if self.drafter.options.strategy == "parallel":
-            self._make_parallel()
 
     def _make_parallel(self) -> None:
         """The branches of each tree stand side by side."""
@@ -421,9 +392,6 @@ class StepBatch:
             block.own_trees[slot, :, : len(tree)] = tree.token_ids, tree.parents, tree.sources, tree.matches
             self._own_reach[slot, : len(tree)] = tree.probabilities
 
-    def _chooses_in_python(self, budget: GoodputBudget) -> bool:
-        return bool(self.call["adaptive"]) and (budget.tries or budget.is_to_look)
-
     def _make_block(self, rows: int, tokens: int) -> None:
         """With room for that many rows, and tokens of a step."""
         options, before = self.drafter.options, getattr(self, "_block", None)
@@ -439,25 +407,29 @@ class StepBatch:
         call, adaptive = self.call, options.adaptive
         call["adaptive"], call["learns"], call["least_price"] = adaptive, options.learn, options.price
         call["nodes"], call["depth"] = options.decoding_length - 1, min(options.decoding_length - 1, options.branch_length)
-        call["own_trees"], call["attention_call"] = options.strategy == "parallel", self._attention_call
+        call["own_trees"] = options.strategy == "parallel"
         call["draft_rows_at"] = self.drafter.rows.address
         self._pointed = ()
 
     def _make_room(self) -> None:
-        """For the tokens of the next step: twice those of all trees, as they may be filled up, and the chunks."""
+        """For the tokens of the next step: those of all trees, and the chunks."""
         self._prefills, self._room_rows = False, len(self)
-        tokens = 64 + 2 * len(self) * (self.drafter.options.decoding_length + 1) + int(self.lines["chunk"][: len(self)].sum())
+        tokens = 64 + len(self) * (self.drafter.options.decoding_length + 1) + int(self.lines["chunk"][: len(self)].sum())
         if tokens > self._block.sizes["tokens"]:
             self._make_block(self._block.sizes["rows"], 1 << (tokens - 1).bit_length())
 
-    def _point(self, budget: GoodputBudget) -> None:
+    def _point(self, budget: Budget) -> None:
         """Addresses, which stay the same until something grows."""
         drafter, block, call = self.drafter, self._block, self.call
-        kernels = planner.accept_rows, planner.grow_rows, goodput.choose
-        call["accept_at"], call["grow_at"], call["choose_at"] = (c_function(kernel)[1] for kernel in kernels)
+        call["accept_at"], call["grow_at"] = (c_function(kernel)[1] for kernel in (planner.accept_rows, planner.grow_rows))
         call["parallel_at"] = openmp_address()
-        blocks = drafter.shared.address, drafter.rows.address
-        call["shared_at"], call["draft_rows_at"], call["books_at"] = *blocks, budget.books.address
+        blocks = call["shared_at"], call["draft_rows_at"] = drafter.shared.address, drafter.rows.address
+        table, reach = budget.cost.table, drafter.rows.reach
+        call["table_at"], call["table_sizes"], call["buckets"] = table.ctypes.data, table.shape[1], budget.cost.buckets
+        call["curve_at"], call["curve_room"] = budget.curve.ctypes.data, budget.curve.shape[1]
+        call["state_at"] = budget.state.ctypes.data
+        call["kept_at"], call["kept_room"] = budget.kept.ctypes.data, len(budget.kept)
+        call["reach_at"], call["reach_room"] = reach.ctypes.data, reach.size
         single = drafter.options.strategy == "single"
         block.accepting.reshape(-1)[: planner.FIRST_ROW] = (
             0,
@@ -467,9 +439,5 @@ class StepBatch:
             drafter.growth.first.address,
             blocks[1],
         )
-        arrays, reach = (block.limits.ctypes.data, block.spans.ctypes.data, 0), drafter.rows.reach
+        arrays = block.limits.ctypes.data, block.spans.ctypes.data, 0
         block.growing[:] = 0, 0, 0, *arrays, 0, single, 0, *blocks, drafter.growth.scratch_at
-        budget.make_room(block.sizes["rows"])
-        block.choice[: goodput.TAKEN] = (
-            *(reach.ctypes.data, block.spans.ctypes.data, budget.books.address, reach.size, 0, 0, 0, 0, 0, single, 0, 0),
-        )

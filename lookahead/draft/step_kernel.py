@@ -10,12 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.budget import goodput
-from lookahead.budget.attention import attention_cost
-from lookahead.budget.backoff import APART, DEBT
-from lookahead.budget.books import BESIDE, BESIDE_DRAFTED, GAINED, books_arrays
-from lookahead.budget.books import PRICE as OF_PRICE
-from lookahead.budget.goodput import AS_MANY_AS_PAY
+from lookahead.budget import policy
 from lookahead.draft import planner
 from lookahead.draft.arrays import TREE_PARENTS, TREE_SOURCES, TREE_TOKENS, rows_arrays, shared_arrays
 from lookahead.draft.best_kernel import best_few, best_token_of
@@ -35,7 +30,7 @@ from lookahead.draft.step_layout import (
     UNKNOWN,
     step_arrays,
 )
-from lookahead.native.kernels import address_of, carray, float64_at, inlined, int32_at, int64_at
+from lookahead.native.kernels import address_of, carray, float32_at, float64_at, inlined, int32_at, int64_at
 from lookahead.native.threads import call_with, in_threads
 
 
@@ -66,9 +61,7 @@ def _learn(of, call):
         line = of.rows[row]
         if line.phase != DECODES:
             continue
-        active = call.drafts != 0 and call.step >= line.until
-        if line.constrained != 0 and call.off != 0 and call.looks == 0:
-            active = True
+        active = call.drafts != 0 or line.constrained != 0
         unknown = line.emitted - line.known
         if line.indexed != 0 and unknown > 0 and (active or line.drafted != 0):
             at = planner.FIRST_ROW + 3 * count
@@ -98,7 +91,7 @@ def _learn(of, call):
 @inlined
 def _grow(of, call):
     """Grow the trees of the rows that are drafted for."""
-    count, decoding, prefilled, keys = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    count, decoding, prefilled = np.int64(0), np.int64(0), np.int64(0)
     draft_rows = rows_arrays(int64_at(call.draft_rows_at))
     for row in range(call.rows):
         line = of.rows[row]
@@ -106,8 +99,6 @@ def _grow(of, call):
         prefilled += line.chunk
         if line.phase != DECODES:
             continue
-        of.lengths[decoding] = line.length
-        keys += line.length
         decoding += 1
         if line.drafted != 0:
             limits = of.limits[count]
@@ -118,16 +109,11 @@ def _grow(of, call):
             count += 1
             if draft_rows.own[line.number, LENGTH] + 2 * UNKNOWN > draft_rows.own[line.number, CAPACITY]:
                 call.full = 1
-    call.decoding, call.prefilled, call.trees, call.keys, call.calls = decoding, prefilled, count, keys, 1
-    if decoding > 1 and call.attention_call >= 0:
-        call.keys, call.calls = attention_cost(of.lengths[:decoding], call.attention_call)
+    call.decoding, call.prefilled, call.trees = decoding, prefilled, count
     if count == 0:
         return
-    free = np.int64(0)
-    if call.adaptive != 0:
-        free = call.drafted if decoding == 1 else call.drafted // decoding | 1
     task = of.growing
-    task[planner.BEGUN], task[planner.NEXT], task[planner.ROWS], task[planner.FREE] = 0, 0, count, free
+    task[planner.BEGUN], task[planner.NEXT], task[planner.ROWS], task[planner.FREE] = 0, 0, count, 0
     task[planner.FORCED] = call.forced_at
     price = call.least_price if call.adaptive == 0 else max(call.least_price, call.price)
     carray(float64_at(address_of(task) + 8 * planner.PRICE), (1,))[0] = price
@@ -144,52 +130,43 @@ def _grow(of, call):
 @inlined
 def _choose(of, call):
     """How many nodes of each tree are verified becomes `nodes` of rows, and `kept` of the drafter's."""
-    books, draft_rows = books_arrays(int64_at(call.books_at)), rows_arrays(int64_at(call.draft_rows_at))
-    choice, returns, wished = of.choice, np.inf, call.wished
-    choice[goodput.PADDING], choice[goodput.FILLED] = 0, -1
+    draft_rows, kept = rows_arrays(int64_at(call.draft_rows_at)), carray(int64_at(call.kept_at), (call.kept_room,))
     if call.adaptive != 0 and call.trees > 0:
-        choice[goodput.COUNT], choice[goodput.PLAIN_ROWS], choice[goodput.FED] = call.trees, call.decoding, call.prefilled
-        choice[goodput.KEYS], choice[goodput.CALLS], choice[goodput.BEFORE] = call.keys, call.calls, call.before
-        choice[goodput.WANTED] = wished
-        call_with(call.choose_at, address_of(choice))
-        if choice[goodput.TAKEN] > 0 and choice[goodput.TOKENS] > call.decoding + call.prefilled:
-            call.drafted = choice[goodput.TOKENS] - call.decoding - call.prefilled
-        if wished == AS_MANY_AS_PAY:
-            call.price = books.state[OF_PRICE]
-            if call.drafting > 0:
-                beside = books.state[BESIDE_DRAFTED] - books.state[BESIDE]
-                returns = books.state[GAINED] / max(call.drafting, beside)
-    call.padding, call.padded = choice[goodput.PADDING], choice[goodput.FILLED]
+        spans = carray(int64_at(address_of(of.spans)), (call.trees, 2))
+        state = carray(float64_at(call.state_at), (policy.CHANGE + 1,))
+        policy.choose(
+            carray(float32_at(call.reach_at), (call.reach_room,)), spans, call.decoding, call.prefilled, call.share,
+            call.buckets != 0, carray(float64_at(call.table_at), (policy.MEASURED + 1, call.table_sizes)),
+            carray(float64_at(call.curve_at), (3, call.curve_room)), state, kept,
+        )  # fmt: skip
+        call.price = state[policy.PRICE]
+    call.expected = 0.0
     for row in range(call.rows):
         line = of.rows[row]
         line.nodes = 1
         if line.tree < 0:
             continue
-        line.nodes = books.kept[line.tree] if call.adaptive != 0 else of.spans[line.tree, 1]
+        line.nodes = kept[line.tree] if call.adaptive != 0 else of.spans[line.tree, 1]
         draft_rows.kept[line.number] = line.nodes
-        if call.adaptive != 0 and call.looking == 0:  # see `Backoff.drafted`
-            line.debt = min(max(0.0, line.debt + 1 - (returns if line.nodes > 1 else 0.0)), float(DEBT))
-            line.until = (call.step // APART + 1) * APART if line.debt >= DEBT else call.step + 1
+        for node in range(1, line.nodes):
+            call.expected += draft_rows.reach[line.number, 1, node]
 
 
 @inlined
 def _lay_out(of, call):
     """All trees and chunks side by side, and which of their tokens are scored."""
     draft_rows = rows_arrays(int64_at(call.draft_rows_at))
-    tokens, scored, widest = np.int64(0), np.int64(0), np.int64(0)
+    tokens, scored = np.int64(0), np.int64(0)
     for row in range(call.rows):
         line = of.rows[row]
         line.begin, line.scores = tokens, scored
         if line.phase == DECODES:
-            size = line.nodes + (call.padding if line.tree >= 0 and line.tree == call.padded else 0)
+            size = line.nodes
             drafted = draft_rows.trees[line.number] if call.own_trees == 0 else of.own_trees[row]
-            root, wanted = of.emitted[row, line.emitted - 1], size
-            of.token_ids[tokens], of.parents[tokens] = root, -1
+            of.token_ids[tokens], of.parents[tokens], wanted = of.emitted[row, line.emitted - 1], -1, size
             for node in range(1, size):
-                is_drafted = node < line.nodes
-                of.token_ids[tokens + node] = drafted[TREE_TOKENS, node] if is_drafted else root
-                of.parents[tokens + node] = drafted[TREE_PARENTS, node] if is_drafted else np.int32(0)
-            widest = max(widest, size)
+                of.token_ids[tokens + node] = drafted[TREE_TOKENS, node]
+                of.parents[tokens + node] = drafted[TREE_PARENTS, node]
         else:
             size, chunk = line.chunk, carray(int32_at(line.chunk_at), (line.chunk,))
             for k in range(size):
@@ -201,9 +178,7 @@ def _lay_out(of, call):
             of.scored[scored + k], of.best[scored + k] = tokens + size - wanted + k, -1
         tokens += size
         scored += wanted
-    call.tokens, call.scored, call.widest = tokens, scored, widest
-    if call.prefilled == 0:
-        call.before = tokens
+    call.tokens, call.scored = tokens, scored
 
 
 def accept(address):
@@ -222,9 +197,7 @@ def accept(address):
 
 @inlined
 def _find_runner_up(of, call):
-    """The best few tokens behind the nodes of rows that are drafted for. Not behind padding, nor where answers are forced, as
-    scores tell nothing about those.
-    """
+    """The best few tokens behind the nodes of rows that are drafted for, unless their answers are forced."""
     draft_rows, asked, trees = rows_arrays(int64_at(call.draft_rows_at)), np.int64(0), np.int64(0)
     if call.recycles == 0:
         return
@@ -309,7 +282,7 @@ def _commit(of, call):
             sources = draft_rows.trees[line.number, TREE_SOURCES] if call.own_trees == 0 else of.own_trees[row, TREE_SOURCES]
             for step in range(1, line.path):
                 node = of.path[first + step]
-                source = sources[node] if node < line.nodes else np.int64(-1)
+                source = sources[node]
                 of.by_source[row, source + 2] += 1
                 of.step_sources[source + 2] += 1
             line.steps += new > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.budget import goodput
 from lookahead.draft import planner
 from lookahead.draft.best_kernel import FEW
 from lookahead.native.kernels import Layout, unpacker
@@ -27,8 +26,6 @@ ROW = np.dtype(
         ("length", np.int64),  # tokens of prompt and answer
         ("left", np.int64),  # tokens that it may still emit
         ("positions_left", np.int64),
-        ("until", np.int64),  # step at which it is drafted for again, see backoff.py
-        ("debt", np.float64),
         ("emitted", np.int64),  # tokens in the block's `emitted`, the latest one among them
         ("known", np.int64),  # of them, to the drafter
         ("stops_at", np.int64),  # address of tokens that end the answer, int64, and how many
@@ -40,7 +37,7 @@ ROW = np.dtype(
         ("chunk_at", np.int64),  # address of the chunk that it prefills, int32, and its tokens
         ("chunk", np.int64),
         ("tree", np.int64),  # number of its tree among those that are grown; -1: none
-        ("nodes", np.int64),  # of its tree, root included, without padding
+        ("nodes", np.int64),  # of its tree, root included
         ("begin", np.int64),  # of its tokens in the step, and how many these are
         ("size", np.int64),
         ("scores", np.int64),  # its first row of scores
@@ -59,28 +56,15 @@ CALL = np.dtype(
         ("rows", np.int64),  # in slots 0 ...
         ("step", np.int64),  # number of this step
         ("adaptive", np.int64),  # the budget chooses
-        ("drafts", np.int64),  # rows are drafted for at this step, unless they back off
-        ("off", np.int64),  # drafts rest
-        ("looks", np.int64),  # not even constrained rows are drafted for
+        ("drafts", np.int64),  # rows are drafted for at this step; else those that are constrained
         ("learns", np.int64),  # the drafter learns from what is accepted
         ("recycles", np.int64),  # runner-up tokens are kept
-        ("looking", np.int64),  # a second choice at the same step
-        ("wished", np.int64),  # draft tokens that the step is to have, or AS_MANY_AS_PAY
         ("nodes", np.int64),  # of a tree, and on a path, at most, below the root
         ("depth", np.int64),
         ("own_trees", np.int64),  # trees stand in the block's `own_trees`
         ("threads", np.int64),  # that may grow trees
         ("price", np.float64),  # path probability that a node must have, now and at least
         ("least_price", np.float64),
-        ("drafting", np.float64),  # seconds that drafting takes; 0: unknown
-        (
-            "attention_call",
-            np.float64,
-        ),  # what a call of attention costs, see budget/attention.py; negative: rows go one at a time
-        ("keys", np.int64),  # that attention reads where each row brings one token, and its calls
-        ("calls", np.int64),
-        ("before", np.int64),  # tokens of the latest forward; draft tokens of the latest that had any
-        ("drafted", np.int64),
         ("grown", np.int64),  # nodes of the latest trees, of several rows
         ("pending", np.int64),  # trees whose runner-up tokens are still to be added, and their nodes
         ("asked", np.int64),
@@ -89,11 +73,9 @@ CALL = np.dtype(
         ("decoding", np.int64),
         ("prefilled", np.int64),  # tokens of prompts
         ("trees", np.int64),
-        ("padding", np.int64),  # tokens that fill up the forward, and the number of the tree that they join
-        ("padded", np.int64),
         ("tokens", np.int64),  # of the forward, and those that are scored
         ("scored", np.int64),
-        ("widest", np.int64),  # tree
+        ("expected", np.float64),  # draft tokens that are to be accepted: the sum of their probabilities
         ("emitted", np.int64),  # tokens, by rows that decode
         ("ended", np.int64),  # answers
         ("vocab", np.int64),
@@ -102,11 +84,20 @@ CALL = np.dtype(
         ("forced_at", np.int64),  # tokens that grammars force, int64
         ("accept_at", np.int64),  # C functions
         ("grow_at", np.int64),
-        ("choose_at", np.int64),
         ("parallel_at", np.int64),
         ("shared_at", np.int64),  # blocks
         ("draft_rows_at", np.int64),
-        ("books_at", np.int64),
+        ("table_at", np.int64),  # the arrays of the budget (budget/policy.py) and their sizes
+        ("table_sizes", np.int64),
+        ("curve_at", np.int64),
+        ("curve_room", np.int64),
+        ("state_at", np.int64),
+        ("kept_at", np.int64),
+        ("kept_room", np.int64),
+        ("reach_at", np.int64),  # probabilities of the drafter's trees
+        ("reach_room", np.int64),
+        ("buckets", np.int64),
+        ("share", np.float64),  # of the rows of a whole batch
     ],
     align=True,
 )
@@ -120,10 +111,8 @@ STEP: Layout = {
     "step_sources": (np.int64, ("sources",)),  # of the latest step
     "accepting": (np.int64, ("rows + 3", 3)),  # see `planner.accept_rows`
     "growing": (np.int64, (planner.OF_SCRATCH + 1,)),  # see `planner.grow_rows`
-    "choice": (np.int64, (goodput.CHOICE,)),
     "limits": (np.int64, ("rows", 5)),
     "spans": (np.int64, ("rows", 2)),
-    "lengths": (np.int64, ("rows",)),
     "own_trees": (np.int32, ("rows", 4, "parallel")),  # where trees are not those that were grown
     "brought": (np.int64, ("rows",)),  # tokens of each row, and those of them, the last ones, that are scored
     "wanted": (np.int64, ("rows",)),

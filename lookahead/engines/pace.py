@@ -1,8 +1,7 @@
 """How much is drafted where an engine tells nothing of its forwards. In: when steps came and what they gave. Out: tree sizes.
 
 The time between two calls, from handing drafts over to the tokens that came of them, is taken as the time of the forward: it
-includes the engine's scheduling and sampling. The draft budget learns costs from it (budget/goodput.py), and the clock decides
-whether drafts pay at all (budget/rates.py): a few steps in a row without drafts are weighed against those with drafts.
+includes the engine's scheduling and sampling. The draft budget (budget/policy.py) learns costs from it.
 """
 
 from __future__ import annotations
@@ -10,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from lookahead.budget.cost import CostCurve, MeasuredStep
-from lookahead.budget.goodput import GoodputBudget
-from lookahead.budget.profile import Forward
-from lookahead.budget.rates import Rates
+from lookahead.budget.policy import Budget, StepCost
 from lookahead.draft.grown import GrownTrees
 from lookahead.draft.tree import DraftTree
 
 
 class _Step(NamedTuple):
-    """A step that has begun. arrived, left: clock readings, in seconds: tokens came, drafts were handed over."""
+    """A step that has begun. expected: draft tokens that are to be accepted. arrived, left: clock readings, in seconds: tokens
+    came, drafts were handed over.
+    """
 
     request_ids: list[Hashable]
-    forward: Forward
+    tokens: int
+    expected: float
     drafts: bool
     arrived: float
     left: float
@@ -31,12 +30,10 @@ class _Step(NamedTuple):
 class Pace:
     """The draft budget of an engine that is watched from outside. Calls come in turn: arrived, choose (if asked to), left."""
 
-    def __init__(self, curve: CostCurve | None = None) -> None:
-        self._budget = GoodputBudget(curve or CostCurve())
-        self._rates = Rates()
+    def __init__(self, cost: StepCost | None = None) -> None:
+        self._budget = Budget(cost)
         self._before: _Step | None = None
         self._ids: list[Hashable] = []
-        self._keys = 0
         self._arrived = 0.0
 
     @property
@@ -44,37 +41,25 @@ class Pace:
         """Path probability below which nodes need not be drafted."""
         return self._budget.price
 
-    def free(self, rows: int) -> int:
-        """See `GoodputBudget.free`."""
-        return self._budget.free(rows)
-
-    def arrived(self, request_ids: Sequence[Hashable], keys: int, emitted: Sequence[int], others: int, now: float) -> bool:
+    def arrived(self, request_ids: Sequence[Hashable], emitted: Sequence[int], others: int, now: float) -> bool:
         """Tokens have come; True if the next step is to have drafts.
 
-        keys: tokens of all these requests' texts. emitted: of each request. others: requests that were prefilled alongside.
-        now: clock reading, in seconds.
+        emitted: of each request. others: requests that were prefilled alongside. now: clock reading, in seconds.
         """
         before, ids = self._before, list(request_ids)
         if before and before.request_ids == ids and not others:
-            seconds, total = now - before.arrived, sum(emitted)
-            drafting = before.left - before.arrived if before.drafts else 0.0
-            step = MeasuredStep(before.forward, total, seconds, now - before.left, drafting)
-            self._budget.observe(step)
-            self._rates.note(len(ids), before.drafts, seconds, total)
-        self._ids, self._keys, self._arrived, self._before = ids, keys, now, None
-        return not self._rates.rest(len(ids), self._budget.speed)
+            seconds = now - before.arrived, now - before.left
+            self._budget.observe(len(ids), before.tokens, sum(emitted), before.expected, *seconds, before.drafts)
+        self._ids, self._arrived, self._before = ids, now, None
+        return self._budget.drafts(len(ids))
 
-    def choose(self, grown: GrownTrees, keys: int) -> list[int]:
+    def choose(self, grown: GrownTrees) -> list[int]:
         """Nodes of each tree that the next forward is to verify, root included."""
-        plain = Forward(len(self._ids), len(self._ids), keys)
-        kept, *_ = self._budget.choose(grown.probabilities, grown.spans, plain, 0, chains=True)
+        kept: list[int] = self._budget.choose(grown.probabilities, grown.spans, len(self._ids)).tolist()
         return kept
 
     def left(self, trees: Sequence[DraftTree], drafts: bool, now: float) -> None:
         """Drafts are handed over. drafts: the step was to have some."""
-        if drafts:
-            self._budget.drafted_in(now - self._arrived)
         if trees:
-            sizes = list(map(len, trees))
-            forward = Forward(sum(sizes), len(sizes), self._keys, max(sizes))
-            self._before = _Step(self._ids, forward, drafts, self._arrived, now)
+            expected = sum(float(tree.probabilities[1:].sum()) for tree in trees)
+            self._before = _Step(self._ids, sum(map(len, trees)), expected, drafts, self._arrived, now)

@@ -121,7 +121,7 @@ class Requests:
             row.waiting += each.token_ids
             if self.accepted is not None:
                 row.emitted.add(each.token_ids)
-        active = bool(known) and (self.pace is None or self._learn_pace(known, new, others, began))
+        active = bool(known) and (self.pace is None or self._learn_pace(new, others, began))
         if active:
             self._accept(known, [row.drafted for row in known], len(known) >= LEARN_BEHIND)
             trees = self._draft(known, [each.room for each in new])
@@ -158,10 +158,10 @@ class Requests:
         self.keep_only([])
         self.drafter.forget()
 
-    def _learn_pace(self, known: Sequence[_Known], new: Sequence[NewTokens], others: int, now: float) -> bool:
+    def _learn_pace(self, new: Sequence[NewTokens], others: int, now: float) -> bool:
         assert self.pace is not None
         emitted = [len(each.token_ids) for each in new]
-        return self.pace.arrived([each.request_id for each in new], sum(map(len, known)), emitted, others, now)
+        return self.pace.arrived([each.request_id for each in new], emitted, others, now)
 
     def _accept(self, known: Sequence[_Known], learn: Sequence[bool], behind: bool = False) -> None:
         """Hand waiting tokens to the drafter's rows. learn: from those of each row. behind: once drafts are handed over."""
@@ -174,5 +174,5 @@ class Requests:
         if pace is None or drafter.options.strategy == "off":
             return drafter.draft_rows(rows, rooms, rooms)
         price = max(drafter.options.price, pace.price)
-        grown = drafter.grow(rows, rooms, rooms, price, free=pace.free(len(rows)))
-        return drafter.cut(grown, pace.choose(grown, sum(map(len, known))))
+        grown = drafter.grow(rows, rooms, rooms, price)
+        return drafter.cut(grown, pace.choose(grown))

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from lookahead.budget.attention import runs_of
-from lookahead.budget.cost import bucket, evened
 from lookahead.budget.profile import Work
+from lookahead.budget.shapes import bucket, evened
 from lookahead.draft.tree import TreeBatch
 from lookahead.forward.batch_kernel import NO_LIMIT, opened, place, queries_of
 from lookahead.forward.tree_meta import FIELDS, arrange

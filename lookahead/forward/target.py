@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 import torch
 
-from lookahead.budget.cost import CostCurve
+from lookahead.budget import ladder
+from lookahead.budget.policy import StepCost
 from lookahead.budget.profile import Setting, cached_profile
 from lookahead.forward.attention import PackedAttention
 from lookahead.forward.batch import MaskPlan
@@ -157,13 +158,15 @@ class TargetModel:
         known = self.model.config, self.name, processor_name(self.device), self.dtype
         return setting_of(*known, attention, self.mode, threads, self.linear, self.kv_dtype)
 
-    def costs(self) -> CostCurve:
-        """What its forwards cost, as measured for this setting beforehand, if it was; each engine learns on its own.
+    def step_cost(self, batch: int) -> StepCost | None:
+        """What its forwards cost for one row and for `batch`, where that was measured for this setting beforehand.
 
-        Where processes share the model, their first steps measure it: what each finds in its own cache is not agreed on, and
-        was measured with a whole model.
+        Where processes share the model, what each finds in its own cache is not agreed on.
         """
-        return CostCurve(None if self.is_shared else cached_profile(self.setting), self.bucketed)
+        if self.is_shared:
+            return None
+        profile = cached_profile(self.setting)
+        return ladder.of_profile(profile, batch) if profile else ladder.read(self.setting, batch)
 
     @functools.cached_property
     def packed_attention(self) -> PackedAttention:

@@ -35,10 +35,12 @@ def _drafting() -> None:
 
 
 def _budget() -> None:
-    from lookahead.budget import goodput
-    from lookahead.budget.cost import evened
+    from lookahead.budget.policy import Budget
+    from lookahead.budget.shapes import evened
 
-    goodput.warm_up()
+    budget = Budget()
+    budget.observe(1, 1, 1.0, 0.0, 1e-3, 1e-3, False)
+    budget.seconds(1, 1)
     evened(1)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lookahead.arguments import numbers_of, paths_of
-from lookahead.budget import goodput
 from lookahead.decode.chooser import check_generation_config
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.generation_config import not_used
@@ -144,15 +143,14 @@ def assemble(
 
     def compile_kernels() -> None:
         drafter.warm_up()
-        goodput.warm_up()
         c_function(step_kernel.propose)
         c_function(step_kernel.accept)
 
     compiling(compile_kernels)
     size = batch_size or usual_batch_size(target.device.type)
     engine = DecodingEngine(target, drafter, size, prefill_chunk, tokenizer)
-    curve, lengths = engine.budget.curve, f"decoding length {drafts.decoding_length}, branch length {drafts.branch_length}"
-    costs = f"profile {target.setting.file_name}" if curve.known else "no profile, they are learned from the first steps"
+    lengths = f"decoding length {drafts.decoding_length}, branch length {drafts.branch_length}"
+    costs = "measured earlier" if engine.budget.is_measured else "measured before the first row"
     log.info("costs of forwards: %s", costs)
     log.info("batch size %d, strategy %s%s, %s", size, drafts.strategy, " (auto)" if drafts.adaptive else "", lengths)
     return LoadedEngine(engine, tokenizer, whose)

@@ -13,9 +13,7 @@ import pytest
 from lookahead.bench import calibrate as calibrating
 from lookahead.bench.calibrate import Cell, at_one_pace, calibrate, calm, fitted
 from lookahead.bench.planner import predict
-from lookahead.budget.cost import SIZES, MeasuredStep
 from lookahead.budget.estimate import GPUS
-from lookahead.budget.goodput import CHANGED
 from lookahead.budget.profile import CostProfile, Forward, Setting, cached_profile, read_profile, save_to_cache, shipped_names
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.draft.drafter import Drafter
@@ -23,12 +21,13 @@ from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.models.load import estimated_profile
 from lookahead.models.probe import probed
-from lookahead.models.simulated import Clock, simulated_model
+from lookahead.models.simulated import CHANGED, Clock, simulated_model
 from lookahead_cli import logs
 from tests.support.cli import Cli
 from tests.support.depth import deep
 
 SETTING = Setting("model", "0123", "Some CPU @ 2 GHz", "float32", "sdpa", "packed", 2)
+SIZES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096])
 PROFILE = CostProfile(
     SETTING,
     "measured",
@@ -243,27 +242,6 @@ def test_simulated_forwards_take_what_the_profile_says() -> None:
     assert target.now.simulated == pytest.approx(two + one, rel=1e-3)  # sweeping the caches takes away its own seconds
 
 
-@pytest.mark.parametrize("separate", [False, True])
-def test_rows_of_different_lengths_cost_what_attention_makes_of_them(separate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Side by side all are as long as the longest; what the budget is told of a step is what its forward was charged for."""
-    profile = CostProfile(SETTING, "measured", (1, 4096), (1.0, 1.0), per_key=10.0, separate=separate)
-    engine, told = DecodingEngine(simulated_model(profile), Drafter((), DraftOptions(decoding_length=4, adaptive=False)), 2), []
-    observe = engine.budget.observe
-
-    def noted(step: MeasuredStep) -> None:
-        told.append((step.forward.rows, step.forward.keys, step.forward_seconds, profile.forward_seconds(step.forward)))
-        observe(step)
-
-    monkeypatch.setattr(engine.budget, "observe", noted)
-    short, long = requests(1, 10, 30)[0], requests(1, 300, 30)[0]
-    assert all(g.token_ids == g.forced for g in engine.run([short, long]))
-    together = [each for each in told if each[0] == 2]
-    assert len(together) > 5
-    assert all(keys > (310 if separate else 600) for _, keys, *_ in together)
-    assert all(keys < (380 if separate else 700) for _, keys, *_ in together)
-    assert all(1 - 0.02 < forward / charged < CHANGED + 0.02 for *_, forward, charged in told)
-
-
 def test_prediction_gives_the_speedup_that_its_costs_imply() -> None:
     """A text said twice: with flat costs the speedup is the EDL; with steep ones auto does not lose."""
     random = np.random.default_rng(1)
@@ -336,11 +314,10 @@ def test_calibrate_keeps_a_profile_that_jobs_find(cli: Cli, tmp_path: Path, monk
     assert "CDL at 1.2x" in result.out
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     target = load_model(DEMO)
-    assert target.costs().known
-    assert not target.in_step().costs().known  # of a model that processes share
-    assert target.costs().seconds(Forward(1)) == pytest.approx(
-        read_profile(str(tmp_path / "p.json")).forward_seconds(Forward(1))
-    )
+    cost, profile = target.step_cost(1), read_profile(str(tmp_path / "p.json"))
+    assert cost
+    assert target.in_step().step_cost(1) is None  # of a model that processes share
+    assert cost.table[1, 0] == pytest.approx(profile.forward_seconds(Forward(1, 1, 512)))
 
 
 def test_calibrate_estimates_and_says_what_is_wrong(cli: Cli, tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from lookahead.budget.cost import CostCurve
-from lookahead.budget.profile import Forward
 from lookahead.budget.speedup import PlainRun, PlainTime, Speedup
 from lookahead.decode.accounting import Accounting
 from lookahead.draft.options import DraftOptions
@@ -23,13 +21,9 @@ from tests.support.jobs import MODEL, questions
 PLAIN = {1: 0.010, 2: 0.011, 3: 0.012, 4: 0.013, 8: 0.016}  # seconds of a plain step, by rows
 
 
-@pytest.fixture
-def curve() -> CostCurve:
-    curve = CostCurve()
-    for _ in range(20):
-        for rows, seconds in PLAIN.items():
-            curve.observe(Forward(rows, rows), seconds)
-    return curve
+def plain_steps(plain: PlainTime, rows: int, seconds: float, steps: int) -> None:
+    for _ in range(steps):
+        plain.plain_step(rows, seconds)
 
 
 @pytest.mark.parametrize(("batch_size", "prefill_chunk"), [(1, 512), (3, 512), (3, 16), (8, 64)])
@@ -77,23 +71,23 @@ def drafted(plain: PlainTime, lengths: list[int], speeds: list[float], batch_siz
                 plain.row_ended(number, 0, lengths[number])
 
 
-def test_rows_that_end_at_other_times_than_in_plain_decoding_do_not_raise_the_speedup(curve: CostCurve) -> None:
+def test_rows_that_end_at_other_times_than_in_plain_decoding_do_not_raise_the_speedup() -> None:
     """Eight rows of equal length take 200 plain steps together. With drafts half of them end early, and the others decode in
     a batch of four, whose tokens cost more each: that is not a gain.
     """
-    plain = PlainTime(curve, 512)
+    plain = PlainTime(PLAIN.__getitem__, 512)
     for _ in range(10):
-        plain.plain_steps(Forward(8, 8), PLAIN[8], 20)
+        plain_steps(plain, 8, PLAIN[8], 20)
     drafted(plain, [201] * 8, [2.0] * 4 + [1.0] * 4, 8)
     speedup = plain.speedup()
     assert speedup
     assert speedup.value == pytest.approx(200 * PLAIN[8] / (200 * 0.02), rel=0.02)
 
 
-def test_what_lies_outside_of_decode_steps_counts_but_for_what_drafts_take_there(curve: CostCurve) -> None:
-    plain = PlainTime(curve, 512)
+def test_what_lies_outside_of_decode_steps_counts_but_for_what_drafts_take_there() -> None:
+    plain = PlainTime(PLAIN.__getitem__, 512)
     for _ in range(10):
-        plain.plain_steps(Forward(1, 1), PLAIN[1], 20)
+        plain_steps(plain, 1, PLAIN[1], 20)
     drafted(plain, [101] * 5, [2.0] * 5, 1, step=0.010)
     plain.seconds += 1.0  # prefill and all else
     plain.draft_seconds += 0.1
@@ -102,23 +96,23 @@ def test_what_lies_outside_of_decode_steps_counts_but_for_what_drafts_take_there
     assert speedup.value == pytest.approx((500 * PLAIN[1] + 0.9) / (250 * 0.010 + 1.0), rel=0.02)
 
 
-def test_machine_that_is_slower_than_the_curve_says_is_slower_for_both(curve: CostCurve) -> None:
-    plain = PlainTime(curve, 512)
+def test_machine_that_is_slower_than_the_curve_says_is_slower_for_both() -> None:
+    plain = PlainTime(PLAIN.__getitem__, 512)
     for _ in range(10):
-        plain.plain_steps(Forward(1, 1), 3 * PLAIN[1], 20)
+        plain_steps(plain, 1, 3 * PLAIN[1], 20)
     drafted(plain, [101] * 5, [2.0] * 5, 1, step=3 * 0.010)
     speedup = plain.speedup()
     assert speedup
     assert speedup.value == pytest.approx(2.0, rel=0.02)
 
 
-def test_interval_is_as_wide_as_plain_steps_scatter(curve: CostCurve) -> None:
+def test_interval_is_as_wide_as_plain_steps_scatter() -> None:
     widths = []
     for noise in (0.0, 0.1, 0.3):
-        plain, chance = PlainTime(curve, 512), random.Random(1)
+        plain, chance = PlainTime(PLAIN.__getitem__, 512), random.Random(1)
         for _ in range(20):
             plain.next_block()
-            plain.plain_steps(Forward(1, 1), PLAIN[1] * (1 + noise * chance.uniform(-1, 1)), 8)
+            plain_steps(plain, 1, PLAIN[1] * (1 + noise * chance.uniform(-1, 1)), 8)
         drafted(plain, [101] * 5, [2.0] * 5, 1, step=0.010)
         speedup = plain.speedup()
         assert speedup
@@ -129,8 +123,8 @@ def test_interval_is_as_wide_as_plain_steps_scatter(curve: CostCurve) -> None:
     assert widths[0] < 0.1
 
 
-def test_speedup_that_no_plain_step_supports_is_not_measured(curve: CostCurve) -> None:
-    plain = PlainTime(curve, 512)
+def test_speedup_that_no_plain_step_supports_is_not_measured() -> None:
+    plain = PlainTime(PLAIN.__getitem__, 512)
     assert plain.speedup() is None
     drafted(plain, [101] * 5, [2.0] * 5, 1)
     speedup = plain.speedup()

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.budget.attention import READ, attention_cost, runs_of
-from lookahead.budget.goodput import TRIALS
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.sampling import Sampling
 from lookahead.draft.drafter import Drafter
@@ -418,15 +417,3 @@ def test_draft_of_which_nothing_is_kept_leaves_its_slot_as_it_was(tiny_model, ar
             slots.keep([[]])
     assert torch.allclose(scores[0], scores[2], atol=1e-5)
     assert not torch.allclose(scores[0][1], scores[1][1], atol=1e-3)
-
-
-def test_every_trial_is_timed_so_that_costs_are_known_soon(target) -> None:
-    """A plain step among them, too, though later only some plain steps are."""
-    options = DraftOptions(adaptive=True)
-    engine = DecodingEngine(dataclasses.replace(target), Drafter((), options), 2)
-    assert engine.budget.tries
-    trials = 0
-    for _ in engine.steps(iter([engine.request([5, 6, 7, 5, 6], 40), engine.request([9, 8, 9], 40)])):
-        trials += engine.budget.tries
-    assert not engine.budget.tries
-    assert trials <= len(TRIALS) + 1  # and the prompts' step

@@ -75,7 +75,7 @@ def test_stages_one_by_one_are_one_call(
     target, options = demo(), DraftOptions(strategy=strategy, adaptive=False, decoding_length=length)
     answers, requests, engine = run_of(target, options, batch_size, prompts=prompts, prefill_chunk=prefill_chunk)
     assert answers == run_of(target, DraftOptions("off"), batch_size, prompts=prompts)[0]
-    monkeypatch.setattr(StepBatch, "_chooses_in_python", lambda *_: True)
+    monkeypatch.setattr(StepBatch, "_is_staged", lambda *_: True)
     staged, by_stages, other = run_of(target, options, batch_size, prompts=prompts, prefill_chunk=prefill_chunk)
     assert staged == answers
     for request, single in zip(requests, by_stages, strict=True):
@@ -100,8 +100,7 @@ def test_budget_and_rests_leave_plain_tokens_and_forget_none(monkeypatch: pytest
     assert engine.speedup is not None
     assert engine.clock.forward > 0 < engine.clock.draft
     engine = DecodingEngine(target, Drafter(options=DraftOptions()), 3)
-    rests = lambda rows, speed: engine.accounting.steps % 50 < 40  # noqa: E731
-    monkeypatch.setattr(engine.accounting.rates, "rest", rests)
+    monkeypatch.setattr(engine.budget, "drafts", lambda rows: engine.accounting.steps % 50 > 40)
     assert ran(engine, requests_of(engine, 60)) == plain
     held = sum(len(run.suffixes) for run in engine.drafter.session.runs)
     assert held >= sum(map(len, plain))

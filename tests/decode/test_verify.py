@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead.budget.cost import CostCurve
-from lookahead.budget.goodput import GoodputBudget
+from lookahead.budget.policy import Budget
 from lookahead.decode.verify import verify_and_accept
 from lookahead.draft.step import RowState, StepBatch
 from lookahead.draft.step_layout import DECODES
@@ -152,7 +151,7 @@ def test_trees_are_followed_at_once_as_each_by_itself(data):
         root = int(tree.token_ids[0])
         batch.add(RowState(drafter.start([number, root]), 3, 1000, 1000, root, [], forced, True))
         batch.set_input(number, DECODES)
-    batch.propose(GoodputBudget(CostCurve()), 1, False, False)
+    batch.propose(Budget(), 1, True)
     batch.accept(scores)
     for slot, (tree, told, found) in enumerate(zip(trees, forced_tokens, batch.accepted(), strict=True)):
         assert batch.tree(slot).token_ids.tolist() == tree.token_ids.tolist()

@@ -133,7 +133,7 @@ def test_drafts_that_cost_more_than_they_give_rest() -> None:
     requests = Requests(drafter_of(), pace)
     requests.begin("a", [1, 2])
     for step in range(600):
-        active = pace.arrived(ids, 100 + step, [1], 0, now)
+        active = pace.arrived(ids, [1], 0, now)
         tree = requests.drafter.draft_rows([requests._known["a"].row], [3], [3])[0]
         if active:
             grown = requests.drafter.grow([requests._known["a"].row], [3], [3])

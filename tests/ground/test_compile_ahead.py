@@ -20,9 +20,9 @@ WARM_UP = """
 from lookahead.native import compile_ahead
 compile_ahead.MODULE = {module!r}
 print(compile_ahead.start(["budget"]))
-from lookahead.budget import goodput
-goodput.warm_up()
-print(sum(goodput.choose.stats.cache_misses.values()), compile_ahead.is_done("budget"))
+from lookahead.budget import policy
+policy.Budget()
+print(sum(policy.choose.stats.cache_misses.values()), compile_ahead.is_done("budget"))
 """
 
 
@@ -81,8 +81,8 @@ def test_wheel_holds_the_kernels_of_all_groups(tmp_path: Path) -> None:
     assert int(done.stdout) > 40
     shutil.copytree(built / "kernels", tmp_path / "kernels")
     look = (
-        "from lookahead.native import compile_ahead; from lookahead.budget import goodput; goodput.warm_up()\n"
-        "misses = sum(goodput.choose.stats.cache_misses.values())\n"
+        "from lookahead.native import compile_ahead; from lookahead.budget import policy; policy.Budget()\n"
+        "misses = sum(policy.choose.stats.cache_misses.values())\n"
         "print(misses, *(compile_ahead.is_done(group) for group in compile_ahead.GROUPS))"
     )
     assert in_new_process(look, tmp_path) == ["0", *["True"] * len(compile_ahead.GROUPS)]
