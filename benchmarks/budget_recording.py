@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +40,14 @@ class Recording(NamedTuple):
     prompts: np.ndarray
     probabilities: np.ndarray
     accepted: np.ndarray
+
+
+def _next_of(ahead: Iterator[int], node: int, emitted: list[int]) -> int | None:
+    return next(ahead, None)
+
+
+def _same(best: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    return best
 
 
 def read_recording(path: Path) -> Recording:
@@ -96,7 +105,7 @@ def record(pairs: Sequence[tuple[list[int], list[int]]], tries: Sequence[Any], m
         for done in range(1, len(answer)):
             tree = row.draft(branch_length=len(answer) - done)
             ahead = iter(answer[done:])
-            emitted, walked = tree.follow(lambda node, said, ahead=ahead: next(ahead, None))
+            emitted, walked = tree.follow(partial(_next_of, ahead))
             trees.append(tree.probabilities[1:].copy())
             paths.append([node - 1 for node in walked[1:]])
             on_path = set(walked[1:])
@@ -115,7 +124,7 @@ def record(pairs: Sequence[tuple[list[int], list[int]]], tries: Sequence[Any], m
             drafter.rows.nodes[row.number] = 0  # counted above
             if best is not None:  # what the model says behind this root is known after the step
                 ids, scores = best[0][done - 1 : done], best[1][done - 1 : done]
-                drafter.note_runner_up([row], [root_only(answer[done - 1])], lambda ids=ids, scores=scores: (ids, scores))
+                drafter.note_runner_up([row], [root_only(answer[done - 1])], partial(_same, (ids, scores)))
             row.accept(answer[done : done + 1])
         row.finish()
         rows.append(len(trees))

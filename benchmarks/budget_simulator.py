@@ -88,7 +88,8 @@ class Policy(Protocol):
     def choose(self, trees: list[np.ndarray], rows: int) -> list[int]:
         """Draft tokens of each row."""
 
-    price: float
+    @property
+    def price(self) -> float: ...
 
     def observe(self, rows: int, tokens: int, emitted: float, expected: float, seconds: float, drafting: float) -> None: ...
 
@@ -161,47 +162,6 @@ class New:
     def observe(self, rows: int, tokens: int, emitted: float, expected: float, seconds: float, drafting: float) -> None:
         host = PLAIN_HOST + (DRAFT_HOST if drafting else 0)
         self.budget.observe(rows, tokens, emitted, expected, seconds, seconds - drafting - host, drafting > 0)
-
-
-class Old:
-    """The budget of engine.py: GoodputBudget, Rates and Backoff."""
-
-    def __init__(self, curve: Curve, rows: int) -> None:
-        from lookahead.budget import backoff, cost, goodput, rates
-        from lookahead.budget.profile import Forward
-
-        self.forward, self.step = Forward, cost.MeasuredStep
-        self.budget = goodput.GoodputBudget(cost.CostCurve(None, bucketed=curve.buckets))
-        self.rates, self.backoff, self.steps, self.active = rates.Rates(), backoff.Backoff(), 0, False
-
-    @property
-    def price(self) -> float:
-        return self.budget.price
-
-    def drafts(self, rows: int) -> bool:
-        off = self.rates.rest(rows, self.budget.speed)
-        self.active = not off and self.backoff.is_over(self.steps)
-        self.steps += 1
-        return self.active
-
-    def choose(self, trees: list[np.ndarray], rows: int) -> list[int]:
-        spans = np.array([[(MOST + 1) * k, 1 + np.count_nonzero(tree)] for k, tree in enumerate(trees)])
-        chances = np.ones((len(trees), MOST + 1), np.float32)
-        chances[:, 1:] = trees
-        kept, self.padding, _ = self.budget.choose(chances.ravel(), spans, self.forward(rows, rows))
-        self.backoff.drafted(self.budget.returns if sum(kept) > len(kept) else 0.0, self.steps - 1)
-        return [nodes - 1 for nodes in kept]
-
-    def observe(self, rows: int, tokens: int, emitted: float, expected: float, seconds: float, drafting: float) -> None:
-        self.rates.note(rows, self.active, seconds, emitted)
-        if drafting or self.steps % 4 == 0:
-            if drafting:
-                self.budget.drafted_in(drafting)
-            forward = self.forward(tokens, rows, 0, 0 if tokens == rows else -(-tokens // rows))
-            host = PLAIN_HOST + (DRAFT_HOST if drafting else 0)
-            self.budget.observe(
-                self.step(forward, emitted, seconds, seconds - drafting - host, drafting, stands_for=1 if drafting else 4)
-            )
 
 
 class Job(NamedTuple):
@@ -298,7 +258,6 @@ class Result(NamedTuple):
     oracle: float
     new: float
     kept: float  # the new one with a ladder that is kept
-    old: float
 
     def line(self) -> dict[str, float]:
         best = min(self.plain, *self.fixed.values())
@@ -307,10 +266,8 @@ class Result(NamedTuple):
             "oracle": self.plain / self.oracle,
             "new": self.plain / self.new,
             "kept": self.plain / self.kept,
-            "old": self.plain / self.old if self.old else math.nan,
             "new of best": best / self.new,
             "kept of best": best / self.kept,
-            "old of best": best / self.old if self.old else math.nan,
         }
 
 
@@ -328,7 +285,7 @@ def known(job: Job, curve: Curve, machine: Machine) -> Known:
     return plain, fixed, oracle
 
 
-def cell(job: Job, curve: Curve, machine: Machine, others: Known, old: bool = True, seeds: Sequence[int] = (0,)) -> Result:
+def cell(job: Job, curve: Curve, machine: Machine, others: Known, seeds: Sequence[int] = (0,)) -> Result:
     plain, fixed, oracle = others
     found = []
     for kept in (False, True):
@@ -337,19 +294,18 @@ def cell(job: Job, curve: Curve, machine: Machine, others: Known, old: bool = Tr
             cost, spent = measured_cost(job, curve, machine, kept, seed + 1)
             times.append(spent + run(job, curve, machine, New(cost), seed)[0])
         found.append(float(np.mean(times)))
-    before = float(np.mean([run(job, curve, machine, Old(curve, job.batch), seed)[0] for seed in seeds])) if old else 0.0
-    return Result(plain, fixed, oracle, *found, before)
+    return Result(plain, fixed, oracle, *found)
 
 
 MACHINES = (Machine(0.03), Machine(0.10), Machine(0.03, "half"), Machine(0.03, "busy"))
 
 
-def in_cell(name: tuple[str, str, int, int, Machine], others: Known | None, old: bool, seeds: int) -> tuple[Known, Result]:
+def in_cell(name: tuple[str, str, int, int, Machine], others: Known | None, seeds: int) -> tuple[Known, Result]:
     """A cell by the names of its curve and workload, its batch size, rows and machine."""
     curve, workload, batch, rows, machine = name
     job = Job(read_recording(DATA / f"{workload}.npz"), rows, batch)
     others = others or known(job, read_curves()[curve], machine)
-    return others, cell(job, read_curves()[curve], machine, others, old, range(seeds))
+    return others, cell(job, read_curves()[curve], machine, others, range(seeds))
 
 
 def title(name: tuple[str, str, int, int, Machine]) -> str:
@@ -358,7 +314,7 @@ def title(name: tuple[str, str, int, int, Machine]) -> str:
 
 
 def report(lines: list[tuple[str, dict[str, float]]], worst: int) -> None:
-    for key in ("new", "kept", "old", "new of best", "kept of best", "old of best"):
+    for key in ("new", "kept", "new of best", "kept of best"):
         ranked = sorted((line[key], name) for name, line in lines if not math.isnan(line[key]))
         if ranked:
             mean = math.exp(sum(math.log(value) for value, _ in ranked) / len(ranked))
@@ -384,7 +340,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cells whose name holds all of these words")
     parser.add_argument("--every", type=int, default=1, help="one cell in so many")
     parser.add_argument("--show", action="store_true", help="all cells")
-    parser.add_argument("--old", action="store_true", help="the present budget, too")
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--cache", type=Path, help="keeps what does not depend on a budget")
@@ -399,7 +354,7 @@ def main() -> None:
     lines, began = [], time.time()
     with ProcessPoolExecutor(told.jobs) as pool:
         others = [seen.get(title(name)) for name in names]
-        results = pool.map(in_cell, names, others, repeat(told.old), repeat(told.seeds), chunksize=4)
+        results = pool.map(in_cell, names, others, repeat(told.seeds), chunksize=4)
         for name, (found, result) in zip(names, results, strict=True):
             seen[title(name)] = found
             lines.append((title(name), result.line()))
@@ -408,7 +363,7 @@ def main() -> None:
     if told.cache:
         told.cache.write_text(json.dumps(seen))
     report(lines, told.worst)
-    for key in ("new of best", "kept", "kept of best", *(["old", "old of best"] if told.old else [])):
+    for key in ("new of best", "kept", "kept of best"):
         by_kind(lines, key)
     print(f"{len(lines)} cells, {time.time() - began:.0f} s")
 

@@ -137,7 +137,7 @@ def test_drafts_that_cost_more_than_they_give_rest() -> None:
         tree = requests.drafter.draft_rows([requests._known["a"].row], [3], [3])[0]
         if active:
             grown = requests.drafter.grow([requests._known["a"].row], [3], [3])
-            kept = pace.choose(grown, 100)
+            kept = pace.choose(grown)
             tree = requests.drafter.cut(grown, kept)[0]
         else:
             tree = tree.first(1)
