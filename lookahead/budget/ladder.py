@@ -33,8 +33,10 @@ SIZES = (
 ORDER = (1, 4, 16, 2, 8, 32, 12, 64, 24)
 CONTEXT = 512  # tokens of each row in the cache, for profiles
 MOST = 128  # tokens of a forward
-SECONDS, SHARE = 1.0, 0.005  # that it may take, and of the time of the job
-LEAST, ROUNDS = 2, 9  # sizes that are measured in any case, and how often each at most
+SECONDS, SHARE = 1.0, 0.01  # that it may take, and of the time of the job
+KEPT = 2
+TOLD_APART, APART = 16, 0.2  # tokens of a row; log of what they may cost more or less than in an earlier job
+LEAST, ROUNDS = 3, 9  # sizes that are measured in any case, and how often each at most
 TRUSTED = 3  # of the measurements of a size, for how many steps they stand: the machine may have changed
 MANY, MOST_CHANGE = 9, 0.05  # pairs of forwards that tell what a change of size costs, and what it costs at most
 
@@ -95,10 +97,18 @@ def read(setting: Setting, batch: int) -> StepCost | None:
         return None
 
 
+def holds(cost: StepCost, forward: Callable[[int, int], float]) -> bool:
+    """Whether a few forwards take what they did, relative to each other."""
+    tokens, table = TOLD_APART * cost.batch, cost.table
+    few, many = (min(forward(cost.batch, size) for _ in range(2)) for size in (cost.batch, tokens))
+    expected = np.interp(tokens, table[TOKENS], table[OF_BATCH]) / np.interp(cost.batch, table[TOKENS], table[OF_BATCH])
+    return bool(abs(np.log(many / few / expected)) < APART)
+
+
 def write(setting: Setting, cost: StepCost) -> None:
-    """Keep it for later jobs, where that can be done."""
+    """Keep it for later jobs, where that can be done, if each size was measured KEPT times."""
     table, path = cost.table, _path_of(setting, cost.batch)
-    if path is None:
+    if path is None or table[MEASURED].min() < KEPT:
         return
     value = {
         "sizes": table[TOKENS].tolist(),

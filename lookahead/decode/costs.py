@@ -17,7 +17,7 @@ ROOM = 128  # positions that must be left behind each row
 
 
 def measured_cost(target: TargetModel, slots: Slots, lengths: list[int], plain_steps: float) -> StepCost | None:
-    """None where that cannot be measured here.
+    """None where that cannot be measured here. What an earlier job has kept is taken, unless it is not of this machine now.
 
     lengths: tokens of each row's text. plain_steps: that the job would take without drafts, about.
     """
@@ -39,6 +39,9 @@ def measured_cost(target: TargetModel, slots: Slots, lengths: list[int], plain_s
                 return seconds
             captured.add(tokens)
 
+    kept = ladder.read(target.setting, len(lengths))
+    if kept and ladder.holds(kept, forward):
+        return kept
     cost = ladder.measure(forward, len(lengths), plain_steps, target.bucketed)
     ladder.write(target.setting, cost)
     return cost

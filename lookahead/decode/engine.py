@@ -9,7 +9,7 @@ sampling.py, clocks and costs accounting.py.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 import torch
@@ -135,6 +135,8 @@ class DecodingEngine:
         generations: None where there is none at the moment; it is asked again after each step as long as one is running.
         stopped: asked after each step; True ends the run, and requests that are being answered are given up.
         """
+        if isinstance(generations, Sized):
+            self.expected_rows = len(generations)
         for ended in self.steps(iter(generations)):
             yield from ended
             if stopped():

@@ -166,7 +166,7 @@ class TargetModel:
         if self.is_shared:
             return None
         profile = cached_profile(self.setting)
-        return ladder.of_profile(profile, batch) if profile else ladder.read(self.setting, batch)
+        return ladder.of_profile(profile, batch) if profile else None
 
     @functools.cached_property
     def packed_attention(self) -> PackedAttention:
