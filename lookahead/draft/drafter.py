@@ -114,7 +114,7 @@ class Drafter:
                 self._trie_texts.append(text)
                 text_weights.append(weight)
         text_weights += [1.0] * len(self.session.runs)
-        self.runner_up = RunnerUpTokens(self.options.recycle, self.tries)
+        self.runner_up = RunnerUpTokens(self.options.recycle)
         self.shared = shared_block(len(text_weights), CELLS, FACTORS, len(self.recycled.seen), BEST)
         self.shared.recycled_keys, self.shared.recycled_seen = self.recycled.keys, self.recycled.seen
         self.shared.recycled_tokens, self.shared.recycled_weights = self.recycled.tokens, self.recycled.weights

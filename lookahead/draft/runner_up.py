@@ -15,7 +15,6 @@ import numpy as np
 from lookahead.budget.worth import Worth
 from lookahead.draft.recycled import PLACES, Recycled
 from lookahead.draft.tree import DraftTree
-from lookahead.trie.file import Trie
 
 # Asked for at the next draft: (int32 [nodes, BEST] token ids, float32 scores) behind the nodes of some trees, best first.
 BestTokens = Callable[[], tuple[np.ndarray, np.ndarray]]
@@ -25,13 +24,13 @@ Ranked = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.nd
 class RunnerUpTokens:
     """table: see `Recycled`; it holds nothing where the source is off. pays: use it at the next step.
 
-    seconds: that the latest `add_pending` took. tries: may keep runner-up tokens of earlier jobs.
+    seconds: that the latest `add_pending` took.
     """
 
-    def __init__(self, on: bool, tries: Sequence[Trie]):
+    def __init__(self, on: bool):
         self.table = Recycled.empty(PLACES if on else 0)
         self.seconds = 0.0
-        self._on, self._tries = on, tries
+        self._on = on
         self.clear()
 
     @property
@@ -44,14 +43,11 @@ class RunnerUpTokens:
         return self.pays and self._has_keys
 
     def clear(self) -> None:
-        """Keep only what the tries hold; be tried again."""
+        """Forget everything; be tried again."""
         self._pending: Callable[[], Ranked] | None = None
         self._utility = Worth()
         self.table.clear()
-        for trie in self._tries:
-            if trie.recycled:
-                self.table.take_over(Recycled(*trie.recycled), trie.header.vocab_size)
-        self._has_keys = len(self.table) > 0
+        self._has_keys = False
 
     def note(self, trees: Sequence[DraftTree], before: np.ndarray, best: BestTokens) -> None:
         """These trees were verified. before: int32 [trees, 2], the tokens before each root, see `Recycled.add`."""

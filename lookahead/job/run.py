@@ -286,4 +286,4 @@ def _keep_learned(plan: JobPlan, output: Journal | Stream, answering: Answering 
     drafting, effort = plan.spec.drafting, Effort(notice=events.notice)
     if drafting.save_trie is not None and answering is not None:  # else nothing was kept
         whose, source = answering.whose, drafting.source_name or OUTPUTS
-        save_learned(output, drafting.save_trie, whose, answering.recycled, plan.model, effort, source)
+        save_learned(output, drafting.save_trie, whose, plan.model, effort, source)
