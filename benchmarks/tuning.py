@@ -67,7 +67,7 @@ OTHER_FILES = (
 )
 # Names of things, sizes of formats, and what follows from other constants.
 NOT_TUNED = {
-    "draft/arrays.py": ("MOST_THREADS", "COLUMNS", "OWN_COLUMNS", "LEADING", "DEPTHS", "RECENT", "BINS", "CHAINS"),
+    "draft/arrays.py": ("MOST_THREADS", "COLUMNS", "OWN_COLUMNS", "DEPTHS", "RECENT", "BINS", "CHAINS"),
     "draft/calibration.py": ("FIRST_BIN", "LEAST", "OCTAVE"),
     "draft/cells.py": ("OWN", "OTHER", "ORDERS", "COUNTS", "SHARES", "RANKS", "HITS", "MISSES", "SEENS", "BINARY"),
     "draft/experts.py": ("LEAST_WEIGHT",),

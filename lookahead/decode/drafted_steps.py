@@ -192,7 +192,7 @@ class DraftedSteps:
             *(drafter.shared.address, drafter.rows.address, books.address),
         )
         scratch, blocks = drafter.growth.scratch_at, (drafter.shared.address, drafter.rows.address)
-        block.accepting[: planner.FIRST_ROW] = 0, 0, block.said.ctypes.data, *blocks, drafter.growth.first.address, blocks[1]
+        block.accepting[: planner.FIRST_ROW] = 0, 0, block.said.ctypes.data, *blocks, drafter.growth.first.address
         spans, reach = block.spans, drafter.rows.reach
         arrays = block.limits.ctypes.data, spans.ctypes.data, 0
         block.growing[:] = 0, 0, 0, *arrays, 0, single, 0, *blocks, scratch
