@@ -69,7 +69,6 @@ def _measure(drafter: Drafter, pairs: Sequence[Pair], rows: int, steps: int, evi
             requests.begin(number, prompt)
             running[number] = list(answer[(7 * number) % max(1, len(answer) // 2) if step == 0 else 0 :])
         new = [NewTokens(number, list(_accepted(drafts.get(number), left)), 512) for number, left in running.items()]
-        requests.drafter.learned()  # the forward takes longer than learning, but for the smallest models
         spoiled += 1
         began = time.perf_counter()
         trees = requests.step(new)

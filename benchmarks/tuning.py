@@ -67,7 +67,7 @@ OTHER_FILES = (
 )
 # Names of things, sizes of formats, and what follows from other constants.
 NOT_TUNED = {
-    "draft/arrays.py": ("MOST_THREADS", "COLUMNS", "OWN_COLUMNS", "LEADING", "DEPTHS", "RECENT", "BINS", "CHAINS"),
+    "draft/arrays.py": ("MOST_THREADS", "COLUMNS", "OWN_COLUMNS", "DEPTHS", "RECENT", "BINS", "CHAINS"),
     "draft/calibration.py": ("FIRST_BIN", "LEAST", "OCTAVE"),
     "draft/cells.py": ("OWN", "OTHER", "ORDERS", "COUNTS", "SHARES", "RANKS", "HITS", "MISSES", "SEENS", "BINARY"),
     "draft/experts.py": ("LEAST_WEIGHT",),
@@ -319,8 +319,8 @@ PER_DRAFT, PER_NODE = 40e-6, 1e-6  # seconds of growing a row's tree, as measure
 
 def _simulated(data: Path, tries: Path) -> dict[str, float]:
     import torch
-
     from lookahead.budget.cost import CostCurve
+
     from lookahead.budget.profile import read_profile
     from lookahead.decode.engine import DecodingEngine
     from lookahead.draft.drafter import Drafter

@@ -353,12 +353,6 @@ def figure_of(comparisons: Sequence[Comparison], sweep: bool) -> Any:
     return sweep_figure(comparisons) if sweep else comparison_figure(comparisons)
 
 
-def page_of(comparisons: Sequence[Comparison], command_line: str, problems: Sequence[str], sweep: bool) -> str:
-    from lookahead.bench.report import report_page
-
-    return report_page(comparisons, command_line, problems, sweep)
-
-
 def on_screen(json: bool) -> BenchEvents:
     """Events that show how far a bench or a replay is. json: stdout is for one object."""
     from lookahead.bench.events import BenchEvents

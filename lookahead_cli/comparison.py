@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import typer
 
     from lookahead.bench.compare import Comparison
@@ -21,7 +23,7 @@ def show(comparisons: list[Comparison], failed: list[str], sweep: bool, outputs:
     """Print and write what was measured. failed: what is wrong with rows that were left out."""
     from lookahead.bench.compare import as_json
     from lookahead_cli import render
-    from lookahead_cli.bench_options import figure_of, page_of
+    from lookahead_cli.bench_options import figure_of
 
     value = as_json(comparisons)
     if outputs.json:
@@ -32,6 +34,24 @@ def show(comparisons: list[Comparison], failed: list[str], sweep: bool, outputs:
     for problem in failed:
         render.notice(f"left out {problem}")
     outputs.keep(value, lambda: figure_of(comparisons, sweep), lambda: page_of(comparisons, context.obj, failed, sweep))
+
+
+def page_of(comparisons: Sequence[Comparison], command_line: str, problems: Sequence[str], sweep: bool) -> str:
+    """What `print_comparison` prints, and figures, as one HTML page. problems: rows that were left out."""
+    from lookahead.bench.report import figures_of
+    from lookahead_cli import render
+
+    figures = (figure for comparison in comparisons for figure in figures_of(comparison, sweep))
+    with render.on_page(f"lookahead bench: {comparisons[0].model}", figures) as page:
+        for each in comparisons:
+            run = each.auto or each.best
+            render.out.print(f"{run.speedup:.2f}x plain decoding ({run.name}, batch {each.batch_size})\n", style="bold")
+            print_comparison(each, sweep, whole=True)
+            render.out.print()
+        render.facts([("command", command_line), *((name, str(value)) for name, value in comparisons[0].environment.items())])
+        for problem in problems:
+            render.out.print(f"left out {problem}")
+        return page()
 
 
 def show_schemes(schemes: list[Scheme], failed: list[str], outputs: Outputs) -> None:
@@ -66,10 +86,10 @@ def _scheme_row(scheme: Scheme, comparison: Comparison) -> tuple[str, ...]:
     return scheme.quantize, scheme.kv_dtype, *speeds, lossless, *memory, loss
 
 
-def print_comparison(comparison: Comparison, swept: bool = False) -> None:
+def print_comparison(comparison: Comparison, swept: bool = False, whole: bool = False) -> None:
     """Tables of speed and of where the time went, who and how deep was accepted, verdict on losslessness, environment.
 
-    swept: also how auto compares with the best fixed setting.
+    swept: also how auto compares with the best fixed setting. whole: for a page, with memory and divergences of each run.
     """
     from lookahead.bench.plot import title_of
     from lookahead_cli import render
@@ -77,7 +97,7 @@ def print_comparison(comparison: Comparison, swept: bool = False) -> None:
     repeats = f", median of {comparison.repeats} repeats" if comparison.repeats > 1 else ""
     render.table(
         f"{title_of(comparison)}, batch {comparison.batch_size}{repeats}",
-        ["decoding", "tokens/s", "speedup", "quartiles", "EDL", "drafted", "wasted"],
+        ["decoding", "tokens/s", "speedup", "quartiles", "EDL", "drafted", "wasted", *(["peak MiB"] if whole else [])],
         [
             (
                 run.name,
@@ -87,6 +107,7 @@ def print_comparison(comparison: Comparison, swept: bool = False) -> None:
                 f"{run.edl:.2f}",
                 f"{run.counts.draft_tokens_per_step:.1f}",
                 f"{run.draft_tokens_wasted / max(1, run.steps):.1f}",
+                *([f"{run.peak_memory_bytes / 2**20:,.0f}" if run.peak_memory_bytes else "-"] if whole else []),
             )
             for run in comparison.runs
         ],
@@ -105,10 +126,11 @@ def print_comparison(comparison: Comparison, swept: bool = False) -> None:
         render.out.print(
             f"lossless: {found}{of_first}",
         )
-        for each in found.shown[:SHOWN]:
+        shown = found.shown[: len(found.shown) if whole else SHOWN]
+        for each in shown:
             render.out.print(_where(each))
-        if len(found.divergences) > SHOWN:
-            render.out.print(f"... and {len(found.divergences) - SHOWN} more (--json shows 20)")
+        if len(found.divergences) > len(shown):
+            render.out.print(f"... and {len(found.divergences) - len(shown)} more (--json shows 20)")
     about = comparison.environment
     if comparison.predicted:
         told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items() if name != "cost_profile")
@@ -119,7 +141,7 @@ def print_comparison(comparison: Comparison, swept: bool = False) -> None:
     last = f"{engine} {about[engine]}" if engine else f"peak memory {render.size(memory)}"
     loaded = f"torch {about['torch']}, transformers {about['transformers']}"
     render.out.print(f"{about['processor']}, {about['threads']} threads, {loaded}, {last}")
-    if (waited := about.get("waited_for_cores") or 0) > BUSY:
+    if (waited := about.get("waited_for_cores") or 0) > BUSY and not whole:
         render.notice(
             f"the machine was busy: threads waited for a core in {waited:.0%} of the time that they had work. Figures that are "
             "taken while other processes run are not reliable: stop those, or set OMP_NUM_THREADS lower, and repeat."

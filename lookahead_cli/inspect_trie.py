@@ -196,8 +196,8 @@ def _facts(path: str, found: TrieReport) -> list[tuple[str, str]]:
         facts.append(("segments", f"{len(header.segments)} of {sizes} tokens; {joining}"))
     facts.append(("tokenizer", f"{header.tokenizer_name or 'none (ids)'}  ({vocabulary})"))
     facts.append(("built", f"{built} by lookahead {header.tool_version}"))
-    if found.recycled:
-        facts.append(("recycled", f"{header.recycled_keys:,} keys with runner-up tokens of a job"))
+    if header.recycled_keys:
+        facts.append(("recycled", f"{header.recycled_keys:,} keys of an earlier version, not used"))
     if found.asked.verify:
         facts.append(("integrity", "every checksum and invariant holds"))
     return facts
@@ -218,14 +218,6 @@ def _show_tables(found: TrieReport) -> None:
         render.table(
             "Most frequent branches of 4 tokens", ["text" if found.tokenizer is not None else "token ids", "count"],
             [(_shown(found, ids), count) for ids, count in found.seen.top],
-        )  # fmt: skip
-    if found.recycled:
-        render.table(
-            "Runner-up tokens after the most frequent tokens", ["after", "candidates", "seen"],
-            [
-                (_shown(found, [r["token_id"]]), " ".join(_shown(found, [c]) for c in r["candidates"]), r["seen"])
-                for r in found.recycled
-            ],
         )  # fmt: skip
 
 

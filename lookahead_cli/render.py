@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich import box
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
 class _Console(Console):
     """Takes no text for markup, as names from outside may look like it, and shows control characters escaped."""
 
-    def __init__(self, stderr: bool = False, soft_wrap: bool = True):
-        super().__init__(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
+    def __init__(self, stderr: bool = False, soft_wrap: bool = True, **options: Any):
+        super().__init__(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text, self.encoding), **options)
@@ -60,6 +62,11 @@ out = _Console()
 err = _Console(stderr=True)
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # that are shown of all
+PAGE_WIDTH = 160  # characters of a line
+PAGE_STYLE = (
+    ":root { color-scheme: light dark } body { max-width: 70rem; margin: 2rem auto; padding: 0 1rem; font-family: system-ui } "
+    "pre { overflow-x: auto } svg { max-width: 100%; height: auto }"
+)
 
 Result = TypeVar("Result")
 
@@ -84,7 +91,31 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], lef
         made.add_column(name, justify="left" if number < left else "right", no_wrap=True)
     for row in rows:
         made.add_row(*(_cell(cell) for cell in row))
-    _Console(soft_wrap=False).print(made)
+    out.print(made, soft_wrap=False)
+
+
+@contextlib.contextmanager
+def on_page(title: str, figures: Iterable[tuple[str, Any]] = ()) -> Iterator[Callable[[], str]]:
+    """What is printed on stdout meanwhile comes into a page instead. Yields a function that returns its HTML, which needs no
+    network and is readable in light and dark. figures: below the text, each with a title.
+    """
+    global out
+    before, out = out, _Console(file=io.StringIO(), record=True, width=PAGE_WIDTH)
+    page = out
+
+    def html() -> str:
+        from lookahead.bench.plot import as_svg
+
+        text = page.export_html(code_format="{code}", inline_styles=True)
+        drawn = (f"<h2>{escape(name)}</h2>\n{as_svg(each, f'f{n}')}" for n, (name, each) in enumerate(figures))
+        head = f'<meta charset="utf-8"><title>{escape(title)}</title>\n<style>{PAGE_STYLE}</style>'
+        body = "\n".join([f"<pre>{text}</pre>", *drawn])
+        return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+
+    try:
+        yield html
+    finally:
+        out = before
 
 
 def _cell(value: Any) -> str | Text:

@@ -31,7 +31,6 @@ from lookahead_cli.bench_options import (
     System,
     figure_of,
     on_screen,
-    page_of,
 )
 from lookahead_cli.options import (
     Config,
@@ -121,7 +120,7 @@ def run(spec: ReplaySpec, outputs: Outputs, context: typer.Context) -> None:
     """Replay, print and write what was asked for; with a cost profile also the predicted speed."""
     from lookahead.bench.replay_run import replay_logs
     from lookahead_cli import render
-    from lookahead_cli.comparison import print_comparison
+    from lookahead_cli.comparison import page_of, print_comparison
     from lookahead_cli.replay_tables import print_replays, print_sweeps
 
     sweep = spec.contenders.sweep

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lookahead_cli.options import Config, Context, Json, Overwrite
+
+if TYPE_CHECKING:
+    from lookahead.job.record import JobRecord
 
 
 def command(
@@ -37,7 +40,7 @@ def command(
     from lookahead.files.atomic import replacing
     from lookahead.files.outputs import PAGE, PICTURE, Input, Output, check_outputs
     from lookahead.job.files import JobFiles
-    from lookahead.job.record import read_record, tables, title_of
+    from lookahead.job.record import read_record
     from lookahead_cli import render
 
     if not output:
@@ -53,14 +56,27 @@ def command(
         if plot:
             save_figure(job_report.job_figure(record), plot)
         if out:
-            page = job_report.job_page(record, context.obj)
+            with render.on_page(
+                f"lookahead report: {record.name}", [("Figures", job_report.job_figure(record, False))]
+            ) as page:
+                _print(record)
+                render.facts([("model", record.model or "-"), ("command", context.obj)])
+                html = page()
             with replacing(out, "w") as file:
-                file.write(page)
+                file.write(html)
     if json:
         render.print_json(record.as_json())
-        return
-    render.out.print(title_of(record), markup=False)
+    else:
+        _print(record)
+
+
+def _print(record: JobRecord) -> None:
+    """Title and tables on stdout."""
+    from lookahead.job.record import tables, title_of
+    from lookahead_cli import render
+
+    render.out.print(title_of(record))
     if record.latest_run:
-        render.out.print(record.latest_run, markup=False)
+        render.out.print(record.latest_run)
     for title, columns, rows in tables(record):
         render.table(title, columns, rows)

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import msgpack
 import numpy as np
-from lookahead.atomic import replacing
 
 from lookahead.bench.replay import Pair, replay_with
 from lookahead.draft.calibration import Calibration
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.priors import FORMULA_STRENGTH, Priors, formula
+from lookahead.files.atomic import replacing
 from lookahead.job.pairs import pairs_of, read_log
 from lookahead.trie.file import Trie
 

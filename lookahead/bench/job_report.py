@@ -1,17 +1,15 @@
-"""A job as figures and as one HTML page that needs no network. In: the counts of its rows. Out: a figure, the page's text."""
+"""A job as figures. In: the counts of its rows. Out: a figure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 
-from lookahead.bench.plot import BLUE, GREY, INK, as_svg, bare, drawing, from_zero, head
-from lookahead.bench.report import html_page, table
-from lookahead.job.record import JobRecord, Part, shown_edl, tables, title_of
+from lookahead.bench.plot import BLUE, GREY, INK, bare, drawing, from_zero, head
+from lookahead.job.record import JobRecord, Part, title_of
 from lookahead.printable import in_one_line
 
 SOURCE_COLOURS = ("#2a6fdb", "#e08a1e", "#2fa36b", "#a05cc8", "#d0492f", "#4bb4c4", "#8c8c8c")
@@ -89,26 +87,3 @@ def _draw_sources(axis: Any, parts: Sequence[Part]) -> None:
     axis.margins(y=0.1)
     if names:
         axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), labelcolor=INK)
-
-
-def job_page(record: JobRecord, command_line: str) -> str:
-    """The page. command_line: that made it."""
-    totals = record.totals
-    facts = [f"{totals.rows:,} rows ({totals.errors:,} failed)", f"{totals.tokens:,} tokens"]
-    facts += [f"{totals.tokens_per_second:,.1f} tokens/s"] if totals.seconds else []
-    facts += [f"{totals.draft_tokens_per_step:.1f} draft tokens per step"]
-    body = [
-        f"<h1>{escape(record.name)}</h1>",
-        f'<p class="headline">EDL {shown_edl(totals.edl)}</p>',
-        f'<p class="soft">{escape(", ".join([*([record.state] if record.state else []), *facts]))}</p>',
-        *(
-            f'<p class="soft">{escape(line)}</p>'
-            for line in (record.latest_run, record.model and f"model {record.model}")
-            if line
-        ),
-        as_svg(job_figure(record, titled=False), "job"),
-    ]
-    for title, columns, rows in tables(record):
-        body += [f"<h2>{escape(title)}</h2>", table(columns, rows)]
-    body += ["<h2>How it was made</h2>", f"<pre>{escape(command_line)}</pre>"]
-    return html_page(f"lookahead report: {record.name}", body)

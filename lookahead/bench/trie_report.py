@@ -63,13 +63,12 @@ class Drafted:
 
 @dataclasses.dataclass(frozen=True)
 class TrieReport:
-    """tokenizer: to show text with; None: ids are shown. recycled: runner-up tokens behind the most frequent tokens."""
+    """tokenizer: to show text with; None: ids are shown."""
 
     trie: Trie
     asked: TrieQuestions
     tokenizer: Any | None
     seen: stats.Overview
-    recycled: list[dict[str, Any]]
     drafted: Drafted | None = None
     replayed: ReplayResult | None = None
     curve: Sequence[Capacity] | None = None
@@ -99,7 +98,7 @@ class TrieReport:
             ],
             "depths": [vars(row) for row in self.seen.depths],
             "top": [{"token_ids": ids, "count": count, "text": self.text(ids)} for ids, count in self.seen.top],
-            "recycled": {"keys": header.recycled_keys, "top": self.recycled},
+            "recycled": {"keys": header.recycled_keys, "top": []},  # of an earlier version
         }
         if self.replayed is not None:
             value["coverage"] = {"file": self.asked.coverage, "tokens": self.replayed.tokens, **self.replayed.as_json()}
@@ -168,7 +167,7 @@ def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, patiently: Patie
     if context is not None:
         after = context
         waiting("drafted", "Drafting ...", lambda: draft_after(trie, after, asked.decoding_length))
-    return TrieReport(trie, asked, loaded, recycled=stats.recycled(trie, asked.top), **found)
+    return TrieReport(trie, asked, loaded, **found)
 
 
 def _overview(trie: Trie, most: int, effort: Effort) -> stats.Overview:

@@ -21,7 +21,7 @@ MOST_PLACES = CHAINS * PER_CHAIN
 RECENT = 33  # tokens of a context that are looked at
 BINS = 8 * 24 + 8
 DEPTHS = 32  # from the root on; deeper nodes count as the last
-OWN_COLUMNS, LEADING = 7, 4  # and the column of the address of leaders, see own_text.py
+OWN_COLUMNS = 7  # see own_text.py
 MOST_THREADS = 64  # that draft
 RANGES = 1 << 13  # narrowed ranges of sorted suffixes that a thread remembers
 TREE_TOKENS, TREE_PARENTS, TREE_SOURCES, TREE_MATCHES = range(4)  # of a row's tree
@@ -98,7 +98,6 @@ ROWS: Layout = {
     "reach": (np.float32, ("rows", 2, "nodes")),  # computed and calibrated probability of the path
     "nodes": (np.int64, ("rows",)),  # root included; 0: no tree was grown for this step
     "kept": (np.int64, ("rows",)),  # of them, to be verified
-    "leaders": (np.int64, ("rows", LEADERS, 3)),  # of kept rows, see planner.py: those of their own texts
 }
 rows_arrays = unpacker("Rows", ROWS)
 
@@ -114,10 +113,3 @@ def shared_block(texts: int, cells: int, factors: int, places: int, best: int) -
 
 def rows_block(rows: int, texts: int, nodes: int) -> Block:
     return Block(ROWS, rows=rows, texts=texts, nodes=nodes)
-
-
-def kept_block(rows: int, texts: int) -> Block:
-    """Rows as they were before a step, which is learned from later; they have no trees."""
-    block = rows_block(rows, texts, 1)
-    block.own[:, LEADING] = block.leaders.ctypes.data + np.arange(rows) * block.leaders[0].nbytes
-    return block

@@ -16,8 +16,7 @@ import numpy as np
 
 from lookahead.arguments import numbers_of
 from lookahead.draft import planner
-from lookahead.draft.arrays import Block, kept_block, rows_block, shared_block
-from lookahead.draft.behind import Behind
+from lookahead.draft.arrays import Block, rows_block, shared_block
 from lookahead.draft.calibration import EDGES, Calibration
 from lookahead.draft.cells import AT, CELLS, RECYCLED, SESSION
 from lookahead.draft.grown import GrownTrees, Guide, forced_tokens, keep_possible
@@ -119,7 +118,7 @@ class Drafter:
                 self._trie_texts.append(text)
                 text_weights.append(weight)
         text_weights += [1.0] * len(self.session.runs)
-        self.runner_up = RunnerUpTokens(self.options.recycle, self.tries)
+        self.runner_up = RunnerUpTokens(self.options.recycle)
         self.shared = shared_block(len(text_weights), CELLS, FACTORS, len(self.recycled.seen), BEST)
         self.shared.recycled_keys, self.shared.recycled_seen = self.recycled.keys, self.recycled.seen
         self.shared.recycled_tokens, self.shared.recycled_weights = self.recycled.tokens, self.recycled.weights
@@ -130,8 +129,6 @@ class Drafter:
         self._rows: list[Row] = []
         self._free: list[Row] = []
         self.growth = Growth(self.options.decoding_length, len(text_weights))
-        self._behind = Behind()
-        self._kept: Block | None = None
         self._make_rows(1)
         self._remembered: list[SortedText] = []
         self._running: dict[bytes, list[Row]] = {}  # by prompt
@@ -151,7 +148,6 @@ class Drafter:
 
     def start(self, prompt_ids: Sequence[int] | np.ndarray) -> Row:
         """Begin a request: its prompt (at least one token) becomes its own text."""
-        self._behind.settle()
         if not self._free:
             self._make_rows(len(self._rows))
         row = self._free.pop()
@@ -182,29 +178,24 @@ class Drafter:
             self.rows.nodes[row.number] = 0
         self._find_roots(unread)
 
-    def accept_rows(
-        self, rows: Sequence[Row], said: Sequence[Sequence[int]], learn: Sequence[bool], behind: bool = False
-    ) -> None:
-        """`Row.accept` for each row of a batch, in turn. behind: learn once the next drafts are made, see `learn_behind`."""
-        self.append_rows(rows, said, learn, behind)
+    def accept_rows(self, rows: Sequence[Row], said: Sequence[Sequence[int]], learn: Sequence[bool]) -> None:
+        """`Row.accept` for each row of a batch, in turn."""
+        self.append_rows(rows, said, learn)
         if self.sources and self.options.strategy != "off":
             for row, token_ids, learns in zip(rows, said, learn, strict=True):
                 self.sources.accept(row.number, token_ids, learns and self.options.learn)
 
-    def append_rows(
-        self, rows: Sequence[Row], said: Sequence[Sequence[int]], learn: Sequence[bool], behind: bool = False
-    ) -> None:
+    def append_rows(self, rows: Sequence[Row], said: Sequence[Sequence[int]], learn: Sequence[bool]) -> None:
         """As `accept_rows`, but the sources of the user's own are not notified."""
         for row, token_ids in zip(rows, said, strict=True):
             if len(token_ids):
                 row.root = int(token_ids[-1])
         if self.options.strategy == "off":
             return
-        self._behind.settle()
         self.read([row for row, token_ids, learns in zip(rows, said, learn, strict=True) if learns and len(token_ids)])
         told: list[int] = []
         tokens = array("i")
-        learning = (planner.KEEP if behind else planner.LEARN) if self.options.learn else planner.APPEND
+        learning = planner.LEARN if self.options.learn else planner.APPEND
         for row, token_ids, learns in zip(rows, said, learn, strict=True):
             if row.unread is not None:
                 row.unread = np.append(row.unread, np.asarray(token_ids, np.int32)) if len(token_ids) else row.unread
@@ -213,25 +204,13 @@ class Drafter:
             told += row.number, len(token_ids), learning if learns else planner.APPEND
             tokens.extend(token_ids)
         if told:
-            self._accept(told, tokens, behind)
+            self._accept(told, tokens)
 
-    def _accept(self, told: list[int], tokens: array[int], behind: bool) -> None:
+    def _accept(self, told: list[int], tokens: array[int]) -> None:
         """Append tokens to rows that are read, and learn. told: of each its number, how many, and what to do with them."""
-        if behind and self._kept is None:
-            self._kept = kept_block(len(self._rows), len(self.shared.texts))
-        blocks = [block.address for block in (self.shared, self.rows, self.growth.first, self._kept or self.rows)]
+        blocks = [block.address for block in (self.shared, self.rows, self.growth.first)]
         task = array("q", (len(told) // 3, len(tokens), tokens.buffer_info()[0], *blocks, *told))
         run_in(1, planner.accept_rows, task.buffer_info()[0])
-        if planner.KEEP in told[2::3]:
-            self._behind.add(task, tokens)
-
-    def learn_behind(self) -> None:
-        """Learn from what was accepted last, in a thread. Whoever uses this drafter next waits until it has learned."""
-        self._behind.start()
-
-    def learned(self) -> None:
-        """Wait until everything that was accepted is learned."""
-        self._behind.settle()
 
     def draft_rows(
         self,
@@ -263,7 +242,6 @@ class Drafter:
         that come at no cost, so that they need to be worth a tenth of the price only. Several threads share a large batch; the
         GIL is free meanwhile.
         """
-        self._behind.wait()
         self.read(rows)
         self.get_ready()
         options, count = self.options, len(rows)
@@ -327,7 +305,6 @@ class Drafter:
         due = sum(lengths) - sum(row.shared for row in rows) >= max(SHARED * len(rows), sum(lengths) // SHARE, 1)
         if not (due or ended):
             return
-        self._behind.settle()
         for row, length in zip(rows, lengths, strict=True):
             row.shared = length
         self.session.set_running([(row.text[: row.prompt_length], row.text[row.prompt_length :]) for row in rows])
@@ -336,7 +313,6 @@ class Drafter:
             self._refresh_texts()
 
     def _finish(self, row: Row) -> None:
-        self._behind.settle()
         self.sources.finish(row.number)
         text, rested = row.text, row.unread is not None  # own tokens stay where they are until the row's next text
         row.unread = None
@@ -359,7 +335,6 @@ class Drafter:
 
         So do outputs of requests for which nothing was drafted, which have waited for this.
         """
-        self._behind.settle()
         answers, self._unread = [*self._unread, *answers], []
         if self.options.strategy == "off" or not answers:
             return
@@ -371,7 +346,6 @@ class Drafter:
 
     def forget(self) -> None:
         """Be as new: nothing remembered, nothing learned. No row may be running."""
-        self._behind.settle()
         self._unread.clear()
         self.session.clear()
         self.sources.forget()
@@ -410,12 +384,11 @@ class Drafter:
     def _make_rows(self, more: int) -> None:
         """Room for that many more rows at once."""
         count = len(self._rows) + more
-        self._behind.settle()
         block = rows_block(count, len(self.shared.texts), self.options.decoding_length)
         if self._rows:
             for name in block.names:
                 getattr(block, name)[: len(self._rows)] = getattr(self.rows, name)
-        self.rows, self._kept = block, None
+        self.rows = block
         for row in self._rows:
             row.own.columns = block.own[row.number]
         added = [Row(self, number) for number in range(len(self._rows), count)]

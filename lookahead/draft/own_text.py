@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lookahead.draft.arrays import CHAINS, COMMONNESS, LEADERS, LEADING, OWN_COLUMNS, PER_CHAIN
+from lookahead.draft.arrays import CHAINS, COMMONNESS, LEADERS, OWN_COLUMNS, PER_CHAIN
 from lookahead.draft.cells import binary_bucket
 from lookahead.draft.places import SOURCE, count_of
 from lookahead.native.kernels import carray, fetch_entry, inlined, int32_at, int64_at, kernel
@@ -22,7 +22,7 @@ LONGEST_MATCH = 32  # tokens compared; a longer match counts as this
 CHAIN_STEPS = 2 * PER_CHAIN  # positions looked at on a chain
 
 # Columns of a row's own text among the arrays of all rows.
-LOG, CAPACITY, HEADS, HEAD_SLOTS, _, LENGTH, PROMPT_LENGTH = range(OWN_COLUMNS)
+LOG, CAPACITY, HEADS, HEAD_SLOTS, LEADING, LENGTH, PROMPT_LENGTH = range(OWN_COLUMNS)
 Own = namedtuple("Own", ("log", "heads", "leaders", "length", "prompt_length"))
 
 

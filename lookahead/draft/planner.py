@@ -18,10 +18,7 @@ import numpy as np
 from lookahead.draft.arrays import (
     BINS,
     CHAINS,
-    LEADERS,
-    LEADING,
     MOST_THREADS,
-    OWN_COLUMNS,
     RECENT,
     STEPS,
     TREE_MATCHES,
@@ -35,7 +32,7 @@ from lookahead.draft.arrays import (
 from lookahead.draft.calibration import LEAST, bin_of, calibrated, computed, count_nodes, deeper, edge_of
 from lookahead.draft.cells import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P
 from lookahead.draft.mixture import TEACHES, learn, match_own, mix, move_aligned, rescore
-from lookahead.draft.own_text import CHAIN, LENGTH, SEEN, TOKEN, append_tokens, lead, own_arrays, slots_of
+from lookahead.draft.own_text import CHAIN, LENGTH, TOKEN, append_tokens, own_arrays, slots_of
 from lookahead.draft.places import LOW, fetch_suffix, narrow_all
 from lookahead.draft.tree import GRAMMAR
 from lookahead.native.kernels import carray, fetch_entry, float64_at, inlined, int32_at, int64_at, kernel
@@ -262,11 +259,10 @@ def _pop(heap, size, reach):
 
 
 # The arguments of `accept_rows`, 8 bytes each, before its rows: how many rows, how many tokens, and where these, the shared
-# block, the rows' block, a scratch block and the block of kept rows stand. Of each row its number, how many tokens are its own,
-# and what to do: append them; learn from each, too; append them, and keep what the row was before, so that a later call that is
-# given the kept rows can learn from them; do that; nothing.
-ACCEPTED, TOKENS, TOKENS_AT, SHARED_AT, ROWS_AT, SCRATCH_AT, KEPT_AT, FIRST_ROW = range(8)
-APPEND, LEARN, KEEP, LEARN_KEPT, NOTHING = range(5)
+# block, the rows' block and a scratch block stand. Of each row its number, how many tokens are its own, and what to do: append
+# them; learn from each, too.
+ACCEPTED, TOKENS, TOKENS_AT, SHARED_AT, ROWS_AT, SCRATCH_AT, FIRST_ROW = range(7)
+APPEND, LEARN = range(2)
 
 
 def accept_rows(address):
@@ -280,36 +276,15 @@ def accept_rows(address):
     said = carray(int32_at(told[TOKENS_AT]), (told[TOKENS],))
     shared, rows = shared_arrays(int64_at(told[SHARED_AT])), rows_arrays(int64_at(told[ROWS_AT]))
     scratch, end = scratch_arrays(int64_at(told[SCRATCH_AT])), np.int64(0)
-    kept = rows_arrays(int64_at(told[KEPT_AT]))
     for k in range(told[ACCEPTED]):
         start, end = end, end + of_rows[k, 1]
         _fetch_next(shared, rows, scratch, of_rows, k)
-        if of_rows[k, 2] == KEEP:
-            _keep(rows, kept, of_rows[k, 0])
-        if of_rows[k, 2] != NOTHING:
-            _accept(shared, rows, scratch, of_rows[k, 0], said[start:end], of_rows[k, 2])
+        _accept(shared, rows, scratch, of_rows[k, 0], said[start:end], of_rows[k, 2] == LEARN)
 
 
 @inlined
-def _keep(rows, kept, row):
-    """What a row is now, but for its text's tokens, of which only more will stand in the same memory."""
-    leaders = own_arrays(rows.own, row).leaders
-    for column in range(OWN_COLUMNS):
-        if column != LEADING:
-            kept.own[row, column] = rows.own[row, column]
-    for k in range(LEADERS):
-        for column in range(3):
-            kept.leaders[row, k, column] = leaders[k, column]
-    _copy_steps(rows.steps, rows.made, row, kept.steps, kept.made, row)
-    _copy_steps(rows.steps_before, rows.made_before, row, kept.steps_before, kept.made_before, row)
-    for text in range(rows.aligned.shape[1]):
-        for k in range(4):
-            kept.aligned[row, text, k] = rows.aligned[row, text, k]
-
-
-@inlined
-def _accept(shared, rows, scratch, row, said, what):
-    if len(said) and rows.nodes[row] > 0 and what != LEARN_KEPT:
+def _accept(shared, rows, scratch, row, said, learns):
+    if len(said) and rows.nodes[row] > 0:
         count_nodes(
             rows.trees[row], rows.reach[row, 0], rows.nodes[row], rows.kept[row], said,
             shared.by_depth, shared.counted, shared.counted_by_depth,
@@ -319,7 +294,7 @@ def _accept(shared, rows, scratch, row, said, what):
         own, token = own_arrays(rows.own, row), np.int64(said[j])
         if own.length > 0:
             have = _look_back(scratch.keys, np.int64(0), own, scratch.recent)
-            if what in (LEARN, LEARN_KEPT):
+            if learns:
                 _begin(scratch, rows, row)
                 asked = mix(shared, scratch, own, np.int64(0), have, UNHEARD, token)
                 rescore(shared, scratch, own, asked, TEACHES, token)
@@ -335,13 +310,9 @@ def _accept(shared, rows, scratch, row, said, what):
             shared.texts, 0, shared.used[0], rows.steps, rows.made, row, token,
             rows.steps_before, rows.made_before, scratch.ranges,
         )  # fmt: skip
-        if what == LEARN_KEPT:
-            lead(own.leaders, token, np.int64(own.log[SEEN, own.length]), own.length)
-            rows.own[row, LENGTH] += 1
-        else:
-            rows.own[row, LENGTH] = append_tokens(
-                own.log, own.heads, own.leaders, own.length, said[j : j + 1], scratch.recent, scratch.chains
-            )
+        rows.own[row, LENGTH] = append_tokens(
+            own.log, own.heads, own.leaders, own.length, said[j : j + 1], scratch.recent, scratch.chains
+        )
 
 
 @kernel

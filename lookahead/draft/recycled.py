@@ -32,7 +32,7 @@ KEPT = np.array([0.3, 0.3, 0.5, 0.5, 0.5], np.float32)  # weight of what is know
 
 @dataclasses.dataclass(frozen=True)
 class Recycled:
-    """Keys and what they hold, of a whole table or of those of its entries that are taken.
+    """Keys and what they hold.
 
     keys     int32 [entries, 3]: token ids, newest first, ANY where a kind has none
     seen     int32 [entries]: how often the key came up; less where others wanted its entry
@@ -63,7 +63,6 @@ class Recycled:
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """In the order of a trie file (trie/format.py)."""
         return self.keys, self.seen, self.tokens, self.weights
 
     def clear(self) -> None:
@@ -71,21 +70,6 @@ class Recycled:
         self.keys.fill(ANY)
         self.seen.fill(0)
         self.weights.fill(0)
-
-    def taken(self) -> Recycled:
-        """A copy of the entries that hold a key."""
-        found = np.flatnonzero((self.keys != ANY).any(1))
-        return Recycled(*(array[found] for array in self.arrays))
-
-    def take_over(self, other: Recycled, vocab_size: int) -> None:
-        """Add what another one holds; where both hold a key, the other's is kept. What can be no entry is left out."""
-        if not len(self.seen):
-            return
-        bound = (other.keys >= ANY).all(1) & (other.keys < vocab_size).all(1) & (other.seen > 0)
-        bound &= ((other.tokens >= 0) & (other.tokens < vocab_size)).all(1)
-        bound &= (np.isfinite(other.weights) & (other.weights >= 0)).all(1) & (other.weights[:, 0] > 0)
-        found = np.flatnonzero(bound)
-        _take_over(*self.arrays, *(array[found] for array in other.arrays))
 
     def add(
         self,
@@ -189,15 +173,3 @@ def add_trees(token_ids, parents, sizes, before, ids, scores, keys, seen, tokens
                         at -= 1
                     tokens[place, at], weights[place, at] = token, weight
         start += sizes[tree]
-
-
-@kernel
-def _take_over(keys, seen, tokens, weights, other_keys, other_seen, other_tokens, other_weights):
-    """See `Recycled.take_over`."""
-    for other in range(len(other_seen)):
-        t1, t2, t3 = np.int64(other_keys[other, 0]), np.int64(other_keys[other, 1]), np.int64(other_keys[other, 2])
-        for kind in range(len(KINDS)):
-            if (t1 != ANY) == KINDS[kind, 0] and (t2 != ANY) == KINDS[kind, 1] and (t3 != ANY) == KINDS[kind, 2]:
-                place = _taken(keys, seen, weights, kind, t1, t2, t3)
-                seen[place] = other_seen[other]
-                tokens[place], weights[place] = other_tokens[other], other_weights[other]

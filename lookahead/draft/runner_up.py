@@ -14,7 +14,6 @@ import numpy as np
 from lookahead.budget.worth import Worth
 from lookahead.draft.recycled import PLACES, Recycled
 from lookahead.draft.tree import DraftTree
-from lookahead.trie.file import Trie
 
 # Asked for at the next draft: (int32 [nodes, BEST] token ids, float32 scores) behind the nodes of some trees, best first.
 BestTokens = Callable[[], tuple[np.ndarray, np.ndarray]]
@@ -24,13 +23,11 @@ Ranked = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.nd
 class RunnerUpTokens:
     """table: see `Recycled`; it holds nothing where the source is off. has_keys: it holds something. pays: use it at the next
     step.
-
-    tries: may keep runner-up tokens of earlier jobs.
     """
 
-    def __init__(self, on: bool, tries: Sequence[Trie]):
+    def __init__(self, on: bool):
         self.table = Recycled.empty(PLACES if on else 0)
-        self._on, self._tries = on, tries
+        self._on = on
         self.clear()
 
     @property
@@ -43,14 +40,11 @@ class RunnerUpTokens:
         return self.pays and self.has_keys
 
     def clear(self) -> None:
-        """Keep only what the tries hold; be tried again."""
+        """Forget everything; be tried again."""
         self._pending: Callable[[], Ranked] | None = None
         self._utility = Worth()
         self.table.clear()
-        for trie in self._tries:
-            if trie.recycled:
-                self.table.take_over(Recycled(*trie.recycled), trie.header.vocab_size)
-        self.has_keys = len(self.table) > 0
+        self.has_keys = False
 
     def note(self, trees: Sequence[DraftTree], before: np.ndarray, best: BestTokens) -> None:
         """These trees were verified. before: int32 [trees, 2], the tokens before each root, see `Recycled.add`."""

@@ -431,13 +431,7 @@ class StepBatch:
         call["kept_at"], call["kept_room"] = budget.kept.ctypes.data, len(budget.kept)
         call["reach_at"], call["reach_room"] = reach.ctypes.data, reach.size
         single = drafter.options.strategy == "single"
-        block.accepting.reshape(-1)[: planner.FIRST_ROW] = (
-            0,
-            0,
-            block.unknown.ctypes.data,
-            *blocks,
-            drafter.growth.first.address,
-            blocks[1],
-        )
+        task = 0, 0, block.unknown.ctypes.data, *blocks, drafter.growth.first.address
+        block.accepting.reshape(-1)[: planner.FIRST_ROW] = task
         arrays = block.limits.ctypes.data, block.spans.ctypes.data, 0
         block.growing[:] = 0, 0, 0, *arrays, 0, single, 0, *blocks, drafter.growth.scratch_at

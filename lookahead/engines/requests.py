@@ -19,8 +19,6 @@ from lookahead.draft.tree import DraftTree, root_only
 from lookahead.engines.accepted import AcceptedTokens, Emitted, Stretch
 from lookahead.engines.pace import Pace
 
-LEARN_BEHIND = 16  # rows of a step from which on a thread learns from it: of fewer, learning takes less than to wake the thread
-
 
 class NewTokens(NamedTuple):
     """What a request emitted since its latest step, at least one token.
@@ -123,13 +121,12 @@ class Requests:
                 row.emitted.add(each.token_ids)
         active = bool(known) and (self.pace is None or self._learn_pace(new, others, began))
         if active:
-            self._accept(known, [row.drafted for row in known], len(known) >= LEARN_BEHIND)
+            self._accept(known, [row.drafted for row in known])
             trees = self._draft(known, [each.room for each in new])
         else:
             trees = [root_only(row.waiting[-1]) for row in known]
         for row, tree in zip(known, trees, strict=True):
             row.drafted, row.emitted.drafted = active, tree
-        self.drafter.learn_behind()
         drafted = sum(map(len, trees)) - len(trees)
         ended = time.perf_counter()
         if self.pace is not None:
@@ -163,9 +160,9 @@ class Requests:
         emitted = [len(each.token_ids) for each in new]
         return self.pace.arrived([each.request_id for each in new], emitted, others, now)
 
-    def _accept(self, known: Sequence[_Known], learn: Sequence[bool], behind: bool = False) -> None:
-        """Hand waiting tokens to the drafter's rows. learn: from those of each row. behind: once drafts are handed over."""
-        self.drafter.accept_rows([each.row for each in known], [each.waiting for each in known], learn, behind)
+    def _accept(self, known: Sequence[_Known], learn: Sequence[bool]) -> None:
+        """Hand waiting tokens to the drafter's rows. learn: from those of each row."""
+        self.drafter.accept_rows([each.row for each in known], [each.waiting for each in known], learn)
         for each in known:
             each.waiting = []
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from lookahead.budget.speedup import Speedup
 from lookahead.decode.engine import Clock
 from lookahead.decode.sampling import GREEDY, Sampling
@@ -60,10 +58,6 @@ class Answering(Protocol):
         """What it took, for a summary."""
         ...
 
-    def recycled(self) -> Sequence[np.ndarray]:
-        """Runner-up tokens, for a trie file; nothing where several processes each have a part of it."""
-        ...
-
 
 @dataclasses.dataclass(frozen=True)
 class OneEngine:
@@ -93,9 +87,6 @@ class OneEngine:
         memory = peak_memory(engine.target.device)
         why = engine.accounting.why_no_drafts
         return {"batch_size": engine.batch_size, "peak_memory_bytes": memory, "path": engine.target.path, **why}
-
-    def recycled(self) -> Sequence[np.ndarray]:
-        return self.loaded.engine.drafter.recycled.taken().arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,9 +143,6 @@ class Workers:
         path = next((report.path for report in reports if report.path), "")
         return {"workers": len(reports), "batch_size": batch_size, "peak_memory_bytes": memory, "path": path}
 
-    def recycled(self) -> Sequence[np.ndarray]:
-        return ()
-
 
 def load_here(settings: EngineSettings, events: Events, sampling: Sampling = GREEDY) -> LoadedEngine:
     """An engine in this process. sampling: of its rows. Raises LookaheadError if model or tries cannot be used."""
@@ -203,9 +191,6 @@ class InEngine:
 
     def used(self) -> dict[str, Any]:
         return {"engine": self.name, "batch_size": self.engine.batch_size}
-
-    def recycled(self) -> Sequence[np.ndarray]:
-        return ()
 
 
 def in_engine(name: str, settings: ForeignSettings, tries: Sequence[Trie], events: Events) -> InEngine:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -49,12 +49,11 @@ def save_learned(
     output: Keeper,
     path: str,
     whose: TokenizerIdentity,
-    recycled: Callable[[], Sequence[np.ndarray]],
     model: str,
     effort: Effort | None = None,
     source: str = OUTPUTS,
 ) -> None:
-    """Add the answers that `output` has kept to the trie at `path`, or make it. recycled: see `build_trie`.
+    """Add the answers that `output` has kept to the trie at `path`, or make it.
 
     source: of the answers.
 
@@ -71,10 +70,10 @@ def save_learned(
         output.note_saving(copies_in(path, output.learned))
         with contextlib.suppress(FileExistsError):  # made by another job meanwhile: then it is added to
             if Path(path).exists():
-                append_trie(documents(), path, whose, effort, recycled())
+                append_trie(documents(), path, whose, effort)
             else:
                 options = {"learned_from": model}
-                build_trie(documents(), path, whose, 1, options, effort, recycled(), new=True)
+                build_trie(documents(), path, whose, 1, options, effort, new=True)
             break
     output.forget_learned()
 

@@ -221,13 +221,10 @@ def _answering(
     if opened.first is None and not kept:
         return None, options
     answering: Answering
+    scale_out, explained = plan.spec.scale_out, plan.spec.reporting.explain
     if plan.spec.model.engine != "hf":
         answering = engines.in_engine(plan.spec.model.engine, plan.foreign_settings(), plan.tries, events)
-        for trie in opened.learned:
-            check_same_tokenizer(trie, answering.whose, plan.model)
-        return answering, options
-    scale_out, explained = plan.spec.scale_out, plan.spec.reporting.explain
-    if scale_out.ray or (scale_out.workers or 1) > 1:
+    elif scale_out.ray or (scale_out.workers or 1) > 1:
         answering = stack.enter_context(engines.workers(settings, options, scale_out.ray, scale_out.workers, events))
     else:
         answering, options = engines.here(settings, options, peers, explained, events)
@@ -286,4 +283,4 @@ def _keep_learned(plan: JobPlan, output: Journal | Stream, answering: Answering 
     drafting, effort = plan.spec.drafting, Effort(notice=events.notice)
     if drafting.save_trie is not None and answering is not None:  # else nothing was kept
         whose, source = answering.whose, drafting.source_name or OUTPUTS
-        save_learned(output, drafting.save_trie, whose, answering.recycled, plan.model, effort, source)
+        save_learned(output, drafting.save_trie, whose, plan.model, effort, source)

@@ -18,7 +18,7 @@ from lookahead.errors import TrieFormatError
 from lookahead.files.atomic import locked, replacing, scratch_sibling
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie import format
-from lookahead.trie.check import check_recycled, check_trie, checked_documents
+from lookahead.trie.check import check_trie, checked_documents
 from lookahead.trie.file import Trie
 from lookahead.trie.prune import prune_trie
 from lookahead.trie.segment import Effort, Part, SourceTable, check_same_tokenizer, write_segment
@@ -36,12 +36,11 @@ def build_trie(
     min_count: int = 1,
     options: dict[str, Any] | None = None,
     effort: Effort | None = None,
-    recycled: Sequence[np.ndarray] = (),
     new: bool = False,
 ) -> format.TrieHeader:
     """Sort the suffixes of `documents` and write them to `out`, atomically. Returns the header written.
 
-    min_count: branches seen fewer times are left out (see `prune.prune_trie`). recycled: the arrays of `format.RECYCLED`.
+    min_count: branches seen fewer times are left out (see `prune.prune_trie`).
     new: raises FileExistsError where another process has made `out` meanwhile, and leaves that as it is.
     Raises CorpusError if there is no document with tokens, or an id outside the vocabulary; LookaheadError if the disk is full.
     """
@@ -55,7 +54,6 @@ def build_trie(
             file = stack.enter_context(replacing(out, new=new))
         writer, sources = TrieWriter(file), SourceTable()
         write_segment(writer, [], documents, sources, tokenizer.vocab_size, Path(out).parent, effort)
-        writer.write_recycled(recycled)
         header = format.TrieHeader(
             tokenizer.vocab_size,
             tokenizer.fingerprint,
@@ -76,13 +74,12 @@ def append_trie(
     path: str | Path,
     tokenizer: TokenizerIdentity,
     effort: Effort | None = None,
-    recycled: Sequence[np.ndarray] = (),
     verify: bool = True,
 ) -> format.TrieHeader:
     """Add `documents` to the trie at `path` as a further segment, atomically. Returns the header written.
 
     What is there is copied, not sorted again; only when there are MAX_SEGMENTS already, the smaller ones are joined with the
-    new one. Readers that have the old file open keep it. recycled: as of `build_trie`; where empty, what the file holds stays.
+    new one. Readers that have the old file open keep it.
     verify: read what is there to its last byte before anything is added to it; else only what is joined is checked.
     Waits for another process that is appending to the same file, or replacing it, and then adds to what that one has written.
     Raises TokenizerMismatchError for documents of another tokenizer, TrieFormatError for a damaged trie or one that another
@@ -90,7 +87,7 @@ def append_trie(
     """
     effort = effort or Effort()
     with locked(path, effort.notice):
-        return _append(documents, path, tokenizer, effort, recycled, verify)
+        return _append(documents, path, tokenizer, effort, verify)
 
 
 def _append(
@@ -98,7 +95,6 @@ def _append(
     path: str | Path,
     tokenizer: TokenizerIdentity,
     effort: Effort,
-    recycled: Sequence[np.ndarray],
     verify: bool,
 ) -> format.TrieHeader:
     before = os.stat(path) if os.path.exists(path) else None
@@ -108,8 +104,6 @@ def _append(
         pages = effort.pages()
         pages.watch(old.mapped)
         check_trie(old, effort.workers, pages)
-    else:
-        check_recycled(old)
 
     def check() -> None:
         now = os.stat(path)
@@ -126,7 +120,6 @@ def _append(
             ends, numbers = checked_documents(old, part.segment)
             sources.count(numbers, np.diff(ends, prepend=-1) - 1, -1)
         write_segment(writer, parts, documents, sources, tokenizer.vocab_size, Path(path).parent, effort)
-        writer.write_recycled(recycled or old.recycled)
         return writer.finish(dataclasses.replace(old.header, sources=sources.sources(), tool_version=__version__))
 
 

@@ -143,13 +143,6 @@ def check_first(trie: MappedTrie, segment: Segment) -> None:
             raise trie.damaged("the first-token table does not fit the suffixes", section, int(held[np.argmax(wrong)]))
 
 
-def check_recycled(trie: MappedTrie, pages: Pages | None = None) -> None:
-    """Raise if runner-up tokens of a job are damaged. What no entry can be is left out by who reads it."""
-    for section in trie.header.recycled:
-        for _ in checked_section(trie, section, pages):
-            pass
-
-
 @kernel
 def first_unsorted(tokens, separator, suffixes, depth):
     """The first k for which suffix k does not sort before suffix k + 1; -1 if there is none.

@@ -21,12 +21,8 @@
     document_ends     uint32 | uint64  documents      position of each document's separator
     document_sources  uint16           documents      index into the header's sources
 
-Behind the last segment there may be one more set of four, runner-up tokens of a job (draft/recycled.py):
-
-    recycled_keys     int32            keys*3         token ids, newest first, -1 where any token may stand
-    recycled_seen     int32            keys           how often the key came up
-    recycled_tokens   int32            keys*4         candidates of each key
-    recycled_weights  float32          keys*4         and their weights, descending
+Behind the last segment of a file of an earlier version there may be four more (RECYCLED): runner-up tokens of a job, which
+are checked, but neither read nor written any more.
 
 The header stands last because sections are streamed: their sizes are known when they are written. It names dtype, offset,
 entries and CRC-32 of every section. `tokens` is uint16 where the separator fits, positions are uint32 where their largest
@@ -76,8 +72,7 @@ SECTION_DTYPES = {
     "document_sources": ("<u2",),
 }
 
-
-RECYCLED = {
+RECYCLED = {  # dtype, entries of a key
     "recycled_keys": ("<i4", 3),
     "recycled_seen": ("<i4", 1),
     "recycled_tokens": ("<i4", 4),
@@ -137,7 +132,7 @@ class TrieHeader:
     segments: tuple[SegmentHeader, ...] = ()
     content_hash: str = ""  # over everything but `created`
     created: float = 0.0  # seconds since 1970; of the environment's SOURCE_DATE_EPOCH if that is set
-    recycled: tuple[Section, ...] = ()  # see RECYCLED; none, or all
+    recycled: tuple[Section, ...] = ()  # of earlier versions, see RECYCLED; none, or all
 
     @property
     def separator(self) -> int:
@@ -164,7 +159,7 @@ class TrieHeader:
 
     @property
     def recycled_keys(self) -> int:
-        """Keys behind which the file tells runner-up tokens."""
+        """Keys of the runner-up tokens that an earlier version has written."""
         return self.recycled[1].entries if self.recycled else 0
 
     @property

@@ -52,7 +52,6 @@ class MappedTrie:
         except OSError as error:
             raise TrieFormatError(f"{self.path}: cannot be read ({reason(error)}).") from error
         self.segments = tuple(Segment(segment, self.mapped, self.header.vocab_size) for segment in self.header.segments)
-        self.recycled = self._recycled()
         self.source_weights = np.array([s.weight for s in self.header.sources], np.float32)
         self.weighted = bool((self.source_weights != 1).any())
 
@@ -60,11 +59,6 @@ class MappedTrie:
     def name(self) -> str:
         """Short name that reports use."""
         return self.path.stem
-
-    def _recycled(self) -> tuple[np.ndarray, ...]:
-        """Runner-up tokens of a job: the arrays of format.RECYCLED; none if the file holds nothing of it."""
-        shapes = {name: (-1, width) if width > 1 else (-1,) for name, (_, width) in format.RECYCLED.items()}
-        return tuple(format.section_array(self.mapped, s).reshape(shapes[s.name]) for s in self.header.recycled)
 
     def damaged(self, what: str, section: format.Section | None = None, entry: int = 0) -> TrieFormatError:
         """The error for a file whose parts contradict each other; where: at an entry of a section."""

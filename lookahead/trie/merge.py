@@ -13,7 +13,6 @@ from lookahead.errors import UsageError
 from lookahead.files.atomic import locked, replacing
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.trie import format
-from lookahead.trie.check import check_recycled
 from lookahead.trie.file import Trie
 from lookahead.trie.segment import Effort, Part, SourceTable, check_same_tokenizer, header_like, write_segment
 from lookahead.trie.writer import TrieWriter
@@ -78,8 +77,4 @@ def merge_into(
         raise UsageError(f"--weight {min(unused)}: no such trie or source (sources: {known}).")
     writer = TrieWriter(file)
     write_segment(writer, parts, (), sources, head.vocab_size, folder, effort)
-    for trie in tries:
-        check_recycled(trie)
-    if recycled := [trie.recycled for trie in tries if trie.recycled]:
-        writer.write_recycled([np.concatenate(arrays) for arrays in zip(*recycled, strict=True)])
     return writer.finish(header_like(head, sources.sources(), options))

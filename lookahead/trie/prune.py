@@ -21,7 +21,6 @@ from lookahead.trie import format
 from lookahead.trie.check import (
     UNSORTED,
     check_first,
-    check_recycled,
     check_suffixes,
     checked_documents,
     checked_section,
@@ -68,9 +67,8 @@ def prune_trie(
     """Write a smaller trie. Returns the header written.
 
     drop_sources: documents of these sources go. drop_documents: documents with exactly these tokens go, of any source. If
-    nothing else is pruned, the file is that of a build over the other documents, byte for byte. Runner-up tokens of a job
-    may be of a text that goes: they go too.
-    max_tokens, max_bytes: runner-up tokens go if they need more than half of the bytes. Documents go until the file is small
+    nothing else is pruned, the file is that of a build over the other documents, byte for byte.
+    max_tokens, max_bytes: documents go until the file is small
     enough, those first whose branches are worth least per byte: a branch seen c times is worth log2 c where it stands first,
     and nothing where it is repeated (`mark_suffixes`). Documents longer than UNIT tokens go piecewise.
     min_count: branches seen fewer times go, and the text that no branch needs any more.
@@ -99,15 +97,11 @@ def prune_trie(
         dropped = [number for number, name in enumerate(known) if name in drop_sources]
         pruning = _Pruning(trie, min_count, Path(out), effort)
         room = math.inf if max_bytes is None else max_bytes - pruning.fixed_bytes(described)
-        recycled, size = trie.recycled, sum(array.nbytes for array in trie.recycled)
-        if drop_sources or unwanted or (max_bytes is not None and 2 * size > max_bytes):
-            recycled, room = (), room + size
         documents = pruning.numbers_of(unwanted, path) if unwanted else []
         pruning.choose(dropped, documents, math.inf if max_tokens is None else max_tokens, room)
         file = stack.enter_context(replacing(out))
         writer = TrieWriter(file)
         sources = pruning.write(writer)
-        writer.write_recycled(recycled)
         return writer.finish(header_like(trie.header, sources, described))
 
 
@@ -150,7 +144,6 @@ class _Pruning:
         for _ in checked_section(trie, segment.section("first"), self.pages):
             pass
         check_first(trie, segment)
-        check_recycled(trie, self.pages)
         self.first = segment.first.astype(np.int64)
 
     def _mark(self, min_count: int) -> None:
@@ -174,7 +167,7 @@ class _Pruning:
 
     def fixed_bytes(self, options: Mapping[str, Any]) -> int:
         """At most what the file needs in addition to its documents."""
-        header = self.trie.path.stat().st_size - self.segment.header.sections[-1].end + len(str(options)) + 256
+        header = self.trie.path.stat().st_size - self.trie.header.sections[-1].end + len(str(options)) + 256
         padding = format.ALIGNMENT * (len(format.SECTION_DTYPES) + 1)
         return header + padding + self.segment.samples.itemsize
 

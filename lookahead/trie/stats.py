@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
@@ -186,17 +185,3 @@ def add_nodes(tokens, block, last, separator, counts, open_nodes, branches, leng
                 open_nodes[depth] += 1
         last = here
     return found
-
-
-def recycled(trie: Trie, most: int) -> list[dict[str, Any]]:
-    """Runner-up tokens of a job behind the tokens that came up most often: token_id, candidates (best first), seen. Ids
-    that are not in the vocabulary, as a file may hold anything, are left out.
-    """
-    if not trie.recycled:
-        return []
-    keys, seen, tokens, weights = trie.recycled
-    size = trie.header.vocab_size
-    held = (weights > 0) & (tokens >= 0) & (tokens < size)
-    single = np.flatnonzero((keys[:, 0] >= 0) & (keys[:, 0] < size) & (keys[:, 1:] < 0).all(1))
-    found = single[np.argsort(-seen[single], kind="stable")][:most]
-    return [{"token_id": int(keys[k, 0]), "candidates": tokens[k][held[k]].tolist(), "seen": int(seen[k])} for k in found]

@@ -21,7 +21,6 @@ from lookahead.trie.format import (
     MAX_HEADER_BYTES,
     MAX_TIME,
     PREAMBLE,
-    RECYCLED,
     Section,
     SegmentHeader,
     TrieHeader,
@@ -35,7 +34,6 @@ class TrieWriter:
     """Streams the sections of one trie file after the other into `file`, which is seekable, readable and empty.
 
     begin("tokens") -> append(array) ... -> begin("suffixes") -> ... -> end_segment(tokens, documents) -> finish(header)
-    with write_recycled(arrays) before `finish`, where there is something
     Until `finish` has written the first bytes, the file is not a trie to any reader.
     """
 
@@ -43,7 +41,6 @@ class TrieWriter:
         self.file = file
         self.segments: list[SegmentHeader] = []
         self._sections: list[Section] = []
-        self._recycled: tuple[Section, ...] = ()
         self._open: Section | None = None
         self._offset = file.write(bytes(PREAMBLE.size))
         self._created = _creation_time()
@@ -90,19 +87,9 @@ class TrieWriter:
         self.segments.append(SegmentHeader(tokens, documents, tuple(self._sections)))
         self._sections = []
 
-    def write_recycled(self, arrays: Sequence[np.ndarray]) -> None:
-        """What is recycled, in the order of RECYCLED; nothing where there are no keys."""
-        if not arrays or not len(arrays[1]):
-            return
-        for (name, (dtype, _)), array in zip(RECYCLED.items(), arrays, strict=True):
-            self.begin(name, np.dtype(dtype))
-            self.append(array.reshape(-1))
-        self._end_section()
-        self._recycled, self._sections = tuple(self._sections), []
-
     def finish(self, header: TrieHeader) -> TrieHeader:
         """Write the header, then the first bytes. Returns the header as written, with sections, hash and time."""
-        header = dataclasses.replace(header, segments=tuple(self.segments), recycled=self._recycled, created=self._created)
+        header = dataclasses.replace(header, segments=tuple(self.segments), recycled=(), created=self._created)
         header = dataclasses.replace(header, content_hash=content_hash(header))
         packed = packed_header(header)
         if len(packed) > MAX_HEADER_BYTES:

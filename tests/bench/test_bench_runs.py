@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from lookahead.bench.compare import AT_A_TIME, Comparison, _in_turn, compare, names_of_runs
-from lookahead.bench.report import report_page
 from lookahead.bench.run import Run, StepLog, Turn, median_turn, progress
 from lookahead.bench.sweep import grid
 from lookahead.decode.engine import DecodingEngine
@@ -27,6 +26,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
 from lookahead.forward import memory
 from lookahead.models.probe import probed
+from lookahead_cli.comparison import page_of
 from lookahead_cli.demo import samples_folder
 from tests.support.cli import Cli, write_jsonl
 from tests.support.drafts import VOCAB_SIZE
@@ -361,11 +361,10 @@ def test_report_is_one_page_that_needs_nothing_else(cli: Cli, tmp_path: Path) ->
     for run in value["runs"]:
         assert run["name"] in page.words
         assert f"{run['peak_memory_bytes'] / 2**20:,.0f}" in page.words
-    assert "8 of 8 outputs are identical" in page.words
-    assert "scores too, bit for bit; 0 different" in page.words
+    assert "8/8 outputs identical to plain decoding, bit for bit, 0 different" in page.words
     assert f"lookahead bench --model {MODEL}" in page.words
     assert value["environment"]["processor"] in page.words
-    assert "prefers-color-scheme: dark" in report.read_text()
+    assert "color-scheme: light dark" in report.read_text()
 
 
 @pytest.mark.deep
@@ -375,8 +374,8 @@ def test_report_escapes_what_comes_from_outside(compared: Comparison) -> None:
         dataclasses.replace(compared, forced=True, lossless=None),
         dataclasses.replace(compared, lossless=None),
     ):
-        odd = dataclasses.replace(each, model="<script>$x$ & --> </style>", environment={"<b>": "<i>&"})
-        page = Page(report_page([odd], "lookahead bench --model '<script>'", ["<u>:1: bad"]))
+        odd = dataclasses.replace(each, model="<script>$x$ & --> </style>", environment={**each.environment, "<b>": "<i>&"})
+        page = Page(page_of([odd], "lookahead bench --model '<script>'", ["<u>:1: bad"], False))
         assert page.open == []
         assert [page.seen[tag] for tag in ("script", "b", "i", "u")] == [0] * 4
         for text in ("<script>$x$ & --> </style>", "<b>", "<i>&", "'<script>'", "<u>:1: bad"):

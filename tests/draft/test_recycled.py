@@ -1,11 +1,11 @@
-"""What the model almost said: the best few scores, the table they come into, and what is kept of it."""
+"""What the model almost said: the best few scores, and the table they come into."""
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
 from collections import defaultdict
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,9 +124,9 @@ def test_table_sums_up_the_shares_of_candidates_by_key(seed):
         table.add(tokens, parents, sizes, np.array(before, np.int32), ids, scores)
         for tree, start, known in zip(trees, np.cumsum(sizes) - sizes, before, strict=True):
             steps.append((tree, known, ids[start : start + len(tree)], scores[start : start + len(tree)]))
-    expected, found = slowly(steps), table.taken()
-    assert {tuple(key) for key in found.keys.tolist()} == set(expected)
-    for key, tokens, weights in zip(found.keys.tolist(), found.tokens, found.weights, strict=True):
+    expected, taken = slowly(steps), (table.keys != ANY).any(1)
+    assert {tuple(key) for key in table.keys[taken].tolist()} == set(expected)
+    for key, tokens, weights in zip(table.keys[taken].tolist(), table.tokens[taken], table.weights[taken], strict=True):
         held = expected[tuple(key)]
         np.testing.assert_allclose(weights[: len(held)], [weight for _, weight in held], rtol=1e-4)
         assert not weights[len(held) :].any()
@@ -171,42 +171,6 @@ def test_default_table_takes_no_more_than_sixteen_megabytes_whatever_the_vocabul
     table = Recycled.empty()
     assert len(table.seen) == PLACES
     assert sum(array.nbytes for array in table.arrays) <= 16e6
-
-
-def some_table():
-    table, random = Recycled.empty(1 << 10), np.random.default_rng(0)
-    tree = chain(random.integers(0, 50, 60).tolist())
-    ids = np.array([random.permutation(90)[:BEST] for _ in range(60)], np.int32)
-    scores = -np.sort(random.normal(0, 1, (60, BEST)).astype(np.float32))
-    table.add(tree.token_ids, tree.parents, np.array([60]), np.full((1, 2), ANY, np.int32), ids, scores)
-    return table
-
-
-def as_set(table):
-    found = table.taken()
-    return {
-        (*key, seen, *tokens, *weights)
-        for key, seen, tokens, weights in zip(*(array.tolist() for array in found.arrays), strict=True)
-    }
-
-
-def test_table_takes_over_what_another_holds():
-    table, other = some_table(), Recycled.empty()
-    told(other, 3, 4)
-    other.take_over(table.taken(), 100)
-    assert as_set(table) <= as_set(other)
-    assert len(Recycled.empty(0).taken().seen) == 0
-    Recycled.empty(0).take_over(table, 100)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("keys", 100), ("keys", -2), ("seen", 0), ("tokens", 100), ("tokens", -1), ("weights", np.nan)]
-)
-def test_entries_that_cannot_be_are_not_taken_over(name, value):
-    table, other = some_table().taken(), Recycled.empty()
-    getattr(table, name)[...] = value
-    other.take_over(table, 100)
-    assert len(other) == 0
 
 
 # ---- drafting
@@ -281,80 +245,42 @@ def cli(capsys):
     return Cli(capsys)
 
 
-@pytest.fixture
-def kept(tmp_path):
-    """A trie file with a table, and the table."""
-    table = some_table().taken()
-    documents = [TokenDocument(np.array([1, 2, 3, 4], np.int32), "a")]
-    build_trie(documents, tmp_path / "kept.trie", TokenizerIdentity(100), recycled=table.arrays)
-    return SimpleNamespace(path=tmp_path / "kept.trie", table=table)
+def test_trie_with_runner_up_tokens_of_an_earlier_version_is_read_and_rewritten_without_them(cli, tmp_path):
+    stored = tmp_path / "stored.trie"
+    shutil.copy(Path(__file__).parents[1] / "trie" / "runner_up_tokens.trie", stored)
+    shown = cli("inspect-trie", stored, "--json", "--verify").json
+    assert (shown["recycled"], shown["tokens"]) == ({"keys": 2, "top": []}, 7)
+    assert "2 keys of an earlier version" in cli("inspect-trie", stored).out
+    drafter = Drafter([Trie(stored)])
+    assert len(drafter.recycled) == 0
+    assert drafter.start([1, 2]).draft().token_ids[1] in (3, 5)
+    prune_trie(stored, tmp_path / "pruned.trie", max_tokens=100)
+    merge_tries([stored, stored], tmp_path / "merged.trie")
+    append_trie(TokenDocument(np.array([5, 6], np.int32), "b"), stored, TokenizerIdentity(10))
+    for path in tmp_path.glob("*.trie"):
+        Trie(path).verify()
+        assert b"recycled" not in path.read_bytes()
 
 
-def read(path):
-    trie = Trie(path)
-    trie.verify()
-    return Recycled(*trie.recycled)
-
-
-def test_table_comes_back_from_the_file_and_into_a_drafter(kept):
-    assert as_set(read(kept.path)) == as_set(kept.table)
-    drafter = Drafter([Trie(kept.path)])
-    assert as_set(drafter.recycled) == as_set(kept.table)
-    drafter.forget()
-    assert as_set(drafter.recycled) == as_set(kept.table)
-
-
-def test_file_without_a_table_says_so(tmp_path):
-    documents = [TokenDocument(np.array([1, 2, 3, 4], np.int32), "a")]
-    header = build_trie(documents, tmp_path / "x.trie", TokenizerIdentity(100))
-    assert (Trie(tmp_path / "x.trie").recycled, header.recycled_keys) == ((), 0)
-    assert b"recycled" not in (tmp_path / "x.trie").read_bytes()
-
-
-def test_appending_keeps_the_table_or_puts_another_in_its_place(kept):
-    documents = [TokenDocument(np.array([5, 6], np.int32), "b")]
-    append_trie(documents, kept.path, TokenizerIdentity(100))
-    assert as_set(read(kept.path)) == as_set(kept.table)
-    other = Recycled.empty(64)
-    told(other, 3, 4)
-    append_trie(documents, kept.path, TokenizerIdentity(100), recycled=other.taken().arrays)
-    assert as_set(read(kept.path)) == as_set(other)
-
-
-def test_pruning_and_merging_keep_the_table(kept, tmp_path):
-    prune_trie(kept.path, tmp_path / "pruned.trie", min_count=1, max_tokens=100)
-    assert as_set(read(tmp_path / "pruned.trie")) == as_set(kept.table)
-    shutil.copy(kept.path, tmp_path / "other.trie")
-    merge_tries([kept.path, tmp_path / "other.trie"], tmp_path / "merged.trie")
-    assert as_set(Drafter([Trie(tmp_path / "merged.trie")]).recycled) == as_set(kept.table)
-
-
-def test_every_damaged_byte_of_the_table_is_found(kept):
-    trie = Trie(kept.path)
-    whole = bytearray(kept.path.read_bytes())
-    for section in trie.header.recycled:
-        damaged = whole.copy()
-        damaged[section.offset + 3] ^= 1
-        kept.path.write_bytes(damaged)
+def test_damaged_runner_up_tokens_of_an_earlier_version_are_found(tmp_path):
+    whole = (Path(__file__).parents[1] / "trie" / "runner_up_tokens.trie").read_bytes()
+    damaged = tmp_path / "damaged.trie"
+    damaged.write_bytes(whole)
+    for section in Trie(damaged).header.recycled:
+        changed = bytearray(whole)
+        changed[section.offset + 3] ^= 1
+        damaged.write_bytes(changed)
         with pytest.raises(TrieFormatError, match=section.name):
-            Trie(kept.path).verify()
+            Trie(damaged).verify()
 
 
-def test_job_keeps_its_table_with_its_trie_and_the_next_one_starts_from_it(cli, tmp_path):
+def test_job_drafts_from_runner_up_tokens_unless_it_is_told_not_to(cli, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join((MODEL.parent / "prompts.jsonl").read_text().splitlines()[:3]) + "\n")
     job = ("generate", "--model", MODEL, "--input", prompts, "--max-new-tokens", 24, "--json", "--decoding-length", 16)
-    learned = tmp_path / "learned.trie"
-    first = cli(*job, "-o", tmp_path / "one.jsonl", "--save-trie", learned).json
-    assert first["accepted_by_source"]["recycled"] > 0
-    shown = cli("inspect-trie", learned, "--json", "--verify").json["recycled"]
-    assert shown["keys"] == len(read(learned).seen) > 100
-    assert len(shown["top"]) == 10
-    text = cli("inspect-trie", learned).out
-    assert f"{shown['keys']:,} keys" in text
+    assert cli(*job, "-o", tmp_path / "one.jsonl").json["accepted_by_source"]["recycled"] > 0
     without = cli(*job, "-o", tmp_path / "two.jsonl", "--no-recycle").json
     assert "recycled" not in without["accepted_by_source"]
-    assert (tmp_path / "one.jsonl").read_text().count("\n") == 3
 
 
 @pytest.mark.deep

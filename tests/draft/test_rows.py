@@ -5,14 +5,12 @@ Beliefs are the untrained ones, so that no test hangs on a training.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead.draft.drafter import Drafter, Row, as_parallel
+from lookahead.draft.drafter import Drafter, as_parallel
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.planner import grow_rows
 from lookahead.draft.priors import formula
@@ -133,52 +131,6 @@ def test_what_is_not_learned_from_is_drafted_from_all_the_same():
     assert row.draft(branch_length=1).token_ids.tolist()[:2] == [6, 7]
     row.accept([7])
     assert not np.array_equal(drafter.shared.earned, before)
-
-
-def taught(behind: bool) -> Iterator[tuple[Drafter, list[Row]]]:
-    """Rows whose texts repeat each other and themselves, after each step; every fifth row is not learned from."""
-    chance = np.random.default_rng(5)
-    phrases = [chance.integers(0, 60, 12).tolist() for _ in range(8)]
-
-    def text(phrase: int) -> list[int]:
-        return [*phrases[phrase % 8], *chance.integers(0, 60, 3).tolist(), *phrases[(phrase + 1) % 8]]
-
-    drafter = drafter_of()
-    drafter.start(text(3)).finish()
-    rows = [drafter.start(text(number)) for number in range(20)]
-    for step in range(12):
-        said = [text(number + step)[: 1 + (number + step) % 9] for number in range(len(rows))]
-        drafter.draft_rows(rows, [None] * len(rows), [None] * len(rows))
-        drafter.accept_rows(rows, said, [number % 5 > 0 for number in range(len(rows))], behind)
-        drafter.learn_behind()
-        drafter.learned()
-        yield drafter, rows
-        if step == 6:  # a text joins the memory: all rows look their contexts up again
-            rows.pop().finish()
-
-
-def test_a_thread_learns_what_would_have_been_learned_at_once():
-    for (one, rows), (other, others) in zip(taught(behind=False), taught(behind=True), strict=True):
-        for name in ("earned", "lambdas", "factors", "learned", "trust", "weights", "counted"):
-            assert np.array_equal(getattr(one.shared, name), getattr(other.shared, name)), name
-        for row, same_row in zip(rows, others, strict=True):
-            assert same(row.draft(), same_row.draft())
-
-
-def test_drafts_do_not_wait_for_what_is_learned_behind_them():
-    drafter = drafter_of()
-    row = drafter.start([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3])
-    before = drafter.shared.earned.copy()
-    drafter.accept_rows([row], [[4, 5, 6]], [True], behind=True)
-    assert row.draft(branch_length=1).token_ids.tolist()[:2] == [6, 7]
-    assert np.array_equal(drafter.shared.earned, before)
-    drafter.learn_behind()
-    row.accept([7], learn=False)  # which waits
-    assert not np.array_equal(drafter.shared.earned, before)
-    now = drafter.shared.earned.copy()
-    drafter.accept_rows([row], [[8]], [True], behind=True)
-    row.finish()  # and what nobody has begun is learned
-    assert not np.array_equal(drafter.shared.earned, now)
 
 
 def test_first_token_of_the_output_is_none_of_the_prompt():

@@ -19,14 +19,13 @@ from lookahead.bench.compare import Comparison
 from lookahead.bench.engine_contenders import Contender, EngineBench, contenders
 from lookahead.bench.engine_runs import About, InProcess
 from lookahead.bench.lossless import lossless
-from lookahead.bench.report import report_page
 from lookahead.bench.run import Run, Turn
 from lookahead.draft.options import DraftOptions
 from lookahead.engines.sglang_engine import SglangSettings
 from lookahead.engines.vllm_engine import VllmSettings
 from lookahead.engines.vllm_worker import EXTENSION
 from lookahead.errors import LookaheadError, UsageError
-from lookahead_cli.comparison import print_comparison
+from lookahead_cli.comparison import page_of, print_comparison
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, questions
 
@@ -191,7 +190,7 @@ def test_a_comparison_in_an_engine_is_shown_without_what_nobody_could_measure(
     assert "different: prompt 1, auto, after 4 tokens: token 6 for 5, not judged" in out
     assert f"{engine} 0.32.0" in out
     assert "peak memory" not in out
-    page = report_page([found], "lookahead bench")
+    page = page_of([found], "lookahead bench", (), False)
     assert "Where the time went" not in page
     assert "2.00x plain decoding" in page
 

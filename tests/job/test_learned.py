@@ -44,7 +44,7 @@ class Job:
             with Journal(lock, done, Manifest({}, {}, [{}], []), learn=True) as journal:
                 for number, ids in enumerate(rows):
                     journal.write(Ended(number, bytes(16), {"id": number}, JobTotals(rows=1), said=[([], ids)]))
-                save_learned(journal, str(self.trie), WHOSE, tuple, "a model")
+                save_learned(journal, str(self.trie), WHOSE, "a model")
 
 
 def held(trie: Path) -> list[list[int]]:

@@ -212,24 +212,6 @@ def test_append_without_verify_takes_what_it_keeps_as_it_is(trie):
         longer.verify()
 
 
-def test_damaged_runner_up_tokens_are_not_passed_on(trie):
-    arrays = (
-        np.array([[1, -1, -1]], np.int32),
-        np.array([3], np.int32),
-        np.array([[2, 3, 0, 0]], np.int32),
-        np.array([[0.5, 0.25, 0, 0]], np.float32),
-    )
-    with_recycled = append_ids(trie.path, [[1, 2, 3]], recycled=arrays)
-    for section in with_recycled.header.recycled:
-        data = bytearray(trie.path.read_bytes())
-        data[section.offset] ^= 1
-        damaged = trie.path.with_name("damaged.trie")
-        damaged.write_bytes(data)
-        for edit in (*EDITS, lambda path: append_ids(path, [[1]], verify=False)):
-            with pytest.raises(TrieFormatError, match=f"section {section.name} is damaged"):
-                edit(damaged)
-
-
 EDITED_ELSEWHERE = """
 import pathlib, sys
 from lookahead.errors import TrieFormatError

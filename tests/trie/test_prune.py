@@ -344,19 +344,3 @@ def test_document_that_is_not_in_the_trie_is_named_and_alone_refused(tmp_path):
     with pytest.raises(LookaheadError, match=r"1 of the 1 documents to be dropped are not in .*--documents"):
         prune_trie(whole.path, tmp_path / "none.trie", drop_documents=absent)
     assert not (tmp_path / "none.trie").exists()
-
-
-def test_runner_up_tokens_of_a_job_go_with_a_text_that_goes(tmp_path):
-    arrays = [np.array([[1, -1, -1]]), np.array([3]), np.array([[2, 0, 0, 0]]), np.array([[1.0, 0, 0, 0]])]
-    whole = build(tmp_path, "whole.trie", [TokenDocument([1, 2], "a"), TokenDocument([3], "b")], recycled=arrays)
-    assert whole.header.recycled_keys == 1
-    for drop in ({"drop_documents": TokenDocument([3], "b")}, {"drop_sources": ["b"]}):
-        assert prune_trie(whole.path, tmp_path / "out.trie", **drop).recycled_keys == 0
-
-
-def test_runner_up_tokens_that_need_most_of_the_bytes_go_before_documents(tmp_path):
-    keys = np.array([[n, -1, -1] for n in range(9)] + [[n // 9, n % 9, -1] for n in range(81)])
-    arrays = [keys, np.ones(len(keys)), np.tile([2, 3, 4, 5], (len(keys), 1)), np.ones((len(keys), 4))]
-    whole = build(tmp_path, "whole.trie", [TokenDocument([1, 2, 3], "a"), TokenDocument([3, 4, 5], "b")], recycled=arrays)
-    kept = prune_trie(whole.path, tmp_path / "half.trie", max_bytes=whole.path.stat().st_size // 2)
-    assert (kept.tokens, kept.recycled_keys) == (whole.header.tokens, 0)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
 from lookahead.trie.segment import Effort
-from lookahead.trie.stats import BRANCH_LENGTH, continuations, overview, recycled
+from lookahead.trie.stats import BRANCH_LENGTH, continuations, overview
 from tests.support.tries import VOCAB_SIZES, append_ids, build_ids, counts_of, small_blocks, texts, tiny_runs
 
 
@@ -107,10 +107,3 @@ def test_continuations_are_a_tree_of_counts_and_shares_of_the_parent(tmp_path, s
 def test_query_whose_last_token_is_unknown_has_no_continuation(tmp_path):
     match, nodes = continuations(build_ids(tmp_path / "x.trie", [[1, 2]]), np.array([1, 9], np.int32))
     assert (match.length, nodes) == (0, ())
-
-
-def test_runner_up_tokens_outside_the_vocabulary_are_not_shown(tmp_path):
-    keys, seen = np.array([[1, -1, -1], [12, -1, -1]]), np.array([3, 5])
-    tokens, weights = np.array([[2, -7, 10, 3]] * 2), np.array([[1.0, 0.5, 0.25, 0.1]] * 2)
-    trie = build_ids(tmp_path / "x.trie", [[1, 2]], recycled=(keys, seen, tokens, weights))
-    assert recycled(trie, 10) == [{"token_id": 1, "candidates": [2, 3], "seen": 3}]
