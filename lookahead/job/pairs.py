@@ -19,8 +19,8 @@ from lookahead.corpus.rows import fields_read
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.files.outputs import kind_of
 from lookahead.job.fields import RowFields, template_of
-from lookahead.job.files import JobFiles
 from lookahead.job.inputs import input_rows
+from lookahead.job.lock import JobFiles
 from lookahead.job.manifest import began
 from lookahead.job.prompt import local_time, prompts_of
 from lookahead.job.rows import Request, read_requests

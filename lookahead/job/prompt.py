@@ -10,7 +10,7 @@ import datetime
 from typing import Any
 
 from lookahead.errors import LookaheadError
-from lookahead.job.request import Request
+from lookahead.job.params import Request
 from lookahead.tokenizer import chat_text
 
 PIECE = 1 << 16  # characters; a text of no more is tokenized at once

@@ -21,9 +21,9 @@ from lookahead.forward.memory import untidied
 from lookahead.job import openai
 from lookahead.job.journal import INVALID, Ended
 from lookahead.job.logprobs import LogprobsOf
+from lookahead.job.progress import JobTotals
 from lookahead.job.prompt import local_time, messages_asked, prompts_of
 from lookahead.job.rows import Request
-from lookahead.job.totals import JobTotals
 from lookahead.token_documents import LEFT_CONTEXT
 
 FAULTS, FAULTY_BATCHES = 100, 4  # that many rows, and of that many batches, fail one after the other: then the job ends

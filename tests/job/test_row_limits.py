@@ -16,8 +16,8 @@ from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError
 from lookahead.job import prompt
 from lookahead.job.journal import Ended
+from lookahead.job.params import Request
 from lookahead.job.prompt import prompt_ids_of
-from lookahead.job.request import Request
 from lookahead.job.rows import parse_row, read_requests
 from lookahead.job.runner import MANY_AT_ONCE, SAMPLES_IN_TURN, JobOptions, run_rows
 from lookahead.models.probe import probed

@@ -18,11 +18,11 @@ import pytest
 from lookahead.cluster.connect import connected
 from lookahead.errors import LookaheadError
 from lookahead.job.journal import Ended
+from lookahead.job.progress import JobTotals
 from lookahead.job.ray_crew import cores_each
 from lookahead.job.rows import Request, parse_row
 from lookahead.job.runner import JobOptions, run_rows
 from lookahead.job.setup import EngineSettings
-from lookahead.job.totals import JobTotals
 from lookahead.job.workers import LOST, MOST_LOSSES, LocalCrew, Member, Report, Said, Team, Worker
 from lookahead.token_documents import TokenizerIdentity
 from lookahead_cli.app import run
