@@ -15,8 +15,8 @@ from lookahead_cli.parameters import of_job
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
-    from lookahead.bench.events import BenchEvents
     from lookahead.files.outputs import Input
+    from lookahead.job.events import BenchEvents
 
 CHECKED_ROWS = 64  # rows whose outputs are compared unless asked otherwise
 OF_A_MODEL = (  # options that need one
@@ -361,7 +361,7 @@ def page_of(comparisons: Sequence[Comparison], command_line: str, problems: Sequ
 
 def on_screen(json: bool) -> BenchEvents:
     """Events that show how far a bench or a replay is. json: stdout is for one object."""
-    from lookahead.bench.events import BenchEvents
+    from lookahead.job.events import BenchEvents
     from lookahead_cli import render
 
     class OnScreen(BenchEvents):
