@@ -24,8 +24,8 @@ from lookahead.bench.report import report_page
 from lookahead.bench.run import Run, Turn
 from lookahead.draft.options import DraftOptions
 from lookahead.engines.sglang_engine import SglangSettings
+from lookahead.engines.vllm_common import EXTENSION
 from lookahead.engines.vllm_engine import VllmSettings
-from lookahead.engines.vllm_worker import EXTENSION
 from lookahead.errors import LookaheadError, UsageError
 from lookahead_cli.comparison import print_comparison
 from tests.support.cli import Cli, write_jsonl
