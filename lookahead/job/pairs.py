@@ -187,7 +187,7 @@ def pairs_of(
     """(prompt ids, response ids) of each logged answer; `log` counts what is left out.
 
     tokenizer: is called when the first text is met; None: there is none.
-    prompts: files with the prompts of answers that have none. chat, system: of the job, see `prompt.prompt_ids_of`.
+    prompts: files with the prompts of answers that have none. chat, system: of the job, see `prompt.prompts_of`.
     vocab_size, longest: of the model that is to emit them, which all ids must be below, and tokens of both together at most.
     Raises CorpusError naming file and line of the first answer that lacks something or does not fit.
     """
