@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from lookahead.bench.compare import PLAIN, REFILLS, Comparison, environment
+from lookahead.bench.compare import PLAIN, Comparison, answer_all, environment
 from lookahead.bench.contenders import Contender, EngineBench
 from lookahead.bench.lossless import Lossless, lossless
 from lookahead.bench.on_model import answerable
@@ -263,20 +263,12 @@ def _measured(
             yield engine.answer([list(prompts[row]) for row in rows], max_new_tokens)  # a turn comes whole
 
         runs.append(Run(name, options[name], answer, each.forget))
-    rows, of_a_turn = range(len(prompts)), batch_size * REFILLS if batch_size > 1 else 1
+    rows = range(len(prompts))
     with untidied(), events.working(f"answering, batch {batch_size}", len(rows) * bench.repeats, "prompts") as progress:
         for run in runs:  # kernels are compiled, caches filled
             list(run.answer(rows[: max(2, batch_size)]))
         for repeat in range(bench.repeats):
-            for run in runs:
-                run.forget()
-            for number, start in enumerate(rows[::of_a_turn]):
-                first = (number + repeat) % len(runs)
-                for run in (*runs[first:], *runs[:first]):
-                    for turn in run.answer(rows[start : start + of_a_turn]):
-                        assert isinstance(turn, Turn)
-                        run.add(number, turn)
-                progress(repeat * len(rows) + min(start + of_a_turn, len(rows)))
+            answer_all(runs, rows, batch_size, repeat, None, progress)
     for run in runs:
         run.settle(runs[0])
     engine = engines[PLAIN].about
