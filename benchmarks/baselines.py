@@ -2,7 +2,7 @@
 
 Each baseline serves one request at a time and is its own row, so that a replay asks all of them alike. They are our own,
 written to draft what the published ones draft, in plain Python: compare how much of their drafts is accepted, not how long
-drafting takes. `lookahead replay --baselines` loads this file from a checkout (lookahead/bench/baselines.py).
+drafting takes. `lookahead replay --baselines` loads this file from a checkout (lookahead/bench/replay.py).
 
 prompt-lookup   one branch, copied from where the last tokens first stood in the request's own text
 original-trie   a tree from the trie of arXiv 2312.12728, ranked as in its authors' public code

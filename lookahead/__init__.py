@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lookahead.errors import LookaheadError
     from lookahead.hf import lookahead_generate
     from lookahead.job.events import JobEvents
-    from lookahead.job.report import JobReport
+    from lookahead.job.progress import JobReport
     from lookahead.job.run import run_job
     from lookahead.job.spec import JobSpec
     from lookahead.models.load import load_model
@@ -66,7 +66,7 @@ _HOMES = {
     "lookahead_generate": "lookahead.hf",
     "JobSpec": "lookahead.job.spec",
     "JobEvents": "lookahead.job.events",
-    "JobReport": "lookahead.job.report",
+    "JobReport": "lookahead.job.progress",
     "run_job": "lookahead.job.run",
 }
 

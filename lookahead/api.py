@@ -31,7 +31,7 @@ from lookahead.draft.sources import DraftSource
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.files.hub import with_gguf_file
 from lookahead.forward.target import TargetModel
-from lookahead.job.prompt import local_time, prompt_ids_of
+from lookahead.job.prompt import local_time, prompts_of
 from lookahead.job.rows import parse_row
 from lookahead.job.setup import assemble
 from lookahead.models.load import load_model
@@ -298,7 +298,7 @@ class LookaheadEngine:
         if request.messages and not getattr(self.tokenizer, "chat_template", None):
             raise LookaheadError(f"prompt {number}: the tokenizer has no chat template: give text.")
         try:
-            prompt_ids = prompt_ids_of(request, self.tokenizer, longest=self._engine.target.longest_text, now=now)
+            (prompt_ids,) = prompts_of(request, self.tokenizer, longest=self._engine.target.longest_text, now=now)
             seed = seed_of(params.seed, number)
             scored = {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}
             return self._engine.request(prompt_ids, params.max_new_tokens, params, seed, **scored)

@@ -61,7 +61,7 @@ def _measured(context: typer.Context) -> tuple[list[Comparison], list[str], bool
 
     asked = context.params
     arguments, sizes, outputs = engine_args(asked["engine_arg"] or ()), batch_sizes_of(asked["batch_size"]), _outputs(asked)
-    from lookahead.bench.engine_contenders import EngineBench, contenders
+    from lookahead.bench.contenders import EngineBench, contenders
 
     lengths = asked["decoding_length"], asked["branch_length"]
     compared = contenders(asked["engine"], asked["strategy"], *lengths, asked["session_tokens"], asked["price"], asked["peers"])

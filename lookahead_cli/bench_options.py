@@ -15,8 +15,8 @@ from lookahead_cli.parameters import of_job
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
-    from lookahead.bench.events import BenchEvents
     from lookahead.files.outputs import Input
+    from lookahead.job.events import BenchEvents
 
 CHECKED_ROWS = 64  # rows whose outputs are compared unless asked otherwise
 OF_A_MODEL = (  # options that need one
@@ -355,7 +355,7 @@ def figure_of(comparisons: Sequence[Comparison], sweep: bool) -> Any:
 
 def on_screen(json: bool) -> BenchEvents:
     """Events that show how far a bench or a replay is. json: stdout is for one object."""
-    from lookahead.bench.events import BenchEvents
+    from lookahead.job.events import BenchEvents
     from lookahead_cli import render
 
     class OnScreen(BenchEvents):

@@ -11,7 +11,7 @@ from lookahead_cli.options import Config
 from lookahead_cli.parameters import with_job_options
 
 if TYPE_CHECKING:
-    from lookahead.job.report import JobReport
+    from lookahead.job.progress import JobReport
     from lookahead.job.spec import JobSpec
 
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lookahead.job.events import JobEvents
-from lookahead.job.progress import JobProgress
+from lookahead.job.progress import JobProgress, JobReport
 from lookahead.job.record import shown_edl
-from lookahead.job.report import JobReport
 from lookahead_cli import logs, render
 from lookahead_cli.stopping import Stop, on_signals
 

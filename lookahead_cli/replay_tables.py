@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from lookahead.bench.replay_run import label
 
 if TYPE_CHECKING:
+    from lookahead.bench.logged import WorkloadReplay
     from lookahead.bench.replay import ReplayResult
-    from lookahead.bench.workloads import WorkloadReplay
 
 NARROWEST = 6  # characters of a workload's column: an EDL of two digits before the point
 
 
 def print_replays(replays: list[WorkloadReplay]) -> None:
     """Tables of one workload, or of several side by side."""
-    from lookahead.bench.baselines import BASELINES
+    from lookahead.bench.replay import BASELINES
     from lookahead_cli import render
 
     if len(replays) == 1:
@@ -55,7 +55,7 @@ def _print_one(replay: WorkloadReplay) -> None:
 
 def _print_edl(replays: list[WorkloadReplay]) -> None:
     """EDL: a line per contender and start, a column per workload; more tables than one where the screen is too narrow."""
-    from lookahead.bench.workloads import geometric_means
+    from lookahead.bench.logged import geometric_means
     from lookahead_cli import render
 
     lines = _lines(replays)
@@ -130,7 +130,7 @@ def _microseconds(value: float) -> str:
 
 def print_sweeps(replays: Sequence[WorkloadReplay]) -> None:
     """Of each workload, strategy and start two tables over both lengths: EDL; draft tokens and draft time."""
-    from lookahead.bench.replay_sweep import draft_us, drafted, grids
+    from lookahead.bench.sweep import draft_us, drafted, grids
     from lookahead_cli import render
 
     sizes = {replay.name: f"{replay.rows:,} rows, {replay.tokens:,} tokens" for replay in replays}

@@ -39,7 +39,7 @@ def command(
     from lookahead.errors import UsageError
     from lookahead.files.atomic import replacing
     from lookahead.files.outputs import PAGE, PICTURE, Input, Output, check_outputs
-    from lookahead.job.files import JobFiles
+    from lookahead.job.lock import JobFiles
     from lookahead.job.record import read_record
     from lookahead_cli import render
 

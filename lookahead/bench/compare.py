@@ -160,7 +160,7 @@ def compare(
             _warm_up_sizes(target)
             list(_in_turn(runs, rows[: max(warm_up, batch_size)], target.device))
         for repeat in range(repeats):
-            _answer_all(runs, rows, batch_size * REFILLS if batch_size > 1 else 1, repeat, target.device, progress)
+            answer_all(runs, rows, batch_size, repeat, target.device, progress)
     for run in runs:
         run.settle(runs[0])
         assert answers is None or run.outputs == [list(answer) for answer in answers], f"{run.name} emitted what was not logged"
@@ -203,15 +203,16 @@ def _warm_up_sizes(target: TargetModel) -> None:
         slots.keep([[]])
 
 
-def _answer_all(
+def answer_all(
     runs: Sequence[Run],
     rows: Sequence[int],
-    of_a_turn: int,
+    batch_size: int,
     repeat: int,
-    device: torch.device,
+    device: torch.device | None,
     progress: Callable[[int], None],
 ) -> None:
-    """The repeat of this number: all runs over all rows, that many in a turn."""
+    """The repeat of this number: all runs over all rows, a turn after the other. device: whose peak memory is noted."""
+    of_a_turn = batch_size * REFILLS if batch_size > 1 else 1
     for run in runs:
         run.forget()  # what was answered before, to warm up too, must not draft itself
     for number, start in enumerate(rows[::of_a_turn]):
@@ -221,16 +222,16 @@ def _answer_all(
         progress(repeat * len(rows) + chunk[-1] + 1)
 
 
-def _in_turn(runs: Sequence[Run], rows: Sequence[int], device: torch.device) -> Iterator[tuple[Run, Turn]]:
+def _in_turn(runs: Sequence[Run], rows: Sequence[int], device: torch.device | None) -> Iterator[tuple[Run, Turn]]:
     """All runs over the same rows, side by side; yields each as it ends."""
     going = {run: run.answer(rows) for run in runs}
     peaks, reached = dict.fromkeys(runs, 0), dict.fromkeys(runs, 0)
     for goal in itertools.count(AT_A_TIME, AT_A_TIME):
         for run in [run for run in going if reached[run] < goal]:
-            if device.type == "cuda":
+            if device and device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             come = next(come for come in going[run] if isinstance(come, Turn) or come >= goal)
-            peaks[run] = max(peaks[run], peak_memory(device))
+            peaks[run] = max(peaks[run], peak_memory(device) if device else 0)
             if isinstance(come, Turn):
                 come.peak_memory_bytes = peaks[run]
                 del going[run]

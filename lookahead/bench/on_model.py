@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any
 
 from lookahead.bench.compare import Comparison, compare
-from lookahead.bench.events import BenchEvents
 from lookahead.bench.logged import Logs, Shape, read_workloads
 from lookahead.bench.replay_run import compile_for
 from lookahead.draft.options import DraftOptions
@@ -19,6 +18,7 @@ from lookahead.errors import LookaheadError
 from lookahead.forward.target import TargetModel
 from lookahead.job.drafting import open_tries, trie_weights
 from lookahead.job.engines import InEngine, load_here
+from lookahead.job.events import BenchEvents
 from lookahead.job.prompt import local_time, prompts_of
 from lookahead.job.rows import Request, read_requests
 from lookahead.job.setup import EngineSettings, LoadedEngine

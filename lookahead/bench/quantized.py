@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from lookahead.bench.events import BenchEvents
 from lookahead.bench.quality import MOST_TOKENS, Parting, Quality, loss_of, parting, quality_of, texts_of
 from lookahead.errors import CorpusError, UsageError
 from lookahead.files.outputs import TRIE
+from lookahead.job.events import BenchEvents
 from lookahead.models.load import load_model, read_config
 from lookahead.models.mixed import ACTIVATIONS, Chosen, choose_bits
 from lookahead.models.moments import input_sizes

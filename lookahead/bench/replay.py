@@ -7,19 +7,51 @@ a prefill gives it; everything after it is counted.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.util
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from lookahead.bench.baselines import baseline_class
 from lookahead.draft.counts import DraftCounts
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import ObserverOf, Step, nobody
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
+from lookahead.errors import UsageError
 from lookahead.trie.file import Trie
+
+BASELINES = ("prompt-lookup", "original-trie")
+CHECKOUT = Path(__file__).parents[2]
+
+
+def baseline_class(name: str) -> Any:
+    """The class of a baseline: (tries, options) -> a drafter, see benchmarks/baselines.py.
+
+    Raises UsageError where there is no checkout.
+    """
+    return _classes(CHECKOUT)[name]
+
+
+@functools.cache
+def _classes(checkout: Path) -> dict[str, Any]:
+    file = checkout / "benchmarks" / "baselines.py"
+    if not (file.is_file() and (checkout / "pyproject.toml").is_file()):  # another package may have a folder of this name
+        raise UsageError(
+            "--baselines: they are not part of the installed package. Run it from a checkout: pip install -e . in its folder."
+        )
+    spec = importlib.util.spec_from_file_location("lookahead_baselines", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return {name: module.BASELINES[name] for name in BASELINES}
+
 
 Pair = tuple[list[int], list[int]]
 
@@ -89,7 +121,7 @@ def replay(
 ) -> ReplayResult:
     """Draft along each response and accept what it holds; outputs of earlier pairs are remembered, as in a job.
 
-    baseline: a name in `baselines.BASELINES`, which then drafts instead, within the same lengths; it needs a checkout.
+    baseline: a name in BASELINES, which then drafts instead, within the same lengths; it needs a checkout.
     weights: of the tries, see `Drafter`; baselines know none.
     """
     drafter: DraftSource = baseline_class(baseline)(tries, options) if baseline else Drafter(tries, options, weights)

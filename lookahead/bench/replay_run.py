@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lookahead.bench.baselines import BASELINES
 from lookahead.bench.contenders import Contenders
-from lookahead.bench.events import BenchEvents
-from lookahead.bench.logged import Logs, read_workloads, tokenizer_to_show
-from lookahead.bench.replay import replay
-from lookahead.bench.workloads import Contender, Workload, WorkloadReplay, replay_workloads
-from lookahead.bench.workloads import as_json as replays_as_json
+from lookahead.bench.logged import (
+    Contender,
+    Logs,
+    Workload,
+    WorkloadReplay,
+    read_workloads,
+    replay_workloads,
+    tokenizer_to_show,
+)
+from lookahead.bench.logged import as_json as replays_as_json
+from lookahead.bench.replay import BASELINES, replay
 from lookahead.budget.profile import CostProfile, read_profile
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.errors import UsageError
-from lookahead.job.events import COMPILING
+from lookahead.errors import LookaheadError, UsageError
+from lookahead.job.events import COMPILING, BenchEvents
+from lookahead.trie.file import Trie
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
+    from lookahead.bench.replay import Pair
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +104,6 @@ def _predicted(
     spec: ReplaySpec, profile: CostProfile, workload: Workload, options: list[DraftOptions], events: BenchEvents
 ) -> list[Comparison]:
     """What a bench with forwards of these costs would show, for each batch size."""
-    from lookahead.bench.planner import predict  # loads torch, which no other replay needs
-
     found = []
     for size in spec.batch_sizes:
         with events.working(f"predicting, batch {size}", len(workload.pairs) * spec.repeats, "answers") as progress:
@@ -144,3 +149,38 @@ def compile_for(workloads: list[Workload], option: DraftOptions, events: BenchEv
             Drafter(workload.tries, option).warm_up()
 
     events.patiently(compile_kernels, COMPILING)
+
+
+def predict(
+    profile: CostProfile,
+    pairs: Sequence[Pair],
+    tries: Sequence[Trie],
+    options: Sequence[DraftOptions],
+    weights: Sequence[float] | None = None,
+    batch_size: int = 1,
+    repeats: int = 1,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Comparison:
+    """Plain decoding and each of `options` over the pairs, with forwards that cost what `profile` gives.
+
+    The engine runs over a model that only costs time (models/simulated.py) and whose answers are given. What this machine needs
+    for drafting and bookkeeping counts as it is here.
+
+    weights: of the tries, see `Drafter`. repeats: see `compare`. Raises LookaheadError for a pair that the profile's model has
+    no room for.
+    """
+    from lookahead.bench.compare import compare  # loads torch, which no other replay needs
+    from lookahead.models.simulated import simulated_model
+
+    longest = max(len(prompt) + len(answer) for prompt, answer in pairs)
+    if longest > profile.longest_text:
+        raise LookaheadError(f"a logged text has {longest} tokens, the model of the profile {profile.longest_text} positions.")
+    prompts, answers = [prompt for prompt, _ in pairs], [answer for _, answer in pairs]
+    found = compare(
+        simulated_model(profile), prompts, tries, options, peers=False,
+        progress=progress, weights=weights, batch_size=batch_size, answers=answers, repeats=repeats,
+    )  # fmt: skip
+    for turn in (turn for run in found.runs for turn in run.turns):
+        turn.peak_memory_bytes = 0
+    environment = {"cost_profile": profile.kind, **profile.about}
+    return dataclasses.replace(found, device=profile.setting.device, environment=environment, predicted=True)

@@ -1,24 +1,31 @@
-"""The grid of a sweep and its figures, those of arXiv 2312.12728. In: lengths, then measured runs. Out: pairs, a figure.
+"""Grids of decoding and branch lengths, and their figures. In: lengths, then measured runs or replays. Out: pairs, a figure.
 
 A branch cannot be longer than what is drafted, so longer branch lengths than fit give the same setting: it is measured once and
-stands in the figures for all of them.
+stands in the figures for all of them. A replay runs no forward, so its figure shows no speed. Figures of arXiv 2312.12728.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lookahead.bench.plot import BLUE, GREY, INK, bare, drawing, from_zero, head, legend_beside, shades, title_of
-from lookahead.bench.run import Run
+from lookahead.printable import in_one_line
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
+    from lookahead.bench.logged import WorkloadReplay
+    from lookahead.bench.replay import ReplayResult
 
 DECODING_LENGTHS = (2, 4, 8, 16, 32, 64)
 BRANCH_LENGTHS = (4, 8, 16, 64)
+ALONG_LENGTHS, ALONG_BRANCHES = "decoding length (tokens)", "branch length (tokens)"
 
-Cells = dict[tuple[int, int], Run]  # by decoding length and branch length
+Line = tuple[str, list[tuple[int, Any]]]  # its name, and the results along an axis
 
 
 def grid(decoding_lengths: Iterable[int], branch_lengths: Iterable[int]) -> list[tuple[int, int]]:
@@ -36,6 +43,55 @@ def grid(decoding_lengths: Iterable[int], branch_lengths: Iterable[int]) -> list
     return pairs
 
 
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Results of one workload, strategy and start, by decoding and branch length: of replays, or runs of a bench."""
+
+    workload: str
+    strategy: str
+    start: str
+    cells: dict[tuple[int, int], Any]
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted({length for length, _ in self.cells})
+
+    @property
+    def branches(self) -> list[int]:
+        return sorted({branch for _, branch in self.cells})
+
+    @property
+    def best(self) -> Any:
+        """The longest EDL; of equal ones that of the smaller lengths."""
+        return max((self.cells[key] for key in sorted(self.cells)), key=lambda result: round(result.edl, 4))
+
+    def at(self, length: int, branch: int) -> Any:
+        """The result of this setting, or of the longest branch length below it, which is the same."""
+        return self.cells[length, max(b for n, b in self.cells if n == length and b <= branch)]
+
+    def measured(self, length: int, branch: int) -> bool:
+        """This very setting was measured."""
+        return (length, branch) in self.cells
+
+    def by_branch(self) -> list[Line]:
+        """A line for each branch length, along the decoding lengths."""
+        return [(f"branch length {b}", [(n, self.at(n, b)) for n in self.lengths]) for b in self.branches]
+
+    def by_length(self) -> list[Line]:
+        """A line for each decoding length, along the branch lengths."""
+        return [(f"decoding length {n}", [(b, self.at(n, b)) for b in self.branches]) for n in self.lengths]
+
+
+def grids(replays: Sequence[WorkloadReplay]) -> list[Grid]:
+    """One for each workload, strategy and start, in this order."""
+    found: dict[tuple[str, str, str], Grid] = {}
+    for replay in replays:
+        for result in replay.results:
+            key = replay.name, result.strategy, result.start
+            found.setdefault(key, Grid(*key, cells={})).cells[result.decoding_length, result.branch_length] = result
+    return list(found.values())
+
+
 def in_words(comparison: Comparison) -> str:
     """How auto compares with the best fixed setting."""
     best, auto = comparison.best_fixed, comparison.auto
@@ -45,68 +101,117 @@ def in_words(comparison: Comparison) -> str:
     return f"best fixed setting: {best.name}, {best.speedup:.2f}x; auto reaches {reaches:.2f} of it"
 
 
+def drafted(result: ReplayResult) -> float:
+    """Draft tokens per step."""
+    return result.draft_tokens_per_step
+
+
+def draft_us(result: ReplayResult) -> float:
+    """Median time of a draft, microseconds."""
+    return float(np.median(result.draft_us)) if len(result.draft_us) else 0.0
+
+
 def sweep_figure(comparisons: Sequence[Comparison]) -> Any:
     """Forward time against decoding length; speed and EDL against decoding and branch length, of each batch size."""
-    pyplot = drawing()
-
-    swept = [
-        (comparison, strategy, _cells_of(comparison, strategy))
-        for comparison in comparisons
-        for strategy in dict.fromkeys(run.strategy for run in comparison.runs if run.drafts and not run.adaptive)
-    ]
-    figure = pyplot.figure(figsize=(12, 6.4 * len(swept) + 0.4), layout="constrained")
-    parts = figure.subfigures(len(swept), 1, squeeze=False)[:, 0]
-    for part, (comparison, strategy, cells) in zip(parts, swept, strict=True):
-        axes = part.subplots(2, 3).T.flatten()
-        _draw(axes, comparison, cells)
-        part.suptitle(f"{strategy}, batch {comparison.batch_size}", fontsize=11, x=0.01, ha="left", color=INK)
+    parts = []
+    for comparison in comparisons:
+        fixed = [run for run in comparison.runs if run.drafts and not run.adaptive]
+        for strategy in dict.fromkeys(run.strategy for run in fixed):
+            cells: Any = {(run.decoding_length, run.branch_length): run for run in fixed if run.strategy == strategy}
+            parts.append((f"{strategy}, batch {comparison.batch_size}", comparison, Grid("", strategy, "", cells)))
+    figure, axes_of_parts = _figure([title for title, _, _ in parts], 12, 6.4)
+    for axes, (_, comparison, cells) in zip(axes_of_parts, parts, strict=True):
+        _draw_speed(axes.T.flatten(), comparison, cells)
     head(figure, title_of(comparisons[0]))
     return figure
 
 
-def _draw(axes: Any, comparison: Comparison, cells: Cells) -> None:
+def replay_sweep_figure(replays: Sequence[WorkloadReplay]) -> Any:
+    """For each grid: EDL as a map and as lines along both lengths, draft tokens and draft time along the decoding length."""
+    swept = grids(replays)
+    figure, parts = _figure([f"{in_one_line(each.workload)}: {each.strategy}, {each.start}" for each in swept], 13, 7)
+    for axes, each in zip(parts, swept, strict=True):
+        _draw_edl(axes, each)
+    rows, tokens = sum(each.rows for each in replays), sum(each.tokens for each in replays)
+    head(figure, f"replay of {rows:,} logged answers, {tokens:,} tokens (no model)")
+    return figure
+
+
+def _figure(titles: Sequence[str], width: float, height: float) -> tuple[Any, list[Any]]:
+    """A figure, and the axes [2, 3] of each part; the parts stand one below the other, each of this height in inches."""
+    figure = drawing().figure(figsize=(width, height * len(titles) + 0.4), layout="constrained")
+    parts = figure.subfigures(len(titles), 1, squeeze=False)[:, 0]
+    axes = [part.subplots(2, 3) for part in parts]
+    for part, title in zip(parts, titles, strict=True):
+        part.suptitle(title, fontsize=11, x=0.01, ha="left", color=INK)
+    return figure, axes
+
+
+def _draw_speed(axes: Any, comparison: Comparison, cells: Grid) -> None:
     """Six axes: five figures and the legend."""
-    lengths, branches = sorted({length for length, _ in cells}), sorted({branch for _, branch in cells})
-    by_branch = [(f"branch length {b}", [(n, _at(cells, n, b)) for n in lengths]) for b in branches]
-    by_length = [(f"decoding length {n}", [(b, _at(cells, n, b)) for b in branches]) for n in lengths]
+    by_branch, by_length = cells.by_branch(), cells.by_length()
     plain, auto = comparison.runs[0], comparison.auto
     forward, key, speed_by_length, speed_by_branch, edl_by_length, edl_by_branch = axes
     longest = [(1, plain), *by_branch[-1][1]]
     known = [(length, run.forward_ms()) for length, run in longest if run.forward_ms() is not None]
     forward.plot([length for length, _ in known], [ms for _, ms in known], "o-", color=BLUE, markersize=4)
-    _finish(forward, [length for length, _ in longest], "decoding length (tokens)", "forward time (ms, median)")
-    from_zero(forward)
-    for axis, lines, what in (
-        (speed_by_length, by_branch, "tokens_per_second"),
-        (edl_by_length, by_branch, "edl"),
-        (speed_by_branch, by_length, "tokens_per_second"),
-        (edl_by_branch, by_length, "edl"),
+    _finish(forward, [length for length, _ in longest], ALONG_LENGTHS, "forward time (ms, median)")
+    for axis, second, what, up in (
+        (speed_by_length, False, "tokens_per_second", "tokens/s"),
+        (edl_by_length, False, "edl", "EDL"),
+        (speed_by_branch, True, "tokens_per_second", "tokens/s"),
+        (edl_by_branch, True, "edl", "EDL"),
     ):
-        for (name, points), colour in zip(lines, shades(len(lines), second=lines is by_length), strict=True):
-            values = [getattr(run, what) for _, run in points]
-            axis.plot([x for x, _ in points], values, "o-", color=colour, label=name, markersize=4, linewidth=1.3)
-        if auto:
-            axis.axhline(getattr(auto, what), color="#d0492f", linestyle="--", linewidth=1.5, label="auto")
-        axis.axhline(getattr(plain, what), color=GREY, linestyle=":", linewidth=1.5, label="plain")
-        along = "decoding length (tokens)" if lines is by_branch else "branch length (tokens)"
-        _finish(axis, lengths if lines is by_branch else branches, along, "tokens/s" if what != "edl" else "EDL")
-        from_zero(axis)
+        marks = [(run, *style) for run, *style in ((auto, "#d0492f", "--", "auto"), (plain, GREY, ":", "plain")) if run]
+        value = operator.attrgetter(what)
+        levels = [(value(run), *style) for run, *style in marks]
+        _lines(axis, by_length if second else by_branch, value, up, second, levels)
     legend_beside(key, [speed_by_length, speed_by_branch])
 
 
-def _cells_of(comparison: Comparison, strategy: str) -> Cells:
-    cells: Cells = {}
-    for run in comparison.runs:
-        if run.drafts and not run.adaptive and run.strategy == strategy:
-            assert run.decoding_length is not None
-            assert run.branch_length is not None
-            cells[run.decoding_length, run.branch_length] = run
-    return cells
+def _draw_edl(axes: Any, cells: Grid) -> None:
+    (edl_map, by_length, by_branch), (tokens, time, key) = axes
+    _draw_map(edl_map, cells)
+    _lines(by_length, cells.by_branch(), lambda r: r.edl, "EDL (tokens per decode step)")
+    _lines(by_branch, cells.by_length(), lambda r: r.edl, "EDL (tokens per decode step)", second=True)
+    _lines(tokens, cells.by_branch(), drafted, "draft tokens per step")
+    _lines(time, cells.by_branch(), draft_us, "draft time (us, median)")
+    legend_beside(key, [by_length, by_branch])
 
 
-def _at(cells: Cells, length: int, branch: int) -> Run:
-    """The run of this setting, or that of the longest branch length measured below it, which is the same."""
-    return cells[length, max(b for n, b in cells if n == length and b <= branch)]
+def _draw_map(axis: Any, cells: Grid) -> None:
+    """A heat map with its values; settings that do not differ from the one on their left are left white."""
+    lengths, branches = cells.lengths, cells.branches
+    values = [[cells.at(n, b).edl if cells.measured(n, b) else np.nan for n in lengths] for b in branches]
+    shown = axis.imshow(values, origin="lower", aspect="auto", cmap="viridis")
+    middle = (np.nanmin(values) + np.nanmax(values)) / 2
+    for row, line in enumerate(values):
+        for column, value in enumerate(line):
+            if not np.isnan(value):
+                ink = "white" if value < middle else "black"
+                axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, fontsize=9)
+    axis.set_xticks(range(len(lengths)), [str(n) for n in lengths])
+    axis.set_yticks(range(len(branches)), [str(b) for b in branches])
+    axis.set_xlabel(ALONG_LENGTHS)
+    axis.set_ylabel(ALONG_BRANCHES)
+    axis.figure.colorbar(shown, ax=axis, label="EDL")
+
+
+def _lines(
+    axis: Any,
+    lines: Sequence[Line],
+    value: Callable[[Any], float],
+    up: str,
+    second: bool = False,
+    levels: Sequence[tuple[Any, ...]] = (),
+) -> None:
+    """second: lines along the branch lengths. levels: (value, colour, line style, name) of what does not depend on lengths."""
+    for (name, points), colour in zip(lines, shades(len(lines), second=second), strict=True):
+        values = [value(result) for _, result in points]
+        axis.plot([x for x, _ in points], values, "o-", color=colour, label=name, markersize=4, linewidth=1.3)
+    for level, colour, style, name in levels:
+        axis.axhline(level, color=colour, linestyle=style, linewidth=1.5, label=name)
+    _finish(axis, [x for x, _ in lines[0][1]], ALONG_BRANCHES if second else ALONG_LENGTHS, up)
 
 
 def _finish(axis: Any, ticks: list[int], along: str, up: str) -> None:
@@ -116,3 +221,4 @@ def _finish(axis: Any, ticks: list[int], along: str, up: str) -> None:
     axis.set_xlabel(along)
     axis.set_ylabel(up)
     bare(axis)
+    from_zero(axis)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,3 +84,15 @@ def check_tries(drafter: Drafter, model: str, vocab_size: int, tokenizer: str | 
             fingerprint, most = own.fingerprint, max(most, own.vocab_size)
     for trie in drafter.tries:
         trie.check_tokenizer(fingerprint, most, model)
+
+
+SETTINGS = "LOOKAHEAD_SETTINGS"
+
+
+def settings_of(environment: Mapping[str, str] = os.environ) -> DraftSettings:
+    """What a user has set in LOOKAHEAD_SETTINGS. Raises UsageError."""
+    text = environment.get(SETTINGS, "{}")
+    try:
+        return DraftSettings.of({NAME: json.loads(text)})
+    except ValueError as error:
+        raise UsageError(f'{SETTINGS}: not JSON ({error}). Give an object such as {{"tries": ["answers.trie"]}}.') from None

@@ -11,7 +11,7 @@ from typing import Any
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-from lookahead.engines.sglang_settings import settings_of
+from lookahead.engines.settings import settings_of
 
 NODES = 16  # of a tree, by default
 ROWS = 48  # at once, by default: SGLang's own limit for NGRAM

@@ -1,6 +1,6 @@
 """SGLang as the engine of a job. In: requests, as our own engine takes them. Out: the same, ended, with SGLang's tokens.
 
-What it does as an engine is in foreign.py. What a request may ask is mapped in sglang_sampling.py. SGLang decodes in processes
+What it does as an engine is in foreign.py. SGLang decodes in processes
 of its own, which draft too; `sglang.Engine` hands requests to them in this one.
 """
 
@@ -12,18 +12,20 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
 
+from lookahead.decode.constraint import Constraint
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.request import Generation
 from lookahead.decode.sampling import Sampling
 from lookahead.engines.abilities import SGLANG
 from lookahead.engines.foreign import ForeignEngine, ForeignSettings, ForeignTarget, cause_of
+from lookahead.engines.settings import SETTINGS
 from lookahead.engines.sglang import ALGORITHM, unknown_version
 from lookahead.engines.sglang_link import Link
-from lookahead.engines.sglang_settings import SETTINGS
 from lookahead.errors import LookaheadError, UsageError, first_line
 
 log = logging.getLogger(__name__)
@@ -148,8 +150,6 @@ class SglangEngine(ForeignEngine):
         return float(self.target.own.get("repetition_penalty") or 1.0)
 
     def _add(self, name: str, generation: Generation) -> None:
-        from lookahead.engines.sglang_sampling import params_of
-
         asked: dict[str, Any] = {"input_ids": generation.prompt_ids, "rid": name}
         asked["sampling_params"] = params_of(generation, self._penalty)
         if generation.logprobs is not None:
@@ -278,3 +278,39 @@ async def _receiving(manager: Any) -> None:
 def _ended(number: int, frame: Any) -> None:
     """SGLang's processes send SIGQUIT when they fail; the reason is on stderr."""
     raise LookaheadError("SGLang does not start: one of its processes has failed, see above.")
+
+
+def params_of(generation: Generation, repetition_penalty: float) -> dict[str, Any]:
+    """Fields of SGLang's SamplingParams. repetition_penalty: of the model, where the request sets nothing."""
+    sampling = generation.sampling
+    temperature = sampling.temperature or 0.0
+    found: dict[str, Any] = {
+        "temperature": temperature,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p or 0.0,
+        "repetition_penalty": repetition_penalty if sampling.repetition_penalty is None else sampling.repetition_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()} or None,
+        "sampling_seed": generation.seed if temperature else None,  # SGLang uses it with enable_deterministic_inference
+        "stop": list(sampling.stop) or None,
+        "stop_token_ids": list(sampling.stop_token_ids) or None,
+        "min_new_tokens": min(sampling.min_new_tokens or 0, generation.room),
+        "max_new_tokens": generation.room,
+        "no_stop_trim": True,
+    }
+    return {**found, **structured(sampling.constraint)}
+
+
+def structured(constraint: Constraint | None) -> dict[str, str]:
+    """SGLang's field for a constraint. Raises UsageError for a grammar in Lark's form, which it does not read."""
+    if constraint is None:
+        return {}
+    if constraint.kind == "choice":
+        return {"regex": f"({'|'.join(map(re.escape, json.loads(constraint.text)))})"}
+    if constraint.kind == "grammar":
+        if "::=" not in constraint.text:
+            raise UsageError("grammar: SGLang reads EBNF (root ::= ...), not Lark's form (engine hf reads both)")
+        return {"ebnf": constraint.text}
+    return {constraint.kind: constraint.text}

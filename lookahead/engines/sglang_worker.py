@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
-from lookahead.engines.by_tree import ByTree, Text, only_filler
+from lookahead.engines.batch_rows import ByTree, Text, only_filler
 from lookahead.engines.requests import Requests
-from lookahead.engines.settings import check_tries
+from lookahead.engines.settings import check_tries, settings_of
 from lookahead.engines.sglang_link import serve
-from lookahead.engines.sglang_settings import settings_of
 
 log = logging.getLogger(__name__)
 

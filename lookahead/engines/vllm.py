@@ -5,7 +5,7 @@
 
 V1 runner: vLLM makes the `Proposer`, by its own hook for custom classes. V2 runner: `register`, an entry point of the group
 vllm.general_plugins, lets it take the same line and makes the speculator of vllm_speculator.py. This runs in servers of others:
-a vLLM that vllm_versions.py does not know is left as it is, with one warning, and answers without drafts. No exception of ours
+a vLLM that vllm_common.py does not know is left as it is, with one warning, and answers without drafts. No exception of ours
 reaches it, but for settings that are wrong when it starts. As vLLM loads plugins in all its processes, whether they draft or
 not, importing this file loads nothing that drafting needs.
 """
@@ -16,8 +16,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lookahead.engines import vllm_patches
-from lookahead.engines.vllm_common import check_model, problem, rank_of, requests_of, warn_once
+from lookahead.engines.vllm_common import check_model, patch_runner, problem, rank_of, requests_of, warn_once
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +42,7 @@ class Proposer:
         check_model(vllm_config)
         if rank_of() != 0:
             return
-        from lookahead.engines.by_text import ByText
+        from lookahead.engines.batch_rows import ByText
 
         self.requests = requests_of(vllm_config, timed=True)
         self._model = vllm_config.model_config  # whose limit vLLM may reduce later
@@ -85,7 +84,7 @@ def register() -> None:
     Nothing is changed where vLLM is not known: the Proposer reports it, where it is used.
     """
     try:
-        vllm_patches.apply(PROPOSER, _speculator_of)
+        patch_runner(PROPOSER, _speculator_of)
     except Exception:  # a server of others
         log.debug("vLLM's V2 runner is left as it is", exc_info=True)
 

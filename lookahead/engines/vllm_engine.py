@@ -1,26 +1,27 @@
 """vLLM as the engine of a job. In: requests, as our own engine takes them. Out: the same, ended, with vLLM's tokens.
 
-What it does as an engine is in foreign.py. What a request may ask is mapped in vllm_sampling.py.
+What it does as an engine is in foreign.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lookahead.decode.constraint import Constraint
+from lookahead.decode.limits import LOGPROBS
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.request import Generation
-from lookahead.engines import vllm_patches
 from lookahead.engines.abilities import VLLM
 from lookahead.engines.foreign import ForeignEngine, ForeignSettings, ForeignTarget, cause_of
 from lookahead.engines.vllm import PROPOSER
-from lookahead.engines.vllm_sampling import MOST_LOGPROBS, params_of
-from lookahead.engines.vllm_worker import EXTENSION
+from lookahead.engines.vllm_common import EXTENSION, hide_llvmlite
 from lookahead.errors import LookaheadError, UsageError, first_line
 
 log = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class VllmEngine(ForeignEngine):
                 yield output.request_id, running.generation
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """Of each worker what a method of vllm_worker.py returns; nothing where vLLM has no such call."""
+        """Of each worker what a method of `DrafterOfWorker` returns; nothing where vLLM has no such call."""
         try:
             return list(self._engine.collective_rpc(f"lookahead_{method}", args=arguments))
         except Exception:
@@ -187,7 +188,7 @@ def _started(settings: VllmSettings) -> Any:
     on_cpu = current_platform.is_cpu()
     if on_cpu:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # a process more would only share the cores
-    vllm_patches.hide_llvmlite()
+    hide_llvmlite()
     arguments = settings.arguments(on_cpu)
     if settings.share > 1 and not MEMORY & settings.engine_args.keys():
         arguments["gpu_memory_utilization"] = EngineArgs.gpu_memory_utilization / settings.share
@@ -203,3 +204,50 @@ def _started(settings: VllmSettings) -> Any:
         raise
     except Exception as error:
         raise LookaheadError(f"vLLM does not start: {cause_of(error)}.") from error
+
+
+MOST_LOGPROBS = LOGPROBS
+
+
+def params_of(generation: Generation, own: Mapping[str, Any]) -> Any:
+    """vLLM's SamplingParams. own: those of the model's generation config, of which repetition_penalty counts."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    sampling = generation.sampling
+    temperature = sampling.temperature or 0.0
+    penalty = sampling.repetition_penalty
+    if penalty is None:
+        penalty = own.get("repetition_penalty", 1.0)
+    return SamplingParams(
+        temperature=temperature,
+        top_k=sampling.top_k or 0,
+        top_p=1.0 if sampling.top_p is None else sampling.top_p,
+        min_p=sampling.min_p or 0.0,
+        repetition_penalty=float(penalty),
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logit_bias=dict(sampling.logit_bias) or None,
+        seed=generation.seed if temperature else None,
+        stop=list(sampling.stop) or None,
+        stop_token_ids=list(sampling.stop_token_ids) or None,
+        bad_words=list(sampling.bad_words) or None,
+        min_tokens=min(sampling.min_new_tokens or 0, generation.room),
+        max_tokens=generation.room,
+        logprobs=generation.logprobs,
+        detokenize=bool(sampling.stop),
+        structured_outputs=structured(sampling.constraint),
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def structured(constraint: Constraint | None) -> Any:
+    """vLLM's StructuredOutputsParams."""
+    if constraint is None:
+        return None
+    from vllm.sampling_params import StructuredOutputsParams
+
+    if constraint.kind == "choice":
+        return StructuredOutputsParams(choice=json.loads(constraint.text))
+    if constraint.kind == "json_schema":
+        return StructuredOutputsParams(json=constraint.text)
+    return StructuredOutputsParams(**{constraint.kind: constraint.text})

@@ -15,7 +15,7 @@ import torch
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from lookahead.engines.by_id import ById, Running
+from lookahead.engines.batch_rows import ById, Running
 from lookahead.engines.requests import Requests
 from lookahead.engines.vllm_common import check_model, problem, rank_of, requests_of, warn_once
 

@@ -18,9 +18,9 @@ from lookahead.decode.sampling import Sampling, check_vocabulary
 from lookahead.engines.abilities import ABILITIES
 from lookahead.errors import LookaheadError
 from lookahead.forward.target import longest_text
+from lookahead.job.params import Request
 from lookahead.job.plan import plan_of
 from lookahead.job.prompt import prompts_of
-from lookahead.job.request import Request
 from lookahead.job.rows import left_to_do, read_requests, without_duplicates
 from lookahead.job.runner import JobOptions
 from lookahead.job.setup import EngineSettings

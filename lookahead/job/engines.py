@@ -17,11 +17,11 @@ from lookahead.forward.memory import peak_memory
 from lookahead.forward.parallel import Peers
 from lookahead.job.events import Events, JobEvents
 from lookahead.job.journal import Ended
-from lookahead.job.ray_crew import RayCrew
+from lookahead.job.ray_workers import RayWorkers
 from lookahead.job.rows import Request
 from lookahead.job.runner import JobOptions, run_rows
 from lookahead.job.setup import EngineSettings, LoadedEngine
-from lookahead.job.workers import LocalCrew, Team
+from lookahead.job.workers import LocalWorkers, WorkerPool
 from lookahead.models.adapter import check_adapter
 from lookahead.models.load import read_config
 from lookahead.token_documents import TokenizerIdentity
@@ -114,17 +114,17 @@ def follow(peers: Peers, settings: EngineSettings, job: JobOptions) -> None:
 class Workers:
     """Engines of other processes."""
 
-    team: Team
+    pool: WorkerPool
 
     @property
     def whose(self) -> TokenizerIdentity:
-        whose = self.team.reports[0].whose
+        whose = self.pool.reports[0].whose
         assert whose is not None
         return whose
 
     @property
     def speedup(self) -> Speedup | None:
-        return self.team.speedup
+        return self.pool.speedup
 
     @property
     def clock(self) -> Clock | None:
@@ -133,11 +133,11 @@ class Workers:
     def run(
         self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
     ) -> None:
-        self.team.run(requests, job.in_order, write, stopped)
+        self.pool.run(requests, job.in_order, write, stopped)
 
     def used(self) -> dict[str, Any]:
         """Of each worker the most."""
-        reports = self.team.reports
+        reports = self.pool.reports
         batch_size = max((report.batch_size for report in reports), default=0)
         memory = max((report.peak_memory for report in reports), default=0)
         path = next((report.path for report in reports if report.path), "")
@@ -244,8 +244,8 @@ def workers(
         tokenizer=settings.tokenizer and anywhere(settings.tokenizer),
         tries=tuple(str(Path(trie).absolute()) for trie in settings.tries),
     )
-    crew = RayCrew(ray, settings, job, size or 0) if ray else LocalCrew(settings, job, size or 1)
+    factory = RayWorkers(ray, settings, job, size or 0) if ray else LocalWorkers(settings, job, size or 1)
     drafts = settings.drafts
-    with Team(crew, learn=drafts.strategy != "off" and drafts.session_tokens > 0) as team:
-        events.patiently(team.wait_until_ready, f"Starting {crew.size} workers ...")
-        yield Workers(team)
+    with WorkerPool(factory, learn=drafts.strategy != "off" and drafts.session_tokens > 0) as pool:
+        events.patiently(pool.wait_until_ready, f"Starting {factory.size} workers ...")
+        yield Workers(pool)

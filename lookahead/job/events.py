@@ -1,4 +1,7 @@
-"""What the caller of a job receives while it runs. Derive from `JobEvents` to show progress, or to stop a job."""
+"""What the caller of a job, a bench or a replay receives while it runs.
+
+Derive from `JobEvents` to show progress, or to stop a job.
+"""
 
 from __future__ import annotations
 
@@ -49,4 +52,16 @@ class JobEvents(Events):
 
     def observers(self, tokenizer: Any | None, rows: int) -> ObserverOf:
         """Who receives the steps of each row, with option explain=rows. Raises UsageError where that is nobody."""
+        raise UsageError("--explain: these events show no steps. Define observers(), see lookahead/job/events.py.")
+
+
+class BenchEvents(Events):
+    """Silent. Derive from it to show how far it is."""
+
+    def working(self, what: str, total: int, unit: str) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        """Entered for as long as something takes; what it gives is called with how many of `total` units are done."""
+        return contextlib.nullcontext(lambda done: None)
+
+    def observers(self, tokenizer: Any | None, rows: int, name: str) -> ObserverOf:
+        """Who receives the steps of each row of a replay, with explain=rows. Raises UsageError where that is nobody."""
         raise UsageError("--explain: these events show no steps. Define observers(), see lookahead/job/events.py.")

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lookahead.errors import UsageError
-from lookahead.job.params import names_in
-from lookahead.job.request import RowError
+from lookahead.job.params import RowError, names_in
 
 ALL = "all"
 KEEP = "--keep-fields"  # param of a RowError about kept fields

@@ -29,12 +29,11 @@ import numpy as np
 
 from lookahead.errors import LookaheadError
 from lookahead.files.atomic import remove, replacing, uninterrupted
-from lookahead.job.files import JobFiles
 from lookahead.job.inputs import PIECE, fingerprint
-from lookahead.job.lock import OutputLock
+from lookahead.job.lock import JobFiles, OutputLock
 from lookahead.job.manifest import Manifest, sampled
 from lookahead.job.parquet import write_as_named
-from lookahead.job.totals import JobTotals
+from lookahead.job.progress import JobTotals
 from lookahead.token_documents import OUTPUTS, TokenDocument
 
 INVALID = "invalid_row"  # the type of an error that is the row's own fault

@@ -1,4 +1,4 @@
-"""One writer per output. In: the names of a job's files. Out: a lock, held from before they are read until the job has ended.
+"""One writer per output. In: an output. Out: names of the job's files, and a lock, held from before they are read to its end.
 
 The lock is an flock on the journal, which is emptied in place and never replaced while it is held. The file of rows is also
 locked: with hard links it has several names, and each name has a journal of its own. On file systems without locks nothing is
@@ -8,13 +8,55 @@ held, but at each save and at the end the job still checks that its files are th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from io import FileIO
 from pathlib import Path
 
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.files.atomic import reason, remove, uninterrupted
-from lookahead.job.files import JobFiles
+from lookahead.files.outputs import PACKED
+
+
+@dataclasses.dataclass(frozen=True)
+class JobFiles:
+    """Names of the files of a job that is written to `out`."""
+
+    out: Path
+
+    @property
+    def is_made_at_the_end(self) -> bool:
+        """A table or packed file, to which no rows can be added."""
+        return self.out.suffix.lower() in (".parquet", *PACKED)
+
+    @property
+    def rows(self) -> Path:
+        """JSON lines, one a row."""
+        return self._beside(".partial.jsonl") if self.is_made_at_the_end else self.out
+
+    @property
+    def journal(self) -> Path:
+        return self._beside(".journal")
+
+    @property
+    def manifest(self) -> Path:
+        return self._beside(".manifest.json")
+
+    @property
+    def learned(self) -> Path:
+        return self._beside(".learned.jsonl")
+
+    def existing(self) -> Path | None:
+        """The output, or what is there of it."""
+        return next((path for path in (self.out, self.rows) if path.exists()), None)
+
+    def hold_rows(self) -> bool:
+        """A job has written here."""
+        return any(path.exists() and path.stat().st_size for path in (self.out, self.rows))
+
+    def _beside(self, ending: str) -> Path:
+        return self.out.with_name(self.out.name + ending)
+
 
 try:
     import fcntl

@@ -22,8 +22,8 @@ from lookahead.errors import LookaheadError, UsageError
 from lookahead.files.atomic import replacing
 from lookahead.files.outputs import model_folder
 from lookahead.job.fields import is_template_file
+from lookahead.job.progress import JobTotals
 from lookahead.job.spec import OPTIONS, JobSpec
-from lookahead.job.totals import JobTotals
 from lookahead.tokenizer import TOKENIZER_FILES
 from lookahead.trie.file import Trie
 from lookahead.version import __version__
@@ -38,7 +38,7 @@ SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 4096, 1 << 20
 class Manifest:
     """state: running, complete, interrupted or failed. answering: the options that must not change, and the model's files.
 
-    runs: of each start of the job its options, tries, versions, when it began, and at its end what the clock gave (report.py).
+    runs: of each start of the job its options, tries, versions, when it began, and at its end what the clock gave.
     output: a fingerprint of a file that was made at the end.
     """
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lookahead.decode import limits
 from lookahead.decode.limits import shown
 from lookahead.job import params
-from lookahead.job.params import RowError, chat_messages, check_text, is_ids
-from lookahead.job.request import Request
+from lookahead.job.params import Request, RowError, chat_messages, check_text, is_ids
 
 if TYPE_CHECKING:
     from lookahead.decode.engine import Generation

@@ -19,8 +19,8 @@ from lookahead.corpus.rows import fields_read
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.files.outputs import kind_of
 from lookahead.job.fields import RowFields, template_of
-from lookahead.job.files import JobFiles
 from lookahead.job.inputs import input_rows
+from lookahead.job.lock import JobFiles
 from lookahead.job.manifest import began
 from lookahead.job.prompt import local_time, prompts_of
 from lookahead.job.rows import Request, read_requests
@@ -187,7 +187,7 @@ def pairs_of(
     """(prompt ids, response ids) of each logged answer; `log` counts what is left out.
 
     tokenizer: is called when the first text is met; None: there is none.
-    prompts: files with the prompts of answers that have none. chat, system: of the job, see `prompt.prompt_ids_of`.
+    prompts: files with the prompts of answers that have none. chat, system: of the job, see `prompt.prompts_of`.
     vocab_size, longest: of the model that is to emit them, which all ids must be below, and tokens of both together at most.
     Raises CorpusError naming file and line of the first answer that lacks something or does not fit.
     """

@@ -14,7 +14,7 @@ from lookahead.job.choose_engine import check_engine, engine_args
 from lookahead.job.drafting import batch_size_of, draft_options, open_tries, trie_weights
 from lookahead.job.fields import RowFields, keep_of, template_of
 from lookahead.job.inputs import Shard
-from lookahead.job.metrics import labels_of
+from lookahead.job.progress import labels_of
 from lookahead.job.sampling import check_sampling_options, constraint_of, sampling_of
 from lookahead.job.spec import SESSION_TOKENS, JobSpec
 

@@ -1,20 +1,150 @@
-"""How a job is doing. In: its totals, changed by who writes rows. Out: rows, speed and time left; acts at intervals."""
+"""How a job is doing, and what it came to. In: its totals, changed by who writes rows. Out: rows, speed, time left, metrics.
+
+Metrics are in the Prometheus text format, for a collector that reads files.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from lookahead.errors import LookaheadError
-from lookahead.job.metrics import write_metrics
-from lookahead.job.totals import JobTotals
+from lookahead.draft.counts import DraftCounts
+from lookahead.errors import LookaheadError, UsageError
+from lookahead.files.atomic import replacing
 
 if TYPE_CHECKING:
     from lookahead.budget.speedup import Speedup
-    from lookahead.decode.engine import Clock
+    from lookahead.decode.engine import Clock, Generation
+
+
+LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+def labels_of(pairs: Iterable[str], job: str, model: str) -> dict[str, str]:
+    """The labels of a job's metrics: its output, its model, and pairs such as "team=search", which win.
+
+    Raises UsageError for what is not NAME=VALUE with a name that Prometheus takes, and for a name that is given twice.
+    """
+    given: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not LABEL.fullmatch(name):
+            raise UsageError(
+                f"--metrics-label {pair}: give NAME=VALUE, with a NAME of letters, digits and _, such as team=search."
+            )
+        if name == "source":
+            raise UsageError(f"--metrics-label {pair}: source is the label of the draft source. Choose another name.")
+        if name in given:
+            raise UsageError(f"--metrics-label {pair}: {name} is given twice.")
+        given[name] = value
+    return {"job": job, "model": model, **given}
+
+
+def write_metrics(path: Path, totals: JobTotals, gauges: Mapping[str, float | None], labels: Mapping[str, str]) -> None:
+    """Replace the file at `path`. gauges: further values by name; None is left out. labels: of every value."""
+    with replacing(path, "w") as file:
+        file.write(metrics_text(totals, gauges, labels))
+
+
+def metrics_text(totals: JobTotals, gauges: Mapping[str, float | None], labels: Mapping[str, str] | None = None) -> str:
+    """One family after the other, each with its help and type."""
+    edl = totals.rounded_edl
+    of_all = ",".join(f'{name}="{_escaped(value)}"' for name, value in (labels or {}).items())
+    families: list[tuple[str, str, str, list[tuple[str, float]]]] = [
+        ("rows_total", "counter", "Rows written, failed ones included.", [("", totals.rows)]),
+        ("rows_failed_total", "counter", "Rows written as errors.", [("", totals.errors)]),
+        ("prompt_tokens_total", "counter", "Tokens of prompts.", [("", totals.prompt_tokens)]),
+        ("completion_tokens_total", "counter", "Tokens of answers.", [("", totals.tokens)]),
+        ("decode_steps_total", "counter", "Decode steps, summed over rows.", [("", totals.steps)]),
+        ("draft_tokens_total", "counter", "Tokens drafted.", [("", totals.draft_tokens)]),
+        (
+            "accepted_tokens_total",
+            "counter",
+            "Draft tokens accepted, by draft source.",
+            [(f'source="{_escaped(name)}"', count) for name, count in sorted(totals.accepted_by_source.items())],
+        ),
+        ("busy_seconds_total", "counter", "Seconds spent in answering.", [("", round(totals.seconds, 3))]),
+        *([] if edl is None else [("edl", "gauge", "Effective decoding length: tokens per decode step.", [("", edl)])]),
+    ]
+    for name, value in gauges.items():
+        if value is not None:
+            families.append((name, "gauge", f"{name.replace('_', ' ').capitalize()}.", [("", round(value, 4))]))
+    lines = []
+    for name, kind, help_text, samples in families:
+        lines += [f"# HELP lookahead_{name} {help_text}", f"# TYPE lookahead_{name} {kind}"]
+        for own, value in samples:
+            both = ",".join(filter(None, (of_all, own)))
+            lines.append(f"lookahead_{name}{{{both}}} {value}" if both else f"lookahead_{name} {value}")
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(label: str) -> str:
+    label = label.encode("utf-8", "replace").decode("utf-8")  # a name's bytes may be no UTF-8
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+@dataclasses.dataclass
+class JobTotals(DraftCounts):
+    """Sums over the rows of a job, or counts of one row.
+
+    errors: failed rows; faults: those of them that are not the row's own fault and may succeed when tried again.
+    first_tokens: answers that have one; it comes from the prefill. seconds: spent in answering, loading excluded.
+    """
+
+    rows: int = 0
+    errors: int = 0
+    faults: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    first_tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def edl(self) -> float | None:
+        """Effective decoding length; None where no decode step was taken, as for answers of one token."""
+        return (self.tokens - self.first_tokens) / self.steps if self.steps else None
+
+    @property
+    def rounded_edl(self) -> float | None:
+        return None if self.edl is None else round(self.edl, 4)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def add(self, generation: Generation) -> None:
+        """Count an answer."""
+        self.tokens += len(generation.token_ids)
+        self.first_tokens += bool(generation.token_ids)
+        self.add_counts(generation)
+
+    def merge(self, other: JobTotals) -> None:
+        """Add the counts of another."""
+        for field in dataclasses.fields(self):
+            if field.name != "accepted_by_source":
+                setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self.accepted_by_source.update(other.accepted_by_source)
+
+    def minus(self, other: JobTotals) -> JobTotals:
+        """What was added since `other`."""
+        names = [field.name for field in dataclasses.fields(self) if field.name != "accepted_by_source"]
+        counts = {name: getattr(self, name) - getattr(other, name) for name in names}
+        return JobTotals(accepted_by_source=self.accepted_by_source - other.accepted_by_source, **counts)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `generate --json` prints."""
+        names = ("rows", "errors", "faults", "prompt_tokens", "tokens", "steps", "draft_tokens", "accepted_tokens")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "seconds": round(self.seconds, 4),
+            "accepted_by_source": dict(self.accepted_by_source),
+            "edl": self.rounded_edl,
+            "tokens_per_second": round(self.tokens_per_second, 2),
+        }
 
 
 @dataclasses.dataclass
@@ -108,3 +238,49 @@ class JobProgress:
             if not self._metrics_failed:
                 notice(f"--metrics {error} The job continues.")
             self._metrics_failed = True
+
+
+@dataclasses.dataclass(frozen=True)
+class JobReport:
+    """state: complete; stopped, with rows left to answer; or led, in a process whose part of the model another one leads.
+
+    out: the file of answers; None: stdout. totals: of the whole job; run: of this run; seconds: of this run, after
+    loading_seconds. speedup: of this run over plain decoding, None of plain decoding itself. expected: rows of the job, None if
+    unknown. used: workers, batch size, peak memory (bytes) and path of forwards, by name. resumable: the job can be resumed, as
+    it writes to a file.
+    """
+
+    state: Literal["complete", "stopped", "led"]
+    model: str
+    out: str | None
+    totals: JobTotals = dataclasses.field(default_factory=JobTotals)
+    run: JobTotals = dataclasses.field(default_factory=JobTotals)
+    seconds: float = 0.0
+    loading_seconds: float = 0.0
+    speedup: Speedup | None = None
+    expected: int | None = None
+    used: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    resumable: bool = False
+
+    @classmethod
+    def of(cls, progress: JobProgress, **about: Any) -> JobReport:
+        """As things stand now."""
+        counts = {
+            name: getattr(progress, name) for name in ("totals", "run", "seconds", "loading_seconds", "speedup", "expected")
+        }
+        return cls(**counts, **about)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `generate --json` prints."""
+        return {"model": self.model, "output": self.out, **self.totals.as_json(), **clocked(self), **self.used}
+
+
+def clocked(of: JobProgress | JobReport) -> dict[str, Any]:
+    """What the clock gave for a run: of `--json` and of manifests."""
+    return {
+        "run_rows": of.run.rows,
+        "run_tokens": of.run.tokens,
+        "run_seconds": round(of.seconds, 3),
+        "loading_seconds": round(of.loading_seconds, 3),
+        **({} if of.speedup is None else of.speedup.as_json()),
+    }

@@ -10,7 +10,7 @@ import datetime
 from typing import Any
 
 from lookahead.errors import LookaheadError
-from lookahead.job.request import Request
+from lookahead.job.params import Request
 from lookahead.tokenizer import chat_text
 
 PIECE = 1 << 16  # characters; a text of no more is tokenized at once
@@ -19,20 +19,6 @@ PIECE = 1 << 16  # characters; a text of no more is tokenized at once
 def local_time() -> datetime.datetime:
     """Now, by the clock of this machine, with its time zone."""
     return datetime.datetime.now().astimezone()
-
-
-def prompts_of(
-    request: Request,
-    tokenizer: Any | None,
-    chat: bool = False,
-    system: str | None = None,
-    longest: int = 1 << 62,
-    now: datetime.datetime | None = None,
-) -> list[list[int]]:
-    """Token ids of each prompt of a request; see `prompt_ids_of`."""
-    if request.prompts is None:
-        return [prompt_ids_of(request, tokenizer, chat, system, longest, now)]
-    return [prompt if isinstance(prompt, list) else _ids_of(tokenizer, prompt, longest) for prompt in request.prompts]
 
 
 def messages_asked(request: Request, chat: bool = False, system: str | None = None) -> list[dict[str, Any]] | None:
@@ -45,28 +31,28 @@ def messages_asked(request: Request, chat: bool = False, system: str | None = No
     return messages
 
 
-def prompt_ids_of(
+def prompts_of(
     request: Request,
     tokenizer: Any | None,
     chat: bool = False,
     system: str | None = None,
     longest: int = 1 << 62,
     now: datetime.datetime | None = None,
-) -> list[int]:
-    """Token ids of a request's one prompt.
+) -> list[list[int]]:
+    """Token ids of each prompt of a request; only an OpenAI line may have several.
 
     chat: a plain "prompt" becomes a user message. system: a system message before chat messages that bring none. longest:
     positions of the model; a text that clearly has more tokens is refused without tokenizing all of it. now: the time that a
     chat template writes, one for all prompts of a job; None: that of this call.
     Raises LookaheadError for that, and if the row needs a tokenizer or chat template that the model does not have.
     """
-    if request.prompt_ids is not None:
-        return request.prompt_ids
     if request.prompts is not None:
-        raise LookaheadError(f"{request.where} has a list of {len(request.prompts)} prompts.")
+        return [prompt if isinstance(prompt, list) else _ids_of(tokenizer, prompt, longest) for prompt in request.prompts]
+    if request.prompt_ids is not None:
+        return [request.prompt_ids]
     messages = messages_asked(request, chat, system)
     if messages is None:
-        return _ids_of(tokenizer, request.prompt or "", longest)
+        return [_ids_of(tokenizer, request.prompt or "", longest)]
     if tokenizer is None:
         raise LookaheadError('the model has no tokenizer: give rows of "prompt_ids".')
     if not getattr(tokenizer, "chat_template", None):
@@ -75,7 +61,7 @@ def prompt_ids_of(
         text = chat_text(tokenizer, messages, now or local_time())
     except Exception as error:  # a template raises what it likes
         raise LookaheadError(f"the chat template refuses these messages ({error}).") from error
-    return _ids_of(tokenizer, text, longest, add_special_tokens=False)
+    return [_ids_of(tokenizer, text, longest, add_special_tokens=False)]
 
 
 def _ids_of(tokenizer: Any | None, text: str, longest: int, **options: Any) -> list[int]:

@@ -18,12 +18,12 @@ from lookahead.corpus.read import CorpusReport, json_rows, parquet_rows
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.files.outputs import kind_of
 from lookahead.job.fields import OWN
-from lookahead.job.files import JobFiles
 from lookahead.job.journal import COUNTS, entries
-from lookahead.job.totals import JobTotals
+from lookahead.job.lock import JobFiles
+from lookahead.job.progress import JobTotals
 from lookahead.printable import in_one_line
 
-CLOCKED = (  # of a run in a manifest, see report.py
+CLOCKED = (  # of a run in a manifest, see progress.py
     *("run_rows", "run_tokens", "run_seconds", "loading_seconds"),
     *("speedup_over_plain", "speedup_low", "speedup_high", "speedup_not_measured"),
 )
@@ -87,7 +87,7 @@ class Part:
 @dataclasses.dataclass(frozen=True)
 class JobRecord:
     """A job. rows: in the order of completion. state: as its manifest states, or "" where there is none. runs: of the manifest,
-    those that have ended: what the clock gave (report.py).
+    those that have ended: what the clock gave (progress.py).
     """
 
     name: str

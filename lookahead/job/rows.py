@@ -18,7 +18,7 @@ from lookahead.errors import CorpusError, LookaheadError
 from lookahead.job import openai, params
 from lookahead.job.fields import KEEP, NO_FIELDS, RowFields
 from lookahead.job.inputs import Shard, fingerprint, input_rows
-from lookahead.job.request import Request, RowError
+from lookahead.job.params import Request, RowError
 from lookahead.printable import printable
 
 

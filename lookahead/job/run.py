@@ -21,26 +21,24 @@ from lookahead.corpus.read import named_files
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.files.hub import check_name
 from lookahead.files.outputs import ANY_TRIE, JOURNAL, LEARNED, MANIFEST, METRICS, ROWS, Input, Output, check_outputs
-from lookahead.job.counting import RowCount
 from lookahead.job.events import JobEvents
 from lookahead.job.fields import KEEP, is_template_file
-from lookahead.job.files import JobFiles
+from lookahead.job.inputs import RowCount
 from lookahead.job.journal import Done, Journal
-from lookahead.job.lock import OutputLock
+from lookahead.job.lock import JobFiles, OutputLock
 from lookahead.job.manifest import Manifest, began, describe, go_on, read_manifest, sampled
+from lookahead.job.output import files_of, open_journal, what_is_done
+from lookahead.job.params import Request
 from lookahead.job.plan import JobPlan, plan_of
-from lookahead.job.progress import JobProgress
-from lookahead.job.report import JobReport, clocked
-from lookahead.job.request import Request
-from lookahead.job.resume import files_of, open_journal, what_is_done
+from lookahead.job.progress import JobProgress, JobReport, clocked
 from lookahead.job.rows import left_to_do, read_requests, without_duplicates
 from lookahead.job.spec import JobSpec
 
 if TYPE_CHECKING:
     from lookahead.forward.parallel import Peers
     from lookahead.job.engines import Answering
+    from lookahead.job.output import Stream
     from lookahead.job.runner import JobOptions
-    from lookahead.job.stream import Stream
     from lookahead.trie.file import Trie
 
 METRICS_SECONDS, SAVE_SECONDS = 5.0, 10.0
@@ -235,7 +233,7 @@ def _answering(
 
 def _output(plan: JobPlan, opened: _Opened) -> Journal | Stream:
     """What rows are written to: a file that can be resumed; else stdout or a device."""
-    from lookahead.job.stream import Stream
+    from lookahead.job.output import Stream
 
     out, learn = plan.spec.io.out, bool(plan.spec.drafting.save_trie)
     if opened.lock and opened.manifest:

@@ -21,9 +21,9 @@ from lookahead.forward.memory import untidied
 from lookahead.job import openai
 from lookahead.job.journal import INVALID, Ended
 from lookahead.job.logprobs import LogprobsOf
+from lookahead.job.progress import JobTotals
 from lookahead.job.prompt import local_time, messages_asked, prompts_of
 from lookahead.job.rows import Request
-from lookahead.job.totals import JobTotals
 from lookahead.token_documents import LEFT_CONTEXT
 
 FAULTS, FAULTY_BATCHES = 100, 4  # that many rows, and of that many batches, fail one after the other: then the job ends
@@ -70,7 +70,7 @@ class JobOptions:
     """What holds for rows that do not set it, and how rows are written.
 
     n: samples of each answer. seed: with a row's id and the sample's number it makes the seed of its random stream.
-    chat, system: see `prompt.prompt_ids_of`. in_order: rows come as their prompts did, else as they end.
+    chat, system: see `prompt.prompts_of`. in_order: rows come as their prompts did, else as they end.
     echo: rows keep their prompts, as text, ids, or the messages that the chat template was given.
     observer_of: who receives the steps of a row. logprobs: see `Generation`.
     began: when the job did, which answers and chat templates write.
@@ -131,13 +131,13 @@ def run_rows(
     stopped: asked after each step; True ends the job there. Rows that have ended by then are written, in any order.
     Raises LookaheadError when one row after the other fails by no fault of its own.
     """
-    turns = Turns(write, options.in_order, FAULTY_BATCHES * engine.batch_size)
+    writer = OrderedWriter(write, options.in_order, FAULTY_BATCHES * engine.batch_size)
     with untidied():
-        answer(engine, tokenizer, requests, options, turns.put, stopped)
-    turns.finish()
+        answer(engine, tokenizer, requests, options, writer.put, stopped)
+    writer.finish()
 
 
-class Turns:
+class OrderedWriter:
     """Writes rows when their turn has come.
 
     in_order: in the order of their requests; else at once. faulty: that many rows that fail one after the other, by no fault of
@@ -150,20 +150,20 @@ class Turns:
         self._written = self._faults = 0
         self._began = time.perf_counter()
 
-    def put(self, place: int, ended: Ended) -> None:
-        """A row has ended, that of the request at `place`, from 0. Raises LookaheadError where too many have failed."""
-        self._ready[place] = ended
+    def put(self, index: int, ended: Ended) -> None:
+        """A row has ended, that of the request at `index`, from 0. Raises LookaheadError where too many have failed."""
+        self._ready[index] = ended
         while self._ready and (self._written in self._ready or not self._in_order):
-            self._write_one(self._written if self._in_order else place)
+            self._write_one(self._written if self._in_order else index)
 
     def finish(self) -> None:
         """Write what has ended, regardless of what it waits for."""
-        for place in sorted(self._ready):
-            self._write_one(place)
+        for index in sorted(self._ready):
+            self._write_one(index)
 
-    def _write_one(self, place: int) -> None:
+    def _write_one(self, index: int) -> None:
         """The time since the last row is this one's."""
-        ended = self._ready.pop(place)
+        ended = self._ready.pop(index)
         self._written += 1
         now = time.perf_counter()
         ended.counts.seconds, self._began = now - self._began, now

@@ -1,9 +1,9 @@
 """A job on several engines. In: requests. Out: their rows, and learned outputs passed from one engine to the others.
 
-A worker is a process with an engine: on this machine (`LocalCrew`) or in a Ray cluster (ray_crew.py). It is called again and
-again: each call brings it requests and what others have emitted, and fetches the rows that have ended (`Worker.exchange`). It
-holds few requests more than it answers at once, so rows are read from the input no faster than they are answered, and what a
-worker held that is lost (preempted, out of memory, crashed) goes to others.
+A worker is a process with an engine: on this machine (`LocalWorkers`) or in a Ray cluster (ray_workers.py). It is called
+repeatedly: each call brings it requests and what others have emitted, and fetches the rows that have ended
+(`Worker.exchange`). It holds few requests more than it answers at once, so rows are read from the input no faster than they are
+answered, and what a worker held that is lost (preempted, out of memory, crashed) goes to others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lookahead.errors import LookaheadError
 from lookahead.forward.memory import peak_memory, untidied
 from lookahead.job.journal import Ended
 from lookahead.job.rows import Request
-from lookahead.job.runner import FAULTY_BATCHES, JobOptions, Turns, answer, failed
+from lookahead.job.runner import FAULTY_BATCHES, JobOptions, OrderedWriter, answer, failed
 from lookahead.job.setup import EngineSettings
 from lookahead.native import cache as kernel_cache
 from lookahead.token_documents import TokenizerIdentity
@@ -46,7 +46,7 @@ MOST_LOSSES = 3  # of workers that held a row; then it fails
 LOSSES_IN_A_ROW = 5  # of each worker while no row ends; then the job fails
 LOST = "WorkerLost"  # the type of the error of such a row
 
-Said = tuple[list[int], list[int]]  # the last ids of a prompt, the answer's
+Emitted = tuple[list[int], list[int]]  # the last ids of a prompt, the answer's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Worker:
         """options: rows come as they end, regardless of content. threads: of the CPU; 0: as many as there are cores."""
         self._settings, self._options, self._threads = settings, options, threads
         self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._heard: queue.SimpleQueue[Sequence[Said]] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[Sequence[Emitted]] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[Ended | Exception | None] = queue.SimpleQueue()  # None: the engine is ready
         self._report = Report()
         threading.Thread(target=self._work, daemon=True).start()
 
-    def exchange(self, requests: Sequence[Request], heard: Sequence[Said]) -> Report:
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
         """Take requests and what other workers have emitted; returns what has come of the earlier ones.
 
         Waits a moment if that is nothing. Raises what the engine has raised.
@@ -153,10 +153,10 @@ class Worker:
                 engine.drafter.remember(self._heard.get_nowait())
 
 
-class Member(Protocol):
+class WorkerHandle(Protocol):
     """A worker, seen from here."""
 
-    def exchange(self, requests: Sequence[Request], heard: Sequence[Said]) -> Future[Report]:
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]:
         """See `Worker.exchange`. The future raises what it raises if the worker is lost."""
         ...
 
@@ -165,12 +165,12 @@ class Member(Protocol):
         ...
 
 
-class Crew(Protocol):
+class WorkerFactory(Protocol):
     """Starts workers, `size` of them and others instead of those that are lost."""
 
     size: int
 
-    def start(self, number: int) -> Member:
+    def start(self, number: int) -> WorkerHandle:
         """The worker of this number, from 0, at once or as soon as there is room for it."""
         ...
 
@@ -183,17 +183,17 @@ class Crew(Protocol):
 class _Task:
     """A request with its index, and how many workers were lost that held it."""
 
-    place: int
+    index: int
     request: Request
     losses: int = 0
 
 
 @dataclasses.dataclass
-class _Post:
+class _WorkerState:
     """A worker at work. heard: how much of what all have emitted it has received, or emitted itself."""
 
     number: int
-    member: Member
+    handle: WorkerHandle
     tasks: dict[int, _Task] = dataclasses.field(default_factory=dict)  # by number of the request
     report: Report = dataclasses.field(default_factory=Report)
     call: Future[Report] | None = None
@@ -204,34 +204,34 @@ class _Post:
         return self.report.whose is not None
 
 
-class Team:
+class WorkerPool:
     """The workers of a job. Use as a context manager: they end with it.
 
     learn: what one emits the others draft from.
     """
 
-    def __init__(self, crew: Crew, learn: bool = True):
-        self._crew, self._learn = crew, learn
-        self._posts = [_Post(number, crew.start(number)) for number in range(crew.size)]
-        self._said: collections.deque[tuple[_Post, Said]] = collections.deque(maxlen=REMEMBERED)
-        self._all_said = 0
+    def __init__(self, factory: WorkerFactory, learn: bool = True):
+        self._factory, self._learn = factory, learn
+        self._workers = [_WorkerState(number, factory.start(number)) for number in range(factory.size)]
+        self._emitted: collections.deque[tuple[_WorkerState, Emitted]] = collections.deque(maxlen=REMEMBERED)
+        self._emitted_in_all = 0
         self._again: collections.deque[_Task] = collections.deque()  # what lost workers held
         self._losses = 0  # since a row has ended
         self._notices: set[str] = set()
         self._speedups_of_lost: list[Speedup | None] = []
 
-    def __enter__(self) -> Team:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for post in self._posts:
-            post.member.dismiss()
-        self._crew.close()
+        for worker in self._workers:
+            worker.handle.dismiss()
+        self._factory.close()
 
     @property
     def reports(self) -> list[Report]:
         """The latest of each worker that is ready."""
-        return [post.report for post in self._posts if post.is_ready]
+        return [worker.report for worker in self._workers if worker.is_ready]
 
     @property
     def speedup(self) -> Speedup | None:
@@ -241,7 +241,7 @@ class Team:
     def wait_until_ready(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Until one worker is. Raises LookaheadError if it cannot load what it needs."""
         while not self.reports and not stopped():
-            self._exchange(iter(()), lambda place, ended: None)
+            self._exchange(iter(()), lambda index, ended: None)
 
     def run(
         self,
@@ -254,27 +254,27 @@ class Team:
 
         Raises LookaheadError where workers are lost one after the other, too.
         """
-        tasks = (_Task(place, request) for place, request in enumerate(requests))
+        tasks = (_Task(index, request) for index, request in enumerate(requests))
         batch_size = max((report.batch_size for report in self.reports), default=1)
-        turns = Turns(write, in_order, FAULTY_BATCHES * batch_size * len(self._posts))
-        while not stopped() and self._exchange(tasks, turns.put):
+        writer = OrderedWriter(write, in_order, FAULTY_BATCHES * batch_size * len(self._workers))
+        while not stopped() and self._exchange(tasks, writer.put):
             pass
-        turns.finish()
+        writer.finish()
 
     def _exchange(self, tasks: Iterator[_Task], put: Callable[[int, Ended], None]) -> bool:
         """Call workers that are not being called, collect what others have answered. False when nothing is left to do."""
-        for post in self._posts:
-            if post.call is None:
-                wanted = BATCHES_AHEAD * post.report.batch_size - len(post.tasks) if post.is_ready else 0
+        for worker in self._workers:
+            if worker.call is None:
+                wanted = BATCHES_AHEAD * worker.report.batch_size - len(worker.tasks) if worker.is_ready else 0
                 new = list(itertools.islice(self._next_of(tasks), max(0, wanted)))
-                post.tasks.update((task.request.number, task) for task in new)
-                post.call = post.member.exchange([task.request for task in new], self._news_for(post))
-        if self.reports and not self._again and not any(post.tasks for post in self._posts):
+                worker.tasks.update((task.request.number, task) for task in new)
+                worker.call = worker.handle.exchange([task.request for task in new], self._news_for(worker))
+        if self.reports and not self._again and not any(worker.tasks for worker in self._workers):
             return False
-        done, _ = wait([post.call for post in self._posts if post.call], TICK_SECONDS, FIRST_COMPLETED)
-        for post in self._posts:
-            if post.call in done:
-                self._take_in(post, put)
+        done, _ = wait([worker.call for worker in self._workers if worker.call], TICK_SECONDS, FIRST_COMPLETED)
+        for worker in self._workers:
+            if worker.call in done:
+                self._take_in(worker, put)
         return True
 
     def _next_of(self, tasks: Iterator[_Task]) -> Iterator[_Task]:
@@ -285,20 +285,20 @@ class Team:
                 return
             yield task
 
-    def _news_for(self, post: _Post) -> list[Said]:
+    def _news_for(self, worker: _WorkerState) -> list[Emitted]:
         """What others have emitted since this was asked last."""
-        new = min(self._all_said - post.heard, len(self._said))
-        post.heard = self._all_said
-        return [said for who, said in itertools.islice(self._said, len(self._said) - new, None) if who is not post]
+        new = min(self._emitted_in_all - worker.heard, len(self._emitted))
+        worker.heard = self._emitted_in_all
+        return [said for who, said in itertools.islice(self._emitted, len(self._emitted) - new, None) if who is not worker]
 
-    def _take_in(self, post: _Post, put: Callable[[int, Ended], None]) -> None:
+    def _take_in(self, worker: _WorkerState, put: Callable[[int, Ended], None]) -> None:
         """What a worker has answered."""
-        call, post.call = post.call, None
+        call, worker.call = worker.call, None
         assert call is not None
         try:
             report = call.result()
         except Exception as error:  # what it raises depends on how the worker was lost
-            self._replace(post, first_line(error) or type(error).__name__, put)
+            self._replace(worker, first_line(error) or type(error).__name__, put)
             return
         if report.error:
             raise report.error
@@ -306,37 +306,37 @@ class Team:
             if notice not in self._notices:
                 self._notices.add(notice)
                 log.warning("%s", notice)
-        post.report = report
+        worker.report = report
         for ended in report.ended:
             self._losses = 0
             if self._learn:
-                self._said.extend((post, said) for said in ended.said)
-                self._all_said += len(ended.said)
-            put(post.tasks.pop(ended.number).place, ended)
+                self._emitted.extend((worker, said) for said in ended.said)
+                self._emitted_in_all += len(ended.said)
+            put(worker.tasks.pop(ended.number).index, ended)
 
-    def _replace(self, post: _Post, reason: str, put: Callable[[int, Ended], None]) -> None:
+    def _replace(self, worker: _WorkerState, reason: str, put: Callable[[int, Ended], None]) -> None:
         """A worker is lost: another replaces it, and what it held goes to whoever is free."""
         self._losses += 1
-        if self._losses >= LOSSES_IN_A_ROW * len(self._posts):
+        if self._losses >= LOSSES_IN_A_ROW * len(self._workers):
             raise LookaheadError(
                 f"{self._losses} workers were lost one after the other ({reason}). The rows before are safe: the same command "
                 "with --resume continues."
             )
-        log.warning("worker %d was lost (%s): another takes its %d rows.", post.number + 1, reason, len(post.tasks))
-        post.member.dismiss()
-        self._speedups_of_lost.append(post.report.speedup)
-        for task in post.tasks.values():
+        log.warning("worker %d was lost (%s): another takes its %d rows.", worker.number + 1, reason, len(worker.tasks))
+        worker.handle.dismiss()
+        self._speedups_of_lost.append(worker.report.speedup)
+        for task in worker.tasks.values():
             task.losses += 1
             if task.losses < MOST_LOSSES:
                 self._again.append(task)
             else:
                 message = f"{task.request.where}: {task.losses} workers were lost that held this row ({reason})"
-                put(task.place, failed(task.request, message, LOST))
-        place = self._posts.index(post)
-        self._posts[place] = _Post(post.number, self._crew.start(post.number))
+                put(task.index, failed(task.request, message, LOST))
+        index = self._workers.index(worker)
+        self._workers[index] = _WorkerState(worker.number, self._factory.start(worker.number))
 
 
-class LocalCrew:
+class LocalWorkers:
     """Workers on this machine: one to a GPU where there are several, or with a share of the cores."""
 
     def __init__(self, settings: EngineSettings, options: JobOptions, size: int):
@@ -346,15 +346,15 @@ class LocalCrew:
         self._gpus = torch.cuda.device_count() if settings.device in ("auto", "cuda") else 0
         self._threads = max(1, torch.get_num_threads() // size)
 
-    def start(self, number: int) -> Member:
+    def start(self, number: int) -> WorkerHandle:
         device = f"cuda:{number % self._gpus}" if self._gpus else self._settings.device
-        return _LocalMember(dataclasses.replace(self._settings, device=device), self._options, self._threads)
+        return _LocalWorker(dataclasses.replace(self._settings, device=device), self._options, self._threads)
 
     def close(self) -> None:
         """Nothing outlives its workers."""
 
 
-class _LocalMember:
+class _LocalWorker:
     """A worker in a process that ends when `_alive` is closed, by this process or by its end."""
 
     def __init__(self, *arguments: Any):
@@ -362,7 +362,7 @@ class _LocalMember:
         lifeline, self._alive = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(1, context, _begin, (lifeline, *arguments))
 
-    def exchange(self, requests: Sequence[Request], heard: Sequence[Said]) -> Future[Report]:
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]:
         return self._pool.submit(_exchange, requests, heard)
 
     def dismiss(self) -> None:
@@ -388,5 +388,5 @@ def _begin(lifeline: Connection, *arguments: Any) -> None:
     _worker = Worker(*arguments)
 
 
-def _exchange(requests: Sequence[Request], heard: Sequence[Said]) -> Report:
+def _exchange(requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
     return _worker.exchange(requests, heard)

@@ -13,7 +13,7 @@ from lookahead.budget.speedup import PlainRun, PlainTime, Speedup
 from lookahead.decode.accounting import Accounting
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.step import StepBatch
-from lookahead.job.workers import Team
+from lookahead.job.workers import WorkerPool
 from tests.decode.test_step import demo, run_of
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, questions
@@ -149,15 +149,15 @@ def test_rows_still_running_count_as_far_as_they_are() -> None:
 
 
 def test_speedups_of_workers_add_up_lost_ones_included() -> None:
-    def post(speedup: Speedup | None) -> Any:
+    def worker(speedup: Speedup | None) -> Any:
         return SimpleNamespace(is_ready=True, report=SimpleNamespace(speedup=speedup))
 
-    team = Team.__new__(Team)
-    team._posts = [post(Speedup(10.0, 30.0, 1.0)), post(None), post(Speedup(10.0, 10.0, 1.0))]  # type: ignore[list-item]
-    team._speedups_of_lost = [Speedup(10.0, 20.0, 1.0), None]
-    assert team.speedup == Speedup(30.0, 60.0, 3.0)
-    team._posts, team._speedups_of_lost = [post(None)], []  # type: ignore[list-item]
-    assert team.speedup is None
+    pool = WorkerPool.__new__(WorkerPool)
+    pool._workers = [worker(Speedup(10.0, 30.0, 1.0)), worker(None), worker(Speedup(10.0, 10.0, 1.0))]  # type: ignore[list-item]
+    pool._speedups_of_lost = [Speedup(10.0, 20.0, 1.0), None]
+    assert pool.speedup == Speedup(30.0, 60.0, 3.0)
+    pool._workers, pool._speedups_of_lost = [worker(None)], []  # type: ignore[list-item]
+    assert pool.speedup is None
 
 
 def test_summary_json_manifest_and_report_have_the_figure_of_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:

@@ -91,7 +91,7 @@ def test_baselines_run_beside_ours_at_every_length_warm_and_cold(cli: Cli, pairs
 def test_baselines_without_a_checkout_are_refused_before_anything_is_replayed(
     cli: Cli, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lookahead.bench.baselines.CHECKOUT", tmp_path)
+    monkeypatch.setattr("lookahead.bench.replay.CHECKOUT", tmp_path)
     cli.fails(2, "replay", pairs, "--baselines", saying=["--baselines", "checkout", "pip install -e ."])
 
 

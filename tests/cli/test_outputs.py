@@ -170,8 +170,7 @@ def test_file_of_another_kind_is_replaced_with_overwrite(cli: Cli, tmp_path: Pat
 
 def test_own_files_are_of_their_kinds_and_empty_ones_of_any(tmp_path: Path) -> None:
     from lookahead.budget.profile import SHIPPED
-    from lookahead.job.metrics import metrics_text
-    from lookahead.job.totals import JobTotals
+    from lookahead.job.progress import JobTotals, metrics_text
 
     (tmp_path / "m.prom").write_text(metrics_text(JobTotals(), {}))
     assert outputs.METRICS.matches(tmp_path / "m.prom")

@@ -14,7 +14,7 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
 from lookahead.engines.requests import NewTokens, Requests
-from lookahead.engines.vllm_worker import DrafterOfWorker
+from lookahead.engines.vllm_common import DrafterOfWorker
 from lookahead.trie.file import Trie
 
 ROOM = 100
@@ -128,7 +128,7 @@ def test_a_worker_answers_for_its_drafter(requests: Requests) -> None:
 
 
 def test_rows_told_apart_by_text_begin_anew_when_all_is_forgotten(requests: Requests) -> None:
-    from lookahead.engines.by_text import ByText
+    from lookahead.engines.batch_rows import ByText
 
     rows, texts = ByText(requests), np.array([[1, 2, 3, 5, 6, 7, 0]], np.int32)
     assert rows.step([[5]], [4], texts, ROOM)[0][:2] == [6, 7]

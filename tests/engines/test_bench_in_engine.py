@@ -14,16 +14,17 @@ from typing import Any
 
 import pytest
 
-from lookahead.bench import engine_contenders, engine_runs, in_engine
+from lookahead.bench import contenders as engine_contenders
+from lookahead.bench import in_engine
 from lookahead.bench.compare import Comparison
-from lookahead.bench.engine_contenders import Contender, EngineBench, contenders
-from lookahead.bench.engine_runs import About, InProcess
+from lookahead.bench.contenders import Contender, EngineBench, contenders
+from lookahead.bench.in_engine import About, InProcess
 from lookahead.bench.lossless import lossless
 from lookahead.bench.run import Run, Turn
 from lookahead.draft.options import DraftOptions
 from lookahead.engines.sglang_engine import SglangSettings
+from lookahead.engines.vllm_common import EXTENSION
 from lookahead.engines.vllm_engine import VllmSettings
-from lookahead.engines.vllm_worker import EXTENSION
 from lookahead.errors import LookaheadError, UsageError
 from lookahead_cli.comparison import page_of, print_comparison
 from tests.support.cli import Cli, write_jsonl
@@ -251,7 +252,7 @@ def test_one_of_the_engines_own_ways_that_does_not_start_is_left_out() -> None:
 
 
 class Scripted:
-    """Stands for `engine_runs.Here` in the process of an engine."""
+    """Stands for `in_engine.Here` in the process of an engine."""
 
     about = About("cpu", "float32", None, "0.5")
 
@@ -274,16 +275,16 @@ class Settings(SglangSettings):
 
 
 def serve_scripted(line: Any, name: str, settings: SglangSettings) -> None:
-    """As `engine_runs._serve`, in the process."""
-    engine_runs.Here = Scripted  # type: ignore[assignment, misc]
-    engine_runs.in_engine = lambda *arguments: settings.model  # type: ignore[assignment]
+    """As `in_engine._serve`, in the process."""
+    in_engine.Here = Scripted  # type: ignore[assignment, misc]
+    in_engine.in_engine = lambda *arguments: settings.model  # type: ignore[assignment]
     print("this is not a part of a report")
-    engine_runs._serve(line, name, settings)
+    in_engine._serve(line, name, settings)
 
 
 @pytest.mark.deep  # it imports torch in two processes
 def test_an_engine_in_a_process_of_its_own_answers_and_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_runs, "_serve", serve_scripted)
+    monkeypatch.setattr(in_engine, "_serve", serve_scripted)
     run = InProcess("sglang", Settings(str(tmp_path / "closed")))
     assert run.about == Scripted.about
     turn = run.answer([[1, 2], [3]], 7)

@@ -16,8 +16,7 @@ import pytest
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions, Strategy
 from lookahead.draft.tree import DraftTree
-from lookahead.engines.by_id import ById, Running
-from lookahead.engines.by_text import ByText
+from lookahead.engines.batch_rows import ById, ByText, Running
 from lookahead.engines.pace import Pace
 from lookahead.engines.requests import NewTokens, Requests
 from lookahead.trie.file import Trie
@@ -192,7 +191,7 @@ def test_drafting_imports_nothing_that_it_does_without() -> None:
 import sys
 for name in ("llguidance", "pyarrow", "matplotlib", "torch", "transformers", "vllm", "typer", "rich"):
     sys.modules[name] = None  # an import of it fails
-from lookahead.engines.by_text import ByText
+from lookahead.engines.batch_rows import ByText
 from lookahead.engines.settings import DraftSettings
 from lookahead.engines import vllm
 drafter = DraftSettings.of({"lookahead": {"price": 0.1}}).drafter("single", 4)

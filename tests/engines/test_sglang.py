@@ -29,9 +29,9 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
 from lookahead.engines import sglang
-from lookahead.engines.by_tree import ByTree, Text, filler_for, only_filler, write_tree
+from lookahead.engines.batch_rows import ByTree, Text, filler_for, only_filler, write_tree
 from lookahead.engines.requests import NewTokens, Requests
-from lookahead.engines.sglang_settings import SETTINGS, settings_of
+from lookahead.engines.settings import SETTINGS, settings_of
 from lookahead.errors import UsageError
 from lookahead.trie.file import Trie
 from tests.engines.test_requests import VOCABULARY, text_of

@@ -25,9 +25,8 @@ from lookahead.engines import sglang, sglang_engine
 from lookahead.engines.abilities import SGLANG
 from lookahead.engines.accepted import OWN, Emitted
 from lookahead.engines.requests import NewTokens, Requests
-from lookahead.engines.sglang_engine import SglangEngine, SglangSettings
+from lookahead.engines.sglang_engine import SglangEngine, SglangSettings, params_of
 from lookahead.engines.sglang_link import LINK, Link, serve
-from lookahead.engines.sglang_sampling import params_of
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.trie.file import Trie
 from tests.support.jobs import MODEL

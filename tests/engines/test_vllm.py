@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from lookahead.engines import vllm_common, vllm_versions
+from lookahead.engines import vllm_common
 from lookahead.engines.requests import NewTokens, Requests
 from lookahead.engines.settings import DraftSettings
 from lookahead.engines.vllm import PROPOSER
@@ -76,8 +76,8 @@ def trie(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 def test_what_is_used_of_vllm_is_as_it_was() -> None:
     """An update that moves it fails here, and not in a server."""
-    assert vllm_versions.problem("v1") == ""
-    assert vllm_versions.problem("v2") == ""
+    assert vllm_common.version_problem("v1") == ""
+    assert vllm_common.version_problem("v2") == ""
 
 
 class TestVllm:

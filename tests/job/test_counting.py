@@ -12,11 +12,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lookahead.job import counting
-from lookahead.job.counting import RowCount, count_rows
-from lookahead.job.inputs import input_rows
-from lookahead.job.progress import JobProgress
-from lookahead.job.totals import JobTotals
+from lookahead.job import inputs
+from lookahead.job.inputs import RowCount, count_rows, input_rows
+from lookahead.job.progress import JobProgress, JobTotals
 from lookahead_cli.progress import rows_done
 from tests.support.cli import Cli
 from tests.support.jobs import MODEL
@@ -52,7 +50,7 @@ def test_every_kind_of_file_is_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", [1, 7, 64, 1 << 20])
 def test_rows_are_those_that_are_read_wherever_blocks_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(counting, "BLOCK", block)
+    monkeypatch.setattr(inputs, "BLOCK", block)
     path = tmp_path / "odd.jsonl"
     for text in (ODD, ODD + b"\n", b"", b"\n\n", ODD + b"\n   "):
         path.write_bytes(text)
@@ -61,8 +59,8 @@ def test_rows_are_those_that_are_read_wherever_blocks_end(tmp_path: Path, monkey
 
 def test_counting_neither_holds_up_nor_outlives_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that take long: the job gets on at once, and the thread ends soon after it."""
-    monkeypatch.setattr(counting, "BLOCK", 64)
-    monkeypatch.setattr(counting.time, "sleep", lambda seconds, slept=time.sleep: slept(0.02))
+    monkeypatch.setattr(inputs, "BLOCK", 64)
+    monkeypatch.setattr(inputs.time, "sleep", lambda seconds, slept=time.sleep: slept(0.02))
     name = files(tmp_path, 1000)[".jsonl.gz"]
     began = time.perf_counter()
     with RowCount([name]) as counted:

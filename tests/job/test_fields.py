@@ -12,9 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from lookahead.errors import UsageError
-from lookahead.job.counting import count_rows
 from lookahead.job.fields import OWN, RowFields, keep_of, template_of
-from lookahead.job.request import Request
+from lookahead.job.inputs import count_rows
+from lookahead.job.params import Request
 from lookahead.job.rows import parse_row, read_requests
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, rows_of, steady

@@ -18,8 +18,7 @@ import pytest
 
 from lookahead.corpus.read import json_rows
 from lookahead.errors import UsageError
-from lookahead.job.counting import count_rows
-from lookahead.job.inputs import LONGEST_LINE, Shard
+from lookahead.job.inputs import LONGEST_LINE, Shard, count_rows
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, UNSTEADY, questions, rows_of, steady
 

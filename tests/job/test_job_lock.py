@@ -17,12 +17,11 @@ import pytest
 
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.job import journal as journals
-from lookahead.job.files import JobFiles
 from lookahead.job.journal import Done, Ended, Journal, read_done
-from lookahead.job.lock import OutputLock, is_at
+from lookahead.job.lock import JobFiles, OutputLock, is_at
 from lookahead.job.manifest import Manifest
-from lookahead.job.resume import files_of
-from lookahead.job.totals import JobTotals
+from lookahead.job.output import files_of
+from lookahead.job.progress import JobTotals
 from tests.support.cli import Cli, write_jsonl
 from tests.support.depth import deep
 from tests.support.jobs import MODEL, questions, rows_of

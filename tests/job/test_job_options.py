@@ -13,9 +13,7 @@ import yaml
 from lookahead import JobSpec
 from lookahead.budget.speedup import Speedup
 from lookahead.errors import UsageError
-from lookahead.job.metrics import metrics_text
-from lookahead.job.progress import Every, JobProgress
-from lookahead.job.totals import JobTotals
+from lookahead.job.progress import Every, JobProgress, JobTotals, metrics_text
 from lookahead_cli.job_schema import SCHEMA, job_schema
 from lookahead_cli.progress import duration, line
 from tests.support.cli import Cli, write_jsonl

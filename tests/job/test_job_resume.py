@@ -314,9 +314,8 @@ def test_output_that_was_edited_is_refused_naming_the_line(job: Job) -> None:
 
 
 def test_two_processes_cannot_write_one_output(job: Job) -> None:
-    from lookahead.job.files import JobFiles
     from lookahead.job.journal import Done, Journal, read_done
-    from lookahead.job.lock import OutputLock
+    from lookahead.job.lock import JobFiles, OutputLock
     from lookahead.job.manifest import read_manifest
 
     job()

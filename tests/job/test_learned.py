@@ -11,12 +11,11 @@ import pytest
 
 from lookahead.errors import LookaheadError
 from lookahead.job import learned
-from lookahead.job.files import JobFiles
 from lookahead.job.journal import Done, Ended, Journal
 from lookahead.job.learned import copies_in, save_learned
-from lookahead.job.lock import OutputLock
+from lookahead.job.lock import JobFiles, OutputLock
 from lookahead.job.manifest import Manifest
-from lookahead.job.totals import JobTotals
+from lookahead.job.progress import JobTotals
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.file import Trie
 from tests.support.tries import build_ids

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from lookahead.errors import UsageError
-from lookahead.job.metrics import labels_of, metrics_text
-from lookahead.job.totals import JobTotals
+from lookahead.job.progress import JobTotals, labels_of, metrics_text
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, questions
 

@@ -16,8 +16,8 @@ from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.job.journal import Ended
+from lookahead.job.params import Request
 from lookahead.job.prompt import prompts_of
-from lookahead.job.request import Request
 from lookahead.job.rows import parse_row, read_requests
 from lookahead.job.runner import JobOptions, run_rows
 from tests.support.cli import Cli, write_jsonl

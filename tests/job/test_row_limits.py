@@ -16,8 +16,8 @@ from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError
 from lookahead.job import prompt
 from lookahead.job.journal import Ended
-from lookahead.job.prompt import prompt_ids_of
-from lookahead.job.request import Request
+from lookahead.job.params import Request
+from lookahead.job.prompt import prompts_of
 from lookahead.job.rows import parse_row, read_requests
 from lookahead.job.runner import MANY_AT_ONCE, SAMPLES_IN_TURN, JobOptions, run_rows
 from lookahead.models.probe import probed
@@ -158,7 +158,7 @@ def test_prompt_far_too_long_is_refused_by_counting_its_beginning(tokenizer: Any
     for text in ("the cat sat on the mat. " * 400_000, "a" * 10_000_000):
         seen.clear()
         with pytest.raises(LookaheadError, match="no room for an answer"):
-            prompt_ids_of(Request(1, 1, prompt=text), Watched(), longest=1024)
+            prompts_of(Request(1, 1, prompt=text), Watched(), longest=1024)
         assert sum(seen) <= prompt.PIECE
 
 
@@ -169,7 +169,7 @@ def test_prompt_that_fits_is_tokenized_as_a_whole(tokenizer: Any, monkeypatch: p
         text = "the cat  sat onthe mat\n" * size
         ids = tokenizer(text)["input_ids"]
         if len(ids) <= longest:
-            assert prompt_ids_of(Request(1, 1, prompt=text), tokenizer, longest=longest) == ids
+            assert prompts_of(Request(1, 1, prompt=text), tokenizer, longest=longest) == [ids]
 
 
 def test_line_of_ten_megabytes_is_an_error_row_and_the_next_is_answered(tokenizer: Any, tmp_path: Path) -> None:
@@ -182,8 +182,8 @@ def test_line_of_ten_megabytes_is_an_error_row_and_the_next_is_answered(tokenize
     long, chat, short = read_requests(str(tmp_path / "in.jsonl"))
     for request in (long, chat):
         with pytest.raises(LookaheadError, match="no room for an answer"):
-            prompt_ids_of(request, tokenizer, longest=2048)
-    assert prompt_ids_of(short, tokenizer, longest=2048)
+            prompts_of(request, tokenizer, longest=2048)
+    assert prompts_of(short, tokenizer, longest=2048)
 
 
 def test_options_of_the_line_have_the_limits_of_rows() -> None:

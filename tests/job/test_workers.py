@@ -18,12 +18,12 @@ import pytest
 from lookahead.cluster.connect import connected
 from lookahead.errors import LookaheadError
 from lookahead.job.journal import Ended
-from lookahead.job.ray_crew import cores_each
+from lookahead.job.progress import JobTotals
+from lookahead.job.ray_workers import cores_each
 from lookahead.job.rows import Request, parse_row
 from lookahead.job.runner import JobOptions, run_rows
 from lookahead.job.setup import EngineSettings
-from lookahead.job.totals import JobTotals
-from lookahead.job.workers import LOST, MOST_LOSSES, LocalCrew, Member, Report, Said, Team, Worker
+from lookahead.job.workers import LOST, MOST_LOSSES, Emitted, LocalWorkers, Report, Worker, WorkerHandle, WorkerPool
 from lookahead.token_documents import TokenizerIdentity
 from lookahead_cli.app import run
 from lookahead_cli.options import with_address
@@ -39,22 +39,22 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     return Cli(capsys)
 
 
-# ---- a team of workers that are played here
+# ---- a pool of workers that are played here
 
 
 class Played:
     """A worker that answers two rows at a call. It is lost when it is handed a row of `deadly`, or at `lost_at`."""
 
-    def __init__(self, crew: PlayedCrew, number: int):
-        self.crew, self.number, self.held, self.heard, self.calls = crew, number, [], [], 0
+    def __init__(self, factory: PlayedWorkers, number: int):
+        self.factory, self.number, self.held, self.heard, self.calls = factory, number, [], [], 0
         self.dismissed = False
 
-    def exchange(self, requests: Sequence[Request], heard: Sequence[Said]) -> Future[Report]:
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]:
         self.calls += 1
         self.held += requests
         self.heard += heard
         future: Future[Report] = Future()
-        if self.crew.draw.random() < self.crew.losses or any(r.id in self.crew.deadly for r in self.held):
+        if self.factory.draw.random() < self.factory.losses or any(r.id in self.factory.deadly for r in self.held):
             future.set_exception(RuntimeError("preempted"))
             return future
         ended, self.held = self.held[:2], self.held[2:]
@@ -66,13 +66,13 @@ class Played:
         self.dismissed = True
 
 
-class PlayedCrew:
+class PlayedWorkers:
     def __init__(self, size: int, losses: float = 0.0, deadly: Sequence[Any] = (), seed: int = 0):
         self.size, self.losses, self.deadly, self.draw = size, losses, deadly, random.Random(seed)
         self.started: list[Played] = []
         self.closed = False
 
-    def start(self, number: int) -> Member:
+    def start(self, number: int) -> WorkerHandle:
         self.started.append(Played(self, number))
         return self.started[-1]
 
@@ -95,19 +95,19 @@ def requests_of(count: int) -> Iterator[Request]:
 def test_each_row_comes_once_and_in_turn(size: int, losses: float, in_order: bool) -> None:
     started = 0
     for seed in range(10):
-        crew, rows = PlayedCrew(size, losses, seed=seed), []
-        with Team(crew) as team:
-            team.run(requests_of(60), in_order, rows.append)
+        factory, rows = PlayedWorkers(size, losses, seed=seed), []
+        with WorkerPool(factory) as pool:
+            pool.run(requests_of(60), in_order, rows.append)
         numbers = [ended.number for ended in rows]
         assert (numbers if in_order else sorted(numbers)) == list(range(60))
-        assert all(worker.dismissed for worker in crew.started)
-        assert crew.closed
-        started += len(crew.started)
+        assert all(worker.dismissed for worker in factory.started)
+        assert factory.closed
+        started += len(factory.started)
     assert (started > 10 * size) == (losses > 0)
 
 
 def test_requests_are_read_no_faster_than_they_are_answered() -> None:
-    crew, read, written = PlayedCrew(2), [], []
+    factory, read, written = PlayedWorkers(2), [], []
 
     def requests() -> Iterator[Request]:
         for request in requests_of(200):
@@ -115,29 +115,29 @@ def test_requests_are_read_no_faster_than_they_are_answered() -> None:
             assert len(read) - len(written) <= 2 * 2 * 3 + 4
             yield request
 
-    with Team(crew) as team:
-        team.run(requests(), True, written.append)
+    with WorkerPool(factory) as pool:
+        pool.run(requests(), True, written.append)
     assert len(written) == 200
 
 
 def test_workers_are_told_what_others_said_once_and_not_what_they_said_themselves() -> None:
-    crew: Any = PlayedCrew(3)
-    with Team(crew) as team:
-        team.run(requests_of(90), True, lambda ended: None)
-    for worker in crew.started:
+    factory: Any = PlayedWorkers(3)
+    with WorkerPool(factory) as pool:
+        pool.run(requests_of(90), True, lambda ended: None)
+    for worker in factory.started:
         told = [ids[1] for _, ids in worker.heard]
         assert len(told) == len(set(told))
         assert all(ids[0] != worker.number for _, ids in worker.heard)
         assert len(told) > 40
-    with Team(crew := PlayedCrew(3), learn=False) as team:
-        team.run(requests_of(30), True, lambda ended: None)
-    assert not any(worker.heard for worker in crew.started)
+    with WorkerPool(factory := PlayedWorkers(3), learn=False) as pool:
+        pool.run(requests_of(30), True, lambda ended: None)
+    assert not any(worker.heard for worker in factory.started)
 
 
 def test_row_that_every_worker_dies_of_fails_and_the_others_are_answered() -> None:
-    crew, rows = PlayedCrew(2, deadly=["q7"]), {}
-    with Team(crew) as team:
-        team.run(requests_of(40), True, lambda ended: rows.update({ended.row["id"]: ended}))
+    factory, rows = PlayedWorkers(2, deadly=["q7"]), {}
+    with WorkerPool(factory) as pool:
+        pool.run(requests_of(40), True, lambda ended: rows.update({ended.row["id"]: ended}))
     assert len(rows) == 40
     assert {name for name, ended in rows.items() if ended.error} <= {f"q{n}" for n in range(20)}
     assert rows["q7"].error == LOST
@@ -146,16 +146,16 @@ def test_row_that_every_worker_dies_of_fails_and_the_others_are_answered() -> No
 
 def test_job_ends_when_workers_are_lost_one_after_the_other() -> None:
     with (
-        Team(PlayedCrew(2, losses=1.0)) as team,
+        WorkerPool(PlayedWorkers(2, losses=1.0)) as pool,
         pytest.raises(LookaheadError, match=r"lost one after the other \(preempted\)"),
     ):
-        team.run(requests_of(5), True, lambda ended: None)
+        pool.run(requests_of(5), True, lambda ended: None)
 
 
 def test_stopped_team_gives_up_what_runs() -> None:
     rows: list[Ended] = []
-    with Team(PlayedCrew(2)) as team:
-        team.run(requests_of(100), True, rows.append, lambda: len(rows) >= 10)
+    with WorkerPool(PlayedWorkers(2)) as pool:
+        pool.run(requests_of(100), True, rows.append, lambda: len(rows) >= 10)
     assert 10 <= len(rows) < 30
 
 
@@ -193,8 +193,11 @@ def test_worker_that_cannot_load_says_why() -> None:
 
 @pytest.mark.deep
 def test_team_that_cannot_load_says_why() -> None:
-    with Team(LocalCrew(EngineSettings("no-model/"), JobOptions(), 1)) as team, pytest.raises(LookaheadError, match="no-model"):
-        team.wait_until_ready()
+    with (
+        WorkerPool(LocalWorkers(EngineSettings("no-model/"), JobOptions(), 1)) as pool,
+        pytest.raises(LookaheadError, match="no-model"),
+    ):
+        pool.wait_until_ready()
 
 
 def test_cores_are_shared_by_what_fits_the_nodes() -> None:

@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 
-from lookahead.engines.vllm_worker import EXTENSION
+from lookahead.engines.vllm_common import EXTENSION
 
 TOLD: list[str] = []
 

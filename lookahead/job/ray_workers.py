@@ -1,4 +1,4 @@
-"""Workers in a Ray cluster: actors, each with a GPU or a share of the cores. In: an address. Out: a `workers.Crew`.
+"""Workers in a Ray cluster: actors, each with a GPU or a share of the cores. In: an address. Out: a `workers.WorkerFactory`.
 
 Ray schedules them, starts them where there is room, and reports when one is lost. Models and tries are named by their paths,
 which every node must be able to open; a trie is mapped into memory, which the workers of a node share.
@@ -18,10 +18,10 @@ from lookahead.errors import UsageError
 from lookahead.job.rows import Request
 from lookahead.job.runner import JobOptions
 from lookahead.job.setup import EngineSettings
-from lookahead.job.workers import Member, Report, Said, Worker
+from lookahead.job.workers import Emitted, Report, Worker, WorkerHandle
 
 
-class RayCrew:
+class RayWorkers:
     """Actors of a cluster."""
 
     def __init__(self, address: str, settings: EngineSettings, options: JobOptions, size: int = 0):
@@ -41,9 +41,9 @@ class RayCrew:
         self._cores = 1 if gpus else cores_each([int(node.get("CPU", 0)) for node in nodes], self.size)
         self._arguments = settings, options, 0 if gpus else self._cores
 
-    def start(self, number: int) -> Member:
+    def start(self, number: int) -> WorkerHandle:
         actor = self._ray.remote(WorkerOnNode).options(num_cpus=self._cores, num_gpus=self._gpus, scheduling_strategy="SPREAD")
-        return _RayMember(self._ray, actor.remote(*self._arguments))
+        return _RayWorker(self._ray, actor.remote(*self._arguments))
 
     def close(self) -> None:
         self._connection.close()
@@ -52,20 +52,20 @@ class RayCrew:
 class WorkerOnNode(Worker):
     """A worker that tells where it cannot work."""
 
-    def exchange(self, requests: Sequence[Request], heard: Sequence[Said]) -> Report:
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
         report = super().exchange(requests, heard)
         if report.error is None:
             return report
         return dataclasses.replace(report, error=type(report.error)(f"on node {platform.node()}: {report.error}"))
 
 
-class _RayMember:
+class _RayWorker:
     """An actor that is a `WorkerOnNode`."""
 
     def __init__(self, ray: Any, actor: Any):
         self._ray, self._actor = ray, actor
 
-    def exchange(self, requests: Sequence[Request], heard: Sequence[Said]) -> Future[Report]:
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]:
         called: Future[Report] = self._actor.exchange.remote(requests, heard).future()
         return called
 

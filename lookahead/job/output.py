@@ -1,21 +1,28 @@
-"""Beginning a job that writes to a file, or going on with it. In: its options. Out: what is done, and a journal to write to."""
+"""Where the rows of a job go. In: its options. Out: a journal that begins or resumes, with what is done; or a stream."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import IO
 
-from lookahead.errors import UsageError
+import numpy as np
+
+from lookahead.errors import LookaheadError, UsageError
 from lookahead.files.atomic import followed
 from lookahead.job.fields import RowFields
-from lookahead.job.files import JobFiles
 from lookahead.job.inputs import Shard
-from lookahead.job.journal import Done, Journal, read_done
-from lookahead.job.lock import OutputLock
+from lookahead.job.journal import Done, Ended, Journal, read_done
+from lookahead.job.lock import JobFiles, OutputLock
 from lookahead.job.manifest import Manifest
+from lookahead.job.progress import JobTotals
 from lookahead.job.rows import left_to_do, read_requests
+from lookahead.json_text import json_text
+from lookahead.token_documents import OUTPUTS, TokenDocument
 
 
 def files_of(out: str | None, resume: bool, retry_errors: bool, overwrite: bool) -> JobFiles | None:
@@ -60,3 +67,57 @@ def open_journal(lock: OutputLock, done: Done | None, manifest: Manifest, retry_
         lock.remove_files()
         return Journal(lock, Done(), manifest, learn)
     return Journal(lock, done, manifest, learn, done.faults if retry_errors else frozenset())
+
+
+class Stream:
+    """Writes rows as `journal.Journal` does, at once and without a way to resume, such as to stdout or a device.
+
+    file: open for text; one other than stdout is closed at the end. learn: keep the answers.
+    """
+
+    def __init__(self, file: IO[str], name: str, learn: bool = False):
+        self._file, self._name, self._learn = file, name, learn
+        self.totals = JobTotals()
+        self._learned: list[TokenDocument] = []
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not sys.stdout:
+            with contextlib.suppress(OSError):  # what could not be written was reported then
+                self._file.close()
+
+    def save(self) -> None:
+        """There is nothing but the stream."""
+
+    def finish(self, in_order: bool) -> None:
+        """Rows have gone out as they were written."""
+
+    def half_saved(self) -> None:
+        """There is no earlier run."""
+
+    def note_saving(self, copies: int) -> None:
+        """There is no later run."""
+
+    def forget_half_saved(self) -> None:
+        """There is nothing of that kind."""
+
+    def learned(self) -> list[TokenDocument]:
+        return self._learned
+
+    def forget_learned(self) -> None:
+        self._learned = []
+
+    def write(self, ended: Ended) -> None:
+        """Raises LookaheadError if it cannot be written, BrokenPipeError if the reader has gone."""
+        try:
+            self._file.write(json_text(ended.row, getattr(self._file, "encoding", None)) + "\n")
+            self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise LookaheadError(f"{self._name}: write failed ({error.strerror}) after {self.totals.rows} rows.") from error
+        self.totals.merge(ended.counts)
+        if self._learn:
+            self._learned += [TokenDocument(np.array([*before, *ids], np.int32), OUTPUTS) for before, ids in ended.said]
