@@ -30,7 +30,7 @@ ONE_BY_ONE = 1
 
 
 def demo(dtype: str = "float32", **how: Any) -> TargetModel:
-    target = setup.load_model(str(MODEL), dtype, "cpu", **how)
+    target = setup.load_model(str(MODEL), dtype=dtype, device="cpu", **how)
     assert target.program is not None
     return target
 
