@@ -293,7 +293,7 @@ def _model(name: str, shape: dict[str, int], sizes: Sizes) -> TargetModel:
     config = transformers.LlamaConfig(**shape, max_position_embeddings=4096, torch_dtype=sizes.dtype)
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
-        target = random_model(folder, str(sizes.dtype).removeprefix("torch."), str(sizes.device))
+        target = random_model(folder, dtype=str(sizes.dtype).removeprefix("torch."), device=str(sizes.device))
     return dataclasses.replace(target, name=name)
 
 

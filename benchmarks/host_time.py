@@ -47,7 +47,7 @@ WAYS = {
 
 def main() -> None:
     arguments = _arguments()
-    target = load_model(arguments.model, "float32", "cpu") if arguments.model else None
+    target = load_model(arguments.model, dtype="float32", device="cpu") if arguments.model else None
     if target is None:
         torch.set_num_threads(1)
     profile = read_profile(arguments.profile)

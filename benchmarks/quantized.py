@@ -92,7 +92,9 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     given = "kv_dtype" if arguments.caches else "quantize"
     schemes: dict[str, dict[str, Any]] = {name: {given: scheme} for name, scheme in MODELS.items()}
-    targets = {name: random_model(arguments.model, "bfloat16", "cpu", **scheme) for name, scheme in schemes.items()}
+    targets = {
+        name: random_model(arguments.model, dtype="bfloat16", device="cpu", **scheme) for name, scheme in schemes.items()
+    }
     print(json.dumps({"weights_bytes": {name: weight_bytes(target.model) for name, target in targets.items()}}), flush=True)
     print(json.dumps({"cache_bytes_per_token": {name: target.place_bytes for name, target in targets.items()}}), flush=True)
     if not arguments.replay:

@@ -29,14 +29,13 @@ from lookahead.draft.counts import DraftCounts
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.sources import DraftSource
 from lookahead.errors import LookaheadError, UsageError
-from lookahead.files.hub import with_gguf_file
 from lookahead.forward.target import TargetModel
 from lookahead.job.prompt import local_time, prompts_of
 from lookahead.job.rows import parse_row
 from lookahead.job.setup import assemble
 from lookahead.models.load import load_model
+from lookahead.models.options import ModelOptions
 from lookahead.models.probe import probed
-from lookahead.tokenizer import own_tokenizer
 from lookahead.trie.file import Trie
 
 log = logging.getLogger(__name__)
@@ -96,6 +95,10 @@ class GenerationResult(DraftCounts):
     error: LookaheadError | None = None
 
 
+# what may be asked of a model that `LookaheadEngine` loads
+OF_A_NAMED_MODEL = "dtype", "device", "trust_remote_code", "revision", "adapter", "gguf_file", "quantize", "kv_dtype"
+
+
 class LookaheadEngine:
     """Answers prompts with a model, drafting from tries, the prompts and what it has emitted before, in all calls so far.
 
@@ -111,26 +114,19 @@ class LookaheadEngine:
         weights: float | Sequence[float] | None = None,
         batch_size: int | None = None,
         drafts: DraftOptions | None = None,
-        dtype: str = "auto",
-        device: str = "auto",
         prefill_chunk: int = 512,
         sources: DraftSource | Sequence[DraftSource] = (),
-        trust_remote_code: bool = False,
-        revision: str | None = None,
-        adapter: str | None = None,
-        quantize: str = "none",
-        kv_dtype: str = "none",
-        gguf_file: str | None = None,
+        **options: Any,
     ):
         """model: a stock Hugging Face causal LM, which is put into eval mode; a folder or hub name; or a `TargetModel`.
 
         tokenizer: a Hugging Face tokenizer. None: the model's own if the model is given by name, else none: prompts are then
         token ids, and answers have no text. tries: one or several to draft from, of this tokenizer, or corpus files; weights:
         how much an occurrence in each counts (default 1). batch_size: prompts that are answered at once (default: 8 on a CPU,
-        32 on a GPU). drafts: default: DraftOptions(). dtype, device: of a model that is given by name, as of `load_model`.
+        32 on a GPU). drafts: default: DraftOptions().
         prefill_chunk: tokens of prompts that a step prefills at most. sources: draft sources of your own, see `DraftSource`.
-        trust_remote_code, revision, adapter, quantize, kv_dtype: of a model that is given by name, as of `load_model`.
-        gguf_file: the GGUF file to load from a folder or hub name; FOLDER/FILE.gguf as the model is the same.
+        options: dtype, device, trust_remote_code, revision, adapter, quantize, kv_dtype and gguf_file of a model that is given
+        by name, as of `ModelOptions`; FOLDER/FILE.gguf as the model is the same as a gguf_file.
         Raises LookaheadError if model, tokenizer or tries cannot be used, or not together.
         """
         for name, size in (("batch_size", batch_size), ("prefill_chunk", prefill_chunk)):
@@ -141,32 +137,23 @@ class LookaheadEngine:
         if weights is not None and (len(weights) != len(named) or not all(0 < weight < math.inf for weight in weights)):
             raise UsageError(f"weights {list(weights)}: give a number above 0 for each of {len(named)} tries.")
         by_name = isinstance(model, str | Path)
-        model = str(with_gguf_file(str(model), gguf_file)) if by_name else model
+        if unknown := options.keys() - {*OF_A_NAMED_MODEL}:
+            raise TypeError(f"LookaheadEngine has no argument {min(unknown)!r}.")
+        wished = ModelOptions(str(model) if by_name else None, **options)
 
         def own() -> Any | None:
-            return own_tokenizer(model, trust_remote_code, revision) if by_name and tokenizer is None else tokenizer
+            return wished.load_tokenizer() if by_name and tokenizer is None else tokenizer
 
         def of_corpora() -> tuple[Any | None, str]:
-            return own(), model if by_name and tokenizer is None else getattr(tokenizer, "name_or_path", "")
+            return own(), wished.name if by_name and tokenizer is None else getattr(tokenizer, "name_or_path", "")
 
         opened = [trie if isinstance(trie, Trie) else open_trie(trie, of_corpora) for trie in named]
         if by_name:
-            target = load_model(
-                *(model, dtype, device),
-                trust_remote_code=trust_remote_code,
-                revision=revision,
-                adapter=adapter,
-                quantize=quantize,
-                kv_dtype=kv_dtype,
-            )
+            target = load_model(wished)
             tokenizer = own()
-        elif (dtype, device, trust_remote_code, revision, adapter, gguf_file) != ("auto", "auto", False, None, None, None) or (
-            (quantize, kv_dtype) != ("none", "none")
-        ):
-            raise UsageError(
-                "dtype, device, trust_remote_code, revision, adapter, gguf_file, quantize and kv_dtype are for a model given "
-                "by name: this one has its own."
-            )
+        elif wished != ModelOptions(device=wished.device and "auto"):
+            *names, last = OF_A_NAMED_MODEL
+            raise UsageError(f"{', '.join(names)} and {last} are for a model given by name: this one has its own.")
         elif isinstance(model, TargetModel):
             target = model
         elif any(getattr(each, "alora_invocation_tokens", None) for each in dict(getattr(model, "peft_config", {})).values()):

@@ -2,112 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lookahead.errors import UsageError
-from lookahead.files.hub import with_gguf_file
-from lookahead.job.spec import SESSION_TOKENS
-from lookahead_cli.bench_engine import Engine, EngineArg, measured_in_engine
-from lookahead_cli.bench_options import (
-    CHECKED_ROWS,
-    OF_A_MODEL,
-    Baselines,
-    BatchSize,
-    BranchLengths,
-    CheckLossless,
-    CostProfile,
-    DecodingLength,
-    Explain,
-    InputFile,
-    KvDtypes,
-    NamedTries,
-    Outputs,
-    Peers,
-    Plot,
-    Quantizations,
-    RandomWeights,
-    Recycling,
-    Repeat,
-    Replay,
-    Report,
-    Rows,
-    Save,
-    Strategy,
-    Sweep,
-    Tokenizer,
-    on_screen,
-)
+from lookahead.models.options import ModelOptions
+from lookahead_cli.bench_engine import measured_in_engine
+from lookahead_cli.bench_options import BENCHED, MODEL_OF_A_BENCH, OF_A_MODEL, BenchOptions, Outputs, on_screen
 from lookahead_cli.comparison import show, show_schemes
-from lookahead_cli.options import (
-    Adapter,
-    Attention,
-    Config,
-    Context,
-    Device,
-    Dtype,
-    EngineMode,
-    Exact,
-    GgufFile,
-    Json,
-    LogFile,
-    MaxNewTokens,
-    Model,
-    Overwrite,
-    Price,
-    Revision,
-    SessionTokens,
-    TrieWeights,
-    TrustRemoteCode,
-    Verbose,
-)
-from lookahead_cli.parameters import given, refuse
+from lookahead_cli.options import Config, Context, Json, LogFile, Overwrite, Verbose
+from lookahead_cli.parameters import given, refuse, with_groups
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
 
 
+@with_groups
 def command(
-    model: Model = None,
-    gguf_file: GgufFile = None,
-    input: InputFile = None,
-    replay: Replay = None,
-    trie: NamedTries = None,
-    trie_weight: TrieWeights = None,
-    strategy: Strategy = None,
-    decoding_length: DecodingLength = None,
-    branch_length: BranchLengths = None,
-    session_tokens: SessionTokens = SESSION_TOKENS,
-    price: Price = 0.0,
-    tokenizer: Tokenizer = None,
-    revision: Revision = None,
-    adapter: Adapter = None,
-    trust_remote_code: TrustRemoteCode = False,
-    random_weights: RandomWeights = False,
-    cost_profile: CostProfile = None,
-    rows: Rows = None,
-    max_new_tokens: MaxNewTokens = 256,
-    batch_size: BatchSize = "1",
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    attn: Attention = None,
-    engine: Engine = "hf",
-    engine_arg: EngineArg = None,
-    engine_mode: EngineMode = "auto",
-    quantize: Quantizations = "none",
-    kv_dtype: KvDtypes = "none",
-    exact: Exact = False,
-    peers: Peers = True,
-    repeat: Repeat = 1,
-    sweep: Sweep = False,
-    recycling: Recycling = False,
-    baselines: Baselines = False,
-    check_lossless: CheckLossless = None,
-    explain: Explain = None,
-    save: Save = None,
-    plot: Plot = None,
-    report: Report = None,
+    model: Annotated[ModelOptions, MODEL_OF_A_BENCH],
+    bench: Annotated[BenchOptions, BENCHED],
     overwrite: Overwrite = False,
     json: Json = False,
     log_file: LogFile = None,
@@ -125,48 +40,44 @@ def command(
 
     Find the best lengths for this machine: lookahead bench --model org/model --input prompts.jsonl --sweep --plot sweep.png
     """
-    if measured := measured_in_engine(context):
+    if measured := measured_in_engine(context, model, bench):
         show(*measured, context)
         return
-    from lookahead.bench.contenders import Contenders, batch_sizes_of
+    from lookahead.bench.contenders import batch_sizes_of
     from lookahead.bench.logged import Logs
     from lookahead.files.outputs import Input
 
-    model = with_gguf_file(model, gguf_file)
-    _check(context, bool(model), bool(replay), random_weights)
-    contenders = Contenders(strategy, decoding_length, branch_length, session_tokens, price, sweep)
-    logs = Logs(replay or (), trie or (), trie_weight, (), tokenizer, rows=rows)
-    models = Input("--model", [model], hub=True), Input("--adapter", [adapter], hub=True)
-    files = Input("--input", [input]), Input("--cost-profile", [cost_profile]), Input("--config", [config])
-    outputs = Outputs(json, save, plot, report, overwrite, [*logs.reads("--replay"), *models, *files], log_file)
-    sizes = batch_sizes_of(batch_size)
+    replay, random_weights = bench.replay or (), bench.random_weights
+    _check(context, model.model is not None, bool(replay), random_weights)
+    logs = Logs(replay, bench.trie or (), bench.trie_weight, (), model.tokenizer, rows=bench.rows)
+    models = Input("--model", [model.model and model.name], hub=True), Input("--adapter", [model.adapter], hub=True)
+    files = Input("--input", [bench.input]), Input("--cost-profile", [bench.cost_profile]), Input("--config", [config])
+    outputs = Outputs(
+        json, bench.save, bench.plot, bench.report, overwrite, [*logs.reads("--replay"), *models, *files], log_file
+    )
     if replay and not random_weights:
-        from lookahead.bench.replay_run import ReplaySpec
         from lookahead_cli.replay import run as run_replay
 
-        run_replay(ReplaySpec(logs, contenders, baselines, explain or 0, cost_profile, sizes, repeat), outputs, context)
+        run_replay(bench.replayed(logs), outputs, context)
         return
     from lookahead.bench.on_model import Look, ModelBench, bench_logged, bench_prompts
     from lookahead.bench.schemes import bench_schemes
 
-    options = contenders.options(timed=True)
+    options, sizes = bench.contenders().options(timed=True), batch_sizes_of(bench.batch_size)
     outputs.check()
-    bench = ModelBench(
-        str(model), options, sizes, dtype, device, attn, peers, repeat, recycling,
-        CHECKED_ROWS if check_lossless is None else None if check_lossless else 0, revision, adapter,
-        None if replay else tokenizer, trust_remote_code, exact, engine_mode, quantize, kv_dtype,
-    )  # fmt: skip
-    events, about = on_screen(json), (trie or (), trie_weight, max_new_tokens, rows)
+    model = dataclasses.replace(model, tokenizer=None) if replay else model
+    compared = ModelBench(model, options, sizes, bench.peers, bench.repeat, bench.recycling, bench.checked_rows)
+    events, about = on_screen(json), (bench.trie or (), bench.trie_weight, bench.max_new_tokens, bench.rows)
 
-    def measure(bench: ModelBench, *look: Look) -> tuple[list[Comparison], list[str]]:
+    def measure(compared: ModelBench, *look: Look) -> tuple[list[Comparison], list[str]]:
         if replay:
-            return bench_logged(bench, logs, events, *look), []
-        return bench_prompts(bench, str(input), *about, events, *look)
+            return bench_logged(compared, logs, events, *look), []
+        return bench_prompts(compared, str(bench.input), *about, events, *look)
 
-    if "," in quantize + kv_dtype:
-        show_schemes(*bench_schemes(bench, quantize, kv_dtype, measure), outputs)
+    if "," in model.quantize + model.kv_dtype:
+        show_schemes(*bench_schemes(compared, model.quantize, model.kv_dtype, measure), outputs)
     else:
-        show(*measure(bench), sweep, outputs, context)
+        show(*measure(compared), bench.sweep, outputs, context)
 
 
 def _check(context: typer.Context, model: bool, replay: bool, random_weights: bool) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lookahead.errors import UsageError
-from lookahead_cli.bench_options import CHECKED_ROWS, Outputs, on_screen
-from lookahead_cli.parameters import given, of_job, refuse
+from lookahead.models.options import ModelOptions
+from lookahead_cli.bench_options import BenchOptions, Outputs, on_screen
+from lookahead_cli.parameters import given, refuse
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
@@ -16,23 +17,15 @@ if TYPE_CHECKING:
 ENGINES = ("hf", "vllm", "sglang")
 NOT_COMPARED = ("replay", "random_weights", "cost_profile", "sweep", "recycling", "baselines", "explain")
 
-Engine = Annotated[
-    str,
-    of_job(
-        "engine",
-        help="hf: our engine for transformers models. vllm: plain vLLM, its ngram and suffix drafts, and ours in it, of the "
-        "strategies auto and single. sglang: plain SGLang, its ngram drafts, and ours in it, of the strategy hierarchical.",
-    ),
-]
-EngineArg = Annotated[list[str] | None, of_job("engine_arg")]
 
-
-def measured_in_engine(context: typer.Context) -> tuple[list[Comparison], list[str], bool, Outputs] | None:
+def measured_in_engine(
+    context: typer.Context, model: ModelOptions, bench: BenchOptions
+) -> tuple[list[Comparison], list[str], bool, Outputs] | None:
     """Measure in another engine than ours, if one is named. Returns what `bench.show` takes.
 
     Raises UsageError for an unknown engine and for options that it does not have.
     """
-    engine, arguments = context.params["engine"], context.params["engine_arg"]
+    engine, arguments = model.engine, model.engine_arg
     if engine not in ENGINES:
         raise UsageError(f"--engine {engine}: choose {', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")
     if engine == "hf":
@@ -40,7 +33,7 @@ def measured_in_engine(context: typer.Context) -> tuple[list[Comparison], list[s
             raise UsageError("--engine-arg is of vLLM and SGLang: name it with --engine vllm or sglang.")
         return None
     _check(context, engine)
-    return _measured(context)
+    return _measured(context, model, bench)
 
 
 def _check(context: typer.Context, engine: str) -> None:
@@ -55,36 +48,25 @@ def _check(context: typer.Context, engine: str) -> None:
             raise UsageError(f"--engine {engine} has no {flags[0]}{f': {instead}' if instead else ''}.")
 
 
-def _measured(context: typer.Context) -> tuple[list[Comparison], list[str], bool, Outputs]:
+def _measured(
+    context: typer.Context, model: ModelOptions, bench: BenchOptions
+) -> tuple[list[Comparison], list[str], bool, Outputs]:
     from lookahead.bench.contenders import batch_sizes_of
     from lookahead.job.choose_engine import engine_args
 
-    asked = context.params
-    arguments, sizes, outputs = engine_args(asked["engine_arg"] or ()), batch_sizes_of(asked["batch_size"]), _outputs(asked)
+    arguments, sizes = engine_args(model.engine_arg or ()), batch_sizes_of(bench.batch_size)
+    outputs = _outputs(context.params)
     from lookahead.bench.contenders import EngineBench, contenders
 
-    lengths = asked["decoding_length"], asked["branch_length"]
-    compared = contenders(asked["engine"], asked["strategy"], *lengths, asked["session_tokens"], asked["price"], asked["peers"])
-    checked = asked["check_lossless"]
+    lengths = bench.decoding_length, bench.branch_length
+    compared = contenders(model.engine, bench.strategy, *lengths, bench.session_tokens, bench.price, bench.peers)
     outputs.check()
     from lookahead.bench.in_engine import bench_in_engine
 
-    bench = EngineBench(
-        asked["engine"],
-        asked["model"],
-        compared,
-        sizes,
-        asked["dtype"],
-        asked["repeat"],
-        CHECKED_ROWS if checked is None else None if checked else 0,
-        asked["revision"],
-        asked["tokenizer"],
-        asked["trust_remote_code"],
-        arguments,
-    )
-    drafting = asked["trie"] or (), asked["trie_weight"]
+    measured = EngineBench(model.engine, model, compared, sizes, bench.repeat, bench.checked_rows, arguments)
+    drafting = bench.trie or (), bench.trie_weight
     events = on_screen(outputs.json)
-    found = bench_in_engine(bench, asked["input"], *drafting, asked["max_new_tokens"], asked["rows"], events)
+    found = bench_in_engine(measured, str(bench.input), *drafting, bench.max_new_tokens, bench.rows, events)
     return *found, False, outputs
 
 

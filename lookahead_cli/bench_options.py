@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lookahead.job.spec import SESSION_TOKENS
+from lookahead.options import OptionGroup, option
 from lookahead_cli import completion
 from lookahead_cli.options import COSTS, DRAFTING, IO, MODEL, REPORTING, RUNS
-from lookahead_cli.parameters import of_job
+from lookahead_cli.parameters import Some, as_of_job
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
+    from lookahead.bench.contenders import Contenders
+    from lookahead.bench.logged import Logs
+    from lookahead.bench.replay_run import ReplaySpec
     from lookahead.files.outputs import Input
     from lookahead.job.events import BenchEvents
 
@@ -24,131 +29,6 @@ OF_A_MODEL = (  # options that need one
     *("trust_remote_code", "gguf_file", "exact", "engine_mode", "quantize", "kv_dtype"),
 )
 
-InputFile = Annotated[str | None, typer.Option("--input", metavar="FILE", help="Prompts, as for generate.", rich_help_panel=IO)]
-Replay = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--replay",
-        metavar="PAIRS",
-        help="Replay logged prompt/response pairs instead of running a model, see lookahead replay. Repeat for several "
-        "workloads, each named as its file without the ending.",
-        rich_help_panel=IO,
-    ),
-]
-Strategy = Annotated[
-    str | None,
-    typer.Option(
-        "--strategy",
-        autocompletion=completion.compared,
-        metavar="NAME[,NAME]",
-        help="auto, hierarchical, parallel or single. Default: all; auto needs a model or --cost-profile. With --sweep: "
-        "the strategy to sweep, default hierarchical.",
-        rich_help_panel=DRAFTING,
-    ),
-]
-DecodingLength = Annotated[
-    str | None,
-    typer.Option(
-        "--decoding-length",
-        metavar="N[,N]",
-        help="Tokens of one row in a forward: the last token + the draft tokens. auto chooses by itself. Default: 16, in a "
-        "replay without costs 64, with --sweep 2,4,8,16,32,64.",
-        rich_help_panel=DRAFTING,
-    ),
-]
-Tokenizer = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer",
-        metavar="NAME_OR_DIR",
-        help="Tokenizer of text rows in --replay and of --explain; with --model, instead of its own.",
-        rich_help_panel=MODEL,
-    ),
-]
-RandomWeights = Annotated[
-    bool,
-    typer.Option(
-        "--random-weights",
-        help="With --replay and --model: real forwards of a model of that shape (its config.json is enough); the logged "
-        "tokens are used as its choices.",
-        rich_help_panel=MODEL,
-    ),
-]
-CostProfile = Annotated[
-    str | None,
-    typer.Option(
-        "--cost-profile",
-        autocompletion=completion.profiles,
-        metavar="PROFILE",
-        help="With --replay: predict the speed of a model on another machine. A file of lookahead calibrate, or a shipped "
-        "profile such as llama-7b-h200.",
-        rich_help_panel=COSTS,
-    ),
-]
-Quantizations = Annotated[
-    str,
-    of_job(
-        "quantize",
-        help="Quantize the model, on a CPU: none, int8 or int4 (groups of 64, the output layer int8). Several, such as "
-        "none,int8,int4, are measured one after the other: speed, memory, loss on the prompts.",
-    ),
-]
-KvDtypes = Annotated[
-    str,
-    of_job("kv_dtype", help="Keep keys and values in 8 or 4 bits, on a CPU: none, int8 or int4, or several."),
-]
-BatchSize = Annotated[
-    str,
-    typer.Option(
-        "--batch-size",
-        metavar="N[,N]",
-        help="Prompts decoded at once; several sizes are measured in turn.",
-        rich_help_panel=RUNS,
-    ),
-]
-Peers = Annotated[
-    bool,
-    typer.Option(
-        "--peers/--no-peers",
-        help="Also run model.generate and, at batch size 1, Hugging Face prompt lookup.",
-        rich_help_panel=RUNS,
-    ),
-]
-Repeat = Annotated[
-    int,
-    typer.Option(
-        "--repeat",
-        min=1,
-        metavar="N",
-        help="On a model: each group of prompts is timed N times, with all learned text cleared in between; the median counts.",
-        rich_help_panel=RUNS,
-    ),
-]
-Sweep = Annotated[
-    bool,
-    typer.Option(
-        "--sweep",
-        help="Measure every decoding length with every branch length, on a model also auto. --plot draws forward time, speed "
-        "and EDL against both; for a replay without costs EDL and draft time.",
-        rich_help_panel=RUNS,
-    ),
-]
-Recycling = Annotated[
-    bool,
-    typer.Option(
-        "--recycling",
-        help="On a model: also run each strategy without runner-up tokens, and with --trie both also without the tries.",
-        rich_help_panel=RUNS,
-    ),
-]
-CheckLossless = Annotated[
-    bool | None,
-    typer.Option(
-        "--check-lossless/--no-check-lossless",
-        help="Compare the outputs of all rows with plain decoding, token by token; or of none. Default: of the first 64.",
-        rich_help_panel=RUNS,
-    ),
-]
 Pairs = Annotated[
     list[str] | None,
     typer.Argument(
@@ -158,149 +38,216 @@ Pairs = Annotated[
         "the ending.",
     ),
 ]
-Prompts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--prompts",
+
+
+def setting(default: Any, help: str, panel: str, **about: Any) -> Any:
+    """A field of a group, which changes no job's answers."""
+    return option(default, help, changes_answers=False, panel=panel, **about)
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchOptions(OptionGroup):
+    """What bench and replay compare, on which rows, and what they write; each has some of these."""
+
+    input: str | None = setting(None, "Prompts, as for generate.", panel=IO, metavar="FILE")
+    replay: Sequence[str] | None = setting(
+        None,
+        "Replay logged prompt/response pairs instead of running a model, see lookahead replay. Repeat for several "
+        "workloads, each named as its file without the ending.",
+        panel=IO,
+        metavar="PAIRS",
+    )
+    prompts: Sequence[str] | None = setting(
+        None,
+        "The job's --input, if its output does not hold the prompts (generate --echo). Rows are joined by id; repeat for "
+        "several. Default: the files that the output's manifest names.",
+        panel=IO,
         metavar="FILE",
-        help="The job's --input, if its output does not hold the prompts (generate --echo). Rows are joined by id; repeat "
-        "for several. Default: the files that the output's manifest names.",
-        rich_help_panel=IO,
-    ),
-]
-Chat = Annotated[
-    bool | None,
-    typer.Option(
-        "--chat/--no-chat",
-        help='Wrap each "prompt" in the tokenizer\'s chat template, as the job did. Default: as in its manifest.',
-        rich_help_panel=IO,
-    ),
-]
-System = Annotated[
-    str | None,
-    typer.Option("--system", metavar="TEXT", help="System message of the job's chat prompts.", rich_help_panel=IO),
-]
-ReplayTokenizer = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer",
+    )
+    chat: bool | None = setting(
+        None,
+        'Wrap each "prompt" in the tokenizer\'s chat template, as the job did. Default: as in its manifest.',
+        panel=IO,
+        flags=("--chat/--no-chat",),
+    )
+    system: str | None = setting(None, "System message of the job's chat prompts.", panel=IO, metavar="TEXT")
+    prompt_field: str | None = as_of_job("prompt_field")
+    template: str | None = as_of_job("template")
+    tokenizer: str | None = setting(
+        None,
+        "Tokenizer of logs that hold text. Default: the one that the trie was built with, else that of the job's model.",
+        panel=IO,
         metavar="NAME_OR_DIR",
-        help="Tokenizer of logs that hold text. Default: the one that the trie was built with, else that of the job's model.",
-        rich_help_panel=IO,
-    ),
-]
-ReplayStrategy = Annotated[
-    str | None,
-    typer.Option(
-        "--strategy",
-        autocompletion=completion.compared,
-        metavar="NAME[,NAME]",
-        help="hierarchical, parallel or single, and with --cost-profile auto. Default: all; with --sweep hierarchical.",
-        rich_help_panel=DRAFTING,
-    ),
-]
-ReplayDecodingLength = Annotated[
-    str | None,
-    typer.Option(
-        "--decoding-length",
-        metavar="N[,N]",
-        help="Tokens of one row in a forward: the last token + the draft tokens. Default: 64, with --cost-profile 16, with "
-        "--sweep 2,4,8,16,32,64.",
-        rich_help_panel=DRAFTING,
-    ),
-]
-ReplaySweep = Annotated[
-    bool,
-    typer.Option(
-        "--sweep",
-        help="Measure every decoding length with every branch length: EDL, draft tokens and draft time; --plot draws them.",
-        rich_help_panel=RUNS,
-    ),
-]
-ReplayCostProfile = Annotated[
-    str | None,
-    typer.Option(
-        "--cost-profile",
-        autocompletion=completion.profiles,
-        metavar="PROFILE",
-        help="Predict the speed on other hardware: a file of lookahead calibrate, or a shipped profile such as llama-7b-h200.",
-        rich_help_panel=COSTS,
-    ),
-]
-ReplayBatchSize = Annotated[
-    str,
-    typer.Option("--batch-size", metavar="N[,N]", help="With --cost-profile: answers decoded at once.", rich_help_panel=COSTS),
-]
-ReplayRepeat = Annotated[
-    int,
-    typer.Option(
-        "--repeat",
-        min=1,
-        metavar="N",
-        help="With --cost-profile: predict N times, see bench.",
-        rich_help_panel=COSTS,
-    ),
-]
-Rows = Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Use the first N rows only.", rich_help_panel=IO)]
-NamedTries = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--trie",
+    )
+    trie: Sequence[str] | None = setting(
+        None,
+        "Prebuilt trie to draft from; repeat for several. NAME=FILE: for the workload of that name only.",
+        panel=DRAFTING,
         metavar="[NAME=]FILE",
-        help="Prebuilt trie to draft from; repeat for several. NAME=FILE: for the workload of that name only.",
-        rich_help_panel=DRAFTING,
-    ),
-]
-BranchLengths = Annotated[
-    str | None,
-    typer.Option(
-        "--branch-length",
+    )
+    trie_weight: Sequence[str] | None = as_of_job("trie_weight")
+    strategy: str | None = setting(
+        None,
+        "auto, hierarchical, parallel or single. Default: all; auto needs a model or --cost-profile. With --sweep: the "
+        "strategy to sweep, default hierarchical.",
+        panel=DRAFTING,
+        metavar="NAME[,NAME]",
+    )
+    decoding_length: str | None = setting(
+        None,
+        "Tokens of one row in a forward: the last token + the draft tokens. auto chooses by itself. Default: 16, in a "
+        "replay without costs 64, with --sweep 2,4,8,16,32,64.",
+        panel=DRAFTING,
         metavar="N[,N]",
-        help="Maximum draft tokens on one path; several with --sweep only. Default: 64, with --sweep 4,8,16,64.",
-        rich_help_panel=DRAFTING,
-    ),
-]
-Baselines = Annotated[
-    bool,
-    typer.Option(
-        "--baselines/--no-baselines",
-        help="In a replay: also prompt lookup and the original lookahead trie, at the same decoding lengths.",
-        rich_help_panel=RUNS,
-    ),
-]
-Explain = Annotated[
-    int | None,
-    typer.Option(
-        "--explain",
-        min=1,
-        metavar="ROWS",
-        help="In a replay: show each step of the first ROWS rows, as the first strategy drafts them, warm if there is a trie. "
+    )
+    branch_length: str | None = setting(
+        None,
+        "Maximum draft tokens on one path; several with --sweep only. Default: 64, with --sweep 4,8,16,64.",
+        panel=DRAFTING,
+        metavar="N[,N]",
+    )
+    session_tokens: int = as_of_job("session_tokens", default=SESSION_TOKENS)
+    price: float = as_of_job("price")
+    random_weights: bool = setting(
+        False,
+        "With --replay and --model: real forwards of a model of that shape (its config.json is enough); the logged tokens "
+        "are used as its choices.",
+        panel=MODEL,
+    )
+    cost_profile: str | None = setting(
+        None,
+        "With --replay: predict the speed of a model on another machine. A file of lookahead calibrate, or a shipped "
+        "profile such as llama-7b-h200.",
+        panel=COSTS,
+        metavar="PROFILE",
+    )
+    rows: int | None = setting(None, "Use the first N rows only.", panel=IO, metavar="N", least=1)
+    max_new_tokens: int = as_of_job("max_new_tokens", panel=RUNS)
+    batch_size: str = setting("1", "Prompts decoded at once; several sizes are measured in turn.", panel=RUNS, metavar="N[,N]")
+    peers: bool = setting(
+        True,
+        "Also run model.generate and, at batch size 1, Hugging Face prompt lookup.",
+        panel=RUNS,
+        flags=("--peers/--no-peers",),
+    )
+    repeat: int = setting(
+        1,
+        "On a model: each group of prompts is timed N times, with all learned text cleared in between; the median counts.",
+        panel=RUNS,
+        metavar="N",
+        least=1,
+    )
+    sweep: bool = setting(
+        False,
+        "Measure every decoding length with every branch length, on a model also auto. --plot draws forward time, speed "
+        "and EDL against both; for a replay without costs EDL and draft time.",
+        panel=RUNS,
+    )
+    recycling: bool = setting(
+        False,
+        "On a model: also run each strategy without runner-up tokens, and with --trie both also without the tries.",
+        panel=RUNS,
+    )
+    baselines: bool = setting(
+        False,
+        "In a replay: also prompt lookup and the original lookahead trie, at the same decoding lengths.",
+        panel=RUNS,
+        flags=("--baselines/--no-baselines",),
+    )
+    check_lossless: bool | None = setting(
+        None,
+        "Compare the outputs of all rows with plain decoding, token by token; or of none. Default: of the first 64.",
+        panel=RUNS,
+        flags=("--check-lossless/--no-check-lossless",),
+    )
+    explain: int | None = setting(
+        None,
+        "In a replay: show each step of the first ROWS rows, as the first strategy drafts them, warm if there is a trie. "
         "On stdout; with --json on stderr.",
-        rich_help_panel=REPORTING,
-    ),
-]
-Save = Annotated[
-    str | None,
-    typer.Option("--save", metavar="FILE", help="Write the JSON to this file as well.", rich_help_panel=REPORTING),
-]
-Plot = Annotated[
-    str | None,
-    typer.Option(
-        "--plot",
+        panel=REPORTING,
+        metavar="ROWS",
+        least=1,
+    )
+    save: str | None = setting(None, "Write the JSON to this file as well.", panel=REPORTING, metavar="FILE")
+    plot: str | None = setting(
+        None,
+        "Draw speed and EDL, for a sweep by lengths: .png, .pdf, .svg. In a replay: with --sweep or --cost-profile.",
+        panel=REPORTING,
         metavar="FILE",
-        help="Draw speed and EDL, for a sweep by lengths: .png, .pdf, .svg. In a replay: with --sweep or --cost-profile.",
-        rich_help_panel=REPORTING,
-    ),
-]
-Report = Annotated[
-    str | None,
-    typer.Option(
-        "--report",
+    )
+    report: str | None = setting(
+        None,
+        "Write everything as one HTML page that needs no network. In a replay: with --cost-profile.",
+        panel=REPORTING,
         metavar="FILE",
-        help="Write everything as one HTML page that needs no network. In a replay: with --cost-profile.",
-        rich_help_panel=REPORTING,
-    ),
-]
+    )
+
+    @property
+    def checked_rows(self) -> int | None:
+        """The first rows, whose outputs are compared; None: all."""
+        return CHECKED_ROWS if self.check_lossless is None else None if self.check_lossless else 0
+
+    def contenders(self) -> Contenders:
+        """Strategies and lengths to compare."""
+        from lookahead.bench.contenders import Contenders
+
+        lengths = self.decoding_length, self.branch_length
+        return Contenders(self.strategy, *lengths, self.session_tokens, self.price, self.sweep)
+
+    def replayed(self, logs: Logs) -> ReplaySpec:
+        """A replay of these logs."""
+        from lookahead.bench.contenders import batch_sizes_of
+        from lookahead.bench.replay_run import ReplaySpec
+
+        costs = self.cost_profile, batch_sizes_of(self.batch_size), self.repeat
+        return ReplaySpec(logs, self.contenders(), self.baselines, self.explain or 0, *costs)
+
+
+BENCHED = Some(
+    "input replay trie trie_weight strategy decoding_length branch_length session_tokens price random_weights cost_profile "
+    "rows max_new_tokens batch_size peers repeat sweep recycling baselines check_lossless explain save plot report",
+    {"strategy": completion.compared, "cost_profile": completion.profiles},
+)
+MODEL_OF_A_BENCH = Some(
+    "model gguf_file tokenizer revision adapter trust_remote_code dtype device attn engine engine_arg engine_mode quantize "
+    "kv_dtype exact",
+    tokenizer={"help": "Tokenizer of text rows in --replay and of --explain; with --model, instead of its own."},
+    engine={
+        "help": "hf: our engine for transformers models. vllm: plain vLLM, its ngram and suffix drafts, and ours in it, of "
+        "the strategies auto and single. sglang: plain SGLang, its ngram drafts, and ours in it, of the strategy "
+        "hierarchical."
+    },
+    quantize={
+        "help": "Quantize the model, on a CPU: none, int8 or int4 (groups of 64, the output layer int8). Several, such as "
+        "none,int8,int4, are measured one after the other: speed, memory, loss on the prompts."
+    },
+    kv_dtype={"help": "Keep keys and values in 8 or 4 bits, on a CPU: none, int8 or int4, or several."},
+)
+REPLAYED = Some(
+    "prompts chat system prompt_field template tokenizer rows trie trie_weight strategy decoding_length branch_length "
+    "session_tokens price sweep baselines cost_profile batch_size repeat explain save plot report",
+    {"strategy": completion.compared, "cost_profile": completion.profiles},
+    strategy={
+        "help": "hierarchical, parallel or single, and with --cost-profile auto. Default: all; with --sweep hierarchical.",
+        "panel": DRAFTING,
+    },
+    decoding_length={
+        "help": "Tokens of one row in a forward: the last token + the draft tokens. Default: 64, with --cost-profile 16, "
+        "with --sweep 2,4,8,16,32,64.",
+        "panel": DRAFTING,
+    },
+    sweep={
+        "help": "Measure every decoding length with every branch length: EDL, draft tokens and draft time; --plot draws them.",
+        "panel": RUNS,
+    },
+    cost_profile={
+        "help": "Predict the speed on other hardware: a file of lookahead calibrate, or a shipped profile such as "
+        "llama-7b-h200.",
+        "panel": COSTS,
+    },
+    batch_size={"help": "With --cost-profile: answers decoded at once.", "panel": COSTS},
+    repeat={"help": "With --cost-profile: predict N times, see bench.", "panel": COSTS},
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,25 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lookahead.errors import LookaheadError
+from lookahead.models.options import ModelOptions
 from lookahead_cli import completion
 from lookahead_cli.options import (
-    Attention,
     Config,
     Context,
-    Device,
-    Dtype,
-    GgufFile,
     Json,
-    KvDtype,
     LogFile,
-    Model,
     Overwrite,
-    Quantize,
-    Revision,
-    TrustRemoteCode,
     Verbose,
 )
-from lookahead_cli.parameters import refuse
+from lookahead_cli.parameters import Some, refuse, with_groups
 
 if TYPE_CHECKING:
     from lookahead.budget.profile import CostProfile
@@ -34,9 +26,12 @@ if TYPE_CHECKING:
 LEAST_SECONDS, MOST_SECONDS = 5, 600
 
 
+@with_groups
 def command(
-    model: Model = None,
-    gguf_file: GgufFile = None,
+    model: Annotated[
+        ModelOptions,
+        Some("model gguf_file revision trust_remote_code dtype device attn quantize kv_dtype"),
+    ],
     out: Annotated[
         str | None,
         typer.Option("--out", "-o", metavar="FILE", help="Write the profile to this file as well, for bench --cost-profile."),
@@ -48,8 +43,6 @@ def command(
             help="A model of this shape (its config.json is enough); its forwards cost the same as those of the real one.",
         ),
     ] = False,
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
     estimate: Annotated[
         str | None,
         typer.Option(
@@ -73,11 +66,6 @@ def command(
     context: Annotated[
         int, typer.Option("--context", min=1, metavar="N", help="Tokens in the cache of each row, in the table and the plot.")
     ] = 512,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    attn: Attention = None,
-    quantize: Quantize = "none",
-    kv_dtype: KvDtype = "none",
     plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the curve: .png, .pdf or .svg.")] = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -99,27 +87,21 @@ def command(
     Next: lookahead bench --replay logged.jsonl --tokenizer org/model --cost-profile h200.json
     """
     from lookahead.errors import UsageError
-    from lookahead.files.hub import with_gguf_file
     from lookahead.files.outputs import PICTURE, PROFILE, Input, Output, check_outputs
 
-    model = with_gguf_file(model, gguf_file)
-    if model is None:
-        raise UsageError("name a model: --model org/name or a folder.")
     if estimate and out is None:
         raise UsageError("--estimate: name a file with -o; this machine's own jobs have no use for it.")
     if estimate:
         refuse(ctx, "--estimate measures nothing", "random_weights", "device", "attn", "seconds", "quantize", "kv_dtype")
-    reads = [Input("--model", [model], hub=True), Input("--config", [config])]
+    reads = [Input("--model", [model.name], hub=True), Input("--config", [config])]
     outputs = [Output("-o", out, PROFILE), Output("--plot", plot, PICTURE), Output("--log-file", log_file)]
     check_outputs(outputs, reads, overwrite)
     if estimate:
         from lookahead.models.load import estimated_profile
 
-        kept = Kept(estimated_profile(model, dtype, estimate, trust_remote_code, revision))
+        kept = Kept(estimated_profile(model, estimate))
     else:
-        kept = measured(
-            (model, dtype, device, attn), random_weights, (quantize, kv_dtype), trust_remote_code, revision, seconds, out, json
-        )
+        kept = measured(model, random_weights, seconds, out, json)
     kept.save(out)
     show(kept, context, json, plot)
     if kept.problems:
@@ -143,20 +125,8 @@ class Kept:
                 self.problems.append(LookaheadError(f"-o {error}"))
 
 
-def measured(
-    loading: tuple[str, str, str, str | None],
-    random_weights: bool,
-    quantized: tuple[str, str],
-    trust_remote_code: bool,
-    revision: str | None,
-    seconds: int,
-    out: str | None,
-    json: bool,
-) -> Kept:
-    """Measure a model, and keep its profile in the cache.
-
-    loading: model, dtype, device, attention. quantized: --quantize and --kv-dtype.
-    """
+def measured(model: ModelOptions, random_weights: bool, seconds: int, out: str | None, json: bool) -> Kept:
+    """Measure a model, and keep its profile in the cache."""
     from lookahead.bench.calibrate import calibrate
     from lookahead.budget.profile import save_to_cache, why_not_cached
     from lookahead.models.load import load_model, random_model
@@ -168,11 +138,9 @@ def measured(
     if no_cache:
         render.notice(f"{no_cache} The profile goes to {out} only.")
     load = random_model if random_weights else load_model
-    quantize, kv_dtype = quantized
-    given = {"trust_remote_code": trust_remote_code, "revision": revision, "quantize": quantize, "kv_dtype": kv_dtype}
-    target = load(*loading, **given)  # type: ignore[arg-type]
+    target = load(model)
     if target.mode not in ("packed", "plain"):
-        render.notice(f"{loading[0]} verifies by {target.mode}: {target.reason}")
+        render.notice(f"{model.name} verifies by {target.mode}: {target.reason}")
     with render.progress("measuring", 100, shown=not json) as update:
         kept = Kept(calibrate(target, seconds, lambda share: update(round(100 * share), "%"))[0])
     if not no_cache:

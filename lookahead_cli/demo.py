@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lookahead.models.options import ModelOptions
+
 if TYPE_CHECKING:
     from lookahead.job.setup import LoadedEngine
 
@@ -29,6 +31,10 @@ class _Demo:
     chat: bool
     rows: int
     new_tokens: int
+
+    @property
+    def options(self) -> ModelOptions:
+        return ModelOptions(self.model, dtype="float32", device="cpu")
 
 
 def command(
@@ -156,7 +162,7 @@ def _loaded(demo: _Demo, trie: str) -> LoadedEngine:
     from lookahead.job.setup import EngineSettings
     from lookahead_cli.bench_options import on_screen
 
-    settings = EngineSettings(demo.model, (trie,), dtype="float32", device="cpu", batch_size=1)
+    settings = EngineSettings(demo.options, (trie,), batch_size=1)
     return load_here(settings, on_screen(json=False))
 
 
@@ -189,7 +195,7 @@ def _bench(demo: _Demo, loaded: LoadedEngine, prompts: Path) -> None:
     from lookahead_cli import bench_options, comparison, render
 
     _show_step("4. The proof", f"lookahead bench --model {demo.name} --input prompts.jsonl --trie answers.trie --strategy auto")
-    bench = ModelBench(demo.model, [DraftOptions()], dtype="float32", lossless_rows=None)
+    bench = ModelBench(demo.options, [DraftOptions()], lossless_rows=None)
     events = bench_options.on_screen(json=False)
     (compared,), _ = bench_loaded(bench, loaded, str(prompts), (), demo.new_tokens, events=events)
     comparison.print_comparison(compared)

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lookahead.job.options import kinds
 from lookahead.job.spec import OPTIONS, PANELS, JobSpec
+from lookahead.options import kinds
 
 SCHEMA = Path(__file__).with_name("job.schema.json")
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}

@@ -95,24 +95,6 @@ Overwrite = Annotated[
         rich_help_panel=IO,
     ),
 ]
-Model = Annotated[str | None, of_job("model")]
-GgufFile = Annotated[str | None, of_job("gguf_file")]
-Dtype = Annotated[str, of_job("dtype")]
-Device = Annotated[str, of_job("device")]
-Attention = Annotated[str | None, of_job("attn")]
-TrustRemoteCode = Annotated[bool, of_job("trust_remote_code")]
-Revision = Annotated[str | None, of_job("revision")]
-Adapter = Annotated[str | None, of_job("adapter")]
-EngineMode = Annotated[str, of_job("engine_mode")]
-Quantize = Annotated[str, of_job("quantize")]
-KvDtype = Annotated[str, of_job("kv_dtype")]
-Exact = Annotated[bool, of_job("exact")]
-MaxNewTokens = Annotated[int, of_job("max_new_tokens", panel=RUNS)]
-TrieWeights = Annotated[list[str] | None, of_job("trie_weight")]
-SessionTokens = Annotated[int, of_job("session_tokens")]
-Price = Annotated[float, of_job("price")]
-PromptField = Annotated[str | None, of_job("prompt_field")]
-Template = Annotated[str | None, of_job("template")]
 Workers = Annotated[
     int,
     typer.Option(

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lookahead_cli.options import Config, Context, GgufFile, Json, LogFile, Model, Revision, TrustRemoteCode, Verbose
-from lookahead_cli.parameters import given
+from lookahead.models.options import ModelOptions
+from lookahead_cli.options import Config, Context, Json, LogFile, Verbose
+from lookahead_cli.parameters import Some, given, with_groups
 
 if TYPE_CHECKING:
     from lookahead.bench.quantized import QuantizeReport
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 WORST = 5  # layers that are shown
 
 
+@with_groups
 def command(
-    model: Model = None,
-    gguf_file: GgufFile = None,
+    model: Annotated[ModelOptions, Some("model gguf_file revision trust_remote_code")],
     out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="Folder to write; it must not exist.")] = "",
     weights: Annotated[
         str, typer.Option("--weights", metavar="SCHEME", help="int8, or int4 (groups of 64; the output layer int8).")
@@ -46,8 +47,6 @@ def command(
         typer.Option("--pack-embedding", help="Write the embedding in 8 or 4 bits, too: our commands alone load the folder."),
     ] = False,
     rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Texts of --text and --calibration.")] = 64,
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
     log_file: LogFile = None,
     verbose: Verbose = False,
@@ -66,22 +65,20 @@ def command(
     """
     from lookahead.bench.quantized import QuantizeSpec, quantize
     from lookahead.errors import UsageError
-    from lookahead.files.hub import with_gguf_file
     from lookahead.files.outputs import Input, Output, check_outputs
     from lookahead_cli import render
     from lookahead_cli.bench_options import on_screen
 
-    model = with_gguf_file(model, gguf_file)
-    if model is None or not out:
+    if model.model is None or not out:
         raise UsageError("name a model and a new folder: --model org/name or a folder, -o DIR.")
     if text is None and calibration is None and given(context, "rows"):
         raise UsageError("--rows is of texts to compare or calibrate on: --text FILE, --calibration FILE.")
     if activations != "mixed" and given(context, "loss_budget"):
         raise UsageError("--loss-budget is of --activations mixed.")
     files = [Input("--text", [text]), Input("--calibration", [calibration]), Input("--config", [config])]
-    check_outputs([Output("--log-file", log_file)], [Input("--model", [model], hub=True), *files], False)
+    check_outputs([Output("--log-file", log_file)], [Input("--model", [model.name], hub=True), *files], False)
     more = activations, calibration, loss_budget, pack_embedding
-    report = quantize(QuantizeSpec(model, out, weights, text, rows, trust_remote_code, revision, *more), on_screen(json))
+    report = quantize(QuantizeSpec(model, out, weights, text, rows, *more), on_screen(json))
     if json:
         render.print_json(report.as_json())
     else:

@@ -2,80 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lookahead.errors import UsageError
-from lookahead.job.spec import SESSION_TOKENS
-from lookahead_cli.bench_options import (
-    Baselines,
-    BranchLengths,
-    Chat,
-    Explain,
-    NamedTries,
-    Outputs,
-    Pairs,
-    Plot,
-    Prompts,
-    ReplayBatchSize,
-    ReplayCostProfile,
-    ReplayDecodingLength,
-    ReplayRepeat,
-    ReplayStrategy,
-    ReplaySweep,
-    ReplayTokenizer,
-    Report,
-    Rows,
-    Save,
-    System,
-    figure_of,
-    on_screen,
-)
-from lookahead_cli.options import (
-    Config,
-    Context,
-    Json,
-    LogFile,
-    Overwrite,
-    Price,
-    PromptField,
-    SessionTokens,
-    Template,
-    TrieWeights,
-    Verbose,
-)
-from lookahead_cli.parameters import given
+from lookahead_cli.bench_options import REPLAYED, BenchOptions, Outputs, Pairs, figure_of, on_screen
+from lookahead_cli.options import Config, Context, Json, LogFile, Overwrite, Verbose
+from lookahead_cli.parameters import given, with_groups
 
 if TYPE_CHECKING:
     from lookahead.bench.replay_run import ReplayReport, ReplaySpec
 
 
+@with_groups
 def command(
+    bench: Annotated[BenchOptions, REPLAYED],
     pairs: Pairs = None,
-    prompts: Prompts = None,
-    chat: Chat = None,
-    system: System = None,
-    prompt_field: PromptField = None,
-    template: Template = None,
-    tokenizer: ReplayTokenizer = None,
-    rows: Rows = None,
-    trie: NamedTries = None,
-    trie_weight: TrieWeights = None,
-    strategy: ReplayStrategy = None,
-    decoding_length: ReplayDecodingLength = None,
-    branch_length: BranchLengths = None,
-    session_tokens: SessionTokens = SESSION_TOKENS,
-    price: Price = 0.0,
-    sweep: ReplaySweep = False,
-    baselines: Baselines = False,
-    cost_profile: ReplayCostProfile = None,
-    batch_size: ReplayBatchSize = "1",
-    repeat: ReplayRepeat = 1,
-    explain: Explain = None,
-    save: Save = None,
-    plot: Plot = None,
-    report: Report = None,
     overwrite: Overwrite = False,
     json: Json = False,
     log_file: LogFile = None,
@@ -99,21 +42,17 @@ def command(
 
     Next: lookahead bench --model org/model --input prompts.jsonl --trie answers.trie
     """
-    from lookahead.bench.contenders import Contenders, batch_sizes_of
     from lookahead.bench.logged import Logs
-    from lookahead.bench.replay_run import ReplaySpec
     from lookahead.files.outputs import Input
 
     if not pairs:
         raise UsageError("name a file of logged answers: lookahead replay logged.jsonl. To try without one: lookahead demo")
-    if system and chat is False:
+    if bench.system and bench.chat is False:
         raise UsageError("--system is for chat prompts: leave --no-chat out.")
-    logs = Logs(pairs, trie or (), trie_weight, prompts or (), tokenizer, chat, system, rows, prompt_field, template)
-    contenders = Contenders(strategy, decoding_length, branch_length, session_tokens, price, sweep)
-    sizes = batch_sizes_of(batch_size)
-    spec = ReplaySpec(logs, contenders, baselines, explain or 0, cost_profile, sizes, repeat)
-    reads = [*logs.reads("LOG"), Input("--cost-profile", [cost_profile]), Input("--config", [config])]
-    run(spec, Outputs(json, save, plot, report, overwrite, reads, log_file), context)
+    asked = bench.prompts or (), bench.tokenizer, bench.chat, bench.system, bench.rows, bench.prompt_field, bench.template
+    logs = Logs(pairs, bench.trie or (), bench.trie_weight, *asked)
+    reads = [*logs.reads("LOG"), Input("--cost-profile", [bench.cost_profile]), Input("--config", [config])]
+    run(bench.replayed(logs), Outputs(json, bench.save, bench.plot, bench.report, overwrite, reads, log_file), context)
 
 
 def run(spec: ReplaySpec, outputs: Outputs, context: typer.Context) -> None:

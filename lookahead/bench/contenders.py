@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lookahead.errors import UsageError
 from lookahead.job.drafting import draft_options
 from lookahead.job.spec import SESSION_TOKENS
+from lookahead.models.options import ModelOptions
 
 if TYPE_CHECKING:
     from lookahead.draft.options import DraftOptions
@@ -212,15 +213,11 @@ class EngineBench:
     """
 
     engine: str
-    model: str
+    model: ModelOptions
     contenders: Sequence[Contender]
     batch_sizes: Sequence[int] = (1,)
-    dtype: str = "auto"
     repeats: int = 1
     lossless_rows: int | None = 64
-    revision: str | None = None
-    tokenizer: str | None = None
-    trust_remote_code: bool = False
     engine_args: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def settings(
@@ -238,11 +235,7 @@ class EngineBench:
             tuple(weights),
             contender.options or DraftOptions("off"),
             contender.draft_tokens,
-            self.dtype,
             batch_size,
-            self.trust_remote_code,
-            self.revision,
-            self.tokenizer,
             self.engine_args,
             contender.own,
             len(self.contenders),

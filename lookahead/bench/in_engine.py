@@ -196,7 +196,7 @@ def bench_in_engine(
     """As `on_model.bench_prompts`. Raises LookaheadError if engine, model or a trie cannot be used, or no row be answered."""
     events = events or BenchEvents()
     requests = list(islice(read_requests(path), rows))
-    opened = open_tries(tries, bench.tokenizer or bench.model, bench.trust_remote_code)
+    opened = open_tries(tries, bench.model)
     tries = [str(trie.path) for trie in opened]
     of_each = trie_weights(weights, [opened])[0]
     found, failed = [], list[str]()
@@ -275,7 +275,7 @@ def _measured(
     checked = min(len(rows), len(rows) if bench.lossless_rows is None else bench.lossless_rows)
     about = {**environment(torch.device(engine.device)), bench.engine: engine.version, "quantization": engine.quantization}
     return Comparison(
-        model=bench.model,
+        model=bench.model.name,
         device=engine.device,
         dtype=engine.dtype,
         mode=bench.engine,
@@ -304,5 +304,4 @@ def _judged(bench: EngineBench, found: Comparison, prompts: Sequence[Sequence[in
         return unjudged
     from lookahead.models.load import load_model
 
-    code: dict[str, Any] = {"trust_remote_code": bench.trust_remote_code, "revision": bench.revision}
-    return lossless(load_model(bench.model, found.dtype, **code), prompts[:first], expected, outputs)
+    return lossless(load_model(bench.model, dtype=found.dtype), prompts[:first], expected, outputs)

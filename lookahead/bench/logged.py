@@ -20,6 +20,7 @@ from lookahead.job.drafting import open_tries, trie_weights
 from lookahead.job.events import BenchEvents
 from lookahead.job.fields import RowFields, template_of
 from lookahead.job.pairs import JobSettings, Log, pairs_of, read_log, settings_of
+from lookahead.models.options import ModelOptions
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
 from lookahead.trie.file import Trie, names_of
 
@@ -165,10 +166,11 @@ def read_workloads(logs: Logs, events: BenchEvents, shape: Shape | None = None) 
     names = names_of(list(logs.paths))
     tries_of = tries_of_each(logs.tries, names)
     tokenizers = Tokenizers(logs.tokenizer)
+    named = logs.tokenizer or (shape.name if shape else None)
     opened, build_seconds = [], []
     for name in names:
         began = time.perf_counter()
-        opened.append(open_tries(tries_of[name], logs.tokenizer or (shape.name if shape else None)))
+        opened.append(open_tries(tries_of[name], ModelOptions(named) if named else None))
         build_seconds.append(time.perf_counter() - began)
     weights = trie_weights(logs.weights, opened)
     others = [trie for tries in opened for trie in tries]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any
 
 from lookahead.bench.compare import Comparison, compare
 from lookahead.bench.logged import Logs, Shape, read_workloads
@@ -23,6 +22,7 @@ from lookahead.job.prompt import local_time, prompts_of
 from lookahead.job.rows import Request, read_requests
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.models.load import random_model, read_config
+from lookahead.models.options import ModelOptions
 
 Look = Callable[[TargetModel, list[list[int]]], None]  # at a loaded model and the prompts that it is to answer
 
@@ -33,27 +33,15 @@ class ModelBench:
 
     options: of each run of ours. batch_sizes: prompts decoded at once, measured in turn. peers: also Hugging Face's own.
     repeats, recycling: see `compare.compare`. lossless_rows: the first rows, whose outputs are checked; None: all; 0: none.
-    exact, engine_mode, quantize, kv_dtype: see `load.load_model`.
     """
 
-    model: str
+    model: ModelOptions
     options: Sequence[DraftOptions]
     batch_sizes: Sequence[int] = (1,)
-    dtype: str = "auto"
-    device: str = "auto"
-    attention: str | None = None
     peers: bool = True
     repeats: int = 1
     recycling: bool = False
     lossless_rows: int | None = 64
-    revision: str | None = None
-    adapter: str | None = None
-    tokenizer: str | None = None
-    trust_remote_code: bool = False
-    exact: bool = False
-    engine_mode: str = "auto"
-    quantize: str = "none"
-    kv_dtype: str = "none"
 
 
 def answerable(
@@ -91,28 +79,10 @@ def bench_prompts(
     look: called with the loaded model and its prompts, before they are answered. Raises LookaheadError if no row can be.
     """
     events = events or BenchEvents()
-    opened = open_tries(tries, bench.tokenizer or bench.model, bench.trust_remote_code, bench.revision)
+    opened = open_tries(tries, bench.model)
     of_each = trie_weights(weights, [opened])[0]
-    loaded = load_here(
-        EngineSettings(
-            bench.model,
-            tuple(str(trie.path) for trie in opened),
-            tuple(of_each),
-            bench.options[0],
-            bench.dtype,
-            bench.device,
-            bench.attention,
-            trust_remote_code=bench.trust_remote_code,
-            revision=bench.revision,
-            adapter=bench.adapter,
-            tokenizer=bench.tokenizer,
-            exact=bench.exact,
-            engine_mode=bench.engine_mode,
-            quantize=bench.quantize,
-            kv_dtype=bench.kv_dtype,
-        ),
-        events,
-    )
+    settings = EngineSettings(bench.model, tuple(str(trie.path) for trie in opened), tuple(of_each), bench.options[0])
+    loaded = load_here(settings, events)
     return bench_loaded(bench, loaded, path, of_each, max_new_tokens, rows, events, look)
 
 
@@ -173,15 +143,13 @@ def bench_logged(
     no room for.
     """
     events = events or BenchEvents()
-    loading: dict[str, Any] = {"trust_remote_code": bench.trust_remote_code, "revision": bench.revision}
-    config = read_config(bench.model, **loading).get_text_config(decoder=True)
-    ((workload,), _) = read_workloads(logs, events, Shape(bench.model, config))
-    loading |= {"engine_mode": bench.engine_mode, "quantize": bench.quantize, "kv_dtype": bench.kv_dtype}
-    target = random_model(bench.model, bench.dtype, bench.device, bench.attention, **loading)
+    config = read_config(*bench.model.source).get_text_config(decoder=True)
+    ((workload,), _) = read_workloads(logs, events, Shape(bench.model.name, config))
+    target = random_model(bench.model)
     look(target, [])
     compile_for([workload], bench.options[0], events)
     if target.mode != "packed":
-        events.notice(f"{bench.model} verifies by {target.mode}: {target.reason}")
+        events.notice(f"{bench.model.name} verifies by {target.mode}: {target.reason}")
     prompts, answers = [prompt for prompt, _ in workload.pairs], [answer for _, answer in workload.pairs]
     comparisons = []
     for size in bench.batch_sizes:

@@ -16,6 +16,7 @@ from lookahead.job.events import BenchEvents
 from lookahead.models.load import load_model, read_config
 from lookahead.models.mixed import ACTIVATIONS, Chosen, choose_bits
 from lookahead.models.moments import input_sizes
+from lookahead.models.options import ModelOptions
 from lookahead.models.quantize import check_scheme
 from lookahead.models.write_packed import Calibration, Written, quantize_checkpoint
 from lookahead.tokenizer import identity, own_tokenizer
@@ -29,17 +30,19 @@ class QuantizeSpec:
     tokens of 4 bits may cost on it.
     """
 
-    model: str
+    model: ModelOptions
     out: str
     scheme: str
     text: str | None = None
     rows: int = 64
-    trust_remote_code: bool = False
-    revision: str | None = None
     activations: str = "int8"
     calibration: str | None = None
     loss_budget: float = 0.03
     pack_embedding: bool = False
+
+    def written(self, folder: str | Path) -> ModelOptions:
+        """The model in this folder."""
+        return ModelOptions(str(folder), device="cpu", trust_remote_code=self.model.trust_remote_code)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +66,7 @@ class QuantizeReport:
     def as_json(self) -> dict[str, Any]:
         """The object that `quantize --json` prints."""
         written, value = self.written, dict[str, Any]()
-        value["model"], value["out"], value["weights"] = self.spec.model, self.spec.out, self.spec.scheme
+        value["model"], value["out"], value["weights"] = self.spec.model.name, self.spec.out, self.spec.scheme
         value["bytes_before"], value["bytes_after"] = written.bytes_before, written.bytes_after
         value["layers"] = [dataclasses.asdict(layer) for layer in written.layers]
         value["activations"] = self.spec.activations
@@ -90,12 +93,12 @@ def _check(spec: QuantizeSpec) -> None:
 
 def _texts(spec: QuantizeSpec, path: str) -> list[list[int]]:
     """Documents of a corpus or a trie, as ids. Raises LookaheadError for none, and for a trie of another tokenizer."""
-    config = read_config(spec.model, spec.trust_remote_code, spec.revision).get_text_config(decoder=True)
-    tokenizer, vocab_size = own_tokenizer(spec.model, spec.trust_remote_code, spec.revision), int(config.vocab_size)
+    config, name = read_config(*spec.model.source).get_text_config(decoder=True), spec.model.name
+    tokenizer, vocab_size = own_tokenizer(*spec.model.source), int(config.vocab_size)
     if not (Path(path).is_file() and TRIE.matches(Path(path))):
         return texts_of(path, tokenizer, vocab_size, spec.rows)
     trie = Trie(path)
-    trie.check_tokenizer("" if tokenizer is None else identity(tokenizer, spec.model).fingerprint, vocab_size, spec.model)
+    trie.check_tokenizer("" if tokenizer is None else identity(tokenizer, name).fingerprint, vocab_size, name)
     documents = [document for document in trie.documents() if len(document) > 1]
     if not documents:
         raise CorpusError(f"{path}: no document of 2 tokens or more.")
@@ -103,8 +106,7 @@ def _texts(spec: QuantizeSpec, path: str) -> list[list[int]]:
 
 
 def _calibration(spec: QuantizeSpec, texts: list[list[int]]) -> Calibration:
-    given = {"trust_remote_code": spec.trust_remote_code, "revision": spec.revision}
-    original = load_model(spec.model, device="cpu", engine_mode="modules", **given)  # type: ignore[arg-type]
+    original = load_model(spec.model, device="cpu", engine_mode="modules")
 
     def run() -> None:
         loss_of(original, texts)
@@ -126,22 +128,23 @@ def quantize(spec: QuantizeSpec, events: BenchEvents | None = None) -> QuantizeR
             progress(1)
 
         def choose_of(folder: Path, largest: Mapping[str, torch.Tensor]) -> dict[str, int]:
-            target = load_model(str(folder), device="cpu", trust_remote_code=spec.trust_remote_code, engine_mode="modules")
+            target = load_model(spec.written(folder), engine_mode="modules")
             chosen.append(choose_bits(target.model, largest, lambda: loss_of(target, documents) or 0.0, spec.loss_budget))
             return chosen[0].in_8_bits
 
         choose = choose_of if spec.activations == "mixed" else None
-    given = spec.trust_remote_code, spec.revision, calibration, choose, spec.pack_embedding, spec.activations == "none"
+    _, trusted, revision = spec.model.source
+    given = trusted, revision, calibration, choose, spec.pack_embedding, spec.activations == "none"
     with events.working("quantizing", 100, "%") as progress:
-        written = quantize_checkpoint(spec.model, spec.out, spec.scheme, lambda done, of: progress(100 * done // of), *given)
+        name = spec.model.name
+        written = quantize_checkpoint(name, spec.out, spec.scheme, lambda done, of: progress(100 * done // of), *given)
     del calibration, given  # the model that they hold is freed
     mixed = chosen[0] if chosen else None
     if not texts:
         return QuantizeReport(spec, written, mixed, None)
     with events.working("comparing", 2, "models") as progress:
-        trusted = spec.trust_remote_code
-        before = quality_of(load_model(spec.model, device="cpu", trust_remote_code=trusted, revision=spec.revision), texts)
+        before = quality_of(load_model(spec.model, device="cpu"), texts)
         progress(1)
-        after = quality_of(load_model(spec.out, device="cpu", trust_remote_code=trusted), texts)
+        after = quality_of(load_model(spec.written(spec.out)), texts)
         progress(2)
     return QuantizeReport(spec, written, mixed, Comparison(before, after, parting(before, after)))

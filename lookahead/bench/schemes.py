@@ -71,6 +71,7 @@ def bench_schemes(bench: ModelBench, quantize: str, kv_dtype: str, measure: Meas
             figures.update(weight_bytes=weight_bytes(target.model), kv_bytes_per_token=target.place_bytes)
             figures["loss"] = loss_of(target, prompts) if prompts else None
 
-        comparisons, failed = measure(dataclasses.replace(bench, quantize=weights, kv_dtype=keys), look)
+        model = dataclasses.replace(bench.model, quantize=weights, kv_dtype=keys)
+        comparisons, failed = measure(dataclasses.replace(bench, model=model), look)
         schemes.append(Scheme(weights, keys, comparisons=comparisons, **figures))
     return schemes, failed

@@ -25,6 +25,7 @@ from lookahead.decode.text import found_in, text_of
 from lookahead.draft.options import DraftOptions
 from lookahead.engines.abilities import Abilities
 from lookahead.errors import LookaheadError, UsageError, first_line
+from lookahead.models.options import ModelOptions
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +44,12 @@ class ForeignSettings(abc.ABC):
     """
 
     takes_signals: ClassVar[bool] = False
-    model: str
+    model: ModelOptions
     tries: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     drafts: DraftOptions = dataclasses.field(default_factory=DraftOptions)
     draft_tokens: int = 8
-    dtype: str = "auto"
     batch_size: int | None = None
-    trust_remote_code: bool = False
-    revision: str | None = None
-    tokenizer: str | None = None
     engine_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     own: Mapping[str, Any] | None = None
     share: int = 1

@@ -66,11 +66,11 @@ class SglangSettings(ForeignSettings):
         """Of `ServerArgs`. Raises UsageError for what is set twice."""
         self.check_arguments(OURS)
         found: dict[str, Any] = {
-            "model_path": self.model,
-            "tokenizer_path": self.tokenizer,
-            "revision": self.revision,
-            "trust_remote_code": self.trust_remote_code,
-            "dtype": "float32" if self.dtype == "auto" and self.engine_args.get("device") == "cpu" else self.dtype,
+            "model_path": self.model.name,
+            "tokenizer_path": self.model.tokenizer,
+            "revision": self.model.revision,
+            "trust_remote_code": self.model.trust_remote_code,
+            "dtype": "float32" if self.model.dtype == "auto" and self.engine_args.get("device") == "cpu" else self.model.dtype,
             "max_running_requests": self.batch_size,
             "grammar_backend": "llguidance",
             "log_level": "error",
@@ -128,7 +128,7 @@ class SglangEngine(ForeignEngine):
         config = getattr(model, "hf_generation_config", None)
         own = {"repetition_penalty": getattr(config, "repetition_penalty", None)}
         drafts = settings.own is not None or settings.drafts.strategy != "off"
-        self.target = ForeignTarget(settings.model, int(model.vocab_size), longest, own, drafts)
+        self.target = ForeignTarget(settings.model.name, int(model.vocab_size), longest, own, drafts)
 
     def _check(self, sampling: Sampling) -> None:
         super()._check(sampling)

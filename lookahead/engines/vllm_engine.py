@@ -51,11 +51,11 @@ class VllmSettings(ForeignSettings):
         """Of `EngineArgs`. Raises UsageError for what is set twice."""
         self.check_arguments(OURS)
         found: dict[str, Any] = {
-            "model": self.model,
-            "tokenizer": self.tokenizer,
-            "revision": self.revision,
-            "trust_remote_code": self.trust_remote_code,
-            "dtype": "float32" if self.dtype == "auto" and on_cpu else self.dtype,
+            "model": self.model.name,
+            "tokenizer": self.model.tokenizer,
+            "revision": self.model.revision,
+            "trust_remote_code": self.model.trust_remote_code,
+            "dtype": "float32" if self.model.dtype == "auto" and on_cpu else self.model.dtype,
             "max_logprobs": MOST_LOGPROBS,
             "use_tqdm_on_load": False,
             "disable_log_stats": True,
@@ -97,7 +97,7 @@ class VllmEngine(ForeignEngine):
         self.dtype = str(config.model_config.dtype).removeprefix("torch.")
         self.quantization: str | None = config.model_config.quantization
         self.target = ForeignTarget(
-            settings.model,
+            settings.model.name,
             int(config.model_config.get_vocab_size()),
             int(config.model_config.max_model_len),
             config.model_config.get_diff_sampling_param(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lookahead.job.options import OptionGroup, option
+from lookahead.options import OptionGroup, option
 
 
 @dataclass(frozen=True)

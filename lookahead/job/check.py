@@ -98,8 +98,8 @@ def checked_rows(
 
     Raises LookaheadError if the model's config or tokenizer, or an input, cannot be read.
     """
-    config = read_config(settings.model, settings.trust_remote_code, settings.revision).get_text_config(decoder=True)
-    vocab_size, longest, tokenizer = int(config.vocab_size), longest_text(config), settings.load_tokenizer()
+    config = read_config(*settings.model.source).get_text_config(decoder=True)
+    vocab_size, longest, tokenizer = int(config.vocab_size), longest_text(config), settings.model.load_tokenizer()
     for request in requests:
         try:
             yield Checked(request, "", _prompt_tokens(request, tokenizer, options, vocab_size, longest, check))

@@ -8,8 +8,8 @@ from typing import Any
 
 from lookahead.engines.abilities import ABILITIES, OFF
 from lookahead.errors import UsageError
-from lookahead.job.options import typed
 from lookahead.job.spec import OPTIONS, JobSpec
+from lookahead.options import typed
 
 ENGINES = ("hf", "vllm", "sglang")
 NO_OPTION = {  # options that no other engine has: what does the same there

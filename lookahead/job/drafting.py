@@ -11,6 +11,7 @@ from lookahead.job.spec import SESSION_TOKENS
 
 if TYPE_CHECKING:
     from lookahead.draft.options import DraftOptions
+    from lookahead.models.options import ModelOptions
     from lookahead.trie.file import Trie
 
 
@@ -46,19 +47,15 @@ def batch_size_of(text: str | int | None) -> int | None:
     return int(str(text))
 
 
-def open_tries(
-    paths: Sequence[str] | None, tokenizer: str | None = None, trust_remote_code: bool = False, revision: str | None = None
-) -> list[Trie]:
+def open_tries(paths: Sequence[str] | None, model: ModelOptions | None = None) -> list[Trie]:
     """Open tries; their headers are checked here, their tokenizer once the model's is known.
 
-    tokenizer: the model, or the tokenizer's own name, by which corpus files are made tries; the others are of the tokenizer.
+    model: by whose tokenizer corpus files are made tries.
     """
     from lookahead.corpus_build import open_trie
 
     def load() -> tuple[Any | None, str]:
-        from lookahead.tokenizer import own_tokenizer
-
-        return own_tokenizer(tokenizer, trust_remote_code, revision) if tokenizer else None, tokenizer or ""
+        return (model.load_tokenizer(), model.tokenizer or model.name) if model else (None, "")
 
     return [open_trie(path, load) for path in paths or []]
 

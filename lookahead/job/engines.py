@@ -25,7 +25,7 @@ from lookahead.job.workers import LocalWorkers, WorkerPool
 from lookahead.models.adapter import check_adapter
 from lookahead.models.load import read_config
 from lookahead.token_documents import TokenizerIdentity
-from lookahead.tokenizer import identity, load_tokenizer, own_tokenizer
+from lookahead.tokenizer import identity
 
 if TYPE_CHECKING:
     from lookahead.engines.foreign import ForeignEngine, ForeignSettings
@@ -162,7 +162,7 @@ def here(
     if explained:
         target = loaded.engine.target
         if target.mode == "plain":
-            raise UsageError(f"--explain: nothing is drafted for {settings.model}: {target.reason}")
+            raise UsageError(f"--explain: nothing is drafted for {settings.model.name}: {target.reason}")
         job = dataclasses.replace(job, observer_of=events.observers(loaded.tokenizer, explained))
     return SharedModel(loaded, peers) if peers else OneEngine(loaded), job
 
@@ -198,15 +198,13 @@ def in_engine(name: str, settings: ForeignSettings, tries: Sequence[Trie], event
 
     Raises LookaheadError if it, the model or a trie cannot be used.
     """
-    read_config(settings.model, settings.trust_remote_code, settings.revision)
-    if settings.tokenizer:
-        tokenizer = load_tokenizer(settings.tokenizer, settings.trust_remote_code)
-    else:
-        tokenizer = own_tokenizer(settings.model, settings.trust_remote_code, settings.revision)
-    whose = None if tokenizer is None else identity(tokenizer, settings.tokenizer or settings.model)
+    model = settings.model
+    read_config(*model.source)
+    tokenizer = model.load_tokenizer()
+    whose = None if tokenizer is None else identity(tokenizer, model.tokenizer or model.name)
     for trie in tries:
         if whose is not None:  # before the engine is started, which takes long
-            trie.check_tokenizer(whose.fingerprint, max(whose.vocab_size, trie.header.vocab_size), settings.model)
+            trie.check_tokenizer(whose.fingerprint, max(whose.vocab_size, trie.header.vocab_size), model.name)
     engines: list[ForeignEngine] = []
     title = ABILITIES[name].title
     if settings.takes_signals:
@@ -217,7 +215,7 @@ def in_engine(name: str, settings: ForeignSettings, tries: Sequence[Trie], event
         events.patiently(lambda: engines.append(settings.start(tokenizer)), f"Starting {title} ...")
     (engine,) = engines
     if whose is None:
-        whose = TokenizerIdentity(engine.target.vocab_size, "", settings.model)
+        whose = TokenizerIdentity(engine.target.vocab_size, "", model.name)
     return InEngine(name, engine, tokenizer, whose)
 
 
@@ -229,19 +227,20 @@ def workers(
 
     Raises UsageError if there cannot be that many, LookaheadError if they cannot load what they need.
     """
-    read_config(settings.model, settings.trust_remote_code, settings.revision)
-    if settings.adapter:
-        check_adapter(settings.adapter)
+    model = settings.model
+    read_config(*model.source)
+    if model.adapter:
+        check_adapter(model.adapter)
 
     def anywhere(name: str) -> str:
         """A folder by its absolute path; a hub name as it is."""
         return str(Path(name).absolute()) if Path(name).exists() else name
 
+    names = model.model and anywhere(model.model), model.adapter and anywhere(model.adapter)
+    named = model.tokenizer and anywhere(model.tokenizer)
     settings = dataclasses.replace(
         settings,
-        model=anywhere(settings.model),
-        adapter=settings.adapter and anywhere(settings.adapter),
-        tokenizer=settings.tokenizer and anywhere(settings.tokenizer),
+        model=dataclasses.replace(model, model=names[0], adapter=names[1], tokenizer=named),
         tries=tuple(str(Path(trie).absolute()) for trie in settings.tries),
     )
     factory = RayWorkers(ray, settings, job, size or 0) if ray else LocalWorkers(settings, job, size or 1)

@@ -81,7 +81,7 @@ def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Man
         "machine": f"{platform.machine()} {platform.system()}",
     }
     model = spec.model
-    files = fingerprint_model(str(model.named), model.revision, model.adapter, model.tokenizer)
+    files = fingerprint_model(model.name, model.revision, model.adapter, model.tokenizer)
     return Manifest(answering(spec), files, [run], [_input(name) for name in inputs])
 
 

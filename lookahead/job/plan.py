@@ -53,28 +53,8 @@ class JobPlan:
         """Importing what this and `row_options` need takes seconds: they wait until the files are known to be right."""
         from lookahead.job.setup import EngineSettings
 
-        model, scale_out = self.spec.model, self.spec.scale_out
-        return EngineSettings(
-            self.model,
-            self.trie_files,
-            self.weights,
-            self.drafts,
-            model.dtype,
-            model.device or "auto",
-            model.attn,
-            scale_out.device_map,
-            scale_out.tp_plan,
-            self.batch_size,
-            scale_out.prefill_chunk,
-            model.trust_remote_code,
-            model.revision,
-            model.adapter,
-            model.tokenizer,
-            model.exact,
-            model.engine_mode,
-            model.quantize,
-            model.kv_dtype,
-        )
+        chunk = self.spec.scale_out.prefill_chunk
+        return EngineSettings(self.spec.model, self.trie_files, self.weights, self.drafts, self.batch_size, chunk)
 
     def foreign_settings(self) -> ForeignSettings:
         """Of a job that vLLM or SGLang answers."""
@@ -87,16 +67,12 @@ class JobPlan:
             of, most = sglang_engine.SglangSettings, sglang_engine.DRAFT_TOKENS
         fixed = spec.drafting.decoding_length != "auto"
         return of(
-            self.model,
+            spec.model,
             self.trie_files,
             self.weights,
             drafts,
             min(drafts.branch_length, max(1, drafts.decoding_length - 1) if fixed else most),
-            spec.model.dtype,
             self.batch_size,
-            spec.model.trust_remote_code,
-            spec.model.revision,
-            spec.model.tokenizer,
             engine_args(spec.model.engine_arg or ()),
         )
 
@@ -139,8 +115,7 @@ def plan_of(spec: JobSpec) -> JobPlan:
     batch_size = 1 if spec.reporting.explain else batch_size_of(spec.scale_out.batch_size)  # what is explained comes row by row
     constraint = constraint_of(spec.constraints)
     fields = RowFields(io.prompt_field, template_of(io.template), keep_of(io.keep_fields), io.echo)
-    whose = spec.model.tokenizer or model, spec.model.trust_remote_code, spec.model.revision
-    tries = open_tries(drafting.trie, *whose)
+    tries = open_tries(drafting.trie, spec.model)
     weights = tuple(trie_weights(drafting.trie_weight, [tries])[0])
     return JobPlan(spec, model, drafts, batch_size, constraint, fields, shard, labels, tries, weights)
 
@@ -161,11 +136,11 @@ def _check(spec: JobSpec) -> str:
         raise UsageError("--explain shows the steps of one engine: leave --workers and --ray out.")
     if reporting.explain and scale_out.batch_size is not None:
         raise UsageError("--explain shows one row after the other: leave --batch-size out.")
-    if scale_out.tp_plan and several:
+    if model.tp_plan and several:
         raise UsageError("--tp-plan takes all processes for one model: leave --workers and --ray out.")
-    if (scale_out.tp_plan or scale_out.device_map) and model.device is not None:
+    if (model.tp_plan or model.device_map) and model.device is not None:
         raise UsageError("--device-map and --tp-plan choose the devices: leave --device out.")
-    if model.adapter and scale_out.tp_plan:
+    if model.adapter and model.tp_plan:
         raise UsageError("--adapter is merged into whole weights: leave --tp-plan out.")
     check_sampling_options(spec.sampling)
     check_engine(spec)
@@ -175,5 +150,4 @@ def _check(spec: JobSpec) -> str:
         raise UsageError("--source-name names the outputs in --save-trie FILE: give that file.")
     if not drafting.learn and drafting.session_tokens is not None:
         raise UsageError("--no-learn remembers no answers: leave --session-tokens out.")
-    assert model.named is not None
-    return model.named
+    return model.name

@@ -32,7 +32,7 @@ class RayWorkers:
         with contextlib.ExitStack() as connection:
             self._ray = connection.enter_context(connected(address))
             nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-            gpus = int(sum(node.get("GPU", 0) for node in nodes)) if settings.device != "cpu" else 0
+            gpus = int(sum(node.get("GPU", 0) for node in nodes)) if settings.model.device != "cpu" else 0
             if gpus and size > gpus:
                 raise UsageError(f"--workers {size}: the cluster has {gpus} GPUs.")
             self._connection = connection.pop_all()

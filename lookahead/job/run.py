@@ -59,7 +59,7 @@ def run_job(spec: JobSpec, events: JobEvents | None = None, config: str | None =
     plan = plan_of(spec)
     with contextlib.ExitStack() as stack:
         peers = None
-        if spec.scale_out.tp_plan:
+        if spec.model.tp_plan:
             from lookahead.forward.parallel import joined
 
             peers = stack.enter_context(joined())
@@ -150,7 +150,7 @@ def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], conf
     reads = [
         Input("--input", names),
         Input("--trie", drafting.trie or []),
-        Input("--model", [model.named], hub=True),
+        Input("--model", [model.name], hub=True),
         Input("--adapter", [model.adapter], hub=True),
         Input("--tokenizer", [model.tokenizer], hub=True),
         Input("--config", [config]),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lookahead.errors import ConstraintError, UsageError
-from lookahead.job.options import typed
+from lookahead.options import typed
 
 if TYPE_CHECKING:
     from lookahead.decode.constraint import Constraint

@@ -21,9 +21,10 @@ from lookahead.forward.backends import by_own_settings
 from lookahead.forward.target import TargetModel
 from lookahead.job.events import COMPILING
 from lookahead.models.load import load_model
+from lookahead.models.options import ModelOptions
 from lookahead.native.threads import c_function
 from lookahead.token_documents import TokenizerIdentity
-from lookahead.tokenizer import identity, load_tokenizer, own_tokenizer, without_limits
+from lookahead.tokenizer import identity, without_limits
 from lookahead.trie.file import Trie
 
 log = logging.getLogger(__name__)
@@ -31,43 +32,21 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """model, dtype, device, attention, device_map, tp_plan, trust_remote_code, revision, adapter, exact, engine_mode,
-    quantize, kv_dtype:
-    see `model.load_model`.
-    tokenizer: folder or hub name; None: the model's own. tries, weights: see `draft.drafter.Drafter`.
+    """model: see `load.load_model`. tries, weights: see `draft.drafter.Drafter`.
 
     batch_size: rows at once; None: what suits the device. prefill_chunk: see `DecodingEngine`.
     """
 
-    model: str
+    model: ModelOptions
     tries: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     drafts: DraftOptions = dataclasses.field(default_factory=DraftOptions)
-    dtype: str = "auto"
-    device: str = "auto"
-    attention: str | None = None
-    device_map: str | None = None
-    tp_plan: str | None = None
     batch_size: int | None = None
     prefill_chunk: int = 512
-    trust_remote_code: bool = False
-    revision: str | None = None
-    adapter: str | None = None
-    tokenizer: str | None = None
-    exact: bool = False
-    engine_mode: str = "auto"
-    quantize: str = "none"
-    kv_dtype: str = "none"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tries", paths_of(self.tries, "tries"))
         object.__setattr__(self, "weights", numbers_of(self.weights, "weights"))
-
-    def load_tokenizer(self) -> Any | None:
-        """The tokenizer that was named, else the model's own; None if the model has none. Raises ModelError if it is broken."""
-        if self.tokenizer:
-            return load_tokenizer(self.tokenizer, self.trust_remote_code)
-        return own_tokenizer(self.model, self.trust_remote_code, self.revision)
 
     def load(self, patiently: Callable[[Callable[[], None], str], None] = lambda act, why: act()) -> LoadedEngine:
         """Open the tries, load the model, compile the kernels.
@@ -75,21 +54,18 @@ class EngineSettings:
         patiently: see `Events.patiently`. Raises LookaheadError if model or tries cannot be used.
         """
         tries = [Trie(path) for path in self.tries]  # first, as that is quick and often what is wrong
-        tokenizer = load_tokenizer(self.tokenizer, self.trust_remote_code) if self.tokenizer else None
-        placed = self.dtype, self.device, self.attention, self.device_map, self.tp_plan
-        given = self.trust_remote_code, self.revision, self.adapter, self.exact, self.engine_mode
-        loaded: list[tuple[TargetModel, Any]] = []
+        model, loaded = self.model, list[tuple[TargetModel, Any]]()
+        named = model.load_tokenizer() if model.tokenizer else None
 
         def load() -> None:
-            target = load_model(self.model, *placed, *given, quantize=self.quantize, kv_dtype=self.kv_dtype)
-            own = own_tokenizer(self.model, self.trust_remote_code, self.revision) if tokenizer is None else tokenizer
-            loaded.append((target, own))
+            target = load_model(model)
+            loaded.append((target, named or model.load_tokenizer()))
 
-        patiently(load, f"Loading {os.path.basename(self.model) or self.model} ...")
+        patiently(load, f"Loading {os.path.basename(model.name) or model.name} ...")
         ((target, tokenizer),) = loaded
         compiling = lambda compile_kernels: patiently(compile_kernels, COMPILING)  # noqa: E731
         drafting = tries, self.weights or None, self.drafts
-        return assemble(target, tokenizer, *drafting, self.batch_size, self.prefill_chunk, compiling, self.tokenizer)
+        return assemble(target, tokenizer, *drafting, self.batch_size, self.prefill_chunk, compiling, model.tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lookahead.errors import UsageError
-from lookahead.files.hub import with_gguf_file
 from lookahead.job.answer_options import Constraints, SamplingOptions
-from lookahead.job.options import Option, OptionGroup, declared, option
+from lookahead.models.options import ModelOptions
+from lookahead.options import Option, OptionGroup, declared, option
 
 SESSION_TOKENS = 4_000_000
 PREFILL_CHUNK = 512
@@ -158,87 +158,6 @@ class Drafting(OptionGroup):
 
 
 @dataclass(frozen=True)
-class ModelOptions(OptionGroup):
-    """The model that answers, and how it is loaded."""
-
-    model: str | None = option(
-        None, "Causal LM: a folder, a GGUF file or a Hugging Face name.", metavar="NAME_OR_DIR", changes_answers=True
-    )
-    gguf_file: str | None = option(
-        None,
-        "The GGUF file to load, if --model is a folder or Hugging Face name that holds several. Needs pip install "
-        "'lookahead[gguf]'.",
-        metavar="NAME",
-        changes_answers=True,
-    )
-    revision: str | None = option(
-        None, "Branch, tag or commit of the model, if --model is a Hugging Face name.", metavar="NAME", changes_answers=True
-    )
-    adapter: str | None = option(
-        None,
-        "PEFT adapter (such as LoRA) of the model, merged into its weights. Needs pip install 'lookahead[adapter]'.",
-        metavar="NAME_OR_DIR",
-        changes_answers=True,
-    )
-    tokenizer: str | None = option(
-        None, "Tokenizer to use instead of the model's own.", metavar="NAME_OR_DIR", changes_answers=True
-    )
-    trust_remote_code: bool = option(
-        False, "Run the Python code that comes with the model or its tokenizer. Read it first.", changes_answers=True
-    )
-    dtype: str = option(
-        "auto",
-        "auto (float32 on a CPU, the checkpoint's own on a GPU), float32, bfloat16 or float16.",
-        changes_answers=True,
-    )
-    device: str | None = option(None, "auto, cpu, cuda or cuda:N.", default_text="auto", changes_answers=True)
-    attn: str | None = option(
-        None, "Attention implementation: sdpa or eager (default: the model's).", metavar="NAME", changes_answers=True
-    )
-    engine: str = option(
-        "hf",
-        "hf: our engine for transformers models. vllm, sglang: vLLM or SGLang with our drafts (pip install 'lookahead[vllm]', "
-        "'lookahead[sglang]').",
-        changes_answers=True,
-    )
-    engine_arg: Sequence[str] | None = option(
-        None,
-        "Argument of vLLM or SGLang, its value as JSON or text; repeat for several.",
-        metavar="NAME=VALUE",
-        changes_answers=True,
-    )
-    engine_mode: str = option(
-        "auto",
-        "How forwards are run: modules (the model's own, one by one), program (a whole forward in one native call, on CPUs; an "
-        "error if the model does not support it) or auto (program if supported).",
-        changes_answers=True,
-    )
-    quantize: str = option(
-        "none",
-        "Quantize the model's weights, on a CPU: int8, int4 (groups of 64, the output layer int8) or none. Answers are "
-        "those of the quantized model, the same with drafts and without.",
-        changes_answers=True,
-    )
-    kv_dtype: str = option(
-        "none",
-        "Keep keys and values in 8 or 4 bits, on a CPU: int8, int4 or none. Answers are then others, the same with drafts and "
-        "without.",
-        changes_answers=True,
-    )
-    exact: bool = option(
-        False,
-        "Require, on a CPU, that a token's scores are the same bits in every forward, so that drafts and batches change no "
-        "token in half precision either; an error if the model does not support it.",
-        changes_answers=True,
-    )
-
-    @property
-    def named(self) -> str | None:
-        """The model, with its GGUF file if one is named."""
-        return with_gguf_file(self.model, self.gguf_file)
-
-
-@dataclass(frozen=True)
 class ScaleOut(OptionGroup):
     """How many rows at once, on how many processes and devices. A shard answers other rows, so it is another job."""
 
@@ -276,18 +195,6 @@ class ScaleOut(OptionGroup):
         "Run on a Ray cluster: at this address, else the one that this machine is part of, else on this machine alone. Needs "
         "pip install 'lookahead[ray]'.",
         metavar="[HOST:PORT]",
-        changes_answers=False,
-    )
-    device_map: str | None = option(
-        None,
-        "Spread one model over this machine's GPUs, as transformers does: auto.",
-        metavar="MAP",
-        changes_answers=False,
-    )
-    tp_plan: str | None = option(
-        None,
-        "Tensor parallel, as transformers does: auto. Start with torchrun --no-python --nproc-per-node N lookahead.",
-        metavar="PLAN",
         changes_answers=False,
     )
 
@@ -366,8 +273,7 @@ class OptionOfJob:
 def _all_options() -> Iterator[OptionOfJob]:
     for group, (panel, kind) in PANELS.items():
         for field in dataclasses.fields(kind):
-            declared(field)
-            yield OptionOfJob(group, panel, field)
+            yield OptionOfJob(group, declared(field).panel or panel, field)
 
 
 OPTIONS = {each.name: each for each in _all_options()}  # fails here for an option that does not declare itself

@@ -343,12 +343,14 @@ class LocalWorkers:
         import torch
 
         self.size, self._settings, self._options = size, settings, options
-        self._gpus = torch.cuda.device_count() if settings.device in ("auto", "cuda") else 0
+        self._gpus = torch.cuda.device_count() if settings.model.device in (None, "auto", "cuda") else 0
         self._threads = max(1, torch.get_num_threads() // size)
 
     def start(self, number: int) -> WorkerHandle:
-        device = f"cuda:{number % self._gpus}" if self._gpus else self._settings.device
-        return _LocalWorker(dataclasses.replace(self._settings, device=device), self._options, self._threads)
+        model = self._settings.model
+        if self._gpus:
+            model = dataclasses.replace(model, device=f"cuda:{number % self._gpus}")
+        return _LocalWorker(dataclasses.replace(self._settings, model=model), self._options, self._threads)
 
     def close(self) -> None:
         """Nothing outlives its workers."""

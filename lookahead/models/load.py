@@ -27,6 +27,7 @@ from lookahead.models.adapter import check_adapter, merged
 from lookahead.models.checkpoint import check_weights
 from lookahead.models.exact import differs_in_company, exact_or_plain, tried_in_half
 from lookahead.models.linear import lay_out
+from lookahead.models.options import ModelOptions
 from lookahead.models.packed import check_readable
 from lookahead.models.packed_model import packed_model, refuse_own_format
 from lookahead.models.prequantized import check_method, exact_where_needed
@@ -41,18 +42,16 @@ _quiet = threading.RLock()  # held while transformers is quiet
 ENGINE_MODES = ("auto", "modules", "program")  # see `load_model`
 
 
-def estimated_profile(
-    name: str, dtype: str, gpu: str, trust_remote_code: bool = False, revision: str | None = None
-) -> CostProfile:
-    """What a model should cost on another GPU, by its config.json alone (budget/estimate.py).
+def estimated_profile(model: ModelOptions, gpu: str) -> CostProfile:
+    """What a model should cost on another GPU, by its config.json alone (budget/estimate.py); auto is the config's own dtype.
 
-    dtype: auto (the config's own), float32, bfloat16, float16. Raises ModelError and UsageError as `random_model` does.
+    Raises ModelError and UsageError as `random_model` does.
     """
-    config = read_config(name, trust_remote_code, revision)
+    config, name = read_config(*model.source), model.name
     text = config.get_text_config(decoder=True)
-    chosen = _dtype(dtype) or text.dtype or torch.bfloat16
+    chosen = _dtype(model.dtype) or text.dtype or torch.bfloat16
     try:
-        sizes = _sizes(empty_model(config, trust_remote_code), text)
+        sizes = _sizes(empty_model(config, model.trust_remote_code), text)
     except Exception as error:  # such as of a model without attention heads
         raise ModelError(f"{name}: what this model costs cannot be estimated ({first_line(error)}).") from error
     return estimate(sizes, setting_of(config, name, gpu, chosen), gpu, int(text.vocab_size), longest_text(text))
@@ -87,38 +86,18 @@ def _first_of(config: Any, *names: str) -> int:
 
 
 @by_own_settings
-def load_model(
-    name: str,
-    dtype: str = "auto",
-    device: str = "auto",
-    attention: str | None = None,
-    device_map: str | None = None,
-    tp_plan: str | None = None,
-    trust_remote_code: bool = False,
-    revision: str | None = None,
-    adapter: str | None = None,
-    exact: bool = False,
-    engine_mode: str = "auto",
-    quantize: str = "none",
-    kv_dtype: str = "none",
-) -> TargetModel:
+def load_model(model: str | ModelOptions, **options: Any) -> TargetModel:
     """Load a causal LM from a folder or hub name and probe how it verifies. On a CPU its weights are laid out (linear.py).
 
-    dtype: auto (float32 on a CPU, the checkpoint's own elsewhere), float32, bfloat16, float16. device: auto, cpu, cuda, or
-    cuda:N, which becomes this thread's current device.
-    device_map, tp_plan: as of transformers, which then choose the devices; the latter in processes that torchrun has started.
-    trust_remote_code: run code that comes with the model. revision: branch, tag or commit of a hub name. adapter: folder or hub
-    name of a PEFT adapter, which is merged into the weights (adapter.py). exact: a token's scores must be the same bits in any
-    forward (exact.py), at any cost. engine_mode: program (a whole forward in one native call, lower.py), modules, or
-    auto. quantize: int8 or int4 linear layers (quantize.py), or none; a model that is not exact then decodes plainly.
-    kv_dtype: int8 or int4 keys and values (forward/quantized_cache.py), or none. Raises ModelError if one of these cannot be
-    had, or it is not a causal LM or cannot be loaded, UsageError for an unknown dtype, mode or scheme, a missing device, or a
+    options: of `ModelOptions`, by name. A device cuda:N becomes this thread's current device; tp_plan is for processes that
+    torchrun has started. A quantized model that is not exact decodes plainly. Raises ModelError if an option cannot be had, or
+    the model is not a causal LM or cannot be loaded, UsageError for an unknown dtype, mode or scheme, a missing device, or a
     model that cannot have such keys and values.
     """
-    target_device, chosen = _device(device), _dtype(dtype)
-    _check_mode(engine_mode)
-    check_scheme(quantize, target_device)
-    check_kv_dtype(kv_dtype, target_device, not (device_map or tp_plan))
+    wished = ModelOptions.of(model, **options)
+    name, trust_remote_code, revision = wished.source
+    adapter, device_map, tp_plan = wished.adapter, wished.device_map, wished.tp_plan
+    target_device, chosen = _checked(wished)
     path = Path(name)
     config = read_config(name, trust_remote_code, revision)
     source, further = located(name, "a model folder", revision)
@@ -131,7 +110,7 @@ def load_model(
         raise ModelError(f"{name}: no weights in this folder (looked for *.safetensors and *.bin).")
     if chosen is None:
         chosen = torch.float32 if target_device.type == "cpu" else "auto"
-    wishes: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+    wishes: dict[str, Any] = {"attn_implementation": wished.attn} if wished.attn else {}
     if device_map:
         wishes["device_map"] = device_map
     if tp_plan:
@@ -139,10 +118,11 @@ def load_model(
     try:
         with _quiet_transformers():
             alone = target_device.type == "cpu" and not (device_map or tp_plan or adapter)
-            model = packed_model(name, config, chosen, wishes) if alone and chosen != "auto" else None
-            if model is None:
+            loaded = packed_model(name, config, chosen, wishes) if alone and chosen != "auto" else None
+            if loaded is None:
                 refuse_own_format(name, config)
-                model = _whole(name, auto_class(config), source, trust_remote_code, revision, dtype=chosen, **further, **wishes)
+                wishes |= {"dtype": chosen, **further}
+                loaded = _whole(name, auto_class(config), source, trust_remote_code, revision, **wishes)
     except ModelError:
         raise
     except Exception as error:
@@ -150,17 +130,18 @@ def load_model(
             check_readable(path)
         raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
     if "gguf_file" in further:
-        _forget_blocks(model)
+        _forget_blocks(loaded)
     if adapter:
         with _quiet_transformers():
-            model = merged(model, adapter)
-    if quantize != "none" and (device_map or tp_plan):
-        raise UsageError(f"--quantize {quantize} is for a model on one device: leave out --device-map and --tp-plan.")
-    laid_out = model if device_map or tp_plan else lay_out(quantize_linears(model.to(target_device), quantize, name))
-    target = _probed(laid_out, name, engine_mode, kv_dtype)
+            loaded = merged(loaded, adapter)
+    if wished.quantize != "none" and (device_map or tp_plan):
+        raise UsageError(f"--quantize {wished.quantize} is for a model on one device: leave out --device-map and --tp-plan.")
+    if not (device_map or tp_plan):
+        loaded = lay_out(quantize_linears(loaded.to(target_device), wished.quantize, name))
+    target = _probed(loaded, wished)
     if target.linear not in QUANTIZED:
         target = exact_where_needed(target, config)
-    if exact and not target.exact:
+    if wished.exact and not target.exact:
         if isinstance(target.program, DeviceProgram):
             target = dataclasses.replace(target, program=DeviceProgram(target.program.plan, target.device, exact=True))
         if where := differs_in_company(target):
@@ -219,26 +200,14 @@ def _tensor_parallel(plan: str) -> dict[str, Any]:
 
 
 @by_own_settings
-def random_model(
-    name: str,
-    dtype: str = "auto",
-    device: str = "auto",
-    attention: str | None = None,
-    trust_remote_code: bool = False,
-    revision: str | None = None,
-    engine_mode: str = "auto",
-    quantize: str = "none",
-    kv_dtype: str = "none",
-) -> TargetModel:
+def random_model(model: str | ModelOptions, **options: Any) -> TargetModel:
     """A causal LM of the shape that a config.json gives, with random weights, the same each time; no weights are read.
 
     It costs what the real one costs and emits random text. Arguments and errors as of `load_model`.
     """
-    target_device, chosen = _device(device), _dtype(dtype)
-    _check_mode(engine_mode)
-    check_scheme(quantize, target_device)
-    check_kv_dtype(kv_dtype, target_device)
-    config = read_config(name, trust_remote_code, revision)
+    wished = ModelOptions.of(model, **options)
+    target_device, chosen = _checked(wished)
+    config = read_config(*wished.source)
     if chosen is None:
         of_config = config.get_text_config(decoder=True).dtype or torch.bfloat16
         chosen = torch.float32 if target_device.type == "cpu" else of_config
@@ -246,29 +215,34 @@ def random_model(
     try:
         with _quiet_transformers(), torch.random.fork_rng(devices), target_device:
             torch.manual_seed(0)
-            model = auto_class(config).from_config(
+            made = auto_class(config).from_config(
                 config,
                 dtype=chosen,
-                trust_remote_code=trust_remote_code,
-                **({"attn_implementation": attention} if attention else {}),
+                trust_remote_code=wished.trust_remote_code,
+                **({"attn_implementation": wished.attn} if wished.attn else {}),
             )
     except Exception as error:
-        raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
-    target = _probed(lay_out(quantize_linears(model.to(target_device), quantize, name)), name, engine_mode, kv_dtype)
+        raise ModelError(f"{wished.name}: a model of this shape cannot be made ({first_line(error)}).") from error
+    target = _probed(lay_out(quantize_linears(made.to(target_device), wished.quantize, wished.name)), wished)
     _log_setting(target)
     return target
 
 
-def _check_mode(name: str) -> None:
-    if name not in ENGINE_MODES:
-        raise UsageError(f"--engine-mode {name}: choose {', '.join(ENGINE_MODES)}.")
+def _checked(wished: ModelOptions) -> tuple[torch.device, Any]:
+    """(device, dtype; None for auto). Raises UsageError for what is none."""
+    device, dtype = _device(wished.device or "auto"), _dtype(wished.dtype)
+    if wished.engine_mode not in ENGINE_MODES:
+        raise UsageError(f"--engine-mode {wished.engine_mode}: choose {', '.join(ENGINE_MODES)}.")
+    check_scheme(wished.quantize, device)
+    check_kv_dtype(wished.kv_dtype, device, not (wished.device_map or wished.tp_plan))
+    return device, dtype
 
 
-def _probed(model: Any, name: str, engine_mode: str, kv_dtype: str) -> TargetModel:
+def _probed(model: Any, wished: ModelOptions) -> TargetModel:
     """How the model verifies. Raises ModelError where its forward is to be a program and is none; as `with_kv_dtype`."""
-    target = with_kv_dtype(probed(model.eval(), name, engine_mode != "modules"), kv_dtype)
-    if engine_mode == "program" and target.program is None:
-        raise ModelError(f"{name}: --engine-mode program: its forward cannot be one native call (--verbose tells why).")
+    target = with_kv_dtype(probed(model.eval(), wished.name, wished.engine_mode != "modules"), wished.kv_dtype)
+    if wished.engine_mode == "program" and target.program is None:
+        raise ModelError(f"{wished.name}: --engine-mode program: its forward cannot be one native call (--verbose tells why).")
     return target
 
 

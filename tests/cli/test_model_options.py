@@ -24,6 +24,7 @@ from lookahead.job.sampling import biases, token_id_lists
 from lookahead.job.setup import EngineSettings
 from lookahead.job.workers import Worker
 from lookahead.models.load import load_model
+from lookahead.models.options import ModelOptions
 from lookahead.tokenizer import TOKENIZER_FILES
 from tests.architectures import plainly, random_prompts, tiny_config, tiny_model
 from tests.support.cli import Cli, write_jsonl
@@ -248,7 +249,7 @@ def test_revision_goes_to_the_hub_with_config_weights_and_tokenizer(monkeypatch:
         monkeypatch.setattr(f"transformers.{kind}.from_pretrained", of(kind))
     for module in ("models.load", "tokenizer"):
         monkeypatch.setattr(f"lookahead.{module}.located", lambda name, *_: (name, {}))
-    settings = EngineSettings("org/model", revision="v2", trust_remote_code=True)
+    settings = EngineSettings(ModelOptions("org/model", revision="v2", trust_remote_code=True))
     monkeypatch.setattr("lookahead.job.setup.assemble", lambda target, tokenizer, *_: (target, tokenizer))
     settings.load()
     assert asked == dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"), ("org/model", "v2", True))
@@ -294,7 +295,7 @@ def test_sampling_that_the_model_asks_for_is_said_once_and_done_when_asked(
 
 
 def test_workers_report_what_is_not_used(configured: Any) -> None:
-    settings = EngineSettings(str(configured(do_sample=True, top_k=7, dola_layers="high")), batch_size=1)
+    settings = EngineSettings(ModelOptions(str(configured(do_sample=True, top_k=7, dola_layers="high"))), batch_size=1)
     for sampling, parts in (
         (Sampling(), ("top_k 7", "dola_layers 'high'")),
         (Sampling(sampling="model"), ("dola_layers 'high'",)),

@@ -41,7 +41,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def demo() -> TargetModel:
-    return load_model(str(MODEL), "float32", "cpu")
+    return load_model(str(MODEL), dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ class RulesOutAll(LogitsProcessor):
 
 @pytest.fixture(scope="module")
 def engines() -> tuple[LookaheadEngine, LookaheadEngine]:
-    target, tokenizer = load_model(str(MODEL), "float32", "cpu"), load_tokenizer(str(MODEL))
+    target, tokenizer = load_model(str(MODEL), dtype="float32", device="cpu"), load_tokenizer(str(MODEL))
     drafted = DraftOptions(decoding_length=8, adaptive=False)
     return tuple(LookaheadEngine(target, tokenizer, drafts=each, batch_size=3) for each in (DraftOptions("off"), drafted))  # type: ignore[return-value]
 

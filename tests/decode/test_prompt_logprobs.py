@@ -55,7 +55,7 @@ def test_they_are_those_of_a_plain_forward_and_change_no_answer(tiny_model, devi
     ("quantize", "mode"), [("none", "modules"), ("none", "program"), ("int8", "program"), ("int4", "modules")]
 )
 def test_every_way_to_compute_forwards_gives_them(quantize, mode):
-    target = load_model(str(MODEL), "float32", "cpu", quantize=quantize, engine_mode=mode)
+    target = load_model(str(MODEL), dtype="float32", device="cpu", quantize=quantize, engine_mode=mode)
     engine = DecodingEngine(target, Drafter([], DRAFTED), 3)
     requests = [engine.request(LONG, room, prompt_logprobs=asked) for room, asked in ((4, 1), (0, 1), (4, None))]
     list(engine.run(requests))

@@ -159,6 +159,7 @@ def job(made: Path, out: str, trie_before: bool) -> Scenario:
     import torch
 
     from lookahead.job.setup import EngineSettings
+    from lookahead.models.options import ModelOptions
 
     torch.set_num_threads(1)
     (made / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
@@ -176,7 +177,8 @@ def job(made: Path, out: str, trie_before: bool) -> Scenario:
 
     EngineSettings.load = load_once  # type: ignore[method-assign]
     scenario = of_files(made, given, command)
-    loaded.append(real(EngineSettings(str(TOKENIZER), batch_size=2)))  # for the children, each of which takes its copy of it
+    settings = EngineSettings(ModelOptions(str(TOKENIZER)), batch_size=2)
+    loaded.append(real(settings))  # for the children, each of which takes its copy of it
     answered, kept = rows_of(made / "warm" / out), documents_of(made / "warm")
 
     def is_done(folder: Path) -> bool:

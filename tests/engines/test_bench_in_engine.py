@@ -26,6 +26,7 @@ from lookahead.engines.sglang_engine import SglangSettings
 from lookahead.engines.vllm_common import EXTENSION
 from lookahead.engines.vllm_engine import VllmSettings
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.models.options import ModelOptions
 from lookahead_cli.comparison import page_of, print_comparison
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, questions
@@ -106,7 +107,7 @@ def test_contenders_are_plain_vllms_own_and_ours_at_each_length(monkeypatch: pyt
 
 def test_each_contender_starts_vllm_with_its_drafts_and_its_share_of_the_memory() -> None:
     compared = contenders("vllm", "auto", "9")
-    bench = EngineBench("vllm", "org/model", compared, engine_args={"max_model_len": 512})
+    bench = EngineBench("vllm", ModelOptions("org/model"), compared, engine_args={"max_model_len": 512})
     arguments: dict[str, dict[str, Any]] = {}
     for contender in compared:
         settings = bench.settings(contender, ["a.trie"], [1.0], 4)
@@ -139,7 +140,7 @@ def test_contenders_in_sglang_are_plain_its_ngram_and_our_trees() -> None:
 
 def test_each_contender_starts_sglang_with_a_share_of_what_others_have_left() -> None:
     compared = contenders("sglang")
-    bench = EngineBench("sglang", "org/model", compared, engine_args={"device": "cpu"})
+    bench = EngineBench("sglang", ModelOptions("org/model"), compared, engine_args={"device": "cpu"})
     arguments: dict[str, dict[str, Any]] = {}
     for running, contender in enumerate(compared):
         settings = bench.settings(contender, ["a.trie"], [1.0], 4, running)
@@ -153,7 +154,7 @@ def test_each_contender_starts_sglang_with_a_share_of_what_others_have_left() ->
     for each in arguments.values():
         free -= free * each["mem_fraction_static"]
     assert free == pytest.approx(0.15, abs=2e-3)
-    limited = EngineBench("sglang", "org/model", compared, engine_args={"max_total_tokens": 512})
+    limited = EngineBench("sglang", ModelOptions("org/model"), compared, engine_args={"max_total_tokens": 512})
     settings = limited.settings(compared[0], (), (), 4)
     assert isinstance(settings, SglangSettings)
     assert "mem_fraction_static" not in settings.arguments()
@@ -203,7 +204,8 @@ def test_outputs_that_nobody_judges_are_identical_or_different() -> None:
 
 
 def test_outputs_that_differ_are_judged_by_the_stock_model_unless_the_engine_has_quantized_it() -> None:
-    bench, other, prompts = EngineBench("vllm", str(MODEL), contenders("vllm", "auto")), [*ANSWER[:4], 6], [[7, 8]]
+    bench, other = EngineBench("vllm", ModelOptions(str(MODEL)), contenders("vllm", "auto")), [*ANSWER[:4], 6]
+    prompts = [[7, 8]]
     same = in_engine._judged(bench, comparison(), prompts)
     assert same is not None
     assert (same.identical, same.divergences) == (1, [])
@@ -239,7 +241,7 @@ def test_one_of_the_engines_own_ways_that_does_not_start_is_left_out() -> None:
     events = in_engine.BenchEvents()
     events.notice = notices.append  # type: ignore[method-assign, assignment]
     compared = [each for each in contenders("vllm", "auto") if each.name != "suffix"]
-    bench = EngineBench("vllm", "org/model", compared)
+    bench = EngineBench("vllm", ModelOptions("org/model"), compared)
     with in_engine._running(bench, start, events) as engines:
         assert list(engines) == ["plain", "auto"]
     assert started == [("plain", 0), ("ngram", 1), ("auto", 1)]
@@ -285,7 +287,7 @@ def serve_scripted(line: Any, name: str, settings: SglangSettings) -> None:
 @pytest.mark.deep  # it imports torch in two processes
 def test_an_engine_in_a_process_of_its_own_answers_and_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_engine, "_serve", serve_scripted)
-    run = InProcess("sglang", Settings(str(tmp_path / "closed")))
+    run = InProcess("sglang", Settings(ModelOptions(str(tmp_path / "closed"))))
     assert run.about == Scripted.about
     turn = run.answer([[1, 2], [3]], 7)
     assert (turn.outputs, turn.forwards) == ([[1, 2], [3]], 7)
@@ -293,7 +295,7 @@ def test_an_engine_in_a_process_of_its_own_answers_and_is_closed(tmp_path: Path,
         run.answer([], 7)
     run.close()
     assert (tmp_path / "closed").read_text("utf-8") == "closed"
-    run = InProcess("sglang", Settings(str(tmp_path / "closed")))
+    run = InProcess("sglang", Settings(ModelOptions(str(tmp_path / "closed"))))
     with pytest.raises(LookaheadError, match="SGLang has failed: its process has ended"):
         run.answer([[0]], 7)
     run.close()
@@ -302,7 +304,7 @@ def test_an_engine_in_a_process_of_its_own_answers_and_is_closed(tmp_path: Path,
 @pytest.mark.deep  # the same
 def test_an_engine_that_does_not_start_in_its_process_says_why() -> None:
     with pytest.raises(LookaheadError, match="no-such-model"):
-        InProcess("sglang", SglangSettings("/no-such-model"))
+        InProcess("sglang", SglangSettings(ModelOptions("/no-such-model")))
 
 
 def benched(*options: object) -> Any:

@@ -28,6 +28,7 @@ from lookahead.engines.requests import NewTokens, Requests
 from lookahead.engines.sglang_engine import SglangEngine, SglangSettings, params_of
 from lookahead.engines.sglang_link import LINK, Link, serve
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.models.options import ModelOptions
 from lookahead.trie.file import Trie
 from tests.support.jobs import MODEL
 
@@ -74,7 +75,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> SglangEngine:
     monkeypatch.setattr(sglang_engine, "_started", lambda arguments: FakeEngine())
     monkeypatch.setattr(sglang_engine, "FAILED", [])
     texts = SimpleNamespace(decode=lambda ids, **options: "".join("?????abcd"[each] for each in ids))
-    return SglangEngine(SglangSettings("m", own={"speculative_algorithm": "NGRAM"}, batch_size=2), texts)
+    return SglangEngine(SglangSettings(ModelOptions("m"), own={"speculative_algorithm": "NGRAM"}, batch_size=2), texts)
 
 
 def test_rows_end_as_sglang_says(engine: SglangEngine) -> None:
@@ -148,14 +149,16 @@ def test_rows_that_ask_for_what_sglang_cannot_do_are_refused() -> None:
 
 
 def test_arguments_of_sglang_are_those_of_the_job() -> None:
-    settings = SglangSettings("org/m", ("a.trie",), (), DraftOptions(), 6, batch_size=16, engine_args={"device": "cpu"})
+    settings = SglangSettings(
+        ModelOptions("org/m"), ("a.trie",), (), DraftOptions(), 6, batch_size=16, engine_args={"device": "cpu"}
+    )
     found = settings.arguments()
     assert (found["model_path"], found["max_running_requests"], found["dtype"]) == ("org/m", 16, "float32")
     assert (found["speculative_algorithm"], found["speculative_num_draft_tokens"]) == ("LOOKAHEAD", 7)
     assert settings.drafting()["tries"] == [os.path.abspath("a.trie")]
-    assert "speculative_algorithm" not in SglangSettings("m", drafts=DraftOptions("off")).arguments()
+    assert "speculative_algorithm" not in SglangSettings(ModelOptions("m"), drafts=DraftOptions("off")).arguments()
     with pytest.raises(UsageError, match="is set by --batch-size"):
-        SglangSettings("m", engine_args={"max_running_requests": 4}).arguments()
+        SglangSettings(ModelOptions("m"), engine_args={"max_running_requests": 4}).arguments()
 
 
 def test_an_unknown_version_answers_without_drafts_with_one_warning(
@@ -169,7 +172,7 @@ def test_an_unknown_version_answers_without_drafts_with_one_warning(
         return FakeEngine()
 
     monkeypatch.setattr(sglang_engine, "_started", start)
-    engine = SglangEngine(SglangSettings("m", batch_size=2), None)
+    engine = SglangEngine(SglangSettings(ModelOptions("m"), batch_size=2), None)
     assert "speculative_algorithm" not in started[0]
     assert not engine.target.drafts
     (record,) = caplog.records
@@ -215,7 +218,9 @@ def test_what_a_job_uses_of_sglang_is_as_it_was() -> None:
 
     asked = params_of(Generation([1], 9, frozenset(), Sampling(constraint=Constraint("regex", "a")), 3), 1.0)
     assert asked.keys() | {"ebnf", "json_schema"} <= set(SamplingParams.__struct_fields__)
-    found = SglangSettings("m", drafts=DraftOptions(), batch_size=2, revision="r", tokenizer="t", share=2).arguments()
+    found = SglangSettings(
+        ModelOptions("m", revision="r", tokenizer="t"), drafts=DraftOptions(), batch_size=2, share=2
+    ).arguments()
     assert found.keys() | sglang_engine.OURS.keys() | {"device"} <= set(ServerArgs.__struct_fields__)
     assert sglang.unknown_version() == ""
 

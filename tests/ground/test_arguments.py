@@ -31,6 +31,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.errors import UsageError
 from lookahead.job.setup import EngineSettings
 from lookahead.models.load import load_model
+from lookahead.models.options import ModelOptions
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import load_tokenizer
 from tests.support.jobs import MODEL, PROMPTS
@@ -108,7 +109,7 @@ def test_trie_given_as_one_path_is_one_trie_everywhere(tmp_path: Path) -> None:
     for paths in (str(path), path, [path]):
         assert merge_tries(paths, tmp_path / "b.trie").tokens == Trie(path).header.tokens
     assert prune_trie(path, tmp_path / "c.trie", drop_sources="t").documents == 1
-    assert EngineSettings("m", str(path), 2.0) == EngineSettings("m", (str(path),), (2.0,))  # type: ignore[arg-type]
+    assert EngineSettings(ModelOptions("m"), str(path), 2.0) == EngineSettings(ModelOptions("m"), (str(path),), (2.0,))  # type: ignore[arg-type]
 
 
 def test_engine_opens_the_one_trie_that_is_named(engine: LookaheadEngine, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from lookahead.engines.abilities import VLLM as IN_VLLM
 from lookahead.engines.vllm_engine import VllmSettings
 from lookahead.errors import UsageError
 from lookahead.job.choose_engine import engine_args
+from lookahead.models.options import ModelOptions
 from lookahead.trie.file import Trie
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, questions, rows_of, steady
@@ -100,7 +101,7 @@ def test_engine_arguments_are_json_or_text() -> None:
 
 def test_arguments_of_vllm_are_those_of_the_job() -> None:
     settings = VllmSettings(
-        "org/model", ("a.trie",), (2.0,), DraftOptions("single", price=0.1, adaptive=False), 6, batch_size=16,
+        ModelOptions("org/model"), ("a.trie",), (2.0,), DraftOptions("single", price=0.1, adaptive=False), 6, batch_size=16,
         engine_args={"speculative_config": {"enable_adaptive_verification": True}, "swap_space": 2},
     )  # fmt: skip
     found = settings.arguments(on_cpu=True)
@@ -120,11 +121,11 @@ def test_arguments_of_vllm_are_those_of_the_job() -> None:
         "session_tokens": 4_000_000,
         "adaptive": False,
     }
-    plain = VllmSettings("org/model", drafts=DraftOptions("off")).arguments(on_cpu=True)
+    plain = VllmSettings(ModelOptions("org/model"), drafts=DraftOptions("off")).arguments(on_cpu=True)
     assert not {"speculative_config", "additional_config"} & plain.keys()
     for argument in ({"model": "other"}, {"speculative_config": {"method": "ngram"}}, {"max_num_seqs": 4}):
         with pytest.raises(UsageError, match="--engine-arg"):
-            VllmSettings("org/model", engine_args=argument).arguments(on_cpu=True)
+            VllmSettings(ModelOptions("org/model"), engine_args=argument).arguments(on_cpu=True)
 
 
 def test_rows_that_ask_for_what_vllm_cannot_do_are_refused() -> None:

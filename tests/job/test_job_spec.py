@@ -14,10 +14,10 @@ import pytest
 from lookahead import JobEvents, JobReport, JobSpec, run_job
 from lookahead.errors import UsageError
 from lookahead.job.manifest import answering
-from lookahead.job.options import OptionGroup, declared, kinds, option
 from lookahead.job.progress import JobProgress
 from lookahead.job.record import CLOCKED
 from lookahead.job.spec import OPTIONS, PANELS
+from lookahead.options import OptionGroup, declared, kinds, option
 from lookahead_cli.app import program
 from lookahead_cli.job_schema import job_schema
 from tests.support.cli import Cli, write_jsonl

@@ -24,6 +24,7 @@ from lookahead.job.rows import Request, parse_row
 from lookahead.job.runner import JobOptions, run_rows
 from lookahead.job.setup import EngineSettings
 from lookahead.job.workers import LOST, MOST_LOSSES, Emitted, LocalWorkers, Report, Worker, WorkerHandle, WorkerPool
+from lookahead.models.options import ModelOptions
 from lookahead.token_documents import TokenizerIdentity
 from lookahead_cli.app import run
 from lookahead_cli.options import with_address
@@ -163,7 +164,7 @@ def test_stopped_team_gives_up_what_runs() -> None:
 
 
 def test_worker_answers_as_one_engine_does_and_takes_in_what_others_say() -> None:
-    settings, options = EngineSettings(str(MODEL), batch_size=4), JobOptions(max_new_tokens=12, token_ids=True)
+    settings, options = EngineSettings(ModelOptions(str(MODEL)), batch_size=4), JobOptions(max_new_tokens=12, token_ids=True)
     requests = [parse_row(row, number + 1) for number, row in enumerate(questions(10))]
     requests = [Request(r.id, r.line, prompt=r.prompt, number=n) for n, r in enumerate(requests)]
     alone: list[Ended] = []
@@ -185,7 +186,7 @@ def test_worker_answers_as_one_engine_does_and_takes_in_what_others_say() -> Non
 
 
 def test_worker_that_cannot_load_says_why() -> None:
-    worker = Worker(EngineSettings(str(MODEL), tries=("no.trie",)), JobOptions())
+    worker = Worker(EngineSettings(ModelOptions(str(MODEL)), tries=("no.trie",)), JobOptions())
     while not (report := worker.exchange([], [])).error:
         pass
     assert "no.trie" in str(report.error)
@@ -194,7 +195,7 @@ def test_worker_that_cannot_load_says_why() -> None:
 @pytest.mark.deep
 def test_team_that_cannot_load_says_why() -> None:
     with (
-        WorkerPool(LocalWorkers(EngineSettings("no-model/"), JobOptions(), 1)) as pool,
+        WorkerPool(LocalWorkers(EngineSettings(ModelOptions("no-model/")), JobOptions(), 1)) as pool,
         pytest.raises(LookaheadError, match="no-model"),
     ):
         pool.wait_until_ready()

@@ -254,7 +254,10 @@ def test_resident_weights(tmp_path: Path, scheme: str, share: float) -> None:
     """Of bfloat16, a Llama of 12M numbers with an output layer of its own; the bars are 0.55 and 0.32."""
     sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 3072}
     LlamaConfig(**sizes, num_key_value_heads=4, tie_word_embeddings=False).save_pretrained(tmp_path)
-    sizes_of = [weight_bytes(random_model(str(tmp_path), "bfloat16", "cpu", quantize=each).model) for each in ("none", scheme)]
+    sizes_of = [
+        weight_bytes(random_model(str(tmp_path), dtype="bfloat16", device="cpu", quantize=each).model)
+        for each in ("none", scheme)
+    ]
     assert sizes_of[1] / sizes_of[0] == pytest.approx(share, abs=0.01)  # by how the CPU's kernels pad
 
 
@@ -313,7 +316,7 @@ def test_demo_model_loses_little(scheme: str, most: float, texts: int) -> None:
     ("scheme", "dtype"), [("int4", "float32"), *deep([("int8", "bfloat16"), ("int8", "float32"), ("int4", "bfloat16")])]
 )
 def test_demo_model_runs_as_a_program_with_the_same_answers(scheme: str, dtype: str) -> None:
-    target = load_model(DEMO, dtype, "cpu", quantize=scheme, engine_mode="program")
+    target = load_model(DEMO, dtype=dtype, device="cpu", quantize=scheme, engine_mode="program")
     assert target.exact
     tokenizer = load_tokenizer(DEMO)
     prompts = [tokenizer(f"Question: {n} apples and {n + 3} pears cost {n * 7}.\nAnswer:")["input_ids"] for n in range(2, 10)]

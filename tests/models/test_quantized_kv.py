@@ -140,7 +140,7 @@ def test_any_draft_yields_the_plain_tokens(tiny_model, make_trie, name: str, kv_
 def test_demo_model_answers_the_same_with_drafts_and_in_batches(
     tokenized: list[list[int]], kv_dtype: str, dtype: str, mode: str, quantize: str
 ) -> None:
-    target = load_model(DEMO, dtype, "cpu", engine_mode=mode, quantize=quantize, kv_dtype=kv_dtype)
+    target = load_model(DEMO, dtype=dtype, device="cpu", engine_mode=mode, quantize=quantize, kv_dtype=kv_dtype)
     assert target.exact
     assert (target.program is not None) == (mode == "program")
 
@@ -219,16 +219,16 @@ def test_demo_model_loses_little() -> None:
 
 
 def test_memory_of_a_token() -> None:
-    whole = load_model(DEMO, "bfloat16", "cpu").place_bytes
+    whole = load_model(DEMO, dtype="bfloat16", device="cpu").place_bytes
     for kv_dtype, dtype, share in (("int8", "float32", 0.55), ("int4", HALF, 0.32)):
-        held = load_model(DEMO, dtype, "cpu", kv_dtype=kv_dtype).place_bytes
+        held = load_model(DEMO, dtype=dtype, device="cpu", kv_dtype=kv_dtype).place_bytes
         assert 0 < held <= share * whole
 
 
 @pytest.mark.deep
 @torch.inference_mode()
 def test_more_rows_fit_into_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, whole = 16, load_model(DEMO, HALF, "cpu")
+    rows, whole = 16, load_model(DEMO, dtype=HALF, device="cpu")
     monkeypatch.setattr(slots_module, "free_memory", lambda device: int(0.6 * whole.place_bytes * rows * slots_module.KEYS))
 
     def decode(target: TargetModel) -> None:
@@ -237,7 +237,7 @@ def test_more_rows_fit_into_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> 
             slots.begin(slots.add([5 + row, 6, 7], 9))
         slots.forward(side_by_side([chain([5 + row, 6]) for row in range(rows)], ["last"] * rows))
 
-    decode(load_model(DEMO, HALF, "cpu", kv_dtype="int8"))
+    decode(load_model(DEMO, dtype=HALF, device="cpu", kv_dtype="int8"))
     with pytest.raises(MemoryError, match="keys and values for 16 rows do not fit"):
         decode(whole)
 

@@ -197,7 +197,7 @@ def questions_with_answers() -> list[str]:
 
 def loss(folder: Path | str, quantize: str = "none") -> float:
     """nats per token of the last 40, in float32."""
-    target = load_model(str(folder), "float32", "cpu", quantize=quantize, engine_mode="modules")
+    target = load_model(str(folder), dtype="float32", device="cpu", quantize=quantize, engine_mode="modules")
     tokenizer = load_tokenizer(DEMO)
     return loss_of(target, [tokenizer(text)["input_ids"] for text in questions_with_answers()[60:]]) or 0.0
 
@@ -227,7 +227,7 @@ def test_weights_only(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     shown = cli("quantize", "--model", DEMO, "-o", tmp_path / "a", "--weights", "int4", "--activations", "none")
     assert shown.code == 0, shown.err
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    target = load_model(str(tmp_path / "a"), "float32", "cpu")
+    target = load_model(str(tmp_path / "a"), dtype="float32", device="cpu")
     layer = target.model.model.layers[2].mlp.up_proj
     assert not isinstance(getattr(layer, "laid_out", None), QuantizedPanels)
     assert isinstance(layer, LaidOutLinear | nn.Linear)

@@ -52,7 +52,7 @@ def real_target(request: pytest.FixtureRequest) -> Any:
     @functools.lru_cache(maxsize=1)
     def load(dtype: str, quantize: str = "none", kv_dtype: str = "none") -> TargetModel:
         of = "gguf" if (dtype, quantize, kv_dtype) == ("bfloat16", "none", "none") else "folder"
-        return load_model(request.getfixturevalue(of), dtype, "cpu", quantize=quantize, kv_dtype=kv_dtype)
+        return load_model(request.getfixturevalue(of), dtype=dtype, device="cpu", quantize=quantize, kv_dtype=kv_dtype)
 
     return load
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from lookahead import api
 from lookahead.forward.target import TargetModel
 from lookahead.job import setup
 from lookahead.models import load, probe
+from lookahead.models.options import ModelOptions
 
 DOORS = (setup, api)  # modules that call `load_model` by this name
 MOST_MODELS = 4  # that are kept
@@ -59,24 +59,22 @@ class Loader:
 
     def __init__(self, load: Callable[..., TargetModel]):
         self.load = load
-        self.signature = inspect.signature(load)
         self.loaded = functools.lru_cache(MOST_MODELS)(self._load)
 
     def __call__(self, *arguments: Any, **options: Any) -> TargetModel:
-        bound = self.signature.bind(*arguments, **options)
-        bound.apply_defaults()
-        chosen = bound.arguments
-        folder = Path(chosen["name"])
-        if not folder.is_dir() or any(chosen[name] for name in ("device_map", "tp_plan", "revision", "adapter")):
+        chosen = ModelOptions.of(*arguments, **options)
+        chosen = dataclasses.replace(chosen, tokenizer=None, device=chosen.device or "auto")
+        folder = Path(chosen.name)
+        if not folder.is_dir() or chosen.device_map or chosen.tp_plan or chosen.revision or chosen.adapter:
             return self.load(*arguments, **options)
         files = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir()))
         hits = self.loaded.cache_info().hits
-        target, generation_config = self.loaded(tuple(chosen.items()), files)
+        target, generation_config = self.loaded(chosen, files)
         if self.loaded.cache_info().hits > hits:
             load._log_setting(target)
         target.model.generation_config = copy.deepcopy(generation_config)
         return dataclasses.replace(target)  # what is cached of its settings, such as its threads, is read again
 
-    def _load(self, chosen: tuple[tuple[str, Any], ...], files: object) -> tuple[TargetModel, Any]:
-        target = self.load(**dict(chosen))
+    def _load(self, chosen: ModelOptions, files: object) -> tuple[TargetModel, Any]:
+        target = self.load(chosen)
         return target, copy.deepcopy(target.model.generation_config)

@@ -23,7 +23,7 @@ class Option:
     """changes_answers: a job that is resumed with another value would answer differently, or write other rows.
 
     is_file: the value names a file, whose content counts and not its name. flags: as typed, where they are not --name alone.
-    least, most: bounds of a number, inclusive. default_text: what None stands for.
+    least, most: bounds of a number, inclusive. default_text: what None stands for. panel: of --help, instead of its group's.
     """
 
     help: str
@@ -34,6 +34,7 @@ class Option:
     most: int | None = None
     default_text: str | None = None
     is_file: bool = False
+    panel: str | None = None
 
 
 def option(default: Any, help: str, *, changes_answers: bool, **about: Any) -> Any:
