@@ -39,11 +39,6 @@ OF_A_DIVERGENCE = {"row", "run", "place", "expected", "got", "expected_score", "
 TIMES = ("draft_seconds", "forward_seconds", "verify_seconds", "rest_seconds")
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def prompts_of(count: int) -> list[list[int]]:
     """Of 15 tokens that repeat themselves."""
     return [ids * 3 for ids in np.random.default_rng(0).integers(3, VOCAB_SIZE, (count, 5)).tolist()]

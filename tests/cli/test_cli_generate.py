@@ -23,11 +23,6 @@ PROMPTS = [json.loads(line)["prompt"] for line in (samples_folder() / "prompts.j
 FIXED = ("--strategy", "hierarchical", "--decoding-length", 16)  # the same drafts in every run, whatever forwards cost
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 @pytest.fixture(scope="session")
 def trie(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from lookahead_cli.app import run

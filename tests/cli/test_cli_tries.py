@@ -21,11 +21,6 @@ from tests.support.processes import Program
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "corpus.jsonl", [{"text": "the cat sat on the mat"}, {"text": "the cat sat on the log"}])
 

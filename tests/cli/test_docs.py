@@ -20,11 +20,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "cli.md"]  # which is made of the help
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_a_runnable_example_and_explains_every_option(cli: Cli, command: str) -> None:
     result = cli(command, "--help")

@@ -26,7 +26,6 @@ from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
 from lookahead.trie.prune import prune_trie
-from tests.support.cli import Cli
 from tests.support.jobs import MODEL
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -263,11 +262,6 @@ def test_of_given_answers_nothing_is_recycled(tiny_model):
 
 
 # ---- the file, the commands
-
-
-@pytest.fixture
-def cli(capsys):
-    return Cli(capsys)
 
 
 @pytest.fixture

@@ -24,11 +24,6 @@ from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, UNSTEADY, questions, rows_of, steady
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def generate(cli: Cli, out: Path, *options: object) -> int:
     job = ("generate", "--model", MODEL, "-o", out, "--max-new-tokens", 6, "--quiet")
     return cli(*job, *options).code

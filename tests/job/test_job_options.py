@@ -22,11 +22,6 @@ from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, questions, rows_of
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def test_manifest_says_what_the_job_was_run_with(cli: Cli, tmp_path: Path) -> None:
     corpus, source = write_jsonl(tmp_path / "c.jsonl", [{"text": "the cat"}]), write_jsonl(tmp_path / "in.jsonl", questions(2))
     cli("build-trie", corpus, "-o", tmp_path / "c.trie", "--tokenizer", MODEL)

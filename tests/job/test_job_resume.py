@@ -23,11 +23,6 @@ KILLS = (signal.SIGKILL, signal.SIGTERM)  # tests/deep/test_killed_jobs.py does 
 ROWS = 40
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 class Job:
     """job("--resume") runs the same job in this process; returns the exit code, and keeps what was said on stderr."""
 

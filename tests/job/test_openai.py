@@ -352,11 +352,6 @@ def test_rejected_rows_stand_in_the_output_as_in_openais_error_files(cli: Cli, t
     )
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 # ---- whatever a body holds
 
 

@@ -41,11 +41,6 @@ QUANTIZE = {"int8": in_8_bits, "int4": in_4_bits}
 ARCHITECTURES = ("llama", "qwen3", "gpt_neox", "gemma3", "olmo2", "phi", "opt", "cohere2", "starcoder2", "granite")
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def in_order(weight: torch.Tensor, scheme: str, order: torch.Tensor) -> Quantized:
     return dataclasses.replace(QUANTIZE[scheme](weight[:, order]), order=order)
 

@@ -28,11 +28,6 @@ pytestmark = pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86
 DEMO = "samples/demo-model"
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model in 4 bits."""

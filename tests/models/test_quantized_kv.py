@@ -45,11 +45,6 @@ NAMES = ("llama", "gpt_neox", "gemma3", "qwen3", "phi")
 OTHERS = ("opt", "olmo2", "cohere2", "starcoder2", "stablelm", "granite")
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 @pytest.fixture(scope="module")
 def tokenized() -> list[list[int]]:
     """Questions of the demo model's kind; several begin alike."""

@@ -38,11 +38,6 @@ NORMS = {
 KEPT = ("gemma3", "olmo2")  # weights that are added to 1; outputs that are added to what came before
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def with_outliers(model: nn.Module) -> nn.Module:
     model = copy.deepcopy(model)
     for layer in model.modules():
