@@ -42,20 +42,8 @@ def test_manifest_says_what_the_job_was_run_with(cli: Cli, tmp_path: Path) -> No
 
 def test_printed_config_runs_the_same_job_again(cli: Cli, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", questions(2))
-    job = (
-        "--model",
-        MODEL,
-        "--input",
-        source,
-        "-o",
-        tmp_path / "out.jsonl",
-        "--max-new-tokens",
-        4,
-        "--stop",
-        ".",
-        "--stop",
-        "x",
-    )
+    job = ("--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--max-new-tokens", 4)
+    job += ("--stop", ".", "--stop", "x")
     config = cli("generate", *job, "--print-config", "--no-learn")
     assert config.code == 0
     assert not (tmp_path / "out.jsonl").exists()
