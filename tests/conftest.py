@@ -18,6 +18,7 @@ from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
 from tests import architectures
 from tests.support import loading
+from tests.support.cli import Cli
 
 torch.set_num_threads(1)
 os.environ.setdefault("RAY_worker_niceness", "0")  # of 15, Ray's own, its workers wait for the tests that run beside them
@@ -28,7 +29,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # tests run beside each other, and so d
 _whole_session = contextlib.ExitStack()
 LONGEST = ("test_workers", "test_job_resume", "test_parallel", "test_custom_generate", "test_api", "test_cli_bench")
 
-hypothesis.settings.register_profile("fast", max_examples=10, deadline=None, derandomize=True)  # -m deep draws anew
+hypothesis.settings.register_profile("fast", max_examples=25, deadline=None, derandomize=True)  # -m deep draws others
 hypothesis.settings.register_profile("deep", max_examples=200, deadline=None)
 
 
@@ -80,6 +81,11 @@ def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("this machine has no CUDA device")
     return request.param
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)
 
 
 @pytest.fixture

@@ -48,30 +48,20 @@ def copied(tree: DraftTree) -> list[int]:
 # Prompt lookup
 
 
-def test_prompt_lookup_copies_from_the_earliest_occurrence():
-    lookup = PromptLookup()
-    lookup.start([1, 2, 3, 8, 1, 2, 3, 9, 1, 2, 3])
-    assert copied(lookup.draft()) == [8, 1, 2, 3, 9, 1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ([1, 3, 8, 2, 3, 7, 1, 2, 3, 6, 1, 2, 3], 6),  # three tokens stand before one and two that came earlier
-        ([1, 3, 8, 2, 3, 7, 4, 2, 3], 7),  # then two
-        ([1, 3, 8, 2, 5, 7, 4, 6, 3], 8),  # then one
+        ([1, 2, 3, 8, 1, 2, 3, 9, 1, 2, 3], [8, 1, 2, 3, 9, 1, 2, 3]),  # the earliest occurrence
+        ([1, 3, 8, 2, 3, 7, 1, 2, 3, 6, 1, 2, 3], [6, 1, 2, 3]),  # of three tokens, before one and two that came earlier
+        ([1, 3, 8, 2, 3, 7, 4, 2, 3], [7, 4, 2, 3]),  # then of two
+        ([1, 3, 8, 2, 5, 7, 4, 6, 3], [8, 2, 5, 7, 4, 6, 3]),  # then of one
+        ([9, 2, 3, 4, 7, 1, 2, 3, 4, 8, 1, 2, 3, 4], [7, 1, 2, 3, 4, 8, 1, 2, 3, 4]),  # four count no more than three
     ],
 )
-def test_prompt_lookup_searches_three_tokens_then_two_then_one(text, said):
+def test_prompt_lookup_copies_what_follows_three_tokens_then_two_then_one(text, said):
     lookup = PromptLookup()
     lookup.start(text)
-    assert copied(lookup.draft())[0] == said
-
-
-def test_four_tokens_that_match_count_no_more_than_three():
-    lookup = PromptLookup()
-    lookup.start([9, 2, 3, 4, 7, 1, 2, 3, 4, 8, 1, 2, 3, 4])
-    assert copied(lookup.draft())[0] == 7
+    assert copied(lookup.draft()) == said
 
 
 def test_prompt_lookup_copies_ten_tokens_at_most_and_stays_within_the_decoding_length():
@@ -120,21 +110,29 @@ def test_prompt_lookup_drafts_what_hugging_face_drafts(text, prompt_length):
 # The original trie
 
 
-def test_most_frequent_continuation_is_drafted_first(make_trie):
-    trie = OriginalTrie([make_trie([[1, 2, 3], [1, 2, 4], [1, 2, 4], [1, 2, 5], [1, 2, 5], [1, 2, 5]])])
-    assert drafted(trie, [1, 2]) == [(5,), (4,), (3,)]
-    assert drafted(trie, [1, 2], budget=1) == [(5,)]
+HALVES = [[1, 2, 4, 5, 6, 7, 8]], [1, 2, 3, 9, 9, 9, 9, 1, 2]
 
 
-def test_tree_is_filled_in_order_of_frequency_not_branch_by_branch(make_trie):
-    trie = OriginalTrie([make_trie([[1, 2, 3], [1, 2, 3], [1, 2, 3, 6], [1, 2, 4], [1, 2, 4]])])
-    assert drafted(trie, [1, 2], budget=2) == [(3,), (4,)]
-    assert drafted(trie, [1, 2]) == [(3,), (4,), (3, 6)]
-
-
-def test_among_equals_a_branch_is_followed_to_its_end(make_trie):
-    trie = OriginalTrie([make_trie([[1, 2, 3, 4, 5], [1, 2, 6, 7]])])
-    assert drafted(trie, [1, 2]) == [(3,), (3, 4), (3, 4, 5), (6,), (6, 7)]
+@pytest.mark.parametrize(
+    ("documents", "prompt", "limits", "paths"),
+    [
+        # The most frequent continuation first.
+        ([[1, 2, 3], *[[1, 2, 4]] * 2, *[[1, 2, 5]] * 3], [1, 2], {}, [(5,), (4,), (3,)]),
+        ([[1, 2, 3], *[[1, 2, 4]] * 2, *[[1, 2, 5]] * 3], [1, 2], {"budget": 1}, [(5,)]),
+        # In the order of frequency, not branch by branch; among equals a branch is followed to its end.
+        ([*[[1, 2, 3]] * 2, [1, 2, 3, 6], *[[1, 2, 4]] * 2], [1, 2], {"budget": 2}, [(3,), (4,)]),
+        ([*[[1, 2, 3]] * 2, [1, 2, 3, 6], *[[1, 2, 4]] * 2], [1, 2], {}, [(3,), (4,), (3, 6)]),
+        ([[1, 2, 3, 4, 5], [1, 2, 6, 7]], [1, 2], {}, [(3,), (3, 4), (3, 4, 5), (6,), (6, 7)]),
+        # Half of the tree is for what outputs say most often; what they do not fill goes to the prompt.
+        (*HALVES, {"budget": 4}, [(4,), (4, 5), (3,), (3, 9)]),
+        (*HALVES, {"budget": 3}, [(4,), (4, 5), (3,)]),
+        ([], [1, 2, 4, 1, 2, 3, 1, 2, 3, 1, 2], {"budget": 2}, [(3,), (3, 1)]),
+        # The last two tokens are matched, and no more.
+        ([[7, 8, 1, 2, 3], *[[9, 1, 2, 4]] * 2], [7, 8, 1, 2], {"budget": 1}, [(4,)]),
+    ],
+)
+def test_original_trie_drafts(make_trie, documents, prompt, limits, paths):
+    assert drafted(OriginalTrie([make_trie(documents)] if documents else []), prompt, **limits) == paths
 
 
 def test_one_occurrence_in_the_prompt_outranks_many_in_outputs(make_trie):
@@ -144,23 +142,6 @@ def test_one_occurrence_in_the_prompt_outranks_many_in_outputs(make_trie):
     assert frequencies[3,] == pytest.approx(PROMPT_WEIGHT / (2 * PROMPT_WEIGHT + 51))
     assert frequencies[4,] == pytest.approx(51 / (2 * PROMPT_WEIGHT + 51))
     assert list(frequencies_of(trie.draft(budget=4))) == [(4,), (4, 6), (3,), (3, 9)]
-
-
-def test_half_of_the_tree_is_for_what_outputs_say_most_often(make_trie):
-    trie = OriginalTrie([make_trie([[1, 2, 4, 5, 6, 7, 8]])])
-    prompt = [1, 2, 3, 9, 9, 9, 9, 1, 2]
-    assert sorted(drafted(trie, prompt, budget=4)) == [(3,), (3, 9), (4,), (4, 5)]
-    assert sorted(drafted(trie, prompt, budget=3)) == [(3,), (4,), (4, 5)]
-
-
-def test_half_that_outputs_do_not_fill_goes_to_what_the_prompt_says_most_often():
-    trie = OriginalTrie()
-    assert drafted(trie, [1, 2, 4, 1, 2, 3, 1, 2, 3, 1, 2], budget=2) == [(3,), (3, 1)]
-
-
-def test_only_the_last_two_tokens_are_matched(make_trie):
-    trie = OriginalTrie([make_trie([[7, 8, 1, 2, 3], [9, 1, 2, 4], [9, 1, 2, 4]])])
-    assert drafted(trie, [7, 8, 1, 2], budget=1) == [(4,)]
 
 
 def test_last_token_alone_is_matched_where_two_tokens_draft_too_little(make_trie):

@@ -43,11 +43,6 @@ OF_A_COMPARISON = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def prompts_of(count: int) -> list[list[int]]:
     """Of 3 to 10 tokens, which repeat themselves, so that something is drafted."""
     generator = np.random.default_rng(0)

@@ -39,11 +39,6 @@ OF_A_DIVERGENCE = {"row", "run", "place", "expected", "got", "expected_score", "
 TIMES = ("draft_seconds", "forward_seconds", "verify_seconds", "rest_seconds")
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def prompts_of(count: int) -> list[list[int]]:
     """Of 15 tokens that repeat themselves."""
     return [ids * 3 for ids in np.random.default_rng(0).integers(3, VOCAB_SIZE, (count, 5)).tolist()]
@@ -62,48 +57,42 @@ def turn(tokens: int, seconds: float) -> Turn:
     return Turn([[0] * tokens], seconds, steps=tokens, forwards=tokens)
 
 
-def run_of(*turns: Turn) -> Run:
+def run_of(*turns: list[float]) -> Run:
+    """Of the seconds of each repeat of each turn, of 10 tokens."""
     run = Run("", None, lambda rows: iter([turn(1, 1)]), lambda: None)
-    for number, each in enumerate(turns):
-        run.add(number, each)
+    for number, repeats in enumerate(turns):
+        for seconds in repeats:
+            run.add(number, turn(10, seconds))
     return run
 
 
-def test_spread_holds_the_quartiles_of_the_ratios_of_turns() -> None:
-    plain = run_of(*(turn(10, seconds) for seconds in (1, 2, 1, 4, 1)))
-    run = run_of(*(turn(10, seconds) for seconds in (1, 1, 0.5, 1, 0.2)))  # 1, 2, 2, 4 and 5 times as fast
-    plain.settle(plain)
-    run.settle(plain)
-    assert run.speedup == pytest.approx(9 / 3.7)
-    assert run.speedup_spread == pytest.approx((2, 4))
-    assert (plain.speedup, plain.speedup_spread) == (1, (1, 1))
+FIVE = (1, 1, 0.5, 1, 0.2)  # 1, 2, 2, 4 and 5 times as fast
 
 
-def test_single_turn_is_its_own_spread() -> None:
-    plain, run = run_of(turn(10, 1)), run_of(turn(10, 0.5))
-    plain.settle(plain)
-    run.settle(plain)
-    assert run.speedup_spread == (2, 2)
+@pytest.mark.parametrize(
+    ("plain", "ours", "speedup", "spread"),  # seconds of 10 tokens, of each repeat of each turn
+    [
+        ([[1], [2], [1], [4], [1]], [[each] for each in FIVE], 9 / 3.7, (2, 4)),  # the quartiles
+        ([[1]], [[0.5]], 2, (2, 2)),
+        ([[1, 4]], [[0.5, 1]], 2, (2.5, 3.5)),  # over repeats too: of 2 and 4
+    ],
+)
+def test_spread_is_that_of_the_ratios_of_turns_and_repeats(plain: Any, ours: Any, speedup: float, spread: Any) -> None:
+    first, second = run_of(*plain), run_of(*ours)
+    first.settle(first)
+    second.settle(first)
+    assert second.speedup == pytest.approx(speedup)
+    assert second.speedup_spread == pytest.approx(spread)
+    assert first.speedup == 1
 
 
 def test_repeated_turn_counts_as_its_repeat_of_median_time() -> None:
     repeats = [turn(10, seconds) for seconds in (9.0, 1.0, 2.0)]
     assert median_turn(repeats) is repeats[2]
     assert median_turn(repeats[:2]) is repeats[1]
-    run = Run("", None, lambda rows: iter(repeats[:1]), lambda: None)
-    for each in repeats:
-        run.add(0, each)
+    run = run_of([9.0, 1.0, 2.0])
     run.settle(run)
     assert (run.tokens, run.seconds) == (10, 2.0)
-
-
-def test_spread_is_over_repeats_too() -> None:
-    plain, run = run_of(turn(10, 1)), run_of(turn(10, 0.5))
-    plain.add(0, turn(10, 4))
-    run.add(0, turn(10, 1))
-    plain.settle(plain)
-    run.settle(plain)
-    assert run.speedup_spread == (2.5, 3.5)  # of 2 and 4
 
 
 def test_few_prompts_refill_slots_all_the_same(tiny_model: Callable[..., Any]) -> None:

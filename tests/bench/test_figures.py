@@ -19,11 +19,6 @@ BEGINS = {"png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF-", "svg": b"<?xml"}
 CURVE = [Capacity(0, 0, 2.3), *(Capacity(1000 << n, 6000 << n, 2.3 + 0.1 * n) for n in range(5))]
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 @pytest.mark.parametrize("ending", ["png", "pdf", "svg", "PNG"])
 def test_ending_says_what_is_drawn(tmp_path: Path, ending: str) -> None:
     draw_profile(read_profile("llama-7b-h200"), str(tmp_path / f"a.{ending}"))

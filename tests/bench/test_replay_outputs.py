@@ -19,11 +19,6 @@ MODEL = samples_folder() / "demo-model"
 TEXT = "the cat sat on the mat"
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def no_tokenizer() -> None:
     return None
 

@@ -16,11 +16,6 @@ ROWS = [{"prompt_ids": [1, 2, 3, n], "response_ids": [n, 1, 2, 3, 4, 5, 6, n, 7,
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture
 def pairs(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "pairs.jsonl", ROWS)
 

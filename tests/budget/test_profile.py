@@ -43,11 +43,6 @@ PROFILE = CostProfile(
 DEMO = str(Path(__file__).parents[2] / "samples" / "demo-model")
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def test_forward_costs_are_read_off_and_go_on_beyond_the_largest_size() -> None:
     assert PROFILE.at(1) == pytest.approx(0.010)
     assert PROFILE.at(36) == pytest.approx(0.026)

@@ -23,11 +23,6 @@ OF_A_RUN = {
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture
 def pairs(tmp_path: Path) -> Path:
     """Ten logged answers that repeat each other and their prompts."""
     rows = [{"prompt_ids": [1, 2, 3, n], "response_ids": [n, 1, 2, 3, 4, 5, 6, n, 7, 8, 9]} for n in range(20, 30)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections import Counter
@@ -21,11 +20,6 @@ MODEL = samples_folder() / "demo-model"
 PROMPTS = [json.loads(line)["prompt"] for line in (samples_folder() / "prompts.jsonl").read_text("utf-8").splitlines()[:3]]
 
 FIXED = ("--strategy", "hierarchical", "--decoding-length", 16)  # the same drafts in every run, whatever forwards cost
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
 
 
 @pytest.fixture(scope="session")
@@ -196,53 +190,6 @@ def test_chat_option_wraps_a_prompt_in_the_template(cli: Cli, tmp_path: Path) ->
     assert chat[0]["text"] == whole[0]["text"]
 
 
-BAD_ROWS: list[tuple[Any, str]] = [
-    ({"text": "x"}, 'needs one of "prompt"'),
-    ({"prompt": ""}, '"prompt" is empty'),
-    ({"prompt": 5}, "not text"),
-    ({"prompt": "a", "prompt_ids": [1]}, 'needs one of "prompt"'),
-    ({"prompt_ids": [1, -1]}, "not a list of token ids"),
-    ({"prompt_ids": [99999]}, "outside the model's vocabulary"),
-    ({"messages": [{"role": "user"}]}, '"messages" is not a list'),
-    ({"prompt": "a", "params": {"temperature": "hot"}}, "\"temperature\" is 'hot', not a number"),
-    ({"prompt": "a", "params": {"top_p": 1.5}}, "top_p is 1.5: it must be above 0 and at most 1"),
-    ({"prompt": "a", "params": {"n": 0}}, '"n" is 0, not a whole number above 0'),
-    ({"prompt": "a", "params": {"stop": ["a", 3]}}, '"stop" is not a list of texts'),
-    ({"prompt": "a", "params": {"logit_bias": {"x": 1}}}, '"logit_bias" does not give each token id a number'),
-    ({"prompt": "a", "params": {"max_new_tokens": 0}}, "not a positive number"),
-    ({"prompt": "a", "params": {"colour": 1}}, "unknown option"),
-    ({"prompt": "a", "params": {"logprobs": -1}}, '"logprobs" is -1, not a whole number'),
-    ({"prompt": "a", "params": {"logprobs": True}}, '"logprobs" is True, not a whole number'),
-    ({"prompt": "a", "params": {"top_logprobs": 2}}, 'unknown option "top_logprobs"'),
-    ({"prompt_ids": [5] * 2000}, "no room for an answer"),
-    ([1, 2], "not an object"),
-]
-
-
-def test_bad_rows_become_error_rows_and_the_job_goes_on(cli: Cli, tmp_path: Path) -> None:
-    rows = [{"prompt": PROMPTS[0]}, *(row for row, _ in BAD_ROWS), {"prompt": PROMPTS[1]}]
-    code, out = generate(cli, rows, tmp_path, "--max-new-tokens", 4)
-    assert code == 3
-    assert len(out) == len(rows)
-    assert "text" in out[0]
-    assert "text" in out[-1]
-    for row, (_, saying) in zip(out[1:-1], BAD_ROWS, strict=True):
-        assert row["finish_reason"] == "error"
-        assert saying in row["error"]["message"]
-
-
-def test_lines_that_are_no_json_are_error_rows_with_their_line(cli: Cli, tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_bytes(b'\n{"prompt": "a"\n\xff\n' + json.dumps({"prompt": PROMPTS[0]}).encode() + b"\n")
-    result = cli("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 3)
-    rows = [json.loads(line) for line in result.out.splitlines()]
-    assert result.code == 3
-    assert [row["id"] for row in rows] == [2, 3, 4]
-    assert "line 2: not JSON" in rows[0]["error"]["message"]
-    assert "line 3: not UTF-8" in rows[1]["error"]["message"]
-    assert "2 of 3 rows failed" in result.err
-
-
 @pytest.mark.deep
 def test_saved_trie_makes_the_same_job_take_a_third_of_the_steps(cli: Cli, tmp_path: Path) -> None:
     rows = [{"prompt": p} for p in PROMPTS]
@@ -286,14 +233,6 @@ def test_without_a_model_it_says_how_to_name_one_and_mentions_the_demo(cli: Cli,
     cli.fails(2, "generate", "--input", "x.jsonl", saying=["--model", "lookahead demo"])
 
 
-def test_existing_output_is_never_touched_without_overwrite(cli: Cli, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
-    out = tmp_path / "out.jsonl"
-    out.write_text("precious")
-    cli.fails(2, "generate", "--model", MODEL, "--input", source, "-o", out, saying=["out.jsonl: exists", "--overwrite"])
-    assert out.read_text() == "precious"
-
-
 def test_what_cannot_be_read_or_written_is_named_and_nothing_is_written(cli: Cli, tmp_path: Path, trie: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
     (tmp_path / "empty.jsonl").touch()
@@ -312,16 +251,13 @@ def test_what_cannot_be_read_or_written_is_named_and_nothing_is_written(cli: Cli
     cli.fails(2, *job, source, *out, "--decoding-length", 0, saying=["decoding length", "between 1 and 1024"])
     cli.fails(2, *job, source, *out, "--decoding-length", "-3", saying=["--decoding-length -3", "auto"])
     cli.fails(2, *job, source, *out, "--system", "x", saying=["--system needs --chat"])
+    cli.fails(2, *job, source, *out, "--batch-size", 0, saying=["--batch-size 0: give a number of rows, or auto"])
+    cli.fails(2, *job, source, *out, "--order", "size", saying=["--order size: choose input or completion"])
+    cli.fails(2, *job, source, *out, "--top-p", 0, saying=["top_p is 0.0: it must be above 0 and at most 1"])
+    for option, value in (("--batch-size", "many"), ("--temperature", -1), ("--logprobs", -1), ("--logprobs", "many")):
+        cli.fails(2, *job, source, *out, option, value, saying=[option])
     cli.fails(2, *job, source, "--json", saying=["--json", "-o"])
     assert not (tmp_path / "out.jsonl").exists()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_folder_without_write_permission_is_named(cli: Cli, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
-    (tmp_path / "locked").mkdir(mode=0o500)
-    out = tmp_path / "locked" / "o.jsonl"
-    cli.fails(1, "generate", "--model", MODEL, "--input", source, "-o", out, saying=["locked", "Permission"])
 
 
 def test_models_that_are_none_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
@@ -407,13 +343,6 @@ def test_samples_of_one_prompt_differ_and_stand_in_one_row(cli: Cli, tmp_path: P
     assert one["text"] == greedy["text"]
 
 
-def test_openai_line_with_samples_gets_a_choice_for_each(cli: Cli, tmp_path: Path) -> None:
-    body = {"prompt": PROMPTS[0], "n": 2, "temperature": 1.2, "max_tokens": 8, "logit_bias": {"5": -100}, "stop": None}
-    _, (row,) = generate(cli, [{"custom_id": "a", "body": body}], tmp_path)
-    assert [choice["index"] for choice in row["response"]["body"]["choices"]] == [0, 1]
-    assert row["response"]["body"]["usage"]["completion_tokens"] <= 16
-
-
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_stop_text_ends_an_answer_where_generate_ends_it(cli: Cli, tmp_path: Path, batch_size: int) -> None:
     import torch
@@ -438,26 +367,6 @@ def test_rows_come_in_the_order_of_their_prompts_or_as_they_end(cli: Cli, tmp_pa
     options = ("--batch-size", 2, "--strategy", "off")
     assert [row["id"] for row in generate(cli, rows, tmp_path, *options)[1]] == [0, 1, 9, 2, 3]
     assert [row["id"] for row in generate(cli, rows, tmp_path, *options, "--order", "completion")[1]][-1] == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--batch-size", "0"), "--batch-size 0: give a number of rows, or auto"),
-        (("--batch-size", "many"), "--batch-size many"),
-        (("--order", "size"), "--order size: choose input or completion"),
-        (("--top-p", "0"), "top_p is 0.0: it must be above 0 and at most 1"),
-        (("--temperature", "-1"), "--temperature"),
-        (("--logprobs", "-1"), "--logprobs"),
-        (("--logprobs", "many"), "--logprobs"),
-    ],
-)
-def test_option_that_makes_no_sense_is_a_usage_error(cli: Cli, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text(json.dumps({"prompt": PROMPTS[0]}) + "\n", encoding="utf-8")
-    result = cli("generate", "--model", MODEL, "--input", source, *options)
-    assert result.code == 2
-    assert message in result.err
 
 
 def test_corpus_file_in_the_place_of_a_trie_is_built_once_and_drafted_from(

@@ -21,11 +21,6 @@ from tests.support.processes import Program
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "corpus.jsonl", [{"text": "the cat sat on the mat"}, {"text": "the cat sat on the log"}])
 
@@ -309,35 +304,25 @@ def test_plot_draws_edl_by_size_and_json_holds_it(cli: Cli, tmp_path: Path) -> N
     assert "no trie" in cli(*drawn).out
 
 
-def test_commands_on_a_plain_tokenizer_import_no_torch(trie: Path, corpus: Path, tokenizer_folder: Path) -> None:
+def test_commands_import_no_torch_and_on_ids_no_transformers(trie: Path, ids_trie: Path, tokenizer_folder: Path) -> None:
     script = f"""
-import sys
-from lookahead_cli.app import run
-for line in (
-    "build-trie corpus.jsonl -o a.trie --tokenizer {tokenizer_folder}", "build-trie corpus.jsonl --append a.trie",
-    "inspect-trie a.trie --query cat", "prune-trie a.trie -o b.trie --min-count 2 --coverage corpus.jsonl",
-):
-    assert run(line.split()) == 0
-    assert "torch" not in sys.modules, line
-"""
-    done = subprocess.run([sys.executable, "-c", script], cwd=corpus.parent, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_commands_on_ids_import_neither_torch_nor_transformers(ids_trie: Path, tmp_path: Path) -> None:
-    script = """
 import sys
 from lookahead_cli.app import run
 for line in (
     "build-trie ids.jsonl -o a.trie --vocab-size 10", "build-trie ids.jsonl --append a.trie",
     "inspect-trie a.trie --verify --coverage ids.jsonl", "inspect-trie a.trie --query 5",
-    "prune-trie a.trie -o b.trie --min-count 2 --coverage ids.jsonl",
-    "merge-tries a.trie b.trie -o c.trie",
+    "prune-trie a.trie -o b.trie --min-count 2 --coverage ids.jsonl", "merge-tries a.trie b.trie -o c.trie",
 ):
     assert run(line.split()) == 0
-    assert not {"torch", "transformers"} & set(sys.modules), line
+    assert not {{"torch", "transformers"}} & set(sys.modules), line
+for line in (
+    "build-trie corpus.jsonl -o t.trie --tokenizer {tokenizer_folder}", "build-trie corpus.jsonl --append t.trie",
+    "inspect-trie t.trie --query cat", "prune-trie t.trie -o b.trie --min-count 2 --coverage corpus.jsonl --overwrite",
+):
+    assert run(line.split()) == 0
+    assert "torch" not in sys.modules, line
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], cwd=trie.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

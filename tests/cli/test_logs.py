@@ -18,11 +18,6 @@ from tests.support.loading import load_each_time
 LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d) (DEBUG|INFO|WARNING|ERROR) (.+)")
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def lines_of(path: Path) -> list[tuple[str, str]]:
     """(level, text) of each line, whose time stamps must rise."""
     found = [LINE.fullmatch(line) for line in path.read_text("utf-8").splitlines()]

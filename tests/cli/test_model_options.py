@@ -35,11 +35,6 @@ IDS = random_prompts((4, 9))
 ROWS = [{"prompt_ids": ids} for ids in IDS]
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny model."""

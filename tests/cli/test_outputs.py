@@ -20,11 +20,6 @@ from tests.support.loading import refuse_to_load
 from tests.support.tries import build_ids
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def contents(folder: Path) -> dict[str, bytes | str]:
     """Every file below a folder, and where every link in it leads."""
     found: dict[str, bytes | str] = {}

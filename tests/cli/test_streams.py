@@ -109,16 +109,6 @@ def test_package_runs_as_a_command_and_as_a_module() -> None:
         assert ran.stdout.startswith("lookahead ")
 
 
-@pytest.mark.parametrize(
-    ("words", "number", "completed"),
-    [("lookahead gen", 1, ["generate"]), ("lookahead bench --rep", 2, ["--repeat", "--replay", "--report"])],
-)
-def test_bash_is_told_commands_and_options(words: str, number: int, completed: list[str]) -> None:
-    told = script(_LOOKAHEAD_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(number))
-    assert (told.returncode, told.stderr) == (0, "")
-    assert sorted(told.stdout.split()) == completed
-
-
 def test_completion_is_installed_where_the_shell_reads_it(tmp_path: Path) -> None:
     installed = script("--install-completion", "bash", HOME=str(tmp_path))
     assert installed.returncode == 0, installed.stderr

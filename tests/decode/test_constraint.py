@@ -55,11 +55,6 @@ def random_model(tokenizer: Any) -> TargetModel:
     return probed(LlamaForCausalLM(config).eval())
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 @pytest.fixture(scope="module")
 def grammars(tokenizer: Any) -> Grammars:
     return Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])

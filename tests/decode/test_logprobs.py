@@ -23,7 +23,7 @@ from lookahead.job.logprobs import LogprobsOf
 from lookahead.models.probe import probed
 from lookahead.tokenizer import load_tokenizer
 from tests.decode.test_sampling import PROMPTS
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.depth import deep
 from tests.support.drafts import VOCAB_SIZE
 from tests.support.jobs import MODEL, rows_of
@@ -141,11 +141,6 @@ def test_results_from_python_hold_them(target):
 
 
 # ---- in output rows
-
-
-@pytest.fixture
-def cli(capsys):
-    return Cli(capsys)
 
 
 @pytest.fixture(scope="module")

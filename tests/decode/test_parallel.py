@@ -20,11 +20,6 @@ from tests.support.processes import Program
 pytest.importorskip("accelerate")
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 SCRIPT = Path(__file__).parents[1] / "support" / "run_cli.py"
 
 

@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT
-from tests.support.cli import Cli, write_jsonl
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
+from tests.support.cli import write_jsonl
 
 
 @pytest.fixture(scope="session")

@@ -70,21 +70,13 @@ def found_in(text: str) -> list[str]:
     return [text[max(0, each.start() - 40) : each.end() + 30] for each in BANNED.finditer(text)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_page_uses_the_words_of_the_field(page) -> None:
-    assert found_in(page.read_text(encoding="utf-8")) == []
-
-
-@pytest.mark.parametrize("command", [None, *program().commands])
-def test_help_uses_the_words_of_the_field(command: str | None) -> None:
-    described = program() if command is None else program().commands[command]
-    texts = [described.help, described.epilog, *(getattr(each, "help", None) for each in described.params)]
-    assert [each for text in texts if text for each in found_in(text)] == []
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: "/".join(file.parts[-2:]))
-def test_messages_docstrings_and_comments_use_the_words_of_the_field(file: Path) -> None:
-    assert [found for text in written_in(file.read_text(encoding="utf-8")) for found in found_in(text)] == []
+def test_pages_help_messages_docstrings_and_comments_use_the_words_of_the_field() -> None:
+    texts = [(page.name, page.read_text(encoding="utf-8")) for page in PAGES]
+    for name, command in (("lookahead", program()), *program().commands.items()):
+        texts += [(f"{name} --help", text or "") for text in (command.help, command.epilog)]
+        texts += [(f"{name} --help", getattr(each, "help", None) or "") for each in command.params]
+    texts += [(str(file), text) for file in FILES for text in written_in(file.read_text(encoding="utf-8"))]
+    assert [f"{name}: {found}" for name, text in texts for found in found_in(text)] == []
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
 from lookahead.trie.prune import prune_trie
-from tests.support.cli import Cli
 from tests.support.jobs import MODEL
 
 
@@ -238,11 +237,6 @@ def test_of_given_answers_nothing_is_recycled(tiny_model):
 
 
 # ---- the file, the commands
-
-
-@pytest.fixture
-def cli(capsys):
-    return Cli(capsys)
 
 
 def test_trie_with_runner_up_tokens_of_an_earlier_version_is_read_and_rewritten_without_them(cli, tmp_path):

@@ -36,6 +36,11 @@ def read(path, tokenizer=None, **options):
     return documents, report
 
 
+def written(tmp_path, data, name="c.jsonl"):
+    (tmp_path / name).write_bytes(data)
+    return tmp_path / name
+
+
 def ids_of(documents):
     return [list(document.token_ids) for document in documents]
 
@@ -46,25 +51,17 @@ def texts(documents, tokenizer):
 
 def rows_read(tmp_path, tokenizer, *rows, **options):
     """(texts of the documents, report) of a JSON-lines file of these rows."""
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(json_lines(*rows))
+    path = written(tmp_path, json_lines(*rows), "rows.jsonl")
     documents, report = read(path, tokenizer, **options)
     return texts(documents, tokenizer), report
 
 
 @pytest.mark.parametrize(
     ("name", "pack"),
-    [
-        ("c.jsonl", bytes),
-        ("c.json", bytes),
-        ("c.ndjson", bytes),
-        ("c.jsonl.gz", gzip.compress),
-        ("c.jsonl.zst", zstd),
-    ],
+    [*((f"c.{ending}", bytes) for ending in ("jsonl", "json", "ndjson")), ("c.jsonl.gz", gzip.compress), ("c.jsonl.zst", zstd)],
 )
 def test_json_lines_are_read_whatever_they_are_packed_in(tmp_path, tokenizer, name, pack):
-    path = tmp_path / name
-    path.write_bytes(pack(json_lines(*ROWS)))
+    path = written(tmp_path, pack(json_lines(*ROWS)), name)
     documents, report = read(path, tokenizer)
     assert texts(documents, tokenizer) == ["the cat sat on the mat<eos>", "the dog<eos>"]
     assert [d.source for d in documents] == [name, name]
@@ -73,8 +70,7 @@ def test_json_lines_are_read_whatever_they_are_packed_in(tmp_path, tokenizer, na
 
 @pytest.mark.parametrize(("name", "pack"), [("c.txt", bytes), ("c.txt.gz", gzip.compress), ("c.txt.zst", zstd)])
 def test_text_file_is_one_document_that_does_not_end_as_an_answer_does(tmp_path, tokenizer, name, pack):
-    path = tmp_path / name
-    path.write_bytes(pack(b"the cat\nsat \xc3\xa4\n"))
+    path = written(tmp_path, pack(b"the cat\nsat \xc3\xa4\n"), name)
     documents, report = read(path, tokenizer)
     assert texts(documents, tokenizer) == ["the cat\nsat ä\n"]
     assert report.rows == 1
@@ -124,8 +120,7 @@ def test_dash_reads_json_lines_from_stdin(monkeypatch, tokenizer):
 
 
 def test_blank_lines_are_skipped_but_counted_as_lines(tmp_path):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(b'\n{"ids": [1]}\n \n{"id": 2}\n')
+    path = written(tmp_path, b'\n{"ids": [1]}\n \n{"id": 2}\n')
     documents, report = read(path)
     assert ids_of(documents) == [[1]]
     assert report.problems == [f'{path}:4: no "text" field (found: id). Use --text-field NAME.']
@@ -133,8 +128,7 @@ def test_blank_lines_are_skipped_but_counted_as_lines(tmp_path):
 
 def test_more_rows_than_one_batch_come_in_order(tmp_path, tokenizer):
     rows = [{"ids": [n]} if n % 2 else {"text": f"the {n}"} for n in range(1100)]
-    path = tmp_path / "many.jsonl"
-    path.write_bytes(json_lines(*rows))
+    path = written(tmp_path, json_lines(*rows), "many.jsonl")
     expected = [[n] if n % 2 else [*tokenizer(f"the {n}")["input_ids"], EOS] for n in range(1100)]
     for workers in (1, 3):
         documents, report = read(path, tokenizer, workers=workers)
@@ -143,34 +137,34 @@ def test_more_rows_than_one_batch_come_in_order(tmp_path, tokenizer):
 
 
 def test_answer_keeps_the_last_four_tokens_of_its_prompt(tmp_path, tokenizer):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(json_lines({"prompt": "the cat sat on the mat", "response": " and the dog"}))
+    path = written(tmp_path, json_lines({"prompt": "the cat sat on the mat", "response": " and the dog"}))
     documents, _ = read(path, tokenizer)
     prompt, answer = (tokenizer(t)["input_ids"] for t in ("the cat sat on the mat", " and the dog"))
     assert list(documents[0].token_ids) == [*prompt[-4:], *answer, EOS]
 
 
 def test_prompt_of_fewer_tokens_than_are_kept_is_kept_whole(tmp_path, tokenizer):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(json_lines({"prompt": "the", "response": " cat"}, {"prompt": "", "response": " cat"}))
+    path = written(tmp_path, json_lines({"prompt": "the", "response": " cat"}, {"prompt": "", "response": " cat"}))
     the, cat = (tokenizer(t)["input_ids"] for t in ("the", " cat"))
     assert ids_of(read(path, tokenizer)[0]) == [[*the, *cat, EOS], [*cat, EOS]]
 
 
-def test_plain_text_keeps_nothing_of_a_prompt_beside_it(tmp_path, tokenizer):
-    found, _ = rows_read(tmp_path, tokenizer, {"prompt": "the cat", "text": "the dog"})
-    assert found == ["the dog<eos>"]
+REFUSED_TURN = {"role": "system", "content": "be brief"}
 
 
-@pytest.mark.parametrize("field", ["text", "response", "output", "completion", "answer"])
-def test_text_is_found_under_its_usual_names(tmp_path, tokenizer, field):
-    found, _ = rows_read(tmp_path, tokenizer, {"id": 7, field: "the cat"})
-    assert found == ["the cat<eos>"]
-
-
-def test_first_usual_name_that_is_not_null_counts(tmp_path, tokenizer):
-    found, _ = rows_read(tmp_path, tokenizer, {"answer": "the dog", "text": None, "response": "the cat"})
-    assert found == ["the cat<eos>"]
+@pytest.mark.parametrize(
+    "row",
+    [
+        *({"id": 7, field: "the cat"} for field in ("text", "response", "output", "completion", "answer")),
+        {"answer": "the dog", "text": None, "response": "the cat"},  # the first usual name that is not null counts
+        {"prompt": "the dog", "text": "the cat"},  # plain text keeps nothing of a prompt next to it
+        {"text": "the cat<eos>"},  # the end is not doubled
+        {"messages": [REFUSED_TURN, {"role": "assistant", "content": "the cat"}]},  # the chat template refuses the first turn
+    ],
+)
+def test_text_of_a_row_is_found(tmp_path, tokenizer, row):
+    found, report = rows_read(tmp_path, tokenizer, row)
+    assert (found, report.bad) == (["the cat<eos>"], 0)
 
 
 def test_text_field_names_the_column_and_no_other_is_taken(tmp_path, tokenizer):
@@ -187,8 +181,7 @@ def test_each_assistant_turn_is_a_document_after_the_turns_before_it(tmp_path, t
         {"role": "user", "content": "on"},
         {"role": "assistant", "content": "the mat"},
     ]
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(json_lines({"messages": messages}))
+    path = written(tmp_path, json_lines({"messages": messages}))
     documents, report = read(path, tokenizer)
     left = [
         tokenizer("user: the cat\nassistant:")["input_ids"],
@@ -202,23 +195,11 @@ def test_each_assistant_turn_is_a_document_after_the_turns_before_it(tmp_path, t
     assert report.rows == 1
 
 
-def test_answer_stands_alone_where_the_chat_template_refuses_the_turns_before_it(tmp_path, tokenizer):
-    messages = [{"role": "system", "content": "be brief"}, {"role": "assistant", "content": "the cat"}]
-    found, report = rows_read(tmp_path, tokenizer, {"messages": messages})
-    assert found == ["the cat<eos>"]
-    assert report.bad == 0
-
-
 def test_chat_template_that_writes_the_time_gives_the_same_documents_at_any_time(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[0].content }} {{ strftime_now('%Y %f') }}")
     messages = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]
     found = [rows_read(tmp_path, tokenizer, {"messages": messages})[0] for _ in range(2)]
     assert found[0] == found[1]
-
-
-def test_end_of_sequence_is_not_doubled(tmp_path, tokenizer):
-    found, _ = rows_read(tmp_path, tokenizer, {"text": "the cat<eos>"})
-    assert found == ["the cat<eos>"]
 
 
 def test_ids_are_taken_as_they_are(tmp_path, tokenizer):
@@ -231,16 +212,14 @@ def test_ids_are_taken_as_they_are(tmp_path, tokenizer):
 
 
 def test_text_without_a_tokenizer_is_refused(tmp_path):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(json_lines(*ROWS))
+    path = written(tmp_path, json_lines(*ROWS))
     with pytest.raises(CorpusError, match="name its tokenizer with --tokenizer"):
         read(path)
 
 
 @pytest.mark.parametrize("row", [{"ids": [1, 10]}, {"response_ids": [1], "prompt_ids": [10]}])
 def test_row_with_an_id_outside_the_vocabulary_is_left_out_with_its_line(tmp_path, row):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(json_lines({"ids": [9]}, row))
+    path = written(tmp_path, json_lines({"ids": [9]}, row))
     documents, report = read(path, vocab_size=10)
     assert [list(d.token_ids) for d in documents] == [[9]]
     assert report.problems[0].startswith(f"{path}:2: ")
@@ -248,8 +227,7 @@ def test_row_with_an_id_outside_the_vocabulary_is_left_out_with_its_line(tmp_pat
 
 
 def test_given_source_name_stands_for_that_of_the_file(tmp_path):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(json_lines({"ids": [1]}))
+    path = written(tmp_path, json_lines({"ids": [1]}))
     documents, _ = read(path, source="faq")
     assert documents[0].source == "faq"
 
@@ -277,33 +255,24 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize(("line", "problem"), BAD_LINES)
-def test_bad_row_is_counted_with_its_file_and_line_and_the_rest_is_read(tmp_path, tokenizer, line, problem):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(b'{"text": "the cat"}\n' + line + b'\n{"text": "the dog"}\n')
+def test_bad_row_is_counted_with_its_file_and_line_and_the_rest_is_read_unless_strict(tmp_path, tokenizer, line, problem):
+    path = written(tmp_path, b'{"text": "the cat"}\n' + line + b'\n{"text": "the dog"}\n')
     documents, report = read(path, tokenizer)
     assert texts(documents, tokenizer) == ["the cat<eos>", "the dog<eos>"]
     assert (report.rows, report.bad, report.problems) == (2, 1, [f"{path}:2: {problem}"])
-
-
-@pytest.mark.parametrize(("line", "problem"), BAD_LINES)
-def test_strict_stops_at_the_first_bad_row(tmp_path, tokenizer, line, problem):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(b'{"text": "the cat"}\n' + line + b"\n")
     with pytest.raises(CorpusError) as refused:
         read(path, tokenizer, strict=True)
     assert str(refused.value) == f"{path}:2: {problem}"
 
 
 def test_escaped_surrogate_pair_is_a_character_like_any_other(tmp_path, tokenizer):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(b'{"text": "\\uD83D\\uDE00"}\n')
+    path = written(tmp_path, b'{"text": "\\uD83D\\uDE00"}\n')
     documents, _ = read(path, tokenizer)
     assert texts(documents, tokenizer) == ["\U0001f600<eos>"]
 
 
 def test_all_bad_rows_are_counted_and_the_first_ten_listed(tmp_path):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(b"x\n" * 25 + b'{"ids": [1]}\n')
+    path = written(tmp_path, b"x\n" * 25 + b'{"ids": [1]}\n')
     documents, report = read(path)
     assert len(documents) == 1
     assert report.bad == 25
@@ -326,16 +295,14 @@ def test_parquet_columns_that_hold_no_text_are_not_read(tmp_path, tokenizer):
 
 
 def test_json_nested_without_end_is_a_bad_row(tmp_path):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(b"[" * 100_000 + b"\n" + b'{"ids": [1]}\n')
+    path = written(tmp_path, b"[" * 100_000 + b"\n" + b'{"ids": [1]}\n')
     documents, report = read(path)
     assert ids_of(documents) == [[1]]
     assert report.bad == 1
 
 
 def test_binary_junk_gives_bad_rows_and_no_documents(tmp_path):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(bytes(range(256)) * 4)
+    path = written(tmp_path, bytes(range(256)) * 4)
     documents, report = read(path)
     assert documents == []
     assert report.bad == len([line for line in path.read_bytes().split(b"\n") if line.strip()])
@@ -358,8 +325,7 @@ def test_binary_junk_gives_bad_rows_and_no_documents(tmp_path):
     ],
 )
 def test_file_that_cannot_be_read_to_its_end_is_refused_by_name(tmp_path, tokenizer, name, data, message):
-    path = tmp_path / name
-    path.write_bytes(data)
+    path = written(tmp_path, data, name)
     with pytest.raises(CorpusError, match=message) as refused:
         read(path, tokenizer)
     assert str(refused.value).startswith(f"{path}: ")
@@ -367,8 +333,7 @@ def test_file_that_cannot_be_read_to_its_end_is_refused_by_name(tmp_path, tokeni
 
 @pytest.mark.parametrize("data", [b"", b"\n\n"])
 def test_file_without_rows_is_a_problem_of_its_own(tmp_path, data):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(data)
+    path = written(tmp_path, data)
     documents, report = read(path)
     assert documents == []
     assert report.problems == [f"{path}: no rows in this file."]

@@ -19,11 +19,6 @@ from lookahead.trie.file import Trie
 from tests.support.cli import Cli, write_jsonl
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def rows_in(name: Path) -> list[tuple[int, Any]]:
     return [(found.line, found.row) for found in input_rows(str(name))]
 

@@ -14,11 +14,6 @@ from tests.support.jobs import MODEL
 SAMPLES = MODEL.parent
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 @pytest.mark.parametrize(
     ("package", "extra", "line"),
     [

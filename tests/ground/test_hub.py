@@ -21,11 +21,6 @@ from tests.support.cli import Cli, write_jsonl
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture
 def online(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The hub may be asked; which names it was asked for. It does not answer."""
     asked: list[str] = []

@@ -23,11 +23,6 @@ LINES = re.compile(r"[^\x20-\x7e\n ├└│─✓→…•─’]")  # anything
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """A file of ids whose path, as a whole and in part, looks like markup."""
     (tmp_path / "[").mkdir()

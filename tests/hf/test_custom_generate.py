@@ -28,7 +28,7 @@ from transformers.generation.streamers import BaseStreamer
 from lookahead import hf
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.errors import LookaheadError, UsageError
+from lookahead.errors import LookaheadError
 from lookahead.forward import kv_cache
 from lookahead.hf import lookahead_generate
 from tests.architectures import plainly
@@ -208,13 +208,8 @@ PROCESSED = {
     "guidance": {"guidance_scale": 1.7},
     "watermark": {"watermarking_config": WatermarkingConfig(bias=4.0)},
     "own": {"logits_processor": [Halving()]},
-    "everything": {
-        "repetition_penalty": 1.2,
-        "no_repeat_ngram_size": 3,
-        "logits_processor": [Halving()],
-        "renormalize_logits": True,
-    },
 }
+PROCESSED["everything"] = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "renormalize_logits": True, **PROCESSED["own"]}
 
 
 @pytest.mark.parametrize("rows", [4, *deep([1])])
@@ -328,12 +323,8 @@ def test_without_end_tokens_ended_rows_go_on_until_all_have_ended(llama, with_sc
     llama = copy.deepcopy(llama)
     llama.generation_config.eos_token_id = None
     tokens = ends(llama, at=(3, 8, 5, 10))
-    wishes = {
-        "stopping_criteria": [EndsAt(*tokens)],
-        "do_sample": sampled,
-        "max_new_tokens": 40,
-        **(ALL if with_scores else {}),
-    }
+    wishes = {"stopping_criteria": [EndsAt(*tokens)], "do_sample": sampled, "max_new_tokens": 40}
+    wishes |= ALL if with_scores else {}
     plain, ours = both(llama, PROMPTS, guessing(llama, PROMPTS), pad_token_id=None, **wishes)
     assert_equal(plain, ours)
     sequences = plain.sequences if with_scores else plain
@@ -412,14 +403,8 @@ def test_streamer_gets_prompt_and_tokens_in_the_order_and_shape_of_generate(llam
     streamed = []
     for own in ({}, {"custom_generate": lookahead_generate, "drafter": guessing(model, PROMPTS)}):
         streamer = Recording()
-        model.generate(
-            **padded(PROMPTS[:rows], model.device),
-            streamer=streamer,
-            max_new_tokens=NEW_TOKENS,
-            pad_token_id=0,
-            **own,
-            **wishes,
-        )
+        asked = {"streamer": streamer, "max_new_tokens": NEW_TOKENS, "pad_token_id": 0, **own, **wishes}
+        model.generate(**padded(PROMPTS[:rows], model.device), **asked)
         streamed.append(streamer.got)
     assert streamed[0] == streamed[1]
     assert len(streamed[0]) > 4
@@ -434,13 +419,8 @@ def test_tokens_are_streamed_as_they_are_accepted(llama):
     hf._kept_of(llama).target_of(llama)
     try:
         got_before_forward.clear()
-        llama.generate(
-            **padded(PROMPTS[:1], llama.device),
-            streamer=streamer,
-            max_new_tokens=16,
-            custom_generate=lookahead_generate,
-            drafter=drafter,
-        )
+        asked = {"streamer": streamer, "max_new_tokens": 16, "custom_generate": lookahead_generate, "drafter": drafter}
+        llama.generate(**padded(PROMPTS[:1], llama.device), **asked)
     finally:
         hook.remove()
     assert got_before_forward[:2] == [1, 2]  # the prompt, the token of the prefill
@@ -559,22 +539,19 @@ def test_what_cannot_be_done_is_refused_with_the_reason(llama, reason):
     assert reason in refused(llama, **wishes)
 
 
-def test_assistant_model_is_refused(llama):
+def test_models_and_tries_that_do_not_fit_are_refused(llama, make_trie):
+    from transformers import EosTokenCriteria, T5Config, T5ForConditionalGeneration
+
     assert "assisted_generation" in refused(llama, assistant_model=copy.deepcopy(llama))
-
-
-def test_encoder_decoder_model_is_refused():
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    model = T5ForConditionalGeneration(
-        T5Config(vocab_size=VOCAB_SIZE, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=4, decoder_start_token_id=0)
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4}
+    assert "decoder-only" in refused(
+        T5ForConditionalGeneration(T5Config(vocab_size=VOCAB_SIZE, decoder_start_token_id=0, **sizes))
     )
-    assert "decoder-only" in refused(model)
-
-
-def test_trie_of_a_larger_vocabulary_is_refused(llama, make_trie):
     drafter = Drafter([make_trie([[3, 4, 120]], vocab_size=200)])
     assert "built for a vocabulary of 200 tokens" in refused(llama, drafter=drafter)
+    model = copy.deepcopy(llama)
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
+    assert "set pad_token_id" in refused(model, stopping_criteria=[EosTokenCriteria(5)])
 
 
 def test_processor_that_fails_fails_the_call_and_the_next_one_works(llama):
@@ -585,28 +562,11 @@ def test_processor_that_fails_fails_the_call_and_the_next_one_works(llama):
             return scores
 
     drafter = guessing(llama, PROMPTS)
+    asked = {"logits_processor": [Failing()], "max_new_tokens": 9, "custom_generate": lookahead_generate}
     with pytest.raises(ValueError, match="too long for me"):
-        llama.generate(
-            **padded(PROMPTS, llama.device),
-            logits_processor=[Failing()],
-            max_new_tokens=9,
-            custom_generate=lookahead_generate,
-            drafter=drafter,
-        )
+        llama.generate(**padded(PROMPTS, llama.device), **asked, drafter=drafter)
     assert drafter.running == 0
     assert_equal(*both(llama, PROMPTS, drafter))
-
-
-def test_eos_criterion_without_pad_token_is_refused(llama):
-    from transformers import EosTokenCriteria
-
-    model = copy.deepcopy(llama)
-    model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
-    assert "set pad_token_id" in refused(model, stopping_criteria=[EosTokenCriteria(5)])
-
-
-def test_usage_errors_are_lookahead_errors():
-    assert issubclass(UsageError, LookaheadError)
 
 
 # ---- wrappers

@@ -22,11 +22,6 @@ from tests.support.jobs import MODEL
 ODD = b'{"prompt": "a"}\n\n  \t\n' + b'{"prompt": "' + b"x" * 70 + b'"}\r\n\r\n{"bad"\n   {"prompt": "last"}'
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def files(folder: Path, rows: int) -> dict[str, str]:
     """The same rows in each kind of file."""
     text = b"".join(b'{"prompt": "%d"}\n' % n for n in range(rows))

@@ -32,11 +32,6 @@ HAS_SGLANG = importlib.util.find_spec("sglang") is not None
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 @pytest.mark.parametrize(
     ("options", "saying"),
     [

@@ -22,11 +22,6 @@ from tests.support.jobs import MODEL, PROMPTS, rows_of, steady
 ROWS = [{"id": f"r{n}", "question": f"Q{n}?", "context": "C", "topic": {"name": "t", "n": n}} for n in range(3)]
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def generate(cli: Cli, source: Path, out: Path, *options: object) -> int:
     job = ("generate", "--model", MODEL, "--input", source, "-o", out, "--max-new-tokens", 4, "--quiet", "--batch-size", 2)
     return cli(*job, *options).code

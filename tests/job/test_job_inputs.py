@@ -23,11 +23,6 @@ from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, UNSTEADY, questions, rows_of, steady
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def generate(cli: Cli, out: Path, *options: object) -> int:
     job = ("generate", "--model", MODEL, "-o", out, "--max-new-tokens", 6, "--quiet")
     return cli(*job, *options).code
@@ -124,38 +119,54 @@ def test_rows_are_counted_as_they_are_read(tmp_path: Path) -> None:
 # ---- rows that are none
 
 GOOD = json.dumps({"prompt": PROMPTS[0]}).encode()
-KINDS = {
-    "bad JSON": (b'{"prompt": "a"', "not JSON"),
-    "wrong type": (b'{"prompt": 5}', '"prompt" is a int, not text'),
-    "wrong type of id": (b'{"id": [1], "prompt": "a"}', '"id" is a list'),
-    "empty": (b'{"prompt": ""}', '"prompt" is empty'),
-    "too long": (json.dumps({"prompt_ids": [5] * 5000}).encode(), "no room for an answer"),
-    "unknown parameter": (b'{"prompt": "a", "params": {"colour": 1}}', 'unknown option "colour"'),
-    "invalid UTF-8": (b'{"prompt": "\xff"}', "not UTF-8"),
-    "NUL byte": (b'{"prompt": "a\x00b"}', "not JSON"),
-    "NUL character": (b'{"prompt": "a\\u0000b"}', "NUL characters"),
-    "NUL in a chat": (b'{"messages": [{"role": "user", "content": "a\\u0000"}]}', "NUL characters"),
-    "duplicate id": (b'{"id": 1, "prompt": "a"}', "the id 1 stands on line 1, too"),
-    "missing prompt": (b'{"text": "a"}', 'needs one of "prompt", "messages" and "prompt_ids" (found: text)'),
-}
+KINDS: list[tuple[Any, str]] = [  # a line, or what it holds
+    (b'{"prompt": "a"', "not JSON"),
+    (b'{"prompt": "\xff"}', "not UTF-8"),
+    (b'{"prompt": "a\x00b"}', "not JSON"),
+    (b'{"prompt": "a\\u0000b"}', "NUL characters"),
+    (b'{"messages": [{"role": "user", "content": "a\\u0000"}]}', "NUL characters"),
+    ([1, 2], "not an object"),
+    ({"prompt": 5}, '"prompt" is a int, not text'),
+    ({"id": [1], "prompt": "a"}, '"id" is a list'),
+    ({"id": 2, "prompt": "a"}, "the id 2 stands on line 2, too"),
+    ({"text": "a"}, 'needs one of "prompt", "messages" and "prompt_ids" (found: text)'),
+    ({"prompt": "a", "prompt_ids": [1]}, 'needs one of "prompt"'),
+    ({"prompt": ""}, '"prompt" is empty'),
+    ({"prompt_ids": [5] * 5000}, "no room for an answer"),
+    ({"prompt_ids": [1, -1]}, "not a list of token ids"),
+    ({"prompt_ids": [99999]}, "outside the model's vocabulary"),
+    ({"messages": [{"role": "user"}]}, '"messages" is not a list'),
+]
+PARAMS: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": "hot"}, "\"temperature\" is 'hot', not a number"),
+    ({"top_p": 1.5}, "top_p is 1.5: it must be above 0 and at most 1"),
+    ({"n": 0}, '"n" is 0, not a whole number above 0'),
+    ({"stop": ["a", 3]}, '"stop" is not a list of texts'),
+    ({"logit_bias": {"x": 1}}, '"logit_bias" does not give each token id a number'),
+    ({"max_new_tokens": 0}, "not a positive number"),
+    ({"colour": 1}, 'unknown option "colour"'),
+    ({"logprobs": -1}, '"logprobs" is -1, not a whole number'),
+    ({"logprobs": True}, '"logprobs" is True, not a whole number'),
+    ({"top_logprobs": 2}, 'unknown option "top_logprobs"'),
+]
+KINDS += [({"prompt": "a", "params": params}, problem) for params, problem in PARAMS]
 
 
 def test_every_kind_of_bad_row_gets_an_error_row_with_its_line_and_the_others_are_answered(cli: Cli, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
-    source.write_bytes(GOOD + b"\n" + b"".join(bad + b"\n" + GOOD + b"\n" for bad, _ in KINDS.values()))
+    bad_lines = [kind if isinstance(kind, bytes) else json.dumps(kind).encode() for kind, _ in KINDS]
+    source.write_bytes(b"\n" + GOOD + b"\n" + b"".join(bad + b"\n" + GOOD + b"\n" for bad in bad_lines))
     result = cli("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--max-new-tokens", 3)
     assert result.code == 3
     assert f"{len(KINDS)} of {2 * len(KINDS) + 1} rows failed" in result.err
     assert "may succeed" not in result.err
     good, bad = rows_of(tmp_path / "out.jsonl")[::2], rows_of(tmp_path / "out.jsonl")[1::2]
     assert len({row["text"] for row in good}) == 1
-    assert [row["id"] for row in good] == list(range(1, 2 * len(KINDS) + 2, 2))
-    for place, (row, (_, saying)) in enumerate(zip(bad, KINDS.values(), strict=True)):
-        assert row["finish_reason"] == "error"
-        assert row["error"]["type"] == "invalid_row"
-        assert row["error"]["line"] == 2 * place + 2
-        assert row["error"]["message"].startswith(f"line {2 * place + 2}: ")
-        assert saying in row["error"]["message"]
+    assert [row["id"] for row in good] == list(range(2, 2 * len(KINDS) + 3, 2))
+    for line, row, (_, problem) in zip(range(3, 2 * len(KINDS) + 3, 2), bad, KINDS, strict=True):
+        assert (row["finish_reason"], row["error"]["type"], row["error"]["line"]) == ("error", "invalid_row", line)
+        assert row["error"]["message"].startswith(f"line {line}: ")
+        assert problem in row["error"]["message"]
 
 
 def test_settings_that_leave_no_token_to_draw_are_at_fault_themselves(cli: Cli, tmp_path: Path) -> None:

@@ -31,11 +31,6 @@ pytest.importorskip("fcntl")
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture
 def files(tmp_path: Path) -> JobFiles:
     return JobFiles(tmp_path / "out.jsonl")
 

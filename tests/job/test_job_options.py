@@ -20,11 +20,6 @@ from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, questions, rows_of
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def test_manifest_says_what_the_job_was_run_with(cli: Cli, tmp_path: Path) -> None:
     corpus, source = write_jsonl(tmp_path / "c.jsonl", [{"text": "the cat"}]), write_jsonl(tmp_path / "in.jsonl", questions(2))
     cli("build-trie", corpus, "-o", tmp_path / "c.trie", "--tokenizer", MODEL)
@@ -45,20 +40,8 @@ def test_manifest_says_what_the_job_was_run_with(cli: Cli, tmp_path: Path) -> No
 
 def test_printed_config_runs_the_same_job_again(cli: Cli, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", questions(2))
-    job = (
-        "--model",
-        MODEL,
-        "--input",
-        source,
-        "-o",
-        tmp_path / "out.jsonl",
-        "--max-new-tokens",
-        4,
-        "--stop",
-        ".",
-        "--stop",
-        "x",
-    )
+    job = ("--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--max-new-tokens", 4)
+    job += ("--stop", ".", "--stop", "x")
     config = cli("generate", *job, "--print-config", "--no-learn")
     assert config.code == 0
     assert not (tmp_path / "out.jsonl").exists()

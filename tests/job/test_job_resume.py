@@ -23,11 +23,6 @@ KILLS = (signal.SIGKILL, signal.SIGTERM)  # tests/deep/test_killed_jobs.py does 
 ROWS = 40
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 class Job:
     """job("--resume") runs the same job in this process; returns the exit code, and keeps what was said on stderr."""
 
@@ -250,10 +245,8 @@ def test_learned_trie_of_a_job_in_pieces_holds_each_answer_once(job: Job) -> Non
     job("--save-trie", trie, "--overwrite")
     trie.unlink()
     job.keep(5)
-    kept = [
-        json.dumps({"row": 5, "prompt_ids": [1], "response_ids": [2, 3]}),
-    ]
-    (job.folder / "out.jsonl.learned.jsonl").write_text("".join(line + "\n" for line in kept * 2) + '{"row": 5, "pro')
+    kept = json.dumps({"row": 5, "prompt_ids": [1], "response_ids": [2, 3]}) + "\n"
+    (job.folder / "out.jsonl.learned.jsonl").write_text(kept * 2 + '{"row": 5, "pro')
     assert job("--save-trie", trie, "--resume") == 0
     assert documents == [6]
     assert [s.documents for s in Trie(trie).header.sources] == [2]
@@ -389,18 +382,11 @@ def test_job_resumed_in_another_time_zone_writes_the_time_of_the_first() -> None
 # ---- files that were edited
 
 
-ODD_ENTRIES = [
-    {"input": 1e308},
-    {"input": "zz"},
-    {"row": "0"},
-    {"row": 1 << 63},
-    {"output": None},
-    {"tokens": "x"},
-    {"seconds": 1e400},
-]
+ODD_ENTRIES = [{"input": 1e308}, {"input": "zz"}, {"row": "0"}, {"row": 1 << 63}, {"output": None}, {"tokens": "x"}]
+ODD_ENTRIES += [{"seconds": 1e400}, {"accepted_by_source": [1]}, {"error": None}]
 
 
-@pytest.mark.parametrize("odd", [*ODD_ENTRIES, {"accepted_by_source": [1]}, {"error": None}])
+@pytest.mark.parametrize("odd", ODD_ENTRIES)
 def test_line_of_the_journal_that_the_job_has_not_written_counts_as_missing(job: Job, odd: dict[str, Any]) -> None:
     assert job("--quiet") == 0
     whole = steady(job.out)

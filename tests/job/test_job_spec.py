@@ -24,11 +24,6 @@ from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, questions, rows_of, steady
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def spec_of(folder: Path, **options: Any) -> JobSpec:
     """Four rows of the demo model. options: of the job, in place of these."""
     source = write_jsonl(folder / "in.jsonl", questions(4))

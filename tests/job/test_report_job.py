@@ -6,16 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from lookahead.job.record import read_record
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
 
 
 def entry(row: int, prompt: int = 20, tokens: int = 11, steps: int = 5, error: str = "") -> dict[str, Any]:

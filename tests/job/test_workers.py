@@ -35,11 +35,6 @@ from tests.support.jobs import MODEL, job_process, questions, rows_of, steady
 LIMITS = ("--token-ids", "--max-new-tokens", 24)
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 # ---- a pool of workers that are played here
 
 

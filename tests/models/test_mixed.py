@@ -15,9 +15,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from lookahead.decode.engine import DecodingEngine
-from lookahead.draft.drafter import Drafter
-from lookahead.draft.options import DraftOptions
 from lookahead.errors import ModelError
 from lookahead.forward.quantized import Quantized, QuantizedPanels, in_4_bits, in_8_bits
 from lookahead.models import probe
@@ -30,20 +27,13 @@ from lookahead.models.moments import input_sizes
 from lookahead.models.packed import matrix_of, tensors_of
 from lookahead.models.probe import probed
 from lookahead.models.quantize import quantize_linears
-from tests.architectures import VOCAB_SIZE, decoded, random_prompts
+from tests.models.lossless import DEMO, answers_of_jobs, assert_any_draft_yields_the_plain_tokens
 from tests.support.cli import Cli, write_jsonl
 from tests.support.depth import deep, some_deep
-from tests.support.drafts import drafter_of
 
 pytestmark = pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
-DEMO = "samples/demo-model"
 QUANTIZE = {"int8": in_8_bits, "int4": in_4_bits}
 ARCHITECTURES = ("llama", "qwen3", "gpt_neox", "gemma3", "olmo2", "phi", "opt", "cohere2", "starcoder2", "granite")
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
 
 
 def in_order(weight: torch.Tensor, scheme: str, order: torch.Tensor) -> Quantized:
@@ -119,16 +109,9 @@ def test_model_is_the_simulated_one_bit_for_bit(tiny_model, monkeypatch: pytest.
 @pytest.mark.parametrize("name", [ARCHITECTURES[0], *deep(ARCHITECTURES[1:])])
 def test_any_draft_yields_the_plain_tokens(tiny_model, make_trie, name: str, scheme: str) -> None:  # type: ignore[no-untyped-def]
     target = exact_or_plain(probed(with_mixed_tokens(copy.deepcopy(tiny_model(name)), scheme), name))
-    assert target.exact, target.reason
     if name == ARCHITECTURES[0]:  # of others a small difference of rounding may become so large that the probe refuses it
         assert target.program is not None
-    prompts = random_prompts()
-    plain = decoded(DecodingEngine(target, Drafter([], DraftOptions("off")), 1), prompts)
-    answers = [(prompt, each.token_ids) for prompt, each in zip(prompts, plain, strict=True)]
-    trie = make_trie([[*prompt, *answer] for prompt, answer in answers], VOCAB_SIZE)
-    for draft, batch_size in (("perfect", 1), ("random_trees", 8), ("trie", 3)):
-        done = decoded(DecodingEngine(target, drafter_of(draft, answers, trie), batch_size), prompts)
-        assert [g.token_ids for g in done] == [answer for _, answer in answers], (draft, batch_size)
+    assert_any_draft_yields_the_plain_tokens(target, make_trie)
 
 
 @pytest.mark.parametrize("scheme", QUANTIZE)
@@ -257,16 +240,9 @@ def test_program_that_is_slightly_wrong_is_found(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.deep
 def test_job_answers_the_same_with_drafts(cli: Cli, tmp_path: Path, mixed: tuple[Path, dict[str, Any]]) -> None:
-    rows = [{"prompt": f"Question: {n} apples cost {2 * n}. How much do {3 * n}?\nAnswer:"} for n in range(2, 8)]
-    prompts, said = write_jsonl(tmp_path / "prompts.jsonl", rows), []
     ways = (("--strategy", "off"), ("--batch-size", 8))
     modes = ((), ("--engine-mode", "modules"))  # which round other operations: such a model may answer otherwise
-    for number, options in enumerate((*mode, *way) for mode in modes for way in ways):
-        out = tmp_path / f"{number}.jsonl"
-        given = "generate", "--model", mixed[0], *options, "--input", prompts, "-o", out, "--max-new-tokens", 30, "--token-ids"
-        assert cli(*given).code == 0
-        lines = map(json.loads, out.read_text(encoding="utf-8").splitlines())
-        said.append({row["id"]: row["token_ids"] for row in lines})
+    said = answers_of_jobs(cli, tmp_path, [("--model", mixed[0], *mode, *way) for mode in modes for way in ways])
     assert said[0] == said[1]
     assert said[2] == said[3]
 

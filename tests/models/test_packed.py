@@ -21,16 +21,11 @@ from lookahead.models.linear import weight_bytes
 from lookahead.models.load import load_model
 from lookahead.models.packed import EMBEDDING_BITS, matrix_of, packed, read_packed, tensors_of, unpacked
 from lookahead.models.write_packed import quantize_checkpoint
+from tests.models.lossless import DEMO, answers_of_jobs
 from tests.support.cli import Cli, write_jsonl
 from tests.support.depth import deep
 
 pytestmark = pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
-DEMO = "samples/demo-model"
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
 
 
 @pytest.fixture(scope="module")
@@ -141,20 +136,18 @@ def test_weights_whose_inputs_fill_no_groups_have_8_bits_and_routers_stay(tiny_m
 def test_damage_is_named(tmp_path: Path, four: Path) -> None:
     layer = "model.layers.0.mlp.up_proj"
     without = changed(four, tmp_path / "a", lambda t: t.pop(f"{layer}.weight_scale"))
-    with pytest.raises(ModelError, match=rf"a: the weights of {layer} are damaged \('scale'\)"):
-        load_model(str(without), device="cpu")
     short = changed(four, tmp_path / "b", lambda t: t.update({f"{layer}.weight_packed": t[f"{layer}.weight_packed"][:8]}))
-    with pytest.raises(ModelError, match=f"b: the weights of {layer} are damaged"):
-        load_model(str(short), device="cpu")
     no_norm = changed(four, tmp_path / "c", lambda t: t.pop("model.norm.weight"))
-    with pytest.raises(ModelError, match=r"c: its weights are not those of this model \(missing: model\.norm\.weight"):
-        load_model(str(no_norm), device="cpu")
-    (four.parent / "cut").mkdir()
-    for path in four.iterdir():
-        content = path.read_bytes()
-        (four.parent / "cut" / path.name).write_bytes(content[:-9] if path.suffix == ".safetensors" else content)
-    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read as safetensors"):
-        load_model(str(four.parent / "cut"), device="cpu")
+    shutil.copytree(four, tmp_path / "cut")
+    (tmp_path / "cut" / "model.safetensors").write_bytes((four / "model.safetensors").read_bytes()[:-9])
+    for folder, saying in (
+        (without, rf"a: the weights of {layer} are damaged \('scale'\)"),
+        (short, f"b: the weights of {layer} are damaged"),
+        (no_norm, r"c: its weights are not those of this model \(missing: model\.norm\.weight"),
+        (tmp_path / "cut", r"model\.safetensors: cannot be read as safetensors"),
+    ):
+        with pytest.raises(ModelError, match=saying):
+            load_model(str(folder), device="cpu")
 
 
 def test_what_cannot_be_quantized_is_refused(tmp_path: Path, four: Path) -> None:
@@ -205,22 +198,11 @@ def test_command_refuses_what_makes_no_sense(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.deep
 def test_job_of_a_quantized_model_answers_the_same_with_drafts(cli: Cli, tmp_path: Path, four: Path) -> None:
-    rows = [{"prompt": f"Question: {n} apples cost {2 * n}. How much do {3 * n}?\nAnswer:"} for n in range(2, 12)]
-    prompts = write_jsonl(tmp_path / "prompts.jsonl", rows)
-    said = []
-    for number, options in enumerate(
-        [("--model", four, "--strategy", "off"), ("--model", four, "--batch-size", 8), ("--model", DEMO, "--quantize", "int4")]
-    ):
-        out = tmp_path / f"{number}.jsonl"
-        result = cli("generate", *options, "--input", prompts, "-o", out, "--max-new-tokens", 40, "--token-ids")
-        assert result.code == 0, result.err
-        lines = map(json.loads, out.read_text(encoding="utf-8").splitlines())
-        said.append({row["id"]: row["token_ids"] for row in lines})
-    assert said[0] == said[1] == said[2]
-    plain = tmp_path / "plain.jsonl"
-    cli("generate", "--model", DEMO, "--input", prompts, "-o", plain, "--max-new-tokens", 40, "--token-ids")
-    lines = map(json.loads, plain.read_text(encoding="utf-8").splitlines())
-    assert {row["id"]: row["token_ids"] for row in lines} != said[0], "it is another model"
+    stored, at_load = ("--model", four), ("--model", DEMO, "--quantize", "int4")
+    jobs = (*stored, "--strategy", "off"), (*stored, "--batch-size", 8), at_load, ("--model", DEMO)
+    plain, drafted, quantized, other = answers_of_jobs(cli, tmp_path, jobs)
+    assert plain == drafted == quantized
+    assert other != plain, "it is another model"
 
 
 @pytest.mark.deep

@@ -13,9 +13,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from lookahead.decode.engine import DecodingEngine
-from lookahead.draft.drafter import Drafter
-from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain, side_by_side
 from lookahead.errors import UsageError
 from lookahead.forward import kv_cache
@@ -31,30 +28,22 @@ from lookahead.models.load import load_model, random_model
 from lookahead.models.probe import probed
 from lookahead.models.quantized_kv import with_kv_dtype
 from lookahead.tokenizer import load_tokenizer
-from tests.architectures import VOCAB_SIZE, decoded, random_prompts
 from tests.forward.test_tree_attention import Step
+from tests.models.lossless import (
+    DEMO,
+    answers_of_jobs,
+    assert_any_draft_yields_the_plain_tokens,
+    assert_demo_model_answers_the_same,
+)
 from tests.support.cli import Cli, write_jsonl
 from tests.support.cpu import HALVES
 from tests.support.depth import deep, some_deep
-from tests.support.drafts import drafter_of, tree_of
+from tests.support.drafts import tree_of
 
 HALF = "bfloat16" if HALVES else "float32"
-DEMO = "samples/demo-model"
 STEPS = {"int8": 127, "int4": 7.5}  # of half a group's range, about
 NAMES = ("llama", "gpt_neox", "gemma3", "qwen3", "phi")
 OTHERS = ("opt", "olmo2", "cohere2", "starcoder2", "stablelm", "granite")
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture(scope="module")
-def tokenized() -> list[list[int]]:
-    """Questions of the demo model's kind; several begin alike."""
-    tokenizer = load_tokenizer(DEMO)
-    return [tokenizer(f"Question: {n} apples and {n + 3} pears cost {n * 7}.\nAnswer:")["input_ids"] for n in range(2, 12)]
 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
@@ -116,16 +105,8 @@ def test_attention_reads_what_was_written(kv_dtype: str, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("name", [NAMES[0], *deep(NAMES[1:]), *deep(OTHERS)])
 def test_any_draft_yields_the_plain_tokens(tiny_model, make_trie, name: str, kv_dtype: str) -> None:  # type: ignore[no-untyped-def]
     target = with_kv_dtype(probed(lay_out(copy.deepcopy(tiny_model(name))), name), kv_dtype)
-    assert target.exact
     assert target.setting.file_name.endswith(f"-kv-{kv_dtype}.json"), "costs of another cache"
-    prompts = random_prompts()
-    plain = decoded(DecodingEngine(target, Drafter([], DraftOptions("off")), 1), prompts)
-    answers = [(prompt, each.token_ids) for prompt, each in zip(prompts, plain, strict=True)]
-    trie = make_trie([[*prompt, *answer] for prompt, answer in answers], VOCAB_SIZE)
-    for draft, batch_size in (("perfect", 1), ("random_trees", 8), ("trie", 3), ("none", 8)):
-        done = decoded(DecodingEngine(target, drafter_of(draft, answers, trie), batch_size), prompts)
-        assert [g.token_ids for g in done] == [answer for _, answer in answers], (draft, batch_size)
-        assert draft != "perfect" or sum(each.steps for each in done) < sum(each.steps for each in plain)
+    assert_any_draft_yields_the_plain_tokens(target, make_trie)
 
 
 @pytest.mark.parametrize(
@@ -137,19 +118,10 @@ def test_any_draft_yields_the_plain_tokens(tiny_model, make_trie, name: str, kv_
     ],
 )
 @pytest.mark.parametrize("quantize", ["none", *deep(["int8", "int4"])])
-def test_demo_model_answers_the_same_with_drafts_and_in_batches(
-    tokenized: list[list[int]], kv_dtype: str, dtype: str, mode: str, quantize: str
-) -> None:
+def test_demo_model_answers_the_same_with_drafts_and_in_batches(kv_dtype: str, dtype: str, mode: str, quantize: str) -> None:
     target = load_model(DEMO, dtype=dtype, device="cpu", engine_mode=mode, quantize=quantize, kv_dtype=kv_dtype)
-    assert target.exact
     assert (target.program is not None) == (mode == "program")
-
-    def answers(options: DraftOptions, batch_size: int) -> list[list[int]]:
-        return [each.token_ids for each in decoded(DecodingEngine(target, Drafter([], options), batch_size), tokenized, 24)]
-
-    plain = answers(DraftOptions("off"), 1)
-    assert answers(DraftOptions(decoding_length=16, adaptive=False), 1) == plain
-    assert answers(DraftOptions(), 8) == plain
+    assert_demo_model_answers_the_same(target, 24)
 
 
 def held_of(slots: PackedSlots, slot: int, length: int) -> list[torch.Tensor]:
@@ -291,16 +263,11 @@ def test_commands_refuse_it_in_one_line(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_job_answers_the_same_with_drafts_and_says_so_in_its_manifest(cli: Cli, tmp_path: Path) -> None:
-    rows = [{"prompt": f"Question: {n} apples cost {2 * n}. How much do {3 * n}?\nAnswer:"} for n in range(2, 12)]
-    prompts, said = write_jsonl(tmp_path / "prompts.jsonl", rows), []
-    for number, options in enumerate((("--strategy", "off"), ("--batch-size", 8))):
-        out = tmp_path / f"{number}.jsonl"
-        given = "generate", "--model", DEMO, "--kv-dtype", "int4", "--input", prompts, "-o", out, "--max-new-tokens", 30
-        result = cli(*given, "--token-ids", *options)
-        assert result.code == 0, result.err
-        lines = map(json.loads, out.read_text(encoding="utf-8").splitlines())
-        said.append({row["id"]: row["token_ids"] for row in lines})
-    assert said[0] == said[1]
+    job = "--model", DEMO, "--kv-dtype", "int4"
+    plain, drafted = answers_of_jobs(cli, tmp_path, [(*job, "--strategy", "off"), (*job, "--batch-size", 8)])
+    assert drafted == plain
+    out = tmp_path / "1.jsonl"
     manifest = json.loads(Path(f"{out}.manifest.json").read_text(encoding="utf-8"))
     assert '"kv_dtype": "int4"' in json.dumps(manifest)
-    cli.fails(2, *given[:4], "none", *given[5:], "--token-ids", "--resume", saying=["kv-dtype"])
+    given = "--input", tmp_path / "prompts.jsonl", "-o", out, "--max-new-tokens", 30, "--token-ids", "--resume"
+    cli.fails(2, "generate", "--model", DEMO, "--kv-dtype", "none", *given, saying=["kv-dtype"])

@@ -26,21 +26,9 @@ from tests.support.cli import Cli, write_jsonl
 from tests.support.depth import deep
 
 DEMO = "samples/demo-model"
-NORMS = {
-    "llama": 6,
-    "qwen3": 6,
-    "opt": 6,
-    "phi": 3,
-    "cohere2": 3,
-    "gpt_neox": 6,
-    "starcoder2": 6,
-}  # whose outputs linear layers read
+# Norms whose outputs linear layers read.
+NORMS = {"llama": 6, "qwen3": 6, "opt": 6, "phi": 3, "cohere2": 3, "gpt_neox": 6, "starcoder2": 6}
 KEPT = ("gemma3", "olmo2")  # weights that are added to 1; outputs that are added to what came before
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
 
 
 def with_outliers(model: nn.Module) -> nn.Module:

@@ -14,7 +14,6 @@ from lookahead.forward.target import TargetModel
 from lookahead.models.load import load_model, unpack_gguf
 from lookahead.tokenizer import load_tokenizer
 from lookahead_cli.demo import find_real_model
-from tests.support.cli import Cli
 
 LENGTHS = (20, 90, 400, 1200, 3000)  # tokens of prompts, and a question behind them
 CORPUS, QUESTIONS = Path("samples/corpus.jsonl"), Path("samples/prompts.jsonl")
@@ -38,11 +37,6 @@ def folder(gguf: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def tokenizer(gguf: str) -> Any:
     return load_tokenizer(gguf)
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
 
 
 @pytest.fixture(scope="session")
