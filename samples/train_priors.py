@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgpack
 import numpy as np
-
 from lookahead.atomic import replacing
+
 from lookahead.bench.replay import Pair, replay_with
 from lookahead.draft.calibration import Calibration
 from lookahead.draft.drafter import Drafter

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from lookahead.backends.cpu.quantized import QUANTIZED
 from lookahead.bench.lossless import Lossless, lossless
 from lookahead.bench.peers import peers_of
 from lookahead.bench.run import Run, StepLog, Turn, progress
@@ -35,7 +36,6 @@ from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError
 from lookahead.forward.memory import peak_memory, untidied
 from lookahead.forward.processor import processor_name
-from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
 from lookahead.models.exact import tried_for_exactness

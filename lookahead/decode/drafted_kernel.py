@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from lookahead.backends.cpu.steps_kernel import in_threads
 from lookahead.budget import cost, goodput
 from lookahead.budget.backoff import APART, DEBT
 from lookahead.budget.books import BESIDE, BESIDE_DRAFTED, GAINED, books_arrays
@@ -74,7 +75,6 @@ from lookahead.draft import planner
 from lookahead.draft.arrays import rows_arrays, shared_arrays
 from lookahead.draft.recycled import add_trees
 from lookahead.forward.batch_kernel import attended
-from lookahead.forward.steps_kernel import in_threads
 from lookahead.native.clock import seconds_at
 from lookahead.native.kernels import address_of, carray, float64_at, inlined, int32_at, int64_at
 from lookahead.native.threads import call_with

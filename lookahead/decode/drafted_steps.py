@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from lookahead.backends.cpu import program_kernel
+from lookahead.backends.cpu.program import Program
 from lookahead.budget import goodput
 from lookahead.budget.goodput import GoodputBudget
 from lookahead.decode import drafted_layout as layout
@@ -27,9 +29,8 @@ from lookahead.draft.drafter import Drafter, Row
 from lookahead.draft.explain import Step
 from lookahead.draft.runner_up import Ranked
 from lookahead.draft.tree import DraftTree, name_of
-from lookahead.forward import best_kernel, program_kernel
+from lookahead.forward import best_kernel
 from lookahead.forward.best import follow_in
-from lookahead.forward.program import Program
 from lookahead.forward.slots import NativeForward, Slots
 from lookahead.forward.target import TargetModel
 from lookahead.native.clock import clock_address

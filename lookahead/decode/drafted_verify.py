@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from lookahead.backends.cpu import program_kernel
+from lookahead.backends.cpu.steps_kernel import in_threads
 from lookahead.decode.drafted_layout import (
     ACCEPTED,
     ACTIVE,
@@ -54,9 +56,8 @@ from lookahead.draft.arrays import TREE_MATCHES, TREE_PARENTS, TREE_SOURCES, TRE
 from lookahead.draft.cells import RECYCLED as RECYCLED_SOURCE
 from lookahead.draft.own_text import TOKEN, own_arrays
 from lookahead.draft.recycled import ANY
-from lookahead.forward import best_kernel, program_kernel
+from lookahead.forward import best_kernel
 from lookahead.forward.batch_kernel import move
-from lookahead.forward.steps_kernel import in_threads
 from lookahead.forward.tree_meta import FIELDS, POSITION, fill
 from lookahead.native.kernels import address_of, carray, inlined, int16_at, int32_at, int64_at
 from lookahead.native.threads import call_with

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.forward.vectors import widen
 from lookahead.native.kernels import carray, inlined, int16_at, int32_at, int64_at, kernel
+from lookahead.native.vectors import widen
 
 BLOCK = 128  # scores whose maximum is taken at once
 

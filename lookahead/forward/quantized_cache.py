@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import torch
 
-from lookahead.forward.quantized_cache_code import quantize_all
-from lookahead.forward.vector_code import GROUP, GROUP4, GROUP8, LANES
+from lookahead.backends.cpu.quantized_cache_code import quantize_all
+from lookahead.native.vector_code import GROUP, GROUP4, GROUP8, LANES
 
 DTYPES = {"int8": torch.int8, "int4": torch.uint8}  # of buffers
 

@@ -16,12 +16,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from lookahead.backends.cpu.program import NativeRun, Program
+from lookahead.backends.cuda.graphs import CapturedSteps
 from lookahead.draft.tree import DraftTree, chain, root_only
 from lookahead.forward.batch import KEYS, Pack, pack, upload
-from lookahead.forward.graphs import CapturedSteps
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.memory import free_memory
-from lookahead.forward.program import NativeRun, Program
 from lookahead.forward.scores import Scores
 from lookahead.forward.sequence import SequenceState, sequence_state
 from lookahead.forward.target import TargetModel

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
+from lookahead.backends.cpu.attention_cpu import ENTRIES, OF_KEPT, tree_attention_cpu
 from lookahead.errors import ModelError
-from lookahead.forward.attention_cpu import ENTRIES, OF_KEPT, tree_attention_cpu
 from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, SIZE, SLOT, TRUNK
 
 NAME = "lookahead_tree"
@@ -88,13 +88,13 @@ def serves_on(device: torch.device, dtype: torch.dtype) -> bool:
         return dtype in ENTRIES
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return False
-    from lookahead.forward import attention_triton
+    from lookahead.backends.cuda import triton_attention as attention_triton
 
     return dtype in attention_triton.DTYPES and torch.cuda.get_device_capability(device) >= attention_triton.CAPABILITY
 
 
 def _on_cuda(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float) -> torch.Tensor:
-    from lookahead.forward import attention_triton
+    from lookahead.backends.cuda import triton_attention as attention_triton
 
     laid_out = query.stride(2) == key.stride(3) == value.stride(3) == 1 and meta.is_contiguous()
     if not laid_out or query.dtype not in attention_triton.DTYPES:
@@ -110,7 +110,7 @@ def attend(
 ) -> None:
     """Fill `output` [tokens, heads, value width], whose numbers lie side by side, with what the op gives."""
     if query.device.type == "cuda":
-        from lookahead.forward import attention_triton
+        from lookahead.backends.cuda import triton_attention as attention_triton
 
         attention_triton.tree_attention_triton(query, key, value, meta, scale, result=output)
     else:

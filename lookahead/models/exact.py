@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from lookahead.backends.cpu.program import Program
 from lookahead.draft.tree import DraftTree, chain
-from lookahead.forward.program import Program
 from lookahead.forward.slots import Scores, Slots, slots_of
 from lookahead.forward.target import TargetModel
 

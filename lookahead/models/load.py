@@ -13,26 +13,26 @@ from typing import Any
 
 import torch
 
+from lookahead.backends.cpu.linear import lay_out
+from lookahead.backends.cpu.quantized import QUANTIZED
+from lookahead.backends.cpu.quantized_kv import check_kv_dtype, with_kv_dtype
+from lookahead.backends.cuda.device_program import DeviceProgram
 from lookahead.budget.estimate import ModelSizes, estimate
 from lookahead.budget.profile import CostProfile
 from lookahead.errors import ModelError, UsageError
 from lookahead.files.hub import gguf_in, located
 from lookahead.files.outputs import model_folder
 from lookahead.forward.backends import by_own_settings
-from lookahead.forward.device_program import DeviceProgram
-from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.model_files import check_folder, check_sizes
 from lookahead.models.adapter import check_adapter, merged
 from lookahead.models.checkpoint import check_weights
 from lookahead.models.exact import differs_in_company, exact_or_plain, tried_in_half
-from lookahead.models.linear import lay_out
 from lookahead.models.packed import check_readable
 from lookahead.models.packed_model import packed_model, refuse_own_format
 from lookahead.models.prequantized import check_method, exact_where_needed
 from lookahead.models.probe import probed
 from lookahead.models.quantize import check_scheme, quantize_linears
-from lookahead.models.quantized_kv import check_kv_dtype, with_kv_dtype
 from lookahead.tokenizer import TRUST, first_line, hub_arguments, load_tokenizer, quiet_hub
 
 log = logging.getLogger(__name__)

@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from numba.core.errors import NumbaError
 
+from lookahead.backends.cpu.linear import kind_of_linear
+from lookahead.backends.cpu.lower import program_of
+from lookahead.backends.cpu.panels import Panels
+from lookahead.backends.cpu.quantized import QUANTIZED
+from lookahead.backends.cuda.captured import tried_capture
 from lookahead.draft.tree import DraftTree, chain
 from lookahead.errors import ModelError
 from lookahead.forward.backends import by_own_settings, without_cudnn
-from lookahead.forward.panels import Panels
-from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.slots import PackedSlots, Slots, Wanted, slots_of
 from lookahead.forward.target import Mode, TargetModel
 from lookahead.forward.tree_attention import serves_on
-from lookahead.models.captured import tried_capture
 from lookahead.models.far_masks import far_masks_differ
-from lookahead.models.linear import kind_of_linear
-from lookahead.models.lower import program_of
 from lookahead.models.reference import HALF, Reference, likely_texts, perturbed, stock, wide, widened
 from lookahead.tokenizer import first_line
 

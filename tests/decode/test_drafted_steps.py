@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from lookahead.backends.cpu.linear import lay_out
 from lookahead.budget.rates import Rates
 from lookahead.decode import drafted_steps
 from lookahead.decode.accounting import Accounting
@@ -24,7 +25,6 @@ from lookahead.draft.explain import Step
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
 from lookahead.forward.target import TargetModel
-from lookahead.models.linear import lay_out
 from lookahead.models.probe import probed
 from tests.architectures import NEW_TOKENS, plain_answers
 from tests.decode.test_plain_steps import PROMPTS, demo

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from lookahead.backends.cpu.linear import lay_out
 from lookahead.decode import plain_steps
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.sampling import Sampling
@@ -19,7 +20,6 @@ from lookahead.draft.options import DraftOptions
 from lookahead.forward.slots import PackedSlots
 from lookahead.forward.target import TargetModel
 from lookahead.job import setup
-from lookahead.models.linear import lay_out
 from lookahead.models.probe import probed
 from tests.architectures import NEW_TOKENS, plain_answers
 from tests.support.depth import deep

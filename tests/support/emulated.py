@@ -14,8 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lookahead.backends.cuda.graphs import Outputs
 from lookahead.forward import tree_attention
-from lookahead.forward.graphs import Outputs
 
 READS = ("_local_scalar_dense", "nonzero", "aten::equal", "masked_select", "unique", "aten::item", "is_nonzero")
 
