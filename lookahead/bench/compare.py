@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from lookahead.backends.cpu.quantized import QUANTIZED
 from lookahead.bench.lossless import Lossless, lossless
 from lookahead.bench.peers import peers_of
 from lookahead.bench.run import Run, StepLog, Turn, progress
@@ -34,6 +33,7 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain
 from lookahead.errors import LookaheadError
+from lookahead.forward.backend import QUANTIZED
 from lookahead.forward.memory import peak_memory, untidied
 from lookahead.forward.processor import processor_name
 from lookahead.forward.slots import slots_of

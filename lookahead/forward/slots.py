@@ -16,9 +16,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from lookahead.backends.cpu.program import NativeRun, Program
-from lookahead.backends.cuda.graphs import CapturedSteps
 from lookahead.draft.tree import DraftTree, chain, root_only
+from lookahead.forward.backend import NativeProgram, backend_of
 from lookahead.forward.batch import KEYS, Pack, pack, upload
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.memory import free_memory
@@ -37,7 +36,7 @@ class NativeForward(NamedTuple):
     slot. limits: `MaskPlan.limits`. buffers: `SlotCache.about_buffers`.
     """
 
-    run: NativeRun
+    run: Any
     pasts: list[int]
     capacity: int
     limits: np.ndarray
@@ -107,7 +106,8 @@ class PackedSlots:
     def __init__(self, target: TargetModel):
         self.target = target
         self.cache = SlotCache(target.layers, target.kv_dtype)
-        self.captured = CapturedSteps(target, self.cache, target.capture) if target.capture else None
+        cuda = backend_of("cuda") if target.capture else None
+        self.captured = cuda.captured_steps(target, self.cache, target.capture) if cuda else None
         self.call = target.call
         self.open = self.prefilled = 0
         self._held: list[list[int]] = []  # tokens whose keys and values each slot's buffers hold, closed slots included
@@ -168,7 +168,7 @@ class PackedSlots:
         self, tokens: Sequence[int], most: int, stop_ids: Collection[int], given: Sequence[Sequence[int]]
     ) -> list[list[int]]:
         target, pasts = self.target, [len(held) for held in self._held[: self.open]]
-        if not isinstance(target.program, Program) or not target.attends_by_op:
+        if not isinstance(target.program, NativeProgram) or not target.attends_by_op:
             return []
         self._make_room(max(pasts) + most)
         plan = target.mask_plan
@@ -182,14 +182,14 @@ class PackedSlots:
 
     def native(self, more: Sequence[int]) -> AbstractContextManager[NativeForward] | None:
         target = self.target
-        if not isinstance(target.program, Program) or not target.attends_by_op:
+        if not isinstance(target.program, NativeProgram) or not target.attends_by_op:
             return None
         pasts = [len(held) for held in self._held[: self.open]]
         self._make_room(max(map(sum, zip(pasts, more, strict=True))))
         return self._native(target.program, pasts)
 
     @contextlib.contextmanager
-    def _native(self, program: Program, pasts: list[int]) -> Iterator[NativeForward]:
+    def _native(self, program: NativeProgram, pasts: list[int]) -> Iterator[NativeForward]:
         with program.native(self.cache) as run:
             yield NativeForward(run, pasts, self.cache.capacity, self.target.mask_plan.limits, self.cache.about_buffers())
 

@@ -21,12 +21,10 @@ from typing import Any, Literal
 
 import torch
 
-from lookahead.backends.cpu.program import NAME as PROGRAM
-from lookahead.backends.cpu.program import Program
-from lookahead.backends.cuda.device_program import DeviceProgram
 from lookahead.budget.cost import CostCurve
 from lookahead.budget.profile import Setting, cached_profile
 from lookahead.forward.attention import PackedAttention
+from lookahead.forward.backend import PROGRAM, ForwardProgram
 from lookahead.forward.batch import MaskPlan
 from lookahead.forward.kv_cache import LayerShape
 from lookahead.forward.parallel import agreed, all_agreed
@@ -69,7 +67,7 @@ class TargetModel:
     layers: tuple[LayerShape, ...] = ()
     bucketed: bool = False
     attends_by_op: bool = False
-    program: Program | DeviceProgram | None = None
+    program: ForwardProgram | None = None
     linear: str = "torch"
     kv_dtype: str = "none"
     exact: bool = False

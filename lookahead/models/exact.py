@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lookahead.backends.cpu.program import Program
 from lookahead.draft.tree import DraftTree, chain
+from lookahead.forward.backend import NativeProgram
 from lookahead.forward.slots import Scores, Slots, slots_of
 from lookahead.forward.target import TargetModel
 
@@ -36,7 +36,7 @@ def tried_in_half(target: TargetModel) -> TargetModel:
     """
     if target.exact or target.mode == "plain" or target.dtype == torch.float32:
         return target
-    if isinstance(target.program, Program):
+    if isinstance(target.program, NativeProgram):
         return dataclasses.replace(target, exact=True)
     where = differs_in_company(target)
     return dataclasses.replace(target, exact=not where, inexact=where)

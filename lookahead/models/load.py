@@ -13,15 +13,13 @@ from typing import Any
 
 import torch
 
-from lookahead.backends.cpu.linear import lay_out
-from lookahead.backends.cpu.quantized import QUANTIZED
 from lookahead.backends.cpu.quantized_kv import check_kv_dtype, with_kv_dtype
-from lookahead.backends.cuda.device_program import DeviceProgram
 from lookahead.budget.estimate import ModelSizes, estimate
 from lookahead.budget.profile import CostProfile
 from lookahead.errors import ModelError, UsageError
 from lookahead.files.hub import gguf_in, located
 from lookahead.files.outputs import model_folder
+from lookahead.forward.backend import QUANTIZED, backend_of
 from lookahead.forward.backends import by_own_settings
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.model_files import check_folder, check_sizes
@@ -156,13 +154,13 @@ def load_model(
             model = merged(model, adapter)
     if quantize != "none" and (device_map or tp_plan):
         raise UsageError(f"--quantize {quantize} is for a model on one device: leave out --device-map and --tp-plan.")
-    laid_out = model if device_map or tp_plan else lay_out(quantize_linears(model.to(target_device), quantize, name))
+    laid_out = model if device_map or tp_plan else _laid_out(quantize_linears(model.to(target_device), quantize, name))
     target = _probed(laid_out, name, engine_mode, kv_dtype)
     if target.linear not in QUANTIZED:
         target = exact_where_needed(target, config)
     if exact and not target.exact:
-        if isinstance(target.program, DeviceProgram):
-            target = dataclasses.replace(target, program=DeviceProgram(target.program.plan, target.device, exact=True))
+        if target.program is not None:
+            target = dataclasses.replace(target, program=target.program.made_exact())
         if where := differs_in_company(target):
             raise ModelError(f"{name}: --exact: scores are not the same bits in every forward ({where}).")
         target = dataclasses.replace(target, exact=True)
@@ -254,7 +252,7 @@ def random_model(
             )
     except Exception as error:
         raise ModelError(f"{name}: a model of this shape cannot be made ({first_line(error)}).") from error
-    target = _probed(lay_out(quantize_linears(model.to(target_device), quantize, name)), name, engine_mode, kv_dtype)
+    target = _probed(_laid_out(quantize_linears(model.to(target_device), quantize, name)), name, engine_mode, kv_dtype)
     _log_setting(target)
     return target
 
@@ -262,6 +260,12 @@ def random_model(
 def _check_mode(name: str) -> None:
     if name not in ENGINE_MODES:
         raise UsageError(f"--engine-mode {name}: choose {', '.join(ENGINE_MODES)}.")
+
+
+def _laid_out(model: Any) -> Any:
+    """The same model, whose linear layers are as the CPU's kernels read them."""
+    cpu = backend_of("cpu")
+    return cpu.pack_linears(model) if cpu else model
 
 
 def _probed(model: Any, name: str, engine_mode: str, kv_dtype: str) -> TargetModel:

@@ -16,7 +16,6 @@ from lookahead.backends.cpu.linear import (
     FbgemmWeight,
     LaidOutLinear,
     OneDnnWeight,
-    kind_of_linear,
     laid_out,
     lay_out,
 )
@@ -24,7 +23,7 @@ from lookahead.backends.cpu.panels import Panels
 from lookahead.decode.engine import DecodingEngine
 from lookahead.forward import processor
 from lookahead.models.load import load_model
-from lookahead.models.probe import probed
+from lookahead.models.probe import kind_of_linear, probed
 from tests.architectures import MODES, VOCAB_SIZE, decoded, plain_answers, random_prompts
 from tests.support.depth import deep, some_deep
 from tests.support.drafts import drafter_of

@@ -31,7 +31,6 @@ from typing import Any, ClassVar
 import torch
 
 from lookahead.backends.cpu.panels import Panels
-from lookahead.backends.cpu.quantized import QUANTIZED
 from lookahead.forward.processor import multiplies_bfloat16
 
 # Of each dtype that is laid out: how far products may be from torch's, as a share of the largest.
@@ -178,14 +177,6 @@ def lay_out(model: Any) -> Any:
             setattr(module, name, LaidOutLinear(getattr(module, name), weight).train(module.training))
         model.requires_grad_(False)
     return model
-
-
-def kind_of_linear(model: Any) -> str:
-    """Who computes its linear layers: the library that they are laid out for, "torch" if they are not; "int8" or "int4" where
-    some are quantized.
-    """
-    kinds = [module.laid_out.library for module in model.modules() if isinstance(module, LaidOutLinear)]
-    return next((kind for kind in QUANTIZED if kind in kinds), kinds[0] if kinds else "torch")
 
 
 def weight_bytes(model: Any) -> int:

@@ -17,9 +17,9 @@ from lookahead.backends.cpu.panel_kernel import INT4, INT8
 from lookahead.backends.cpu.panels import Panels
 from lookahead.backends.cpu.quantized_code import GROUP, TOKEN_GROUP, quantize
 from lookahead.backends.cpu.quantized_rows import look_up_all
+from lookahead.forward.backend import QUANTIZED
 from lookahead.native.kernels import kernel
 
-QUANTIZED = ("int4", "int8")  # what layers with such weights are called, see `Panels.library`
 RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # that are tried, as shares of the whole one
 SMALLEST = 1e-30  # scale
 AT_ONCE = 1 << 22  # weights, of which several copies are made

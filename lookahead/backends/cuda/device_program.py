@@ -56,6 +56,9 @@ class DeviceProgram:
         }
 
     @torch.inference_mode()
+    def made_exact(self) -> DeviceProgram:
+        return DeviceProgram(self.plan, self.device, exact=True)
+
     def run(self, pack: Pack, wanted: torch.Tensor | None, cache: SlotCache) -> torch.Tensor:
         """[wanted tokens, vocab] scores; fills the slots' keys and values. wanted: int64, tokens of the pack; None: all."""
         tokens = pack.input_ids.shape[1]
