@@ -31,12 +31,12 @@ import numpy as np
 import torch
 import transformers
 
+from lookahead.backends.cuda.device_program import DeviceProgram
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree, chain, side_by_side
 from lookahead.files.atomic import replacing
-from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.processor import processor_name
 from lookahead.forward.slots import PackedSlots
 from lookahead.forward.target import TargetModel

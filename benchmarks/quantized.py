@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from lookahead.backends.cpu.linear import weight_bytes
 from lookahead.bench.compare import compare
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain, side_by_side
 from lookahead.forward.slots import Slots, slots_of
 from lookahead.forward.target import TargetModel
-from lookahead.models.linear import weight_bytes
 from lookahead.models.load import random_model
 from lookahead.trie.file import Trie
 

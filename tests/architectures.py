@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from lookahead.backends.cpu.linear import lay_out
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.forward.target import TargetModel
-from lookahead.models.linear import lay_out
 from lookahead.models.probe import probed
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import build_trie

@@ -33,9 +33,9 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain, side_by_side
 from lookahead.errors import LookaheadError
+from lookahead.forward.backend import QUANTIZED
 from lookahead.forward.memory import peak_memory, untidied
 from lookahead.forward.processor import processor_name
-from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
 from lookahead.models.exact import tried_for_exactness

@@ -15,10 +15,10 @@ from lookahead.files.outputs import TRIE
 from lookahead.job.events import BenchEvents
 from lookahead.models.load import load_model, read_config
 from lookahead.models.mixed import ACTIVATIONS, Chosen, choose_bits
-from lookahead.models.moments import input_sizes
 from lookahead.models.options import ModelOptions
 from lookahead.models.quantize import check_scheme
-from lookahead.models.write_packed import Calibration, Written, quantize_checkpoint
+from lookahead.quantize.activation_stats import input_sizes
+from lookahead.quantize.write_packed import Calibration, Written, quantize_checkpoint
 from lookahead.tokenizer import identity, own_tokenizer
 from lookahead.trie.file import Trie
 

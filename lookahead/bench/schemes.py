@@ -53,10 +53,10 @@ def bench_schemes(bench: ModelBench, quantize: str, kv_dtype: str, measure: Meas
     quantize, kv_dtype: several with commas between them. measure: `bench_prompts` or `bench_logged`, given the bench and what
     to call with the loaded model and its prompts. Raises UsageError for unknown schemes, and as `measure` does.
     """
+    from lookahead.backends.cpu.linear import weight_bytes
+    from lookahead.backends.cpu.quantized_kv import KV_DTYPES
     from lookahead.bench.quality import loss_of
-    from lookahead.models.linear import weight_bytes
     from lookahead.models.quantize import SCHEMES
-    from lookahead.models.quantized_kv import KV_DTYPES
 
     combinations = [
         (weights, keys)

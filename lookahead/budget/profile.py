@@ -79,7 +79,7 @@ class Setting:
     """What a profile holds for: another one's figures are others.
 
     device: the processor's name. mode: how drafts are verified (forward/target.py). threads: of the CPU; 0 for others.
-    shape: fingerprint of the model's config. linear: by whom or in which bits linear layers are (models/linear.py). kv_dtype:
+    shape: fingerprint of the model's config. linear: by whom or in which bits linear layers are (cpu/linear.py). kv_dtype:
     int8 or int4 of keys and values that are quantized, else none.
     """
 

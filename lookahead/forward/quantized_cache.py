@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import torch
 
-from lookahead.forward.quantized_cache_code import quantize_all
-from lookahead.forward.vector_code import GROUP, GROUP4, GROUP8, LANES
+from lookahead.forward.backend import backend_of
+from lookahead.native.vector_code import GROUP, GROUP4, GROUP8, LANES
 
 DTYPES = {"int8": torch.int8, "int4": torch.uint8}  # of buffers
 
@@ -41,7 +41,9 @@ def quantized(states: torch.Tensor, kept: torch.dtype) -> torch.Tensor:
     heads, tokens, width = states.shape
     source = states.float().contiguous()
     target = torch.zeros(heads, tokens, bytes_of(width, kept), dtype=kept)
-    quantize_all(source.data_ptr(), heads * tokens, width, target.data_ptr(), target.shape[2], kept == torch.int8)
+    cpu = backend_of("cpu")
+    assert cpu
+    cpu.quantize_keys(source.data_ptr(), heads * tokens, width, target.data_ptr(), target.shape[2], kept == torch.int8)
     return target
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from lookahead.draft.tree import TreeBatch, side_by_side
+from lookahead.forward.backend import backend_of
 from lookahead.forward.batch import KEYS, Pack, pack, upload
-from lookahead.forward.graphs import CapturedSteps
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.memory import free_memory
 from lookahead.forward.scores import Scores
@@ -74,7 +74,8 @@ class PackedSlots:
     def __init__(self, target: TargetModel):
         self.target = target
         self.cache = SlotCache(target.layers, target.kv_dtype)
-        self.captured = CapturedSteps(target, self.cache, target.capture) if target.capture else None
+        cuda = backend_of("cuda") if target.capture else None
+        self.captured = cuda.captured_steps(target, self.cache, target.capture) if cuda else None
         self.call = target.call
         self.open = 0
         self._held: list[list[int]] = []  # tokens whose keys and values each slot's buffers hold, closed slots included

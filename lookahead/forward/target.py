@@ -25,13 +25,11 @@ from lookahead.budget import ladder
 from lookahead.budget.policy import StepCost
 from lookahead.budget.profile import Setting, cached_profile
 from lookahead.forward.attention import PackedAttention
+from lookahead.forward.backend import PROGRAM, ForwardProgram
 from lookahead.forward.batch import MaskPlan
-from lookahead.forward.device_program import DeviceProgram
 from lookahead.forward.kv_cache import LayerShape
 from lookahead.forward.parallel import agreed, all_agreed
 from lookahead.forward.processor import processor_name
-from lookahead.forward.program import NAME as PROGRAM
-from lookahead.forward.program import Program
 from lookahead.forward.tree_attention import NAME as TREE
 
 Mode = Literal["packed", "tree", "chain", "replay", "plain"]
@@ -53,7 +51,7 @@ class TargetModel:
     place_bytes: memory that keys and values of one token take, where it is packed (0: not known). layers: where that goes.
     bucketed: packed steps take one of a few shapes (on a GPU). attends_by_op: in packed steps attention is one call of
     lookahead::tree_attention (tree_attention.py); else calls of the model's own function. program: a whole packed forward as
-    one native call, instead of the model's modules. linear: the kind of its linear layers (models/linear.py).
+    one native call, instead of the model's modules. linear: the kind of its linear layers (backends/cpu/linear.py).
     exact: a token's scores are the same bits in any forward, as far as tried (models/exact.py); False where nobody has tried.
     inexact: where they are not, if that was tried; in float32, where it swaps no tokens in practice, only for --exact.
     capture: captures its packed steps as graphs (graphs.py); None: they are not. slots_factory: makes its slots where `mode`
@@ -70,7 +68,7 @@ class TargetModel:
     layers: tuple[LayerShape, ...] = ()
     bucketed: bool = False
     attends_by_op: bool = False
-    program: Program | DeviceProgram | None = None
+    program: ForwardProgram | None = None
     linear: str = "torch"
     kv_dtype: str = "none"
     exact: bool = False

@@ -2,7 +2,7 @@
 
 In: queries of all tokens of a step, the slots' buffers of keys and values as they lie, and a line of numbers for each token
 that tells what it sees (tree_meta.py). No masks, no padding, no copies. The sums of a query run in an order that only its own
-keys decide (attention_kernel.py on CPUs, attention_triton.py on GPUs), so that an output is the same to the last bit alone, in
+keys decide (attention_kernel.py on CPUs, triton_attention.py on GPUs), so that an output is the same to the last bit alone, in
 a tree and in a batch.
 
 The lines of a step reach the layers instead of the attention mask, which transformers hands on as it is: each kind of layer is
@@ -11,7 +11,6 @@ handed its own. Nothing else is shared between the step and the layers.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,10 +18,12 @@ import torch
 from transformers import AttentionInterface
 
 from lookahead.errors import ModelError
-from lookahead.forward.attention_cpu import ENTRIES, OF_KEPT, tree_attention_cpu
+from lookahead.forward.backend import backend_of
+from lookahead.forward.quantized_cache import DTYPES
 from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, SIZE, SLOT, TRUNK
 
 NAME = "lookahead_tree"
+QUANTIZED = frozenset(DTYPES.values())  # keys and values
 # Arguments for what neither sdpa nor the op computes: soft caps, sinks, biases
 OTHERS = frozenset(("softcap", "s_aux", "position_bias"))
 
@@ -71,12 +72,13 @@ _library.impl("tree_attention", reference, "CompositeExplicitAutograd")
 
 
 def _on_cpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float) -> torch.Tensor:
-    if key.dtype in OF_KEPT:
-        return tree_attention_cpu(query.transpose(0, 1)[None].contiguous(), key, value, meta.contiguous(), scale)[0]
-    kernel_takes = query.dtype in ENTRIES and query.dtype == key.dtype == value.dtype
-    if not (kernel_takes and query.stride(2) == key.stride(3) == value.stride(3) == 1 and meta.is_contiguous()):
+    cpu = backend_of("cpu")
+    if cpu and key.dtype in QUANTIZED:
+        return cpu.tree_attention(query.transpose(0, 1)[None].contiguous(), key, value, meta.contiguous(), scale)[0]
+    kernel_takes = cpu and cpu.serves(query.device, query.dtype) and query.dtype == key.dtype == value.dtype
+    if not (cpu and kernel_takes and query.stride(2) == key.stride(3) == value.stride(3) == 1 and meta.is_contiguous()):
         return reference(query, key, value, meta, scale)
-    return tree_attention_cpu(query.transpose(0, 1)[None], key, value, meta, scale)[0]
+    return cpu.tree_attention(query.transpose(0, 1)[None], key, value, meta, scale)[0]
 
 
 _library.impl("tree_attention", _on_cpu, "CPU")
@@ -84,22 +86,16 @@ _library.impl("tree_attention", _on_cpu, "CPU")
 
 def serves_on(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the op has a fast form there."""
-    if device.type == "cpu":
-        return dtype in ENTRIES
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return False
-    from lookahead.forward import attention_triton
-
-    return dtype in attention_triton.DTYPES and torch.cuda.get_device_capability(device) >= attention_triton.CAPABILITY
+    backend = backend_of(device.type)
+    return backend is not None and backend.serves(device, dtype)
 
 
 def _on_cuda(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float) -> torch.Tensor:
-    from lookahead.forward import attention_triton
-
+    cuda = backend_of("cuda")
     laid_out = query.stride(2) == key.stride(3) == value.stride(3) == 1 and meta.is_contiguous()
-    if not laid_out or query.dtype not in attention_triton.DTYPES:
+    if not (cuda and laid_out and cuda.serves(query.device, query.dtype)):
         return reference(query, key, value, meta, scale)
-    return attention_triton.tree_attention_triton(query, key, value, meta, scale)
+    return cuda.tree_attention(query, key, value, meta, scale)
 
 
 _library.impl("tree_attention", _on_cuda, "CUDA")
@@ -109,10 +105,8 @@ def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float, output: torch.Tensor
 ) -> None:
     """Fill `output` [tokens, heads, value width], whose numbers lie side by side, with what the op gives."""
-    if query.device.type == "cuda":
-        from lookahead.forward import attention_triton
-
-        attention_triton.tree_attention_triton(query, key, value, meta, scale, result=output)
+    if query.device.type == "cuda" and (cuda := backend_of("cuda")):
+        cuda.tree_attention(query, key, value, meta, scale, result=output)
     else:
         output.copy_(torch.ops.lookahead.tree_attention(query, key, value, meta[:, :FIELDS].contiguous(), scale))
 
@@ -150,11 +144,12 @@ def tree_attention(
     """
     scale = checked_scale(query, attention_mask, scaling, arguments)
     assert attention_mask is not None
-    if query.dtype != key.dtype and key.dtype not in OF_KEPT:
+    if query.dtype != key.dtype and key.dtype not in QUANTIZED:
         raise ModelError("its queries are of another dtype than its keys")
-    if query.device.type == "cpu" and not torch.compiler.is_compiling():  # not by way of the dispatcher, which takes as long
+    cpu = backend_of("cpu") if query.device.type == "cpu" else None
+    if cpu and not torch.compiler.is_compiling():  # not by way of the dispatcher, which takes as long
         queries = query if query.stride(3) == 1 else query.contiguous()
-        return tree_attention_cpu(queries, key, value, attention_mask, scale), None
+        return cpu.tree_attention(queries, key, value, attention_mask, scale), None
     output = torch.ops.lookahead.tree_attention(query[0].transpose(0, 1), key, value, attention_mask[0, 0], scale)
     return output[None], None
 

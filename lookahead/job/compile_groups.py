@@ -46,14 +46,9 @@ def _budget() -> None:
 
 def _forward() -> None:
     """Of float32 on a CPU. Needs no torch."""
+    from lookahead.backends.cpu import attention_kernel, panel_kernel, program_kernel
     from lookahead.draft import best_kernel
-    from lookahead.forward import (
-        attention_kernel,
-        batch_kernel,
-        panel_kernel,
-        program_kernel,
-        tree_meta,
-    )
+    from lookahead.forward import batch_kernel, tree_meta
     from lookahead.native.threads import c_function
 
     c_function(panel_kernel.product)

@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from lookahead.models.linear import plain_linears
+from lookahead.backends.cpu.linear import plain_linears
 
 STRENGTH = 0.5  # how much of an outlier weights take over, as an exponent
 

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from lookahead.draft.tree import DraftTree, chain, side_by_side
-from lookahead.forward.program import Program
 from lookahead.forward.slots import Scores, Slots, slots_of
 from lookahead.forward.target import TargetModel
 
@@ -36,7 +35,7 @@ def tried_in_half(target: TargetModel) -> TargetModel:
     """
     if target.exact or target.mode == "plain" or target.dtype == torch.float32:
         return target
-    if isinstance(target.program, Program):
+    if target.program is not None and target.program.exact:
         return dataclasses.replace(target, exact=True)
     where = differs_in_company(target)
     return dataclasses.replace(target, exact=not where, inexact=where)

@@ -13,27 +13,25 @@ from typing import Any
 
 import torch
 
+from lookahead.backends.cpu.quantized_kv import check_kv_dtype, with_kv_dtype
 from lookahead.budget.estimate import ModelSizes, estimate
 from lookahead.budget.profile import CostProfile
 from lookahead.errors import ModelError, UsageError
 from lookahead.files.hub import gguf_in, located
 from lookahead.files.outputs import model_folder
+from lookahead.forward.backend import QUANTIZED, backend_of
 from lookahead.forward.backends import by_own_settings
-from lookahead.forward.device_program import DeviceProgram
-from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.model_files import check_folder, check_sizes
 from lookahead.models.adapter import check_adapter, merged
 from lookahead.models.checkpoint import check_weights
 from lookahead.models.exact import differs_in_company, exact_or_plain, tried_in_half
-from lookahead.models.linear import lay_out
 from lookahead.models.options import ModelOptions
 from lookahead.models.packed import check_readable
 from lookahead.models.packed_model import packed_model, refuse_own_format
 from lookahead.models.prequantized import check_method, exact_where_needed
 from lookahead.models.probe import probed
 from lookahead.models.quantize import check_scheme, quantize_linears
-from lookahead.models.quantized_kv import check_kv_dtype, with_kv_dtype
 from lookahead.tokenizer import TRUST, first_line, hub_arguments, load_tokenizer, quiet_hub
 
 log = logging.getLogger(__name__)
@@ -137,13 +135,13 @@ def load_model(model: str | ModelOptions, **options: Any) -> TargetModel:
     if wished.quantize != "none" and (device_map or tp_plan):
         raise UsageError(f"--quantize {wished.quantize} is for a model on one device: leave out --device-map and --tp-plan.")
     if not (device_map or tp_plan):
-        loaded = lay_out(quantize_linears(loaded.to(target_device), wished.quantize, name))
+        loaded = _laid_out(quantize_linears(loaded.to(target_device), wished.quantize, name))
     target = _probed(loaded, wished)
     if target.linear not in QUANTIZED:
         target = exact_where_needed(target, config)
     if wished.exact and not target.exact:
-        if isinstance(target.program, DeviceProgram):
-            target = dataclasses.replace(target, program=DeviceProgram(target.program.plan, target.device, exact=True))
+        if target.program is not None:
+            target = dataclasses.replace(target, program=target.program.made_exact())
         if where := differs_in_company(target):
             raise ModelError(f"{name}: --exact: scores are not the same bits in every forward ({where}).")
         target = dataclasses.replace(target, exact=True)
@@ -223,7 +221,7 @@ def random_model(model: str | ModelOptions, **options: Any) -> TargetModel:
             )
     except Exception as error:
         raise ModelError(f"{wished.name}: a model of this shape cannot be made ({first_line(error)}).") from error
-    target = _probed(lay_out(quantize_linears(made.to(target_device), wished.quantize, wished.name)), wished)
+    target = _probed(_laid_out(quantize_linears(made.to(target_device), wished.quantize, wished.name)), wished)
     _log_setting(target)
     return target
 
@@ -236,6 +234,12 @@ def _checked(wished: ModelOptions) -> tuple[torch.device, Any]:
     check_scheme(wished.quantize, device)
     check_kv_dtype(wished.kv_dtype, device, not (wished.device_map or wished.tp_plan))
     return device, dtype
+
+
+def _laid_out(model: Any) -> Any:
+    """The same model, whose linear layers are as the CPU's kernels read them."""
+    cpu = backend_of("cpu")
+    return cpu.pack_linears(model) if cpu else model
 
 
 def _probed(model: Any, wished: ModelOptions) -> TargetModel:

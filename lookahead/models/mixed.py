@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from lookahead.backends.cpu.quantized import GROUP, QuantizedPanels
 from lookahead.errors import ModelError
-from lookahead.forward.quantized import GROUP, QuantizedPanels
 
 BLOCK = 128  # channels
 ACTIVATIONS = ("none", "int8", "mixed")

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from lookahead.backends.cpu.quantized import GROUP, Quantized
 from lookahead.errors import ModelError
-from lookahead.forward.quantized import GROUP, Quantized
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
 WITH_EMBEDDING = "pack-quantized-with-embedding"  # our own format: the embedding has such tensors, too

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from lookahead.backends.cpu.embedding import in_panels, may_be_in_panels
+from lookahead.backends.cpu.linear import LaidOutLinear, plain_linears
+from lookahead.backends.cpu.quantized import GROUP, Quantized, QuantizedPanels
 from lookahead.errors import ModelError
-from lookahead.forward.quantized import GROUP, Quantized, QuantizedPanels
 from lookahead.models.checkpoint import check_weights, damaged_of, refuse_weights
-from lookahead.models.embedding import in_panels, may_be_in_panels
-from lookahead.models.linear import LaidOutLinear, plain_linears
 from lookahead.models.mixed import BLOCK, BLOCKS_IN_8_BITS
 from lookahead.models.packed import ACTIVATIONS_FIELD, EMBEDDING_BITS, WITH_EMBEDDING, is_packed, read_packed
 from lookahead.models.quantize import QUANTIZE

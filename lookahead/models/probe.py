@@ -20,16 +20,12 @@ from numba.core.errors import NumbaError
 
 from lookahead.draft.tree import DraftTree, Wanted, chain, side_by_side
 from lookahead.errors import ModelError
+from lookahead.forward.backend import QUANTIZED, ForwardProgram, backend_of
 from lookahead.forward.backends import by_own_settings, without_cudnn
-from lookahead.forward.panels import Panels
-from lookahead.forward.quantized import QUANTIZED
 from lookahead.forward.slots import PackedSlots, Slots, slots_of
 from lookahead.forward.target import Mode, TargetModel
 from lookahead.forward.tree_attention import serves_on
-from lookahead.models.captured import tried_capture
 from lookahead.models.far_masks import far_masks_differ
-from lookahead.models.linear import kind_of_linear
-from lookahead.models.lower import program_of
 from lookahead.models.reference import HALF, Reference, likely_texts, perturbed, stock, wide, widened
 from lookahead.tokenizer import first_line
 
@@ -64,7 +60,7 @@ TRIED: tuple[tuple[Mode, bool], ...] = (
     ("replay", False),
 )
 TREES = ("packed", "tree")
-IN_PANELS = (Panels.library, *QUANTIZED)  # kinds of linear layers that programs multiply
+IN_PANELS = ("panels", *QUANTIZED)  # kinds of linear layers that programs multiply
 Text = tuple[int, ...]
 
 
@@ -128,6 +124,22 @@ def op_may_serve(target: TargetModel) -> bool:
     return own != "eager" and serves_on(target.device, target.dtype)
 
 
+def kind_of_linear(model: Any) -> str:
+    """Who computes its linear layers: the library that they are laid out for, "torch" if they are not; "int8" or "int4" where
+    some are quantized.
+    """
+    kinds = [module.laid_out.library for module in model.modules() if hasattr(module, "laid_out")]
+    return next((kind for kind in QUANTIZED if kind in kinds), kinds[0] if kinds else "torch")
+
+
+def program_of(target: TargetModel) -> ForwardProgram:
+    """See `Backend.program_of`."""
+    backend = backend_of(target.device.type)
+    if backend is None:
+        raise ModelError(f"there is no backend for {target.device.type}")
+    return backend.program_of(target)
+
+
 def rounds(target: TargetModel) -> bool:
     """Whether numbers between layers, or of tokens, are rounded to something coarser than float32."""
     return target.dtype in HALF or target.linear in QUANTIZED
@@ -170,7 +182,8 @@ def probed(model: Any, name: str = "model", may_be_program: bool = True) -> Targ
                     target = dataclasses.replace(target, not_program="its attention is a function of its own")
                 elif may_be_program:
                     target = _with_program(target, found, yardstick)
-            return tried_capture(target)
+            cuda = backend_of("cuda") if bucketed else None
+            return cuda.tried_capture(target) if cuda else target
         if not by_op:
             reasons.append(f"no {mode} ({error})")
         elif target.device.type != "cpu":

@@ -6,7 +6,7 @@
 
 These are linear layers, and the embedding of tokens, whose outputs are its rows; where it shares the output layer's weight,
 both read the same numbers. Outliers of norms' weights are moved into the layers behind them before (equalize.py). Tokens are
-quantized to 8 bits in groups of 64 on the way into a product (forward/quantized_code.py). Norms, biases, routers of experts,
+quantized to 8 bits in groups of 64 on the way into a product (quantized_code.py). Norms, biases, routers of experts,
 embeddings of positions, and experts that are not linear layers stay as they are. A quantized model is another model: it has
 answers of its own, and drafts change none of them.
 """
@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
+from lookahead.backends.cpu.embedding import in_panels, may_be_in_panels
+from lookahead.backends.cpu.linear import LaidOutLinear, plain_linears
+from lookahead.backends.cpu.quantized import QuantizedPanels, in_4_bits, in_8_bits
 from lookahead.errors import ModelError, UsageError
-from lookahead.forward.quantized import QuantizedPanels, in_4_bits, in_8_bits
-from lookahead.models.embedding import in_panels, may_be_in_panels
 from lookahead.models.equalize import equalize
-from lookahead.models.linear import LaidOutLinear, plain_linears
 
 SCHEMES = ("none", "int8", "int4")
 QUANTIZE = {8: in_8_bits, 4: in_4_bits}

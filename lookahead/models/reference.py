@@ -19,9 +19,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from lookahead.backends.cpu.linear import LaidOutLinear
+from lookahead.backends.cpu.panels import Panels
 from lookahead.forward.kv_cache import KeysAndValuesOnly
-from lookahead.forward.panels import Panels
-from lookahead.models.linear import LaidOutLinear
 
 HALF = (torch.bfloat16, torch.float16)
 ROUNDS_OF_CHOICE = 3  # forwards by which random text becomes text that the model might have written

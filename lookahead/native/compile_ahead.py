@@ -25,7 +25,7 @@ MODULE = "lookahead.job.compile_groups"
 GROUPS = {  # name -> modules whose kernels it holds, seconds that it takes
     "sorting": (("trie.suffixes", "trie.stats"), 6.0),
     "drafting": (("draft", "trie.session"), 24.0),
-    "forward": (("forward",), 13.0),
+    "forward": (("forward", "backends"), 13.0),
     "budget": (("budget",), 7.0),
     "steps": (("decode",), 9.0),
 }

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
+from lookahead.backends.cpu.attention_cpu import ENTRIES
 from lookahead.errors import ModelError
-from lookahead.forward.attention_cpu import ENTRIES
 from lookahead.forward.tree_attention import reference, tree_attention
 from lookahead.forward.tree_meta import FIELDS, SLOT, meta_of
 

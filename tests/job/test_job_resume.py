@@ -193,7 +193,7 @@ def test_rows_that_a_stopped_job_wrote_out_of_order_end_in_order(job: Job) -> No
 def test_job_ends_when_the_machine_fails_row_after_row_and_goes_on_when_it_works(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lookahead.forward.program import Program
+    from lookahead.backends.cpu.program import Program
     from lookahead.job import engines
 
     load, works = engines.load_here, Program.run

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from lookahead.errors import LookaheadError, ModelError
 from lookahead.models.checkpoint import check_weights
 from lookahead.models.load import load_model, read_config
-from lookahead.models.write_packed import quantize_checkpoint
+from lookahead.quantize.write_packed import quantize_checkpoint
 from lookahead.tokenizer import load_tokenizer
 from tests.architectures import tiny_model
 from tests.support.cli import Cli, write_jsonl

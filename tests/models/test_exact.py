@@ -7,14 +7,15 @@ import copy
 import pytest
 import torch
 
+from lookahead.backends.cpu import linear
+from lookahead.backends.cpu.linear import OneDnnWeight, lay_out
+from lookahead.backends.cpu.panels import Panels
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import ModelError
-from lookahead.forward.panels import Panels
-from lookahead.models import exact, linear
+from lookahead.models import exact
 from lookahead.models.exact import differs_in_company, tried_for_exactness
-from lookahead.models.linear import OneDnnWeight, lay_out
 from lookahead.models.load import load_model
 from lookahead.models.probe import probed
 from tests.architectures import random_prompts

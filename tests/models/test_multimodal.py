@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from lookahead import GenerationParams, LookaheadEngine
 from lookahead.errors import ModelError
 from lookahead.models.load import load_model, random_model
-from lookahead.models.write_packed import quantize_checkpoint
+from lookahead.quantize.write_packed import quantize_checkpoint
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
 TEXT = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "pad_token_id": 0}

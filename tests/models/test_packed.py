@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from lookahead.backends.cpu.linear import weight_bytes
+from lookahead.backends.cpu.quantized import Quantized, QuantizedPanels, in_4_bits, in_8_bits
 from lookahead.errors import ModelError, UsageError
-from lookahead.forward.quantized import Quantized, QuantizedPanels, in_4_bits, in_8_bits
-from lookahead.models import write_packed
-from lookahead.models.linear import weight_bytes
 from lookahead.models.load import load_model
 from lookahead.models.packed import EMBEDDING_BITS, matrix_of, packed, read_packed, tensors_of, unpacked
-from lookahead.models.write_packed import quantize_checkpoint
+from lookahead.quantize import write_packed
+from lookahead.quantize.write_packed import quantize_checkpoint
 from tests.models.lossless import DEMO, answers_of_jobs
 from tests.support.cli import Cli, write_jsonl
 from tests.support.depth import deep

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from lookahead.backends.cpu.linear import lay_out
+from lookahead.backends.cpu.lower import program_of
+from lookahead.backends.cpu.program import Program
 from lookahead.draft.tree import chain, side_by_side
-from lookahead.forward.program import Program
 from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
 from lookahead.forward.tree_meta import FIRST, NODE, TRUNK
 from lookahead.models import probe
-from lookahead.models.linear import kind_of_linear, lay_out
-from lookahead.models.lower import program_of
-from lookahead.models.probe import probed
+from lookahead.models.probe import kind_of_linear, probed
 from lookahead.models.reference import HALF, stock, wide
 from tests.support.cpu import needs_halves
 from tests.support.depth import deep

@@ -34,8 +34,8 @@ def drafts() -> None:
 
 def forwards() -> None:
     """Kernels of float32 forwards first; those of halves, quantized models and the budget."""
+    from lookahead.backends.cpu import attention_kernel, panel_kernel, quantized_cache_code
     from lookahead.draft import best_kernel
-    from lookahead.forward import attention_kernel, panel_kernel, quantized_cache_code
     from lookahead.job import compile_groups
     from lookahead.native.threads import c_function
 

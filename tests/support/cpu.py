@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lookahead.forward.panels import Panels
+from lookahead.backends.cpu.panels import Panels
 
 # Where bfloat16 is multiplied by a library, a token's scores hang on the others of the forward
 HALVES = Panels.takes(torch.zeros(1, 1, dtype=torch.bfloat16))

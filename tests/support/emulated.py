@@ -14,8 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lookahead.forward import tree_attention
-from lookahead.forward.graphs import Outputs
+from lookahead.backends.cpu import backend
+from lookahead.backends.cuda.graphs import Outputs
 
 READS = ("_local_scalar_dense", "nonzero", "aten::equal", "masked_select", "unique", "aten::item", "is_nonzero")
 
@@ -56,7 +56,7 @@ class EmulatedCapture:
         self.graphs: list[int] = []
 
     def __call__(self, run: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:
-        recording, kernel = Recording(), tree_attention.tree_attention_cpu
+        recording, kernel = Recording(), backend.tree_attention
 
         def noted(*args: Any) -> torch.Tensor:  # it takes addresses, and would not be seen
             result = kernel(*args)
@@ -65,7 +65,7 @@ class EmulatedCapture:
 
         run()
         with pytest.MonkeyPatch.context() as patch, recording:
-            patch.setattr(tree_attention, "tree_attention_cpu", noted)
+            patch.setattr(backend, "tree_attention", noted)
             outputs = run()
         self.graphs.append(len(recording.done))
 

@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from lookahead.forward import attention_triton
+from lookahead.backends.cuda import triton_attention as attention_triton
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 CAPACITY = 4096

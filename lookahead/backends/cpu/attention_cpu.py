@@ -1,0 +1,67 @@
+"""Attention of packed draft trees on a CPU, for tensors. The kernels are in attention_kernel.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lookahead.backends.cpu import attention_kernel as kernel
+from lookahead.forward.tree_meta import POSITION
+from lookahead.native.threads import gives_way, run_in
+
+ALONE = 300_000  # products of numbers, up to which a call is not worth other threads
+
+ENTRIES = {torch.float32: kernel.float32, torch.bfloat16: kernel.bfloat16, torch.float16: kernel.float16}
+IN_8_BITS = {
+    torch.float32: kernel.float32_in_8_bits,
+    torch.bfloat16: kernel.bfloat16_in_8_bits,
+    torch.float16: kernel.float16_in_8_bits,
+}
+IN_4_BITS = {
+    torch.float32: kernel.float32_in_4_bits,
+    torch.bfloat16: kernel.bfloat16_in_4_bits,
+    torch.float16: kernel.float16_in_4_bits,
+}
+OF_KEPT = {torch.int8: IN_8_BITS, torch.uint8: IN_4_BITS}  # by the dtype of quantized keys and values (quantized_cache.py)
+
+
+def entry_of(dtype: torch.dtype, kept: torch.dtype) -> Callable[[Any], None]:
+    """The kernel for queries of a dtype, and for keys and values of the same, or quantized. Raises KeyError for others."""
+    return OF_KEPT.get(kept, ENTRIES)[dtype]
+
+
+def tree_attention_cpu(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """[1, tokens, heads, value width]; see `tree_attention.reference`, but query: [1, heads, tokens, width], meta: any shape.
+
+    Tensors are on a CPU and of one dtype of ENTRIES, or key and value are quantized (quantized_cache.py); numbers of a vector
+    lie side by side, and so does all of meta. A step of a small model spends as long on the calls around the kernel as in it:
+    there are few.
+    """
+    _, heads, tokens, width = query.shape
+    _, key_heads, capacity, value_width = value.shape
+    output = query.new_zeros(1, tokens, heads, value_width)
+    size = query.element_size()
+    _, query_head, query_token, _ = query.stride()
+    kept = key.element_size()
+    key_slot, key_head, key_place, _ = key.stride()
+    value_slot, value_head, value_place, _ = value.stride()
+    task = kernel.TASK_BYTES.pack(
+        *(0, tokens, heads, key_heads, width, value_width, scale * kernel.LOG2_E),
+        *(query.data_ptr(), query_token * size, query_head * size),
+        *(key.data_ptr(), key_slot * kept, key_head * kept, key_place * kept),
+        *(value.data_ptr(), value_slot * kept, value_head * kept, value_place * kept),
+        *(output.data_ptr(), meta.data_ptr(), size, 0, gives_way()),
+    )
+    products = tokens * heads * width
+    large = products * capacity > ALONE and products * _longest(meta) > ALONE
+    run_in(torch.get_num_threads() if large else 1, entry_of(query.dtype, key.dtype), task)
+    return output
+
+
+def _longest(meta: torch.Tensor) -> int:
+    """Keys that a token of the pack sees, more or less."""
+    return int(meta.numpy()[..., POSITION].max())

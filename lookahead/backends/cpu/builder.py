@@ -1,0 +1,258 @@
+"""Writes down the steps of a program (plan.py). In: views of tokens' numbers. Out: instructions and products on them.
+
+Raises Unsupported for what mixes tokens, and for numbers that lie too far apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lookahead.backends.cpu import program_kernel as kernel
+from lookahead.backends.cpu.linear import LaidOutLinear
+from lookahead.backends.cpu.panel_kernel import AS_FLOAT32, LIKE_BFLOAT16, LIKE_FLOAT16, PAIRS
+from lookahead.backends.cpu.panels import STORED, Panels
+from lookahead.backends.cpu.plan import (
+    Buffer,
+    Dim,
+    Instruction,
+    Product,
+    Step,
+    Unsupported,
+    View,
+    flat_dims,
+    merged_dims,
+)
+from lookahead.backends.cpu.quantized import QuantizedPanels
+from lookahead.backends.cpu.quantized_code import TOKEN_GROUP
+
+SMALL = 1 << 20  # numbers of a matrix that is copied, in addition to the model's own
+MOST_COPIES = 128  # instructions that one operation may become because its numbers lie in no two dims
+ROUNDS = {torch.float32: kernel.NOT, torch.bfloat16: kernel.TO_BFLOAT16, torch.float16: kernel.TO_FLOAT16}
+LIKE = {torch.float32: AS_FLOAT32, torch.bfloat16: LIKE_BFLOAT16, torch.float16: LIKE_FLOAT16}
+EXACT = (kernel.COPY, kernel.NEGATE, kernel.RELU, kernel.LARGEST)  # what they give is what they were given: nothing to round
+
+
+@dataclasses.dataclass(frozen=True)
+class Ids:
+    """Whole numbers of each token, kernel.IDS or POSITIONS, and what is added to them; or what lies before it: "offsets"."""
+
+    which: int | str
+    added: int = 0
+
+
+class Builder:
+    """Writes down steps. tokens: of the traced forward, a size that nothing else has.
+
+    linears, tables: as lookahead::linear and looked_up number.
+    """
+
+    def __init__(self, tokens: int, linears: Sequence[LaidOutLinear], tables: Sequence[QuantizedPanels] = ()):
+        self.tokens, self.linears, self.tables = tokens, linears, tables
+        self.steps: list[Step] = []
+        self.placed: dict[int, Dim] = {}
+        self.alive: list[torch.Tensor] = []
+        self.most: dict[int, int] = {}
+        self._copies: dict[tuple[Any, ...], View] = {}
+        self._matrices: dict[int, tuple[torch.Tensor, Panels]] = {}
+
+    def new(self, sizes: Sequence[int], axis: int, dtype: torch.dtype) -> View:
+        return View(Buffer(max(1, math.prod(sizes))), 0, flat_dims(sizes), axis, dtype)
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """float32, in memory that stays."""
+        self.alive.append(tensor.detach().float().contiguous())
+        return self.alive[-1]
+
+    def dims_in(self, value: View | torch.Tensor | float, shape: Sequence[int], axis: int) -> View:
+        """A value as one of this shape, whose axis of tokens is left out: sizes of 1 are spread."""
+        if not isinstance(value, View):
+            tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float32)
+            if tensor.ndim > len(shape):
+                raise Unsupported(f"a constant of shape {list(tensor.shape)}")
+            tensor = self.constant(tensor)
+            full: list[Dim | None] = [*zip(tensor.shape, tensor.stride(), strict=True)]
+            if len(full) >= len(shape) - axis:
+                place = axis - (len(shape) - len(full))
+                if tensor.shape[place] != 1:
+                    raise Unsupported("a constant that differs from token to token")
+                full[place] = None
+            value = View(tensor, 0, (), axis, torch.float32)
+        else:
+            value = self.wide(value)
+            full = [*value.dims[: value.axis], None, *value.dims[value.axis :]]
+            if len(full) - value.axis != len(shape) - axis:
+                raise Unsupported("tokens next to tokens")
+        full = [*[(1, 0)] * (len(shape) - len(full)), *full]
+        dims = []
+        for place, (dim, size) in enumerate(zip(full, shape, strict=True)):
+            if place == axis:
+                continue
+            if dim is None:
+                raise Unsupported("tokens next to numbers")
+            if dim[0] not in (1, size):
+                raise Unsupported(f"shapes that do not fit: {dim[0]}, {size}")
+            dims.append((size, dim[1] if dim[0] == size else 0))
+        return value.with_dims(dims, axis)
+
+    def rows(
+        self, op: int, target: View, sources: Sequence[View], rounds: int = kernel.NOT, more: tuple[int, ...] = ()
+    ) -> None:
+        """Instructions over all dims of views of one shape, two at a time."""
+        operands = [target, *sources]
+        merged = merged_dims([view.dims for view in operands])
+        if len(sources) == 2 and merged and any(dim[1] not in (0, 1) for dim in merged[-1]):
+            copies = [view if _inner(view) in (0, 1) else self.flat(view) for view in sources]
+            merged = merged_dims([view.dims for view in (target, *copies)])
+            operands = [target, *copies]
+        while len(merged) < 2:
+            merged.insert(0, tuple((1, 0) for _ in operands))
+        *unrolled, outer, inner = merged
+        if inner[0][0] == 1:
+            inner = tuple((1, 1) for _ in operands)
+        if (inner[0][1] != 1 and op != kernel.COPY) or math.prod(dim[0][0] for dim in unrolled) > MOST_COPIES:
+            raise Unsupported(f"numbers that lie too far apart: {merged}")
+        for index in itertools.product(*(range(dim[0][0]) for dim in unrolled)):
+            starts = [
+                view.start + sum(at * dim[number][1] for at, dim in zip(index, unrolled, strict=True))
+                for number, view in enumerate(operands)
+            ]
+            views = [
+                (view.with_dims(view.dims, start=start), outer[number][1], inner[number][1])
+                for number, (view, start) in enumerate(zip(operands, starts, strict=True))
+            ]
+            self.steps.append(
+                Instruction(op, outer[0][0], inner[0][0], views[0], views[1:], kernel.NOT if op in EXACT else rounds, more)
+            )
+
+    def flat(self, view: View) -> View:
+        """The same numbers side by side, copied if they are not."""
+        view = self.wide(view)
+        if isinstance(view.home, Buffer) and view.is_flat:
+            return view
+        key = ("flat", view.home, view.start, view.dims) if isinstance(view.home, Buffer) else None
+        if key is None or key not in self._copies:
+            copy = self.new(view.sizes, view.axis, view.dtype)
+            self.rows(kernel.COPY, copy, [view])
+            if key is None:
+                return copy
+            self._copies[key] = copy
+        return self._copies[key].with_dims(flat_dims(view.sizes), view.axis)
+
+    def wide(self, view: View) -> View:
+        """The same numbers as float32."""
+        home = view.home
+        if not isinstance(home, Buffer) or home.size == 4:
+            return view
+        if ("wide", home) not in self._copies:
+            copy = self.new([home.numbers], 0, view.dtype)
+            source = View(home, 0, flat_dims([home.numbers]), 0, view.dtype)
+            self.steps.append(
+                Instruction(kernel.WIDEN, 1, home.numbers, (copy, 0, 1), [(source, 0, 1)], more=(ROUNDS[view.dtype],))
+            )
+            self._copies["wide", home] = copy
+        wide = self._copies["wide", home].home
+        return View(wide, view.start, view.dims, view.axis, view.dtype)
+
+    def narrow(self, view: View, dtype: torch.dtype) -> View:
+        """The same numbers side by side as the model stores them."""
+        size = torch.finfo(dtype).bits // 8
+        if isinstance(view.home, Buffer) and view.home.size == size and view.is_flat:
+            return view
+        view = self.flat(view)
+        if size == 4:
+            return view
+        key = ("narrow", view.home, view.start, view.count)
+        if key not in self._copies:
+            copy = View(Buffer(view.count, size), 0, flat_dims([view.count]), 0, dtype)
+            source = view.with_dims(flat_dims([view.count]), 0)
+            self.steps.append(
+                Instruction(kernel.STORE, 1, view.count, (copy, 0, 1), [(source, 0, 1)], more=(STORED[dtype], size))
+            )
+            self._copies[key] = copy
+        return self._copies[key].with_dims(flat_dims(view.sizes), view.axis)
+
+    def quantized(self, view: View, weight: QuantizedPanels) -> View:
+        """The same numbers as groups of 8 and 4 bits in the order of this weight's columns."""
+        view = self.flat(view)
+        order = None if weight.order is None else weight.order.numpy().tobytes()
+        key = ("quantized", view.home, view.start, view.count, order, weight.eight)
+        if key not in self._copies:
+            words, count = weight.lines * TOKEN_GROUP // 4, view.count
+            copy = View(Buffer(words), 0, flat_dims([words]), 0, torch.float32)
+            source = view.with_dims(flat_dims([count]), 0)
+            if weight.order is not None:
+                self.alive.append(weight.order)
+                gathered, more = self.new([count], 0, torch.float32), (weight.order.data_ptr(),)
+                self.steps.append(Instruction(kernel.GATHER, 1, count, (gathered, 0, 1), [(source, 0, 1)], more=more))
+                source = gathered
+            more = (weight.eight,)
+            self.steps.append(Instruction(kernel.QUANTIZE, 1, count, (copy, 0, 1), [(source, 0, 1)], more=more))
+            self._copies[key] = copy
+        return self._copies[key]
+
+    def two(self, op: int, shape: Sequence[int], dtype: torch.dtype, left: Any, right: Any) -> View:
+        axis = self.axis_of(shape)
+        target = self.new([size for place, size in enumerate(shape) if place != axis], axis, dtype)
+        self.rows(op, target, [self.dims_in(left, shape, axis), self.dims_in(right, shape, axis)], ROUNDS[dtype])
+        return target
+
+    def one(self, op: int, view: View, dtype: torch.dtype | None = None, rounds: int | None = None) -> View:
+        view = self.wide(view)
+        target = self.new(view.sizes, view.axis, dtype or view.dtype)
+        self.rows(op, target, [view], ROUNDS[target.dtype] if rounds is None else rounds)
+        return target
+
+    def fold(self, op: int, view: View, dims: Sequence[int], keep: bool) -> View:
+        """Sums or largest of numbers along some dims, counted without the axis of tokens."""
+        view = self.wide(view)
+        kept = [place for place in range(len(view.dims)) if place not in dims]
+        count = math.prod(view.dims[place][0] for place in dims)
+        turned = self.flat(view.with_dims([view.dims[place] for place in (*kept, *dims)], 0))
+        outer = turned.count // count
+        sizes = [(1 if place in dims else size) for place, size in enumerate(view.sizes) if keep or place not in dims]
+        axis = view.axis if keep else view.axis - sum(place < view.axis for place in dims)
+        target = self.new(sizes, axis, torch.float32)
+        self.steps.append(Instruction(op, outer, count, (target, 1, 1), [(turned, count, 1)]))
+        return target
+
+    def axis_of(self, shape: Sequence[int]) -> int:
+        places = [place for place, size in enumerate(shape) if size == self.tokens]
+        if len(places) != 1:
+            raise Unsupported("no one axis of tokens" if not places else "tokens next to tokens")
+        return places[0]
+
+    def panels(self, matrix: torch.Tensor) -> Panels:
+        """Of a matrix [in, out] that is not laid out."""
+        if matrix.numel() > SMALL:
+            raise Unsupported("a matrix that is not laid out")
+        if id(matrix) not in self._matrices:
+            self._matrices[id(matrix)] = matrix, Panels(matrix.detach().t())
+        return self._matrices[id(matrix)][1]
+
+    def product(self, tokens: View, weight: Panels, bias: torch.Tensor | None, shape: Sequence[int]) -> View:
+        dims = tokens.dims
+        if not dims or dims[-1][0] != weight.inner or tokens.count != weight.inner:
+            raise Unsupported("a product with numbers of several tokens")
+        if weight.kind == PAIRS and weight.inner % 2:
+            raise Unsupported("an odd number of pairs")
+        if isinstance(weight, QuantizedPanels):
+            given = self.quantized(tokens, weight)
+        else:
+            given = self.narrow(tokens, torch.bfloat16) if weight.kind == PAIRS else self.flat(tokens)
+        axis = self.axis_of(shape)
+        target = self.new([size for place, size in enumerate(shape) if place != axis], axis, weight.dtype)
+        assert isinstance(target.home, Buffer)
+        addends = None if bias is None else self.constant(bias)
+        self.steps.append(Product(given, weight, addends, target.home, LIKE[weight.dtype]))
+        return target
+
+
+def _inner(view: View) -> int:
+    merged = merged_dims([view.dims])
+    return merged[-1][0][1] if merged else 1

@@ -1,0 +1,442 @@
+"""From a traced forward to a program. In: a graph of torch operations. Out: what the program computes (backends/cpu/plan.py).
+
+Every operation that a token's numbers go through becomes views, instructions, products and attention; what depends on no token
+is computed here, once. Raises Unsupported for what there is no instruction for, and for anything that mixes tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lookahead.backends.cpu import program_kernel as kernel
+from lookahead.backends.cpu.builder import ROUNDS, Builder, Ids
+from lookahead.backends.cpu.memory_plan import arranged
+from lookahead.backends.cpu.panel_kernel import INT8
+from lookahead.backends.cpu.panels import STORED, Panels
+from lookahead.backends.cpu.plan import (
+    Attention,
+    Buffer,
+    Instruction,
+    Matrix,
+    Plan,
+    Product,
+    Unsupported,
+    View,
+    flat_dims,
+    reads,
+)
+from lookahead.backends.cpu.program import Program
+from lookahead.backends.cpu.shapes import (
+    expanded,
+    joined,
+    permuted,
+    same,
+    selected,
+    sliced,
+    split,
+    stacked,
+    transposed,
+    unsqueezed,
+    viewed,
+)
+from lookahead.backends.cpu.trace import Traced, traced
+from lookahead.backends.cuda.device_builder import DeviceBuilder, merged_products
+from lookahead.backends.cuda.device_program import DeviceProgram
+from lookahead.backends.cuda.device_rows import must_be_written
+from lookahead.forward.target import TargetModel
+
+aten = torch.ops.aten
+ours = torch.ops.lookahead
+FLOATS = tuple(ROUNDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """Keys or values that a layer has handed to the cache. width: numbers of a head."""
+
+    number: int
+    heads: int
+    width: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """What tokens see, in layers of this kind."""
+
+    kind: int
+
+
+def program_of(target: TargetModel) -> Program | DeviceProgram:
+    """The forward of a packed model whose attention lookahead::tree_attention computes. Raises Unsupported, or as the model."""
+    if target.device.type != "cpu":
+        return device_program_of(target)
+    forward = traced(target)
+    return Program(
+        lowered(forward, Builder(forward.tokens, forward.linears, forward.tables), len(target.mask_plan.windows), target.dtype)
+    )
+
+
+def device_program_of(target: TargetModel) -> DeviceProgram:
+    """The same for a GPU, of a model whose linear layers are as torch makes them. Its weights may come to lie elsewhere."""
+    forward = traced(target)
+    kinds, merge = len(target.mask_plan.windows), functools.partial(merged_products, model=target.model)
+    plan = lowered(forward, DeviceBuilder(forward.tokens), kinds, target.dtype, merge, must_be_written)
+    return DeviceProgram(plan, target.device)
+
+
+def lowered(forward: Traced, build: Builder, kinds: int, dtype: torch.dtype, *how: Any) -> Plan:
+    """The program of a traced forward of a model of this dtype. kinds: of layers. how: see `arranged`. Raises Unsupported."""
+    given = iter([Ids(kernel.IDS), Ids(kernel.POSITIONS), Ids("offsets"), *map(Lines, range(kinds))])
+    values: dict[torch.fx.Node, Any] = {}
+    output: Any = None
+    for node in forward.graph.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(given)
+        elif node.op == "get_attr":
+            values[node] = getattr(forward.graph, node.target)
+        else:
+            arguments = torch.fx.map_arg((node.args, node.kwargs), lambda each: values[each])
+            if node.op == "output":
+                output = arguments[0][0]
+            else:
+                values[node] = _value(build, node, *arguments)
+    if not isinstance(output, View) or output.count != output.sizes[-1]:
+        raise Unsupported("scores that are none of single tokens")
+    _return(build, output)
+    stages, row_bytes, thread_bytes = arranged(build.steps, *how)
+    return Plan(stages, row_bytes, thread_bytes, build.placed, output.count, dtype, output.dtype, build.alive, build.most)
+
+
+def _return(build: Builder, output: View) -> None:
+    """Make a step fill what the program returns: the product that the scores come from, if nothing else reads it."""
+    for step in build.steps:
+        if isinstance(step, Product) and step.target is output.home and output.is_flat and output.start == 0:
+            is_read = any(step.target in reads(other) for other in build.steps)
+            if not is_read and step.weight.outputs == output.count and step.weight.dtype == output.dtype:
+                step.target, step.stored = None, STORED[output.dtype]
+                if isinstance(step.weight, Matrix):  # nobody adds parts up
+                    step.weight = Matrix(step.weight.weight, parts=1)
+                return
+    view, size = build.flat(output), torch.finfo(output.dtype).bits // 8
+    more = STORED[output.dtype], size
+    build.steps.append(Instruction(kernel.STORE, 1, view.count, None, [(view, 0, 1)], more=more))
+
+
+def _value(build: Builder, node: torch.fx.Node, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """What a node computes."""
+    flat = torch.utils._pytree.tree_leaves((arguments, named))
+    target: Any = node.target
+    if not any(isinstance(each, View | Ids | Placed | Lines) for each in flat):
+        return target(*arguments, **named)  # depends on no token, or on how many there are
+    if target is operator.getitem:
+        return arguments[0][arguments[1]]
+    if target not in HANDLERS:
+        raise Unsupported(f"no instruction for {target}")
+    meta: Any = node.meta.get("tensor_meta")
+    shape, dtype = ([int(size) for size in meta.shape], meta.dtype) if hasattr(meta, "shape") else ([], None)
+    if dtype is not None and dtype not in FLOATS and not any(isinstance(each, Ids) for each in flat):
+        raise Unsupported(f"{target} of {dtype}")
+    return HANDLERS[target](build, shape, dtype, *arguments, **named)
+
+
+def _two(op: int) -> Callable[..., Any]:
+    def handler(build: Builder, shape: list[int], dtype: torch.dtype, /, left: Any, right: Any, alpha: float = 1) -> Any:
+        if isinstance(left, Ids) or isinstance(right, Ids):
+            return _added(build, op, left, right)
+        if alpha != 1:
+            raise Unsupported("a sum with a factor")
+        return build.two(op, shape, dtype, left, right)
+
+    return handler
+
+
+def _added(build: Builder, op: int, left: Any, right: Any) -> Ids:
+    """Ids to which something is added."""
+    ids, other = (left, right) if isinstance(left, Ids) else (right, left)
+    counted = isinstance(other, torch.Tensor) and other.flatten().tolist() == list(range(build.tokens))
+    if op == kernel.ADD and counted and ids == Ids("offsets"):
+        return Ids(kernel.POSITIONS)
+    if op in (kernel.ADD, kernel.SUBTRACT) and ids is left and isinstance(other, int | torch.Tensor):
+        added = torch.as_tensor(other)
+        if added.numel() == 1 and not added.is_floating_point():
+            return dataclasses.replace(ids, added=ids.added + (1 if op == kernel.ADD else -1) * int(added))
+    raise Unsupported("other arithmetic with ids or positions")
+
+
+def _one(*ops: int) -> Callable[..., Any]:
+    def handler(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View) -> View:
+        return build.one(ops[0], view)
+
+    return handler
+
+
+def _gelu(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View, approximate: str = "none") -> View:
+    return build.one(kernel.GELU if approximate == "none" else kernel.GELU_TANH, view)
+
+
+def _rsqrt(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View) -> View:
+    root = build.one(kernel.SQUARE_ROOT, view, rounds=kernel.NOT)
+    return build.two(kernel.DIVIDE, shape, dtype, 1.0, root)
+
+
+def _power(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View, exponent: float) -> View:
+    if exponent == 2:
+        return build.two(kernel.MULTIPLY, shape, dtype, view, view)
+    if exponent == 3:
+        square = build.two(kernel.MULTIPLY, shape, torch.float32, view, view)
+        return build.two(kernel.MULTIPLY, shape, dtype, square, view)
+    if exponent == 0.5:
+        return build.one(kernel.SQUARE_ROOT, view)
+    if exponent == -0.5:
+        return _rsqrt(build, shape, dtype, view)
+    raise Unsupported(f"a power of {exponent}")
+
+
+def _rsub(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View, other: float, alpha: float = 1) -> View:
+    if alpha != 1:
+        raise Unsupported("a sum with a factor")
+    return build.two(kernel.SUBTRACT, shape, dtype, other, view)
+
+
+def _folded(build: Builder, view: View, dims: Sequence[int] | None, keep: bool) -> tuple[View, int]:
+    """Sums along dims of the model's own counting, and of how many numbers each."""
+    every = len(view.dims) + 1
+    places = [dim % every for dim in (dims or range(every))]
+    if view.axis in places:
+        raise Unsupported("a sum over tokens")
+    without = [place - (place > view.axis) for place in places]
+    return build.fold(kernel.SUM, view, without, keep), math.prod(view.dims[place][0] for place in without)
+
+
+def _reduced(is_mean: bool) -> Callable[..., View]:
+    def handler(
+        build: Builder,
+        shape: list[int],
+        dtype: torch.dtype,
+        /,
+        view: View,
+        dims: Sequence[int],
+        keepdim: bool = False,
+        **named: Any,
+    ) -> View:
+        total, count = _folded(build, view, dims, keepdim)
+        if is_mean:
+            return build.two(kernel.DIVIDE, shape, dtype, total, float(count))
+        return build.one(kernel.COPY, dataclasses.replace(total, dtype=dtype)) if dtype != torch.float32 else total
+
+    return handler
+
+
+def _layer_norm(
+    build: Builder,
+    shape: list[int],
+    dtype: torch.dtype,
+    /,
+    view: View,
+    sizes: Sequence[int],
+    weight: Any,
+    bias: Any,
+    epsilon: float,
+) -> tuple[View]:
+    count = float(math.prod(sizes))
+    places = list(range(len(view.dims) - len(sizes), len(view.dims)))
+    axis = build.axis_of(_shape(build, view))
+    if axis != view.axis or (len(sizes) > len(view.dims) - view.axis):
+        raise Unsupported("a norm over tokens")
+    whole = _shape(build, view)
+    small = [1 if place >= len(whole) - len(sizes) else size for place, size in enumerate(whole)]
+    single = torch.float32  # rounded once, at the end
+    mean = build.two(kernel.DIVIDE, small, single, build.fold(kernel.SUM, view, places, True), count)
+    centred = build.two(kernel.SUBTRACT, whole, single, view, mean)
+    squares = build.two(kernel.MULTIPLY, whole, single, centred, centred)
+    variance = build.two(kernel.DIVIDE, small, single, build.fold(kernel.SUM, squares, places, True), count)
+    variance = build.two(kernel.ADD, small, single, variance, epsilon)
+    scale = build.two(kernel.DIVIDE, small, single, 1.0, build.one(kernel.SQUARE_ROOT, variance))
+    steps = [(kernel.MULTIPLY, scale), (kernel.MULTIPLY, weight), (kernel.ADD, bias)]
+    steps = [(op, other) for op, other in steps if other is not None]
+    result = centred
+    for number, (op, other) in enumerate(steps):
+        result = build.two(op, whole, view.dtype if number == len(steps) - 1 else single, result, other)
+    return (result,)
+
+
+def _shape(build: Builder, view: View) -> list[int]:
+    """With the axis of tokens."""
+    sizes = view.sizes
+    return [*sizes[: view.axis], build.tokens, *sizes[view.axis :]]
+
+
+def _converted(build: Builder, shape: list[int], dtype: torch.dtype, /, value: View | Ids, *given: Any, **named: Any) -> Any:
+    """_to_copy: to another dtype, or the same."""
+    if isinstance(value, Ids):
+        if dtype not in FLOATS:
+            return value
+        if value.which != kernel.POSITIONS or dtype != torch.float32:
+            raise Unsupported("numbers made of ids")
+        axis = build.axis_of(shape)
+        target = build.new([1] * (len(shape) - 1), axis, dtype)
+        build.steps.append(Instruction(kernel.POSITION, 1, 1, (target, 1, 1), [], more=(value.added,)))
+        return target
+    if dtype == value.dtype or value.dtype != torch.float32:
+        return dataclasses.replace(build.wide(value), dtype=dtype) if dtype == torch.float32 else value
+    target = build.new(value.sizes, value.axis, dtype)
+    build.rows(kernel.MULTIPLY, target, [value, build.dims_in(1.0, shape, value.axis)], ROUNDS[dtype])
+    return target
+
+
+def _embedding(
+    build: Builder, shape: list[int], dtype: torch.dtype, /, table: Any, ids: Any, *given: Any, **named: Any
+) -> View:
+    if not isinstance(table, torch.Tensor):
+        raise Unsupported("a look-up in other numbers")
+    rows = table.detach()
+    if rows.stride(1) != 1 or rows.dtype not in FLOATS:
+        raise Unsupported("a table that lies otherwise")
+    return _look_up(build, shape, dtype, ids, rows, len(rows), (rows.stride(0) * rows.element_size(), ROUNDS[rows.dtype]))
+
+
+def _looked_up(build: Builder, shape: list[int], dtype: torch.dtype, /, ids: Any, number: int, *given: Any) -> View:
+    """In a quantized table."""
+    table = build.tables[number]
+    held = kernel.IN_8_BITS if table.kind == INT8 else kernel.IN_4_BITS
+    return _look_up(build, shape, dtype, ids, table.weight, table.outputs, (table.lines, held))
+
+
+def _look_up(
+    build: Builder, shape: list[int], dtype: torch.dtype, ids: Any, table: torch.Tensor, rows: int, about: tuple[int, int]
+) -> View:
+    """about: of the table, see kernel.EMBED."""
+    if not isinstance(ids, Ids) or not isinstance(ids.which, int):
+        raise Unsupported("a look-up by other numbers")
+    build.alive.append(table)
+    build.most[ids.which] = min(rows - ids.added, build.most.get(ids.which, rows))
+    axis = build.axis_of(shape)
+    target = build.new([size for place, size in enumerate(shape) if place != axis], axis, dtype)
+    more = table.data_ptr(), *about, ids.added, ids.which
+    source = View(table, 0, (), axis, dtype), 0, 1
+    build.steps.append(Instruction(kernel.EMBED, 1, target.count, (target, 0, 1), [source], ROUNDS[dtype], more))
+    return target
+
+
+def _linear(build: Builder, shape: list[int], dtype: torch.dtype, /, tokens: View, number: int, outputs: int) -> View:
+    layer = build.linears[number]
+    if not isinstance(layer.laid_out, Panels):
+        raise Unsupported("weights in another layout")
+    return build.product(tokens, layer.laid_out, layer.bias, shape)
+
+
+def _matrix(build: Builder, shape: list[int], dtype: torch.dtype, /, tokens: Any, matrix: Any) -> View:
+    if isinstance(tokens, View) and isinstance(matrix, torch.Tensor) and matrix.ndim == 2:
+        return build.product(tokens, build.panels(matrix), None, shape)
+    raise Unsupported("a product of tokens with tokens")
+
+
+def _matrix_and_bias(
+    build: Builder, shape: list[int], dtype: torch.dtype, /, bias: Any, tokens: Any, matrix: Any, **named: Any
+) -> View:
+    if named or not (isinstance(tokens, View) and isinstance(matrix, torch.Tensor) and isinstance(bias, torch.Tensor)):
+        raise Unsupported("a product of tokens with tokens")
+    return build.product(tokens, build.panels(matrix), bias, shape)
+
+
+def _outer(build: Builder, shape: list[int], dtype: torch.dtype, /, left: Any, right: Any) -> View:
+    """A product of matrices of which one is a column and the other a row: of each number with each."""
+    if any(_width(build, each, place) != 1 for each, place in ((left, -1), (right, -2))):
+        raise Unsupported("a product of tokens with tokens")
+    return build.two(kernel.MULTIPLY, shape, dtype, left, right)
+
+
+def _width(build: Builder, value: Any, place: int) -> int:
+    return int((_shape(build, value) if isinstance(value, View) else list(value.shape))[place])
+
+
+def _placed(build: Builder, shape: list[int], dtype: torch.dtype, /, states: View, number: int) -> Placed:
+    view = build.wide(states)
+    if view.axis != 2 or len(view.dims) != 3:
+        raise Unsupported("keys or values of another shape")
+    (_, _), (heads, stride), (width, inner) = view.dims
+    if inner != 1:
+        view = build.flat(view)
+        stride = width
+    instruction = Instruction(kernel.WRITE, heads, width, None, [(view, stride, 1)], placed=number)
+    build.steps.append(instruction)
+    build.placed[number] = heads, width
+    return Placed(number, heads, width)
+
+
+def _attended(
+    build: Builder,
+    shape: list[int],
+    dtype: torch.dtype,
+    /,
+    query: View,
+    keys: Placed,
+    values: Placed,
+    lines: Lines,
+    scale: float,
+) -> View:
+    if query.axis != 2 or len(query.dims) != 3 or keys.number % 2 or not isinstance(lines, Lines):
+        raise Unsupported("attention of another shape")
+    heads, width = query.dims[1][0], query.dims[2][0]
+    query = build.narrow(query.with_dims(query.dims[1:], 0), dtype)
+    target = Buffer(heads * values.width, torch.finfo(dtype).bits // 8, exact=True)
+    sizes = heads, keys.heads, width, values.width
+    build.steps.append(Attention(query, target, keys.number, values.number, *sizes, lines.kind, scale))
+    return View(target, 0, flat_dims([1, heads, values.width]), 1, dtype)
+
+
+HANDLERS: dict[Any, Callable[..., Any]] = {
+    aten.add.Tensor: _two(kernel.ADD),
+    aten.sub.Tensor: _two(kernel.SUBTRACT),
+    aten.rsub.Scalar: _rsub,
+    aten.mul.Tensor: _two(kernel.MULTIPLY),
+    aten.div.Tensor: _two(kernel.DIVIDE),
+    aten.pow.Tensor_Scalar: _power,
+    aten.rsqrt.default: _rsqrt,
+    aten.sqrt.default: _one(kernel.SQUARE_ROOT),
+    aten.neg.default: _one(kernel.NEGATE),
+    aten.cos.default: _one(kernel.COSINE),
+    aten.sin.default: _one(kernel.SINE),
+    aten.exp.default: _one(kernel.EXP),
+    aten.sigmoid.default: _one(kernel.SIGMOID),
+    aten.silu.default: _one(kernel.SILU),
+    aten.tanh.default: _one(kernel.TANH),
+    aten.erf.default: _one(kernel.ERF),
+    aten.relu.default: _one(kernel.RELU),
+    aten.gelu.default: _gelu,
+    aten.mean.dim: _reduced(True),
+    aten.sum.dim_IntList: _reduced(False),
+    aten.native_layer_norm.default: _layer_norm,
+    aten.view.default: viewed,
+    aten._unsafe_view.default: viewed,
+    aten.reshape.default: viewed,
+    aten.alias.default: same,
+    aten.detach.default: same,
+    aten.clone.default: same,
+    aten.transpose.int: transposed,
+    aten.permute.default: permuted,
+    aten.unsqueeze.default: unsqueezed,
+    aten.expand.default: expanded,
+    aten.slice.Tensor: sliced,
+    aten.select.int: selected,
+    aten.split.Tensor: split,
+    aten.split_with_sizes.default: split,
+    aten.cat.default: joined,
+    aten.stack.default: stacked,
+    aten._to_copy.default: _converted,
+    aten.embedding.default: _embedding,
+    aten.mm.default: _matrix,
+    aten.addmm.default: _matrix_and_bias,
+    aten.bmm.default: _outer,
+    ours.linear.default: _linear,
+    ours.looked_up.default: _looked_up,
+    ours.placed.default: _placed,
+    ours.attended.default: _attended,
+}

@@ -1,0 +1,168 @@
+"""Products of tokens with weight matrices in panels: the kernels. In: addresses. Out: sums, where the product's results go.
+
+See panel_code.py for the layout, and for the order of sums by which a token gets the same bits next to any other tokens. A
+whole forward multiplies by the same function (program_kernel.py). Needs no torch, as all of *_kernel.py and *_code.py: kernels
+are compiled where the package is built, too.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from lookahead.backends.cpu.panel_code import PANEL, add_to, multiply
+from lookahead.backends.cpu.quantized_code import (
+    GROUP4,
+    GROUP8,
+    SCALES,
+    TOKEN_GROUP,
+    clear,
+    multiply_groups,
+    scale_by,
+)
+from lookahead.native.kernels import address_of, carray, inlined, int64_at, part
+from lookahead.native.threads import c_function, call_with
+from lookahead.native.vector_code import LANES
+from lookahead.native.vectors import narrow, take_ticket, widen
+
+# How weights lie. Tokens are float32; bfloat16 where weights lie in pairs; quantized where weights are (quantized_code.py).
+FLOAT32, BFLOAT16, FLOAT16, PAIRS, INT8, INT4 = range(6)
+# How results are stored: as numbers of this dtype, or as float32 numbers that it holds
+AS_FLOAT32, AS_BFLOAT16, AS_FLOAT16, LIKE_BFLOAT16, LIKE_FLOAT16 = range(5)
+
+NUMBERS = 1024  # of a token (or pairs of them) that are multiplied before the next tokens are: that much of a panel stays in a
+# core's cache, and so do the sums of that many tokens:
+TOKENS = 240
+GROUPS = 16  # of quantized tokens, likewise
+
+# What the array that describes a product holds: numbers, addresses and strides in bytes
+TICKETS, MULTIPLY, TOKEN, STRIDE, COUNT, WEIGHTS, INNER, OUTPUTS, BIAS, OUTPUT, OUTPUT_STRIDE, AS = range(12)
+TASK = 12
+TASK_BYTES = struct.Struct("=12q")
+PRODUCT, BEGIN, END, SUMS, ASKED = range(5)  # what MULTIPLY, the address of a function of `multiplier_of`, is given
+
+
+@part
+def panel_bytes(kind, groups):
+    """Of a panel of quantized weights. groups: of 64 inputs."""
+    return SCALES + groups * GROUP8 if kind == INT8 else groups * GROUP4
+
+
+@part
+def store(source, count, target, stored):
+    """Numbers from float32 scratch memory that is padded to a multiple of 16, and so is `target` for LIKE_..."""
+    one = np.float32(1)
+    if stored == AS_FLOAT32:
+        narrow(np.float32(0), source, count, one, target)
+    elif stored == AS_BFLOAT16:
+        narrow(np.uint16(0), source, count, one, target)
+    elif stored == AS_FLOAT16:
+        narrow(np.int16(0), source, count, one, target)
+    elif stored == LIKE_BFLOAT16:
+        narrow(np.uint16(0), source, count, one, source)
+        widen(np.uint16(0), source, count, one, target)
+    else:
+        narrow(np.int16(0), source, count, one, source)
+        widen(np.int16(0), source, count, one, target)
+
+
+@part
+def multiply_panels(task, begin, end, sums, room):
+    """Some panels of a product. sums, room: addresses of scratch memory for float32 [TOKENS, 64] and int64 [ASKED]."""
+    asked = carray(int64_at(room), (ASKED,))
+    asked[PRODUCT], asked[BEGIN], asked[END], asked[SUMS] = address_of(task), begin, end, sums
+    call_with(task[MULTIPLY], room)
+
+
+def product(address: Any) -> None:
+    """Do panels of the product that the array at `address` describes until all are taken."""
+    task = carray(int64_at(address), (TASK,))
+    panels = (task[OUTPUTS] + PANEL - 1) // PANEL
+    sums, room = np.empty((min(TOKENS, task[COUNT]), PANEL), np.float32), np.empty(ASKED, np.int64)
+    number = take_ticket(address)
+    while number < panels:
+        multiply_panels(task, number, number + 1, sums.ctypes.data, room.ctypes.data)
+        number = take_ticket(address)
+
+
+@inlined
+def _numbers(address, like, size):
+    """Panels of weights that are numbers of the type of `like`. size: bytes of one, or of a pair."""
+    asked = carray(int64_at(address), (ASKED,))
+    task, sums = carray(int64_at(asked[PRODUCT]), (TASK,)), asked[SUMS]
+    inner, stride = task[INNER], task[STRIDE]
+    for number in range(asked[BEGIN], asked[END]):
+        weights, first = task[WEIGHTS] + number * inner * PANEL * size, np.int64(0)
+        while first < task[COUNT]:
+            count, at = min(TOKENS, task[COUNT] - first), np.int64(0)
+            while at < inner:
+                some, token = min(NUMBERS, inner - at), task[TOKEN] + first * stride + at * 4
+                multiply(like, token, stride, count, weights + at * PANEL * size, some, sums, at)
+                at += some
+            _give(task, number, first, count, sums)
+            first += count
+
+
+@inlined
+def _groups(address, like, size, scaled):
+    """Panels of quantized weights, `size` bytes for each group. scaled: bytes of scales of whole columns before them."""
+    asked = carray(int64_at(address), (ASKED,))
+    task, sums = carray(int64_at(asked[PRODUCT]), (TASK,)), asked[SUMS]
+    groups, stride = task[INNER], task[STRIDE]
+    for number in range(asked[BEGIN], asked[END]):
+        weights, first = task[WEIGHTS] + number * (scaled + groups * size), np.int64(0)
+        while first < task[COUNT]:
+            count, at = min(TOKENS, task[COUNT] - first), np.int64(0)
+            clear(sums, count * (PANEL // LANES))
+            while at < groups:
+                some, token = min(GROUPS, groups - at), task[TOKEN] + first * stride + at * TOKEN_GROUP
+                multiply_groups(like, token, stride, count, weights + scaled + at * size, some, sums)
+                at += some
+            for index in range(count if scaled > 0 else 0):
+                scale_by(sums + index * PANEL * 4, weights)
+            _give(task, number, first, count, sums)
+            first += count
+
+
+@part
+def _give(task, number, first, count, sums):
+    """Add the bias to the sums of some tokens with a panel and store them where the product's results go."""
+    begin = number * PANEL
+    columns, size = min(PANEL, task[OUTPUTS] - begin), 2 if task[AS] in (AS_BFLOAT16, AS_FLOAT16) else 4
+    for index in range(count):
+        row = sums + index * PANEL * 4
+        if task[BIAS] != 0:
+            add_to(row, task[BIAS] + begin * 4, columns)
+        store(row, columns, task[OUTPUT] + (first + index) * task[OUTPUT_STRIDE] + begin * size, task[AS])
+
+
+# Multiply panels BEGIN to END of PRODUCT, the address of its array, in scratch memory at SUMS: a function for each kind.
+def _float32(address: Any) -> None:
+    _numbers(address, np.float32(0), 4)
+
+
+def _bfloat16(address: Any) -> None:
+    _numbers(address, np.uint16(0), 2)
+
+
+def _float16(address: Any) -> None:
+    _numbers(address, np.int16(0), 2)
+
+
+def _pairs(address: Any) -> None:
+    _numbers(address, np.int32(0), 4)
+
+
+def _int8(address: Any) -> None:
+    _groups(address, np.uint8(0), GROUP8, SCALES)
+
+
+def _int4(address: Any) -> None:
+    _groups(address, np.int8(0), GROUP4, 0)
+
+
+def multiplier_of(kind: int) -> int:
+    """The address of the C function for `MULTIPLY`, compiled if it is not yet."""
+    return c_function((_float32, _bfloat16, _float16, _pairs, _int8, _int4)[kind])[1]

@@ -1,0 +1,81 @@
+"""Weight matrices laid out in panels for a CPU, and their products. In: a matrix [out, in], tokens. Out: tokens [..., out].
+
+See panel_code.py for the layout. Threads share a product by its panels (panel_kernel.py).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from lookahead.backends.cpu.panel_code import PANEL
+from lookahead.backends.cpu.panel_kernel import (
+    AS_BFLOAT16,
+    AS_FLOAT16,
+    AS_FLOAT32,
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    PAIRS,
+    TASK_BYTES,
+    multiplier_of,
+    product,
+)
+from lookahead.forward.processor import multiplies_pairs, multiplies_tiles
+from lookahead.native.threads import run_in
+
+STORED = {torch.float32: AS_FLOAT32, torch.bfloat16: AS_BFLOAT16, torch.float16: AS_FLOAT16}
+ALONE = 100_000  # multiplications up to which a product is not worth other threads
+
+
+class Panels:
+    """A matrix [out, in] in panels, of float32, bfloat16 or float16."""
+
+    library: ClassVar[str] = "panels"
+
+    def __init__(self, weight: torch.Tensor):
+        self.outputs, self.inner = weight.shape
+        self.dtype = weight.dtype
+        pairs = weight.dtype == torch.bfloat16 and multiplies_pairs()
+        self.kind = PAIRS if pairs else {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}[weight.dtype]
+        panels, two = -(-self.outputs // PANEL), 2 if pairs else 1
+        self.lines = -(-self.inner // two)  # of a panel
+        padded = weight.new_zeros(panels * PANEL, self.lines * two)
+        padded[: self.outputs, : self.inner] = weight
+        self.weight = padded.view(panels, PANEL, self.lines, two).transpose(1, 2).contiguous()
+
+    @staticmethod
+    def takes(weight: torch.Tensor) -> bool:
+        """Those with which forwards on this CPU take less time than with other libraries."""
+        if weight.dtype == torch.bfloat16 and multiplies_tiles():
+            return False
+        return torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2")
+
+    def to_dense(self) -> torch.Tensor:
+        """[out, in]"""
+        panels, lines, _, two = self.weight.shape
+        return self.weight.transpose(1, 2).reshape(panels * PANEL, lines * two)[: self.outputs, : self.inner].contiguous()
+
+    def given(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Tokens [count, in] as they are multiplied: each in memory that is one piece."""
+        if self.kind == PAIRS:
+            if self.inner % 2:
+                tokens = torch.nn.functional.pad(tokens, (0, 1))
+        elif self.kind != FLOAT32:
+            tokens = tokens.float()
+        return tokens if tokens.stride(1) == 1 else tokens.contiguous()
+
+    def product(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """[..., out]. tokens: [..., in], bias: [out], of the weight's dtype."""
+        flat = self.given(tokens.reshape(-1, self.inner))
+        addends = None if bias is None else bias.float()
+        output = tokens.new_empty(*tokens.shape[:-1], self.outputs)
+        count, size = len(flat), output.element_size()
+        stride, output_stride = flat.stride(0) * flat.element_size(), self.outputs * size
+        task = TASK_BYTES.pack(
+            *(0, multiplier_of(self.kind), flat.data_ptr(), stride, count, self.weight.data_ptr(), self.lines, self.outputs),
+            *(0 if addends is None else addends.data_ptr(), output.data_ptr(), output_stride, STORED[self.dtype]),
+        )
+        run_in(torch.get_num_threads() if count * self.inner * self.outputs > ALONE else 1, product, task)
+        return output

@@ -1,0 +1,57 @@
+"""Rows of a quantized matrix in panels, for embedding tables. In: the address of the panels, a row. Out: float32 numbers.
+
+quantized_code.py defines how weights lie: four numbers of a row (in 4 bits, eight) lie side by side, and the next behind those
+of 63 other rows. Each number is rounded once, to float32.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from lookahead.backends.cpu.panel_code import PANEL
+from lookahead.backends.cpu.panel_kernel import INT8, panel_bytes
+from lookahead.backends.cpu.quantized_code import GROUP, GROUP4, SCALES
+from lookahead.native.kernels import carray, float32_at, int64_at, kernel, part, uint8_at
+from lookahead.native.vector_code import FLOAT, INT, SHORT, Code
+
+
+@intrinsic
+def bfloat16(typing_context, address):
+    """The bfloat16 at this address, as float32."""
+
+    def codegen(context, builder, signature, values):
+        code = Code(builder)
+        bits = builder.zext(code.load(values[0], SHORT), INT)
+        return builder.bitcast(builder.shl(bits, ir.Constant(INT, 16)), FLOAT)
+
+    return types.float32(types.int64), codegen
+
+
+@part
+def look_up(kind, weights, groups, row, count, target):
+    """`count` float32 numbers of a row. kind: INT8 or INT4; groups: of a row."""
+    lane, begin = row % PANEL, weights + row // PANEL * panel_bytes(kind, groups)
+    z = carray(float32_at(target), (count,))
+    if kind == INT8:
+        scale = carray(float32_at(begin), (PANEL,))[lane]
+        numbers = carray(uint8_at(begin + SCALES), (groups * GROUP * PANEL,))
+        for i in range(count):
+            z[i] = (int(numbers[(i // 4 * PANEL + lane) * 4 + i % 4]) - 128) * scale
+    else:
+        for group in range(groups):
+            line = begin + group * GROUP4
+            numbers, behind = carray(uint8_at(line), (GROUP4,)), GROUP * PANEL // 2
+            scale, zero = bfloat16(line + behind + 2 * lane), int(numbers[behind + 2 * PANEL + lane])
+            for i in range(min(GROUP, count - group * GROUP)):
+                both = int(numbers[(i // 8 * PANEL + lane) * 4 + i % 4])
+                z[group * GROUP + i] = ((both >> 4 if i % 8 >= 4 else both & 15) - zero) * scale
+
+
+@kernel
+def look_up_all(kind, weights, groups, ids, rows, count, target):
+    """The same for `rows` ids (int64) that lie one behind the other."""
+    numbers = carray(int64_at(ids), (rows,))
+    for index in range(rows):
+        look_up(kind, weights, groups, numbers[index], count, target + index * count * 4)

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: attention, captured steps, and forwards of generated kernels."""

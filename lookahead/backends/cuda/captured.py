@@ -1,0 +1,80 @@
+"""Whether packed steps can be captured as graphs. In: a probed model. Out: the same, with `capture` where replays are right.
+
+A step is captured, then replayed with other trees, and its scores are compared with those of the model's own forward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import numpy as np
+import torch
+
+from lookahead.backends.cuda.graphs import Capture, CudaCapture
+from lookahead.draft.tree import DraftTree, chain, side_by_side
+from lookahead.forward.slots import PackedSlots
+from lookahead.forward.target import TargetModel
+from lookahead.tokenizer import first_line
+
+log = logging.getLogger(__name__)
+
+PROMPT = 12  # tokens
+# Trees of two slots, by parents: both steps are of 8 tokens, filled up or not
+FIRST = ((-1, 0, 0, 1), (-1, 0, 1, 2))
+SECOND = ((-1, 0, 1, 1, 0), (-1, 0))
+FAR = {torch.float32: 1e-4}  # of the spread of scores, by which a replay may differ from the forward; others: 1e-2
+
+
+def tried_capture(target: TargetModel, capture: Capture | None = None) -> TargetModel:
+    """The same model, whose steps are captured if that is right. capture: how; None: as CUDA does, where the model is there."""
+    if target.mode != "packed" or not target.attends_by_op or not target.bucketed or target.is_shared:
+        return target
+    if capture is None:
+        if target.device.type != "cuda":
+            return target
+        capture = CudaCapture(target.device)
+    captured = dataclasses.replace(target, capture=capture)
+    try:
+        error = _differs(captured)
+    except Exception as failure:  # each library fails in its own way
+        error = f"{type(failure).__name__}: {first_line(failure)}"
+    if error:
+        log.warning("%s: steps are not captured as graphs: %s", target.name, error)
+        return target
+    return captured
+
+
+@torch.inference_mode()
+def _differs(target: TargetModel) -> str:
+    """In what a replay differs from the model's own forward; "" if in nothing."""
+    random = np.random.default_rng(0)
+    texts = [random.integers(1, target.vocab_size, PROMPT).astype(np.int32) for _ in FIRST]
+    first, second = (
+        [_tree(random.integers(1, target.vocab_size, len(parents)), parents) for parents in step] for step in (FIRST, SECOND)
+    )
+    replayed, plain = _begun(target, texts), _begun(dataclasses.replace(target, capture=None), texts)
+    for trees in (first, second):
+        total = sum(map(len, trees))
+        scores, expected = (
+            slots.forward(side_by_side(trees, ["all", "all"])).logits[:total].float() for slots in (replayed, plain)
+        )
+        worst = float((scores - expected).abs().max()) / (float(expected.std()) or 1.0)
+        if not worst <= FAR.get(target.dtype, 1e-2):
+            return f"scores differ by {worst:.2g} of their spread"
+    assert replayed.captured
+    return "" if replayed.captured.replays == 2 else "a step could not be captured"
+
+
+def _begun(target: TargetModel, texts: list[np.ndarray]) -> PackedSlots:
+    """Slots that hold these texts."""
+    slots = PackedSlots(target)
+    for text in texts:
+        slots.begin(slots.add(text.tolist(), PROMPT))
+    slots.forward(side_by_side([chain(text) for text in texts], ["last"] * len(texts)))
+    slots.keep([range(len(text)) for text in texts])
+    return slots
+
+
+def _tree(token_ids: np.ndarray, parents: tuple[int, ...]) -> DraftTree:
+    return dataclasses.replace(chain(token_ids.astype(np.int32)), parents=np.array(parents, np.int32))

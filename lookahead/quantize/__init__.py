@@ -1,0 +1,1 @@
+"""What `lookahead quantize` writes packed checkpoints with."""
