@@ -129,7 +129,7 @@ def _cost(times: dict[tuple[int, int], list[float]], batch: int, buckets: bool, 
     lines, measured = [], np.full(len(sizes), 0.5)
     for rows in dict.fromkeys((1, batch)):
         known = sorted((tokens, float(np.median(of_cell))) for (r, tokens), of_cell in times.items() if r == rows)
-        if len(known) < 3:  # what a row costs beside its tokens is not known
+        if len(known) < 3:  # what a row costs apart from its tokens is unknown
             known = sorted((tokens, float(np.median(of_cell))) for (_, tokens), of_cell in times.items())
         at, of_size = np.array(known, np.float64).T
         of_size = not_falling(of_size)

@@ -35,7 +35,7 @@ PAUSE = 64.0  # plain steps without drafts before the first trial; each further 
 SHARE = 0.005  # of the time goes into plain steps between drafted ones, at most
 BLOCK = 4  # plain steps in a row, compared with the drafted ones before them
 RECENT = 9  # steps whose median is the pace
-LATEST = 16.0  # steps of a size that its correction rests on, at most
+LATEST = 16.0  # steps of a size that count for its correction, at most
 FARTHER = 0.5  # of a correction, for the next larger size
 UNUSUAL = 0.2  # log: a step that deviates more from what is expected counts as if by so much
 STRENGTH = 32.0  # accepted tokens that the drafter's own probabilities stand for
@@ -51,7 +51,7 @@ ROWS, FORWARD, OUT, HOPED, SECONDS, IN_FORWARD, DRAFTED, HOW_MANY, OF_ROWS = ran
 LOST, NEXT_PAUSE, LEFT = range(3)
 # Of each size of a forward: tokens, seconds with 1 row and with a whole batch, log of the correction, measurements.
 TOKENS, OF_ONE, OF_BATCH, CORRECTION, MEASURED = range(5)
-# Of the steps so far: those that the pace rests on, drafted ones since the latest block, plain ones left of a block.
+# Of the steps so far: those that the pace is of, drafted ones since the latest block, plain ones left of a block.
 STEPS, SINCE, BLOCK_LEFT = range(3)
 
 
@@ -63,7 +63,7 @@ class StepCost:
     """Seconds of a forward by its tokens, for 1 row and for `batch` rows. Between sizes and rows it is interpolated, beyond the
     largest size it continues; more tokens never cost less.
 
-    sizes: increasing, tokens. seconds: float64 [2, sizes] (or [sizes]: whatever the rows). measured: how often each size was.
+    sizes: increasing, tokens. seconds: float64 [2, sizes] (or [sizes]: for any rows). measured: how often each size was.
     buckets: forwards take one of these shapes only. change: share by which a forward of another size than the one before takes
     longer.
     """
@@ -171,7 +171,7 @@ class Budget:
         """A step without prompts has ended; or `steps` plain ones, of which all is given of one.
 
         tokens: of its forward. emitted: by all rows. expected: draft tokens that were to be accepted, the sum of the
-        probabilities of verified nodes. seconds: of the whole step. drafted: trees were grown, whatever was verified of them.
+        probabilities of verified nodes. seconds: of the whole step. drafted: trees were grown, even if nothing of them was verified.
         """
         kind = rows.bit_length()
         if kind != self._kind and self._kind and self.by_rows[NEXT_PAUSE, kind] == 0:
