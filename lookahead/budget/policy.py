@@ -171,7 +171,8 @@ class Budget:
         """A step without prompts has ended; or `steps` plain ones, of which all is given of one.
 
         tokens: of its forward. emitted: by all rows. expected: draft tokens that were to be accepted, the sum of the
-        probabilities of verified nodes. seconds: of the whole step. drafted: trees were grown, even if nothing of them was verified.
+        probabilities of verified nodes. seconds: of the whole step. drafted: trees were grown, of which nothing
+        may have been verified.
         """
         kind = rows.bit_length()
         if kind != self._kind and self._kind and self.by_rows[NEXT_PAUSE, kind] == 0:

@@ -84,15 +84,15 @@ def _first_of(config: Any, *names: str) -> int:
 
 
 @by_own_settings
-def load_model(model: str | ModelOptions, **options: Any) -> TargetModel:
+def load_model(model: str | ModelOptions, dtype: str | None = None, device: str | None = None, **options: Any) -> TargetModel:
     """Load a causal LM from a folder or hub name and probe how it verifies. On a CPU its weights are laid out (linear.py).
 
-    options: of `ModelOptions`, by name. A device cuda:N becomes this thread's current device; tp_plan is for processes that
-    torchrun has started. A quantized model that is not exact decodes plainly. Raises ModelError if an option cannot be had, or
-    the model is not a causal LM or cannot be loaded, UsageError for an unknown dtype, mode or scheme, a missing device, or a
-    model that cannot have such keys and values.
+    options: of `ModelOptions`, by name; attention: its attn. A device cuda:N becomes this thread's current device; tp_plan is
+    for processes that torchrun has started. A quantized model that is not exact decodes plainly. Raises ModelError if an option
+    cannot be had, or the model is not a causal LM or cannot be loaded, UsageError for an unknown dtype, mode or scheme, a
+    missing device, or a model that cannot have such keys and values.
     """
-    wished = ModelOptions.of(model, **options)
+    wished = ModelOptions.of(model, dtype, device, **options)
     name, trust_remote_code, revision = wished.source
     adapter, device_map, tp_plan = wished.adapter, wished.device_map, wished.tp_plan
     target_device, chosen = _checked(wished)
@@ -198,12 +198,12 @@ def _tensor_parallel(plan: str) -> dict[str, Any]:
 
 
 @by_own_settings
-def random_model(model: str | ModelOptions, **options: Any) -> TargetModel:
+def random_model(model: str | ModelOptions, dtype: str | None = None, device: str | None = None, **options: Any) -> TargetModel:
     """A causal LM of the shape that a config.json gives, with random weights, the same each time; no weights are read.
 
     It costs what the real one costs and emits random text. Arguments and errors as of `load_model`.
     """
-    wished = ModelOptions.of(model, **options)
+    wished = ModelOptions.of(model, dtype, device, **options)
     target_device, chosen = _checked(wished)
     config = read_config(*wished.source)
     if chosen is None:

@@ -107,8 +107,11 @@ class ModelOptions(OptionGroup):
     )
 
     @classmethod
-    def of(cls, model: str | ModelOptions, **options: Any) -> ModelOptions:
+    def of(cls, model: str | ModelOptions, dtype: str | None = None, device: str | None = None, **options: Any) -> ModelOptions:
         """Of a model's name, or of options that are there; those given here instead. Raises UsageError for a wrong value."""
+        options |= {name: value for name, value in (("dtype", dtype), ("device", device)) if value is not None}
+        if "attention" in options:
+            options["attn"] = options.pop("attention")
         return dataclasses.replace(model, **options) if isinstance(model, ModelOptions) else cls(model, **options)
 
     @property

@@ -335,7 +335,7 @@ def test_scores_are_computed_and_waited_for_where_answers_are_given(
 
     def accepted(batch, scores, chosen=()):
         accept(batch, scores, chosen)
-        asked.extend([batch.widest] * int((batch._block.best[: len(scores.logits)] >= 0).sum()))
+        asked.extend([max(batch.sizes)] * int((batch._block.best[: len(scores.logits)] >= 0).sum()))
 
     monkeypatch.setattr(StepBatch, "accept", accepted)
     monkeypatch.setattr(

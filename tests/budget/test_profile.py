@@ -20,6 +20,7 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.models.load import estimated_profile
+from lookahead.models.options import ModelOptions
 from lookahead.models.probe import probed
 from lookahead.models.simulated import CHANGED, Clock, simulated_model
 from lookahead_cli import logs
@@ -202,14 +203,14 @@ def test_estimates_read_weights_once_and_experts_as_they_are_chosen(tmp_path: Pa
 
     LlamaConfig(dtype="bfloat16").save_pretrained(tmp_path / "dense")
     MixtralConfig(dtype="bfloat16").save_pretrained(tmp_path / "experts")
-    dense = estimated_profile(str(tmp_path / "dense"), "auto", "h200")
+    dense = estimated_profile(ModelOptions(str(tmp_path / "dense"), dtype="auto"), "h200")
     assert dense.kind == "estimate"
     assert dense.at(1) == dense.at(64) > 0.8 * 6.6e9 * 2 / 4.8e12
     assert dense.at(4096) > 4 * dense.at(64)
-    experts = estimated_profile(str(tmp_path / "experts"), "auto", "h200")
+    experts = estimated_profile(ModelOptions(str(tmp_path / "experts"), dtype="auto"), "h200")
     assert 2.5 < experts.at(8) / experts.at(1) < 4
     with pytest.raises(UsageError, match=f"choose one of {', '.join(GPUS)}"):
-        estimated_profile(str(tmp_path / "dense"), "auto", "abacus")
+        estimated_profile(ModelOptions(str(tmp_path / "dense"), dtype="auto"), "abacus")
 
 
 def requests(count: int, prompt: int, answer: int) -> list[Generation]:

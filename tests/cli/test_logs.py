@@ -56,7 +56,12 @@ def test_verbose_says_how_drafts_are_verified_at_what_costs_and_what_steps_take(
 ) -> None:
     load_each_time(monkeypatch)
     shown = cli(*job(tmp_path, "--verbose", "--log-file", tmp_path / "job.log"))
-    for text in ("verified in mode packed", "costs of forwards: no profile", "batch size 8", " steps: draft "):
+    for text in (
+        "verified in mode packed",
+        "costs of forwards: measured",
+        "batch size 8",
+        " steps: draft ",
+    ):
         assert text in shown.err
         assert any(text in line for _, line in lines_of(tmp_path / "job.log"))
     quiet = cli(*job(tmp_path, "--overwrite"))

@@ -11,6 +11,7 @@ from lookahead import GenerationParams, LookaheadEngine
 from lookahead.errors import ModelError
 from lookahead.forward.target import NO_LIMIT, longest_text
 from lookahead.models.load import estimated_profile
+from lookahead.models.options import ModelOptions
 
 
 def scaled(kind, factor, original=None, **others):
@@ -122,4 +123,4 @@ def test_every_config_of_a_causal_model_gives_what_is_read_of_it():
 def test_costs_of_a_model_without_attention_heads_are_not_estimated(tmp_path):
     AutoConfig.for_model("mamba", hidden_size=32, num_hidden_layers=2, vocab_size=97).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="cannot be estimated"):
-        estimated_profile(str(tmp_path), "auto", "h100")
+        estimated_profile(ModelOptions(str(tmp_path), dtype="auto"), "h100")

@@ -23,6 +23,7 @@ from lookahead.models import probe
 from lookahead.models.exact import exact_or_plain
 from lookahead.models.load import load_model
 from lookahead.models.mixed import BLOCKS_IN_8_BITS, choose_bits, orders_of
+from lookahead.models.options import ModelOptions
 from lookahead.models.packed import matrix_of, tensors_of
 from lookahead.models.probe import probed
 from lookahead.models.quantize import quantize_linears
@@ -196,7 +197,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> tuple[Path, 
     from lookahead.bench.quantized import QuantizeSpec, quantize
 
     folder = tmp_path_factory.mktemp("mixed") / "model"
-    spec = QuantizeSpec(DEMO, str(folder), "int4", activations="mixed", calibration=str(texts), loss_budget=0.05)
+    spec = QuantizeSpec(ModelOptions(DEMO), str(folder), "int4", activations="mixed", calibration=str(texts), loss_budget=0.05)
     return folder, quantize(spec).as_json()
 
 
