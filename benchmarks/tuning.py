@@ -11,10 +11,9 @@ A variant is the package with one constant changed in its source, as one would e
 clock is read: what is compared are counts, which repeat exactly.
 
     logged     EDL of logged answers, draft trees of a fixed size: 15 and 63 draft tokens warm, 63 cold
-    simulated  speed of the engine with adaptive lengths over simulated models. Forwards take what a cost profile says and some
-               noise, drafting what it takes on one core; the noise is what the budget sees, and the score leaves it out. What
-               the budget believes at first is right, or another machine's, or nothing.
     answered   EDL of the demo model's own answers, which is where there are runner-up tokens
+
+Constants of the draft budget are varied in budget_simulator.py; their table (results/budget.md) becomes a part of the page.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from host_time import given_requests, read_pairs
+from host_time import read_pairs
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "tuning.jsonl"
-IDEAS = RESULTS.with_name("ideas.md")
+IDEAS, BUDGET = RESULTS.with_name("ideas.md"), RESULTS.with_name("budget.md")
 WORKLOADS = ("gsm8k-model", "alpaca-tempnet", "humaneval", "sum-davinci")
 MATTERS = 0.3  # per cent
 FACTORS = (0.5, 2.0)
@@ -48,13 +47,10 @@ FACTORS = (0.5, 2.0)
 # What a constant is measured on, by its file or its file's folder.
 MEASURES = {
     "draft": "logged",
-    "draft/calibration.py": "simulated",
-    "draft/planner.py": "simulated",
     "draft/recycled.py": "answered",
     "draft/runner_up.py": "answered",
     "draft/sources.py": "sources",
-    "budget": "simulated",
-    "budget/worth.py": "",  # by the real time that sources of drafts take: nothing that repeats
+    "budget": "",  # budget_simulator.py
 }
 # Files whose numbers tune neither drafts nor the budget.
 OTHER_FILES = (
@@ -62,8 +58,8 @@ OTHER_FILES = (
     "draft/options.py",
     "draft/tree.py",
     "budget/estimate.py",
-    "budget/gain.py",
     "budget/profile.py",
+    "budget/speedup.py",
 )
 # Names of things, sizes of formats, and what follows from other constants.
 NOT_TUNED = {
@@ -76,8 +72,6 @@ NOT_TUNED = {
     "draft/places.py": ("END", "FEW"),
     "draft/priors.py": ("TYPICAL_ORDER", "FORMULA_STRENGTH"),  # of what serves where the package has no priors
     "draft/recycled.py": ("ANY", "KINDS"),
-    "budget/cost.py": ("SIZES",),
-    "budget/goodput.py": ("AS_MANY_AS_PAY", "TOLD"),
 }
 
 
@@ -238,20 +232,11 @@ speed lost in per cent, the geometric mean over all workloads and settings; nega
 the memory length is halved or doubled, of a factor just above 1 (1.03) its distance from 1, of several numbers each number.
 `benchmarks/tuning.py` describes how it is measured and writes this page.
 
-A constant stays if half or twice its value costs {matters} % or more, if it bounds an array or a search (then it costs time or
-memory, which are not shown here), or if it guards against something that does not occur in these workloads:
-
-- `FASTER` and `NOISE` against steps that another program slows down: with the median and the measured error instead of them
-  the budget drafts 23 tokens where 10 are best, if one step in five takes five times as long (`tests/budget/test_budget.py`);
-- `FLAT` where there is no cost profile: with the same cost for all sizes at first, the simulated engine is 2.4 % slower, at
-  batch 8 up to 21 %;
-- `UNDISPUTED`, `LOSS` and `REST` where drafts make steps slower in a way that costs of forwards do not show.
-
-`SECANTS` bounds a search: with all larger sizes instead the simulated engine is 0.2 % slower.
+A constant stays if half or twice its value costs {matters} % or more, or if it bounds an array or a search (then it costs time
+or memory, which are not shown here).
 """
 MEASURED = {
     "logged": "EDL of logged answers, drafts of a fixed size",
-    "simulated": "speed of the simulated engine, adaptive lengths",
     "answered": "EDL of the demo model's own answers, where there are runner-up tokens",
     "sources": "EDL of logged answers with a draft source of the user's own",
 }
@@ -272,7 +257,8 @@ def write(results: Path, page: Path) -> None:
             f"\n## {title[0].upper()}{title[1:]}\n\n| constant | value | half costs % | twice costs % |\n|---|---|---|---|\n"
         )
         text += "\n".join(rows) + "\n"
-    page.write_text(text + IDEAS.read_text(encoding="utf-8"), encoding="utf-8")
+    text += "".join(each.read_text(encoding="utf-8") for each in (BUDGET, IDEAS))
+    page.write_text(text, encoding="utf-8")
 
 
 def _cost(line: dict[str, Any] | None, bases: dict[str, dict[str, Any]], measure: str) -> str:
@@ -288,7 +274,7 @@ def _cost(line: dict[str, Any] | None, bases: dict[str, dict[str, Any]], measure
 
 
 def measure(which: str, data: Path, tries: Path) -> dict[str, float]:
-    return {"logged": _logged, "simulated": _simulated, "answered": _answered, "sources": _sources}[which](data, tries)
+    return {"logged": _logged, "answered": _answered, "sources": _sources}[which](data, tries)
 
 
 def _logged(data: Path, tries: Path) -> dict[str, float]:
@@ -302,77 +288,6 @@ def _logged(data: Path, tries: Path) -> dict[str, float]:
         for nodes, warm in ((15, True), (63, True), (63, False)):
             options = DraftOptions(decoding_length=nodes + 1, branch_length=nodes, adaptive=False)
             figures[f"{name} {nodes} {'warm' if warm else 'cold'}"] = replay(pairs, [trie] if warm else [], options).edl
-    return figures
-
-
-# Settings of the simulation: (cost profile of the machine, the one that the budget believes in, rows of a batch, requests).
-WORLDS = (
-    ("llama-7b-h200", "llama-7b-h200", 1, 40),
-    ("llama-7b-h200", "llama-7b-h200", 32, 96),
-    ("llama-134m-cpu-avx2-float32", "llama-134m-cpu-bfloat16", 1, 40),
-    ("llama-134m-cpu-avx2-float32", "llama-134m-cpu-bfloat16", 8, 60),
-    ("llama-134m-cpu-avx2-float32", "", 1, 40),
-    ("llama-134m-cpu-avx2-float32", "", 8, 60),
-)
-PER_DRAFT, PER_NODE = 40e-6, 1e-6  # seconds of growing a row's tree, as measured on one core
-
-
-def _simulated(data: Path, tries: Path) -> dict[str, float]:
-    import torch
-    from lookahead.budget.cost import CostCurve
-
-    from lookahead.budget.profile import read_profile
-    from lookahead.decode.engine import DecodingEngine
-    from lookahead.draft.drafter import Drafter
-    from lookahead.draft.options import DraftOptions
-    from lookahead.models import simulated
-    from lookahead.trie.file import Trie
-
-    torch.set_num_threads(1)
-    simulated.CHANGED = 1.03  # a fact of the simulated machine, whatever the budget believes
-
-    class NoisyClock(simulated.Clock):
-        """No real time. noise: seconds of it that nobody but the budget sees."""
-
-        def __init__(self) -> None:
-            self.simulated = self.noise = 0.0
-            self._random = np.random.default_rng(1)
-
-        def __call__(self) -> float:
-            return self.simulated
-
-        def pass_by(self, seconds: float, on_cpu: bool) -> None:
-            factor = math.exp(self._random.normal(0, 0.04)) * (2.0 if self._random.random() < 0.02 else 1.0)
-            self.simulated += seconds * factor
-            self.noise += seconds * (factor - 1)
-
-    class Believing(simulated.SimulatedModel):
-        believed = ""
-        longest_text = 1 << 20
-
-        def costs(self) -> CostCurve:
-            return CostCurve(read_profile(self.believed)) if self.believed else CostCurve()
-
-    figures = {}
-    for name in WORKLOADS:
-        pairs, trie = read_pairs(data / f"{name}.test.jsonl"), Trie(tries / f"{name}.trie")
-        for machine, believed, batch_size, requests in WORLDS:
-            clock, profile = NoisyClock(), read_profile(machine)
-            slots = simulated.SimulatedSlots
-            target = Believing(None, profile.setting.model, "packed", slots_factory=slots, profile=profile, now=clock)
-            Believing.believed = believed
-            drafter = Drafter([trie], DraftOptions(adaptive=True))
-            grow = drafter.grow
-
-            def timed(*arguments: Any, clock: Any = clock, grow: Any = grow) -> Any:
-                grown = grow(*arguments)
-                clock.simulated += PER_DRAFT * len(grown.spans) + PER_NODE * len(grown.probabilities)
-                return grown
-
-            drafter.grow = timed  # type: ignore[method-assign, assignment]
-            engine = DecodingEngine(target, drafter, batch_size, prefill_chunk=2048)
-            tokens = sum(len(row.token_ids) for row in engine.run(given_requests(engine, pairs[:requests])))
-            figures[f"{name} {machine} {believed or 'nothing'} {batch_size}"] = tokens / (clock.simulated - clock.noise)
     return figures
 
 

@@ -58,6 +58,9 @@ class Answering(Protocol):
         """What it took, for a summary."""
         ...
 
+    def expect(self, rows: int) -> None:
+        """About that many rows are to come; 0: unknown."""
+
 
 @dataclasses.dataclass(frozen=True)
 class OneEngine:
@@ -81,6 +84,9 @@ class OneEngine:
         self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
     ) -> None:
         run_rows(self.loaded.engine, self.loaded.tokenizer, requests, job, write, stopped)
+
+    def expect(self, rows: int) -> None:
+        self.loaded.engine.expected_rows = rows
 
     def used(self) -> dict[str, Any]:
         engine = self.loaded.engine
@@ -135,6 +141,9 @@ class Workers:
     ) -> None:
         self.pool.run(requests, job.in_order, write, stopped)
 
+    def expect(self, rows: int) -> None:
+        """Nothing depends on it."""
+
     def used(self) -> dict[str, Any]:
         """Of each worker the most."""
         reports = self.pool.reports
@@ -188,6 +197,9 @@ class InEngine:
         self, requests: Iterable[Request], job: JobOptions, write: Callable[[Ended], None], stopped: Callable[[], bool]
     ) -> None:
         run_rows(self.engine, self.tokenizer, requests, job, write, stopped)
+
+    def expect(self, rows: int) -> None:
+        """Nothing depends on it."""
 
     def used(self) -> dict[str, Any]:
         return {"engine": self.name, "batch_size": self.engine.batch_size}

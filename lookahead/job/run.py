@@ -177,9 +177,15 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
     counted = stack.enter_context(RowCount(opened.names if wanted else []))
     answering, options = _answering(plan, opened, peers, events, stack)
     output = _output(plan, opened)
+
+    def rows() -> int | None:
+        return None if counted.rows is None else plan.shard.size(min(counted.rows, opened.most or counted.rows))
+
+    if answering:
+        answering.expect(rows() or 0)
     progress = JobProgress(
         output.totals,
-        lambda: None if counted.rows is None else plan.shard.size(min(counted.rows, opened.most or counted.rows)),
+        rows,
         lambda: answering.speedup if answering else None,
         answering.clock if answering else None,
         time.monotonic() - opened.began,
