@@ -288,7 +288,7 @@ class Batch:
     def _run(self, engine: DecodingEngine, rooms: Sequence[int]) -> None:
         """Let rows emit up to that many tokens more."""
         generations = [
-            Generation([*prompt, *row.said], room, frozenset(), chooser=row)
+            Generation([*prompt, *row.said], room, frozenset(), chooser=row, streamed=self.streamer is not None)
             for row, prompt, room in zip(self.rows, self.prompts, rooms, strict=True)
             if room
         ]

@@ -18,6 +18,7 @@ from lookahead.draft.step import StepBatch
 from lookahead.forward.target import TargetModel
 
 MOSTLY, FEW_STEPS = 0.5, 50  # of the steps without drafts it is reported why, if they are as many
+ROW_TOKENS = 64  # of an answer, where nothing is known
 DRAFT_TOKENS = 16  # whose cost is reported then
 
 
@@ -68,6 +69,7 @@ class Accounting:
         self._sources: Sources | None = getattr(drafter, "sources", None)  # of the user's own
         self._before: tuple[list[RunningRow], float] = [], 0.0  # rows of the latest step if all decoded, and when it was over
         self.drafted = [0, 0]  # steps that only decoded: without draft tokens, and with some
+        self._of_rows, self._emitted = 0.0, ROW_TOKENS  # seconds that drafts take once for each row; tokens of drafted steps
         self._was_plain = False  # the latest step that only decoded
         self._begun = 0  # rows
         self._running: list[RunningRow] = []
@@ -110,13 +112,13 @@ class Accounting:
 
     def started(self, began: float) -> int:
         """The drafter has read a prompt, since `began`; returns the number of its row."""
-        self.plain.draft_seconds += self.target.now() - began
+        self._spend(self.target.now() - began)
         self._begun += 1
         return self._begun - 1
 
     def retired(self, rows: Sequence[RunningRow], began: float) -> None:
         """Rows have ended, and the drafter has their outputs, since `began`."""
-        self.plain.draft_seconds += self.target.now() - began
+        self._spend(self.target.now() - began)
         for row in rows:
             row.generation.seconds = self._before[1] - row.began
             self.plain.row_ended(row.number, row.prefill_tokens, len(row.generation.token_ids))
@@ -125,6 +127,11 @@ class Accounting:
         """(Its number, whether rows are drafted for). rows: that hold slots."""
         self.steps += 1
         return self.steps, not self.drafter.options.adaptive or self.budget.drafts(rows)
+
+    def _spend(self, seconds: float) -> None:
+        """On a row's drafts, outside of steps."""
+        self.plain.draft_seconds += seconds
+        self._of_rows += seconds
 
     def record(
         self, rows: Sequence[RunningRow], batch: StepBatch, prefilled: int, times: StepTimes, is_first: bool = False
@@ -136,8 +143,12 @@ class Accounting:
         """
         if self.target.is_shared:
             times = StepTimes(*self.target.agreed_all(times))
-        active, decodes, options = batch.active > 0, batch.decoding == len(rows), self.drafter.options
+        options = self.drafter.options
         self.clock.add(times.drafting, times.computed - times.drafted, times.accepted - times.computed, prefilled)
+        if options.strategy == "off":
+            self._before = [], times.accepted
+            return
+        active, decodes = batch.active > 0, batch.decoding == len(rows)
         self.plain.rows_at_once(len(rows))
         seconds, emitted, only_decodes = times.accepted - times.began, batch.emitted, decodes and not is_first
         (before, over), self._before = self._before, ([*rows] if only_decodes else [], times.accepted)
@@ -150,10 +161,13 @@ class Accounting:
         else:
             drafted = (batch.tokens - prefilled - batch.decoding) / max(1, batch.tokens)
             self.plain.prefill_step(seconds, times.drafting, drafted)
-        if options.strategy == "off" or not only_decodes:
+        if not only_decodes:
             return
         self._time_plain_steps(len(rows), active, seconds, follows)
         if options.adaptive:
+            if active:  # with its share of what drafts take once for each row
+                self._of_rows, self._emitted = self._of_rows + batch.reading_seconds, self._emitted + emitted
+                seconds += emitted * self._of_rows / self._emitted - batch.reading_seconds
             parts = batch.expected, seconds, times.accepted - times.drafted
             self.budget.observe(len(rows), batch.tokens, emitted, *parts, active)
         if active:

@@ -33,6 +33,8 @@ from lookahead.forward.backends import by_own_settings
 from lookahead.forward.slots import Slots, slots_of
 from lookahead.forward.target import TargetModel
 
+AT_ONCE = 0.05  # seconds
+
 __all__ = ["Clock", "DecodingEngine", "FinishReason", "Generation", "room_of"]
 
 
@@ -133,7 +135,8 @@ class DecodingEngine:
         """Decode requests, the next one as soon as a slot is free; yields each as it ends. One that failed has its `error`.
 
         generations: None where there is none at the moment; it is asked again after each step as long as one is running.
-        stopped: asked after each step; True ends the run, and requests that are being answered are given up.
+        stopped: asked when requests have ended, and every AT_ONCE seconds; True ends the run, and requests that are being
+        answered are given up.
         """
         if isinstance(generations, Sized):
             self.expected_rows = len(generations)
@@ -145,12 +148,15 @@ class DecodingEngine:
     @by_own_settings
     @torch.inference_mode()
     def steps(self, waiting: Iterator[Generation | None]) -> Iterator[list[Generation]]:
-        """`run`, step by step: fill free slots, take a step, free the slots of what has ended. Yields that after each step."""
+        """`run`: fill free slots, take a step, free the slots of what has ended, which it yields. Where nothing has, it yields
+        nothing after each step of a request that is streamed, else after AT_ONCE seconds: each time takes some microseconds.
+        """
         free = self._slots if self._slots and not self._slots.open else None  # else another run uses them
         if len(self._batch):
             self._batch = self._new_batch()
         scheduler = Scheduler(self._start, self._new_slots, free, self._batch, self.target.longest_text)
         self.accounting.begin(scheduler.rows)
+        yielded = self.target.now()
         try:
             while True:
                 for generation in scheduler.admit(waiting, self.batch_size):
@@ -164,7 +170,9 @@ class DecodingEngine:
                 began, ended = self.target.now(), scheduler.retire()
                 if ended:
                     self.accounting.retired(ended, began)
-                yield [row.generation for row in ended]
+                if ended or began - yielded > AT_ONCE or any(row.generation.streamed for row in scheduler.rows):
+                    yield [row.generation for row in ended]
+                    yielded = began
         finally:
             scheduler.stop()
             self.accounting.end()

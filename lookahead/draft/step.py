@@ -85,6 +85,7 @@ class StepBatch:
         self._guided = self._unindexed = 0  # rows
         self._prefills, self._room_rows = True, 0
         self.runner_up_seconds = 0.0  # that it takes to find them in a step
+        self.reading_seconds = 0.0  # of the latest `propose`, in reading the texts of rows
         self._make_block(1, 1)
 
     def __len__(self) -> int:
@@ -150,6 +151,7 @@ class StepBatch:
 
         step: its number. drafts: for all rows, else for those that a grammar constrains.
         """
+        self.reading_seconds = 0.0
         if self.call["full"]:
             self._make_place()
         if self._prefills or len(self) > self._room_rows:
@@ -310,9 +312,11 @@ class StepBatch:
         if self._unindexed and drafts:
             phases = self.phases
             slots = [slot for slot in range(len(self)) if self._waits_for_index(slot) and phases[slot] == DECODES]
+            began = time.perf_counter()
             drafter.read([self._states[slot].drafts for slot in slots])
             for slot in slots:
                 self._note_index(slot)
+            self.reading_seconds = time.perf_counter() - began
         drafter.runner_up.has_keys |= bool(self.call["pending"])
         drafter.get_ready()
         if self.call["adaptive"]:
