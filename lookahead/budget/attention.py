@@ -1,4 +1,4 @@
-"""Which slots share a call of attention, and what that costs. In: tokens that slots bring and hold. Out: calls."""
+"""Which slots share a call of attention. In: tokens that slots bring and hold. Out: calls."""
 
 from __future__ import annotations
 
@@ -48,18 +48,3 @@ def runs_of(sizes, pasts, call):
                 runs[run, 3] = max(runs[run, 3], pasts[slot] + sizes[slot])
         last = first if first >= 0 else last - 1
     return runs[run:]
-
-
-@kernel
-def attention_cost(lengths, call):
-    """(Keys that attention goes through, padding included; its calls) for rows of that many tokens, where each brings one.
-
-    lengths: int64 [rows]. call: see `runs_of`.
-    """
-    sizes, pasts, keys = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64), np.int64(0)
-    for row in range(len(lengths)):
-        sizes[row], pasts[row] = 1, lengths[row] - 1
-    runs = runs_of(sizes, pasts, call)
-    for run in range(len(runs)):
-        keys += (runs[run, 1] - runs[run, 0]) * runs[run, 3]
-    return keys, len(runs)

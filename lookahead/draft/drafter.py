@@ -268,11 +268,10 @@ class Drafter:
         self.runner_up.add_pending()
         self.shared.used[1] = self.runner_up.in_use
 
-    def cut(self, grown: GrownTrees, kept: Sequence[int] | None = None, padding: int = 0, padded: int = 0) -> list[DraftTree]:
+    def cut(self, grown: GrownTrees, kept: Sequence[int] | None = None) -> list[DraftTree]:
         """The draft tree of each row: its first nodes.
 
-        kept: how many, root included; None: all. padding: tokens, which are not drafts, that are added to the tree of the row
-        at index `padded`, to fill up a forward.
+        kept: how many, root included; None: all.
         """
         everything = kept is None
         if kept is None:
@@ -287,8 +286,6 @@ class Drafter:
         if self.options.strategy == "parallel":
             most = grown.limits[:, 1].tolist() if everything else [nodes - 1 for nodes in kept]
             trees = [as_parallel(tree, below) for tree, below in zip(trees, most, strict=True)]
-        if padding:
-            trees[padded] = trees[padded].filled_up(padding)
         return trees
 
     def note_runner_up(self, rows: Sequence[Row], trees: Sequence[DraftTree], best: BestTokens) -> None:

@@ -20,7 +20,7 @@ class DraftOptions:
     price            probability that a path must have to be worth one more token in the forward
     session_tokens   output tokens of the job that are remembered
     adaptive         decoding_length is the limit; in an engine, each step verifies the nodes that pay at measured costs, none
-                     if none do (budget/goodput.py). False: each step drafts up to decoding_length, regardless of its cost. A
+                     if none do (budget/policy.py). False: each step drafts up to decoding_length, regardless of its cost. A
                      `Row` that is used without an engine has no budget and always does so. "off" drafts nothing: always False
     learn            learn from what is accepted; else every job drafts by the shipped priors
     recycle          draft from runner-up tokens, too (recycled.py)

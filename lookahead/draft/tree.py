@@ -36,25 +36,10 @@ class DraftTree:
         """Nodes below the root."""
         return len(self.token_ids) - 1
 
-    @property
-    def guesses(self) -> DraftTree:
-        """The tree without what only fills it up."""
-        return self if self.probabilities[-1] > 0 else self.first(int(np.count_nonzero(self.probabilities)))
-
     def first(self, nodes: int) -> DraftTree:
         """The tree of its first nodes, the root included."""
         return DraftTree(
             self.token_ids[:nodes], self.parents[:nodes], self.probabilities[:nodes], self.sources[:nodes], self.matches[:nodes]
-        )
-
-    def filled_up(self, more: int) -> DraftTree:
-        """With that many nodes more below the root, which are not drafts."""
-        return DraftTree(
-            np.append(self.token_ids, np.full(more, self.token_ids[0], np.int32)),
-            np.append(self.parents, np.zeros(more, np.int32)),
-            np.append(self.probabilities, np.zeros(more, np.float32)),
-            np.append(self.sources, np.full(more, GIVEN, np.int32)),
-            np.append(self.matches, np.zeros(more, np.int32)),
         )
 
     def depths(self) -> np.ndarray:

@@ -8,6 +8,7 @@ from lookahead.budget.worth import ITS_OWN, LONGEST_REST, REST, TRIAL, Worth
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
+from lookahead.draft.step import StepBatch
 from tests.support.depth import deep
 
 STEP, SAID = 10e-3, 4
@@ -55,9 +56,10 @@ def test_recycling_that_does_not_pay_is_left_off_where_lengths_are_chosen(tiny_m
 
     monkeypatch.setattr("lookahead.budget.worth.ITS_OWN", 0.0)
     engine = DecodingEngine(probed(tiny_model("llama")), Drafter([], DraftOptions(decoding_length=16, adaptive=adaptive)), 2)
-    recycled = []
-    note = engine.drafter.note_runner_up
-    monkeypatch.setattr(engine.drafter, "note_runner_up", lambda *arguments: (recycled.append(1), note(*arguments)))
+    recycled, accept = [], StepBatch.accept
+    monkeypatch.setattr(
+        StepBatch, "accept", lambda self, *scores: (recycled.extend([1] * bool(self.call["recycles"])), accept(self, *scores))
+    )
     answers = [engine.request([5, 6, 7 + k % 40], 48) for k in range(60)]
     for _ in engine.run(answers):
         pass
