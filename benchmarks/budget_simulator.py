@@ -142,8 +142,10 @@ class New:
 
     def __init__(self, cost: StepCost) -> None:
         self.budget = Budget(cost)
-        self.drafts = self.budget.drafts
         self.budget_seconds = 0.0
+
+    def drafts(self, rows: int) -> bool:
+        return self.budget.steps >= ladder.PLAIN and self.budget.drafts(rows)
 
     @property
     def price(self) -> float:
@@ -244,11 +246,9 @@ def measured_cost(job: Job, curve: Curve, machine: Machine, kept: bool, seed: in
         spent += seconds
         return float(seconds * math.exp(random.normal(0, machine.noise)))
 
-    cost = (
-        ladder.measure(forward, job.batch, np.inf, curve.buckets, np.inf)
-        if kept
-        else ladder.measure(forward, job.batch, job.tokens / job.batch, curve.buckets)
-    )
+    plain = float(np.median([tables[job.batch][job.batch] * math.exp(random.normal(0, machine.noise)) for _ in range(ladder.PLAIN)]))
+    steps, most = (np.inf, np.inf) if kept else (job.tokens / job.batch, ladder.SECONDS)
+    cost = ladder.measure(forward, job.batch, steps, plain, curve.buckets, most)
     return cost, 0.0 if kept else spent
 
 

@@ -1,7 +1,8 @@
 """What steps cost on this machine, measured before the first row. In: a function that times a forward. Out: a `StepCost`.
 
-Sizes are visited in turn, the most telling first, until the time is up: a slow moment then slows all of them alike. Of each the
-median counts. What was not reached is interpolated, or continues as between the two before it.
+The job's first plain steps tell what those take. Other sizes are visited in turn, the most telling first, until the time is up:
+a slow moment then slows all of them alike. Of each the median counts. What was not reached is interpolated, or continues as
+between the two before it.
 """
 
 from __future__ import annotations
@@ -19,53 +20,63 @@ from lookahead.budget.profile import CostProfile, Forward, Setting, cache_folder
 from lookahead.files.atomic import replacing
 from lookahead.version import __version__
 
-SIZES = (
-    1,
-    2,
-    4,
-    8,
-    12,
-    16,
-    24,
-    32,
-    64,
-)  # tokens of a forward of one row, and of each size times the rows of a batch up to MOST
+# Tokens of a forward of one row, and of each size times the rows of a batch up to MOST.
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 64)
 ORDER = (1, 4, 16, 2, 8, 32, 12, 64, 24)
 CONTEXT = 512  # tokens of each row in the cache, for profiles
 MOST = 128  # tokens of a forward
 SECONDS, SHARE = 1.0, 0.01  # that it may take, and of the time of the job
 KEPT = 2
-TOLD_APART, APART = 16, 0.2  # tokens of a row; log of what they may cost more or less than in an earlier job
-LEAST, ROUNDS = 3, 9  # sizes that are measured in any case, and how often each at most
+APART = 0.2  # log of what a forward may cost more or less, relative to a plain step, than in an earlier job
+ROUNDS = 9  # how often each size is measured at most
+PLAIN = 3  # steps of the job that tell what a plain one takes
 TRUSTED = 3  # of the measurements of a size, for how many steps they stand: the machine may have changed
 MANY, MOST_CHANGE = 9, 0.05  # pairs of forwards that tell what a change of size costs, and what it costs at most
 
 
 def measure(
-    forward: Callable[[int, int], float], batch: int, plain_steps: float, buckets: bool = False, most: float = SECONDS
+    forward: Callable[[int, int], float],
+    batch: int,
+    plain_steps: float,
+    plain_seconds: float,
+    buckets: bool = False,
+    most: float = SECONDS,
 ) -> StepCost:
-    """forward(rows, tokens): seconds of one. plain_steps: that the job would take without drafts, about. most: seconds
-    that it may take."""
-    cells = [(batch, size * batch) for size in ORDER if size * batch <= max(MOST, 4 * batch)]
+    """forward(rows, tokens): seconds of one. plain_steps, plain_seconds: steps that the job would take without drafts, about,
+    and the forward of one of them. most: seconds that it may take, but for one forward.
+    """
+    cells = [(batch, _first(batch)), *((batch, size * batch) for size in ORDER if size * batch <= max(MOST, 4 * batch))]
     if batch > 1:
-        cells = [cells[0], (batch, 4 * batch), (1, 1), *cells[1:], *((1, size) for size in ORDER[1:] if size <= MOST // 2)]
-        cells = list(dict.fromkeys(cells))
-    times: dict[tuple[int, int], list[float]] = {}
-    spent, limit, turn = 0.0, np.inf, 0
+        cells[2:2] = [(1, 1)]
+        cells += ((1, size) for size in ORDER[1:] if size <= MOST // 2)
+    cells = list(dict.fromkeys(cells))
+    times = {(batch, batch): [plain_seconds] * PLAIN}
+    spent, limit = 0.0, min(most, SHARE * plain_steps * plain_seconds)
     changed: list[float] = []  # first forwards of a size, in times of the second one
-    while (turn < LEAST or spent < limit) and turn < ROUNDS * len(cells):
+    for turn in range(ROUNDS * len(cells)):
         cell = cells[turn % len(cells)]
+        if turn and spent + _expected(times, cell[1]) > limit:
+            continue
         seconds = forward(*cell)
-        spent, turn = spent + seconds, turn + 1
-        if spent < limit / 2:
+        spent += seconds
+        if spent + seconds < limit / 2:
             first, seconds = seconds, forward(*cell)
             spent += seconds
             changed.append(first / seconds)
-        if turn == 1:
-            limit = min(most, SHARE * plain_steps * seconds)
         times.setdefault(cell, []).append(seconds)
     change = float(np.median(changed)) - 1 if len(changed) >= MANY else 0.0
     return _cost(times, batch, buckets, min(max(change, 0.0), MOST_CHANGE))
+
+
+def _first(batch: int) -> int:
+    """Tokens of the forward that is measured in any case, as plain steps alone tell nothing about others."""
+    return batch * 4
+
+
+def _expected(times: dict[tuple[int, int], list[float]], tokens: int) -> float:
+    """Seconds of a forward of that many tokens by those that were measured; of more tokens than any, at most."""
+    sizes, seconds = np.array(sorted((size, min(of_cell)) for (_, size), of_cell in times.items()), np.float64).T
+    return float(np.interp(tokens, sizes, seconds) * max(1.0, tokens / sizes[-1]))
 
 
 def of_profile(profile: CostProfile, batch: int) -> StepCost:
@@ -97,12 +108,11 @@ def read(setting: Setting, batch: int) -> StepCost | None:
         return None
 
 
-def holds(cost: StepCost, forward: Callable[[int, int], float]) -> bool:
-    """Whether a few forwards take what they did, relative to each other."""
-    tokens, table = TOLD_APART * cost.batch, cost.table
-    few, many = (min(forward(cost.batch, size) for _ in range(2)) for size in (cost.batch, tokens))
+def holds(cost: StepCost, forward: Callable[[int, int], float], plain_seconds: float) -> bool:
+    """Whether a forward takes what it did, relative to a plain step."""
+    tokens, table = _first(cost.batch), cost.table
     expected = np.interp(tokens, table[TOKENS], table[OF_BATCH]) / np.interp(cost.batch, table[TOKENS], table[OF_BATCH])
-    return bool(abs(np.log(many / few / expected)) < APART)
+    return bool(abs(np.log(forward(cost.batch, tokens) / plain_seconds / expected)) < APART)
 
 
 def write(setting: Setting, cost: StepCost) -> None:
@@ -127,20 +137,20 @@ def write(setting: Setting, cost: StepCost) -> None:
 def _cost(times: dict[tuple[int, int], list[float]], batch: int, buckets: bool, change: float) -> StepCost:
     sizes = np.array(sorted({tokens for _, tokens in times} | {*SIZES}), np.float64)
     lines, measured = [], np.full(len(sizes), 0.5)
-    for rows in dict.fromkeys((1, batch)):
-        known = sorted((tokens, float(np.median(of_cell))) for (r, tokens), of_cell in times.items() if r == rows)
-        if len(known) < 3:  # what a row costs apart from its tokens is unknown
-            known = sorted((tokens, float(np.median(of_cell))) for (_, tokens), of_cell in times.items())
-        at, of_size = np.array(known, np.float64).T
-        of_size = not_falling(of_size)
+    for rows in (1, batch):
+        of_rows = {tokens: of_cell for (r, tokens), of_cell in times.items() if r == rows}
+        if len(of_rows) < 3:  # what a row costs apart from its tokens is unknown
+            of_rows = {tokens: times.get((batch, tokens)) or of_cell for (_, tokens), of_cell in times.items()}
+        at = np.array(sorted(of_rows), np.float64)
+        of_size = not_falling(np.array([float(np.median(of_rows[int(tokens)])) for tokens in at]))
+        slopes = np.diff(of_size) / np.diff(at)  # what was not reached costs no less than on average, and no more than half less
         line = np.interp(sizes, at, of_size)
-        if len(at) > 1:  # what was not reached costs no less than on average
-            slope = max((of_size[-1] - of_size[-2]) / (at[-1] - at[-2]), (of_size[-1] - of_size[0]) / (at[-1] - at[0]))
-            line += slope * np.maximum(sizes - at[-1], 0)
+        line += max(slopes[-1], (of_size[-1] - of_size[0]) / (at[-1] - at[0])) * np.maximum(sizes - at[-1], 0)
+        line -= np.minimum(slopes[0] * np.maximum(at[0] - sizes, 0), of_size[0] / 2)
         lines.append(line)
     for (_, tokens), of_cell in times.items():
         measured[sizes == tokens] = np.maximum(measured[sizes == tokens], min(len(of_cell), TRUSTED))
-    return StepCost(sizes, np.array([lines[0], lines[-1]]), batch, buckets, measured, change)
+    return StepCost(sizes, np.array(lines), batch, buckets, measured, change)
 
 
 def not_falling_lines(lines: Sequence[Sequence[float]]) -> np.ndarray:

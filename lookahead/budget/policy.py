@@ -12,8 +12,8 @@ is computed, and the best is verified. A token is worth what the job, as fast as
 (arXiv 2406.14066) over the job. None is best where the curve is steep.
 
 Switch: each drafted step adds to an account what it cost, drafting included, less what a plain step takes for as many tokens.
-The account never falls below 0. Where it reaches LIMIT plain steps, drafts go off: a sequential test (CUSUM, Page 1954) whose
-price is known beforehand. After a pause a trial may lose TRIAL plain steps; each trial that fails doubles the pause, and one
+What was gained is kept up to CREDIT. Where the account reaches LIMIT plain steps, drafts go off: a sequential test (CUSUM, Page
+1954) whose price is known beforehand. After a pause a trial may lose TRIAL plain steps; each trial that fails doubles the pause, and one
 that brings the account to 0 ends it. The account uses expected, not emitted tokens, and costs of the curve, not of the clock:
 both scatter, their corrections hardly do. Now and then a few plain steps stand between drafted ones, so that the curve is
 right for both.
@@ -31,6 +31,7 @@ from lookahead.native.kernels import inlined, kernel
 
 MEMORY = 0.99  # weight of the past in the speed of the job, at each step
 LIMIT, TRIAL = 3.0, 0.25  # plain steps that drafts may lose until they go off, and in a trial
+CREDIT = 10.0  # times as many may be lost behind as many that were gained: some parts of a text are harder than others
 PAUSE = 64.0  # plain steps without drafts before the first trial; each further pause is twice as long
 SHARE = 0.005  # of the time goes into plain steps between drafted ones, at most
 BLOCK = 4  # plain steps in a row, compared with the drafted ones before them
@@ -51,8 +52,8 @@ ROWS, FORWARD, OUT, HOPED, SECONDS, IN_FORWARD, DRAFTED, HOW_MANY, OF_ROWS = ran
 LOST, NEXT_PAUSE, LEFT = range(3)
 # Of each size of a forward: tokens, seconds with 1 row and with a whole batch, log of the correction, measurements.
 TOKENS, OF_ONE, OF_BATCH, CORRECTION, MEASURED = range(5)
-# Of the steps so far: those that the pace is of, drafted ones since the latest block, plain ones left of a block.
-STEPS, SINCE, BLOCK_LEFT = range(3)
+# Of the steps so far: those that the pace is of, drafted ones since the latest block, plain ones left of a block, drafted ones.
+STEPS, SINCE, BLOCK_LEFT, DRAFTED_STEPS = range(4)
 
 
 SHAPE = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
@@ -100,7 +101,7 @@ class Budget:
         self.state[CHANGE] = 2 * cost.change  # there and back
         self.by_rows = np.zeros((3, 16))
         self.recent = np.zeros(RECENT)  # log of seconds / the curve's, of the latest steps
-        self.counts = np.zeros(3, np.int64)
+        self.counts = np.zeros(DRAFTED_STEPS + 1, np.int64)
         self._kind = 0  # of the latest step: its rows' binary digits
         self._step = np.zeros(OF_ROWS + 1)
         self.curve, self.kept = np.zeros((3, 128)), np.zeros(64, np.int64)
@@ -117,6 +118,11 @@ class Budget:
         """Of a forward of that many tokens for that many rows, now."""
         share, cost = self.cost.share(rows), self.cost
         return float(forward_seconds(cost.table, float(tokens), share, cost.buckets) * self.state[PACE])
+
+    @property
+    def steps(self) -> int:
+        """That the pace is known by."""
+        return int(self.counts[STEPS])
 
     @property
     def price(self) -> float:
@@ -317,7 +323,10 @@ def observe(step, buckets, table, state, switch, recent, counts):
     counts[STEPS] += 1
     state[PACE] = math.exp(median_of(recent, min(counts[STEPS], RECENT)))
     host, outside = PLAIN_HOST + np.int64(drafted), (seconds - forward_seconds) / state[PACE]
-    state[host] += (min(outside, 2 * state[host]) - state[host]) / RECENT if state[host] > 0 else outside
+    if state[host] <= 0 or (drafted and counts[DRAFTED_STEPS] < RECENT and outside < state[host]):
+        state[host] = outside  # the first drafts are slow: nothing is in the processor's caches
+    else:
+        state[host] += (min(outside, 2 * state[host]) - state[host]) / RECENT
     of_plain += min(state[PLAIN_HOST], state[DRAFT_HOST]) if state[PLAIN_HOST] > 0 else 0.0
     spent, plain = 1.0, emitted / rows
     if not drafted:
@@ -326,15 +335,17 @@ def observe(step, buckets, table, state, switch, recent, counts):
         switch[LEFT] -= steps
     else:
         counts[SINCE] += 1
+        counts[DRAFTED_STEPS] += 1
         state[EXPECTED] += expected
         state[ACCEPTED] += emitted - rows
         right = (state[ACCEPTED] + STRENGTH) / (state[EXPECTED] + STRENGTH)
-        spent, plain = (of_curve + state[DRAFT_HOST]) / of_plain, 1 + right * expected / rows
-        switch[LOST] = max(0.0, switch[LOST] + spent - plain)
+        if counts[DRAFTED_STEPS] > 1:
+            spent, plain = (of_curve + state[DRAFT_HOST]) / of_plain, 1 + right * expected / rows
+        limit = LIMIT / math.sqrt(rows)
+        switch[LOST] = max(-CREDIT * limit, switch[LOST] + spent - plain)
         if switch[LOST] <= 0 or switch[NEXT_PAUSE] == 0:
             switch[NEXT_PAUSE] = PAUSE
         state[SPARE] += SHARE * spent
-        limit = LIMIT / math.sqrt(rows)
         if switch[LOST] >= limit:
             switch[LEFT], switch[LOST] = switch[NEXT_PAUSE], limit * (1 - TRIAL)
             switch[NEXT_PAUSE] *= 2

@@ -16,10 +16,13 @@ from lookahead.forward.target import TargetModel
 ROOM = 128  # positions that must be left behind each row
 
 
-def measured_cost(target: TargetModel, slots: Slots, lengths: list[int], plain_steps: float) -> StepCost | None:
+def measured_cost(
+    target: TargetModel, slots: Slots, lengths: list[int], plain_steps: float, plain_seconds: float
+) -> StepCost | None:
     """None where that cannot be measured here. What an earlier job has kept is taken, unless it is not of this machine now.
 
-    lengths: tokens of each row's text. plain_steps: that the job would take without drafts, about.
+    lengths: tokens of each row's text. plain_steps, plain_seconds: steps that the job would take without drafts, about, and the
+    forward of one of them.
     """
     if target.is_shared or not isinstance(slots, PackedSlots) or max(lengths) + ROOM > target.longest_text:
         return None
@@ -40,8 +43,8 @@ def measured_cost(target: TargetModel, slots: Slots, lengths: list[int], plain_s
             captured.add(tokens)
 
     kept = ladder.read(target.setting, len(lengths))
-    if kept and ladder.holds(kept, forward):
+    if kept and ladder.holds(kept, forward, plain_seconds):
         return kept
-    cost = ladder.measure(forward, len(lengths), plain_steps, target.bucketed)
+    cost = ladder.measure(forward, len(lengths), plain_steps, plain_seconds, target.bucketed)
     ladder.write(target.setting, cost)
     return cost

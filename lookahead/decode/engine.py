@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from lookahead.budget.ladder import PLAIN
 from lookahead.budget.policy import Budget
 from lookahead.budget.speedup import Speedup
 from lookahead.decode.accounting import Accounting, Clock, StepTimes
@@ -182,10 +183,11 @@ class DecodingEngine:
         now, rows, batch, accounting = self.target.now, scheduler.rows, scheduler.batch, self.accounting
         began = now()
         prefilled = scheduler.prepare(self.prefill_chunk)
+        number, drafts = accounting.begin_step(len(rows))
         if not self.budget.is_measured and scheduler.all_decode and self.drafter.options.adaptive:
-            self._measure_costs(rows, slots)
+            drafts = self._measure_costs(rows, slots)
             began = now()
-        batch.propose(self.budget, *accounting.begin_step(len(rows)))
+        batch.propose(self.budget, number, drafts)
         drafted = now()
         scores = slots.forward(batch.trees)
         scores.wait()
@@ -194,15 +196,18 @@ class DecodingEngine:
         slots.keep([each.nodes for each in accepted])
         accounting.record(rows, batch, prefilled, StepTimes(began, drafted, computed, now()), scores.is_first)
 
-    def _measure_costs(self, rows: Sequence[RunningRow], slots: Slots) -> None:
-        """Before the first step that only decodes."""
+    def _measure_costs(self, rows: Sequence[RunningRow], slots: Slots) -> bool:
+        """Measure what forwards cost, behind the first steps that only decode, which are plain ones; True if it was."""
+        if self.budget.steps < PLAIN:
+            return False
         began, left = self.target.now(), [row.generation.room - len(row.generation.token_ids) for row in rows]
-        steps = max(left) * max(1.0, self.expected_rows / len(rows))
-        cost = measured_cost(self.target, slots, [row.length for row in rows], steps)
+        steps, seconds = max(left) * max(1.0, self.expected_rows / len(rows)), self.budget.seconds(len(rows), len(rows))
+        cost = measured_cost(self.target, slots, [row.length for row in rows], steps, seconds)
         if cost:
             self.budget.measured(cost)
         self.budget.is_measured = True  # or cannot be
         self.accounting.plain.draft_seconds += self.target.now() - began
+        return True
 
     def _new_batch(self) -> StepBatch:
         return StepBatch(self.drafter, self.target.vocab_size)

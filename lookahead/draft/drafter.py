@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -132,7 +133,8 @@ class Drafter:
         self._make_rows(1)
         self._remembered: list[SortedText] = []
         self._running: dict[bytes, list[Row]] = {}  # by prompt
-        self._unread: list[Answer] = []  # which the memory does not hold yet
+        self._unread: deque[Answer] = deque()  # which the memory does not hold yet, as many as it has room for
+        self._unread_tokens = 0
         self._refresh_texts()
         self._find_common()
 
@@ -263,6 +265,7 @@ class Drafter:
 
     def get_ready(self) -> None:
         """To draft for rows that are read."""
+        self.remember(())
         if len(self._running) < len(self._rows) - len(self._free):
             self._share_running()
         self.runner_up.add_pending()
@@ -311,8 +314,7 @@ class Drafter:
 
     def _finish(self, row: Row) -> None:
         self.sources.finish(row.number)
-        text, rested = row.text, row.unread is not None  # own tokens stay where they are until the row's next text
-        row.unread = None
+        text, row.unread = row.text, None  # own tokens stay where they are until the row's next text
         if row in (of_prompt := self._running.pop(row.prompt, [])):
             of_prompt.remove(row)
             self._running.update({row.prompt: of_prompt} if of_prompt else {})
@@ -321,18 +323,20 @@ class Drafter:
         if len(row.own):
             row.own.clear()
         if len(text) > row.prompt_length:
-            self._unread.append((text[: row.prompt_length], text[row.prompt_length :]))
-            if not rested:
-                self.remember(())
+            self._unread.append((text[row.prompt_length - 1 : row.prompt_length].copy(), text[row.prompt_length :].copy()))
+            self._unread_tokens += len(text) - row.prompt_length
+            while self._unread_tokens > self.options.session_tokens and len(self._unread) > 1:
+                self._unread_tokens -= len(self._unread.popleft()[1])
         row.prompt_length = 0
         self._free.append(row)
 
     def remember(self, answers: Sequence[Answer]) -> None:
         """Finished outputs join the job's memory, each with what stood before it. Not while a draft is being made.
 
-        So do outputs of requests for which nothing was drafted, which have waited for this.
+        So do those of rows that have finished since the latest draft: while nothing is drafted, nobody needs them sorted.
         """
-        answers, self._unread = [*self._unread, *answers], []
+        answers, self._unread_tokens = [*self._unread, *answers], 0
+        self._unread.clear()
         if self.options.strategy == "off" or not answers:
             return
         self.session.append_documents(answers)

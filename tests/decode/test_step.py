@@ -102,6 +102,7 @@ def test_budget_and_rests_leave_plain_tokens_and_forget_none(monkeypatch: pytest
     engine = DecodingEngine(target, Drafter(options=DraftOptions()), 3)
     monkeypatch.setattr(engine.budget, "drafts", lambda rows: engine.accounting.steps % 50 > 40)
     assert ran(engine, requests_of(engine, 60)) == plain
+    engine.drafter.remember(())
     held = sum(len(run.suffixes) for run in engine.drafter.session.runs)
     assert held >= sum(map(len, plain))
 

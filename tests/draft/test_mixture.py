@@ -130,6 +130,7 @@ def moments(situation, after_saying=lambda drafter, slow, row, slow_row: None, *
             if piece.deed == "finish":
                 running.remove((row, slow_row))
                 row.finish()
+                drafter.remember(())  # at once, as `slow` does
                 slow.finish(slow_row)
                 continue
             yield drafter, row, slow, slow_row, piece.limits

@@ -95,6 +95,7 @@ def test_a_preempted_requests_output_is_remembered_once() -> None:
     requests.step([NewTokens("a", answer[20:], ROOM)])
     requests.finish("a")
     requests.finish("a")  # again: nothing
+    drafter.remember(())
     assert drafter.session.length == len(answer) + 2 * 2  # two documents, each behind a token and with its end
 
 
