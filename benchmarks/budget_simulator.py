@@ -29,7 +29,7 @@ import numpy as np
 from budget_recording import MOST, Recording, read_recording
 
 from lookahead.budget import ladder
-from lookahead.budget.policy import Budget, StepCost
+from lookahead.budget.policy import FIRST, STEPS, Budget, StepCost
 
 DATA = Path(__file__).parent / "budget"
 PER_DRAFT, PER_NODE = 40e-6, 1e-6  # seconds of growing a row's tree, as in tuning.py
@@ -145,7 +145,7 @@ class New:
         self.budget_seconds = 0.0
 
     def drafts(self, rows: int) -> bool:
-        return self.budget.steps >= ladder.PLAIN and self.budget.drafts(rows)
+        return self.budget.counts[STEPS] >= FIRST and self.budget.drafts(rows)
 
     @property
     def price(self) -> float:
@@ -246,7 +246,9 @@ def measured_cost(job: Job, curve: Curve, machine: Machine, kept: bool, seed: in
         spent += seconds
         return float(seconds * math.exp(random.normal(0, machine.noise)))
 
-    plain = float(np.median([tables[job.batch][job.batch] * math.exp(random.normal(0, machine.noise)) for _ in range(ladder.PLAIN)]))
+    plain = float(
+        np.median([tables[job.batch][job.batch] * math.exp(random.normal(0, machine.noise)) for _ in range(FIRST - 1)])
+    )
     steps, most = (np.inf, np.inf) if kept else (job.tokens / job.batch, ladder.SECONDS)
     cost = ladder.measure(forward, job.batch, steps, plain, curve.buckets, most)
     return cost, 0.0 if kept else spent

@@ -12,6 +12,7 @@ from transformers import GenerationMixin, StopStringCriteria
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
+from lookahead.draft.drafter import Drafter
 from lookahead.errors import UsageError
 from lookahead.forward.target import TargetModel
 
@@ -114,7 +115,7 @@ def refuse_unknown_ids(target: TargetModel, prompts: list[list[int]], drafter: A
     unknown = [t for prompt in prompts for t in prompt if not 0 <= t < target.vocab_size]
     if unknown:
         raise UsageError(f"input_ids has {unknown[0]}, which is outside the model's vocabulary of {target.vocab_size}.")
-    if drafter is not None and not hasattr(drafter, "grow"):
+    if drafter is not None and not isinstance(drafter, Drafter):
         raise UsageError(f"drafter is a {type(drafter).__name__}: give a lookahead.Drafter, such as Drafter([Trie('a.trie')]).")
     for trie in getattr(drafter, "tries", ()):
         trie.check_tokenizer("", target.vocab_size, target.name)

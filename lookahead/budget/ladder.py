@@ -29,7 +29,6 @@ SECONDS, SHARE = 1.0, 0.01  # that it may take, and of the time of the job
 KEPT = 2
 APART = 0.2  # log of what a forward may cost more or less, relative to a plain step, than in an earlier job
 ROUNDS = 9  # how often each size is measured at most
-PLAIN = 3  # steps of the job that tell what a plain one takes
 TRUSTED = 3  # of the measurements of a size, for how many steps they stand: the machine may have changed
 MANY, MOST_CHANGE = 9, 0.05  # pairs of forwards that tell what a change of size costs, and what it costs at most
 
@@ -50,7 +49,7 @@ def measure(
         cells[2:2] = [(1, 1)]
         cells += ((1, size) for size in ORDER[1:] if size <= MOST // 2)
     cells = list(dict.fromkeys(cells))
-    times = {(batch, batch): [plain_seconds] * PLAIN}
+    times = {(batch, batch): [plain_seconds] * TRUSTED}
     spent, limit = 0.0, min(most, SHARE * plain_steps * plain_seconds)
     changed: list[float] = []  # first forwards of a size, in times of the second one
     for turn in range(ROUNDS * len(cells)):
@@ -143,7 +142,9 @@ def _cost(times: dict[tuple[int, int], list[float]], batch: int, buckets: bool, 
             of_rows = {tokens: times.get((batch, tokens)) or of_cell for (_, tokens), of_cell in times.items()}
         at = np.array(sorted(of_rows), np.float64)
         of_size = not_falling(np.array([float(np.median(of_rows[int(tokens)])) for tokens in at]))
-        slopes = np.diff(of_size) / np.diff(at)  # what was not reached costs no less than on average, and no more than half less
+        slopes = np.diff(of_size) / np.diff(
+            at
+        )  # what was not reached costs no less than on average, and no more than half less
         line = np.interp(sizes, at, of_size)
         line += max(slopes[-1], (of_size[-1] - of_size[0]) / (at[-1] - at[0])) * np.maximum(sizes - at[-1], 0)
         line -= np.minimum(slopes[0] * np.maximum(at[0] - sizes, 0), of_size[0] / 2)

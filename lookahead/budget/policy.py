@@ -12,11 +12,11 @@ is computed, and the best is verified. A token is worth what the job, as fast as
 (arXiv 2406.14066) over the job. None is best where the curve is steep.
 
 Switch: each drafted step adds to an account what it cost, drafting included, less what a plain step takes for as many tokens.
-What was gained is kept up to CREDIT. Where the account reaches LIMIT plain steps, drafts go off: a sequential test (CUSUM, Page
-1954) whose price is known beforehand. After a pause a trial may lose TRIAL plain steps; each trial that fails doubles the pause, and one
-that brings the account to 0 ends it. The account uses expected, not emitted tokens, and costs of the curve, not of the clock:
-both scatter, their corrections hardly do. Now and then a few plain steps stand between drafted ones, so that the curve is
-right for both.
+Gains are kept up to CREDIT. Where the account reaches LIMIT plain steps, drafts go off: a sequential test (CUSUM, Page 1954)
+whose price is known beforehand. After a pause a trial may lose TRIAL plain steps; each trial that fails doubles the pause, and
+one that brings the account to 0 ends it. The account uses expected, not emitted tokens, and costs of the curve, not of the
+clock: both scatter, their corrections hardly do. Now and then a few plain steps stand between drafted ones, so that the curve
+is right for both.
 
 Units: seconds; accounts in plain steps of the same number of rows.
 """
@@ -35,6 +35,7 @@ CREDIT = 10.0  # times as many may be lost behind as many that were gained: some
 PAUSE = 64.0  # plain steps without drafts before the first trial; each further pause is twice as long
 SHARE = 0.005  # of the time goes into plain steps between drafted ones, at most
 BLOCK = 4  # plain steps in a row, compared with the drafted ones before them
+FIRST = 5  # plain steps that a job begins with
 RECENT = 9  # steps whose median is the pace
 LATEST = 16.0  # steps of a size that count for its correction, at most
 FARTHER = 0.5  # of a correction, for the next larger size
@@ -119,10 +120,16 @@ class Budget:
         share, cost = self.cost.share(rows), self.cost
         return float(forward_seconds(cost.table, float(tokens), share, cost.buckets) * self.state[PACE])
 
-    @property
-    def steps(self) -> int:
-        """That the pace is known by."""
-        return int(self.counts[STEPS])
+    def first_seconds(self, rows: int) -> float | None:
+        """Seconds of a plain step's forward by the first FIRST steps, of that many rows; None as long as there are fewer. The
+        very first is left out: it touches memory that none has touched.
+        """
+        if self.counts[STEPS] < FIRST:
+            return None
+        cost = self.cost
+        return float(
+            np.exp(np.median(self.recent[1:FIRST])) * forward_seconds(cost.table, float(rows), cost.share(rows), cost.buckets)
+        )
 
     @property
     def price(self) -> float:

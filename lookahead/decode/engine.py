@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from lookahead.budget.ladder import PLAIN
 from lookahead.budget.policy import Budget
 from lookahead.budget.speedup import Speedup
 from lookahead.decode.accounting import Accounting, Clock, StepTimes
@@ -198,10 +197,10 @@ class DecodingEngine:
 
     def _measure_costs(self, rows: Sequence[RunningRow], slots: Slots) -> bool:
         """Measure what forwards cost, behind the first steps that only decode, which are plain ones; True if it was."""
-        if self.budget.steps < PLAIN:
+        if (seconds := self.budget.first_seconds(len(rows))) is None:
             return False
         began, left = self.target.now(), [row.generation.room - len(row.generation.token_ids) for row in rows]
-        steps, seconds = max(left) * max(1.0, self.expected_rows / len(rows)), self.budget.seconds(len(rows), len(rows))
+        steps = max(left) * max(1.0, self.expected_rows / len(rows))
         cost = measured_cost(self.target, slots, [row.length for row in rows], steps, seconds)
         if cost:
             self.budget.measured(cost)

@@ -122,7 +122,7 @@ class RunningRow:
         generation, names = self.generation, batch.drafter.source_names
         self.count(batch, slot)
         assert generation.observer
-        output, found = generation.token_ids, (batch.tree(slot), accepted.nodes, accepted.token_ids, names)
+        output, found = generation.token_ids, (batch.trees_of([slot])[0], accepted.nodes, accepted.token_ids, names)
         generation.observer(Step.of(generation.steps, generation.prompt_ids, output, *found))
 
     def verify(self, batch: StepBatch, slot: int, scores: Scores, prefills: bool) -> Accepted:
@@ -145,7 +145,7 @@ class RunningRow:
             return not generation.finish_reason
 
         try:
-            tree = root_only(int(self.text[-1])) if prefills else batch.tree(slot)
+            tree = root_only(int(self.text[-1])) if prefills else batch.trees_of([slot])[0]
             return verify_and_accept(tree, next_token, goes_on)
         except Exception as error:  # a processor of the user's fails in its own way, and for this row only
             generation.fail(error)

@@ -20,7 +20,6 @@ from lookahead.draft import planner
 from lookahead.draft.arrays import Block, rows_block, shared_block
 from lookahead.draft.calibration import EDGES, Calibration
 from lookahead.draft.cells import AT, CELLS, RECYCLED, SESSION
-from lookahead.draft.grown import GrownTrees, Guide, forced_tokens, keep_possible
 from lookahead.draft.growth import Growth
 from lookahead.draft.mixture import FACTORS, FIRST_GRADIENTS
 from lookahead.draft.options import DraftOptions
@@ -37,7 +36,6 @@ from lookahead.trie.session import SessionMemory
 
 Answer = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]  # what stood before it, its tokens
 SHARED, SHARE = 2, 32  # tokens of each row, and one in that many, that are new before its siblings draft from them
-NOTHING = np.empty(0, np.int64)
 
 
 class Row:
@@ -220,48 +218,39 @@ class Drafter:
         budgets: Sequence[int | None],
         branch_lengths: Sequence[int | None],
         price: float | None = None,
-        guides: Sequence[Guide | None] = (),
-        free: int = 0,
     ) -> list[DraftTree]:
-        """`Row.draft` for each row of a batch: everything that `grow` finds."""
-        if self.options.strategy == "off":
+        """`Row.draft` for each row of a batch: everything that pays. Several threads share a large one, without the GIL."""
+        options, count = self.options, len(rows)
+        if options.strategy == "off":
             return [root_only(row.root) for row in rows]
-        return self.cut(self.grow(rows, budgets, branch_lengths, price, guides, free))
-
-    def grow(
-        self,
-        rows: Sequence[Row],
-        budgets: Sequence[int | None],
-        branch_lengths: Sequence[int | None],
-        price: float | None = None,
-        guides: Sequence[Guide | None] = (),
-        free: int = 0,
-    ) -> GrownTrees:
-        """The most probable continuations of each row's text, to be cut where they stop paying. Not with strategy "off".
-
-        budgets, branch_lengths: of each row, see `Row.draft`. price: path probability that a node must have. guides: what each
-        row may emit; none: anything. Trees hold nothing else, and begin with what must come. free: draft tokens of each row
-        that come at no cost, so that they need to be worth a tenth of the price only. Several threads share a large batch; the
-        GIL is free meanwhile.
-        """
         self.read(rows)
         self.get_ready()
-        options, count = self.options, len(rows)
         most, longest = options.decoding_length - 1, options.branch_length
         price = options.price if price is None else price
         limits, spans, size = self._limits[:count], self._spans[:count], planner.LIMITED.size
         for k, (row, budget, depth) in enumerate(zip(rows, budgets, branch_lengths, strict=True)):
             below, deep = most if budget is None else min(budget, most), longest if depth is None else min(depth, longest)
             planner.LIMITED.pack_into(self._limits.data, k * size, row.number, below, deep, 0, 0)
-        must = forced_tokens(guides, limits) if any(guides) else NOTHING
-        blocks, forced = (self.shared.address, self.rows.address), must.ctypes.data if len(must) else 0
-        self.growth.grow(blocks, limits, spans, forced, free, options.strategy == "single", price)
+        self.growth.grow((self.shared.address, self.rows.address), limits, spans, options.strategy == "single", price)
         if self.sources:
-            self.merge_sources(rows, limits, price, free, spans)
-        for k, (row, guide) in enumerate(zip(rows, guides, strict=False)):
-            if guide:
-                spans[k, 1] = keep_possible(self.rows, row.number, guide)
-        return GrownTrees(rows, limits, self._probabilities, spans)
+            self.merge_sources(rows, limits, price, spans)
+        numbers, kept = limits[:, 0], spans[:, 1]
+        self.rows.kept[numbers] = kept
+        trees = self.copied_trees(numbers, kept)
+        if options.strategy == "parallel":
+            trees = [as_parallel(tree, below) for tree, below in zip(trees, limits[:, 1].tolist(), strict=True)]
+        return trees
+
+    def copied_trees(self, numbers: np.ndarray, nodes: np.ndarray) -> list[DraftTree]:
+        """The first nodes of the trees that were grown for these rows, copied. nodes: of each, the root included."""
+        most = int(nodes.max(initial=0))
+        copied, reach = self.rows.trees[numbers, :, :most], self.rows.reach[numbers, 1, :most]
+        return [
+            DraftTree(token_ids[:count], parents[:count], paths[:count], sources[:count], matches[:count])
+            for token_ids, parents, sources, matches, paths, count in zip(
+                *copied.transpose(1, 0, 2), reach, nodes.tolist(), strict=True
+            )
+        ]
 
     def get_ready(self) -> None:
         """To draft for rows that are read."""
@@ -270,26 +259,6 @@ class Drafter:
             self._share_running()
         self.runner_up.add_pending()
         self.shared.used[1] = self.runner_up.in_use
-
-    def cut(self, grown: GrownTrees, kept: Sequence[int] | None = None) -> list[DraftTree]:
-        """The draft tree of each row: its first nodes.
-
-        kept: how many, root included; None: all.
-        """
-        everything = kept is None
-        if kept is None:
-            kept = grown.spans[:, 1].tolist()
-        arrays, numbers, most = self.rows, grown.limits[:, 0], max(kept, default=0)
-        arrays.kept[numbers] = kept
-        copied, reach = arrays.trees[numbers, :, :most], arrays.reach[numbers, 1, :most]
-        trees = [
-            DraftTree(token_ids[:nodes], parents[:nodes], paths[:nodes], sources[:nodes], matches[:nodes])
-            for token_ids, parents, sources, matches, paths, nodes in zip(*copied.transpose(1, 0, 2), reach, kept, strict=True)
-        ]
-        if self.options.strategy == "parallel":
-            most = grown.limits[:, 1].tolist() if everything else [nodes - 1 for nodes in kept]
-            trees = [as_parallel(tree, below) for tree, below in zip(trees, most, strict=True)]
-        return trees
 
     def note_runner_up(self, rows: Sequence[Row], trees: Sequence[DraftTree], best: BestTokens) -> None:
         """The model was asked behind all nodes of these trees, each of which stands at the end of its row's text."""
@@ -370,13 +339,13 @@ class Drafter:
         if self.options.strategy != "off":
             self.options = dataclasses.replace(self.options, strategy="single")
 
-    def merge_sources(self, rows: Sequence[Row], limits: np.ndarray, price: float, free: int, grown: np.ndarray) -> None:
+    def merge_sources(self, rows: Sequence[Row], limits: np.ndarray, price: float, grown: np.ndarray) -> None:
         """Put what the user's sources propose into the trees that were grown; grown[k, 1] gets their nodes."""
         single, adaptive = self.options.strategy == "single", self.options.adaptive
         for k, row in enumerate(rows):
             number, nodes = row.number, int(grown[k, 1])
             tree, reach = self.rows.trees[number], self.rows.reach[number]
-            of_row = Limits(int(limits[k, 1]), int(limits[k, 2]), price, free, single, adaptive)
+            of_row = Limits(int(limits[k, 1]), int(limits[k, 2]), price, single, adaptive)
             merged = self.sources.grow(number, row.own.tokens, Grown(tree[:, :nodes], reach[:, :nodes]), of_row)
             nodes = merged.tree.shape[1]
             tree[:, :nodes], reach[:, :nodes] = merged.tree, merged.reach
@@ -395,7 +364,7 @@ class Drafter:
         added = [Row(self, number) for number in range(len(self._rows), count)]
         self._rows += added
         self._limits = np.zeros((count, 5), np.int64)  # of one `grow`, see planner.py
-        self._probabilities, self._spans = block.reach.reshape(-1), np.zeros((count, 2), np.int64)  # see `GrownTrees`
+        self._spans = np.zeros((count, 2), np.int64)
         self._free += added[::-1]
 
     def _refresh_texts(self) -> None:

@@ -1,10 +1,9 @@
-"""Trees between growing and cutting, and what constrains them."""
+"""What constrains trees. In: a grown tree and a guide. Out: the nodes that may come."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -19,32 +18,6 @@ class Guide(Protocol):
 
     def possible(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bool]:
         """Which nodes of a tree could be accepted; parents come before children, node 0 is the token emitted last."""
-
-
-@dataclasses.dataclass(slots=True)
-class GrownTrees:
-    """The trees of some rows, as grown, most probable nodes first. They hold until the next `Drafter.grow`.
-
-    rows           of drafter.py
-    limits         int64 [rows, 5], see `planner.grow_rows`
-    probabilities  float32, calibrated, of paths: those of all rows' nodes in one array
-    spans          int64 [rows, 2]: where a tree begins there, and its nodes, root included
-    """
-
-    rows: Sequence[Any]
-    limits: np.ndarray
-    probabilities: np.ndarray
-    spans: np.ndarray
-
-
-def forced_tokens(guides: Sequence[Guide | None], limits: np.ndarray) -> np.ndarray:
-    """int64: what each row must emit next, one row behind the other; notes in `limits` where a row's begin and end."""
-    forced: list[int] = []
-    for k, guide in enumerate(guides):
-        limits[k, 3] = len(forced)
-        forced += guide.forced() if guide else ()
-        limits[k, 4] = len(forced)
-    return np.array(forced, np.int64)
 
 
 def keep_possible(rows: Block, number: int, guide: Guide) -> int:

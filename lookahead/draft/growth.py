@@ -39,14 +39,9 @@ class Growth:
             self._scratch_at[len(self._scratch) - 1] = self._scratch[-1].address
         return threads
 
-    def grow(
-        self, blocks: tuple[int, int], limits: np.ndarray, spans: np.ndarray, must: int, free: int, single: bool, price: float
-    ) -> None:
-        """Fill the trees of rows. See `planner.grow_rows`. blocks: addresses of the shared block and of the rows'.
-
-        must: the address of the forced tokens, 0 if there are none.
-        """
-        arrays = limits.ctypes.data, spans.ctypes.data, must
-        told = planner.TOLD.pack(0, 0, len(limits), *arrays, free, single, price, *blocks, self.scratch_at)
+    def grow(self, blocks: tuple[int, int], limits: np.ndarray, spans: np.ndarray, single: bool, price: float) -> None:
+        """Fill the trees of rows. See `planner.grow_rows`. blocks: addresses of the shared block and of the rows'."""
+        arrays = limits.ctypes.data, spans.ctypes.data, 0
+        told = planner.TOLD.pack(0, 0, len(limits), *arrays, single, price, *blocks, self.scratch_at)
         run_in(self.threads(len(limits), self.grew), planner.grow_rows, told)
         self.grew = int(spans[:, 1].sum()) if len(spans) > 1 else 0

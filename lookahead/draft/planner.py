@@ -5,8 +5,7 @@ it is not. Every node that is taken is looked up afresh on context + path (`mixt
 others.
 
 What cannot come into the tree any more is not computed: the budget-th best probability offered so far is a cutoff for later
-ones (below the price, the last that comes at no cost), and once what an expert list leaves over is under it, no further expert
-is asked.
+ones, and once what an expert list leaves over is under it, no further expert is asked.
 """
 
 from __future__ import annotations
@@ -38,18 +37,17 @@ from lookahead.draft.tree import GRAMMAR
 from lookahead.native.kernels import carray, fetch_entry, float64_at, inlined, int32_at, int64_at, kernel
 from lookahead.native.threads import add
 
-AT_NO_COST = np.float32(0.1)  # of the price: what a node must be worth that comes at no cost
 UNHEARD = np.float32(0.1)  # rest of the stick below which an expert is not asked what it would have proposed: nothing to learn
 # Columns of a candidate.
 CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_MATCH = range(5)
 
 
 # What `grow_rows` receives, 8 bytes each: counters of threads and of rows that were begun; rows, and where limits, spans,
-# forced tokens are; draft tokens at no cost, and whether only the best child of a node may grow; the price, a float64;
+# forced tokens are; whether only the best child of a node may grow; the price, a float64;
 # where the addresses of the shared block, of the rows' block and of each thread's scratch block stand.
-BEGUN, NEXT, ROWS, LIMITS, SPANS, FORCED, FREE, SINGLE, PRICE, OF_SHARED, OF_ROWS, OF_SCRATCH = range(12)
+BEGUN, NEXT, ROWS, LIMITS, SPANS, FORCED, SINGLE, PRICE, OF_SHARED, OF_ROWS, OF_SCRATCH = range(11)
 NODES_PER_THREAD = 8  # of a batch's trees: fewer, by the latest drafts, are not worth another thread
-TOLD = struct.Struct("=8qd3q")
+TOLD = struct.Struct("=7qd3q")
 LIMITED = struct.Struct("=5q")  # a row of limits
 
 
@@ -73,7 +71,7 @@ def grow_rows(address):
         _fetch_next(shared, rows, scratch, limits, row)
         forced = carray(int64_at(told[FORCED] + 8 * limits[row, 3]), (limits[row, 4] - limits[row, 3],))
         number, most, longest = limits[row, 0], limits[row, 1], limits[row, 2]
-        _grow(shared, rows, scratch, number, most, longest, forced, max(least, LEAST), told[FREE], told[SINGLE] != 0)
+        _grow(shared, rows, scratch, number, most, longest, forced, max(least, LEAST), told[SINGLE] != 0)
         spans[row, 0], spans[row, 1] = (2 * number + 1) * rows.reach.shape[2], rows.nodes[number]
         row = add(address + 8 * NEXT, 1)
 
@@ -107,7 +105,7 @@ def _fetch_next(shared, rows, scratch, numbers, at):
 
 
 @inlined
-def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, free, single):
+def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, single):
     own = own_arrays(rows.own, row)
     keys, values, slots = scratch.keys, scratch.values, scratch.slots
     candidates, reach, heap, offered = scratch.candidates, scratch.reach, scratch.heap, scratch.offered
@@ -118,18 +116,14 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
     reached[0, 0], reached[1, 0] = 1.0, 1.0
     for bin_ in range(BINS):
         offered[bin_] = 0
-    least = max(LEAST, AT_NO_COST * priced)
-    cutoff, above, edge = least, np.int64(0), np.int64(0)
-    nodes, filled, waiting, few = 1, 0, 0, min(free, budget)
+    cutoff, above, edge = priced, np.int64(0), np.int64(0)
+    nodes, filled, waiting = 1, 0, 0
     node, depth, probability = np.int64(0), np.int64(0), np.float32(1.0)
     while nodes <= budget:
-        if nodes > free:
-            least = priced
-            cutoff = max(cutoff, least)
         # Of the path, before the probability of the next token; a forced one has none.
         likely = probability if node < len(forced) else probability * deeper(shared.by_depth, depth)
         floor = cutoff / likely
-        if depth < branch_length and floor <= 1 and (nodes <= free or likely >= priced):
+        if depth < branch_length and floor <= 1 and likely >= priced:
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
                 parent = keys[node, 1]
@@ -165,12 +159,11 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, fre
                 bin_ = bin_of(path)
                 offered[bin_] += 1
                 above += bin_ >= edge
-                # That many lie above this bin, which are all that are wanted: below the price, those that come at no cost.
-                while edge < BINS - 1 and above - offered[edge] >= (few if edge_of(edge + 1) <= priced else budget):
+                while edge < BINS - 1 and above - offered[edge] >= budget:  # as many as are wanted lie above this bin
                     above -= offered[edge]
                     edge += 1
-            cutoff = max(least, edge_of(edge))
-        if waiting == 0 or reach[heap[0]] < least:
+            cutoff = max(priced, edge_of(edge))
+        if waiting == 0 or reach[heap[0]] < priced:
             break
         taken = _pop(heap, waiting, reach)
         waiting -= 1

@@ -267,20 +267,19 @@ class Grown:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Of a tree. most: nodes below the root. depth: of a node. price: path probability that a node must have; free: that many
-    come at no cost and need a tenth of it. single: one branch. adaptive: do not ask sources that take more than they save.
+    """Of a tree. most: nodes below the root. depth: of a node. price: path probability that a node must have. single: one
+    branch. adaptive: do not ask sources that take more than they save.
     """
 
     most: int
     depth: int
     price: float = 0.0
-    free: int = 0
     single: bool = False
     adaptive: bool = False
 
     def allows(self, probability: float, nodes: int) -> bool:
         """A node of this probability next to that many, the root included."""
-        return nodes <= self.most and probability >= (self.price if nodes > self.free else 0.1 * self.price)
+        return nodes <= self.most and probability >= self.price
 
 
 class _Merge:

@@ -32,7 +32,7 @@ from lookahead.draft.step_layout import (
     UNKNOWN,
     WAITS,
 )
-from lookahead.draft.tree import Accepted, DraftTree, TreeBatch, as_parallel, name_of
+from lookahead.draft.tree import Accepted, DraftTree, TreeBatch, as_parallel, name_of, root_only
 from lookahead.native.kernels import Block
 from lookahead.native.threads import c_function, openmp_address, run_in
 
@@ -73,10 +73,14 @@ class RowState:
 
 
 class StepBatch:
-    """Rows in slots, slot by slot. vocab_size: of the model."""
+    """Rows in slots, slot by slot.
 
-    def __init__(self, drafter: Drafter, vocab_size: int):
+    vocab_size: of the model. adaptive: the budget chooses how much is drafted. None: the drafter's options decide.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int, adaptive: bool | None = None):
         self.drafter = drafter
+        self._adaptive = drafter.options.adaptive if adaptive is None else adaptive
         self._vocab_size = vocab_size
         self._states: list[RowState] = []
         self._held: list[tuple[np.ndarray, ...]] = []  # arrays whose addresses a row's line has
@@ -103,7 +107,7 @@ class StepBatch:
         line["number"], line["phase"], line["follows"] = drafts.number, WAITS, state.follows
         line["constrained"], line["drafted"] = state.guide is not None and not off, not off
         line["length"], line["left"], line["positions_left"] = state.length, state.left, state.positions_left
-        line["tree"], line["nodes"] = -1, 1
+        line["most"], line["tree"], line["nodes"] = self.drafter.options.decoding_length, -1, 1
         line["stops_at"], line["stops"] = stops.ctypes.data, len(stops)
         line["forced_at"], line["forced"] = forced.ctypes.data, len(forced)
         if state.emitted is not None:
@@ -276,25 +280,39 @@ class StepBatch:
                 sources.accept(state.drafts.number, each.token_ids, bool(drafted) and self.drafter.options.learn)
         return found
 
-    def tree(self, slot: int) -> DraftTree:
-        """The tree that a row has brought to this step; its chunk as a chain."""
-        line, block, rows = self.lines[slot], self._block, self.drafter.rows
-        begin, size, nodes, number = (int(line[name]) for name in ("begin", "size", "nodes", "number"))
-        tree = DraftTree(
-            block.token_ids[begin : begin + size].copy(),
-            block.parents[begin : begin + size].copy(),
-            np.zeros(size, np.float32),
-            np.full(size, -1, np.int32),
-            np.zeros(size, np.int32),
-        )
-        if line["phase"] != DECODES:
-            tree.probabilities[:] = 1
-            return tree
-        grown = block.own_trees[slot] if self.call["own_trees"] else rows.trees[number]
-        tree.probabilities[0] = 1
-        tree.probabilities[1:nodes] = (self._own_reach[slot] if self.call["own_trees"] else rows.reach[number, 1])[1:nodes]
-        tree.sources[1:nodes], tree.matches[1:nodes] = grown[2, 1:nodes], grown[3, 1:nodes]
-        return tree
+    def trees_of(self, slots: Sequence[int]) -> list[DraftTree]:
+        """The trees that rows which decode have brought to this step, copied."""
+        lines = self.lines[np.asarray(slots, np.int64)]
+        found = self.drafter.copied_trees(lines["number"], lines["nodes"])
+        for k, (slot, nodes) in enumerate(zip(slots, lines["nodes"].tolist(), strict=True)):
+            if nodes == 1:
+                found[k] = root_only(int(self._block.token_ids[lines["begin"][k]]))
+            elif self.call["own_trees"]:
+                token_ids, parents, sources, matches = self._block.own_trees[slot, :, :nodes].copy()
+                found[k] = DraftTree(token_ids, parents, self._own_reach[slot, :nodes], sources, matches)
+        return found
+
+    def emit(self, slot: int, token_ids: Sequence[int], room: int) -> None:
+        """A row that is decoded elsewhere has emitted tokens and decodes in the next step, with `room` draft tokens at most."""
+        line, block = self.lines[slot], self._block
+        for begin in range(0, len(token_ids), UNKNOWN):
+            new = token_ids[begin : begin + UNKNOWN]
+            if line["emitted"] + len(new) > block.emitted.shape[1]:
+                self._tell(slot)
+            block.emitted[slot, line["emitted"] : line["emitted"] + len(new)] = new
+            line["emitted"] += len(new)
+        line["phase"], line["most"], line["left"], line["positions_left"] = DECODES, room, room + 1, room
+        if (sources := self.drafter.sources) and self.drafter.options.strategy != "off":
+            sources.accept(int(line["number"]), token_ids, bool(line["drafted"]) and self.drafter.options.learn)
+
+    def unknown_tokens(self, slot: int) -> np.ndarray:
+        """int32: what a row has emitted that the drafter does not know yet."""
+        known, emitted = self.lines[slot]["known"], self.lines[slot]["emitted"]
+        return self._block.emitted[slot, known:emitted]
+
+    def wait(self) -> None:
+        """No row does anything in the next step but those that `set_input` or `emit` tells something."""
+        self.lines["phase"][: len(self)] = WAITS
 
     @property
     def step_sources(self) -> dict[str, int]:
@@ -375,7 +393,7 @@ class StepBatch:
         if drafter.sources:
             price = float(call["least_price"] if not call["adaptive"] else max(call["least_price"], call["price"]))
             rows = [self._states[slot].drafts for slot in slots]
-            drafter.merge_sources(rows, block.limits[:count], price, 0, block.spans[:count])
+            drafter.merge_sources(rows, block.limits[:count], price, block.spans[:count])
         for tree, slot in enumerate(slots):
             if guide := self._states[slot].guide:
                 block.spans[tree, 1] = keep_possible(drafter.rows, self._states[slot].drafts.number, guide)
@@ -408,8 +426,8 @@ class StepBatch:
                 kept = tuple(slice(0, min(a, b)) for a, b in zip(old.shape, new.shape, strict=True))
                 new[kept] = old[kept]
         self._block, self.lines, self.call = block, block.rows, block.call[0]
-        call, adaptive = self.call, options.adaptive
-        call["adaptive"], call["learns"], call["least_price"] = adaptive, options.learn, options.price
+        call = self.call
+        call["adaptive"], call["learns"], call["least_price"] = self._adaptive, options.learn, options.price
         call["nodes"], call["depth"] = options.decoding_length - 1, min(options.decoding_length - 1, options.branch_length)
         call["own_trees"] = options.strategy == "parallel"
         call["draft_rows_at"] = self.drafter.rows.address
@@ -438,4 +456,4 @@ class StepBatch:
         task = 0, 0, block.unknown.ctypes.data, *blocks, drafter.growth.first.address
         block.accepting.reshape(-1)[: planner.FIRST_ROW] = task
         arrays = block.limits.ctypes.data, block.spans.ctypes.data, 0
-        block.growing[:] = 0, 0, 0, *arrays, 0, single, 0, *blocks, drafter.growth.scratch_at
+        block.growing[:] = 0, 0, 0, *arrays, single, 0, *blocks, drafter.growth.scratch_at

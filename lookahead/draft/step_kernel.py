@@ -102,7 +102,7 @@ def _grow(of, call):
         decoding += 1
         if line.drafted != 0:
             limits = of.limits[count]
-            limits[0], limits[1] = line.number, call.nodes
+            limits[0], limits[1] = line.number, min(call.nodes, line.most)
             limits[2] = min(call.depth, line.left - 1, max(0, line.positions_left))
             limits[3], limits[4] = line.forced_begin, line.forced_end
             line.tree = count
@@ -113,7 +113,7 @@ def _grow(of, call):
     if count == 0:
         return
     task = of.growing
-    task[planner.BEGUN], task[planner.NEXT], task[planner.ROWS], task[planner.FREE] = 0, 0, count, 0
+    task[planner.BEGUN], task[planner.NEXT], task[planner.ROWS] = 0, 0, count
     task[planner.FORCED] = call.forced_at
     price = call.least_price if call.adaptive == 0 else max(call.least_price, call.price)
     carray(float64_at(address_of(task) + 8 * planner.PRICE), (1,))[0] = price

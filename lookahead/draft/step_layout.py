@@ -25,6 +25,7 @@ ROW = np.dtype(
         ("indexed", np.int64),  # the drafter has read its text
         ("length", np.int64),  # tokens of prompt and answer
         ("left", np.int64),  # tokens that it may still emit
+        ("most", np.int64),  # draft tokens of its tree
         ("positions_left", np.int64),
         ("emitted", np.int64),  # tokens in the block's `emitted`, the latest one among them
         ("known", np.int64),  # of them, to the drafter

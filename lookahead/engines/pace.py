@@ -10,8 +10,6 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from lookahead.budget.policy import Budget, StepCost
-from lookahead.draft.grown import GrownTrees
-from lookahead.draft.tree import DraftTree
 
 
 class _Step(NamedTuple):
@@ -28,18 +26,13 @@ class _Step(NamedTuple):
 
 
 class Pace:
-    """The draft budget of an engine that is watched from outside. Calls come in turn: arrived, choose (if asked to), left."""
+    """The draft budget of an engine that is watched from outside. Calls come in turn: arrived, left."""
 
     def __init__(self, cost: StepCost | None = None) -> None:
-        self._budget = Budget(cost)
+        self.budget = Budget(cost)
         self._before: _Step | None = None
         self._ids: list[Hashable] = []
         self._arrived = 0.0
-
-    @property
-    def price(self) -> float:
-        """Path probability below which nodes need not be drafted."""
-        return self._budget.price
 
     def arrived(self, request_ids: Sequence[Hashable], emitted: Sequence[int], others: int, now: float) -> bool:
         """Tokens have come; True if the next step is to have drafts.
@@ -49,17 +42,13 @@ class Pace:
         before, ids = self._before, list(request_ids)
         if before and before.request_ids == ids and not others:
             seconds = now - before.arrived, now - before.left
-            self._budget.observe(len(ids), before.tokens, sum(emitted), before.expected, *seconds, before.drafts)
+            self.budget.observe(len(ids), before.tokens, sum(emitted), before.expected, *seconds, before.drafts)
         self._ids, self._arrived, self._before = ids, now, None
-        return self._budget.drafts(len(ids))
+        return self.budget.drafts(len(ids))
 
-    def choose(self, grown: GrownTrees) -> list[int]:
-        """Nodes of each tree that the next forward is to verify, root included."""
-        kept: list[int] = self._budget.choose(grown.probabilities, grown.spans, len(self._ids)).tolist()
-        return kept
-
-    def left(self, trees: Sequence[DraftTree], drafts: bool, now: float) -> None:
-        """Drafts are handed over. drafts: the step was to have some."""
-        if trees:
-            expected = sum(float(tree.probabilities[1:].sum()) for tree in trees)
-            self._before = _Step(self._ids, sum(map(len, trees)), expected, drafts, self._arrived, now)
+    def left(self, tokens: int, expected: float, drafts: bool, now: float) -> None:
+        """Drafts are handed over. tokens: that the next forward gets. expected: draft tokens that are to be accepted. drafts:
+        the step was to have some.
+        """
+        if tokens:
+            self._before = _Step(self._ids, tokens, expected, drafts, self._arrived, now)

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lookahead.budget.policy import Budget
 from lookahead.draft.drafter import Drafter, Row
-from lookahead.draft.tree import DraftTree, root_only
+from lookahead.draft.step import RowState, StepBatch
+from lookahead.draft.tree import DraftTree
 from lookahead.engines.accepted import AcceptedTokens, Emitted, Stretch
 from lookahead.engines.pace import Pace
 
@@ -32,22 +34,13 @@ class NewTokens(NamedTuple):
 
 
 class _Known:
-    """A running request. waiting: emitted tokens that the drafter's row does not hold yet."""
+    """A running request. slot: its row's in the batch."""
 
-    __slots__ = ("drafted", "emitted", "row", "waiting")
+    __slots__ = ("emitted", "row", "slot")
 
-    def __init__(self, row: Row):
-        self.row = row
-        self.waiting: list[int] = []
-        self.drafted = True  # for its latest step
+    def __init__(self, row: Row, slot: int):
+        self.row, self.slot = row, slot
         self.emitted = Emitted(len(row.text))
-
-    def __len__(self) -> int:
-        return len(self.row.text) + len(self.waiting)
-
-    def text(self) -> np.ndarray:
-        """int32, a copy."""
-        return np.append(self.row.text, np.array(self.waiting, np.int32))
 
 
 class Requests:
@@ -63,6 +56,9 @@ class Requests:
         self.seconds, self.steps, self.drafted = 0.0, 0, 0
         self.accepted: AcceptedTokens | None = None
         self._known: dict[Hashable, _Known] = {}
+        self._in_slots: list[_Known] = []
+        self._batch = StepBatch(drafter, 0, pace is not None)
+        self._budget = pace.budget if pace else Budget()
 
     def __contains__(self, request_id: Hashable) -> bool:
         return request_id in self._known
@@ -79,25 +75,31 @@ class Requests:
         The tokens that it emits next come with its first `step`.
         """
         self.finish(request_id)
-        self._known[request_id] = _Known(self.drafter.start(text))
+        row = self.drafter.start(text)
+        self._batch.add(RowState(row, len(row.text), 1, 0, None, (), None, follows=False))
+        self._known[request_id] = known = _Known(row, len(self._in_slots))
+        self._in_slots.append(known)
 
     def length(self, request_id: Hashable) -> int:
         """Tokens of a request's text so far, prompt included."""
-        return len(self._known[request_id])
+        known = self._known[request_id]
+        return len(known.row.text) + len(self._batch.unknown_tokens(known.slot))
 
     def has_text(self, request_id: Hashable, text: np.ndarray) -> bool:
         """Whether a request's text so far is this one. text: int32."""
-        known = self._known[request_id]
-        own, waiting = known.row.text, known.waiting
-        if len(text) != len(own) + len(waiting):
-            return False
-        return np.array_equal(own, text[: len(own)]) and text[len(own) :].tolist() == waiting
+        return len(text) == self.length(request_id) and np.array_equal(self._text(self._known[request_id]), text)
+
+    def _text(self, known: _Known) -> np.ndarray:
+        """int32, a copy."""
+        return np.append(known.row.text, self._batch.unknown_tokens(known.slot))
 
     def finish(self, request_id: Hashable) -> None:
         """A request has ended; of one that is not known nothing happens. Its output joins the drafter's memory."""
         if known := self._known.pop(request_id, None):
-            if known.waiting:
-                self._accept([known], [False])
+            self._batch.remove(known.slot)
+            last = self._in_slots.pop()
+            if last is not known:
+                self._in_slots[known.slot], last.slot = last, known.slot
             if self.accepted is not None:
                 self.accepted.end(known.row.text, known.emitted)
             known.row.finish()
@@ -113,27 +115,24 @@ class Requests:
         Node 0 of a tree is the latest token, `probabilities` are those of paths. others: requests that the forward only
         prefilled. Each request in `new` must have begun.
         """
-        began = time.perf_counter()
+        began, batch = time.perf_counter(), self._batch
         known = [self._known[each.request_id] for each in new]
-        for row, each in zip(known, new, strict=True):
-            row.waiting += each.token_ids
+        batch.wait()
+        for each, tokens in zip(known, new, strict=True):
+            batch.emit(each.slot, tokens.token_ids, tokens.room)
             if self.accepted is not None:
-                row.emitted.add(each.token_ids)
-        active = bool(known) and (self.pace is None or self._learn_pace(new, others, began))
-        if active:
-            self._accept(known, [row.drafted for row in known])
-            trees = self._draft(known, [each.room for each in new])
-        else:
-            trees = [root_only(row.waiting[-1]) for row in known]
-        for row, tree in zip(known, trees, strict=True):
-            row.drafted, row.emitted.drafted = active, tree
-        drafted = sum(map(len, trees)) - len(trees)
+                each.emitted.add(tokens.token_ids)
+        drafts = bool(known) and (self.pace is None or self._learn_pace(new, others, began))
+        self.steps += 1
+        batch.propose(self._budget, self.steps, drafts)
+        trees = batch.trees_of([each.slot for each in known])
+        for each, tree in zip(known, trees, strict=True):
+            each.emitted.drafted = tree
         ended = time.perf_counter()
         if self.pace is not None:
-            self.pace.left(trees, active, ended)
+            self.pace.left(batch.tokens, batch.expected, drafts, ended)
         self.seconds += ended - began
-        self.steps += 1
-        self.drafted += drafted
+        self.drafted += batch.tokens - len(trees)
         return trees
 
     def count_accepted(self) -> None:
@@ -148,7 +147,9 @@ class Requests:
         """See `AcceptedTokens.take`; of nothing where nobody counts."""
         if self.accepted is None:
             return Counter()
-        return self.accepted.take(text, prompt, lambda: [Stretch(each.text(), each.emitted) for each in self._known.values()])
+        return self.accepted.take(
+            text, prompt, lambda: [Stretch(self._text(each), each.emitted) for each in self._known.values()]
+        )
 
     def forget(self) -> None:
         """Be as new: all requests have ended, nothing is remembered or learned, but what forwards cost."""
@@ -159,17 +160,3 @@ class Requests:
         assert self.pace is not None
         emitted = [len(each.token_ids) for each in new]
         return self.pace.arrived([each.request_id for each in new], emitted, others, now)
-
-    def _accept(self, known: Sequence[_Known], learn: Sequence[bool]) -> None:
-        """Hand waiting tokens to the drafter's rows. learn: from those of each row."""
-        self.drafter.accept_rows([each.row for each in known], [each.waiting for each in known], learn)
-        for each in known:
-            each.waiting = []
-
-    def _draft(self, known: Sequence[_Known], rooms: Sequence[int]) -> list[DraftTree]:
-        rows, drafter, pace = [each.row for each in known], self.drafter, self.pace
-        if pace is None or drafter.options.strategy == "off":
-            return drafter.draft_rows(rows, rooms, rooms)
-        price = max(drafter.options.price, pace.price)
-        grown = drafter.grow(rows, rooms, rooms, price)
-        return drafter.cut(grown, pace.choose(grown))

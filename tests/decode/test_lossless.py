@@ -175,8 +175,8 @@ def test_answer_stops_at_an_end_of_sequence_inside_an_accepted_branch(target_of,
 @pytest.mark.parametrize("new_tokens", [1, 2, 8, 9, 10])
 def test_answer_is_cut_at_the_limit_though_more_was_drafted(target_of, answers_of, new_tokens):
     class Overeager(KnownAnswer):
-        def grow(self, rows, budgets, branch_lengths, *prices):
-            return super().grow(rows, budgets, [None] * len(rows), *prices)
+        def draft(self, row, longest):
+            return super().draft(row, 1 << 10)
 
     prompt, answer = answers_of("llama")[1]
     for kind in (KnownAnswer, Overeager):

@@ -154,7 +154,7 @@ def test_trees_are_followed_at_once_as_each_by_itself(data):
     batch.propose(Budget(), 1, True)
     batch.accept(scores)
     for slot, (tree, told, found) in enumerate(zip(trees, forced_tokens, batch.accepted(), strict=True)):
-        assert batch.tree(slot).token_ids.tolist() == tree.token_ids.tolist()
+        assert batch.trees_of([slot])[0].token_ids.tolist() == tree.token_ids.tolist()
 
         def say(node, so_far, slot=slot, told=told):
             if told:

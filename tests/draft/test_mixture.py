@@ -388,14 +388,6 @@ def test_tree_grows_by_the_most_probable_path_that_is_left(situation, strategy):
         slow.check_growth(slow_row, tree_of(drafter, row), budget, branch_length, least, strategy == "single")
 
 
-@given(situations, st.integers(1, 20))
-def test_tree_grows_on_under_the_price_as_long_as_that_costs_nothing(situation, free):
-    for drafter, row, slow, slow_row, (budget, branch_length, price) in moments(situation):
-        drafter.draft_rows([row], [budget], [branch_length], price, free=free)
-        least = float(computed(price, EDGES, drafter.calibration.curve)) if price else 0.0
-        slow.check_growth(slow_row, tree_of(drafter, row), budget, branch_length, least, free=free)
-
-
 @given(situations)
 def test_without_learning_beliefs_stay_and_drafts_are_those_of_the_mixture(situation):
     priors = priors_of(situation.seed)

@@ -13,10 +13,12 @@ import pytest
 
 from lookahead.api import GenerationParams, LookaheadEngine
 from lookahead.bench.replay import replay_with
+from lookahead.budget.policy import Budget
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.sources import LONGEST, MOST_PATHS, DraftSource
+from lookahead.draft.step import RowState, StepBatch
 from lookahead.errors import UsageError
 from lookahead.forward.target import TargetModel
 from lookahead.models.probe import probed
@@ -247,11 +249,14 @@ class OnlyEven:
 
 
 def test_proposals_that_a_grammar_forbids_are_not_drafted() -> None:
-    source = Source([([1], [4, 6, 7, 8, 10])], lambda rest, context: [rest, [5, 6], [4, 6, 8, 10]])
+    source = Source([([1], [2, 4, 6, 7, 8, 10])], lambda rest, context: [rest, [5, 6], [4, 6, 8, 10]])
     drafter = Drafter([], DraftOptions(decoding_length=8, adaptive=False), sources=[source])
-    row = drafter.start([1])
-    (tree,) = drafter.draft_rows([row], [None], [None], guides=[OnlyEven()])
-    assert tree.token_ids.tolist() == [1, 4, 6, 8, 10]
+    batch = StepBatch(drafter, 100)
+    batch.add(RowState(drafter.start([1]), 1, 20, 20, None, (), None, True, OnlyEven()))
+    batch.emit(0, [2], 16)
+    batch.propose(Budget(), 1, True)
+    (tree,) = batch.trees_of([0])
+    assert tree.token_ids.tolist() == [2, 4, 6, 8, 10]
     assert [drafter.source_names[number] for number in tree.sources[2:]] == ["mine"] * 3
 
 

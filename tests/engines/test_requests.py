@@ -127,25 +127,16 @@ def test_tokens_of_steps_without_drafts_reach_the_rows_later(trie: Trie) -> None
     assert np.array_equal(requests._known["a"].row.own.tokens, row.own.tokens)
 
 
-def test_drafts_that_cost_more_than_they_give_rest() -> None:
+def test_drafts_that_cost_more_than_they_give_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forwards of a machine that takes as long for each token of a step as for a step of one."""
-    pace, ids, now, drafted = Pace(), ["a"], 0.0, 0
-    requests = Requests(drafter_of(), pace)
+    now, drafted = [0.0], 0
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    requests = Requests(drafter_of(), Pace())
     requests.begin("a", [1, 2])
     for step in range(600):
-        active = pace.arrived(ids, [1], 0, now)
-        tree = requests.drafter.draft_rows([requests._known["a"].row], [3], [3])[0]
-        if active:
-            grown = requests.drafter.grow([requests._known["a"].row], [3], [3])
-            kept = pace.choose(grown)
-            tree = requests.drafter.cut(grown, kept)[0]
-        else:
-            tree = tree.first(1)
-        if step > 300:
-            drafted += tree.draft_tokens
-        now += 1e-4
-        pace.left([tree], active, now)
-        now += 1e-2 * len(tree)
+        (tree,) = requests.step([NewTokens("a", [step % 7], 3)])
+        drafted += tree.draft_tokens if step > 300 else 0
+        now[0] += 1e-2 * len(tree)
     assert drafted < 60
 
 

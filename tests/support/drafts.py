@@ -38,7 +38,7 @@ class KnownAnswer(Drafter):
     def running(self):
         return len(self._rows) - len(self._free)
 
-    def merge_sources(self, rows, limits, price, free, spans):
+    def merge_sources(self, rows, limits, price, spans):
         for k, row in enumerate(rows):
             tree = self.draft(row, int(limits[k, 2]))
             arrays, number, nodes = self.rows, row.number, len(tree)

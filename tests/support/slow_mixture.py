@@ -631,29 +631,22 @@ class SlowDrafter:
         branch_length: int,
         price: float = 0.0,
         single: bool = False,
-        free: int = 0,
     ) -> None:
         """Each node of `tree` (token, parent, probability of the path, source, match) is the most probable one that was not
         yet taken; the tree ends at the budget or where nothing is left.
 
-        price: least computed probability, of the first `free` nodes a tenth of it. Of probabilities that differ by less than
-        a hundred-thousandth either may be first.
+        price: least computed probability. Of probabilities that differ by less than a hundred-thousandth either may be first.
         """
-        priced = max(F(price), NOTHING)
-        least = max(F(0.1) * priced, NOTHING)
+        least = max(F(price), NOTHING)
         cutoff, offered = least, list[float]()
         waiting: dict[tuple[int, int], tuple[float, tuple[int, int]]] = {}
         nodes, depths = [row.root], [0]
         while True:
             node, number, whole = nodes[-1], len(nodes) - 1, F(tree[len(nodes) - 1][2])
-            if number >= free:
-                least = priced
-                cutoff = max(cutoff, least)
             depth, by_depth = depths[-1], self.drafter.shared.by_depth
             likely = whole * (by_depth[min(depth + 1, len(by_depth) - 1)] / by_depth[min(depth, len(by_depth) - 1)])
             floor = cutoff / likely
-            pays = number < free or likely >= priced
-            if number < budget and depth < branch_length and floor <= 1 and pays:
+            if number < budget and depth < branch_length and floor <= 1 and likely >= least:
                 guesses, _ = self.mix(row, node, floor, cutoff / likely)
                 paths = {token: likely * guess.p for token, guess in guesses.items()}
                 if single:
@@ -662,9 +655,8 @@ class SlowDrafter:
                 worth = {token: float(path) for token, path in paths.items() if path >= cutoff}
                 waiting |= {(number, token): (path, guesses[token].offer) for token, path in worth.items()}
                 offered += [*worth.values()][: 1 if single else None]
-                best, few = sorted(offered, reverse=True), min(free, budget)
-                at_no_cost = min(bin_floor(best[few - 1]), bin_floor(priced)) if 0 < few <= len(best) else 0.0
-                cutoff = max(least, at_no_cost, bin_floor(best[budget - 1]) if len(best) >= budget else 0.0)
+                best = sorted(offered, reverse=True)
+                cutoff = max(least, bin_floor(best[budget - 1]) if len(best) >= budget else 0.0)
             if len(nodes) == len(tree):
                 break
             token, parent, probability, *offer = tree[len(nodes)]
