@@ -309,8 +309,8 @@ def on_screen(json: bool) -> BenchEvents:
         def notice(self, text: str) -> None:
             render.notice(text)
 
-        def patiently(self, act: Callable[[], None], why: str) -> None:
-            render.patiently(act, why)
+        def with_spinner(self, act: Callable[[], None], why: str) -> None:
+            render.with_spinner(act, why)
 
         @contextlib.contextmanager
         def working(self, what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:

@@ -148,7 +148,7 @@ def inspect(path: str, asked: TrieQuestions, plot: str | None = None) -> TrieRep
     from lookahead.trie.file import Trie
     from lookahead_cli import render
 
-    found = report_on(Trie(path), asked, effort_of("1GiB", 0), render.patiently)
+    found = report_on(Trie(path), asked, effort_of("1GiB", 0), render.with_spinner)
     if plot is not None and found.curve is not None:
         from lookahead.bench.plot import draw_capacity
 

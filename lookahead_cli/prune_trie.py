@@ -167,6 +167,6 @@ def _described(trie: Trie, coverage: str | None, tokenizer: Any | None) -> dict[
         "bytes": trie.path.stat().st_size,
     }
     if coverage:
-        edl = render.patiently(lambda: measure([trie], coverage, tokenizer).edl, render.COMPILING)
+        edl = render.with_spinner(lambda: measure([trie], coverage, tokenizer).edl, render.COMPILING)
         found["edl"] = round(edl, 4)
     return found

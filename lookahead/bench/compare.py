@@ -1,20 +1,15 @@
 """Every strategy and peer on a real model. In: prompts and contenders. Out: tokens/s, EDL, and whether outputs are the same.
 
-All contenders answer the same prompts in the same run, in turn, so that a machine that slows down slows all of them. A turn is
-one prompt; where B are decoded at once it is 4 B, so that slots are filled again as in a long job. Within a turn they advance
-side by side, a step or a few at a time: what slows a shared machine down lasts from milliseconds to minutes, so the finer they
-interleave, the more alike it is for all. Peers cannot be interrupted within a batch. Each keeps its own memory of the job. The
-first prompts are run once beforehand and not counted, nor is a forward of each size: kernels are compiled for each, and in a
-short run it would be luck who needs one first.
-
-Where answers are given, they are taken as the model's choices (forced): what is drafted, accepted and computed is real.
+All contenders answer the same prompts in the same run, a turn after the other: one prompt, or 4 B where B are decoded at once,
+so that slots are filled again as in a long job. Within a turn they advance side by side, a step or a few at a time, so that
+what slows a shared machine down slows all of them alike; peers cannot be interrupted within a batch. The first prompts are run
+once beforehand and not counted, and so is a forward of each size, as kernels are compiled for each.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +29,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain, side_by_side
 from lookahead.errors import LookaheadError
 from lookahead.forward.backend import QUANTIZED
-from lookahead.forward.memory import peak_memory, untidied
+from lookahead.forward.memory import gc_frozen, peak_memory
 from lookahead.forward.processor import processor_name
 from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
@@ -50,11 +45,7 @@ AT_A_TIME = 4  # tokens that a contender advances by before the next one does; t
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What `bench` reports.
-
-    repeats: of each turn. forced: the answers were given. predicted: from a cost profile.
-    lossless: of the first `lossless_rows` rows, None where not checked.
-    """
+    """What `bench` reports. repeats: of each turn. forced: the answers were given. predicted: from a cost profile."""
 
     model: str
     device: str
@@ -127,45 +118,44 @@ def compare(
 ) -> Comparison:
     """Answer every prompt with every contender: plain decoding, each of `options`, and with `peers` Hugging Face's own.
 
-    weights: of the tries, see `Drafter`. batch_size: prompts that are decoded at once; Hugging Face prompt lookup, which takes
-    no batches, runs at 1 only. answers: of each prompt, taken as the model's choices; nothing could differ then.
+    weights: of the tries. batch_size: prompts that are decoded at once. answers: of each prompt, taken as the model's choices.
     repeats: how often all is answered, memories forgotten in between; a turn counts as its repeat of median time did.
     lossless_rows: the first rows, whose outputs are checked (None: all). recycling: each of `options` that recycles also runs
-    with nothing recycled, and where there are tries both also run without. Raises LookaheadError if answers cannot be taken as
-    the model's choices: it decodes plainly.
+    with nothing recycled, and where there are tries both also without. Raises LookaheadError if answers cannot be forced.
     """
-    request: Request = functools.partial(_to_be_answered, prompts, max_new_tokens)
     if answers is not None:
-        request, check_lossless = functools.partial(_to_be_forced, prompts, answers), False
+        check_lossless = False
         _check_forcible(target, prompts, answers)
-    off = DraftOptions(strategy="off")
-    runs = [_ours(PLAIN, DecodingEngine(target, Drafter((), off), batch_size), request)]
+
+    def request(engine: DecodingEngine, row: int) -> Generation:
+        if answers is None:
+            return engine.request(prompts[row], max_new_tokens)
+        return Generation(list(prompts[row]), len(answers[row]), frozenset(), forced=answers[row])
+
+    def ours(name: str, option: DraftOptions, tries: Sequence[Trie]) -> Run:
+        return _ours(name, DecodingEngine(target, Drafter(tries, option, weights if tries else None), batch_size), request)
+
+    runs = [ours(PLAIN, DraftOptions(strategy="off"), ())]
     for name, option in zip(names_of_runs(options), options, strict=True):
-        runs.append(_ours(name, DecodingEngine(target, Drafter(tries, option, weights), batch_size), request))
+        runs.append(ours(name, option, tries))
         if recycling and option.recycle and option.strategy != "off":
             nothing = dataclasses.replace(option, recycle=False)
-            runs.append(
-                _ours(f"{name} unrecycled", DecodingEngine(target, Drafter(tries, nothing, weights), batch_size), request)
-            )
+            runs.append(ours(f"{name} unrecycled", nothing, tries))
             if tries:
-                runs.append(_ours(f"{name} cold", DecodingEngine(target, Drafter((), option), batch_size), request))
-                without_both = DecodingEngine(target, Drafter((), nothing), batch_size)
-                runs.append(_ours(f"{name} cold unrecycled", without_both, request))
-    ours = runs[1:]
+                runs += [ours(f"{name} cold", option, ()), ours(f"{name} cold unrecycled", nothing, ())]
+    drafting = runs[1:]
     if peers:
         runs += peers_of(target, prompts, max_new_tokens, batch_size, answers)
     rows, before = range(len(prompts)), core_seconds()
-    with untidied():
+    with gc_frozen():
         if warm_up:
             _warm_up_sizes(target)
             list(_in_turn(runs, rows[: max(warm_up, batch_size)], target.device))
-        for repeat in range(repeats):
-            answer_all(runs, rows, batch_size, repeat, target.device, progress)
+        answer_all(runs, rows, batch_size, repeats, target.device, progress)
     for run in runs:
-        run.settle(runs[0])
         assert answers is None or run.outputs == [list(answer) for answer in answers], f"{run.name} emitted what was not logged"
     checked = min(len(rows), len(rows) if lossless_rows is None else lossless_rows) if check_lossless else 0
-    outputs_of = {run.name: run.outputs[:checked] for run in ours}
+    outputs_of = {run.name: run.outputs[:checked] for run in drafting}
     return Comparison(
         model=target.name,
         device=str(target.device),
@@ -207,19 +197,22 @@ def answer_all(
     runs: Sequence[Run],
     rows: Sequence[int],
     batch_size: int,
-    repeat: int,
+    repeats: int,
     device: torch.device | None,
     progress: Callable[[int], None],
 ) -> None:
-    """The repeat of this number: all runs over all rows, a turn after the other. device: whose peak memory is noted."""
+    """All runs over all rows, a turn after the other, as often as asked. device: whose peak memory is noted."""
     of_a_turn = batch_size * REFILLS if batch_size > 1 else 1
+    for repeat in range(repeats):
+        for run in runs:
+            run.forget()  # what was answered before, to warm up too, must not draft itself
+        for number, start in enumerate(rows[::of_a_turn]):
+            chunk, first = rows[start : start + of_a_turn], (number + repeat) % len(runs)
+            for run, done in _in_turn((*runs[first:], *runs[:first]), chunk, device):
+                run.add(number, done)
+            progress(repeat * len(rows) + chunk[-1] + 1)
     for run in runs:
-        run.forget()  # what was answered before, to warm up too, must not draft itself
-    for number, start in enumerate(rows[::of_a_turn]):
-        chunk, first = rows[start : start + of_a_turn], (number + repeat) % len(runs)
-        for run, done in _in_turn((*runs[first:], *runs[:first]), chunk, device):
-            run.add(number, done)
-        progress(repeat * len(rows) + chunk[-1] + 1)
+        run.settle(runs[0])
 
 
 def _in_turn(runs: Sequence[Run], rows: Sequence[int], device: torch.device | None) -> Iterator[tuple[Run, Turn]]:
@@ -287,19 +280,6 @@ def names_of_runs(options: Sequence[DraftOptions]) -> list[str]:
     return names
 
 
-Request = Callable[[DecodingEngine, int], Generation]  # for one row of the prompts
-
-
-def _to_be_answered(prompts: Sequence[Sequence[int]], max_new_tokens: int, engine: DecodingEngine, row: int) -> Generation:
-    return engine.request(prompts[row], max_new_tokens)
-
-
-def _to_be_forced(
-    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], engine: DecodingEngine, row: int
-) -> Generation:
-    return Generation(list(prompts[row]), len(answers[row]), frozenset(), forced=answers[row])
-
-
 def _check_forcible(target: TargetModel, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> None:
     """Raises LookaheadError if a text is left to the model's own `generate`, whose choices are its own."""
     longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
@@ -308,7 +288,7 @@ def _check_forcible(target: TargetModel, prompts: Sequence[Sequence[int]], answe
         raise LookaheadError(f"{target.name}: answers of texts of {longest} tokens cannot be replayed on it, as {why}.")
 
 
-def _ours(name: str, engine: DecodingEngine, request: Request) -> Run:
+def _ours(name: str, engine: DecodingEngine, request: Callable[[DecodingEngine, int], Generation]) -> Run:
     def answer(rows: Sequence[int]) -> Iterator[int | Turn]:
         now, seconds = engine.target.now, 0.0
         began = now()

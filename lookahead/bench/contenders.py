@@ -6,8 +6,8 @@ In vLLM and SGLang, of the engine's own ways to draft those are compared that kn
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from lookahead.errors import UsageError
@@ -34,10 +34,7 @@ def batch_sizes_of(text: str) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Contenders:
-    """Which runs are wanted, as it was typed: several names or lengths with commas between them; None: the usual ones.
-
-    sweep: every decoding length with every branch length.
-    """
+    """Which runs are wanted, as typed, several with commas; None: the usual. sweep: each decoding with each branch length."""
 
     strategy: str | None = None
     decoding_length: str | None = None
@@ -48,9 +45,8 @@ class Contenders:
 
     def options(self, timed: bool) -> list[DraftOptions]:
         """Of each run. timed: what forwards cost is known. Raises UsageError for unknown names and lengths."""
-        return self._swept(timed) if self.sweep else self._one_by_one(timed)
-
-    def _one_by_one(self, timed: bool) -> list[DraftOptions]:
+        if self.sweep:
+            return self._swept(timed)
         names = _strategies(self.strategy, STRATEGIES if timed else STRATEGIES[1:])
         lengths = self.decoding_length.split(",") if self.decoding_length else ["16" if timed else "64"]
         (branch, *more) = _lengths("--branch-length", self.branch_length) if self.branch_length else [64]
@@ -104,12 +100,9 @@ NEEDS = {"suffix": "arctic_inference"}  # package of one of the engines' own way
 
 
 @dataclasses.dataclass(frozen=True)
-class Ways:
-    """How an engine can draft.
-
-    strategies: ours that it verifies, all of them by default. drafts: what it verifies. decoding_length: of a row in a
-    forward, the root included, where nobody sets it. own: the engine's own ways, by name: arguments of it (of vLLM: a
-    speculative config).
+class DraftMethods:
+    """How an engine can draft: strategies of ours, what it verifies, the usual decoding length, and its own ways with the
+    arguments that select them (of vLLM: a speculative config).
     """
 
     strategies: tuple[str, ...]
@@ -118,17 +111,14 @@ class Ways:
     own: Mapping[str, Mapping[str, Any]]
 
 
-WAYS = {
-    "vllm": Ways(
+METHODS = {
+    "vllm": DraftMethods(
         ("auto", "single"),
         "vLLM verifies single branches",
         9,  # a chain is saturated at 8 to 15 draft tokens
-        {
-            "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5},
-            "suffix": {"method": "suffix"},
-        },
+        {"ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}, "suffix": {"method": "suffix"}},
     ),
-    "sglang": Ways(
+    "sglang": DraftMethods(
         ("hierarchical",),
         "SGLang is given one tree of all branches, always of one size",
         16,
@@ -139,9 +129,7 @@ WAYS = {
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """name: of its run. options: how we draft; None: the engine's own way `own`, see `Ways`. draft_tokens: of a row, at
-    most.
-    """
+    """A run. options: how we draft; None: in the engine's own way `own`. draft_tokens: of a row, at most."""
 
     name: str
     options: DraftOptions | None
@@ -158,26 +146,22 @@ def contenders(
     price: float = 0.0,
     peers: bool = True,
 ) -> list[Contender]:
-    """Plain decoding, the engine's own ways to draft that are installed, ours.
-
-    engine: "vllm" or "sglang". Strategies and lengths as typed, several with commas. Raises UsageError for what it does not
-    have.
-    """
+    """Plain decoding, the engine's own ways to draft that are installed, ours. Raises UsageError for what it does not have."""
     from lookahead.bench.compare import PLAIN
     from lookahead.draft.options import DraftOptions
 
-    ways = WAYS[engine]
-    names = list(dict.fromkeys(strategy.split(","))) if strategy else list(ways.strategies)
+    methods = METHODS[engine]
+    names = list(dict.fromkeys(strategy.split(","))) if strategy else list(methods.strategies)
     for name in names:
-        if name not in ways.strategies:
-            raise UsageError(f"--strategy {name}: {ways.drafts}. Choose {' or '.join(ways.strategies)}.")
-    lengths = list(dict.fromkeys((decoding_length or str(ways.decoding_length)).split(",")))
+        if name not in methods.strategies:
+            raise UsageError(f"--strategy {name}: {methods.drafts}. Choose {' or '.join(methods.strategies)}.")
+    lengths = list(dict.fromkeys((decoding_length or str(methods.decoding_length)).split(",")))
     branch = _branch_length(engine, branch_length)
     found: dict[str, Contender] = {}
     for name in names:
         for length in lengths:
-            adaptive = name == "auto" or (length == "auto" and "auto" in ways.strategies)
-            number = str(ways.decoding_length) if length == "auto" else length
+            adaptive = name == "auto" or (length == "auto" and "auto" in methods.strategies)
+            number = str(methods.decoding_length) if length == "auto" else length
             typed = draft_options("single" if name == "auto" else name, number, branch, session_tokens, price, recycle=False)
             drafted = max(1, typed.decoding_length - 1)
             if typed.strategy == "single":
@@ -187,30 +171,23 @@ def contenders(
             found["auto" if adaptive and len(lengths) == 1 else label] = Contender("", options, drafted)
     ours = [dataclasses.replace(each, name=name) for name, each in found.items()]
     most = max(each.draft_tokens for each in ours)
-    own = [Contender(name, None, most, arguments) for name, arguments in ways.own.items()] if peers else []
-    return [Contender(PLAIN, DraftOptions("off"), 0), *filter(_installed, own), *ours]
+    installed = {name: given for name, given in methods.own.items() if name not in NEEDS or find_spec(NEEDS[name])}
+    own = [Contender(name, None, most, arguments) for name, arguments in installed.items()] if peers else []
+    return [Contender(PLAIN, DraftOptions("off"), 0), *own, *ours]
 
 
 def _branch_length(engine: str, typed: str | None) -> int:
     """Draft tokens on one path, at most. Raises UsageError where they cannot be limited, or for what is not one number."""
-    if typed and "single" not in WAYS[engine].strategies:
+    if typed and "single" not in METHODS[engine].strategies:
         raise UsageError("--branch-length: SGLang's draft trees may be as deep as they have nodes. Set --decoding-length.")
     if typed and (not typed.isdecimal() or not 1 <= int(typed) <= 1024):
         raise UsageError(f"--branch-length {typed}: give a number of tokens from 1 to 1024.")
     return int(typed or 64)
 
 
-def _installed(contender: Contender) -> bool:
-    package = NEEDS.get(contender.name)
-    return package is None or importlib.util.find_spec(package) is not None
-
-
 @dataclasses.dataclass(frozen=True)
 class EngineBench:
-    """A model in another engine, and what is compared on it. engine: "vllm" or "sglang". engine_args: of it, by name.
-
-    Others as of `on_model.ModelBench`.
-    """
+    """A model in vLLM or SGLang, and what is compared on it. engine_args: by name. Others as of `on_model.ModelBench`."""
 
     engine: str
     model: ModelOptions

@@ -1,10 +1,8 @@
 """A bench inside vLLM or SGLang. In: prompts, and ways to draft. Out: the plain engine against its own ways to draft and ours.
 
-All engines are in memory at once and answer the same rows in turn: a prompt each, or, where B are decoded at once, 4 B, so that
-slots are filled again as in a long job. A turn is not interrupted, as our drafts are sized by the time between two steps.
-
-vLLM runs in this process. SGLang keeps its settings in globals of a process, so each contender has a process of its own: it
-starts the engine, answers calls that come through a pipe, and ends it when the pipe is closed.
+All engines are in memory at once and answer the same rows in turn, see compare.py; a turn is not interrupted, as our drafts are
+sized by the time between two steps. vLLM runs in this process. SGLang keeps its settings in globals of a process, so each
+contender has a process of its own, which answers calls that come through a pipe and ends when that is closed.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -31,7 +29,7 @@ from lookahead.draft.counts import summed
 from lookahead.engines.abilities import ABILITIES
 from lookahead.engines.foreign import ForeignSettings
 from lookahead.errors import LookaheadError, first_line
-from lookahead.forward.memory import untidied
+from lookahead.forward.memory import gc_frozen
 from lookahead.job.drafting import open_tries, trie_weights
 from lookahead.job.engines import InEngine, in_engine
 from lookahead.job.events import BenchEvents, Events
@@ -53,30 +51,8 @@ class About:
     version: str
 
 
-class EngineRun(Protocol):
-    """One contender's engine. All raise LookaheadError where the engine fails."""
-
-    about: About
-
-    def answerable(self, requests: Sequence[Request], path: str, max_new_tokens: int) -> tuple[Prompts, list[str]]:
-        """See `on_model.answerable`."""
-        ...
-
-    def answer(self, prompts: Prompts, max_new_tokens: int) -> Turn:
-        """All prompts, answered greedily."""
-        ...
-
-    def forget(self) -> None:
-        """See `ForeignEngine.forget`."""
-        ...
-
-    def close(self) -> None:
-        """See `ForeignEngine.close`."""
-        ...
-
-
 class Here:
-    """An engine that this process holds."""
+    """An engine of a contender that this process holds. All methods raise LookaheadError where it fails."""
 
     def __init__(self, running: InEngine):
         self._running, self._engine = running, running.engine
@@ -87,6 +63,7 @@ class Here:
         return answerable(requests, self._running, path, max_new_tokens)
 
     def answer(self, prompts: Prompts, max_new_tokens: int) -> Turn:
+        """All prompts, answered greedily."""
         engine = self._engine
         began, steps = time.perf_counter(), engine.steps
         generations = [engine.request(ids, max_new_tokens) for ids in prompts]
@@ -121,12 +98,10 @@ class InProcess:
             raise
 
     def answerable(self, requests: Sequence[Request], path: str, max_new_tokens: int) -> tuple[Prompts, list[str]]:
-        found: tuple[Prompts, list[str]] = self._call("answerable", requests, path, max_new_tokens)
-        return found
+        return self._call("answerable", requests, path, max_new_tokens)
 
     def answer(self, prompts: Prompts, max_new_tokens: int) -> Turn:
-        turn: Turn = self._call("answer", prompts, max_new_tokens)
-        return turn
+        return self._call("answer", prompts, max_new_tokens)
 
     def forget(self) -> None:
         self._call("forget")
@@ -150,6 +125,9 @@ class InProcess:
         if isinstance(found, Exception):
             raise found
         return found
+
+
+EngineRun = Here | InProcess
 
 
 def _serve(line: Connection, name: str, settings: ForeignSettings) -> None:
@@ -219,7 +197,7 @@ def _started(
     settings.check_installed()
     runs: list[EngineRun] = []
     title = ABILITIES[bench.engine].title
-    events.patiently(lambda: runs.append(InProcess(bench.engine, settings)), f"Starting {title}: {contender.name} ...")
+    events.with_spinner(lambda: runs.append(InProcess(bench.engine, settings)), f"Starting {title}: {contender.name} ...")
     return runs[0]
 
 
@@ -227,8 +205,7 @@ def _started(
 def _running(
     bench: EngineBench, start: Callable[[Contender, int], EngineRun], events: BenchEvents
 ) -> Iterator[dict[str, EngineRun]]:
-    """The engine of each contender, by name, as long as the block runs. One of its own ways that does not start is left out.
-
+    """The engine of each contender, by name, as long as the block runs; one of its own ways that does not start is left out.
     start: takes how many run already, too.
     """
     engines: dict[str, EngineRun] = {}
@@ -264,13 +241,10 @@ def _measured(
 
         runs.append(Run(name, options[name], answer, each.forget))
     rows = range(len(prompts))
-    with untidied(), events.working(f"answering, batch {batch_size}", len(rows) * bench.repeats, "prompts") as progress:
+    with gc_frozen(), events.working(f"answering, batch {batch_size}", len(rows) * bench.repeats, "prompts") as progress:
         for run in runs:  # kernels are compiled, caches filled
             list(run.answer(rows[: max(2, batch_size)]))
-        for repeat in range(bench.repeats):
-            answer_all(runs, rows, batch_size, repeat, None, progress)
-    for run in runs:
-        run.settle(runs[0])
+        answer_all(runs, rows, batch_size, bench.repeats, None, progress)
     engine = engines[PLAIN].about
     checked = min(len(rows), len(rows) if bench.lossless_rows is None else bench.lossless_rows)
     about = {**environment(torch.device(engine.device)), bench.engine: engine.version, "quantization": engine.quantization}
@@ -291,9 +265,8 @@ def _measured(
 
 
 def _judged(bench: EngineBench, found: Comparison, prompts: Sequence[Sequence[int]]) -> Lossless | None:
-    """Our outputs against those of the plain engine. Where some differ, the stock model judges them, as in a bench on a model.
-
-    It cannot where the engine has quantized the model: then all that differ count as different.
+    """Our outputs against those of the plain engine. Where some differ, the stock model judges them; it cannot where the engine
+    has quantized the model: then all that differ count as different.
     """
     first = found.lossless_rows
     if not first:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,6 @@ class Workload:
     def starts(self) -> list[list[Trie]]:
         """The tries of each start: warm, if there are any, and cold."""
         return [self.tries, []] if self.tries else [[]]
-
-    def replay(self, contenders: Sequence[Contender]) -> Iterator[ReplayResult]:
-        """One result for each start and contender, in this order."""
-        for tries in self.starts:
-            for baseline, options in contenders:
-                yield replay(self.pairs, tries, options, baseline, self.weights if tries else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,19 +79,17 @@ def replay_workloads(
     workloads: Sequence[Workload], contenders: Sequence[Contender], progress: Callable[[int], None] = lambda done: None
 ) -> list[WorkloadReplay]:
     """Replay each workload with each contender, warm if it has tries and cold; progress(runs done).
-
     Raises UsageError for a baseline without a checkout, before anything is replayed.
     """
-    replays, done = [], 0
+    replays, done = [], itertools.count(1)
     for name, _ in contenders:
         if name:
             baseline_class(name)
     for workload in workloads:
         results = []
-        for result in workload.replay(contenders):
-            results.append(result)
-            done += 1
-            progress(done)
+        for tries, (baseline, options) in itertools.product(workload.starts, contenders):
+            results.append(replay(workload.pairs, tries, options, baseline, workload.weights if tries else None))
+            progress(next(done))
         tokens = sum(len(response) for _, response in workload.pairs)
         replays.append(WorkloadReplay(workload.name, len(workload.pairs), tokens, results, workload.build_seconds))
     return replays
@@ -125,9 +118,7 @@ def as_json(replays: Sequence[WorkloadReplay]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Logs:
-    """What is replayed, as it was typed. chat, system, prompt_field, template: of the job that wrote the logs; None: as its
-    manifest states.
-    """
+    """What is replayed, as typed. chat, system, prompt_field, template: of the job that wrote it; None: of its manifest."""
 
     paths: Sequence[str]
     tries: Sequence[str] = ()
@@ -156,9 +147,8 @@ class Shape:
 
 
 def read_workloads(logs: Logs, events: BenchEvents, shape: Shape | None = None) -> tuple[list[Workload], Any | None]:
-    """(a workload for each log, the tokenizer that text was tokenized with, if any was)
-
-    Raises UsageError for a log or a trie that is named wrongly, LookaheadError for one that cannot be read or does not fit.
+    """(a workload for each log, the tokenizer that text was tokenized with, if any was). Raises UsageError for what is named
+    wrongly, LookaheadError for what cannot be read or does not fit.
     """
     twice = [path for number, path in enumerate(logs.paths) if path in logs.paths[:number]]
     if twice:
@@ -217,9 +207,8 @@ class Tokenizers:
                 trie.check_tokenizer(whose.fingerprint, whose.vocab_size, self.named)
 
     def of(self, tries: Sequence[Trie], model: str | None, others: Sequence[Trie]) -> Any | None:
-        """For the text of a log: the one asked for, else that of its tries, of the model, of other tries.
-
-        model: that the log is replayed on, or whose job wrote it.
+        """For the text of a log: the one asked for, else that of its tries, of the model (that it is replayed on, or whose job
+        wrote it), of other tries.
         """
         if self.named is not None:
             return self._load(self.named)
@@ -231,8 +220,6 @@ class Tokenizers:
 
     def _of_tries(self, tries: Sequence[Trie]) -> Any | None:
         """Of the first of them that was built with one; the others must fit. None: all hold ids."""
-        from lookahead.tokenizer import identity
-
         for trie in tries:
             key = trie.header.tokenizer_fingerprint
             if key and key not in self._loaded:
@@ -280,9 +267,8 @@ def _job_of(log: Log, logs: Logs, notice: Callable[[str], None]) -> tuple[Sequen
 
 
 def tries_of_each(tries: Sequence[str], names: list[str]) -> dict[str, list[str]]:
-    """Paths of each workload's tries: FILE is for all workloads, NAME=FILE for that of this name.
-
-    A file whose own name holds "=" is a FILE. Raises UsageError for a NAME that no workload has.
+    """Paths of each workload's tries: FILE is for all workloads, NAME=FILE for that of this name; a file whose own name holds
+    "=" is a FILE. Raises UsageError for a NAME that no workload has.
     """
     paths: dict[str, list[str]] = {name: [] for name in names}
     for trie in tries:

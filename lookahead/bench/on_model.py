@@ -23,16 +23,16 @@ from lookahead.job.rows import Request, read_requests
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.models.load import random_model, read_config
 from lookahead.models.options import ModelOptions
+from lookahead.trie.file import Trie
 
 Look = Callable[[TargetModel, list[list[int]]], None]  # at a loaded model and the prompts that it is to answer
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelBench:
-    """A model, and what is compared on it.
+    """A model, and what is compared on it: `options` of each run of ours, with `peers` also Hugging Face's own.
 
-    options: of each run of ours. batch_sizes: prompts decoded at once, measured in turn. peers: also Hugging Face's own.
-    repeats, recycling: see `compare.compare`. lossless_rows: the first rows, whose outputs are checked; None: all; 0: none.
+    batch_sizes: prompts decoded at once. Others as of `compare`; lossless_rows: None: all; 0: none.
     """
 
     model: ModelOptions
@@ -73,10 +73,8 @@ def bench_prompts(
     events: BenchEvents | None = None,
     look: Look = lambda target, prompts: None,
 ) -> tuple[list[Comparison], list[str]]:
-    """(a comparison for each batch size, what is wrong with rows that were left out)
-
-    path: of a file of prompts, as for generate. tries, weights: files, and NAME=W as typed. rows: the first, None: all.
-    look: called with the loaded model and its prompts, before they are answered. Raises LookaheadError if no row can be.
+    """(a comparison for each batch size, what is wrong with rows that were left out). weights: NAME=W as typed. look: called
+    with the loaded model and its prompts, before they are answered. Raises LookaheadError if no row can be.
     """
     events = events or BenchEvents()
     opened = open_tries(tries, bench.model)
@@ -97,50 +95,54 @@ def bench_loaded(
     look: Look = lambda target, prompts: None,
 ) -> tuple[list[Comparison], list[str]]:
     """`bench_prompts` of a model that is loaded with its tries. weights: of these; none: 1 each."""
-    events = events or BenchEvents()
     requests = list(islice(read_requests(path), rows))
     prompts, failed = answerable(requests, loaded, path, max_new_tokens)
-    look(loaded.engine.target, prompts)
-    return [_compared(bench, loaded, prompts, weights, max_new_tokens, size, events) for size in bench.batch_sizes], failed
+    target = loaded.engine.target
+    look(target, prompts)
+    return _compared(bench, target, prompts, loaded.engine.drafter.tries, weights, events, max_new_tokens), failed
 
 
 def _compared(
     bench: ModelBench,
-    loaded: LoadedEngine,
+    target: TargetModel,
     prompts: list[list[int]],
-    weights: Sequence[float],
-    max_new_tokens: int,
-    batch_size: int,
-    events: BenchEvents,
-) -> Comparison:
-    with events.working(f"answering, batch {batch_size}", len(prompts) * bench.repeats, "prompts") as progress:
-        return compare(
-            loaded.engine.target,
-            prompts,
-            loaded.engine.drafter.tries,
-            bench.options,
-            max_new_tokens,
-            bench.peers,
-            bench.lossless_rows != 0,
-            progress=progress,
-            weights=weights or None,
-            batch_size=batch_size,
-            repeats=bench.repeats,
-            lossless_rows=bench.lossless_rows,
-            recycling=bench.recycling,
-        )
+    tries: Sequence[Trie],
+    weights: Sequence[float] | None,
+    events: BenchEvents | None,
+    max_new_tokens: int = 256,
+    answers: list[list[int]] | None = None,
+) -> list[Comparison]:
+    """One comparison for each batch size. answers: are taken as the model's choices."""
+    doing, unit = ("answering", "prompts") if answers is None else ("replaying", "answers")
+    found = []
+    for size in bench.batch_sizes:
+        total = len(prompts) * bench.repeats
+        with (events or BenchEvents()).working(f"{doing}, batch {size}", total, unit) as progress:
+            comparison = compare(
+                target,
+                prompts,
+                tries,
+                bench.options,
+                max_new_tokens,
+                bench.peers,
+                bench.lossless_rows != 0,
+                progress=progress,
+                weights=weights or None,
+                batch_size=size,
+                answers=answers,
+                repeats=bench.repeats,
+                lossless_rows=bench.lossless_rows,
+                recycling=bench.recycling,
+            )
+        found.append(comparison)
+    return found
 
 
 def bench_logged(
-    bench: ModelBench,
-    logs: Logs,
-    events: BenchEvents | None = None,
-    look: Look = lambda target, prompts: None,
+    bench: ModelBench, logs: Logs, events: BenchEvents | None = None, look: Look = lambda target, prompts: None
 ) -> list[Comparison]:
-    """Replay a log on a model of random weights, its answers taken as the model's choices; one comparison for each batch size.
-
-    look: called with the model and no prompts, as random weights know none. Raises LookaheadError for a log that the model has
-    no room for.
+    """Replay a log on a model of random weights, its answers taken as the model's choices. look: called with the model and no
+    prompts, as random weights know none. Raises LookaheadError for a log that the model has no room for.
     """
     events = events or BenchEvents()
     config = read_config(*bench.model.source).get_text_config(decoder=True)
@@ -151,22 +153,4 @@ def bench_logged(
     if target.mode != "packed":
         events.notice(f"{bench.model.name} verifies by {target.mode}: {target.reason}")
     prompts, answers = [prompt for prompt, _ in workload.pairs], [answer for _, answer in workload.pairs]
-    comparisons = []
-    for size in bench.batch_sizes:
-        with events.working(f"replaying, batch {size}", len(prompts) * bench.repeats, "answers") as progress:
-            comparisons.append(
-                compare(
-                    target,
-                    prompts,
-                    workload.tries,
-                    bench.options,
-                    peers=bench.peers,
-                    progress=progress,
-                    weights=workload.weights,
-                    batch_size=size,
-                    answers=answers,
-                    repeats=bench.repeats,
-                    recycling=bench.recycling,
-                )
-            )
-    return comparisons
+    return _compared(bench, target, prompts, workload.tries, workload.weights, events, answers=answers)

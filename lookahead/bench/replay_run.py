@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ReplaySpec:
-    """baselines: also those of plain Python. explain: rows whose steps are shown first; 0: none.
-
-    cost_profile: file or name of the profile that speed is predicted from, at each of batch_sizes, `repeats` times; None: no
-    speed is predicted.
+    """baselines: also those of plain Python. explain: rows whose steps are shown first. cost_profile: name or file of the one
+    that speed is predicted from, at each of batch_sizes; None: no speed is predicted.
     """
 
     logs: Logs
@@ -69,11 +67,17 @@ def replay_logs(spec: ReplaySpec, events: BenchEvents) -> ReplayReport:
     workloads, loaded = read_workloads(spec.logs, events)
     if spec.explain:
         explain_rows(workloads, options[0], tokenizer_to_show(loaded, workloads), spec.explain, events)
-    replays = _replay_all(workloads, _fixed(options), spec.baselines, events)
+    # Those that need no costs; if there are none, the first at its longest.
+    fixed = [option for option in options if not option.adaptive] or [dataclasses.replace(options[0], adaptive=False)]
+    replays = _replay_all(workloads, fixed, spec.baselines, events)
     value, comparisons = replays_as_json(replays), []
     if profile:
         for workload, of_workload in zip(workloads, value.get("workloads", [value]), strict=True):
-            predicted = _predicted(spec, profile, workload, options, events)
+            predicted = []
+            for size in spec.batch_sizes:
+                with events.working(f"predicting, batch {size}", len(workload.pairs) * spec.repeats, "answers") as progress:
+                    drafting = workload.tries, options, workload.weights
+                    predicted.append(predict(profile, workload.pairs, *drafting, size, spec.repeats, progress))
             if len(workloads) > 1:
                 predicted = [dataclasses.replace(each, model=f"{workload.name} on {each.model}") for each in predicted]
             _add_predicted(of_workload, predicted, "warm" if workload.tries else "cold")
@@ -93,23 +97,6 @@ def _replay_all(
     runs = len(contenders) * sum(len(workload.starts) for workload in workloads)
     with events.working("replaying", runs, "runs") as progress:
         return replay_workloads(workloads, contenders, progress=progress)
-
-
-def _fixed(options: list[DraftOptions]) -> list[DraftOptions]:
-    """Those that need no costs; if there are none, the first at its longest."""
-    return [option for option in options if not option.adaptive] or [dataclasses.replace(options[0], adaptive=False)]
-
-
-def _predicted(
-    spec: ReplaySpec, profile: CostProfile, workload: Workload, options: list[DraftOptions], events: BenchEvents
-) -> list[Comparison]:
-    """What a bench with forwards of these costs would show, for each batch size."""
-    found = []
-    for size in spec.batch_sizes:
-        with events.working(f"predicting, batch {size}", len(workload.pairs) * spec.repeats, "answers") as progress:
-            drafting = workload.tries, options, workload.weights
-            found.append(predict(profile, workload.pairs, *drafting, size, spec.repeats, progress))
-    return found
 
 
 def _add_predicted(value: dict[str, Any], predicted: list[Comparison], start: str) -> None:
@@ -148,7 +135,7 @@ def compile_for(workloads: list[Workload], option: DraftOptions, events: BenchEv
         for workload in workloads:
             Drafter(workload.tries, option).warm_up()
 
-    events.patiently(compile_kernels, COMPILING)
+    events.with_spinner(compile_kernels, COMPILING)
 
 
 def predict(
@@ -163,11 +150,8 @@ def predict(
 ) -> Comparison:
     """Plain decoding and each of `options` over the pairs, with forwards that cost what `profile` gives.
 
-    The engine runs over a model that only costs time (models/simulated.py) and whose answers are given. What this machine needs
-    for drafting and bookkeeping counts as it is here.
-
-    weights: of the tries, see `Drafter`. repeats: see `compare`. Raises LookaheadError for a pair that the profile's model has
-    no room for.
+    The engine runs over a model that only costs time (models/simulated.py) and whose answers are given; drafting costs what it
+    costs here. Raises LookaheadError for a pair that the profile's model has no room for.
     """
     from lookahead.bench.compare import compare  # loads torch, which no other replay needs
     from lookahead.models.simulated import simulated_model

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lookahead.bench.plot import BLUE, GREY, INK, bare, drawing, from_zero, head, legend_beside, shades, title_of
+from lookahead.bench.plot import GREY, INK, bare, drawing, from_zero, head, legend_beside, shades, title_of
 from lookahead.printable import in_one_line
 
 if TYPE_CHECKING:
@@ -118,59 +119,51 @@ def sweep_figure(comparisons: Sequence[Comparison]) -> Any:
         fixed = [run for run in comparison.runs if run.drafts and not run.adaptive]
         for strategy in dict.fromkeys(run.strategy for run in fixed):
             cells: Any = {(run.decoding_length, run.branch_length): run for run in fixed if run.strategy == strategy}
-            parts.append((f"{strategy}, batch {comparison.batch_size}", comparison, Grid("", strategy, "", cells)))
-    figure, axes_of_parts = _figure([title for title, _, _ in parts], 12, 6.4)
-    for axes, (_, comparison, cells) in zip(axes_of_parts, parts, strict=True):
-        _draw_speed(axes.T.flatten(), comparison, cells)
-    head(figure, title_of(comparisons[0]))
-    return figure
+            draw = partial(_draw_speed, comparison, Grid("", strategy, "", cells))
+            parts.append((f"{strategy}, batch {comparison.batch_size}", draw))
+    return _figure(title_of(comparisons[0]), parts, 12, 6.4)
 
 
 def replay_sweep_figure(replays: Sequence[WorkloadReplay]) -> Any:
     """For each grid: EDL as a map and as lines along both lengths, draft tokens and draft time along the decoding length."""
-    swept = grids(replays)
-    figure, parts = _figure([f"{in_one_line(each.workload)}: {each.strategy}, {each.start}" for each in swept], 13, 7)
-    for axes, each in zip(parts, swept, strict=True):
-        _draw_edl(axes, each)
+    parts = [
+        (f"{in_one_line(each.workload)}: {each.strategy}, {each.start}", partial(_draw_edl, each)) for each in grids(replays)
+    ]
     rows, tokens = sum(each.rows for each in replays), sum(each.tokens for each in replays)
-    head(figure, f"replay of {rows:,} logged answers, {tokens:,} tokens (no model)")
+    return _figure(f"replay of {rows:,} logged answers, {tokens:,} tokens (no model)", parts, 13, 7)
+
+
+def _figure(title: str, parts: Sequence[tuple[str, Callable[[Any], None]]], width: float, height: float) -> Any:
+    """Parts (title, what draws six axes) one below the other, each of this height in inches."""
+    figure = drawing().figure(figsize=(width, height * len(parts) + 0.4), layout="constrained")
+    for part, (name, draw) in zip(figure.subfigures(len(parts), 1, squeeze=False)[:, 0], parts, strict=True):
+        draw(part.subplots(2, 3).flatten())
+        part.suptitle(name, fontsize=11, x=0.01, ha="left", color=INK)
+    head(figure, title)
     return figure
 
 
-def _figure(titles: Sequence[str], width: float, height: float) -> tuple[Any, list[Any]]:
-    """A figure, and the axes [2, 3] of each part; the parts stand one below the other, each of this height in inches."""
-    figure = drawing().figure(figsize=(width, height * len(titles) + 0.4), layout="constrained")
-    parts = figure.subfigures(len(titles), 1, squeeze=False)[:, 0]
-    axes = [part.subplots(2, 3) for part in parts]
-    for part, title in zip(parts, titles, strict=True):
-        part.suptitle(title, fontsize=11, x=0.01, ha="left", color=INK)
-    return figure, axes
-
-
-def _draw_speed(axes: Any, comparison: Comparison, cells: Grid) -> None:
-    """Six axes: five figures and the legend."""
-    by_branch, by_length = cells.by_branch(), cells.by_length()
+def _draw_speed(comparison: Comparison, cells: Grid, axes: Any) -> None:
+    """Five figures and their legend."""
+    forward, speed, edl, key, speed_by_branch, edl_by_branch = axes
     plain, auto = comparison.runs[0], comparison.auto
-    forward, key, speed_by_length, speed_by_branch, edl_by_length, edl_by_branch = axes
-    longest = [(1, plain), *by_branch[-1][1]]
-    known = [(length, run.forward_ms()) for length, run in longest if run.forward_ms() is not None]
-    forward.plot([length for length, _ in known], [ms for _, ms in known], "o-", color=BLUE, markersize=4)
-    _finish(forward, [length for length, _ in longest], ALONG_LENGTHS, "forward time (ms, median)")
+    timed = [each for each in [(1, plain), *cells.by_branch()[-1][1]] if each[1].forward_ms() is not None]
+    _lines(forward, [("", timed)], lambda run: run.forward_ms(), "forward time (ms, median)")
+    marks = [(run, *style) for run, *style in ((auto, "#d0492f", "--", "auto"), (plain, GREY, ":", "plain")) if run]
     for axis, second, what, up in (
-        (speed_by_length, False, "tokens_per_second", "tokens/s"),
-        (edl_by_length, False, "edl", "EDL"),
+        (speed, False, "tokens_per_second", "tokens/s"),
+        (edl, False, "edl", "EDL"),
         (speed_by_branch, True, "tokens_per_second", "tokens/s"),
         (edl_by_branch, True, "edl", "EDL"),
     ):
-        marks = [(run, *style) for run, *style in ((auto, "#d0492f", "--", "auto"), (plain, GREY, ":", "plain")) if run]
         value = operator.attrgetter(what)
         levels = [(value(run), *style) for run, *style in marks]
-        _lines(axis, by_length if second else by_branch, value, up, second, levels)
-    legend_beside(key, [speed_by_length, speed_by_branch])
+        _lines(axis, cells.by_length() if second else cells.by_branch(), value, up, second, levels)
+    legend_beside(key, [speed, speed_by_branch])
 
 
-def _draw_edl(axes: Any, cells: Grid) -> None:
-    (edl_map, by_length, by_branch), (tokens, time, key) = axes
+def _draw_edl(cells: Grid, axes: Any) -> None:
+    edl_map, by_length, by_branch, tokens, time, key = axes
     _draw_map(edl_map, cells)
     _lines(by_length, cells.by_branch(), lambda r: r.edl, "EDL (tokens per decode step)")
     _lines(by_branch, cells.by_length(), lambda r: r.edl, "EDL (tokens per decode step)", second=True)
@@ -185,13 +178,12 @@ def _draw_map(axis: Any, cells: Grid) -> None:
     values = [[cells.at(n, b).edl if cells.measured(n, b) else np.nan for n in lengths] for b in branches]
     shown = axis.imshow(values, origin="lower", aspect="auto", cmap="viridis")
     middle = (np.nanmin(values) + np.nanmax(values)) / 2
-    for row, line in enumerate(values):
-        for column, value in enumerate(line):
-            if not np.isnan(value):
-                ink = "white" if value < middle else "black"
-                axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, fontsize=9)
-    axis.set_xticks(range(len(lengths)), [str(n) for n in lengths])
-    axis.set_yticks(range(len(branches)), [str(b) for b in branches])
+    for row, column in np.argwhere(~np.isnan(values)).tolist():
+        value = values[row][column]
+        ink = "white" if value < middle else "black"
+        axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, fontsize=9)
+    axis.set_xticks(range(len(lengths)), lengths)
+    axis.set_yticks(range(len(branches)), branches)
     axis.set_xlabel(ALONG_LENGTHS)
     axis.set_ylabel(ALONG_BRANCHES)
     axis.figure.colorbar(shown, ax=axis, label="EDL")
@@ -206,19 +198,16 @@ def _lines(
     levels: Sequence[tuple[Any, ...]] = (),
 ) -> None:
     """second: lines along the branch lengths. levels: (value, colour, line style, name) of what does not depend on lengths."""
+    ticks = [x for x, _ in lines[0][1]]
     for (name, points), colour in zip(lines, shades(len(lines), second=second), strict=True):
         values = [value(result) for _, result in points]
-        axis.plot([x for x, _ in points], values, "o-", color=colour, label=name, markersize=4, linewidth=1.3)
+        axis.plot(ticks, values, "o-", color=colour, label=name, markersize=4, linewidth=1.3)
     for level, colour, style, name in levels:
         axis.axhline(level, color=colour, linestyle=style, linewidth=1.5, label=name)
-    _finish(axis, [x for x, _ in lines[0][1]], ALONG_BRANCHES if second else ALONG_LENGTHS, up)
-
-
-def _finish(axis: Any, ticks: list[int], along: str, up: str) -> None:
     axis.set_xscale("log", base=2)
-    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.set_xticks(ticks, ticks)
     axis.minorticks_off()
-    axis.set_xlabel(along)
+    axis.set_xlabel(ALONG_BRANCHES if second else ALONG_LENGTHS)
     axis.set_ylabel(up)
     bare(axis)
     from_zero(axis)

@@ -30,7 +30,7 @@ MOST_INTERPRETED, MOST_CONTEXT, MOST_VOCABULARY = 128, 2_000, 20_000
 
 MORE_BRANCHES = 8  # for each that is shown, as many are looked at
 
-Patiently = Callable[[Callable[[], None], str], None]  # calls its first argument; the second tells what takes so long
+WithSpinner = Callable[[Callable[[], None], str], None]  # calls its first argument; the second tells what takes so long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,15 +147,15 @@ class TrieReport:
         }
 
 
-def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, patiently: Patiently) -> TrieReport:
+def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, with_spinner: WithSpinner) -> TrieReport:
     """Raises LookaheadError for a trie that is damaged and for files that cannot be used, UsageError for a useless query."""
     found: dict[str, Any] = {}
 
     def waiting(name: str, why: str, make: Callable[[], Any]) -> None:
-        patiently(lambda: found.update({name: make()}), why)
+        with_spinner(lambda: found.update({name: make()}), why)
 
     if asked.verify:
-        patiently(lambda: trie.verify(effort.workers), "Checking every byte ...")
+        with_spinner(lambda: trie.verify(effort.workers), "Checking every byte ...")
     loaded = load_tokenizer_of(trie, asked.tokenizer, needed=asked.query is not None or asked.coverage is not None)
     context = ids_of(asked.query, trie, loaded) if asked.query is not None else None
     waiting("seen", "Reading the trie ...", lambda: _overview(trie, asked.top, effort))

@@ -27,7 +27,7 @@ class Events:
         """A line that a user should read, such as why a model verifies drafts in a slower way."""
         log.warning("%s", text)
 
-    def patiently(self, act: Callable[[], None], why: str) -> None:
+    def with_spinner(self, act: Callable[[], None], why: str) -> None:
         """Calls `act`, which can take seconds. why: what it does, for somebody who waits."""
         act()
 
@@ -35,7 +35,7 @@ class Events:
 class JobEvents(Events):
     """What happens in a job. Nothing stops it, unless `stopped` returns True.
 
-    Called in the thread that runs the job: notice and patiently at any time, then running, and within it after each step
+    Called in the thread that runs the job: notice and with_spinner at any time, then running, and within it after each step
     progress and stopped.
     """
 

@@ -1,9 +1,8 @@
 """Files of a job to rows. In: names of files. Out: each row with its file, line and fingerprint, one at a time.
 
-JSON lines, a JSON array, CSV (each also .gz, .zst; "-" is JSON lines on stdin) or .parquet; rows of an array and of .parquet
-count as lines. Nothing is held but the row at hand, and of a line that is too long only its fingerprint.
-`RowCount` counts rows, for progress: Parquet's footer holds their number, lines are counted in a thread alongside the job. It
-yields to the job, ends when the job does and reports nothing of files that cannot be read: the job itself will report them.
+JSON lines, a JSON array, CSV (each also .gz, .zst; "-" is JSON lines on stdin) or .parquet. Nothing is held but the row at
+hand, and of a line that is too long only its fingerprint. `RowCount` counts rows for progress, in a thread alongside the job;
+it reports nothing of files that cannot be read, as the job itself will.
 """
 
 from __future__ import annotations
@@ -123,10 +122,7 @@ AT_ONCE = 0.2  # seconds in which files of usual size are counted, so that the t
 
 
 class RowCount:
-    """Counts the rows of files in a thread of its own. Use as a context manager: leaving it ends the thread.
-
-    rows: None until they are known, and of stdin for good.
-    """
+    """Counts the rows of files in a thread, which ends with the context. rows: None until known, and of stdin always."""
 
     def __init__(self, names: Sequence[str]):
         self.rows: int | None = None
@@ -151,15 +147,10 @@ class RowCount:
 
 
 def count_rows(names: Sequence[str], stopped: Callable[[], bool] = lambda: False) -> int | None:
-    """Rows of files, as `inputs.input_rows` gives them; None for stdin and devices, or if it was stopped.
-
-    Raises CorpusError for a file that cannot be read.
-    """
+    """Rows of files; None for stdin and devices, or if it was stopped. Raises CorpusError for a file that cannot be read."""
     rows = 0
     for name in names:
-        if name == "-" or not Path(name).is_file():
-            return None
-        found = _rows_of(name, stopped)
+        found = None if name == "-" or not Path(name).is_file() else _rows_of(name, stopped)
         if found is None:
             return None
         rows += found

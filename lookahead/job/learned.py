@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,42 +20,14 @@ from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.segment import Effort
 
-
-class Keeper(Protocol):
-    """An output that has kept answers, see `journal.Journal` and `stream.Stream`."""
-
-    def learned(self) -> Iterable[TokenDocument]:
-        """Those that are not known to be in the trie."""
-        ...
-
-    def half_saved(self) -> tuple[int, Callable[[], Iterable[TokenDocument]]] | None:
-        """(copies noted, documents) of an earlier run that may have added them to the trie."""
-        ...
-
-    def note_saving(self, copies: int) -> None:
-        """All documents are about to be added to a trie that holds that many copies of them."""
-        ...
-
-    def forget_half_saved(self) -> None:
-        """They are in the trie."""
-        ...
-
-    def forget_learned(self) -> None:
-        """All are in the trie."""
-        ...
+if TYPE_CHECKING:
+    from lookahead.job.journal import AnswerStore
 
 
 def save_learned(
-    output: Keeper,
-    path: str,
-    whose: TokenizerIdentity,
-    model: str,
-    effort: Effort | None = None,
-    source: str = OUTPUTS,
+    output: AnswerStore, path: str, identity: TokenizerIdentity, model: str, effort: Effort | None = None, source: str = OUTPUTS
 ) -> None:
-    """Add the answers that `output` has kept to the trie at `path`, or make it.
-
-    source: of the answers.
+    """Add the answers that `output` has kept to the trie at `path`, or make it. source: of the answers.
 
     Raises LookaheadError if it cannot be written or is of another tokenizer; the answers stay, and the next run adds them.
     """
@@ -70,10 +42,10 @@ def save_learned(
         output.note_saving(copies_in(path, output.learned))
         with contextlib.suppress(FileExistsError):  # made by another job meanwhile: then it is added to
             if Path(path).exists():
-                append_trie(documents(), path, whose, effort)
+                append_trie(documents(), path, identity, effort)
             else:
                 options = {"learned_from": model}
-                build_trie(documents(), path, whose, 1, options, effort, new=True)
+                build_trie(documents(), path, identity, 1, options, effort, new=True)
             break
     output.forget_learned()
 

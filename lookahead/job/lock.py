@@ -1,8 +1,8 @@
 """One writer per output. In: an output. Out: names of the job's files, and a lock, held from before they are read to its end.
 
-The lock is an flock on the journal, which is emptied in place and never replaced while it is held. The file of rows is also
-locked: with hard links it has several names, and each name has a journal of its own. On file systems without locks nothing is
-held, but at each save and at the end the job still checks that its files are those that it opened.
+The lock is an flock on the journal, which is emptied in place and never replaced while it is held; the file of rows is locked,
+too, as with hard links it has several names, each with a journal of its own. Where a file system has no locks, a job still
+checks at each save that its files are those that it opened.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ class JobFiles:
     """Names of the files of a job that is written to `out`."""
 
     out: Path
+    journal = property(lambda self: self._beside(".journal"))
+    manifest = property(lambda self: self._beside(".manifest.json"))
+    learned = property(lambda self: self._beside(".learned.jsonl"))
 
     @property
     def is_made_at_the_end(self) -> bool:
@@ -33,18 +36,6 @@ class JobFiles:
     def rows(self) -> Path:
         """JSON lines, one a row."""
         return self._beside(".partial.jsonl") if self.is_made_at_the_end else self.out
-
-    @property
-    def journal(self) -> Path:
-        return self._beside(".journal")
-
-    @property
-    def manifest(self) -> Path:
-        return self._beside(".manifest.json")
-
-    @property
-    def learned(self) -> Path:
-        return self._beside(".learned.jsonl")
 
     def existing(self) -> Path | None:
         """The output, or what is there of it."""
@@ -65,15 +56,10 @@ except ImportError:  # no such locks on this system
 
 
 class OutputLock:
-    """The right to write the files of a job. Use as a context manager.
-
-    journal: open for appending, also by `Journal`, which closes it as little as `rows`. used: a job has begun to write, so the
-    journal stays when the lock is given back.
-    """
+    """The right to write the files of a job. used: a job has begun to write, so its journal stays when the lock is closed."""
 
     def __init__(self, files: JobFiles, resume: bool = False, overwrite: bool = False):
-        """Raises LookaheadError if another process holds the lock or the files cannot be opened, UsageError for an output that
-        exists if neither `resume` nor `overwrite` is given."""
+        """Raises LookaheadError if another process holds the lock or a file cannot be opened, UsageError for what exists."""
         self.files, self.used = files, False
         self.rows: FileIO | None = None
         if not files.journal.exists():
@@ -88,10 +74,7 @@ class OutputLock:
             raise
 
     def open_rows(self) -> FileIO:
-        """The file of rows as it is now, open for appending; made if it is missing.
-
-        Raises LookaheadError as `__init__` does.
-        """
+        """The file of rows as it is now, open for appending; made if it is missing."""
         if self.rows is not None:
             uninterrupted(self.rows.close)
         try:
@@ -102,10 +85,7 @@ class OutputLock:
         return self.rows
 
     def remove_files(self) -> None:
-        """Forget what was written before: the journal is emptied in place, the output goes last.
-
-        Raises LookaheadError if a file cannot be removed.
-        """
+        """Forget what was written before: the journal is emptied in place, the output goes last."""
         files = self.files
         try:
             for path in (files.manifest, files.learned):

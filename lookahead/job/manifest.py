@@ -1,7 +1,6 @@
 """What a job was run with. In: its options and files. Out: OUT.manifest.json, and what about it has changed since.
 
-Options that declare that they change no answer (see spec.py: tries, drafting, batch size, ...) may differ between the runs of
-a job; each run's are kept.
+Options that change no answer (see spec.py) may differ between the runs of a job; each run's are kept.
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 4096, 1 << 20
 
 @dataclasses.dataclass
 class Manifest:
-    """state: running, complete, interrupted or failed. answering: the options that must not change, and the model's files.
-
-    runs: of each start of the job its options, tries, versions, when it began, and at its end what the clock gave.
-    output: a fingerprint of a file that was made at the end.
+    """state: running, complete, interrupted or failed. answering: the options that must not change. runs: of each start its
+    options, tries, versions and clock. output: a fingerprint of a file that was made at the end.
     """
 
     answering: dict[str, Any]
@@ -125,7 +122,7 @@ def read_manifest(path: Path) -> Manifest:
         ) from error
 
 
-def go_on(before: Manifest, now: Manifest, out: Path) -> Manifest:
+def resumed(before: Manifest, now: Manifest, out: Path) -> Manifest:
     """The manifest of a job that is continued. Raises UsageError naming each option and model file that has changed."""
     files_known = bool(before.model_files and now.model_files)  # then it does not matter in which folder they lie
     by_files = {"model": "", "revision": "", "adapter": "adapter/", "tokenizer": "tokenizer/"}
@@ -158,11 +155,8 @@ def go_on(before: Manifest, now: Manifest, out: Path) -> Manifest:
 def fingerprint_model(
     name: str, revision: str | None = None, adapter: str | None = None, tokenizer: str | None = None
 ) -> dict[str, str]:
-    """A fingerprint of each file of a model folder, or of a hub model's files if they are on this machine; else nothing.
-
-    Configuration is read whole, of weights the size, the beginning (names and shapes) and pages all over the file: a model that
-    was trained on differs in nearly all of them. Files of an adapter and of another tokenizer follow, as adapter/... and
-    tokenizer/....
+    """A fingerprint of each file of a model folder, or of a hub model's files if they are on this machine; else nothing. Files
+    of an adapter and of another tokenizer follow, as adapter/... and tokenizer/....
     """
     file = Path(name)
     found = {file.name: file} if file.is_file() else _files_of(model_folder(name, revision), CONFIGS, (*WEIGHTS, "*.py"))
@@ -185,7 +179,7 @@ def _files_of(folder: Path | None, names: Sequence[str], patterns: Sequence[str]
 
 
 def sampled(path: Path) -> str:
-    """A fingerprint of a file's size, its beginning and pages all over it."""
+    """A fingerprint of a file's size, its beginning and pages all over it: one that was trained on differs in nearly all."""
     size = path.stat().st_size
     digest = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=16)
     with path.open("rb") as file:

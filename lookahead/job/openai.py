@@ -1,8 +1,7 @@
 """Lines of the OpenAI batch API. In: a line of a batch input file. Out: a Request, and later the line of the output file.
 
-What a line asks is answered as asked or not at all: a key that cannot be honoured makes the row an error row that names it.
-Keys that do not touch the answer (user, metadata, "stream": false, ...) are accepted, and so are this package's own options
-(top_k, regex, ...). What a line leaves open, such as the temperature, is as the options of the job set it.
+A key that cannot be honoured makes the row an error row that names it. Accepted are keys that do not touch the answer (user,
+"stream": false, ...) and this package's own options (top_k, regex, ...). What a line leaves open is as the job's options say.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lookahead.decode import limits
@@ -30,36 +29,20 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 MESSAGE_KEYS = ("role", "content", "name")
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-# Keys that do not touch the answer, as long as their value is one of these; null always is.
-HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "model": _is_text,  # the answer names the model that gave it
-    "user": _is_text,
-    "safety_identifier": _is_text,
-    "prompt_cache_key": _is_text,
-    "prompt_cache_retention": _is_text,
-    "prompt_cache_options": lambda value: isinstance(value, dict),
-    "service_tier": _is_text,
-    "metadata": lambda value: isinstance(value, dict),
-    "parallel_tool_calls": lambda value: isinstance(value, bool),  # there are no tools
-    "store": lambda value: value is False,
-    "stream": lambda value: value is False,
-    "stream_options": lambda value: value == {},
-    "suffix": lambda value: value == "",
-    "tools": lambda value: value == [],
-    "functions": lambda value: value == [],
-    "tool_choice": lambda value: value in ("none", "auto"),
-    "function_call": lambda value: value in ("none", "auto"),
-    "modalities": lambda value: value == ["text"],
-    "verbosity": lambda value: value == "medium",
-    "reasoning_effort": lambda value: value == "none",
-    "audio": lambda value: False,
-    "prediction": lambda value: False,
-    "web_search_options": lambda value: False,
-    "moderation": lambda value: False,
+# Keys that do not touch the answer, as long as their value is of this type or one of these; null always is.
+HARMLESS: dict[str, type | tuple[Any, ...]] = {
+    **dict.fromkeys(("model", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"), str),
+    **dict.fromkeys(("prompt_cache_options", "metadata"), dict),
+    "parallel_tool_calls": bool,  # there are no tools
+    **dict.fromkeys(("store", "stream"), (False,)),
+    "stream_options": ({},),
+    "suffix": ("",),
+    **dict.fromkeys(("tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "reasoning_effort": ("none",),
+    **dict.fromkeys(("audio", "prediction", "web_search_options", "moderation"), ()),
 }
 
 
@@ -117,7 +100,8 @@ def _read_body(body: dict[str, Any], chat: bool) -> dict[str, Any]:
         if name in FORMS:
             continue
         if name in HARMLESS:
-            if not HARMLESS[name](value):
+            known = HARMLESS[name]
+            if not isinstance(value, known) if isinstance(known, type) else not any(_same(value, each) for each in known):
                 raise RowError(f'"{name}" is {shown(value)}, which is not supported', name)
         elif name == "echo":
             if type(value) is not bool or (value and chat):
@@ -147,6 +131,10 @@ def _read_body(body: dict[str, Any], chat: bool) -> dict[str, Any]:
     if "response_format" in body and len(constraints) > ("json_schema" not in body):
         raise RowError('"response_format" and another constraint: an answer can have one', "response_format")
     return {**params.read_params(asked), **more}
+
+
+def _same(value: Any, known: Any) -> bool:
+    return type(value) is type(known) and value == known
 
 
 def _constraint(wish: Any) -> dict[str, Any]:
@@ -215,10 +203,7 @@ def _prompt(form: str, value: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Writer:
-    """Output lines of a job. model: who answers. created: seconds since 1970 when the job began. seed: of the job.
-
-    Ids are made of the seed and the row, so that they are the same in every run of a job.
-    """
+    """Output lines of a job. created: seconds since 1970. seed: of the job, of which ids are made: the same in every run."""
 
     tokenizer: Any
     logprobs: LogprobsOf
@@ -230,9 +215,7 @@ class Writer:
     def answer(
         self, request: Request, samples: Sequence[Generation], texts: Sequence[str], prompts: Sequence[str]
     ) -> dict[str, Any]:
-        """samples, texts: index = prompt * n + sample. prompts: the text of each, which stands first if the request asks for
-        it.
-        """
+        """samples, texts: index = prompt * n + sample. prompts: their texts, which stand first if the request asks for it."""
         chat = request.messages is not None
         n = len(samples) // len(prompts)
         choices = [

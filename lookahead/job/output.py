@@ -16,7 +16,7 @@ from lookahead.errors import LookaheadError, UsageError
 from lookahead.files.atomic import followed
 from lookahead.job.fields import RowFields
 from lookahead.job.inputs import Shard
-from lookahead.job.journal import Done, Ended, Journal, read_done
+from lookahead.job.journal import AnswerStore, Done, FinishedRow, Journal, read_done
 from lookahead.job.lock import JobFiles, OutputLock
 from lookahead.job.manifest import Manifest
 from lookahead.job.progress import JobTotals
@@ -69,13 +69,11 @@ def open_journal(lock: OutputLock, done: Done | None, manifest: Manifest, retry_
     return Journal(lock, done, manifest, learn, done.faults if retry_errors else frozenset())
 
 
-class Stream:
-    """Writes rows as `journal.Journal` does, at once and without a way to resume, such as to stdout or a device.
-
-    file: open for text; one other than stdout is closed at the end. learn: keep the answers.
-    """
+class Stream(AnswerStore):
+    """Writes rows at once and without a way to resume, such as to stdout or a device. learn: keep the answers."""
 
     def __init__(self, file: IO[str], name: str, learn: bool = False):
+        """file: open for text; one other than stdout is closed at the end."""
         self._file, self._name, self._learn = file, name, learn
         self.totals = JobTotals()
         self._learned: list[TokenDocument] = []
@@ -88,28 +86,13 @@ class Stream:
             with contextlib.suppress(OSError):  # what could not be written was reported then
                 self._file.close()
 
-    def save(self) -> None:
-        """There is nothing but the stream."""
-
-    def finish(self, in_order: bool) -> None:
-        """Rows have gone out as they were written."""
-
-    def half_saved(self) -> None:
-        """There is no earlier run."""
-
-    def note_saving(self, copies: int) -> None:
-        """There is no later run."""
-
-    def forget_half_saved(self) -> None:
-        """There is nothing of that kind."""
-
     def learned(self) -> list[TokenDocument]:
         return self._learned
 
     def forget_learned(self) -> None:
         self._learned = []
 
-    def write(self, ended: Ended) -> None:
+    def write(self, ended: FinishedRow) -> None:
         """Raises LookaheadError if it cannot be written, BrokenPipeError if the reader has gone."""
         try:
             self._file.write(json_text(ended.row, getattr(self._file, "encoding", None)) + "\n")
@@ -120,4 +103,4 @@ class Stream:
             raise LookaheadError(f"{self._name}: write failed ({error.strerror}) after {self.totals.rows} rows.") from error
         self.totals.merge(ended.counts)
         if self._learn:
-            self._learned += [TokenDocument(np.array([*before, *ids], np.int32), OUTPUTS) for before, ids in ended.said]
+            self._learned += [TokenDocument(np.array([*before, *ids], np.int32), OUTPUTS) for before, ids in ended.emitted]

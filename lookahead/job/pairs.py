@@ -44,11 +44,8 @@ class Logged:
 
 @dataclasses.dataclass
 class Log:
-    """The logged answers of a file.
-
-    failed: rows without an answer, which are left out. unmatched: answers left out as no prompt has their id, the first of
-    which is `first_unmatched`. retokenized: answers of a job that are text only. other_prompts: prompts that came out with
-    another number of tokens than the job counted.
+    """The logged answers of a file. failed: rows without an answer. unmatched: answers left out as no prompt has their id.
+    retokenized: answers of a job that are text only. other_prompts: that have another number of tokens than the job counted.
     """
 
     path: str
@@ -65,29 +62,21 @@ class Log:
 
     def notes(self) -> list[str]:
         """What a reader of the results should know, a line each."""
-        notes = []
-        if self.failed:
-            notes.append(f"{self.path}: {self.failed:,} rows hold no answer (failed or empty) and are left out.")
-        if self.unmatched:
-            first = json.dumps(self.first_unmatched)
-            notes.append(f"{self.path}: {self.unmatched:,} answers are left out: no prompt has their id (the first: {first}).")
-        if self.retokenized:
-            notes.append(
-                f"{self.path}: {self.retokenized:,} answers are text and were tokenized again, which can differ from the "
-                "tokens of the model. generate --token-ids keeps those."
-            )
-        if self.other_prompts:
-            notes.append(
-                f"{self.path}: {self.other_prompts:,} prompts have another number of tokens than in the job. Give its --chat, "
-                "--system and --tokenizer, or write prompts with the answers: generate --echo."
-            )
-        return notes
+        job = "than in the job. Give its --chat, --system and --tokenizer, or write prompts with the answers: generate --echo."
+        again = "which can differ from the tokens of the model. generate --token-ids keeps those."
+        missing = f"no prompt has their id (the first: {json.dumps(self.first_unmatched)})."
+        notes = (
+            (self.failed, "rows hold no answer (failed or empty) and are left out."),
+            (self.unmatched, f"answers are left out: {missing}"),
+            (self.retokenized, f"answers are text and were tokenized again, {again}"),
+            (self.other_prompts, f"prompts have another number of tokens {job}"),
+        )
+        return [f"{self.path}: {count:,} {note}" for count, note in notes if count]
 
 
 @dataclasses.dataclass(frozen=True)
 class JobSettings:
-    """How a job makes token ids of its prompts. tokenizer: a name. fields: see `RowFields`. inputs: its files of prompts.
-    began: when it did, which its chat template may write."""
+    """How a job makes token ids of its prompts. inputs: its files of prompts. began: what its chat template may write."""
 
     tokenizer: str | None = None
     chat: bool = False
@@ -101,8 +90,7 @@ UNKNOWN = JobSettings()
 
 
 def read_log(path: str, rows: int | None = None) -> Log:
-    """The logged answers of a file, those of its first `rows` rows with an answer. Several samples are several answers.
-
+    """The logged answers of a file, of its first `rows` rows with an answer; several samples are several answers.
     Raises CorpusError naming file and line of the first row that is none.
     """
     if path != "-" and (Path(path).is_dir() or not Path(path).exists()):
@@ -153,9 +141,8 @@ def _is_ids(value: Any) -> bool:
 
 
 def find_prompts(log: Log, names: Sequence[str], fields: RowFields | None = None) -> dict[str, Request]:
-    """The requests whose ids the answers of a log without prompts have, by `key_of` their ids. Only these are held in memory.
-
-    names: the job's prompt files, all of them and in its order, as ids may be made of lines. Raises CorpusError if none fits.
+    """The requests that the answers of a log without prompts have the ids of, by `_key_of` these. names: all files of the job,
+    in its order, as ids may be made of lines. Raises CorpusError if none fits.
     """
     wanted = {_key_of(log, logged.row_id) for logged in log.answers if logged.prompt is None}
     found: dict[str, Request] = {}
@@ -186,10 +173,8 @@ def pairs_of(
 ) -> list[Pair]:
     """(prompt ids, response ids) of each logged answer; `log` counts what is left out.
 
-    tokenizer: is called when the first text is met; None: there is none.
-    prompts: files with the prompts of answers that have none. chat, system: of the job, see `prompt.prompts_of`.
-    vocab_size, longest: of the model that is to emit them, which all ids must be below, and tokens of both together at most.
-    Raises CorpusError naming file and line of the first answer that lacks something or does not fit.
+    tokenizer: called when the first text is met. prompts: files for answers that have none. vocab_size, longest: of the model
+    that is to emit them. Raises CorpusError naming file and line of the first answer that lacks something or does not fit.
     """
     lacking = next((logged.line for logged in log.answers if logged.prompt is None), None)
     if lacking is not None and not prompts:
@@ -200,7 +185,11 @@ def pairs_of(
     requests = find_prompts(log, prompts, job.fields) if lacking is not None else {}
     pairs, loaded = [], None
     for logged in log.answers:
-        request = requests.get(_key_of(log, logged.row_id)) if logged.prompt is None else _request_of(logged)
+        if (prompt := logged.prompt) is None:
+            request = requests.get(_key_of(log, logged.row_id))
+        else:
+            kind = "prompt" if isinstance(prompt, str) else "messages" if isinstance(prompt[0], dict) else "prompt_ids"
+            request = Request(logged.row_id, logged.line, **{kind: prompt})
         if request is None:
             log.first_unmatched = logged.row_id if not log.unmatched else log.first_unmatched
             log.unmatched += 1
@@ -221,13 +210,6 @@ def pairs_of(
         _check(where, prompt, response, vocab_size, longest)
         pairs.append((prompt, response))
     return pairs
-
-
-def _request_of(logged: Logged) -> Request:
-    """Of a prompt that stands with its answer."""
-    prompt = logged.prompt
-    kind = "prompt" if isinstance(prompt, str) else "messages" if isinstance(prompt[0], dict) else "prompt_ids"
-    return Request(logged.row_id, logged.line, **{kind: prompt})
 
 
 def _without_prompt(answer: Answer, request: Request, which: int) -> Answer:
@@ -262,7 +244,7 @@ def settings_of(path: str) -> JobSettings:
         inputs = [str(each["path"]) for each in manifest["inputs"]]
         fields = RowFields(options.get("prompt_field"), template_of(options.get("template")))
         tokenizer = options.get("tokenizer") or options.get("model")
-        asked = bool(options.get("chat")), options.get("system"), fields
-        return JobSettings(tokenizer, *asked, inputs, began(manifest["runs"][0]))
+        asked = tokenizer, bool(options.get("chat")), options.get("system"), fields
+        return JobSettings(*asked, inputs, began(manifest["runs"][0]))
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, LookaheadError):
         return UNKNOWN

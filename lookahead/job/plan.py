@@ -6,22 +6,28 @@ Checks come in the order of their cost: options that do not go together, then va
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from lookahead.errors import UsageError
+from lookahead.errors import ConstraintError, UsageError
 from lookahead.job.choose_engine import check_engine, engine_args
 from lookahead.job.drafting import batch_size_of, draft_options, open_tries, trie_weights
 from lookahead.job.fields import RowFields, keep_of, template_of
 from lookahead.job.inputs import Shard
 from lookahead.job.progress import labels_of
-from lookahead.job.sampling import check_sampling_options, constraint_of, sampling_of
 from lookahead.job.spec import SESSION_TOKENS, JobSpec
+from lookahead.options import typed
 
 if TYPE_CHECKING:
     from lookahead.decode.constraint import Constraint
+    from lookahead.decode.sampling import Sampling
     from lookahead.draft.options import DraftOptions
     from lookahead.engines.foreign import ForeignSettings
+    from lookahead.job.answer_options import Constraints, SamplingOptions
     from lookahead.job.runner import JobOptions
     from lookahead.job.setup import EngineSettings
     from lookahead.trie.file import Trie
@@ -29,10 +35,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class JobPlan:
-    """model: its name. drafts, batch_size (None: auto), constraint, fields, shard, labels: of the options of these names.
-
-    tries, weights: those to draft from, opened.
-    """
+    """Values of options, read. batch_size: None: auto. tries, weights: to draft from, opened."""
 
     spec: JobSpec
     model: str
@@ -61,20 +64,13 @@ class JobPlan:
         from lookahead.engines import sglang_engine, vllm_engine
 
         spec, drafts = self.spec, self.drafts
-        of: type[ForeignSettings] = vllm_engine.VllmSettings
-        most = vllm_engine.DRAFT_TOKENS
-        if spec.model.engine == "sglang":
-            of, most = sglang_engine.SglangSettings, sglang_engine.DRAFT_TOKENS
-        fixed = spec.drafting.decoding_length != "auto"
-        return of(
-            spec.model,
-            self.trie_files,
-            self.weights,
-            drafts,
-            min(drafts.branch_length, max(1, drafts.decoding_length - 1) if fixed else most),
-            self.batch_size,
-            engine_args(spec.model.engine_arg or ()),
-        )
+        sglang = spec.model.engine == "sglang"
+        of: type[ForeignSettings] = sglang_engine.SglangSettings if sglang else vllm_engine.VllmSettings
+        most = sglang_engine.DRAFT_TOKENS if sglang else vllm_engine.DRAFT_TOKENS
+        if spec.drafting.decoding_length != "auto":
+            most = max(1, drafts.decoding_length - 1)
+        most, engine_arguments = min(drafts.branch_length, most), engine_args(spec.model.engine_arg or ())
+        return of(spec.model, self.trie_files, self.weights, drafts, most, self.batch_size, engine_arguments)
 
     def row_options(self) -> JobOptions:
         """What holds for rows that ask for nothing else. Raises UsageError for sampling that makes no sense."""
@@ -100,14 +96,9 @@ def plan_of(spec: JobSpec) -> JobPlan:
     model = _check(spec)
     io, drafting = spec.io, spec.drafting
     learned = SESSION_TOKENS if drafting.session_tokens is None else drafting.session_tokens
-    drafts = draft_options(
-        drafting.strategy,
-        drafting.decoding_length,
-        drafting.branch_length,
-        learned if drafting.learn else 0,
-        drafting.price,
-        drafting.recycle,
-    )
+    lengths = drafting.decoding_length, drafting.branch_length
+    kept = learned if drafting.learn else 0
+    drafts = draft_options(drafting.strategy, *lengths, kept, drafting.price, drafting.recycle)
     if spec.reporting.metrics_label and not spec.reporting.metrics:
         raise UsageError("--metrics-label labels what --metrics FILE keeps: name that file.")
     labels = labels_of(spec.reporting.metrics_label or [], os.path.abspath(io.out) if io.out else "stdout", model)
@@ -124,30 +115,117 @@ def _check(spec: JobSpec) -> str:
     """The model's name. Raises UsageError for what is missing, and for options that do not go together."""
     io, drafting, model, scale_out, reporting = spec.io, spec.drafting, spec.model, spec.scale_out, spec.reporting
     several = bool(scale_out.ray or (scale_out.workers or 1) > 1)
-    if model.model is None:
-        raise UsageError("name a model: --model org/name or a folder. To try without one: lookahead demo")
-    if not io.input:
-        raise UsageError("name a file of prompts: --input prompts.jsonl (or - for stdin).")
-    if io.system and not io.chat:
-        raise UsageError("--system needs --chat.")
-    if reporting.explain and drafting.strategy == "off":
-        raise UsageError("--explain: --strategy off drafts nothing.")
-    if reporting.explain and several:
-        raise UsageError("--explain shows the steps of one engine: leave --workers and --ray out.")
-    if reporting.explain and scale_out.batch_size is not None:
-        raise UsageError("--explain shows one row after the other: leave --batch-size out.")
-    if model.tp_plan and several:
-        raise UsageError("--tp-plan takes all processes for one model: leave --workers and --ray out.")
-    if (model.tp_plan or model.device_map) and model.device is not None:
-        raise UsageError("--device-map and --tp-plan choose the devices: leave --device out.")
-    if model.adapter and model.tp_plan:
-        raise UsageError("--adapter is merged into whole weights: leave --tp-plan out.")
+    alone = "leave --workers and --ray out"
+    for wrong, problem in (
+        (model.model is None, "name a model: --model org/name or a folder. To try without one: lookahead demo"),
+        (not io.input, "name a file of prompts: --input prompts.jsonl (or - for stdin)."),
+        (io.system and not io.chat, "--system needs --chat."),
+        (reporting.explain and drafting.strategy == "off", "--explain: --strategy off drafts nothing."),
+        (reporting.explain and several, f"--explain shows the steps of one engine: {alone}."),
+        (
+            reporting.explain and scale_out.batch_size is not None,
+            "--explain shows one row after the other: leave --batch-size out.",
+        ),
+        (model.tp_plan and several, f"--tp-plan takes all processes for one model: {alone}."),
+        (
+            (model.tp_plan or model.device_map) and model.device is not None,
+            "--device-map and --tp-plan choose the devices: leave --device out.",
+        ),
+        (model.adapter and model.tp_plan, "--adapter is merged into whole weights: leave --tp-plan out."),
+    ):
+        if wrong:
+            raise UsageError(problem)
     check_sampling_options(spec.sampling)
     check_engine(spec)
-    if io.order not in ("input", "completion"):
-        raise UsageError(f"--order {io.order}: choose input or completion.")
-    if drafting.source_name is not None and drafting.save_trie is None:
-        raise UsageError("--source-name names the outputs in --save-trie FILE: give that file.")
-    if not drafting.learn and drafting.session_tokens is not None:
-        raise UsageError("--no-learn remembers no answers: leave --session-tokens out.")
+    for wrong, problem in (
+        (io.order not in ("input", "completion"), f"--order {io.order}: choose input or completion."),
+        (
+            drafting.source_name is not None and drafting.save_trie is None,
+            "--source-name names the outputs in --save-trie FILE: give that file.",
+        ),
+        (
+            not drafting.learn and drafting.session_tokens is not None,
+            "--no-learn remembers no answers: leave --session-tokens out.",
+        ),
+    ):
+        if wrong:
+            raise UsageError(problem)
     return model.name
+
+
+AS_GIVEN = (
+    *("sampling", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty"),
+    *("presence_penalty", "no_repeat_ngram_size", "min_new_tokens", "include_stop"),
+)
+
+
+def sampling_of(options: SamplingOptions, constraint: Constraint | None) -> Sampling:
+    """What holds for rows that ask for nothing else. Raises UsageError for values that make no sense."""
+    from lookahead.decode.sampling import Sampling
+
+    fields: dict[str, Any] = {name: getattr(options, name) for name in AS_GIVEN}
+    fields.update({name: tuple(getattr(options, name) or ()) for name in ("stop", "stop_token_ids", "bad_words")})
+    fields["bad_words_ids"] = token_id_lists(options.bad_words_ids)
+    fields["logit_bias"] = biases(options.logit_bias)
+    return Sampling(**fields, constraint=constraint)
+
+
+def check_sampling_options(options: SamplingOptions) -> None:
+    """Raise UsageError for what is typed wrongly, before anything is imported or read."""
+    if options.sampling not in ("greedy", "model"):
+        raise UsageError(f"--sampling {options.sampling}: choose greedy or model.")
+    token_id_lists(options.bad_words_ids)
+    biases(options.logit_bias)
+
+
+def token_id_lists(items: Sequence[str] | None) -> tuple[tuple[int, ...], ...]:
+    """["17,4", "[5, 6]"] -> ((17, 4), (5, 6)). Raises UsageError for anything else."""
+    for item in items or ():
+        if not re.fullmatch(r"\[?\s*\d{1,18}(\s*,\s*\d{1,18})*\s*\]?", item):
+            raise UsageError(f"--bad-words-ids {item:.80}: give token ids with commas between them, such as 17,4.")
+    return tuple(tuple(map(int, re.findall(r"\d+", item))) for item in items or ())
+
+
+def biases(items: Sequence[str] | None) -> dict[int, float]:
+    """["17=-5"] -> {17: -5.0}. Raises UsageError for anything but an id and number, and for an id given twice."""
+    found: dict[int, float] = {}
+    for item in items or ():
+        token, _, value = item.partition("=")
+        try:
+            bias = float(value)
+        except ValueError:
+            bias = math.nan
+        if not re.fullmatch(r"\s*\d{1,18}\s*", token) or math.isnan(bias):
+            raise UsageError(f"--logit-bias {item:.80}: give ID=B with a token id and a number, such as 17=-5.")
+        if int(token) in found:
+            raise UsageError(f"--logit-bias {item}: token {token} is given twice.")
+        found[int(token)] = bias
+    return found
+
+
+def constraint_of(options: Constraints) -> Constraint | None:
+    """What answers must look like; None: anything. Raises UsageError for options, ConstraintError for files that are wrong."""
+    from lookahead.decode.constraint import Constraint
+
+    values = {name: getattr(options, name) for name in ("json_schema", "regex", "choice", "grammar")}
+    given = {name: value for name, value in values.items() if value is not None and value != ()}
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(map(typed, given))}: give one of them.")
+    if not given:
+        return None
+    ((kind, value),) = given.items()
+    where = typed(kind)
+    in_words = kind in ("regex", "choice")
+    if not in_words:
+        where = str(value)
+        try:
+            value = Path(where).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise ConstraintError(f"{where}: cannot be read ({why}).") from None
+    constraint = Constraint.of(kind, list(value) if isinstance(value, tuple) else value)
+    try:
+        constraint.check()
+    except ConstraintError as error:
+        raise (UsageError if in_words else ConstraintError)(f"{where}: {error}") from None
+    return constraint

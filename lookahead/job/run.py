@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from lookahead.job.fields import KEEP, is_template_file
 from lookahead.job.inputs import RowCount
 from lookahead.job.journal import Done, Journal
 from lookahead.job.lock import JobFiles, OutputLock
-from lookahead.job.manifest import Manifest, began, describe, go_on, read_manifest, sampled
+from lookahead.job.manifest import Manifest, began, describe, read_manifest, resumed, sampled
 from lookahead.job.output import files_of, open_journal, what_is_done
 from lookahead.job.params import Request
 from lookahead.job.plan import JobPlan, plan_of
@@ -47,11 +48,9 @@ METRICS_SECONDS, SAVE_SECONDS = 5.0, 10.0
 def run_job(spec: JobSpec, events: JobEvents | None = None, config: str | None = None) -> JobReport:
     """Answer the rows of a job that are not answered yet; begins it, or resumes it where spec asks for it.
 
-    events: what the caller receives; None: notices go to the log. config: the file that the options came from, which must not
-    be replaced. Failed rows are counted in the report and raise nothing.
-
-    Raises UsageError for options that do not go together, LookaheadError for files or a model that cannot be used and for a job
-    that cannot be completed: what is written until then is resumable.
+    events: what the caller receives. config: the file that the options came from, which must not be replaced. Failed rows are
+    counted in the report. Raises UsageError for options that do not go together, LookaheadError for files or a model that
+    cannot be used and for a job that cannot be completed: what is written until then is resumable.
     """
     events = events or JobEvents()
     if spec.io.dry_run:
@@ -74,7 +73,11 @@ def run_job(spec: JobSpec, events: JobEvents | None = None, config: str | None =
                 raise UsageError(
                     f"{spec.io.out}: is complete, no rows can be added. Choose another -o, or start again with --overwrite."
                 )
-            _say_complete(opened)
+            assert opened.files is not None
+            assert opened.manifest is not None
+            if read_manifest(opened.files.manifest).state != "complete":  # it was cut off before it noted so
+                opened.manifest.state = "complete"
+                opened.manifest.end(opened.files.manifest, opened.done.totals)
             progress = JobProgress(opened.done.totals)
             return JobReport.of(progress, state="complete", model=plan.model, out=spec.io.out, resumable=True)
         return _answer(plan, opened, peers, events, stack)
@@ -82,10 +85,9 @@ def run_job(spec: JobSpec, events: JobEvents | None = None, config: str | None =
 
 @dataclasses.dataclass
 class _Opened:
-    """A job whose files are right. files, lock, manifest, done: None where it writes to a stream, done where it begins.
+    """A job whose files are right; what holds None does not apply, as it writes to a stream or begins.
 
-    began: clock reading. first: of the requests that are left, `others` follow it; None: all are answered. most: rows that are
-    looked at; None: all. learned: the trie of --save-trie, if there is one.
+    first: of the requests that are left, `others` follow it. most: rows that are looked at. learned: the trie of --save-trie.
     """
 
     began: float
@@ -118,7 +120,7 @@ def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Op
         lock = stack.enter_context(OutputLock(files, io.resume, io.overwrite))
         manifest = describe(plan.spec, plan.tries, names)
         if io.resume and files.hold_rows():
-            manifest = go_on(read_manifest(files.manifest), manifest, files.out)
+            manifest = resumed(read_manifest(files.manifest), manifest, files.out)
             done = what_is_done(files, names, plan.shard, io.retry_errors, plan.fields)
             if done.whole and manifest.output not in ("", sampled(files.out)):
                 raise LookaheadError(f"{files.out}: was changed since the job wrote it. Start again with --overwrite.")
@@ -133,31 +135,15 @@ def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Op
     return _Opened(began, names, files, lock, manifest, done, first, others, most, learned)
 
 
-def _say_complete(opened: _Opened) -> None:
-    """In the manifest of a job that was cut off when all its rows were written, but before it noted so."""
-    assert opened.files is not None
-    assert opened.manifest is not None
-    assert opened.done is not None
-    if read_manifest(opened.files.manifest).state != "complete":
-        opened.manifest.state = "complete"
-        opened.manifest.end(opened.files.manifest, opened.done.totals)
-
-
 def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], config: str | None) -> None:
     """See `outputs.check_outputs`. files: of a job that writes to a file; those next to it are outputs, too."""
-    io, drafting, model = spec.io, spec.drafting, spec.model
+    io, drafting, model, limits = spec.io, spec.drafting, spec.model, spec.constraints
     template = io.template if io.template and is_template_file(io.template) else None
-    reads = [
-        Input("--input", names),
-        Input("--trie", drafting.trie or []),
-        Input("--model", [model.name], hub=True),
-        Input("--adapter", [model.adapter], hub=True),
-        Input("--tokenizer", [model.tokenizer], hub=True),
-        Input("--config", [config]),
-        Input("--json-schema", [spec.constraints.json_schema]),
-        Input("--grammar", [spec.constraints.grammar]),
-        Input("--template", [template]),
-    ]
+    hub = {"--model": model.name, "--adapter": model.adapter, "--tokenizer": model.tokenizer}
+    files_read = {"--config": config, "--json-schema": limits.json_schema, "--grammar": limits.grammar, "--template": template}
+    reads = [Input("--input", names), Input("--trie", drafting.trie or [])]
+    reads += [*(Input(option, [name], hub=True) for option, name in hub.items())]
+    reads += [*(Input(option, [name]) for option, name in files_read.items())]
     # A trie is only ever added to: one that is drafted from may be, and any other file is refused when it is opened.
     outputs = [Output("-o", io.out, ROWS), Output("--log-file", spec.reporting.log_file)]
     if files is not None:
@@ -183,14 +169,8 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
 
     if answering:
         answering.expect(rows() or 0)
-    progress = JobProgress(
-        output.totals,
-        rows,
-        lambda: answering.speedup if answering else None,
-        answering.clock if answering else None,
-        time.monotonic() - opened.began,
-    )
-    progress.labels = plan.labels
+    of_engine = (lambda: answering.speedup, answering.clock) if answering else (lambda: None, None)
+    progress = JobProgress(output.totals, rows, *of_engine, time.monotonic() - opened.began, plan.labels)
     with output, events.running(progress):
         requests = chain([opened.first], opened.others) if opened.first else None
         stopped = _run(answering, requests, options, output, progress, spec.reporting.metrics, events)
@@ -233,7 +213,7 @@ def _answering(
     else:
         answering, options = engines.here(settings, options, peers, explained, events)
     for trie in opened.learned:
-        check_same_tokenizer(trie, answering.whose, plan.model)
+        check_same_tokenizer(trie, answering.identity, plan.model)
     return answering, options
 
 
@@ -244,9 +224,7 @@ def _output(plan: JobPlan, opened: _Opened) -> Journal | Stream:
     out, learn = plan.spec.io.out, bool(plan.spec.drafting.save_trie)
     if opened.lock and opened.manifest:
         return open_journal(opened.lock, opened.done, opened.manifest, plan.spec.io.retry_errors, learn)
-    if out is None:
-        return Stream(sys.stdout, "stdout", learn)
-    return Stream(open(out, "w", encoding="utf-8"), out, learn)
+    return Stream(open(out, "w", encoding="utf-8") if out else sys.stdout, out or "stdout", learn)
 
 
 def _run(
@@ -260,16 +238,13 @@ def _run(
 ) -> bool:
     """Answer requests (None: there are none); True if the caller has stopped the job. metrics: the file that is kept."""
 
-    def write_metrics() -> None:
-        if metrics is not None:
-            progress.write_metrics(Path(metrics), events.notice)
-
     def stopped() -> bool:
         progress()
         events.progress(progress)
         return events.stopped()
 
     progress.every(SAVE_SECONDS, output.save)
+    write_metrics = functools.partial(progress.write_metrics, Path(metrics), events.notice) if metrics else lambda: None
     progress.every(METRICS_SECONDS, write_metrics)
     write_metrics()
     if answering and requests:
@@ -286,5 +261,5 @@ def _keep_learned(plan: JobPlan, output: Journal | Stream, answering: Answering 
 
     drafting, effort = plan.spec.drafting, Effort(notice=events.notice)
     if drafting.save_trie is not None and answering is not None:  # else nothing was kept
-        whose, source = answering.whose, drafting.source_name or OUTPUTS
-        save_learned(output, drafting.save_trie, whose, plan.model, effort, source)
+        source = drafting.source_name or OUTPUTS
+        save_learned(output, drafting.save_trie, answering.identity, plan.model, effort, source)

@@ -32,10 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """model: see `load.load_model`. tries, weights: see `draft.drafter.Drafter`.
-
-    batch_size: rows at once; None: what suits the device. prefill_chunk: see `DecodingEngine`.
-    """
+    """tries, weights: see `draft.drafter.Drafter`. batch_size: rows at once; None: what suits the device."""
 
     model: ModelOptions
     tries: tuple[str, ...] = ()
@@ -48,11 +45,8 @@ class EngineSettings:
         object.__setattr__(self, "tries", paths_of(self.tries, "tries"))
         object.__setattr__(self, "weights", numbers_of(self.weights, "weights"))
 
-    def load(self, patiently: Callable[[Callable[[], None], str], None] = lambda act, why: act()) -> LoadedEngine:
-        """Open the tries, load the model, compile the kernels.
-
-        patiently: see `Events.patiently`. Raises LookaheadError if model or tries cannot be used.
-        """
+    def load(self, with_spinner: Callable[[Callable[[], None], str], None] = lambda act, why: act()) -> LoadedEngine:
+        """Open the tries, load the model, compile the kernels. Raises LookaheadError if model or tries cannot be used."""
         tries = [Trie(path) for path in self.tries]  # first, as that is quick and often what is wrong
         model, loaded = self.model, list[tuple[TargetModel, Any]]()
         named = model.load_tokenizer() if model.tokenizer else None
@@ -61,9 +55,9 @@ class EngineSettings:
             target = load_model(model)
             loaded.append((target, named or model.load_tokenizer()))
 
-        patiently(load, f"Loading {os.path.basename(model.name) or model.name} ...")
+        with_spinner(load, f"Loading {os.path.basename(model.name) or model.name} ...")
         ((target, tokenizer),) = loaded
-        compiling = lambda compile_kernels: patiently(compile_kernels, COMPILING)  # noqa: E731
+        compiling = lambda compile_kernels: with_spinner(compile_kernels, COMPILING)  # noqa: E731
         drafting = tries, self.weights or None, self.drafts
         return assemble(target, tokenizer, *drafting, self.batch_size, self.prefill_chunk, compiling, model.tokenizer)
 
@@ -74,13 +68,11 @@ class LoadedEngine:
 
     engine: DecodingEngine
     tokenizer: Any | None
-    whose: TokenizerIdentity
+    identity: TokenizerIdentity
 
     def notices(self, sampling: Sampling = GREEDY) -> list[str]:
-        """What a user should know of the model (`TargetModel.notices`), and what of its generation config is not used.
-
-        sampling: what rows ask for that set nothing of their own. Raises ModelError if the model's own sampling is wrong and
-        was asked for.
+        """What a user should know of the model, and what of its generation config is not used with `sampling`.
+        Raises ModelError if the model's own sampling is wrong and was asked for.
         """
         target = self.engine.target
         if sampling.sampling == "model":
@@ -102,8 +94,6 @@ def assemble(
     sources: DraftSource | Sequence[DraftSource] = (),
 ) -> LoadedEngine:
     """An engine of its parts, with compiled kernels. Arguments as of `EngineSettings` and its `load`.
-
-    tokenizer_name: where the tokenizer is from; None: it is the model's own.
 
     Raises TokenizerMismatchError for a trie of another tokenizer, ModelError for a generation config that cannot be used.
     """

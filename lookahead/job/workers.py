@@ -1,9 +1,8 @@
 """A job on several engines. In: requests. Out: their rows, and learned outputs passed from one engine to the others.
 
-A worker is a process with an engine: on this machine (`LocalWorkers`) or in a Ray cluster (ray_workers.py). It is called
-repeatedly: each call brings it requests and what others have emitted, and fetches the rows that have ended
-(`Worker.exchange`). It holds few requests more than it answers at once, so rows are read from the input no faster than they are
-answered, and what a worker held that is lost (preempted, out of memory, crashed) goes to others.
+A worker is a process with an engine: on this machine (`LocalWorkers`) or in a Ray cluster (ray_workers.py). Each call of
+`exchange` brings it requests and what others have emitted, and fetches rows that have ended. It holds few requests more than it
+answers at once, so rows are read no faster than they are answered, and what a worker held that is lost goes to others.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from typing import Any, Protocol
 from lookahead.budget.speedup import Speedup, total
 from lookahead.decode.engine import DecodingEngine
 from lookahead.errors import LookaheadError
-from lookahead.forward.memory import peak_memory, untidied
-from lookahead.job.journal import Ended
+from lookahead.forward.memory import gc_frozen, peak_memory
+from lookahead.job.journal import FinishedRow
 from lookahead.job.rows import Request
 from lookahead.job.runner import FAULTY_BATCHES, JobOptions, OrderedWriter, answer, failed
 from lookahead.job.setup import EngineSettings
@@ -51,17 +50,15 @@ Emitted = tuple[list[int], list[int]]  # the last ids of a prompt, the answer's
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a worker tells. ended: rows, since the last report. batch_size: rows that it answers at once.
-
-    speedup: of its engine. peak_memory: bytes. whose: of the model's token ids; None until it is loaded.
-    error: why it cannot work.
+    """Status message of a worker: rows that ended since the last, rows that it answers at once, speedup of its engine, bytes,
+    identity of the tokens (None until the model is loaded), why it cannot work.
     """
 
-    ended: Sequence[Ended] = ()
+    ended: Sequence[FinishedRow] = ()
     batch_size: int = 1
     speedup: Speedup | None = None
     peak_memory: int = 0
-    whose: TokenizerIdentity | None = None
+    identity: TokenizerIdentity | None = None
     notices: Sequence[str] = ()
     path: str = ""
     error: LookaheadError | None = None
@@ -75,20 +72,19 @@ class Worker:
         self._settings, self._options, self._threads = settings, options, threads
         self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._heard: queue.SimpleQueue[Sequence[Emitted]] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[Ended | Exception | None] = queue.SimpleQueue()  # None: the engine is ready
+        self._ended: queue.SimpleQueue[FinishedRow | Exception | None] = queue.SimpleQueue()  # None: the engine is ready
         self._report = Report()
         threading.Thread(target=self._work, daemon=True).start()
 
     def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
-        """Take requests and what other workers have emitted; returns what has come of the earlier ones.
-
-        Waits a moment if that is nothing. Raises what the engine has raised.
+        """Take requests and what other workers have emitted; returns what has come of earlier ones, after a moment if that is
+        nothing. Raises what the engine has raised.
         """
         for request in requests:
             self._inbox.put(request)
         if heard:
             self._heard.put(heard)
-        ended: list[Ended] = []
+        ended: list[FinishedRow] = []
         with contextlib.suppress(queue.Empty):
             found = self._ended.get(timeout=REPORT_SECONDS)
             while True:
@@ -125,10 +121,10 @@ class Worker:
             return False
 
         notices = tuple(filter(None, (*loaded.notices(self._options.sampling), kernel_cache.notice())))
-        self._report = Report(batch_size=engine.batch_size, whose=loaded.whose, notices=notices, path=engine.target.path)
+        self._report = Report(batch_size=engine.batch_size, identity=loaded.identity, notices=notices, path=engine.target.path)
         self._ended.put(None)
         try:
-            with untidied():
+            with gc_frozen():
                 while True:
                     requests = self._requests(self._inbox.get())
                     self._hear(engine)
@@ -154,29 +150,21 @@ class Worker:
 
 
 class WorkerHandle(Protocol):
-    """A worker, seen from here."""
+    """A worker, seen from here. The future raises what it raises if the worker is lost; dismiss ends it in any state."""
 
-    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]:
-        """See `Worker.exchange`. The future raises what it raises if the worker is lost."""
-        ...
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]: ...
 
-    def dismiss(self) -> None:
-        """End it in any state."""
-        ...
+    def dismiss(self) -> None: ...
 
 
 class WorkerFactory(Protocol):
-    """Starts workers, `size` of them and others instead of those that are lost."""
+    """Starts workers, numbered from 0: `size` of them, and others instead of those that are lost."""
 
     size: int
 
-    def start(self, number: int) -> WorkerHandle:
-        """The worker of this number, from 0, at once or as soon as there is room for it."""
-        ...
+    def start(self, number: int) -> WorkerHandle: ...
 
-    def close(self) -> None:
-        """All have been dismissed."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclasses.dataclass
@@ -201,14 +189,11 @@ class _WorkerState:
 
     @property
     def is_ready(self) -> bool:
-        return self.report.whose is not None
+        return self.report.identity is not None
 
 
 class WorkerPool:
-    """The workers of a job. Use as a context manager: they end with it.
-
-    learn: what one emits the others draft from.
-    """
+    """The workers of a job; they end with the context. learn: what one emits the others draft from."""
 
     def __init__(self, factory: WorkerFactory, learn: bool = True):
         self._factory, self._learn = factory, learn
@@ -234,6 +219,11 @@ class WorkerPool:
         return [worker.report for worker in self._workers if worker.is_ready]
 
     @property
+    def batch_size(self) -> int:
+        """The largest of a worker that is ready."""
+        return max((report.batch_size for report in self.reports), default=1)
+
+    @property
     def speedup(self) -> Speedup | None:
         """Of all workers together, lost ones included; None if none has one."""
         return total((*self._speedups_of_lost, *(report.speedup for report in self.reports)))
@@ -247,26 +237,26 @@ class WorkerPool:
         self,
         requests: Iterable[Request],
         in_order: bool,
-        write: Callable[[Ended], None],
+        write: Callable[[FinishedRow], None],
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """As `runner.run_rows`. stopped: asked several times a second; what is being answered then is given up.
+        """As `runner.run_rows`; what is being answered when `stopped` returns True is given up.
 
-        Raises LookaheadError where workers are lost one after the other, too.
+        Raises LookaheadError also where workers are lost one after the other.
         """
         tasks = (_Task(index, request) for index, request in enumerate(requests))
-        batch_size = max((report.batch_size for report in self.reports), default=1)
-        writer = OrderedWriter(write, in_order, FAULTY_BATCHES * batch_size * len(self._workers))
+        writer = OrderedWriter(write, in_order, FAULTY_BATCHES * self.batch_size * len(self._workers))
         while not stopped() and self._exchange(tasks, writer.put):
             pass
         writer.finish()
 
-    def _exchange(self, tasks: Iterator[_Task], put: Callable[[int, Ended], None]) -> bool:
+    def _exchange(self, tasks: Iterator[_Task], put: Callable[[int, FinishedRow], None]) -> bool:
         """Call workers that are not being called, collect what others have answered. False when nothing is left to do."""
         for worker in self._workers:
             if worker.call is None:
                 wanted = BATCHES_AHEAD * worker.report.batch_size - len(worker.tasks) if worker.is_ready else 0
-                new = list(itertools.islice(self._next_of(tasks), max(0, wanted)))
+                lost = (self._again.popleft() for _ in range(len(self._again)))  # what lost workers held comes first
+                new = list(itertools.islice(itertools.chain(lost, tasks), max(0, wanted)))
                 worker.tasks.update((task.request.number, task) for task in new)
                 worker.call = worker.handle.exchange([task.request for task in new], self._news_for(worker))
         if self.reports and not self._again and not any(worker.tasks for worker in self._workers):
@@ -277,21 +267,14 @@ class WorkerPool:
                 self._take_in(worker, put)
         return True
 
-    def _next_of(self, tasks: Iterator[_Task]) -> Iterator[_Task]:
-        """What lost workers held comes first."""
-        while True:
-            task = self._again.popleft() if self._again else next(tasks, None)
-            if task is None:
-                return
-            yield task
-
     def _news_for(self, worker: _WorkerState) -> list[Emitted]:
         """What others have emitted since this was asked last."""
         new = min(self._emitted_in_all - worker.heard, len(self._emitted))
         worker.heard = self._emitted_in_all
-        return [said for who, said in itertools.islice(self._emitted, len(self._emitted) - new, None) if who is not worker]
+        latest = itertools.islice(self._emitted, len(self._emitted) - new, None)
+        return [emitted for who, emitted in latest if who is not worker]
 
-    def _take_in(self, worker: _WorkerState, put: Callable[[int, Ended], None]) -> None:
+    def _take_in(self, worker: _WorkerState, put: Callable[[int, FinishedRow], None]) -> None:
         """What a worker has answered."""
         call, worker.call = worker.call, None
         assert call is not None
@@ -310,11 +293,11 @@ class WorkerPool:
         for ended in report.ended:
             self._losses = 0
             if self._learn:
-                self._emitted.extend((worker, said) for said in ended.said)
-                self._emitted_in_all += len(ended.said)
+                self._emitted.extend((worker, said) for said in ended.emitted)
+                self._emitted_in_all += len(ended.emitted)
             put(worker.tasks.pop(ended.number).index, ended)
 
-    def _replace(self, worker: _WorkerState, reason: str, put: Callable[[int, Ended], None]) -> None:
+    def _replace(self, worker: _WorkerState, reason: str, put: Callable[[int, FinishedRow], None]) -> None:
         """A worker is lost: another replaces it, and what it held goes to whoever is free."""
         self._losses += 1
         if self._losses >= LOSSES_IN_A_ROW * len(self._workers):
@@ -352,8 +335,7 @@ class LocalWorkers:
             model = dataclasses.replace(model, device=f"cuda:{number % self._gpus}")
         return _LocalWorker(dataclasses.replace(self._settings, model=model), self._options, self._threads)
 
-    def close(self) -> None:
-        """Nothing outlives its workers."""
+    def close(self) -> None: ...
 
 
 class _LocalWorker:

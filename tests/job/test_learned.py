@@ -11,7 +11,7 @@ import pytest
 
 from lookahead.errors import LookaheadError
 from lookahead.job import learned
-from lookahead.job.journal import Done, Ended, Journal
+from lookahead.job.journal import Done, FinishedRow, Journal
 from lookahead.job.learned import copies_in, save_learned
 from lookahead.job.lock import JobFiles, OutputLock
 from lookahead.job.manifest import Manifest
@@ -42,7 +42,7 @@ class Job:
             done = Done(size=self.files.out.stat().st_size if self.files.out.exists() else 0)
             with Journal(lock, done, Manifest({}, {}, [{}], []), learn=True) as journal:
                 for number, ids in enumerate(rows):
-                    journal.write(Ended(number, bytes(16), {"id": number}, JobTotals(rows=1), said=[([], ids)]))
+                    journal.write(FinishedRow(number, bytes(16), {"id": number}, JobTotals(rows=1), emitted=[([], ids)]))
                 save_learned(journal, str(self.trie), WHOSE, "a model")
 
 

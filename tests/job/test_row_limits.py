@@ -15,7 +15,7 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError
 from lookahead.job import prompt
-from lookahead.job.journal import Ended
+from lookahead.job.journal import FinishedRow
 from lookahead.job.params import Request
 from lookahead.job.prompt import prompts_of
 from lookahead.job.rows import parse_row, read_requests
@@ -43,7 +43,7 @@ class Job:
         engine.request = counted  # type: ignore[method-assign]
         self.made = []
 
-        def write(ended: Ended) -> None:
+        def write(ended: FinishedRow) -> None:
             written.append(ended.row)
             self.made.append(made[0])
 
