@@ -106,7 +106,7 @@ def show_documents(
     """List the documents that contain the query's text, and write all of them to `export`."""
     import contextlib
 
-    from lookahead.bench.trie_text import held_documents, load_tokenizer_of
+    from lookahead.bench.trie_report import held_documents, load_tokenizer_of
     from lookahead.files.atomic import replacing
     from lookahead.json_text import json_text
     from lookahead.trie.file import Trie

@@ -86,7 +86,7 @@ def command(
 
     Example: lookahead prune-trie answers.trie -o small.trie --max-bytes 64MiB --coverage held-out.jsonl
     """
-    from lookahead.bench.trie_text import load_tokenizer_of
+    from lookahead.bench.trie_report import load_tokenizer_of
     from lookahead.errors import UsageError
     from lookahead.files.outputs import TRIE, Input, Output, check_outputs
     from lookahead.trie.file import Trie
@@ -155,7 +155,7 @@ def _tokens(text: str) -> int | None:
 
 def _described(trie: Trie, coverage: str | None, tokenizer: Any | None) -> dict[str, Any]:
     """Sizes of a trie, and what EDL to expect on the documents of a corpus file."""
-    from lookahead.bench.coverage import coverage as measure
+    from lookahead.bench.trie_report import coverage as measure
     from lookahead_cli import render
 
     header = trie.header

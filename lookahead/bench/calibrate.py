@@ -1,15 +1,12 @@
 """What a model's forwards cost on this machine, measured. In: a loaded model and a minute. Out: a cost profile.
 
 Random tokens go through the model in forwards of many sizes, rows and contexts, as the engine does them; nothing of what they
-bring is kept, so that each can be repeated. Cells are visited until the time is up, the most telling first: a model too slow
-for all of them is measured on fewer. Each round has another order, and those that take long are not in all of them.
+bring is kept. Cells are visited until the time is up, the most telling first, each round in another order.
 
-Machines that are shared have a pace that changes by the minute, and are much slower still for a moment here and there. So what
-a cell takes is separated from the machine's pace at each visit, by what was visited just before and after; visits in a bad
-moment do not count, and cells that were hardly ever seen in a good one are visited again first. A profile's terms are then
-fitted to the cells, with none below 0 and no size cheaper than a smaller one. In per cent all weigh alike, but for long
-contexts: few sizes are measured there, and what these take too much must not make them more expensive than the sizes that are
-not.
+Shared machines have a pace that changes by the minute, and slow moments. So what a cell takes is separated from the machine's
+pace at each visit, by what was visited just before and after; visits in a bad moment do not count. A profile's terms are then
+fitted to the cells, with none below 0 and no size cheaper than a smaller one. Long contexts weigh less: few sizes are measured
+there.
 """
 
 from __future__ import annotations
@@ -52,9 +49,8 @@ SHARE_OF_FIRST = 0.5  # of the time for the first round: what is not reached by 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A forward: `width` tokens in each of `rows` rows with `context` tokens in the cache; scores wanted or not.
-
-    uneven: on average; rows have from one token to twice as many. alone: each row in a call of attention of its own.
+    """A forward: `width` tokens in each of `rows` rows with `context` tokens in the cache; scores wanted or not. uneven:
+    `width` on average, from one token to twice as many. alone: each row in a call of attention of its own.
     """
 
     rows: int
@@ -70,13 +66,11 @@ class Cell:
 
     @property
     def sizes(self) -> list[int]:
-        """Tokens of each row."""
         if not self.uneven:
             return [self.width] * self.rows
         return [1 + round(row * (2 * self.width - 2) / (self.rows - 1)) for row in range(self.rows)]
 
     def in_attention(self, call: float) -> Work:
-        """call: see `runs_of`."""
         sizes, held = np.array(self.sizes), np.full(self.rows, self.context)
         return work_of(runs_of(sizes, held, 0.0 if self.alone else call), sizes, held)
 
@@ -101,9 +95,8 @@ CELLS = (
 def calibrate(
     target: TargetModel, seconds: float = 45.0, progress: Callable[[float], None] = lambda share: None
 ) -> tuple[CostProfile, list[tuple[Cell, float]]]:
-    """(the profile, the seconds of each cell that it was fitted to). seconds: that it may take, about.
-
-    Raises LookaheadError for a model that decodes plainly: its forwards hold one token.
+    """(the profile, the seconds of each cell that it was fitted to). seconds: that it may take, about. Raises LookaheadError
+    for a model that decodes plainly: its forwards hold one token.
     """
     if target.mode == "plain":
         raise LookaheadError(f"{target.name} decodes plainly ({target.reason}): there is nothing to budget.")
@@ -149,10 +142,8 @@ def _faster(times: Sequence[float]) -> float:
 
 
 def calm(visits: Sequence[tuple[Cell, float]]) -> list[tuple[Cell, float]]:
-    """Those of the visits, cell and seconds, one after the other, that were in no bad moment of the machine.
-
-    The pace at a visit is one of the faster among those around it, relative to the least that their cells take; then again,
-    each cell's usual time being the median over its calm visits, each at its pace.
+    """Those of the visits (cell, seconds) that were in no bad moment. The pace at a visit is one of the faster among those
+    around it, relative to the least that their cells take; then again, relative to the median over a cell's calm visits.
     """
     number: dict[Cell, int] = {}
     cells = np.array([number.setdefault(cell, len(number)) for cell, _ in visits], int)
@@ -171,11 +162,9 @@ def calm(visits: Sequence[tuple[Cell, float]]) -> list[tuple[Cell, float]]:
 
 
 def at_one_pace(visits: Sequence[tuple[Cell, float]]) -> dict[Cell, float]:
-    """Seconds of each cell as if all had been visited at once, at one of the machine's faster paces.
-
-    visits: cell and seconds, one after the other. The pace at a visit is the median, over those around it, of what they took
-    relative to what their cells take; and that the median over a cell's visits, each at its pace (as in median polish, Tukey
-    1977).
+    """Seconds of each cell as if all had been visited at one of the machine's faster paces. The pace at a visit is the median,
+    over those around it, of what they took relative to what their cells take; and that the median over a cell's visits, each at
+    its pace (as in median polish, Tukey 1977).
     """
     numbers: dict[Cell, list[int]] = {}
     for number, (cell, _) in enumerate(visits):
@@ -215,9 +204,8 @@ class _Texts:
 
     @torch.inference_mode()
     def seconds_of(self, cell: Cell, most_warming: int = 1, expected: float = VISIT / 2) -> list[float]:
-        """Forwards of a cell behind some others: the first after another shape are slow, as caches hold what it needed.
-
-        most_warming: others, of which there is one at least. expected: seconds that one forward takes, about.
+        """Forwards of a cell behind some others, as the first after another shape are slow. most_warming: others, at most.
+        expected: seconds that one forward takes, about.
         """
         key = cell.rows, cell.context
         slots = self._slots.get(key) or self._slots.setdefault(key, self._filled(*key))
@@ -243,9 +231,8 @@ class _Texts:
 
     @torch.inference_mode()
     def accepting(self, seconds: float) -> dict[str, Any]:
-        """What comes behind a packed forward, in caches as that leaves them: per_said, per_move, per_moved_row.
-
-        seconds: that it may take. Measured on the texts that are there.
+        """What comes behind a packed forward, in caches as that leaves them: per_said, per_move, per_moved_row. Takes `seconds`
+        at most; measured on the texts that are there.
         """
         asking: list[float] = []
         moving: dict[int, list[float]] = {}
@@ -298,7 +285,6 @@ class _Texts:
 
 
 def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: int) -> CostProfile:
-    """The profile that is nearest to what was measured."""
     separate = target.mode != "packed"
     scored = [(cell, seconds) for cell, seconds in measured if cell.wanted == "all"]
     if separate:  # a row is a forward of its own
@@ -352,7 +338,5 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
 
 
 def _tells(tokens: np.ndarray, term: np.ndarray) -> bool:
-    """True if cells of one size differ in this term, so that it can be distinguished from what the size costs. Each:
-    [cells].
-    """
+    """True if cells of one size differ in this term, so that it can be told from what the size costs. Each: [cells]."""
     return any(len(set(term[tokens == size])) > 1 for size in set(tokens.tolist()))

@@ -236,7 +236,6 @@ def _in_turn(runs: Sequence[Run], rows: Sequence[int], device: torch.device | No
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What the figures depend on."""
     import transformers
 
     return {

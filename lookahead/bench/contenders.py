@@ -62,7 +62,6 @@ class Contenders:
         return list(dict.fromkeys(options))
 
     def _swept(self, timed: bool) -> list[DraftOptions]:
-        """Where costs are known auto comes first."""
         from lookahead.bench.sweep import BRANCH_LENGTHS, DECODING_LENGTHS, grid
 
         known = STRATEGIES if timed else STRATEGIES[1:]

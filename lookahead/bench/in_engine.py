@@ -43,8 +43,6 @@ Prompts = list[list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What an engine reports of itself and the model."""
-
     device: str
     dtype: str
     quantization: str | None
@@ -63,7 +61,6 @@ class Here:
         return answerable(requests, self._running, path, max_new_tokens)
 
     def answer(self, prompts: Prompts, max_new_tokens: int) -> Turn:
-        """All prompts, answered greedily."""
         engine = self._engine
         began, steps = time.perf_counter(), engine.steps
         generations = [engine.request(ids, max_new_tokens) for ids in prompts]
@@ -231,7 +228,6 @@ def _measured(
     batch_size: int,
     events: BenchEvents,
 ) -> Comparison:
-    """All contenders over all prompts; outputs are judged later."""
     options = {each.name: each.options for each in bench.contenders}
     runs = []
     for name, each in engines.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lookahead.bench.replay import Pair, ReplayResult, baseline_class, replay
-from lookahead.bench.trie_text import load_tokenizer_of
+from lookahead.bench.trie_report import load_tokenizer_of
 from lookahead.corpus.read import named_files
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import UsageError

@@ -1,9 +1,8 @@
 """Hugging Face's own decoding as contenders of a bench. In: a model and prompts. Out: runs like ours.
 
-Where answers are given, `generate` itself stays as it is: a hook behind the model's forward raises the score of each logged
-token above all others, at all positions of the forward in one write, which knows nothing of what was drafted. (Not so a logits
-processor: prompt lookup asks it for each token that it finds, and one that forbids all but the logged token would keep it
-from drafting anything wrong.)
+Where answers are given, a hook behind the model's forward raises the score of each logged token above all others, at all
+positions at once. (A logits processor is asked by prompt lookup for each token that it finds: one that forbids all but the
+logged token would keep it from drafting anything wrong.)
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ Ids = Sequence[int]
 def peers_of(
     target: TargetModel, prompts: Sequence[Ids], max_new_tokens: int, batch_size: int, answers: Sequence[Ids] | None
 ) -> list[Run]:
-    """`model.generate`, and prompt lookup where it can run: it takes no batches, and no model that cannot take drafts.
-
-    answers: of each prompt, taken as the model's choices regardless of what ends texts.
-    """
+    """`model.generate`, and prompt lookup where it can run: it takes no batches. answers: taken as the model's choices."""
     runs = [_peer(GENERATE, target, prompts, max_new_tokens, batch_size, answers)]
     if target.mode != "plain" and batch_size == 1:
         runs.append(_peer(PROMPT_LOOKUP, target, prompts, max_new_tokens, 1, answers, prompt_lookup_num_tokens=COPIED))
@@ -41,9 +37,7 @@ def peers_of(
 
 class Watcher:
     """A hook behind the model's forward: counts forwards and the tokens they drafted, and forces answers if there are any.
-
-    width: tokens of the padded prompts. forced: [rows, positions] logged tokens, or None. cache: its name in the model's
-    output.
+    width: tokens of the padded prompts. forced: [rows, positions]. cache: its name in the model's output.
     """
 
     def __init__(self, width: int, forced: torch.Tensor | None, cache: str):
@@ -53,17 +47,17 @@ class Watcher:
         self._forced = forced
         if forced is not None:
             self._rows = torch.arange(forced.shape[0], device=forced.device)[:, None]
-            self._places = torch.arange(forced.shape[1], device=forced.device)
+            self._positions = torch.arange(forced.shape[1], device=forced.device)
 
     def __call__(self, model: Any, _: Any, arguments: dict[str, Any], output: Any) -> None:
         length = output[self._cache].get_seq_length()  # of the text, what is drafted included
         self.draft_tokens += length - self._width if self.forwards == 0 else arguments["input_ids"].shape[1] - 1
         self.forwards += 1
         if self._forced is not None:
-            places = min(output.logits.shape[1], length - self._width + 1)
-            first = length - self._width + 1 - places  # of the answer, that the first of these scores choose
-            scores = output.logits[:, output.logits.shape[1] - places :]
-            scores[self._rows, self._places[:places], self._forced[:, first : first + places]] = torch.inf
+            positions = min(output.logits.shape[1], length - self._width + 1)
+            first = length - self._width + 1 - positions  # of the answer, that the first of these scores choose
+            scores = output.logits[:, output.logits.shape[1] - positions :]
+            scores[self._rows, self._positions[:positions], self._forced[:, first : first + positions]] = torch.inf
 
 
 def _peer(
@@ -92,8 +86,7 @@ def _peer(
         config.pad_token_id = padding
         if answers is not None:
             config.eos_token_id = None
-        for name, value in arguments.items():
-            setattr(config, name, value)
+        config.update(**arguments)
         watched = arguments or answers is not None
         handle = target.model.register_forward_hook(watcher, with_kwargs=True) if watched else None
         try:
@@ -101,12 +94,12 @@ def _peer(
         finally:
             if handle:
                 handle.remove()
-        said = output[:, width:].tolist()
+        emitted = output[:, width:].tolist()
         seconds = target.now() - began
         if answers is not None:
-            outputs = [ids[: len(answers[row])] for row, ids in zip(rows, said, strict=True)]
+            outputs = [ids[: len(answers[row])] for row, ids in zip(rows, emitted, strict=True)]
         else:
-            outputs = [_until_end(ids, ends) for ids in said]
+            outputs = [_until_end(ids, ends) for ids in emitted]
         steps = watcher.forwards - 1 if arguments else sum(len(output) - 1 for output in outputs)
         drafted = watcher.draft_tokens if arguments else 0
         accepted = sum(map(len, outputs)) - watcher.forwards if arguments else 0  # each forward gives one more than that
@@ -125,31 +118,19 @@ def _peer(
                 for most, alike in itertools.groupby(batch, room):  # one limit holds for all rows of a batch
                     parts.append(generate(list(alike), most))
             yield progress(sum(part.tokens for part in parts), sum(len(prompts[row]) for row in rows[: start + batch_size]))
-        yield _joined(parts)
+        outputs = [output for part in parts for output in part.outputs]
+        seconds, forwards = sum(part.seconds for part in parts), sum(part.forwards for part in parts)
+        yield Turn(outputs, seconds, forwards, **vars(summed(parts)))
 
-    return Run(name, None, answer, _nothing)
+    return Run(name, None, answer, lambda: None)
 
 
 def _forced(answers: Sequence[Ids], longest: int, target: TargetModel) -> torch.Tensor:
     """int64 [rows, positions]: the answers, and zeros behind them for positions that are cut off."""
-    places = longest + COPIED + 1
-    return torch.tensor([[*answer, *[0] * (places - len(answer))] for answer in answers], device=target.device)
-
-
-def _joined(parts: Sequence[Turn]) -> Turn:
-    """One turn of what was decoded one after the other."""
-    return Turn(
-        outputs=[output for part in parts for output in part.outputs],
-        seconds=sum(part.seconds for part in parts),
-        forwards=sum(part.forwards for part in parts),
-        **vars(summed(parts)),
-    )
+    width = longest + COPIED + 1
+    return torch.tensor([[*answer, *[0] * (width - len(answer))] for answer in answers], device=target.device)
 
 
 def _until_end(token_ids: list[int], ends: frozenset[int]) -> list[int]:
     """An answer without the padding behind the token that ended it."""
-    return next((token_ids[: place + 1] for place, token in enumerate(token_ids) if token in ends), token_ids)
-
-
-def _nothing() -> None:
-    """A peer remembers nothing."""
+    return next((token_ids[: index + 1] for index, token in enumerate(token_ids) if token in ends), token_ids)

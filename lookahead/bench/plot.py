@@ -1,6 +1,5 @@
-"""Figures as PNG, PDF or SVG. In: measured runs, or EDL by size of a trie. Out: a file, or the text of an SVG for a page.
-
-Lines and words are drawn in one ink, which a page's SVG takes from the page, so that it can be read on light and on dark.
+"""Figures as PNG, PDF or SVG. In: measured runs, or EDL by size of a trie. Out: a file, or the text of an SVG for a page, in
+whose ink lines and words are drawn.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lookahead.bench.coverage import Capacity
 from lookahead.budget.profile import CDL_FACTOR, CostProfile, Forward
 from lookahead.files.atomic import replacing
 from lookahead.printable import in_one_line
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
+    from lookahead.bench.trie_report import Capacity
 
 BLUE, GREY, INK = "#2a6fdb", "#8c8c8c", "#1b1b1f"
 
@@ -33,23 +32,14 @@ def drawing() -> Any:
     from matplotlib import pyplot
 
     matplotlib.use("Agg")  # draws files, needs no screen
-    matplotlib.rcParams.update(
-        {
-            "text.parse_math": False,  # a dollar in a name is a dollar
-            "text.color": INK,
-            "axes.labelcolor": INK,
-            "axes.edgecolor": INK,
-            "xtick.color": INK,
-            "ytick.color": INK,
-        }
-    )
+    inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    matplotlib.rcParams.update({**dict.fromkeys(inked, INK), "text.parse_math": False})  # a dollar in a name is a dollar
     return pyplot
 
 
 def comparison_figure(comparisons: Sequence[Comparison], titled: bool = True) -> Any:
     """Bars of tokens/s (labelled with the speedup, whose spread is the whisker) and EDL of all runs, a row a batch size."""
     pyplot = drawing()
-
     runs_each = [len(comparison.runs) for comparison in comparisons]
     figure, rows = pyplot.subplots(
         len(comparisons), 2, figsize=(10, sum(0.4 * runs + 1.3 for runs in runs_each)), sharey="row", squeeze=False,
@@ -61,12 +51,12 @@ def comparison_figure(comparisons: Sequence[Comparison], titled: bool = True) ->
         colours = [BLUE if run.drafts else GREY for run in runs]
         speed.barh(names, [run.tokens_per_second for run in runs], color=colours)
         plain = comparison.runs[0].tokens_per_second
-        for place, run in enumerate(runs):
+        for row, run in enumerate(runs):
             low, high = (plain * ratio for ratio in run.speedup_spread)
             if high > low:
-                speed.plot([low, high], [place, place], "|-", color=INK, linewidth=1.2, markersize=7)
+                speed.plot([low, high], [row, row], "|-", color=INK, linewidth=1.2, markersize=7)
             end = max(high, run.tokens_per_second)
-            speed.annotate(f"{run.speedup:.2f}x", (end, place), (6, 0), textcoords="offset points", va="center")
+            speed.annotate(f"{run.speedup:.2f}x", (end, row), (6, 0), textcoords="offset points", va="center")
         speed.set_xlabel("tokens/s (speedup over plain; whisker: quartiles of turns)")
         speed.set_title(f"batch {comparison.batch_size}", loc="left", fontsize=10, color=INK)
         bars = length.barh(names, [run.edl for run in runs], color=colours)
@@ -92,15 +82,15 @@ def title_of(comparison: Comparison) -> str:
 def draw_capacity(curve: Sequence[Capacity], title: str, path: str) -> None:
     """EDL against the size of the trie, the first point being no trie at all; atomically written to `path`."""
     pyplot = drawing()
-
     figure, axis = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     cold, sizes = curve[0], curve[1:]
     axis.axhline(cold.edl, color=GREY, linestyle="--", linewidth=1, label=f"no trie: {cold.edl:.2f}", zorder=1)
     axis.plot([c.tokens for c in sizes], [c.edl for c in sizes], "o-", color=BLUE, label="with the trie", zorder=1)
     for c in sizes:  # more tokens draft better: to the left above a point nothing is drawn
         ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        place = (-7, 5)
-        axis.annotate(f"{c.edl:.2f}", (c.tokens, c.edl), place, textcoords="offset points", ha="right", fontsize=8, bbox=ground)
+        axis.annotate(
+            f"{c.edl:.2f}", (c.tokens, c.edl), (-7, 5), textcoords="offset points", ha="right", fontsize=8, bbox=ground
+        )
     axis.set_xscale("log", base=2)
     axis.set_xticks([c.tokens for c in sizes], [f"{_short(c.tokens)}\n{c.bytes / 2**20:.3g} MiB" for c in sizes])
     axis.minorticks_off()
@@ -116,7 +106,6 @@ def draw_capacity(curve: Sequence[Capacity], title: str, path: str) -> None:
 def draw_profile(profile: CostProfile, path: str, rows: Sequence[int] = (1, 8, 32), context: int = 512) -> None:
     """Forward time against decoding length for several numbers of rows, each with its CDL, to `path`."""
     pyplot = drawing()
-
     figure, (time, share) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     lengths = [n for n in profile.tokens if n <= 128]
     for number, colour in zip(rows, (BLUE, "#d9822b", "#3f9b4f"), strict=False):
@@ -177,12 +166,8 @@ def legend_beside(axis: Any, drawn: Sequence[Any]) -> None:
 
 def save_figure(figure: Any, path: str) -> None:
     """Atomically to `path`, in the format of its ending: .png, .pdf or .svg."""
-    pyplot = drawing()
-
-    kind = Path(path).suffix.lower().removeprefix(".")
     with replacing(path) as file:
-        _draw(figure, file, kind, dpi=120)
-    pyplot.close(figure)
+        _draw(figure, file, Path(path).suffix.lower().removeprefix("."), dpi=120)
 
 
 def _draw(figure: Any, file: Any, kind: str, **options: Any) -> None:
@@ -190,22 +175,18 @@ def _draw(figure: Any, file: Any, kind: str, **options: Any) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         figure.savefig(file, format=kind, bbox_inches="tight", pad_inches=0.15, **options)
+    drawing().close(figure)
 
 
 def head(figure: Any, title: str) -> None:
-    """A title above a figure, in as many lines as it takes."""
     width = int(12 * figure.get_figwidth())  # characters of this size that fit
     figure.suptitle("\n".join(textwrap.wrap(in_one_line(title), width)), fontsize=10)
 
 
 def as_svg(figure: Any, name: str) -> str:
     """For a page: an <svg> element without a ground, in the page's ink. name: keeps its parts apart from other figures'."""
-    pyplot = drawing()
-
     text = io.StringIO()
-    with pyplot.rc_context({"svg.hashsalt": name}):
+    with drawing().rc_context({"svg.hashsalt": name}):
         _draw(figure, text, "svg", transparent=True, metadata={"Date": None, "Creator": None})
-    pyplot.close(figure)
-    svg = text.getvalue()
-    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    svg = text.getvalue()[text.getvalue().index("<svg") :].replace(INK, "currentColor")
     return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)

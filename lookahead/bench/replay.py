@@ -120,7 +120,7 @@ def replay_with(
             tree = row.draft(branch_length=len(response) - done)
             drafted = time.perf_counter()
             ahead = iter(response[done:])
-            accepted, path = tree.follow(lambda node, emitted, ahead=ahead: next(ahead, None))  # type: ignore[misc]
+            accepted, path = tree.follow(lambda node, emitted, ahead=ahead: next(ahead, None))
             updating = time.perf_counter()
             row.accept(accepted)
             update_us.append((time.perf_counter() - updating) * 1e6)

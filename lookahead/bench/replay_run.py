@@ -45,7 +45,6 @@ class ReplaySpec:
     repeats: int = 1
 
     def options(self) -> list[DraftOptions]:
-        """Of each run. Raises UsageError."""
         return self.contenders.options(timed=self.cost_profile is not None)
 
 

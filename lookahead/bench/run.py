@@ -23,9 +23,8 @@ from lookahead.draft.tree import DraftTree
 
 @dataclasses.dataclass
 class StepLog(Clock):
-    """An engine's clock that keeps each decode step: its forward's seconds, its tree and how much of it was accepted.
-
-    `see` is the observer of all requests of the turn; the clock is notified after them.
+    """An engine's clock that keeps each decode step: its forward's seconds, its tree and how much of it was accepted. `see` is
+    the observer of all requests of the turn.
     """
 
     seen: list[tuple[DraftTree, int]] = dataclasses.field(default_factory=list)
@@ -50,10 +49,8 @@ class StepLog(Clock):
 
 @dataclasses.dataclass
 class Turn(DraftCounts):
-    """What a contender did with the rows of one turn.
-
-    steps: summed over rows. forwards: of the model, several rows in one; 0 where a peer's are not counted. clock: None for a
-    peer, which cannot be looked into. decode_forwards: those in which a row decoded. *_by_depth: see `Run.accepted_by_depth`.
+    """What a contender did with the rows of one turn. steps: summed over rows. forwards: of the model, several rows in one; 0
+    where a peer's are not counted. clock: None for a peer.
     """
 
     outputs: list[list[int]]
@@ -76,9 +73,7 @@ class Turn(DraftCounts):
 
 @dataclasses.dataclass(frozen=True)
 class TimeSplit:
-    """Seconds of a run by what they went into. rest: notifying the drafter of emitted tokens, admitting and retiring
-    requests.
-    """
+    """Seconds of a run by what they went into. rest: notifying the drafter, admitting and retiring requests."""
 
     draft: float
     forward: float
@@ -88,12 +83,11 @@ class TimeSplit:
 
 @dataclasses.dataclass(eq=False)
 class Run:
-    """One contender over all prompts.
+    """One contender over all prompts. options: how it drafts, None for a peer.
 
-    options: how it drafts, None for a peer. answer: a turn over some rows of the prompts; yields how far it has come (see
-    `progress`), as others may have the machine then, and at last the turn. forget: drop what earlier answers left in memory.
-    turns: in the order of the prompts, there once `settle` has been called. speedup: tokens/s over those of plain decoding;
-    speedup_spread: the quartiles of that over all turns and repeats.
+    answer: a turn over some rows; yields how far it has come (see `progress`), as others may have the machine then, and at last
+    the turn. forget: drop what earlier answers left. speedup: tokens/s over those of plain decoding; speedup_spread: its
+    quartiles over all turns and repeats. `settle` sets these and `turns`.
     """
 
     name: str
@@ -136,15 +130,11 @@ class Run:
 
     @property
     def decoding_length(self) -> int | None:
-        if self.options is None:
-            return None
-        return self.options.decoding_length if self.drafts else 1
+        return None if self.options is None else self.options.decoding_length if self.drafts else 1
 
     @property
     def branch_length(self) -> int | None:
-        if self.options is None:
-            return None
-        return self.options.branch_length if self.drafts else 0
+        return None if self.options is None else self.options.branch_length if self.drafts else 0
 
     @property
     def outputs(self) -> list[list[int]]:
@@ -172,7 +162,6 @@ class Run:
 
     @property
     def draft_tokens_wasted(self) -> int:
-        """Drafted and not accepted."""
         return self.counts.draft_tokens - self.counts.accepted_tokens
 
     @property
@@ -196,7 +185,6 @@ class Run:
 
     @property
     def time_split(self) -> TimeSplit | None:
-        """None for a peer."""
         clocks = [turn.clock for turn in self.turns if turn.clock]
         if not clocks:
             return None
@@ -210,27 +198,24 @@ class Run:
 
     def as_json(self) -> dict[str, Any]:
         """One entry of "runs" in the JSON of `bench`."""
-        split, forward_ms = self.time_split, self.forward_ms()
+        split, forward_ms, counts = self.time_split, self.forward_ms(), self.counts
         depths = [dict(zip(OF_A_DEPTH, each, strict=True)) for each in self.accepted_by_depth]
+        wasted = counts.draft_tokens - counts.accepted_tokens
+        names = ("name", "strategy", "adaptive", "decoding_length", "branch_length", "tokens")
         return {
-            "name": self.name,
-            "strategy": self.strategy,
-            "adaptive": self.adaptive,
-            "decoding_length": self.decoding_length,
-            "branch_length": self.branch_length,
-            "tokens": self.tokens,
+            **{name: getattr(self, name) for name in names},
             "seconds": round(self.seconds, 4),
             "tokens_per_second": round(self.tokens_per_second, 2),
-            "steps": self.steps,
+            "steps": counts.steps,
             "forwards": self.forwards,
             "edl": round(self.edl, 4),
             "speedup": round(self.speedup, 4),
             "speedup_spread": [round(ratio, 4) for ratio in self.speedup_spread],
             "peak_memory_bytes": self.peak_memory_bytes,
-            "draft_tokens": self.counts.draft_tokens,
-            "draft_tokens_wasted": self.draft_tokens_wasted,
-            "draft_tokens_wasted_per_step": round(self.draft_tokens_wasted / max(1, self.steps), 4),
-            "accepted_by_source": dict(self.counts.accepted_by_source),
+            "draft_tokens": counts.draft_tokens,
+            "draft_tokens_wasted": wasted,
+            "draft_tokens_wasted_per_step": round(wasted / max(1, counts.steps), 4),
+            "accepted_by_source": dict(counts.accepted_by_source),
             "accepted_by_depth": depths if split else None,
             **{f"{part}_seconds": round(getattr(split, part), 4) if split else None for part in TIME_PARTS},
             "forward_ms": {"p50": round(forward_ms, 4), "p99": round(self.forward_ms(99) or 0.0, 4)} if forward_ms else None,
@@ -242,9 +227,9 @@ OF_A_DEPTH = ("depth", "offered", "accepted")
 TIME_PARTS = tuple(field.name for field in dataclasses.fields(TimeSplit))
 
 
-def progress(said: int, taken_in: int) -> int:
+def progress(emitted: int, taken_in: int) -> int:
     """How far a turn has come, in tokens. taken_in: tokens of prompts, of which a forward prefills many."""
-    return said + taken_in // TAKEN_IN_AS_ONE
+    return emitted + taken_in // TAKEN_IN_AS_ONE
 
 
 def median_turn(repeats: Sequence[Turn]) -> Turn:
@@ -254,9 +239,5 @@ def median_turn(repeats: Sequence[Turn]) -> Turn:
 
 def _at_least(counts: Counter[int]) -> Counter[int]:
     """How many have 1 or more, 2 or more, ... of what is counted by number."""
-    found: Counter[int] = Counter()
-    so_far = 0
-    for number in range(max(counts, default=0), 0, -1):
-        so_far += counts[number]
-        found[number] = so_far
-    return found
+    numbers = range(max(counts, default=0), 0, -1)
+    return Counter(dict(zip(numbers, itertools.accumulate(counts[number] for number in numbers), strict=True)))

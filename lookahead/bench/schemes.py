@@ -1,11 +1,9 @@
-"""A bench of one model in several quantizations. In: a `ModelBench`, schemes as they are typed. Out: figures of each scheme.
-
-One model is loaded at a time, so speeds of schemes are not interleaved: their ratios are as exact as the machine is steady.
-"""
+"""A bench of one model in several quantizations, loaded one at a time. In: a `ModelBench`, schemes. Out: figures of each."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """weight_bytes: of all weights as they are held. kv_bytes_per_token: 0 where that is not known. loss: nats per token of the
-    prompts, None for random weights. comparisons: one for each batch size.
+    """weight_bytes: of all weights as they are held. kv_bytes_per_token: 0 where unknown. loss: nats per token of the prompts,
+    None for random weights. comparisons: one for each batch size.
     """
 
     quantize: str
@@ -48,23 +46,17 @@ def schemes_of(option: str, typed: str, known: Sequence[str]) -> list[str]:
 
 
 def bench_schemes(bench: ModelBench, quantize: str, kv_dtype: str, measure: Measure) -> tuple[list[Scheme], list[str]]:
-    """(figures of each combination, what is wrong with rows that were left out)
-
-    quantize, kv_dtype: several with commas between them. measure: `bench_prompts` or `bench_logged`, given the bench and what
-    to call with the loaded model and its prompts. Raises UsageError for unknown schemes, and as `measure` does.
+    """(figures of each combination, what is wrong with rows that were left out). quantize, kv_dtype: several with commas.
+    measure: given the bench and what to call with the loaded model and its prompts. Raises UsageError for unknown schemes.
     """
     from lookahead.backends.cpu.linear import weight_bytes
     from lookahead.backends.cpu.quantized_kv import KV_DTYPES
-    from lookahead.bench.quality import loss_of
+    from lookahead.bench.quantized import loss_of
     from lookahead.models.quantize import SCHEMES
 
-    combinations = [
-        (weights, keys)
-        for weights in schemes_of("--quantize", quantize, SCHEMES)
-        for keys in schemes_of("--kv-dtype", kv_dtype, KV_DTYPES)
-    ]
+    named = schemes_of("--quantize", quantize, SCHEMES), schemes_of("--kv-dtype", kv_dtype, KV_DTYPES)
     schemes, failed = [], list[str]()
-    for weights, keys in combinations:
+    for weights, keys in itertools.product(*named):
         figures = dict[str, Any]()
 
         def look(target: TargetModel, prompts: list[list[int]], figures: dict[str, Any] = figures) -> None:

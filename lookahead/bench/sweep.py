@@ -1,7 +1,7 @@
 """Grids of decoding and branch lengths, and their figures. In: lengths, then measured runs or replays. Out: pairs, a figure.
 
-A branch cannot be longer than what is drafted, so longer branch lengths than fit give the same setting: it is measured once and
-stands in the figures for all of them. A replay runs no forward, so its figure shows no speed. Figures of arXiv 2312.12728.
+A branch cannot be longer than what is drafted: longer branch lengths give the same setting, which is measured once. A replay
+runs no forward, so its figure shows no speed. Figures of arXiv 2312.12728.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ Line = tuple[str, list[tuple[int, Any]]]  # its name, and the results along an a
 
 def grid(decoding_lengths: Iterable[int], branch_lengths: Iterable[int]) -> list[tuple[int, int]]:
     """(decoding length, branch length) of each setting that differs from the others: of branch lengths that hold all that is
-    drafted, the least.
-
-    Example: decoding lengths 4 and 16 with branch lengths 4, 8 and 16 give (4, 4), (16, 4), (16, 8), (16, 16).
+    drafted, the least. Lengths 4 and 16 with branches 4, 8 and 16 give (4, 4), (16, 4), (16, 8), (16, 16).
     """
     pairs = []
     for length in sorted(set(decoding_lengths)):
@@ -71,7 +69,6 @@ class Grid:
         return self.cells[length, max(b for n, b in self.cells if n == length and b <= branch)]
 
     def measured(self, length: int, branch: int) -> bool:
-        """This very setting was measured."""
         return (length, branch) in self.cells
 
     def by_branch(self) -> list[Line]:
@@ -103,7 +100,6 @@ def in_words(comparison: Comparison) -> str:
 
 
 def drafted(result: ReplayResult) -> float:
-    """Draft tokens per step."""
     return result.draft_tokens_per_step
 
 

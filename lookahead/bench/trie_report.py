@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lookahead.bench.coverage import Capacity, capacity_curve, coverage
-from lookahead.bench.replay import ReplayResult
-from lookahead.bench.trie_text import load_tokenizer_of
+from lookahead.bench.replay import ReplayResult, replay
+from lookahead.corpus.read import CorpusReport, expand, read_documents
 from lookahead.draft import own_text, planner
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import Evidence, evidence
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
-from lookahead.errors import UsageError
+from lookahead.errors import CorpusError, LookaheadError, UsageError
+from lookahead.files.hub import tokenizer_of_trie
 from lookahead.job.events import COMPILING
 from lookahead.native.interpreted import interpreting
+from lookahead.tokenizer import identity, load_tokenizer
 from lookahead.trie import search, stats
+from lookahead.trie.check import checked_documents, checked_tokens
 from lookahead.trie.file import Match, Trie
+from lookahead.trie.prune import prune_trie
 from lookahead.trie.segment import Effort
 
 # Tokens of a tree, of a context and of a vocabulary up to which Python makes a draft sooner than its kernels are compiled.
@@ -35,10 +41,8 @@ WithSpinner = Callable[[Callable[[], None], str], None]  # calls its first argum
 
 @dataclasses.dataclass(frozen=True)
 class TrieQuestions:
-    """query: text, or ids where the trie came as ids, whose draft tree of decoding_length tokens is wanted; None: none.
-
-    coverage: corpus file on which EDL is measured; with_curve: also at smaller sizes of the trie. verify: read every byte.
-    tokenizer: instead of the trie's own. top: most frequent branches.
+    """query: text, or ids where the trie came as ids, whose draft tree of decoding_length tokens is wanted. coverage: corpus
+    file on which EDL is measured; with_curve: also at smaller sizes. verify: read every byte. tokenizer: not the trie's own.
     """
 
     query: str | None = None
@@ -206,3 +210,107 @@ def draft_after(trie: Trie, context: np.ndarray, decoding_length: int) -> Drafte
         of_trie = len(drafter.source_names) - 1
         known = evidence(trie, of_trie, context.tolist(), tree)
         return Drafted(context, trie.longest_match(context), tree, known, drafter.source_names)
+
+
+SHARES = (64, 32, 16, 8, 4, 2)  # a capacity curve has the trie pruned to 1 / share of its tokens
+
+
+def coverage(
+    tries: Sequence[Trie],
+    path: str,
+    tokenizer: Any | None,
+    options: DraftOptions | None = None,
+    most: int = 200,
+    vocab_size: int | None = None,
+) -> ReplayResult:
+    """Replay up to `most` documents of a corpus file against `tries`. vocab_size: of ids, where there is no trie that gives it.
+    Raises CorpusError if the file holds no usable document of two tokens or more.
+    """
+    report = CorpusReport()
+    vocab_size = tries[0].header.vocab_size if tries else vocab_size
+    pairs = []
+    for document in read_documents(expand([path]), tokenizer, report, vocab_size=vocab_size):
+        ids = list(document.token_ids)
+        if len(ids) > 1:
+            pairs.append((ids[:1], ids[1:]))
+        if len(pairs) == most:
+            break
+    if not pairs:
+        raise CorpusError(report.problems[0] if report.problems else f"{path}: no usable document.")
+    return replay(pairs, tries, options or DraftOptions())
+
+
+@dataclasses.dataclass(frozen=True)
+class Capacity:
+    """EDL that a trie of this size gives; 0 tokens: no trie, only the requests' own text and each other's."""
+
+    tokens: int
+    bytes: int
+    edl: float
+
+
+def capacity_curve(trie: Trie, path: str, tokenizer: Any | None, effort: Effort) -> list[Capacity]:
+    """EDL on a corpus file without a trie, with `trie` pruned to rising sizes (in a temporary folder), and with all of it."""
+    curve = [Capacity(0, 0, coverage([], path, tokenizer, vocab_size=trie.header.vocab_size).edl)]
+    with tempfile.TemporaryDirectory() as folder:
+        for share in SHARES:
+            limit = trie.header.tokens // share
+            try:
+                prune_trie(trie.path, Path(folder) / "pruned.trie", max_tokens=limit, effort=effort)
+            except LookaheadError:  # not one document is so small
+                continue
+            pruned = Trie(Path(folder) / "pruned.trie")
+            size = pruned.path.stat().st_size
+            curve.append(Capacity(pruned.header.tokens, size, coverage([pruned], path, tokenizer).edl))
+    curve.append(Capacity(trie.header.tokens, trie.path.stat().st_size, coverage([trie], path, tokenizer).edl))
+    return curve
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldDocument:
+    """number: from 1, in the order of the file. text: None where no tokenizer is known."""
+
+    number: int
+    source: str
+    ids: list[int]
+    text: str | None
+
+    @property
+    def shown(self) -> str:
+        """The text, or the ids where it is not known."""
+        return " ".join(map(str, self.ids)) if self.text is None else self.text
+
+
+def held_documents(trie: Trie, tokenizer: Any | None, query: str = "") -> Iterator[HeldDocument]:
+    """The documents known text, or ids without a tokenizer, contain `query`. Raises TrieFormatError for a damaged trie."""
+    numbers = itertools.count(1)
+    sought = query if tokenizer is not None or not query else f" {' '.join(query.split())} "
+    for segment in trie.segments:
+        ends, sources = checked_documents(trie, segment)
+        collections.deque(checked_tokens(trie, segment, ends), 0)
+        begin = 0
+        for end, source in zip(ends.tolist(), sources.tolist(), strict=True):
+            ids = segment.tokens[begin:end].tolist()
+            text = str(tokenizer.decode(ids)) if tokenizer is not None else None
+            held = HeldDocument(next(numbers), trie.header.sources[source].name, ids, text)
+            if sought in (held.shown if text is not None else f" {held.shown} "):
+                yield held
+            begin = end + 1
+
+
+def load_tokenizer_of(trie: Trie, name: str | None, needed: bool) -> Any | None:
+    """The tokenizer to show a trie's text with; None if the trie came as ids, or its tokenizer is gone and not needed. name: of
+    another. Raises LookaheadError if it cannot be loaded or does not fit the trie.
+    """
+    if not (name or trie.header.tokenizer_name):
+        return None
+    try:
+        chosen = name or tokenizer_of_trie(trie.path, trie.header.tokenizer_name)
+        loaded = load_tokenizer(chosen)
+    except LookaheadError:
+        if name or needed:
+            raise
+        return None
+    known = identity(loaded, chosen)
+    trie.check_tokenizer(known.fingerprint, known.vocab_size, chosen)
+    return loaded

@@ -1,11 +1,9 @@
 """Corpus files to token documents. In: paths and a tokenizer. Out: TokenDocument, in input order; knows file and line.
 
 Formats by suffix: .jsonl, .json (lines or an array), .csv, .tsv, .txt, .md, .html (each also .gz or .zst), .parquet; "-" is
-JSON lines on stdin; globs are expanded, and of folders all files of these kinds.
-A text file is one document, or one for each paragraph; a very large one is cut at line ends into pieces of about 1 MiB.
-A row's text is --text-field, else the first present of TEXT_FIELDS. A row that answers a prompt (`messages`, `prompt` or
-`prompt_ids` next to the answer) keeps the last LEFT_CONTEXT prompt tokens, so that its first tokens can be drafted.
-Rows of a job's output or of the OpenAI batch API are known by their form (rows.py); failed ones are counted.
+JSON lines on stdin; globs are expanded, and of folders all files of these kinds. A text file is one document, or one for each
+paragraph; a very large one is cut at line ends into pieces of about 1 MiB. A row that answers a prompt keeps its last
+LEFT_CONTEXT tokens, so that the first tokens of the answer can be drafted. What of a row is a document: see answers.py.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from lookahead.corpus.rows import Failed, Row, documents_of, fields_read
+from lookahead.corpus.answers import Failed, Row, documents_of, fields_read
 from lookahead.corpus.tables import TABLES, json_file_rows, row_of, table_rows, unmarked, without_mark
 from lookahead.corpus.text_files import TEXTS, Split, pieces_of
 from lookahead.errors import CorpusError, first_line
@@ -55,9 +53,8 @@ class FilePart:
 
 @dataclasses.dataclass
 class CorpusReport:
-    """What was read. `problems` holds the first ten, as `file:line: what`; `bytes` counts those of the files, packed or not.
-
-    failed: rows of a job that hold no answer, as they failed. requests: rows whose prompts were taken, for want of an answer.
+    """What was read. problems: the first ten, as `file:line: what`. bytes: of the files, packed or not. failed: rows of a job
+    that failed. requests: rows whose prompts were taken, for want of an answer.
     """
 
     rows: int = 0
@@ -76,7 +73,6 @@ class CorpusReport:
             self.problems.append(problem)
 
     def add_all(self, other: CorpusReport) -> None:
-        """Count what another has counted."""
         self.rows += other.rows
         self.bad += other.bad
         self.failed += other.failed
@@ -95,9 +91,8 @@ def expand(patterns: Sequence[str]) -> list[str]:
 
 
 def files_in(pattern: str) -> list[str]:
-    """Of a folder all files of known kinds, in it and below, sorted, hidden ones left out; of anything else itself.
-
-    Raises CorpusError for a folder without such files.
+    """Of a folder all files of known kinds, in it and below, sorted, hidden ones left out; of anything else itself. Raises
+    CorpusError for a folder without such files.
     """
     if pattern == "-" or not Path(pattern).is_dir():
         return [pattern]
@@ -181,11 +176,9 @@ def read_documents(
     split: Split = "file",
     sources: Mapping[str, str] | None = None,
 ) -> Iterator[TokenDocument]:
-    """Token documents of all files, in order. `source` overrides the file's name, and so does `sources` by file.
-
-    split: what of a text file is a document.
-    vocab_size: ids of id rows must lie below it. workers: batches of rows that are tokenized side by side.
-    Rows that cannot be used go to `report`, or raise CorpusError if `strict`.
+    """Token documents of all files, in order. `source` overrides the file's name, and so does `sources` by file. vocab_size:
+    ids of id rows must lie below it. workers: batches of rows that are tokenized side by side. Rows that cannot be used go to
+    `report`, or raise CorpusError if `strict`.
     """
     without_limits(tokenizer)  # before threads share it
     parts = [FilePart(name) if isinstance(name, str) else name for name in names]
@@ -241,9 +234,8 @@ def _tokenized(batch: Sequence[Row], tokenizer: Any | None) -> list[TokenDocumen
 
 @contextlib.contextmanager
 def open_text(name: str, report: CorpusReport | None = None) -> Iterator[IO[bytes]]:
-    """Bytes of a file, uncompressed on the fly; "-" is stdin. `report` counts the file's own bytes.
-
-    Raises CorpusError if it cannot be opened or unpacked.
+    """Bytes of a file, uncompressed on the fly; "-" is stdin. `report` counts the file's own bytes. Raises CorpusError if it
+    cannot be opened or unpacked.
     """
     try:
         if name == "-":
@@ -280,9 +272,8 @@ class _CountedFile(io.FileIO):
 
 
 def json_rows(file: str | FilePart, report: CorpusReport | None = None) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """(number, row) of a file of JSON lines or CSV (numbers of lines, from 1), or of a JSON array (numbers of its elements).
-
-    The row is a problem's text where there is none. Raises CorpusError if the file cannot be read.
+    """(number, row) of JSON lines or CSV (numbers of lines, from 1), or of a JSON array (numbers of elements). The row is a
+    problem's text where there is none. Raises CorpusError if the file cannot be read.
     """
     part = FilePart(file) if isinstance(file, str) else file
     kind = "" if part.name == "-" else kind_of(part.name)
@@ -322,10 +313,7 @@ def _rows_of(
     split: Split = "file",
     one_of_many: bool = False,
 ) -> Iterator[Row]:
-    """tokenized: text is, so that answers which hold text and ids are taken as text.
-
-    one_of_many: a text file that cannot be used is left out and counted; else that raises CorpusError.
-    """
+    """tokenized: text is. one_of_many: a text file that cannot be used is left out and counted; else it raises CorpusError."""
     name = part.name
     kind = kind_of(name)
     if kind in TEXTS:
@@ -361,9 +349,8 @@ def _rows_of(
 def parquet_rows(
     name: str, report: CorpusReport, columns: Collection[str] | None = None
 ) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """(number from 1, row, or what is wrong with it) of a Parquet file. Raises CorpusError if it cannot be read.
-
-    columns: those that are read, others are None; None: all.
+    """(number from 1, row, or what is wrong with it) of a Parquet file. columns: those that are read; None: all. Raises
+    CorpusError if it cannot be read.
     """
     require("pyarrow", name)
     import pyarrow

@@ -1,6 +1,6 @@
 """Rows of CSV files and JSON arrays, and marks at the beginning of text files. In: bytes of an open file. Out: rows as objects.
 
-Nothing is held but the row at hand. A row that cannot be read is text that tells why; a file that cannot raises CorpusError.
+Only the row at hand is held. A row that cannot be read is text that tells why; a file that cannot raises CorpusError.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ def unmarked(file: IO[bytes], name: str) -> IO[bytes]:
 
 
 def table_rows(file: IO[bytes], name: str, separator: str) -> Iterator[Found]:
-    """(number of the line where it begins, row) for each row of a CSV file with a header; every value is text.
-
-    An empty "id" is None. Raises CorpusError if there is no header, or it names a column twice.
+    """(number of the line where it begins, row) for each row of a CSV file; every value is text, an empty "id" is None. Raises
+    CorpusError if there is no header, or it names a column twice.
     """
     csv.field_size_limit(LONGEST)
     reader = csv.reader(_lines(file, name), delimiter=separator, strict=True)
@@ -74,9 +73,8 @@ def table_rows(file: IO[bytes], name: str, separator: str) -> Iterator[Found]:
 
 
 def json_file_rows(file: IO[bytes], name: str) -> tuple[Iterator[Found] | None, IO[bytes]]:
-    """(rows of a .json file that is an array of objects, or one object; None where its lines are JSON, the file again).
-
-    Rows of an array are numbered from 1. Raises CorpusError, also as it is read on, for what is not JSON.
+    """(rows of a .json file that is an array of objects, or one object; None where its lines are JSON, the file again). Raises
+    CorpusError, also as it is read on, for what is not JSON.
     """
     begin = without_mark(file.read(HEAD), name)
     while not begin.strip() and (piece := file.read(HEAD)):

@@ -1,9 +1,8 @@
 """Files that are either the old one or the new one, whole.
 
-The new bytes go to a temporary sibling, are synced to disk and take the final name in one rename. The sibling is locked
-while it is written: one that nobody locks was left by a process that was killed, and the next write to the name removes it.
-What goes wrong with the disk is a LookaheadError that states what has become of the file; cleaning up never hides it.
-A symbolic link is followed: its target is replaced, and the link stays.
+The new bytes go to a temporary sibling, are synced to disk and take the final name in one rename. The sibling is locked while
+it is written: one that nobody locks was left by a process that was killed, and the next write removes it. What goes wrong with
+the disk is a LookaheadError that states what has become of the file. A symbolic link is followed: its target is replaced.
 """
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # others repo
 
 
 def write_pieces(file: IO[bytes], data: memoryview) -> int:
-    """Write all of `data` (bytes) in small pieces; returns its length.
-
-    The page cache keeps a file in pieces as large as they were written, and maps the whole piece when one page is touched: of a
-    mapped file written in large ones, a few look-ups would make hundreds of MiB resident.
+    """Write all of `data` (bytes) in small pieces; returns its length. The page cache maps a whole piece when one page is
+    touched: of a mapped file written in large ones, a few look-ups would make hundreds of MiB resident.
     """
     for begin in range(0, len(data), PIECE):
         file.write(data[begin : begin + PIECE])
@@ -46,10 +43,8 @@ def write_pieces(file: IO[bytes], data: memoryview) -> int:
 
 
 def followed(path: str | Path) -> Path:
-    """The file that a write to `path` replaces: where a chain of symbolic links ends, which need not exist.
-
-    Only the last part of the path is followed; a link in the middle leads to the same folder by itself.
-    Raises LookaheadError for links that lead in a circle.
+    """The file that a write to `path` replaces: where a chain of symbolic links ends, which need not exist. Raises
+    LookaheadError for links that lead in a circle.
     """
     given = path = Path(path)
     if path.exists() and not path.is_file():  # of a pipe, /dev/stdout leads to no name
@@ -63,11 +58,10 @@ def followed(path: str | Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = lambda: None, new: bool = False) -> Iterator[IO]:
-    """Open a temporary sibling of `path`; on success it replaces `path`, on any error it is removed. Links are followed.
+    """Open a temporary sibling of `path`; on success it replaces `path`, on any error it is removed.
 
-    check: called just before the rename; what it raises keeps the old file. new: a file that another process has made at
-    `path` meanwhile is not replaced.
-    Raises LookaheadError if the folder is missing or cannot be written, the disk is full or fails; FileExistsError with `new`.
+    check: called just before the rename. new: a file that another process has made meanwhile is not replaced (FileExistsError).
+    Raises LookaheadError if the folder is missing or cannot be written, the disk is full or fails.
     """
     path = Path(path)
     with _telling(path):
@@ -118,9 +112,8 @@ def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = l
 
 @contextlib.contextmanager
 def scratch_sibling(path: str | Path) -> Iterator[IO[bytes]]:
-    """A temporary file next to `path`, removed at the end; after a kill, by the next write to `path`.
-
-    Raises LookaheadError where it cannot be made or written; what stands at `path` is not touched.
+    """A temporary file next to `path`, removed at the end; after a kill, by the next write to `path`. Raises LookaheadError
+    where it cannot be made or written.
     """
     path = Path(path)
     with _telling(path):
@@ -143,10 +136,8 @@ def scratch_sibling(path: str | Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def locked(path: str | Path, waiting: Callable[[str], None] = lambda text: None) -> Iterator[None]:
-    """Keep other processes that lock the file at `path` from replacing it; does nothing where there is no file.
-
-    Waits for a process that has it, and then holds the file which that one has put there. waiting: is called once, if it takes
-    more than a second. Not to be nested for one path: a process waits for itself.
+    """Keep other processes that lock the file at `path` from replacing it; does nothing where there is no file. waiting: called
+    once, if another process has it for more than a second. Not to be nested for one path: a process waits for itself.
     """
     path = Path(path)
     descriptor = -1
@@ -170,10 +161,7 @@ def locked(path: str | Path, waiting: Callable[[str], None] = lambda text: None)
 
 
 def uninterrupted(call: Callable[..., Made], *arguments: Any) -> Made:
-    """What a system call returns that is made again where a signal has interrupted it, as Python does for many, not for all.
-
-    A file whose `close` was interrupted is closed: again, it does nothing.
-    """
+    """Make a system call again where a signal has interrupted it, as Python does for many, not for all."""
     while True:
         try:
             return call(*arguments)
@@ -182,7 +170,6 @@ def uninterrupted(call: Callable[..., Made], *arguments: Any) -> Made:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there."""
     uninterrupted(path.unlink, True)
 
 
@@ -237,7 +224,6 @@ def _link(temporary: str, path: Path) -> None:
 
 
 def _remove(name: str) -> None:
-    """Remove a temporary file. Where that fails, the next write to the same path does it."""
     with contextlib.suppress(OSError):
         uninterrupted(os.unlink, name)
 
@@ -273,9 +259,8 @@ def _openable(path: Path) -> int:
 
 
 def _locked_sibling(path: Path) -> tuple[int, str]:
-    """(descriptor, name) of a new temporary file next to `path`, locked as long as this process holds it, however it ends.
-
-    Removes those that other processes left. Raises LookaheadError if the folder is missing or cannot be written.
+    """(descriptor, name) of a new temporary file next to `path`, locked as long as this process holds it; those that other
+    processes left are removed. Raises LookaheadError if the folder is missing or cannot be written.
     """
     _remove_abandoned(path)
     while True:

@@ -1,8 +1,7 @@
 """What a command may write. In: the files that it was asked to write and to read. Out: an error before any work is done.
 
-An output must not be a file that the command reads, nor another output, by any path or link they are named. A file that
-exists and is not of the kind to be written is replaced only if the user asks for it. Each output is tried: its folder takes a
-new file, and what exists can be replaced; nothing that exists is touched.
+An output must not be a file that the command reads, nor another output, by any path or link. A file that exists and is not of
+the kind to be written is replaced only if the user asks for it. Each output is tried; nothing that exists is touched.
 """
 
 from __future__ import annotations
@@ -52,9 +51,8 @@ def kind_of(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of file that a command writes. name: as in "is not a trie file". matches: a file that is not empty is one.
-
-    endings: of those in NAMED the ones that it may have.
+    """A kind of file that a command writes, as in "is not a trie file". matches: a file that is not empty is one. endings: of
+    those in NAMED the ones that it may have.
     """
 
     name: str
@@ -64,10 +62,8 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A file to be written. option: as typed, such as "--metrics". path: None where the option is not given.
-
-    kind: of an existing file that may be replaced without a word; None: the command has a rule of its own.
-    updates: the options of inputs that it may be the same file as, such as the trie that is appended to.
+    """A file to be written. path: None where the option is not given. kind: of an existing file that may be replaced without a
+    word; None: the command has a rule of its own. updates: options of inputs that it may be the same file as.
     """
 
     option: str
@@ -86,11 +82,9 @@ class Input:
 
 
 def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite: bool | None = None) -> None:
-    """Check what is to be written against what is read and what exists, then try it.
-
-    overwrite: files of other kinds may be replaced; None: the command has no such option.
-    Raises UsageError for an output that is an input or another output, or that would replace a file of another kind;
-    LookaheadError for one that cannot be written.
+    """Check what is to be written against what is read and what exists, then try it. overwrite: files of other kinds may be
+    replaced; None: the command has no such option. Raises UsageError for what may not be written, LookaheadError for what
+    cannot.
     """
     given = [(output, Path(output.path)) for output in outputs if output.path is not None]
     for output, path in given:
@@ -161,7 +155,6 @@ def _same(a: Path, b: Path) -> bool:
 
 
 def _id_of(path: str | Path) -> FileId | None:
-    """None if there is no file."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -257,7 +250,6 @@ def _head(path: Path) -> bytes:
 
 
 def _json_of(path: Path) -> Any:
-    """None where it is not JSON."""
     if path.stat().st_size > MOST_JSON_BYTES:
         return None
     try:
@@ -267,7 +259,6 @@ def _json_of(path: Path) -> Any:
 
 
 def _has_keys(*any_of: set[str]) -> Callable[[Path], bool]:
-    """A JSON object that has all keys of one of these sets."""
 
     def matches(path: Path) -> bool:
         value = _json_of(path)

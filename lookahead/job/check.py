@@ -1,7 +1,4 @@
-"""Rows checked without a model's weights. In: requests, the model's config and tokenizer. Out: what is wrong with each row.
-
-What only answering can show stays unknown: a processor that fails, no memory, a constraint that the vocabulary cannot meet.
-"""
+"""Rows checked without a model's weights. In: requests, the model's config and tokenizer. Out: what is wrong with each row."""
 
 from __future__ import annotations
 
@@ -46,9 +43,8 @@ class CheckReport:
 
 
 def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None) -> CheckReport:
-    """Read and check all rows of a job; nothing is written, and no weights are loaded.
-
-    found: called with each row that cannot be answered, as FILE:LINE: what is wrong. Raises LookaheadError as `run_job` does.
+    """Read and check all rows of a job; nothing is written, and no weights are loaded. found: called with each row that cannot
+    be answered, as FILE:LINE: what is wrong. Raises LookaheadError as `run_job` does.
     """
     plan = plan_of(spec)
     names = named_files(spec.io.input or ())

@@ -23,9 +23,8 @@ def draft_options(
     price: float = 0.0,
     recycle: bool = True,
 ) -> DraftOptions:
-    """Options of the core from those of a job. Strategy auto is hierarchical, sized by what pays up to the length given.
-
-    Raises UsageError for an unknown strategy or a length that is not a number.
+    """Options of the core from those of a job. Strategy auto is hierarchical, sized by what pays up to the length given. Raises
+    UsageError for an unknown strategy or a length that is not a number.
     """
     from lookahead.draft.options import DraftOptions
 
@@ -48,10 +47,7 @@ def batch_size_of(text: str | int | None) -> int | None:
 
 
 def open_tries(paths: Sequence[str] | None, model: ModelOptions | None = None) -> list[Trie]:
-    """Open tries; their headers are checked here, their tokenizer once the model's is known.
-
-    model: by whose tokenizer corpus files are made tries.
-    """
+    """Open tries; their tokenizer is checked once the model is known. model: by whose tokenizer corpus files are made tries."""
     from lookahead.corpus_build import open_trie
 
     def load() -> tuple[Any | None, str]:

@@ -17,11 +17,10 @@ from lookahead.forward.memory import peak_memory
 from lookahead.forward.parallel import Peers
 from lookahead.job.events import Events, JobEvents
 from lookahead.job.journal import FinishedRow
-from lookahead.job.ray_workers import RayWorkers
 from lookahead.job.rows import Request
 from lookahead.job.runner import JobOptions, run_rows
 from lookahead.job.setup import EngineSettings, LoadedEngine
-from lookahead.job.workers import LocalWorkers, WorkerPool
+from lookahead.job.workers import LocalWorkers, RayWorkers, WorkerPool
 from lookahead.models.adapter import check_adapter
 from lookahead.models.load import read_config
 from lookahead.token_documents import TokenizerIdentity
@@ -53,11 +52,9 @@ class Answering:
     def run(
         self, requests: Iterable[Request], job: JobOptions, write: Callable[[FinishedRow], None], stopped: Callable[[], bool]
     ) -> None:
-        """See `runner.run_rows`."""
         run_rows(self.engine, self.tokenizer, requests, job, write, stopped)
 
     def used(self) -> dict[str, Any]:
-        """What it took, for a summary."""
         return {"batch_size": self.engine.batch_size}
 
     def expect(self, rows: int) -> None:

@@ -1,7 +1,4 @@
-"""What the caller of a job, a bench or a replay receives while it runs.
-
-Derive from `JobEvents` to show progress, or to stop a job.
-"""
+"""What the caller of a job, a bench or a replay receives while it runs. Derive from them to show progress, or to stop it."""
 
 from __future__ import annotations
 
@@ -33,10 +30,8 @@ class Events:
 
 
 class JobEvents(Events):
-    """What happens in a job. Nothing stops it, unless `stopped` returns True.
-
-    Called in the thread that runs the job: notice and with_spinner at any time, then running, and within it after each step
-    progress and stopped.
+    """What happens in a job, called in its thread: notice and with_spinner at any time, then running, and within it after each
+    step progress and stopped.
     """
 
     def running(self, progress: JobProgress) -> contextlib.AbstractContextManager[None]:

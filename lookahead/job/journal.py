@@ -69,7 +69,6 @@ class Done:
     faults: set[int] = dataclasses.field(default_factory=set)  # numbers of failed rows that may be tried again
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Read a line of the journal."""
         failed = bool(entry["error"])
         fault = failed and entry["error"] != INVALID
         counts = {name: entry[name] for name in COUNTS}
@@ -334,7 +333,6 @@ def entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _documents(lines: Iterable[bytes]) -> Iterator[TokenDocument]:
-    """Kept answers, each line once."""
     seen: set[bytes] = set()
     for line in lines:
         key = fingerprint(line)
@@ -351,7 +349,6 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
 
 
 def _opened(path: Path) -> FileIO:
-    """A file of lines to append to, without a last line that was cut short."""
     file = path.open("ab", buffering=0)
     _cut_torn_line(file, path)
     return file

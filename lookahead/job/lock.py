@@ -20,8 +20,6 @@ from lookahead.files.outputs import PACKED
 
 @dataclasses.dataclass(frozen=True)
 class JobFiles:
-    """Names of the files of a job that is written to `out`."""
-
     out: Path
     journal = property(lambda self: self._beside(".journal"))
     manifest = property(lambda self: self._beside(".manifest.json"))
@@ -42,7 +40,6 @@ class JobFiles:
         return next((path for path in (self.out, self.rows) if path.exists()), None)
 
     def hold_rows(self) -> bool:
-        """A job has written here."""
         return any(path.exists() and path.stat().st_size for path in (self.out, self.rows))
 
     def _beside(self, ending: str) -> Path:

@@ -50,14 +50,12 @@ class Manifest:
     output: str = ""
 
     def write(self, path: Path, totals: JobTotals) -> None:
-        """Replace the file at `path`."""
         self.counts, self.updated = totals.as_json(), round(time.time(), 3)
         with replacing(path, "w") as file:
             json.dump(dataclasses.asdict(self), file, ensure_ascii=False, indent=1)
             file.write("\n")
 
     def end(self, path: Path, totals: JobTotals) -> None:
-        """The run is over."""
         self.runs[-1]["ended"] = round(time.time(), 3)
         self.write(path, totals)
 
@@ -206,7 +204,6 @@ def _input(name: str) -> dict[str, Any]:
 
 
 def _flag(name: str, value: Any) -> str:
-    """An option as it would be typed."""
     option = f"--{name.replace('_', '-')}"
     if value is None or value is False:
         return f"no {option}"

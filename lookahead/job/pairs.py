@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lookahead.corpus.answers import Answer, answered, messages_of, prompt_of
-from lookahead.corpus.rows import fields_read
+from lookahead.corpus.answers import Answer, answered, fields_read, messages_of, prompt_of
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.files.outputs import kind_of
 from lookahead.job.fields import RowFields, template_of

@@ -72,7 +72,6 @@ class KeptColumns:
         self._mixed: set[str] = set()
 
     def see(self, batch: list[dict[str, Any]]) -> None:
-        """Learn the types of the columns of some rows."""
         for name in dict.fromkeys(name for row in batch for name in row if name not in OWN):
             if name in self._mixed:
                 continue
@@ -153,7 +152,6 @@ def _openai_logprobs(arrow: Any) -> Any:
 
 
 def _maps_as_pairs(row: dict[str, Any]) -> None:
-    """As arrow takes them."""
     if row.get("accepted_by_source") is not None:
         row["accepted_by_source"] = list(row["accepted_by_source"].items())
     for choice in row["response"]["body"].get("choices", ()) if row.get("response") else ():

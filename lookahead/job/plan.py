@@ -1,6 +1,5 @@
-"""What the options of a job stand for. In: a `JobSpec`. Out: a `JobPlan`, or an error before a model is looked at.
-
-Checks come in the order of their cost: options that do not go together, then values, then small files that are read.
+"""What the options of a job stand for. In: a `JobSpec`. Out: a `JobPlan`, or an error before a model is looked at: of options
+that do not go together, then of values, then of small files that are read.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ class JobPlan:
         return EngineSettings(self.spec.model, self.trie_files, self.weights, self.drafts, self.batch_size, chunk)
 
     def foreign_settings(self) -> ForeignSettings:
-        """Of a job that vLLM or SGLang answers."""
         from lookahead.engines import sglang_engine, vllm_engine
 
         spec, drafts = self.spec, self.drafts

@@ -108,19 +108,16 @@ class JobTotals(DraftCounts):
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def add(self, generation: Generation) -> None:
-        """Count an answer."""
         self.tokens += len(generation.token_ids)
         self.first_tokens += bool(generation.token_ids)
         self.add_counts(generation)
 
     def merge(self, other: JobTotals) -> None:
-        """Add the counts of another."""
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.accepted_by_source.update(other.accepted_by_source)
 
     def minus(self, other: JobTotals) -> JobTotals:
-        """What was added since `other`."""
         counts = {name: getattr(self, name) - getattr(other, name) for name in _SUMS}
         return JobTotals(accepted_by_source=self.accepted_by_source - other.accepted_by_source, **counts)
 
@@ -164,7 +161,6 @@ class JobProgress:
         self._metrics_failed = False
 
     def every(self, seconds: float, act: Callable[[], None]) -> None:
-        """From now on, call `act` at this interval."""
         self._due[act] = time.monotonic() + seconds, seconds
 
     def __call__(self) -> None:
@@ -176,7 +172,6 @@ class JobProgress:
 
     @property
     def run(self) -> JobTotals:
-        """What this run has added."""
         return self.totals.minus(self.before)
 
     @property
@@ -199,7 +194,6 @@ class JobProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """None where that cannot be known."""
         rows, expected = self.totals.rows - self.before.rows, self.expected
         if expected is None or not rows:
             return None
@@ -245,7 +239,6 @@ class JobReport:
 
     @classmethod
     def of(cls, progress: JobProgress, **about: Any) -> JobReport:
-        """As things stand now."""
         names = ("totals", "run", "seconds", "loading_seconds", "speedup", "expected")
         return cls(**{name: getattr(progress, name) for name in names}, **about)
 

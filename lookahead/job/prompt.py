@@ -41,10 +41,9 @@ def prompts_of(
 ) -> list[list[int]]:
     """Token ids of each prompt of a request; only an OpenAI line may have several.
 
-    chat: a plain "prompt" becomes a user message. system: a system message before chat messages that bring none. longest:
-    positions of the model; a text that clearly has more tokens is refused without tokenizing all of it. now: the time that a
-    chat template writes, one for all prompts of a job; None: that of this call.
-    Raises LookaheadError for that, and if the row needs a tokenizer or chat template that the model does not have.
+    chat: a plain "prompt" becomes a user message. system: before chat messages that bring none. longest: positions of the
+    model. now: what a chat template writes, one time for all prompts of a job. Raises LookaheadError for a text that clearly
+    has more tokens, and for a row that needs a tokenizer or chat template that the model does not have.
     """
     if request.prompts is not None:
         return [prompt if isinstance(prompt, list) else _ids_of(tokenizer, prompt, longest) for prompt in request.prompts]
@@ -77,10 +76,7 @@ def _ids_of(tokenizer: Any | None, text: str, longest: int, **options: Any) -> l
 
 
 def _has_more_tokens(tokenizer: Any, text: str, most: int) -> bool:
-    """Whether the text has more than `most` tokens, beyond doubt.
-
-    Where a piece ends, a token may be cut in two or more; a quarter more than `most` leaves room for many such cuts.
-    """
+    """Beyond doubt: where a piece ends, a token may be cut in two or more; a quarter more than `most` leaves room for many."""
     enough, found = most + most // 4 + 256, 0
     for begin in range(0, len(text), PIECE):
         found += len(tokenizer(text[begin : begin + PIECE], add_special_tokens=False, verbose=False)["input_ids"])

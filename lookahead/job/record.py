@@ -145,7 +145,6 @@ class JobRecord:
         return {name: found[round(share * (len(found) - 1))] for name, share in at.items()}
 
     def extremes(self, most: int = 5) -> list[RowRecord]:
-        """The rows of the lowest EDL, then those of the highest, each once."""
         found = sorted((row for row in self.rows if row.edl is not None), key=lambda row: row.edl or 0.0)
         return found if len(found) <= 2 * most else [*found[:most], *found[-most:]]
 
@@ -172,7 +171,6 @@ def added(rows: Sequence[RowRecord]) -> JobTotals:
 
 
 def title_of(record: JobRecord) -> str:
-    """What job, and how far it is."""
     totals = record.totals
     parts = [f"{record.name}: {totals.rows:,} rows", f"{totals.tokens:,} tokens", f"EDL {shown_edl(totals.edl)}", record.state]
     return ", ".join(filter(None, parts))

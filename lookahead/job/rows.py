@@ -1,8 +1,7 @@
 """Input rows to prompts. In: lines of job files. Out: one Request per line; a bad line carries its problem instead.
 
-Forms: {"prompt"}, {"messages"}, {"prompt_ids"}, or an OpenAI batch line (custom_id, body). `id` is optional (default: the
-line's number, of several files FILE:LINE); "params" may set max_new_tokens, n, seed and anything that sampling knows, for one
-row.
+Forms: {"prompt"}, {"messages"}, {"prompt_ids"}, or an OpenAI batch line. `id` is optional (default: the line's number, of
+several files FILE:LINE); "params" may set max_new_tokens, n, seed and anything that sampling knows.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from lookahead.printable import printable
 
 
 def read_requests(*names: str, fields: RowFields | None = None) -> Iterator[Request]:
-    """One Request per row of files (see inputs.py). fields: what of a row makes its prompt, and what it keeps.
-
-    Raises CorpusError if a file cannot be read or has no rows.
+    """One Request per row of files. fields: what of a row makes its prompt, and what it keeps. Raises CorpusError if a file
+    cannot be read or has no rows.
     """
     number, columns = 0, (fields or RowFields()).columns
     for name in names:
@@ -76,9 +74,8 @@ def without_duplicates(requests: Iterable[Request]) -> Iterator[Request]:
 
 
 def left_to_do(requests: Iterable[Request], shard: Shard, done: Mapping[int, bytes]) -> Iterator[Request]:
-    """Requests of a shard that are not done.
-
-    done: fingerprints of those that are, by number. Raises LookaheadError if a row has changed since, or is gone.
+    """Requests of a shard that are not done. done: fingerprints of those that are, by number. Raises LookaheadError if a row
+    has changed since, or is gone.
     """
     found = 0
     for request in requests:
@@ -102,10 +99,7 @@ def left_to_do(requests: Iterable[Request], shard: Shard, done: Mapping[int, byt
 
 
 def parse_row(row: dict[str, Any], line: int, default_id: str | int | None = None, fields: RowFields | None = None) -> Request:
-    """A Request, with `problem` set where the row cannot be used.
-
-    default_id: of a row that has none (default: its line). fields: see `read_requests`.
-    """
+    """A Request, with `problem` set where the row cannot be used. default_id: of a row that has none (default: its line)."""
     default_id = line if default_id is None else default_id
     if openai.is_openai(row) and not (fields and fields.makes_prompts):
         request = openai.parse_line(row, line, default_id)

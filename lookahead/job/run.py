@@ -1,9 +1,9 @@
 """The front door of jobs. In: a `JobSpec`. Out: rows in its output, and a `JobReport`.
 
-    report = run_job(JobSpec.of(model="org/model", input="prompts.jsonl", out="answers.jsonl", resume=True))
+report = run_job(JobSpec.of(model="org/model", input="prompts.jsonl", out="answers.jsonl", resume=True))
 
-A job is opened (its files are checked, locked and read), answered (by an engine of this process, by workers, by a Ray cluster
-or by processes that share a model) and closed (its answers go to a trie, its rows into their order).
+A job is opened (its files are checked, locked and read), answered (see engines.py) and closed (its answers go to a trie, its
+rows into their order).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lookahead.job.inputs import RowCount
 from lookahead.job.journal import Done, Journal
 from lookahead.job.lock import JobFiles, OutputLock
 from lookahead.job.manifest import Manifest, began, describe, read_manifest, resumed, sampled
-from lookahead.job.output import files_of, open_journal, what_is_done
+from lookahead.job.output import Stream, files_of, open_journal, save_learned, what_is_done
 from lookahead.job.params import Request
 from lookahead.job.plan import JobPlan, plan_of
 from lookahead.job.progress import JobProgress, JobReport, clocked
@@ -38,7 +38,6 @@ from lookahead.job.spec import JobSpec
 if TYPE_CHECKING:
     from lookahead.forward.parallel import Peers
     from lookahead.job.engines import Answering
-    from lookahead.job.output import Stream
     from lookahead.job.runner import JobOptions
     from lookahead.trie.file import Trie
 
@@ -157,7 +156,6 @@ def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], conf
 
 
 def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEvents, stack: contextlib.ExitStack) -> JobReport:
-    """Answer what is left, and complete what is written."""
     spec = plan.spec
     wanted = spec.reporting.metrics or not spec.reporting.quiet
     counted = stack.enter_context(RowCount(opened.names if wanted else []))
@@ -219,8 +217,6 @@ def _answering(
 
 def _output(plan: JobPlan, opened: _Opened) -> Journal | Stream:
     """What rows are written to: a file that can be resumed; else stdout or a device."""
-    from lookahead.job.output import Stream
-
     out, learn = plan.spec.io.out, bool(plan.spec.drafting.save_trie)
     if opened.lock and opened.manifest:
         return open_journal(opened.lock, opened.done, opened.manifest, plan.spec.io.retry_errors, learn)
@@ -254,8 +250,6 @@ def _run(
 
 
 def _keep_learned(plan: JobPlan, output: Journal | Stream, answering: Answering | None, events: JobEvents) -> None:
-    """Put the answers that were kept into the trie of --save-trie, new or not."""
-    from lookahead.job.learned import save_learned
     from lookahead.token_documents import OUTPUTS
     from lookahead.trie.segment import Effort
 

@@ -20,7 +20,7 @@ from lookahead.errors import ConstraintError, LookaheadError, UsageError
 from lookahead.forward.memory import gc_frozen
 from lookahead.job import openai
 from lookahead.job.journal import INVALID, FinishedRow
-from lookahead.job.logprobs import LogprobsOf
+from lookahead.job.openai import LogprobsOf
 from lookahead.job.progress import JobTotals
 from lookahead.job.prompt import local_time, messages_asked, prompts_of
 from lookahead.job.rows import Request
@@ -86,7 +86,6 @@ class _Answer:
 
     @property
     def left(self) -> int:
-        """Samples still to begin; none of a row that has failed."""
         return 0 if self.failed else len(self.prompts) * self.count - len(self.generations)
 
     def ended(self, generation: Generation) -> bool:
@@ -208,7 +207,6 @@ class _Rows:
                     self._many.append(answer)
 
     def end(self, generation: Generation) -> None:
-        """A generation has ended; with the last one of its row the row has."""
         answer = self._answers.pop(id(generation))
         if answer.ended(generation):
             self._put(answer.index, _ended(answer, self._tokenizer, self._options, self._engine.target.name))
@@ -238,7 +236,6 @@ class _Rows:
 
 
 def _start(engine: Engine, tokenizer: Any | None, request: Request, options: JobOptions, index: int) -> _Answer:
-    """Raises LookaheadError where the row cannot be answered."""
     if request.problem:
         raise LookaheadError(f"{request.problem}.")
     if request.openai and tokenizer is None:
@@ -268,7 +265,6 @@ def _request(engine: Engine, answer: _Answer, options: JobOptions, index: int) -
 
 
 def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: str) -> FinishedRow:
-    """The output row of an answer that has ended. model: its name."""
     for generation in answer.generations:
         if error := generation.error:
             of_row = isinstance(error, ConstraintError | UsageError)
@@ -343,7 +339,6 @@ def _echoed(request: Request, options: JobOptions) -> dict[str, Any]:
 
 
 def _sample(generation: Generation, text: str | None, options: JobOptions, logprobs: LogprobsOf) -> dict[str, Any]:
-    """What one sample emits."""
     row: dict[str, Any] = {} if text is None else {"text": text}
     if options.token_ids or text is None:
         row["token_ids"] = generation.token_ids

@@ -71,8 +71,8 @@ class LoadedEngine:
     identity: TokenizerIdentity
 
     def notices(self, sampling: Sampling = GREEDY) -> list[str]:
-        """What a user should know of the model, and what of its generation config is not used with `sampling`.
-        Raises ModelError if the model's own sampling is wrong and was asked for.
+        """What a user should know of the model, and what of its generation config is not used with `sampling`. Raises
+        ModelError if the model's own sampling is wrong and was asked for.
         """
         target = self.engine.target
         if sampling.sampling == "model":

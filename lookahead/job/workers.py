@@ -14,6 +14,7 @@ import itertools
 import logging
 import multiprocessing
 import os
+import platform
 import queue
 import signal
 import threading
@@ -24,8 +25,9 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from lookahead.budget.speedup import Speedup, total
+from lookahead.cluster.connect import connected
 from lookahead.decode.engine import DecodingEngine
-from lookahead.errors import LookaheadError
+from lookahead.errors import LookaheadError, UsageError
 from lookahead.forward.memory import gc_frozen, peak_memory
 from lookahead.job.journal import FinishedRow
 from lookahead.job.rows import Request
@@ -77,8 +79,8 @@ class Worker:
         threading.Thread(target=self._work, daemon=True).start()
 
     def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
-        """Take requests and what other workers have emitted; returns what has come of earlier ones, after a moment if that is
-        nothing. Raises what the engine has raised.
+        """Take requests and what other workers have emitted; returns what has come of earlier ones, maybe nothing after a
+        moment. Raises what the engine has raised.
         """
         for request in requests:
             self._inbox.put(request)
@@ -215,12 +217,10 @@ class WorkerPool:
 
     @property
     def reports(self) -> list[Report]:
-        """The latest of each worker that is ready."""
         return [worker.report for worker in self._workers if worker.is_ready]
 
     @property
     def batch_size(self) -> int:
-        """The largest of a worker that is ready."""
         return max((report.batch_size for report in self.reports), default=1)
 
     @property
@@ -268,14 +268,12 @@ class WorkerPool:
         return True
 
     def _news_for(self, worker: _WorkerState) -> list[Emitted]:
-        """What others have emitted since this was asked last."""
         new = min(self._emitted_in_all - worker.heard, len(self._emitted))
         worker.heard = self._emitted_in_all
         latest = itertools.islice(self._emitted, len(self._emitted) - new, None)
         return [emitted for who, emitted in latest if who is not worker]
 
     def _take_in(self, worker: _WorkerState, put: Callable[[int, FinishedRow], None]) -> None:
-        """What a worker has answered."""
         call, worker.call = worker.call, None
         assert call is not None
         try:
@@ -374,3 +372,56 @@ def _begin(lifeline: Connection, *arguments: Any) -> None:
 
 def _exchange(requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
     return _worker.exchange(requests, heard)
+
+
+class RayWorkers:
+    def __init__(self, address: str, settings: EngineSettings, options: JobOptions, size: int = 0):
+        """size: workers; 0: one to a GPU, without GPUs one to a node. Raises UsageError if there are fewer GPUs than that,
+        LookaheadError if there is no cluster.
+        """
+        with contextlib.ExitStack() as connection:
+            self._ray = connection.enter_context(connected(address))
+            nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+            gpus = int(sum(node.get("GPU", 0) for node in nodes)) if settings.model.device != "cpu" else 0
+            if gpus and size > gpus:
+                raise UsageError(f"--workers {size}: the cluster has {gpus} GPUs.")
+            self._connection = connection.pop_all()
+        self.size = size or gpus or len(nodes)
+        self._gpus = 1 if gpus else 0
+        self._cores = 1 if gpus else cores_each([int(node.get("CPU", 0)) for node in nodes], self.size)
+        self._arguments = settings, options, 0 if gpus else self._cores
+
+    def start(self, number: int) -> WorkerHandle:
+        actor = self._ray.remote(WorkerOnNode).options(num_cpus=self._cores, num_gpus=self._gpus, scheduling_strategy="SPREAD")
+        return _RayWorker(self._ray, actor.remote(*self._arguments))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class WorkerOnNode(Worker):
+    """A worker that tells where it cannot work."""
+
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
+        report = super().exchange(requests, heard)
+        if report.error is None:
+            return report
+        return dataclasses.replace(report, error=type(report.error)(f"on node {platform.node()}: {report.error}"))
+
+
+class _RayWorker:
+    def __init__(self, ray: Any, actor: Any):
+        self._ray, self._actor = ray, actor
+
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]:
+        called: Future[Report] = self._actor.exchange.remote(requests, heard).future()
+        return called
+
+    def dismiss(self) -> None:
+        with contextlib.suppress(Exception):  # it is gone already
+            self._ray.kill(self._actor)
+
+
+def cores_each(cores: Sequence[int], workers: int) -> int:
+    """The most cores that each of that many workers can have, given those of each node; 1 if there are fewer than workers."""
+    return next((share for share in range(max(cores), 1, -1) if sum(node // share for node in cores) >= workers), 1)

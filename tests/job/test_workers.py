@@ -19,11 +19,10 @@ from lookahead.cluster.connect import connected
 from lookahead.errors import LookaheadError
 from lookahead.job.journal import FinishedRow
 from lookahead.job.progress import JobTotals
-from lookahead.job.ray_workers import cores_each
 from lookahead.job.rows import Request, parse_row
 from lookahead.job.runner import JobOptions, run_rows
 from lookahead.job.setup import EngineSettings
-from lookahead.job.workers import LOST, MOST_LOSSES, Emitted, LocalWorkers, Report, Worker, WorkerHandle, WorkerPool
+from lookahead.job.workers import LOST, MOST_LOSSES, Emitted, LocalWorkers, Report, Worker, WorkerHandle, WorkerPool, cores_each
 from lookahead.models.options import ModelOptions
 from lookahead.token_documents import TokenizerIdentity
 from lookahead_cli.app import run

@@ -26,7 +26,7 @@ MODULES = (
     "transformers.models.llama.modeling_llama",
     "lookahead.job.run",
     "lookahead.job.engines",
-    "lookahead.job.learned",
+    "lookahead.job.output",
     "lookahead.models.load",
     "lookahead_cli.app",
 )
