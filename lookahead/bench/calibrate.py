@@ -209,9 +209,8 @@ class _Texts:
         """
         key = cell.rows, cell.context
         slots = self._slots.get(key) or self._slots.setdefault(key, self._filled(*key))
-        warming, in_a_row = (
-            min(most, max(1, int(share / expected))) for most, share in ((most_warming, WARM), (MOST_IN_A_ROW, VISIT))
-        )
+        warming, in_a_row = (max(1, int(share / expected)) for share in (WARM, VISIT))
+        warming, in_a_row = min(most_warming, warming), min(MOST_IN_A_ROW, in_a_row)
         return [self._forward(cell, slots) for _ in range(warming + in_a_row)][warming:]
 
     def _forward(self, cell: Cell, slots: Slots) -> float:
@@ -248,11 +247,8 @@ class _Texts:
             ready = now()
             scores.best(0, 1)
             asked = now()
-            slots.cache.move(
-                [slot for slot in range(rows) for _ in range(2)],
-                [context + 2, context + 5] * rows,
-                [context + 1, context + 2] * rows,
-            )
+            both = [slot for slot in range(rows) for _ in range(2)]
+            slots.cache.move(both, [context + 2, context + 5] * rows, [context + 1, context + 2] * rows)
             if self.target.device.type == "cuda":
                 torch.cuda.synchronize(self.target.device)
             asking.append(asked - ready)
@@ -307,25 +303,21 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
     takes = np.zeros(columns.shape[1])
     takes[used] = found
     errors = np.abs(columns @ takes - 1)
-    per_row, per_key, per_query_key, per_padding, per_call = takes[len(sizes) :].tolist()
+    per_row, *per_work = takes[len(sizes) :].tolist()
+    versions = {"lookahead": __version__, "torch": torch.__version__, "python": platform.python_version()}
     profile = CostProfile(
         target.setting,
         "measured",
         tuple(sizes),
         tuple(np.maximum(takes[: len(sizes)].cumsum() - per_row, 1e-9).tolist()),
         per_row,
-        per_key,
-        per_query_key,
-        per_padding,
-        per_call,
+        *per_work,
         bucketed=target.bucketed,
         separate=separate,
         vocab_size=target.vocab_size,
         longest_text=target.longest_text,
         about={
-            "lookahead": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
+            **versions,
             "forwards": len(measured),
             "rounds": rounds,
             "median_error": round(float(np.median(errors)), 4),

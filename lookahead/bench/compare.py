@@ -156,26 +156,17 @@ def compare(
         assert answers is None or run.outputs == [list(answer) for answer in answers], f"{run.name} emitted what was not logged"
     checked = min(len(rows), len(rows) if lossless_rows is None else lossless_rows) if check_lossless else 0
     outputs_of = {run.name: run.outputs[:checked] for run in drafting}
+    of_target = {"linear": target.linear, "kv_dtype": target.kv_dtype, "waited_for_cores": share_waited(before)}
+    judged = None
+    if checked:
+        judged = lossless(tried_for_exactness(target), prompts[:checked], runs[0].outputs[:checked], outputs_of)
     return Comparison(
-        model=target.name,
-        device=str(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
-        mode=target.mode,
-        batch_size=batch_size,
-        rows=len(prompts),
-        repeats=repeats,
-        forced=answers is not None,
+        *(target.name, str(target.device), str(target.dtype).removeprefix("torch."), target.mode),
+        *(batch_size, len(prompts), repeats, answers is not None),
         runs=runs,
-        lossless=lossless(tried_for_exactness(target), prompts[:checked], runs[0].outputs[:checked], outputs_of)
-        if checked
-        else None,
+        lossless=judged,
         lossless_rows=checked,
-        environment={
-            **environment(target.device),
-            "linear": target.linear,
-            "kv_dtype": target.kv_dtype,
-            "waited_for_cores": share_waited(before),
-        },
+        environment={**environment(target.device), **of_target},
     )
 
 
@@ -271,11 +262,9 @@ def names_of_runs(options: Sequence[DraftOptions]) -> list[str]:
     lengths = {option.branch_length for option in options if not option.adaptive}
     names = []
     for option in options:
-        if option.adaptive:
-            names.append("auto" if option.strategy == "hierarchical" else f"{option.strategy} auto")
-        else:
-            branch = f"/{option.branch_length}" if len(lengths) > 1 else ""
-            names.append(f"{option.strategy} {option.decoding_length}{branch}")
+        branch = f"/{option.branch_length}" if len(lengths) > 1 else ""
+        usual = "auto" if option.strategy == "hierarchical" else f"{option.strategy} auto"
+        names.append(usual if option.adaptive else f"{option.strategy} {option.decoding_length}{branch}")
     return names
 
 
@@ -304,15 +293,8 @@ def _ours(name: str, engine: DecodingEngine, request: Callable[[DecodingEngine, 
             began = now()
         seconds += now() - began
         offered, accepted = log.by_depth()
-        yield Turn(
-            [generation.token_ids for generation in generations],
-            seconds,
-            forwards=log.steps,
-            **vars(summed(generations)),
-            offered_by_depth=offered,
-            accepted_by_depth=accepted,
-            clock=Clock(log.draft, log.forward, log.verify, log.steps, log.taken_in),
-            decode_forwards=log.decode_forwards,
-        )
+        outputs, counts = [generation.token_ids for generation in generations], vars(summed(generations))
+        clock = Clock(log.draft, log.forward, log.verify, log.steps, log.taken_in)
+        yield Turn(outputs, seconds, log.steps, offered, accepted, clock, log.decode_forwards, **counts)
 
     return Run(name, engine.drafter.options, answer, engine.forget)

@@ -6,6 +6,7 @@ In vLLM and SGLang, of the engine's own ways to draft those are compared that kn
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -53,12 +54,11 @@ class Contenders:
         if more:
             raise UsageError(f"--branch-length {self.branch_length}: several branch lengths need --sweep.")
         options = []
-        for name in names:
-            for length in lengths:
-                if length == "auto" and not timed:
-                    raise UsageError("--decoding-length auto needs a model: a replay has no forwards to price.")
-                fixed = self._of(name, length, branch)  # refuses what is not a length, for auto as well
-                options.append(self._of(name, "auto", branch) if name == "auto" else fixed)
+        for name, length in itertools.product(names, lengths):
+            if length == "auto" and not timed:
+                raise UsageError("--decoding-length auto needs a model: a replay has no forwards to price.")
+            fixed = self._of(name, length, branch)  # refuses what is not a length, for auto as well
+            options.append(self._of(name, "auto", branch) if name == "auto" else fixed)
         return list(dict.fromkeys(options))
 
     def _swept(self, timed: bool) -> list[DraftOptions]:
@@ -71,9 +71,7 @@ class Contenders:
         lengths = _lengths("--decoding-length", self.decoding_length) if self.decoding_length else DECODING_LENGTHS
         branches = _lengths("--branch-length", self.branch_length) if self.branch_length else BRANCH_LENGTHS
         options = [self._of("auto", "auto", max(branches))] if timed else []
-        for name in names:
-            options += [self._of(name, str(n), b) for n, b in grid(lengths, branches)]
-        return options
+        return [*options, *(self._of(name, str(n), b) for name in names for n, b in grid(lengths, branches))]
 
     def _of(self, strategy: str, decoding_length: str, branch_length: int) -> DraftOptions:
         return draft_options(strategy, decoding_length, branch_length, self.session_tokens, self.price)
@@ -157,18 +155,17 @@ def contenders(
     lengths = list(dict.fromkeys((decoding_length or str(methods.decoding_length)).split(",")))
     branch = _branch_length(engine, branch_length)
     found: dict[str, Contender] = {}
-    for name in names:
-        for length in lengths:
-            adaptive = name == "auto" or (length == "auto" and "auto" in methods.strategies)
-            number = str(methods.decoding_length) if length == "auto" else length
-            typed = draft_options("single" if name == "auto" else name, number, branch, session_tokens, price, recycle=False)
-            drafted = max(1, typed.decoding_length - 1)
-            if typed.strategy == "single":
-                drafted = min(typed.branch_length, drafted)
-            options = dataclasses.replace(typed, decoding_length=drafted + 1, branch_length=drafted, adaptive=adaptive)
-            label = f"{'auto' if adaptive else name} {number}"
-            found["auto" if adaptive and len(lengths) == 1 else label] = Contender("", options, drafted)
-    ours = [dataclasses.replace(each, name=name) for name, each in found.items()]
+    for name, length in itertools.product(names, lengths):
+        adaptive = name == "auto" or (length == "auto" and "auto" in methods.strategies)
+        number = str(methods.decoding_length) if length == "auto" else length
+        typed = draft_options("single" if name == "auto" else name, number, branch, session_tokens, price, recycle=False)
+        drafted = max(1, typed.decoding_length - 1)
+        if typed.strategy == "single":
+            drafted = min(typed.branch_length, drafted)
+        options = dataclasses.replace(typed, decoding_length=drafted + 1, branch_length=drafted, adaptive=adaptive)
+        label = "auto" if adaptive and len(lengths) == 1 else f"{'auto' if adaptive else name} {number}"
+        found[label] = Contender(label, options, drafted)
+    ours = list(found.values())
     most = max(each.draft_tokens for each in ours)
     installed = {name: given for name, given in methods.own.items() if name not in NEEDS or find_spec(NEEDS[name])}
     own = [Contender(name, None, most, arguments) for name, arguments in installed.items()] if peers else []
@@ -205,15 +202,6 @@ class EngineBench:
         from lookahead.engines.vllm_engine import VllmSettings
 
         of: type[ForeignSettings] = SglangSettings if self.engine == "sglang" else VllmSettings
-        return of(
-            self.model,
-            tuple(tries),
-            tuple(weights),
-            contender.options or DraftOptions("off"),
-            contender.draft_tokens,
-            batch_size,
-            self.engine_args,
-            contender.own,
-            len(self.contenders),
-            running,
-        )
+        drafts = contender.options or DraftOptions("off"), contender.draft_tokens
+        engine = batch_size, self.engine_args, contender.own, len(self.contenders), running
+        return of(self.model, tuple(tries), tuple(weights), *drafts, *engine)

@@ -35,7 +35,6 @@ from lookahead.job.engines import InEngine, in_engine
 from lookahead.job.events import BenchEvents, Events
 from lookahead.job.params import Request
 from lookahead.job.rows import read_requests
-from lookahead.trie.file import Trie
 
 CLOSING_SECONDS = 30.0  # that a process may take to end its engine
 Prompts = list[list[int]]
@@ -178,24 +177,19 @@ def bench_in_engine(
     for size in bench.batch_sizes:
 
         def start(contender: Contender, running: int, size: int = size) -> EngineRun:
-            return _started(bench, contender, bench.settings(contender, tries, of_each, size, running), opened, events)
+            settings = bench.settings(contender, tries, of_each, size, running)
+            if not settings.takes_signals:
+                return Here(in_engine(bench.engine, settings, opened, events))
+            settings.check_installed()
+            runs: list[EngineRun] = []
+            waiting = f"Starting {ABILITIES[bench.engine].title}: {contender.name} ..."
+            events.with_spinner(lambda: runs.append(InProcess(bench.engine, settings)), waiting)
+            return runs[0]
 
         with _running(bench, start, events) as engines:
             prompts, failed = engines[PLAIN].answerable(requests, path, max_new_tokens)
             found.append(_measured(bench, engines, prompts, max_new_tokens, size, events))
     return [dataclasses.replace(each, lossless=_judged(bench, each, prompts)) for each in found], failed
-
-
-def _started(
-    bench: EngineBench, contender: Contender, settings: ForeignSettings, tries: Sequence[Trie], events: BenchEvents
-) -> EngineRun:
-    if not settings.takes_signals:
-        return Here(in_engine(bench.engine, settings, tries, events))
-    settings.check_installed()
-    runs: list[EngineRun] = []
-    title = ABILITIES[bench.engine].title
-    events.with_spinner(lambda: runs.append(InProcess(bench.engine, settings)), f"Starting {title}: {contender.name} ...")
-    return runs[0]
 
 
 @contextlib.contextmanager
@@ -245,13 +239,7 @@ def _measured(
     checked = min(len(rows), len(rows) if bench.lossless_rows is None else bench.lossless_rows)
     about = {**environment(torch.device(engine.device)), bench.engine: engine.version, "quantization": engine.quantization}
     return Comparison(
-        model=bench.model.name,
-        device=engine.device,
-        dtype=engine.dtype,
-        mode=bench.engine,
-        batch_size=batch_size,
-        rows=len(prompts),
-        repeats=bench.repeats,
+        *(bench.model.name, engine.device, engine.dtype, bench.engine, batch_size, len(prompts), bench.repeats),
         forced=False,
         runs=runs,
         lossless=None,

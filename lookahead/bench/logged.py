@@ -46,7 +46,7 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadReplay:
-    """All results on one workload. tokens: of its responses, the first ones included."""
+    """All results on one workload. tokens: of its responses."""
 
     name: str
     rows: int
@@ -56,12 +56,8 @@ class WorkloadReplay:
 
     def as_json(self) -> dict[str, Any]:
         """The object that `bench --replay --json` prints for one workload."""
-        return {
-            "rows": self.rows,
-            "tokens": self.tokens,
-            "strategies": [result.as_json() for result in self.results],
-            "build_seconds": round(self.build_seconds, 4),
-        }
+        results, seconds = [result.as_json() for result in self.results], round(self.build_seconds, 4)
+        return {"rows": self.rows, "tokens": self.tokens, "strategies": results, "build_seconds": seconds}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,9 +146,9 @@ def read_workloads(logs: Logs, events: BenchEvents, shape: Shape | None = None) 
     """(a workload for each log, the tokenizer that text was tokenized with, if any was). Raises UsageError for what is named
     wrongly, LookaheadError for what cannot be read or does not fit.
     """
-    twice = [path for number, path in enumerate(logs.paths) if path in logs.paths[:number]]
-    if twice:
-        raise UsageError(f"{twice[0]}: is given twice.")
+    for number, path in enumerate(logs.paths):
+        if path in logs.paths[:number]:
+            raise UsageError(f"{path}: is given twice.")
     names = names_of(list(logs.paths))
     tries_of = tries_of_each(logs.tries, names)
     tokenizers = Tokenizers(logs.tokenizer)
@@ -212,11 +208,10 @@ class Tokenizers:
         """
         if self.named is not None:
             return self._load(self.named)
-        found = self._of_tries(tries)
-        if found is None:
-            found = self._load(model) if model else self._of_tries(others)
-        self.latest = found
-        return found
+        self.latest = self._of_tries(tries)
+        if self.latest is None:
+            self.latest = self._load(model) if model else self._of_tries(others)
+        return self.latest
 
     def _of_tries(self, tries: Sequence[Trie]) -> Any | None:
         """Of the first of them that was built with one; the others must fit. None: all hold ids."""

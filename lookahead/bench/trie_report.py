@@ -34,6 +34,7 @@ from lookahead.trie.segment import Effort
 # Tokens of a tree, of a context and of a vocabulary up to which Python makes a draft sooner than its kernels are compiled.
 MOST_INTERPRETED, MOST_CONTEXT, MOST_VOCABULARY = 128, 2_000, 20_000
 
+OF_SOURCES = ("name", "documents", "tokens", "weight")
 MORE_BRANCHES = 8  # for each that is shown, as many are looked at
 
 WithSpinner = Callable[[Callable[[], None], str], None]  # calls its first argument; the second tells what takes so long
@@ -86,20 +87,14 @@ class TrieReport:
         value: dict[str, Any] = {
             "trie": path,
             "bytes": self.trie.path.stat().st_size,
-            "tokens": header.tokens,
-            "documents": header.documents,
-            "branches": header.branches,
+            **{name: getattr(header, name) for name in ("tokens", "documents", "branches")},
             "segments": [{"tokens": s.tokens, "documents": s.documents} for s in header.segments],
             "vocab_size": header.vocab_size,
             "tokenizer": {"name": header.tokenizer_name, "fingerprint": header.tokenizer_fingerprint},
-            "content_hash": header.content_hash,
-            "tool_version": header.tool_version,
-            "created": header.created,
+            **{name: getattr(header, name) for name in ("content_hash", "tool_version", "created")},
             "options": dict(header.options),
             "verified": self.asked.verify,
-            "sources": [
-                {"name": s.name, "documents": s.documents, "tokens": s.tokens, "weight": s.weight} for s in header.sources
-            ],
+            "sources": [{name: getattr(source, name) for name in OF_SOURCES} for source in header.sources],
             "depths": [vars(row) for row in self.seen.depths],
             "top": [{"token_ids": ids, "count": count, "text": self.text(ids)} for ids, count in self.seen.top],
             "recycled": {"keys": header.recycled_keys, "top": []},  # of an earlier version
@@ -120,26 +115,22 @@ class TrieReport:
             "match_length": match.length,
             "count": match.count,
             "continuations": [self._continuation_json(each) for each in continuations],
-            "draft": self._draft_json(drafted),
+            "draft": [self._node_json(drafted, node) for node in range(1, len(drafted.evidence))],
         }
 
-    def _draft_json(self, drafted: Drafted) -> list[dict[str, Any]]:
-        """Draft tokens, the most probable first; parent: index in this list, -1 for the query itself."""
-        tree = drafted.tree
-        return [
-            {
-                "token_id": int(tree.token_ids[node]),
-                "text": self.text([int(tree.token_ids[node])]),
-                "parent": int(tree.parents[node]) - 1,
-                "probability": round(float(tree.probabilities[node]), 6),
-                "source": drafted.source_names[tree.sources[node]],
-                "match_length": int(tree.matches[node]),
-                "count": seen.count if seen else None,
-                "match_count": seen.of if seen else None,
-            }
-            for node, seen in enumerate(drafted.evidence)
-            if node
-        ]
+    def _node_json(self, drafted: Drafted, node: int) -> dict[str, Any]:
+        """A draft token; parent: its index in the list, -1 for the query itself."""
+        tree, seen = drafted.tree, drafted.evidence[node]
+        return {
+            "token_id": int(tree.token_ids[node]),
+            "text": self.text([int(tree.token_ids[node])]),
+            "parent": int(tree.parents[node]) - 1,
+            "probability": round(float(tree.probabilities[node]), 6),
+            "source": drafted.source_names[tree.sources[node]],
+            "match_length": int(tree.matches[node]),
+            "count": seen.count if seen else None,
+            "match_count": seen.of if seen else None,
+        }
 
     def _continuation_json(self, node: Any) -> dict[str, Any]:
         return {
@@ -163,14 +154,12 @@ def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, with_spinner: Wi
     loaded = load_tokenizer_of(trie, asked.tokenizer, needed=asked.query is not None or asked.coverage is not None)
     context = ids_of(asked.query, trie, loaded) if asked.query is not None else None
     waiting("seen", "Reading the trie ...", lambda: _overview(trie, asked.top, effort))
-    if asked.coverage is not None:
-        path = asked.coverage
+    if (path := asked.coverage) is not None:
         waiting("replayed", COMPILING, lambda: coverage([trie], path, loaded))
         if asked.with_curve:
             waiting("curve", "Pruning to rising sizes ...", lambda: capacity_curve(trie, path, loaded, effort))
     if context is not None:
-        after = context
-        waiting("drafted", "Drafting ...", lambda: draft_after(trie, after, asked.decoding_length))
+        waiting("drafted", "Drafting ...", lambda: draft_after(trie, context, asked.decoding_length))
     return TrieReport(trie, asked, loaded, **found)
 
 
@@ -282,7 +271,7 @@ class HeldDocument:
 
 
 def held_documents(trie: Trie, tokenizer: Any | None, query: str = "") -> Iterator[HeldDocument]:
-    """The documents known text, or ids without a tokenizer, contain `query`. Raises TrieFormatError for a damaged trie."""
+    """The documents whose text, or ids without a tokenizer, contain `query`. Raises TrieFormatError for a damaged trie."""
     numbers = itertools.count(1)
     sought = query if tokenizer is not None or not query else f" {' '.join(query.split())} "
     for segment in trie.segments:

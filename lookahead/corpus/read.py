@@ -73,11 +73,8 @@ class CorpusReport:
             self.problems.append(problem)
 
     def add_all(self, other: CorpusReport) -> None:
-        self.rows += other.rows
-        self.bad += other.bad
-        self.failed += other.failed
-        self.requests += other.requests
-        self.bytes += other.bytes
+        for name in ("rows", "bad", "failed", "requests", "bytes"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.problems += other.problems[: 10 - len(self.problems)]
 
 
@@ -183,10 +180,9 @@ def read_documents(
     without_limits(tokenizer)  # before threads share it
     parts = [FilePart(name) if isinstance(name, str) else name for name in names]
     reading = vocab_size or 1 << 31, tokenizer is not None, split, len(parts) > 1
-    named = sources or {}
+    usual = {part.name: "stdin" if part.name == "-" else Path(part.name).name for part in parts} | dict(sources or {})
     rows = itertools.chain.from_iterable(
-        _rows_of(part, source or named.get(part.name) or _source_name(part.name), text_field, report, strict, *reading)
-        for part in parts
+        _rows_of(part, source or usual[part.name], text_field, report, strict, *reading) for part in parts
     )
     batches = iter(lambda: list(itertools.islice(rows, BATCH)), [])
     pending: collections.deque[Future[list[TokenDocument]]] = collections.deque()
@@ -278,14 +274,12 @@ def json_rows(file: str | FilePart, report: CorpusReport | None = None) -> Itera
     part = FilePart(file) if isinstance(file, str) else file
     kind = "" if part.name == "-" else kind_of(part.name)
     with open_text(part.name, report) as lines:
-        if kind in TABLES:
-            yield from table_rows(lines, part.name, TABLES[kind])
-            return
+        found = table_rows(lines, part.name, TABLES[kind]) if kind in TABLES else None
         if kind == ".json":
             found, lines = json_file_rows(lines, part.name)
-            if found is not None:
-                yield from found
-                return
+        if found is not None:
+            yield from found
+            return
         if part.begin:
             lines.seek(part.begin)
         left = part.end - part.begin if part.end is not None else 1 << 62
@@ -296,10 +290,6 @@ def json_rows(file: str | FilePart, report: CorpusReport | None = None) -> Itera
                 yield number, row_of(row)
             if left <= 0:
                 return
-
-
-def _source_name(name: str) -> str:
-    return "stdin" if name == "-" else Path(name).name
 
 
 def _rows_of(
@@ -415,11 +405,9 @@ def _texts(name: str, kind: str, split: Split, source: str, report: CorpusReport
 def _prompt_text(prompt: Any, tokenizer: Any) -> str:
     if isinstance(prompt, str):
         return prompt
-    if prompt and getattr(tokenizer, "chat_template", None):
-        try:
+    with contextlib.suppress(Exception):  # templates refuse some orders of roles; then the answer stands without left context
+        if prompt and getattr(tokenizer, "chat_template", None):
             return chat_text(tokenizer, prompt, ANY_TIME)
-        except Exception:  # templates refuse some orders of roles; then the answer stands without left context
-            return ""
     return ""
 
 

@@ -77,10 +77,8 @@ def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = l
     file: IO | None = None
     try:
         lock = os.dup(descriptor)  # a file that is closed loses its lock, and may fail to close: before the rename
-        as_text: dict[str, Any] = (
-            {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}
-        )  # names may be no UTF-8
-        file = os.fdopen(descriptor, mode, **as_text)
+        binary = "b" in mode  # else names may be no UTF-8
+        file = os.fdopen(descriptor, mode, **({} if binary else {"encoding": "utf-8", "errors": "backslashreplace"}))
         yield file
         file.flush()
         os.fsync(file.fileno())

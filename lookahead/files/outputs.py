@@ -17,7 +17,6 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.extras import require
@@ -90,7 +89,10 @@ def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite:
     for output, path in given:
         if output.kind in (PICTURE, PAGE):
             require("matplotlib", output.option)
-        _check_place(output, path)
+        if path.is_dir():
+            raise LookaheadError(f"{output.option} {path}: is a folder. Name a file to write.")
+        if not followed(path).parent.is_dir():
+            raise LookaheadError(f"{output.option} {path}: its folder does not exist. Create it or choose another folder.")
     for (output, path), (other, other_path) in itertools.combinations(given, 2):
         if _same(path, other_path):
             raise UsageError(f"{output.option} and {other.option} name the same file ({path}): each needs a file of its own.")
@@ -126,13 +128,6 @@ def try_output(output: Output, path: Path) -> None:
         raise LookaheadError(f"{output.option} {error}") from error
     if problem := _why_not_replaceable(target):
         raise LookaheadError(f"{output.option} {path}: cannot be replaced ({problem}). Choose another folder.")
-
-
-def _check_place(output: Output, path: Path) -> None:
-    if path.is_dir():
-        raise LookaheadError(f"{output.option} {path}: is a folder. Name a file to write.")
-    if not followed(path).parent.is_dir():
-        raise LookaheadError(f"{output.option} {path}: its folder does not exist. Create it or choose another folder.")
 
 
 def _check_ending(output: Output, path: Path) -> None:
@@ -171,10 +166,8 @@ def _files_of(read: Input) -> Iterator[str | Path]:
         if not found and read.hub and (folder := model_folder(str(name))):
             found = [folder]
         for each in found:
-            if os.path.isdir(each):
-                yield from itertools.islice(_files_in(Path(each)), MOST_FILES)
-            else:
-                yield each
+            inside = (Path(parent, file) for parent, _, files in os.walk(each) for file in files)
+            yield from itertools.islice(inside, MOST_FILES) if os.path.isdir(each) else [each]
 
 
 def model_folder(name: str, revision: str | None = None) -> Path | None:
@@ -188,11 +181,6 @@ def model_folder(name: str, revision: str | None = None) -> Path | None:
             if isinstance(cached := try_to_load_from_cache(name, file, revision=revision), str):
                 return Path(cached).parent
     return None
-
-
-def _files_in(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder):
-        yield from (Path(parent, name) for name in names)
 
 
 def _why_not_replaceable(path: Path) -> str:
@@ -249,20 +237,12 @@ def _head(path: Path) -> bytes:
         return file.read(HEAD_BYTES)
 
 
-def _json_of(path: Path) -> Any:
-    if path.stat().st_size > MOST_JSON_BYTES:
-        return None
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        return None
-
-
 def _has_keys(*any_of: set[str]) -> Callable[[Path], bool]:
-
     def matches(path: Path) -> bool:
-        value = _json_of(path)
-        return isinstance(value, dict) and any(keys <= value.keys() for keys in any_of)
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(path.read_bytes()) if path.stat().st_size <= MOST_JSON_BYTES else None
+            return isinstance(value, dict) and any(keys <= value.keys() for keys in any_of)
+        return False
 
     return matches
 

@@ -14,12 +14,7 @@ from lookahead.options import typed
 ENGINES = ("hf", "vllm", "sglang")
 NO_OPTION = {  # options that no other engine has: what does the same there
     "adapter": "merge it into the model",
-    "engine_mode": "",
-    "exact": "",
-    "ray": "",
-    "explain": "",
-    "typical_p": "",
-    "no_repeat_ngram_size": "",
+    **dict.fromkeys(("engine_mode", "exact", "ray", "explain", "typical_p", "no_repeat_ngram_size"), ""),
 }
 INSTEAD = {  # likewise, by engine
     "vllm": {

@@ -23,6 +23,7 @@ from lookahead.files.outputs import model_folder
 from lookahead.job.fields import is_template_file
 from lookahead.job.progress import JobTotals
 from lookahead.job.spec import OPTIONS, JobSpec
+from lookahead.options import typed
 from lookahead.tokenizer import TOKENIZER_FILES
 from lookahead.trie.file import Trie
 from lookahead.version import __version__
@@ -197,14 +198,11 @@ def _kind_of_device(name: str) -> str:
 
 
 def _input(name: str) -> dict[str, Any]:
-    if not Path(name).is_file():
-        return {"path": name}
-    found = Path(name).stat()
-    return {"path": name, "bytes": found.st_size, "modified": round(found.st_mtime, 3)}
+    found = Path(name).stat() if Path(name).is_file() else None
+    return {"path": name, **({"bytes": found.st_size, "modified": round(found.st_mtime, 3)} if found else {})}
 
 
 def _flag(name: str, value: Any) -> str:
-    option = f"--{name.replace('_', '-')}"
     if value is None or value is False:
-        return f"no {option}"
-    return option if value is True else f"{option} {value}"
+        return f"no {typed(name)}"
+    return typed(name) if value is True else f"{typed(name)} {value}"

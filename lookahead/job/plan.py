@@ -76,16 +76,12 @@ class JobPlan:
 
         io, sampling = self.spec.io, self.spec.sampling
         return JobOptions(
-            max_new_tokens=sampling.max_new_tokens,
-            sampling=sampling_of(sampling, self.constraint),
-            n=sampling.samples,
-            seed=sampling.seed,
-            chat=io.chat,
-            system=io.system,
-            token_ids=io.token_ids,
-            echo=io.echo,
+            sampling.max_new_tokens,
+            sampling_of(sampling, self.constraint),
+            sampling.samples,
+            sampling.seed,
             in_order=io.order == "input",
-            logprobs=io.logprobs,
+            **{name: getattr(io, name) for name in ("chat", "system", "token_ids", "echo", "logprobs")},
         )
 
 
@@ -113,42 +109,36 @@ def _check(spec: JobSpec) -> str:
     """The model's name. Raises UsageError for what is missing, and for options that do not go together."""
     io, drafting, model, scale_out, reporting = spec.io, spec.drafting, spec.model, spec.scale_out, spec.reporting
     several = bool(scale_out.ray or (scale_out.workers or 1) > 1)
+    spread, batched = model.tp_plan or model.device_map, scale_out.batch_size is not None
     alone = "leave --workers and --ray out"
-    for wrong, problem in (
+    _refuse(
         (model.model is None, "name a model: --model org/name or a folder. To try without one: lookahead demo"),
         (not io.input, "name a file of prompts: --input prompts.jsonl (or - for stdin)."),
         (io.system and not io.chat, "--system needs --chat."),
         (reporting.explain and drafting.strategy == "off", "--explain: --strategy off drafts nothing."),
         (reporting.explain and several, f"--explain shows the steps of one engine: {alone}."),
-        (
-            reporting.explain and scale_out.batch_size is not None,
-            "--explain shows one row after the other: leave --batch-size out.",
-        ),
+        (reporting.explain and batched, "--explain shows one row after the other: leave --batch-size out."),
         (model.tp_plan and several, f"--tp-plan takes all processes for one model: {alone}."),
-        (
-            (model.tp_plan or model.device_map) and model.device is not None,
-            "--device-map and --tp-plan choose the devices: leave --device out.",
-        ),
+        (spread and model.device is not None, "--device-map and --tp-plan choose the devices: leave --device out."),
         (model.adapter and model.tp_plan, "--adapter is merged into whole weights: leave --tp-plan out."),
-    ):
-        if wrong:
-            raise UsageError(problem)
+    )
     check_sampling_options(spec.sampling)
     check_engine(spec)
-    for wrong, problem in (
+    unnamed = drafting.source_name is not None and drafting.save_trie is None
+    forgets = not drafting.learn and drafting.session_tokens is not None
+    _refuse(
         (io.order not in ("input", "completion"), f"--order {io.order}: choose input or completion."),
-        (
-            drafting.source_name is not None and drafting.save_trie is None,
-            "--source-name names the outputs in --save-trie FILE: give that file.",
-        ),
-        (
-            not drafting.learn and drafting.session_tokens is not None,
-            "--no-learn remembers no answers: leave --session-tokens out.",
-        ),
-    ):
-        if wrong:
-            raise UsageError(problem)
+        (unnamed, "--source-name names the outputs in --save-trie FILE: give that file."),
+        (forgets, "--no-learn remembers no answers: leave --session-tokens out."),
+    )
     return model.name
+
+
+def _refuse(*problems: tuple[Any, str]) -> None:
+    """Raise UsageError for the first that there is."""
+    for found, problem in problems:
+        if found:
+            raise UsageError(problem)
 
 
 AS_GIVEN = (

@@ -238,12 +238,8 @@ def _of_journal(path: Path) -> Iterator[RowRecord]:
         latest[entry["row"]] = entry
     ended = 0.0
     for number, entry in latest.items():
-        counts = JobTotals(
-            rows=1,
-            errors=int(bool(entry["error"])),
-            accepted_by_source=Counter(entry["accepted_by_source"]),
-            **{name: entry[name] for name in COUNTS},
-        )
+        by_source, errors = Counter(entry["accepted_by_source"]), int(bool(entry["error"]))
+        counts = JobTotals(rows=1, errors=errors, accepted_by_source=by_source, **{name: entry[name] for name in COUNTS})
         ended += counts.seconds  # since the row before it
         yield RowRecord(number + 1, counts, ended, entry.get("id"))
 
@@ -254,20 +250,12 @@ def _of_rows(out: str) -> Iterator[RowRecord]:
     for number, row in found:
         if isinstance(row, str):
             continue
-        answers = len(row.get("samples") or ()) or 1
-        counts = JobTotals(
-            rows=1,
-            errors=int(row.get("error") is not None),
-            tokens=_number(row, "completion_tokens"),
-            accepted_by_source=Counter(dict(row.get("accepted_by_source") or {})),
-            **{name: _number(row, name) for name in ("prompt_tokens", "steps", "draft_tokens", "accepted_tokens")},
-        )
-        counts.first_tokens = min(answers, counts.tokens)
+        names = ("prompt_tokens", "completion_tokens", "steps", "draft_tokens", "accepted_tokens")
+        known = {name: row[name] if type(row.get(name)) is int else 0 for name in names}
+        tokens, errors = known.pop("completion_tokens"), int(row.get("error") is not None)
+        first, by_source = min(len(row.get("samples") or ()) or 1, tokens), Counter(dict(row.get("accepted_by_source") or {}))
+        counts = JobTotals(rows=1, errors=errors, tokens=tokens, first_tokens=first, accepted_by_source=by_source, **known)
         yield RowRecord(number, counts, id=row.get("id"))
-
-
-def _number(row: dict[str, Any], name: str) -> int:
-    return row[name] if type(row.get(name)) is int else 0
 
 
 def _of_manifest(path: Path) -> tuple[str, str, list[dict[str, Any]]]:

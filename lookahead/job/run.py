@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lookahead.corpus.read import named_files
 from lookahead.errors import LookaheadError, UsageError
@@ -156,37 +156,53 @@ def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], conf
 
 
 def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEvents, stack: contextlib.ExitStack) -> JobReport:
+    from lookahead.token_documents import OUTPUTS
+    from lookahead.trie.segment import Effort
+
     spec = plan.spec
     wanted = spec.reporting.metrics or not spec.reporting.quiet
     counted = stack.enter_context(RowCount(opened.names if wanted else []))
     answering, options = _answering(plan, opened, peers, events, stack)
-    output = _output(plan, opened)
+    out, drafting = spec.io.out, spec.drafting
+    output: Journal | Stream
+    if opened.lock and opened.manifest:
+        output = open_journal(opened.lock, opened.done, opened.manifest, spec.io.retry_errors, bool(drafting.save_trie))
+    else:
+        file = open(out, "w", encoding="utf-8") if out else sys.stdout  # noqa: SIM115 - the stream closes it
+        output = Stream(file, out or "stdout", bool(drafting.save_trie))
 
     def rows() -> int | None:
         return None if counted.rows is None else plan.shard.size(min(counted.rows, opened.most or counted.rows))
+
+    def stop() -> bool:
+        progress()
+        events.progress(progress)
+        return events.stopped()
 
     if answering:
         answering.expect(rows() or 0)
     of_engine = (lambda: answering.speedup, answering.clock) if answering else (lambda: None, None)
     progress = JobProgress(output.totals, rows, *of_engine, time.monotonic() - opened.began, plan.labels)
+    metrics = spec.reporting.metrics
+    write_metrics = functools.partial(progress.write_metrics, Path(metrics), events.notice) if metrics else lambda: None
     with output, events.running(progress):
-        requests = chain([opened.first], opened.others) if opened.first else None
-        stopped = _run(answering, requests, options, output, progress, spec.reporting.metrics, events)
+        progress.every(SAVE_SECONDS, output.save)
+        progress.every(METRICS_SECONDS, write_metrics)
+        write_metrics()
+        if answering and opened.first:
+            answering.run(chain([opened.first], opened.others), options, output.write, stop)
+        write_metrics()
+        stopped = events.stopped()
         if opened.manifest and answering:
             opened.manifest.runs[-1].update(clocked(progress))
+        if drafting.save_trie is not None and answering and (not stopped or isinstance(output, Stream)):
+            source, effort = drafting.source_name or OUTPUTS, Effort(notice=events.notice)
+            save_learned(output, drafting.save_trie, answering.identity, plan.model, effort, source)
         if not stopped:
-            _keep_learned(plan, output, answering, events)
             output.finish(options.in_order)
-    if stopped and not isinstance(output, Journal):
-        _keep_learned(plan, output, answering, events)
-    return JobReport.of(
-        progress,
-        state="stopped" if stopped else "complete",
-        model=plan.model,
-        out=spec.io.out,
-        used=answering.used() if answering else {},
-        resumable=opened.files is not None,
-    )
+    state: Any = "stopped" if stopped else "complete"
+    used = answering.used() if answering else {}
+    return JobReport.of(progress, state=state, model=plan.model, out=out, used=used, resumable=opened.files is not None)
 
 
 def _answering(
@@ -213,47 +229,3 @@ def _answering(
     for trie in opened.learned:
         check_same_tokenizer(trie, answering.identity, plan.model)
     return answering, options
-
-
-def _output(plan: JobPlan, opened: _Opened) -> Journal | Stream:
-    """What rows are written to: a file that can be resumed; else stdout or a device."""
-    out, learn = plan.spec.io.out, bool(plan.spec.drafting.save_trie)
-    if opened.lock and opened.manifest:
-        return open_journal(opened.lock, opened.done, opened.manifest, plan.spec.io.retry_errors, learn)
-    return Stream(open(out, "w", encoding="utf-8") if out else sys.stdout, out or "stdout", learn)
-
-
-def _run(
-    answering: Answering | None,
-    requests: Iterator[Request] | None,
-    options: JobOptions,
-    output: Journal | Stream,
-    progress: JobProgress,
-    metrics: str | None,
-    events: JobEvents,
-) -> bool:
-    """Answer requests (None: there are none); True if the caller has stopped the job. metrics: the file that is kept."""
-
-    def stopped() -> bool:
-        progress()
-        events.progress(progress)
-        return events.stopped()
-
-    progress.every(SAVE_SECONDS, output.save)
-    write_metrics = functools.partial(progress.write_metrics, Path(metrics), events.notice) if metrics else lambda: None
-    progress.every(METRICS_SECONDS, write_metrics)
-    write_metrics()
-    if answering and requests:
-        answering.run(requests, options, output.write, stopped)
-    write_metrics()
-    return events.stopped()
-
-
-def _keep_learned(plan: JobPlan, output: Journal | Stream, answering: Answering | None, events: JobEvents) -> None:
-    from lookahead.token_documents import OUTPUTS
-    from lookahead.trie.segment import Effort
-
-    drafting, effort = plan.spec.drafting, Effort(notice=events.notice)
-    if drafting.save_trie is not None and answering is not None:  # else nothing was kept
-        source = drafting.source_name or OUTPUTS
-        save_learned(output, drafting.save_trie, answering.identity, plan.model, effort, source)

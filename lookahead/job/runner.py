@@ -30,6 +30,7 @@ FAULTS, FAULTY_BATCHES = 100, 4  # that many rows, and of that many batches, fai
 SAMPLES_IN_TURN = 8  # of one row that begin before the next rows have their turn
 MANY_AT_ONCE = 4  # rows that have begun with more samples than that
 END: Literal["end"] = "end"  # no more requests
+NO_TEXT = 'the model has no tokenizer, and OpenAI lines are answered in text: give rows of "prompt_ids".'
 
 
 class Engine(Protocol):
@@ -165,7 +166,9 @@ def answer(
     """
     rows = _Rows(engine, tokenizer, options, put)
     for generation in engine.run(rows.generations(iter(requests)), stopped):
-        rows.end(generation)
+        row = rows.answers.pop(id(generation))
+        if row.ended(generation):
+            put(row.index, _ended(row, tokenizer, options, engine.target.name))
 
 
 class _Rows:
@@ -173,7 +176,7 @@ class _Rows:
 
     def __init__(self, engine: Engine, tokenizer: Any | None, options: JobOptions, put: Callable[[int, FinishedRow], None]):
         self._engine, self._tokenizer, self._options, self._put = engine, tokenizer, options, put
-        self._answers: dict[int, _Answer] = {}  # by id of each generation
+        self.answers: dict[int, _Answer] = {}  # by id of each generation
         self._many: deque[_Answer] = deque()  # rows with many samples, some of which are still to begin
         self._index = -1  # of the latest request
 
@@ -206,17 +209,23 @@ class _Rows:
                 if answer.left:
                     self._many.append(answer)
 
-    def end(self, generation: Generation) -> None:
-        answer = self._answers.pop(id(generation))
-        if answer.ended(generation):
-            self._put(answer.index, _ended(answer, self._tokenizer, self._options, self._engine.target.name))
-
     def _begun(self, request: Request) -> _Answer | None:
         """None for a row that cannot be answered: it has got its error row."""
-        options, index = self._options, self._index
+        options, engine, index = self._options, self._engine, self._index
         observer = options.observer_of(index + 1)
         try:
-            return dataclasses.replace(_start(self._engine, self._tokenizer, request, options, index), observer=observer)
+            if request.problem:
+                raise LookaheadError(f"{request.problem}.")
+            if request.openai and self._tokenizer is None:
+                raise LookaheadError(NO_TEXT)
+            longest = engine.target.longest_text
+            prompts = prompts_of(request, self._tokenizer, options.chat, options.system, longest, options.began)
+            sampling = dataclasses.replace(options.sampling, **({"include_stop": not request.openai} | request.sampling))
+            answer = _Answer(index, request, prompts, request.n or options.n, sampling, observer)
+            check_samples(answer.left, "the number of answers")
+            for number in range(len(prompts)):  # raises what is wrong with one before any is answered
+                _request(engine, answer, options, number * answer.count)
+            return answer
         except Exception as error:  # if a row fails, the job continues and reports it
             kind = INVALID if isinstance(error, LookaheadError) else type(error).__name__
             self._put(index, failed(request, f"{request.where}: {error}", kind, options.seed))
@@ -231,22 +240,8 @@ class _Rows:
             generation.observer = answer.observer
             answer.generations.append(generation)
             answer.running += 1
-            self._answers[id(generation)] = answer
+            self.answers[id(generation)] = answer
             yield generation
-
-
-def _start(engine: Engine, tokenizer: Any | None, request: Request, options: JobOptions, index: int) -> _Answer:
-    if request.problem:
-        raise LookaheadError(f"{request.problem}.")
-    if request.openai and tokenizer is None:
-        raise LookaheadError('the model has no tokenizer, and OpenAI lines are answered in text: give rows of "prompt_ids".')
-    prompts = prompts_of(request, tokenizer, options.chat, options.system, engine.target.longest_text, options.began)
-    sampling = dataclasses.replace(options.sampling, **({"include_stop": not request.openai} | request.sampling))
-    answer = _Answer(index, request, prompts, request.n or options.n, sampling)
-    check_samples(answer.left, "the number of answers")
-    for number in range(len(prompts)):  # raises what is wrong with one before any is answered
-        _request(engine, answer, options, number * answer.count)
-    return answer
 
 
 def _request(engine: Engine, answer: _Answer, options: JobOptions, index: int) -> Generation:
@@ -254,9 +249,8 @@ def _request(engine: Engine, answer: _Answer, options: JobOptions, index: int) -
     request, prompt_ids = answer.request, answer.prompts[index // answer.count]
     seed = seed_of(options.seed if request.seed is None else request.seed, request.id, index)
     most = options.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
-    prompt_logprobs = None if request.prompt_logprobs is False else request.prompt_logprobs
-    if index % answer.count:  # of all samples the first's
-        prompt_logprobs = None
+    wanted = request.prompt_logprobs is not False and index % answer.count == 0  # of all samples the first's
+    prompt_logprobs = request.prompt_logprobs if wanted else None
     generation = engine.request(prompt_ids, most, answer.sampling, seed, prompt_logprobs=prompt_logprobs)
     generation.prompt_ids = prompt_ids  # one list for all samples
     logprobs = options.logprobs if request.logprobs is None else request.logprobs
@@ -277,13 +271,12 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
     counts = JobTotals(rows=1, prompt_tokens=sum(map(len, answer.prompts)))
     for generation in answer.generations:
         counts.add(generation)
-    texts: list[str | None] = [None] * len(answer.generations)
-    if tokenizer is not None:
-        texts = [generation.text(tokenizer) for generation in answer.generations]
+    texts = [None if tokenizer is None else generation.text(tokenizer) for generation in answer.generations]
     logprobs = LogprobsOf(tokenizer)
     if answer.request.openai:
-        created = int(options.began.timestamp())
-        writer = openai.Writer(tokenizer, logprobs, _folder_name(model), created, options.seed, options.token_ids)
+        name = Path(model).resolve().name if Path(model).exists() else model
+        about = name, int(options.began.timestamp()), options.seed, options.token_ids
+        writer = openai.Writer(tokenizer, logprobs, *about)
         row = writer.answer(answer.request, answer.generations, list(map(str, texts)), _texts_of(answer, tokenizer))
     else:
         row = _output_row(answer, texts, counts, options, logprobs)
@@ -303,11 +296,6 @@ def _texts_of(answer: _Answer, tokenizer: Any) -> list[str]:
     return [prompt if isinstance(prompt, str) else text_of(tokenizer, prompt) for prompt in given]
 
 
-def _folder_name(model: str) -> str:
-    """Of a model in a folder or file its name; a hub name as it is."""
-    return Path(model).resolve().name if Path(model).exists() else model
-
-
 def _output_row(
     answer: _Answer, texts: Sequence[str | None], counts: JobTotals, options: JobOptions, logprobs: LogprobsOf
 ) -> dict[str, Any]:
@@ -318,9 +306,7 @@ def _output_row(
         **samples[0],
         "prompt_tokens": counts.prompt_tokens,
         "completion_tokens": counts.tokens,
-        "steps": counts.steps,
-        "draft_tokens": counts.draft_tokens,
-        "accepted_tokens": counts.accepted_tokens,
+        **{name: getattr(counts, name) for name in ("steps", "draft_tokens", "accepted_tokens")},
         "edl": counts.rounded_edl,
         "accepted_by_source": dict(counts.accepted_by_source),
         "seconds": round(max(generation.seconds for generation in answer.generations), 4),

@@ -48,23 +48,21 @@ class EngineSettings:
     def load(self, with_spinner: Callable[[Callable[[], None], str], None] = lambda act, why: act()) -> LoadedEngine:
         """Open the tries, load the model, compile the kernels. Raises LookaheadError if model or tries cannot be used."""
         tries = [Trie(path) for path in self.tries]  # first, as that is quick and often what is wrong
-        model, loaded = self.model, list[tuple[TargetModel, Any]]()
+        model, loaded = self.model, list[Any]()
         named = model.load_tokenizer() if model.tokenizer else None
 
         def load() -> None:
-            target = load_model(model)
-            loaded.append((target, named or model.load_tokenizer()))
+            loaded.extend((load_model(model), named or model.load_tokenizer()))
 
         with_spinner(load, f"Loading {os.path.basename(model.name) or model.name} ...")
-        ((target, tokenizer),) = loaded
         compiling = lambda compile_kernels: with_spinner(compile_kernels, COMPILING)  # noqa: E731
         drafting = tries, self.weights or None, self.drafts
-        return assemble(target, tokenizer, *drafting, self.batch_size, self.prefill_chunk, compiling, model.tokenizer)
+        return assemble(*loaded, *drafting, self.batch_size, self.prefill_chunk, compiling, model.tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedEngine:
-    """tokenizer: None if the model has none. whose: what its token ids are."""
+    """tokenizer: None if the model has none. identity: what its token ids are."""
 
     engine: DecodingEngine
     tokenizer: Any | None
@@ -98,13 +96,11 @@ def assemble(
     Raises TokenizerMismatchError for a trie of another tokenizer, ModelError for a generation config that cannot be used.
     """
     check_generation_config(target, without_limits(tokenizer), GREEDY)
-    whose = (
-        identity(tokenizer, tokenizer_name or target.name)
-        if tokenizer is not None
-        else TokenizerIdentity(target.vocab_size, "", target.name)
-    )
+    known = TokenizerIdentity(target.vocab_size, "", target.name)
+    if tokenizer is not None:
+        known = identity(tokenizer, tokenizer_name or target.name)
     for trie in tries:
-        trie.check_tokenizer(whose.fingerprint, max(target.vocab_size, whose.vocab_size), target.name)
+        trie.check_tokenizer(known.fingerprint, max(target.vocab_size, known.vocab_size), target.name)
     drafter = Drafter(tries, drafts, weights, sources=sources)
 
     def compile_kernels() -> None:
@@ -119,7 +115,7 @@ def assemble(
     costs = "measured earlier" if engine.budget.is_measured else "measured before the first row"
     log.info("costs of forwards: %s", costs)
     log.info("batch size %d, strategy %s%s, %s", size, drafts.strategy, " (auto)" if drafts.adaptive else "", lengths)
-    return LoadedEngine(engine, tokenizer, whose)
+    return LoadedEngine(engine, tokenizer, known)
 
 
 def usual_batch_size(device: str) -> int:

@@ -104,12 +104,10 @@ class Worker:
             if self._threads:
                 torch.set_num_threads(self._threads)
             loaded = self._settings.load()
-        except LookaheadError as error:
-            self._report = Report(error=error)
-            self._ended.put(None)
-            return
         except Exception as error:
-            self._ended.put(error)
+            ours = isinstance(error, LookaheadError)
+            self._report = Report(error=error) if ours else self._report
+            self._ended.put(None if ours else error)
             return
         engine, summed_up = loaded.engine, time.monotonic()
 
@@ -130,9 +128,8 @@ class Worker:
                 while True:
                     requests = self._requests(self._inbox.get())
                     self._hear(engine)
-                    answer(
-                        engine, loaded.tokenizer, requests, self._options, lambda _, row: self._ended.put(row), between_steps
-                    )
+                    put = lambda _, row: self._ended.put(row)  # noqa: E731
+                    answer(engine, loaded.tokenizer, requests, self._options, put, between_steps)
         except Exception as error:
             self._ended.put(error)
 
@@ -240,10 +237,7 @@ class WorkerPool:
         write: Callable[[FinishedRow], None],
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """As `runner.run_rows`; what is being answered when `stopped` returns True is given up.
-
-        Raises LookaheadError also where workers are lost one after the other.
-        """
+        """As `runner.run_rows`. Raises LookaheadError also where workers are lost one after the other."""
         tasks = (_Task(index, request) for index, request in enumerate(requests))
         writer = OrderedWriter(write, in_order, FAULTY_BATCHES * self.batch_size * len(self._workers))
         while not stopped() and self._exchange(tasks, writer.put):
