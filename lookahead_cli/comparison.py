@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from lookahead.bench.compare import Comparison
     from lookahead.bench.lossless import Divergence
+    from lookahead.bench.on_model import Scheme
     from lookahead.bench.run import Run
-    from lookahead.bench.schemes import Scheme
     from lookahead_cli.bench_options import Outputs
 
 SHOWN = 5  # divergences below a table

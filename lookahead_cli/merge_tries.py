@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lookahead.job.drafting import weights_by_name
+from lookahead.job.plan import weights_by_name
 from lookahead_cli.options import Config, Json, LogFile, MaxMemory, Overwrite, Verbose, Workers, effort_of
 
 

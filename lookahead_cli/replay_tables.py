@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lookahead.bench.replay_run import label
+from lookahead.bench.logged import label
 
 if TYPE_CHECKING:
     from lookahead.bench.logged import WorkloadReplay

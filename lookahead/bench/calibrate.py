@@ -95,9 +95,7 @@ CELLS = (
 def calibrate(
     target: TargetModel, seconds: float = 45.0, progress: Callable[[float], None] = lambda share: None
 ) -> tuple[CostProfile, list[tuple[Cell, float]]]:
-    """(the profile, the seconds of each cell that it was fitted to). seconds: that it may take, about. Raises LookaheadError
-    for a model that decodes plainly: its forwards hold one token.
-    """
+    """(the profile, the seconds of each cell that it was fitted to). Raises LookaheadError for a model that decodes plainly."""
     if target.mode == "plain":
         raise LookaheadError(f"{target.name} decodes plainly ({target.reason}): there is nothing to budget.")
     began = target.now()
@@ -204,8 +202,8 @@ class _Texts:
 
     @torch.inference_mode()
     def seconds_of(self, cell: Cell, most_warming: int = 1, expected: float = VISIT / 2) -> list[float]:
-        """Forwards of a cell behind some others, as the first after another shape are slow. most_warming: others, at most.
-        expected: seconds that one forward takes, about.
+        """Forwards of a cell behind `most_warming` others at most, as the first are slow. expected: seconds that one takes,
+        about.
         """
         key = cell.rows, cell.context
         slots = self._slots.get(key) or self._slots.setdefault(key, self._filled(*key))
@@ -230,9 +228,7 @@ class _Texts:
 
     @torch.inference_mode()
     def accepting(self, seconds: float) -> dict[str, Any]:
-        """What comes behind a packed forward, in caches as that leaves them: per_said, per_move, per_moved_row. Takes `seconds`
-        at most; measured on the texts that are there.
-        """
+        """What comes behind a packed forward: per_said, per_move, per_moved_row. Takes `seconds` at most."""
         asking: list[float] = []
         moving: dict[int, list[float]] = {}
         now = self.target.now
@@ -303,15 +299,15 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
     takes = np.zeros(columns.shape[1])
     takes[used] = found
     errors = np.abs(columns @ takes - 1)
-    per_row, *per_work = takes[len(sizes) :].tolist()
+    names = ("per_row", "per_key", "per_query_key", "per_padding", "per_call")
+    terms: dict[str, Any] = dict(zip(names, takes[len(sizes) :].tolist(), strict=True))
     versions = {"lookahead": __version__, "torch": torch.__version__, "python": platform.python_version()}
     profile = CostProfile(
         target.setting,
         "measured",
         tuple(sizes),
-        tuple(np.maximum(takes[: len(sizes)].cumsum() - per_row, 1e-9).tolist()),
-        per_row,
-        *per_work,
+        tuple(np.maximum(takes[: len(sizes)].cumsum() - terms["per_row"], 1e-9).tolist()),
+        **terms,
         bucketed=target.bucketed,
         separate=separate,
         vocab_size=target.vocab_size,

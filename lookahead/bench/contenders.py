@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from lookahead.errors import UsageError
-from lookahead.job.drafting import draft_options
+from lookahead.job.plan import draft_options
 from lookahead.job.spec import SESSION_TOKENS
 from lookahead.models.options import ModelOptions
 
@@ -98,9 +98,7 @@ NEEDS = {"suffix": "arctic_inference"}  # package of one of the engines' own way
 
 @dataclasses.dataclass(frozen=True)
 class DraftMethods:
-    """How an engine can draft: strategies of ours, what it verifies, the usual decoding length, and its own ways with the
-    arguments that select them (of vLLM: a speculative config).
-    """
+    """Strategies of ours that an engine verifies, its usual decoding length, its own ways with their arguments."""
 
     strategies: tuple[str, ...]
     drafts: str
@@ -153,7 +151,11 @@ def contenders(
         if name not in methods.strategies:
             raise UsageError(f"--strategy {name}: {methods.drafts}. Choose {' or '.join(methods.strategies)}.")
     lengths = list(dict.fromkeys((decoding_length or str(methods.decoding_length)).split(",")))
-    branch = _branch_length(engine, branch_length)
+    if branch_length and "single" not in methods.strategies:
+        raise UsageError("--branch-length: SGLang's draft trees may be as deep as they have nodes. Set --decoding-length.")
+    if branch_length and (not branch_length.isdecimal() or not 1 <= int(branch_length) <= 1024):
+        raise UsageError(f"--branch-length {branch_length}: give a number of tokens from 1 to 1024.")
+    branch = int(branch_length or 64)
     found: dict[str, Contender] = {}
     for name, length in itertools.product(names, lengths):
         adaptive = name == "auto" or (length == "auto" and "auto" in methods.strategies)
@@ -170,15 +172,6 @@ def contenders(
     installed = {name: given for name, given in methods.own.items() if name not in NEEDS or find_spec(NEEDS[name])}
     own = [Contender(name, None, most, arguments) for name, arguments in installed.items()] if peers else []
     return [Contender(PLAIN, DraftOptions("off"), 0), *own, *ours]
-
-
-def _branch_length(engine: str, typed: str | None) -> int:
-    """Draft tokens on one path, at most. Raises UsageError where they cannot be limited, or for what is not one number."""
-    if typed and "single" not in METHODS[engine].strategies:
-        raise UsageError("--branch-length: SGLang's draft trees may be as deep as they have nodes. Set --decoding-length.")
-    if typed and (not typed.isdecimal() or not 1 <= int(typed) <= 1024):
-        raise UsageError(f"--branch-length {typed}: give a number of tokens from 1 to 1024.")
-    return int(typed or 64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,5 +196,5 @@ class EngineBench:
 
         of: type[ForeignSettings] = SglangSettings if self.engine == "sglang" else VllmSettings
         drafts = contender.options or DraftOptions("off"), contender.draft_tokens
-        engine = batch_size, self.engine_args, contender.own, len(self.contenders), running
+        engine: Any = batch_size, self.engine_args, contender.own, len(self.contenders), running
         return of(self.model, tuple(tries), tuple(weights), *drafts, *engine)

@@ -30,10 +30,10 @@ from lookahead.engines.abilities import ABILITIES
 from lookahead.engines.foreign import ForeignSettings
 from lookahead.errors import LookaheadError, first_line
 from lookahead.forward.memory import gc_frozen
-from lookahead.job.drafting import open_tries, trie_weights
 from lookahead.job.engines import InEngine, in_engine
 from lookahead.job.events import BenchEvents, Events
 from lookahead.job.params import Request
+from lookahead.job.plan import open_tries, trie_weights
 from lookahead.job.rows import read_requests
 
 CLOSING_SECONDS = 30.0  # that a process may take to end its engine
@@ -181,10 +181,9 @@ def bench_in_engine(
             if not settings.takes_signals:
                 return Here(in_engine(bench.engine, settings, opened, events))
             settings.check_installed()
-            runs: list[EngineRun] = []
             waiting = f"Starting {ABILITIES[bench.engine].title}: {contender.name} ..."
-            events.with_spinner(lambda: runs.append(InProcess(bench.engine, settings)), waiting)
-            return runs[0]
+            started: InProcess = events.with_spinner(lambda: InProcess(bench.engine, settings), waiting)
+            return started
 
         with _running(bench, start, events) as engines:
             prompts, failed = engines[PLAIN].answerable(requests, path, max_new_tokens)
@@ -196,9 +195,7 @@ def bench_in_engine(
 def _running(
     bench: EngineBench, start: Callable[[Contender, int], EngineRun], events: BenchEvents
 ) -> Iterator[dict[str, EngineRun]]:
-    """The engine of each contender, by name, as long as the block runs; one of its own ways that does not start is left out.
-    start: takes how many run already, too.
-    """
+    """The engine of each contender, by name; one of its own ways that does not start is left out. start: takes how many run."""
     engines: dict[str, EngineRun] = {}
     try:
         for contender in bench.contenders:
@@ -249,9 +246,7 @@ def _measured(
 
 
 def _judged(bench: EngineBench, found: Comparison, prompts: Sequence[Sequence[int]]) -> Lossless | None:
-    """Our outputs against those of the plain engine. Where some differ, the stock model judges them; it cannot where the engine
-    has quantized the model: then all that differ count as different.
-    """
+    """Our outputs against the plain engine's. The stock model judges those that differ, unless the engine has quantized it."""
     first = found.lossless_rows
     if not first:
         return None

@@ -1,4 +1,6 @@
-"""Logged answers to replay. In: names of logs, tries and tokenizers as they are typed. Out: workloads, and their replays."""
+"""Logged answers to replay, without a model. In: names of logs, tries and tokenizers as typed, a `ReplaySpec`. Out:
+workloads, EDL of each strategy; with costs of forwards, predicted speed.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +11,27 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lookahead.bench.replay import Pair, ReplayResult, baseline_class, replay
+from lookahead.bench.contenders import Contenders
+from lookahead.bench.replay import BASELINES, Pair, ReplayResult, baseline_class, replay
 from lookahead.bench.trie_report import load_tokenizer_of
+from lookahead.budget.profile import CostProfile, read_profile
 from lookahead.corpus.read import named_files
+from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.errors import UsageError
+from lookahead.errors import LookaheadError, UsageError
 from lookahead.files.outputs import Input
-from lookahead.job.drafting import open_tries, trie_weights
-from lookahead.job.events import BenchEvents
+from lookahead.job.events import COMPILING, BenchEvents
 from lookahead.job.fields import RowFields, template_of
 from lookahead.job.pairs import JobSettings, Log, pairs_of, read_log, settings_of
+from lookahead.job.plan import open_tries, trie_weights
 from lookahead.models.options import ModelOptions
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
 from lookahead.trie.file import Trie, names_of
+
+if TYPE_CHECKING:
+    from lookahead.bench.compare import Comparison
 
 Contender = tuple[str | None, DraftOptions]  # (name of a baseline or None for our drafter, its lengths)
 
@@ -74,8 +82,8 @@ class Mean:
 def replay_workloads(
     workloads: Sequence[Workload], contenders: Sequence[Contender], progress: Callable[[int], None] = lambda done: None
 ) -> list[WorkloadReplay]:
-    """Replay each workload with each contender, warm if it has tries and cold; progress(runs done).
-    Raises UsageError for a baseline without a checkout, before anything is replayed.
+    """Replay each workload with each contender, warm if it has tries and cold. Raises UsageError for a baseline without a
+    checkout.
     """
     replays, done = [], itertools.count(1)
     for name, _ in contenders:
@@ -143,9 +151,7 @@ class Shape:
 
 
 def read_workloads(logs: Logs, events: BenchEvents, shape: Shape | None = None) -> tuple[list[Workload], Any | None]:
-    """(a workload for each log, the tokenizer that text was tokenized with, if any was). Raises UsageError for what is named
-    wrongly, LookaheadError for what cannot be read or does not fit.
-    """
+    """(a workload for each log, the tokenizer of its text, if any). Raises LookaheadError for what cannot be used."""
     for number, path in enumerate(logs.paths):
         if path in logs.paths[:number]:
             raise UsageError(f"{path}: is given twice.")
@@ -166,7 +172,9 @@ def read_workloads(logs: Logs, events: BenchEvents, shape: Shape | None = None) 
         limits = _limits(tries, tokenizers, shape)
         log = read_log(path, logs.rows)
         prompts, job = _job_of(log, logs, events.notice)
-        model = shape.name if shape and _has_tokenizer(shape.name) else job.tokenizer
+        model = job.tokenizer
+        if shape and (not Path(shape.name).is_dir() or any((Path(shape.name) / file).exists() for file in TOKENIZER_FILES)):
+            model = shape.name  # a folder may hold its config.json only
         pairs = pairs_of(log, partial(tokenizers.of, tries, model, others), prompts, job, **limits)
         for note in log.notes():
             events.notice(note)
@@ -203,9 +211,7 @@ class Tokenizers:
                 trie.check_tokenizer(whose.fingerprint, whose.vocab_size, self.named)
 
     def of(self, tries: Sequence[Trie], model: str | None, others: Sequence[Trie]) -> Any | None:
-        """For the text of a log: the one asked for, else that of its tries, of the model (that it is replayed on, or whose job
-        wrote it), of other tries.
-        """
+        """For the text of a log: the one asked for, else that of its tries, of `model`, of other tries."""
         if self.named is not None:
             return self._load(self.named)
         self.latest = self._of_tries(tries)
@@ -234,12 +240,6 @@ class Tokenizers:
         return self.latest
 
 
-def _has_tokenizer(model: str | None) -> bool:
-    """Of a model that needs no weights; a folder may hold its config.json only."""
-    folder = Path(model or "")
-    return model is not None and (not folder.is_dir() or any((folder / name).exists() for name in TOKENIZER_FILES))
-
-
 def tokenizer_to_show(loaded: Any | None, workloads: Sequence[Workload]) -> Any | None:
     """The tokenizer to show tokens with: that of the logs, else of a trie if it can be loaded."""
     tries = [trie for workload in workloads for trie in workload.tries]
@@ -262,19 +262,151 @@ def _job_of(log: Log, logs: Logs, notice: Callable[[str], None]) -> tuple[Sequen
 
 
 def tries_of_each(tries: Sequence[str], names: list[str]) -> dict[str, list[str]]:
-    """Paths of each workload's tries: FILE is for all workloads, NAME=FILE for that of this name; a file whose own name holds
-    "=" is a FILE. Raises UsageError for a NAME that no workload has.
-    """
+    """Paths of each workload's tries: FILE is for all, NAME=FILE for one. Raises UsageError for a NAME that no workload has."""
     paths: dict[str, list[str]] = {name: [] for name in names}
     for trie in tries:
-        if "=" not in trie or Path(trie).exists():
-            for each in paths.values():
-                each.append(trie)
-            continue
-        named = [name for name in names if trie.startswith(f"{name}=")]
+        named = names if "=" not in trie or Path(trie).exists() else [name for name in names if trie.startswith(f"{name}=")]
         if not named:
             name = trie.partition("=")[0]
             raise UsageError(f'--trie {trie}: no workload is named "{name}" (known: {", ".join(names)}).')
         longest = max(named, key=len)
-        paths[longest].append(trie.removeprefix(f"{longest}="))
+        for name in names if named is names else [longest]:
+            paths[name].append(trie if named is names else trie.removeprefix(f"{longest}="))
     return paths
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplaySpec:
+    """explain: rows whose steps are shown first. cost_profile: that speed is predicted from, at each of batch_sizes."""
+
+    logs: Logs
+    contenders: Contenders
+    baselines: bool = False
+    explain: int = 0
+    cost_profile: str | None = None
+    batch_sizes: Sequence[int] = (1,)
+    repeats: int = 1
+
+    def options(self) -> list[DraftOptions]:
+        return self.contenders.options(timed=self.cost_profile is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayReport:
+    """replays: of each workload. comparisons: the predicted ones, of each workload and batch size. value: as JSON."""
+
+    replays: list[WorkloadReplay]
+    comparisons: list[Comparison]
+    value: dict[str, Any]
+
+
+def replay_logs(spec: ReplaySpec, events: BenchEvents) -> ReplayReport:
+    """Raises UsageError for what does not go together, LookaheadError for files that cannot be used."""
+    options = spec.options()
+    if spec.contenders.sweep and spec.baselines:
+        raise UsageError("--baselines draft by lengths of their own: leave --sweep out.")
+    profile = read_profile(spec.cost_profile) if spec.cost_profile else None
+    workloads, loaded = read_workloads(spec.logs, events)
+    if spec.explain:
+        explain_rows(workloads, options[0], tokenizer_to_show(loaded, workloads), spec.explain, events)
+    # Those that need no costs; if there are none, the first at its longest.
+    fixed = [option for option in options if not option.adaptive] or [dataclasses.replace(options[0], adaptive=False)]
+    replays = _replay_all(workloads, fixed, spec.baselines, events)
+    value, comparisons = as_json(replays), []
+    if profile:
+        for workload, of_workload in zip(workloads, value.get("workloads", [value]), strict=True):
+            predicted = []
+            for size in spec.batch_sizes:
+                with events.working(f"predicting, batch {size}", len(workload.pairs) * spec.repeats, "answers") as progress:
+                    drafting = workload.tries, options, workload.weights
+                    predicted.append(predict(profile, workload.pairs, *drafting, size, spec.repeats, progress))
+            if len(workloads) > 1:
+                predicted = [dataclasses.replace(each, model=f"{workload.name} on {each.model}") for each in predicted]
+            _add_predicted(of_workload, predicted, "warm" if workload.tries else "cold")
+            comparisons += predicted
+    return ReplayReport(replays, comparisons, value)
+
+
+def _replay_all(
+    workloads: list[Workload], options: list[DraftOptions], baselines: bool, events: BenchEvents
+) -> list[WorkloadReplay]:
+    """Replay each workload with each of `options`, and with `baselines` at the same decoding lengths."""
+    contenders: list[Contender] = [(None, option) for option in options]
+    if baselines:
+        at_each_length = {option.decoding_length: option for option in options}.values()
+        contenders += [(name, option) for name in BASELINES for option in at_each_length]
+    compile_for(workloads, options[0], events)
+    runs = len(contenders) * sum(len(workload.starts) for workload in workloads)
+    with events.working("replaying", runs, "runs") as progress:
+        return replay_workloads(workloads, contenders, progress=progress)
+
+
+def _add_predicted(value: dict[str, Any], predicted: list[Comparison], start: str) -> None:
+    """To the JSON of a replay: "predicted", and the speedup of each strategy at the first batch size."""
+    from lookahead.bench.compare import as_json as predicted_json
+
+    for run in predicted[0].runs[1:]:
+        for strategy in value["strategies"]:
+            lengths = strategy["strategy"], strategy["decoding_length"], strategy["branch_length"], strategy["start"]
+            if not run.adaptive and lengths == (run.strategy, run.decoding_length, run.branch_length, start):
+                strategy["predicted_speedup"] = round(run.speedup, 4)
+    value["predicted"] = predicted_json(predicted)
+
+
+def explain_rows(
+    workloads: list[Workload], option: DraftOptions, tokenizer: Any | None, rows: int, events: BenchEvents
+) -> None:
+    """Show each step of the first rows of each workload, warm if it has tries: what they are in the replay of all rows."""
+    compile_for(workloads, option, events)
+    for workload in workloads:
+        start = "warm" if workload.tries else "cold"
+        name = f"{workload.name}, {label(option.strategy, option.decoding_length, start)}, "
+        observer_of = events.observers(tokenizer, rows, name)
+        replay(workload.pairs[:rows], workload.tries, option, weights=workload.weights, observer_of=observer_of)
+
+
+def label(strategy: str, decoding_length: int, start: str) -> str:
+    """Of one run: "hierarchical 64 warm"."""
+    return f"{strategy} {decoding_length} {start}"
+
+
+def compile_for(workloads: list[Workload], option: DraftOptions, events: BenchEvents) -> None:
+    """Have all kernels compiled, so that no draft waits for it."""
+
+    def compile_kernels() -> None:
+        for workload in workloads:
+            Drafter(workload.tries, option).warm_up()
+
+    events.with_spinner(compile_kernels, COMPILING)
+
+
+def predict(
+    profile: CostProfile,
+    pairs: Sequence[Pair],
+    tries: Sequence[Trie],
+    options: Sequence[DraftOptions],
+    weights: Sequence[float] | None = None,
+    batch_size: int = 1,
+    repeats: int = 1,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Comparison:
+    """Plain decoding and each of `options` over the pairs, with forwards that cost what `profile` gives.
+
+    The engine runs over a model that only costs time (models/simulated.py) and whose answers are given; drafting costs what it
+    costs here. Raises LookaheadError for a pair that the profile's model has no room for.
+    """
+    from lookahead.bench.compare import compare  # loads torch, which no other replay needs
+    from lookahead.models.simulated import simulated_model
+
+    longest = max(len(prompt) + len(answer) for prompt, answer in pairs)
+    if longest > profile.longest_text:
+        raise LookaheadError(f"a logged text has {longest} tokens, the model of the profile {profile.longest_text} positions.")
+    prompts, answers = [prompt for prompt, _ in pairs], [answer for _, answer in pairs]
+    found = compare(
+        simulated_model(profile), prompts, tries, options, peers=False,
+        progress=progress, weights=weights, batch_size=batch_size, answers=answers, repeats=repeats,
+    )  # fmt: skip
+    for run in found.runs:
+        run.total.peak_memory_bytes = 0
+    environment = {"cost_profile": profile.kind, **profile.about}
+    return dataclasses.replace(found, device=profile.setting.device, environment=environment, predicted=True)

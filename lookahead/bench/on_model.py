@@ -1,25 +1,26 @@
 """A bench on a model. In: a `ModelBench`. Out: plain decoding against every strategy and the peers, for each batch size.
 
-The prompts of a file are answered; or logged answers are replayed on a model of random weights.
+The prompts of a file are answered; or logged answers are replayed on a model of random weights. `bench_schemes` does so with
+several quantizations, one model at a time: ratios of their speeds are as exact as the machine is steady.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import Any
 
 from lookahead.bench.compare import Comparison, compare
-from lookahead.bench.logged import Logs, Shape, read_workloads
-from lookahead.bench.replay_run import compile_for
+from lookahead.bench.logged import Logs, Shape, compile_for, read_workloads
 from lookahead.draft.options import DraftOptions
-from lookahead.errors import LookaheadError
+from lookahead.errors import LookaheadError, UsageError
 from lookahead.forward.target import TargetModel
-from lookahead.job.drafting import open_tries, trie_weights
 from lookahead.job.engines import InEngine, load_here
 from lookahead.job.events import BenchEvents
-from lookahead.job.prompt import local_time, prompts_of
-from lookahead.job.rows import Request, read_requests
+from lookahead.job.plan import open_tries, trie_weights
+from lookahead.job.rows import Request, local_time, prompts_of, read_requests
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.models.load import random_model, read_config
 from lookahead.models.options import ModelOptions
@@ -73,8 +74,8 @@ def bench_prompts(
     events: BenchEvents | None = None,
     look: Look = lambda target, prompts: None,
 ) -> tuple[list[Comparison], list[str]]:
-    """(a comparison for each batch size, what is wrong with rows that were left out). weights: NAME=W as typed. look: called
-    with the loaded model and its prompts, before they are answered. Raises LookaheadError if no row can be.
+    """(a comparison for each batch size, what is wrong with rows left out). look: called with model and prompts before
+    answering.
     """
     events = events or BenchEvents()
     opened = open_tries(tries, bench.model)
@@ -141,8 +142,8 @@ def _compared(
 def bench_logged(
     bench: ModelBench, logs: Logs, events: BenchEvents | None = None, look: Look = lambda target, prompts: None
 ) -> list[Comparison]:
-    """Replay a log on a model of random weights, its answers taken as the model's choices. look: called with the model and no
-    prompts, as random weights know none. Raises LookaheadError for a log that the model has no room for.
+    """Replay a log on a model of random weights, its answers taken as the model's choices. look: called with model and no
+    prompts.
     """
     events = events or BenchEvents()
     config = read_config(*bench.model.source).get_text_config(decoder=True)
@@ -154,3 +155,56 @@ def bench_logged(
         events.notice(f"{bench.model.name} verifies by {target.mode}: {target.reason}")
     prompts, answers = [prompt for prompt, _ in workload.pairs], [answer for _, answer in workload.pairs]
     return _compared(bench, target, prompts, workload.tries, workload.weights, events, answers=answers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """kv_bytes_per_token: 0 where unknown. loss: nats per token of the prompts. comparisons: one for each batch size."""
+
+    quantize: str
+    kv_dtype: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+    loss: float | None
+    comparisons: list[Comparison]
+
+    def as_json(self) -> dict[str, Any]:
+        """One of "schemes" in the object that `bench --json` prints."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**fields, "comparisons": [each.as_json() for each in self.comparisons]}
+
+
+def schemes_of(option: str, typed: str, known: Sequence[str]) -> list[str]:
+    """ "none,int8" -> ["none", "int8"]. Raises UsageError."""
+    names = list(dict.fromkeys(part.strip() for part in typed.split(",")))
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{option} {name}: choose {', '.join(known)}, or several such as none,int8.")
+    return names
+
+
+def bench_schemes(
+    bench: ModelBench,
+    quantize: str,
+    kv_dtype: str,
+    measure: Callable[[ModelBench, Look], tuple[list[Comparison], list[str]]],
+) -> tuple[list[Scheme], list[str]]:
+    """(figures of each combination, problems of rows). measure: given the bench and what to call with the loaded model."""
+    from lookahead.backends.cpu.linear import weight_bytes
+    from lookahead.backends.cpu.quantized_kv import KV_DTYPES
+    from lookahead.bench.quantized import loss_of
+    from lookahead.models.quantize import SCHEMES
+
+    named = schemes_of("--quantize", quantize, SCHEMES), schemes_of("--kv-dtype", kv_dtype, KV_DTYPES)
+    schemes, failed = [], list[str]()
+    for weights, keys in itertools.product(*named):
+        figures = dict[str, Any]()
+
+        def look(target: TargetModel, prompts: list[list[int]], figures: dict[str, Any] = figures) -> None:
+            figures.update(weight_bytes=weight_bytes(target.model), kv_bytes_per_token=target.place_bytes)
+            figures["loss"] = loss_of(target, prompts) if prompts else None
+
+        model = dataclasses.replace(bench.model, quantize=weights, kv_dtype=keys)
+        comparisons, failed = measure(dataclasses.replace(bench, model=model), look)
+        schemes.append(Scheme(weights, keys, comparisons=comparisons, **figures))
+    return schemes, failed

@@ -207,9 +207,7 @@ def quality_of(target: TargetModel, texts: Sequence[Sequence[int]]) -> Quality:
 
 @torch.inference_mode()
 def loss_of(target: TargetModel, texts: Sequence[Sequence[int]]) -> float | None:
-    """nats per token of texts (ids) as the model prefills prompts, its KV cache quantized where it is; None where none has 2
-    tokens. Their last tokens are left out where the model has no room for them.
-    """
+    """nats per token of texts (ids) as the model prefills prompts, with its KV cache; None where none has 2 tokens."""
     total, tokens = 0.0, 0
     for text in texts:
         ids = np.array(text[: min(MOST_TOKENS, target.longest_text)], np.int32)

@@ -97,9 +97,7 @@ def replay(
     weights: Sequence[float] | None = None,
     observer_of: ObserverOf = nobody,
 ) -> ReplayResult:
-    """Draft along each response and accept what it holds; outputs of earlier pairs are remembered, as in a job.
-    baseline: a name in BASELINES, which then drafts instead, within the same lengths and without weights.
-    """
+    """Draft along each response and accept what it holds; earlier outputs are remembered. baseline: drafts instead, by name."""
     drafter = baseline_class(baseline)(tries, options) if baseline else Drafter(tries, options, weights)
     return replay_with(drafter, pairs, "warm" if tries else "cold", baseline or options.strategy, observer_of)
 

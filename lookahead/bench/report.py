@@ -43,8 +43,7 @@ def _time_figure(comparison: Comparison) -> Any:
         shares = [100 * getattr(split, part) / run.seconds for run, split in known]
         axis.barh([run.name for run, _ in known], shares, left=begin, color=colour, label=part)
         begin = [left + share for left, share in zip(begin, shares, strict=True)]
-    axis.set_xlabel("share of the time (%)")
-    axis.set_xlim(0, 100)
+    axis.set(xlabel="share of the time (%)", xlim=(0, 100))
     axis.margins(y=0.02)
     axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     bare(axis)
@@ -63,15 +62,12 @@ def _accepted_figure(comparison: Comparison) -> Any:
         by_source.barh([run.name for run in runs], shares, left=begin, color=colour, label=in_one_line(source))
         begin = [left + share for left, share in zip(begin, shares, strict=True)]
     by_source.invert_yaxis()
-    by_source.set_xlim(0, 100)
-    by_source.set_xlabel("share of accepted tokens by source (%)")
+    by_source.set(xlim=(0, 100), xlabel="share of accepted tokens by source (%)")
     by_source.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=8)
     for run, colour in zip(runs, shades(len(runs), second=True), strict=True):
         found = [(depth, 100 * accepted / offered) for depth, offered, accepted in run.accepted_by_depth if depth <= DEEPEST]
         by_depth.plot([depth for depth, _ in found], [share for _, share in found], "-", color=colour, label=run.name)
-    by_depth.set_xlabel("depth (draft tokens below the root)")
-    by_depth.set_ylabel("accepted (% of steps that deep)")
-    by_depth.set_ylim(0, 100)
+    by_depth.set(xlabel="depth (draft tokens below the root)", ylabel="accepted (% of steps that deep)", ylim=(0, 100))
     by_depth.legend(frameon=False, fontsize=8)
     for axis in (by_source, by_depth):
         bare(axis)
@@ -96,15 +92,13 @@ def job_figure(record: JobRecord, titled: bool = True) -> Any:
     _draw_rows(by_row, record)
     found = [row.edl for row in record.rows if row.edl is not None]
     spread.hist(found, bins=min(40, max(5, len(found) // 5)), color=BLUE)
-    spread.set_xlabel("EDL of a row")
-    spread.set_ylabel("rows")
+    spread.set(xlabel="EDL of a row", ylabel="rows")
     parts = record.by_prompt_length()
     bars = by_length.bar([part.name.replace(" to ", "-") for part in parts], [part.counts.edl for part in parts], color=BLUE)
     by_length.bar_label(bars, [f"{part.counts.edl:.2f}\n{part.rows:,} rows" for part in parts], padding=2, fontsize=8)
     by_length.margins(y=0.2)
     by_length.tick_params(axis="x", labelsize=8, rotation=30 if len(parts) > 5 else 0)
-    by_length.set_xlabel("prompt length (tokens)")
-    by_length.set_ylabel("EDL")
+    by_length.set(xlabel="prompt length (tokens)", ylabel="EDL")
     _draw_sources(by_source, record.by_time())
     for axis in (by_row, spread, by_length, by_source):
         bare(axis)
@@ -126,8 +120,7 @@ def _draw_rows(axis: Any, record: JobRecord) -> None:
     tokens = _over_window([row.counts.tokens - row.counts.first_tokens for _, row in rows], window)
     steps = _over_window([row.counts.steps for _, row in rows], window)
     axis.plot(along, tokens / np.maximum(1, steps), color=BLUE, linewidth=1.8, label=f"{window} rows together")
-    axis.set_xlabel("seconds of answering" if timed else "rows")
-    axis.set_ylabel("EDL")
+    axis.set(xlabel="seconds of answering" if timed else "rows", ylabel="EDL")
     from_zero(axis)
     axis.legend(frameon=False, fontsize=8, loc="lower right")
 
@@ -153,8 +146,7 @@ def _draw_sources(axis: Any, parts: Sequence[Part]) -> None:
         axis.bar(range(len(parts)), gained, bottom=below, color=colour, label=in_one_line(name), width=0.85)
         below = [low + more for low, more in zip(below, gained, strict=True)]
     axis.set_xticks(range(len(parts)), [part.name.replace(" to ", "-") for part in parts], rotation=30, fontsize=8)
-    axis.set_xlabel("rows, as they were completed")
-    axis.set_ylabel("accepted tokens per step")
+    axis.set(xlabel="rows, as they were completed", ylabel="accepted tokens per step")
     axis.margins(y=0.1)
     if names:
         axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), labelcolor=INK)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lookahead.decode.engine import Clock
-from lookahead.draft.counts import DraftCounts, summed
+from lookahead.draft.counts import DraftCounts
 from lookahead.draft.explain import Step
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
@@ -23,8 +23,8 @@ from lookahead.draft.tree import DraftTree
 
 @dataclasses.dataclass
 class StepLog(Clock):
-    """An engine's clock that keeps each decode step: its forward's seconds, its tree and how much of it was accepted. `see` is
-    the observer of all requests of the turn.
+    """An engine's clock that keeps the forward's seconds, tree and accepted length of each decode step. see: observer of
+    requests.
     """
 
     seen: list[tuple[DraftTree, int]] = dataclasses.field(default_factory=list)
@@ -49,13 +49,11 @@ class StepLog(Clock):
 
 @dataclasses.dataclass
 class Turn(DraftCounts):
-    """What a contender did with the rows of one turn. steps: summed over rows. forwards: of the model, several rows in one; 0
-    where a peer's are not counted. clock: None for a peer.
-    """
+    """What a contender did with some rows. forwards: of the model, several rows in one. clock: None for a peer."""
 
-    outputs: list[list[int]]
-    seconds: float
-    forwards: int
+    outputs: list[list[int]] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+    forwards: int = 0
     offered_by_depth: Counter[int] = dataclasses.field(default_factory=Counter)
     accepted_by_depth: Counter[int] = dataclasses.field(default_factory=Counter)
     clock: Clock | None = None
@@ -69,6 +67,17 @@ class Turn(DraftCounts):
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
+
+    def take(self, other: Turn) -> None:
+        """Add what was decoded after it."""
+        self.add_counts(other)
+        self.outputs += other.outputs
+        self.seconds += other.seconds
+        self.forwards += other.forwards
+        self.offered_by_depth.update(other.offered_by_depth)
+        self.accepted_by_depth.update(other.accepted_by_depth)
+        self.decode_forwards += other.decode_forwards
+        self.peak_memory_bytes = max(self.peak_memory_bytes, other.peak_memory_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +104,7 @@ class Run:
     answer: Callable[[Sequence[int]], Iterator[int | Turn]] = dataclasses.field(repr=False)
     forget: Callable[[], None] = dataclasses.field(repr=False)
     turns: list[Turn] = dataclasses.field(default_factory=list, repr=False)
+    total: Turn = dataclasses.field(default_factory=Turn, repr=False)  # of these
     speedup: float = 1.0
     speedup_spread: tuple[float, float] = (1.0, 1.0)
     _repeats: list[list[Turn]] = dataclasses.field(default_factory=list, repr=False)
@@ -107,7 +117,9 @@ class Run:
 
     def settle(self, plain: Run) -> None:
         """All turns are over. plain: what this run is compared with, settled before (or this run itself)."""
-        self.turns = [median_turn(repeats) for repeats in self._repeats]
+        self.turns, self.total = [median_turn(repeats) for repeats in self._repeats], Turn()
+        for turn in self.turns:
+            self.total.take(turn)
         self.speedup = self.tokens_per_second / plain.tokens_per_second
         pairs = zip(itertools.chain(*self._repeats), itertools.chain(*plain._repeats), strict=True)
         ratios = [turn.tokens_per_second / other.tokens_per_second for turn, other in pairs]
@@ -136,51 +148,27 @@ class Run:
     def branch_length(self) -> int | None:
         return None if self.options is None else self.options.branch_length if self.drafts else 0
 
-    @property
-    def outputs(self) -> list[list[int]]:
-        return [output for turn in self.turns for output in turn.outputs]
-
-    @property
-    def tokens(self) -> int:
-        return sum(turn.tokens for turn in self.turns)
-
-    @property
-    def seconds(self) -> float:
-        return sum(turn.seconds for turn in self.turns)
-
-    @property
-    def counts(self) -> DraftCounts:
-        return summed(self.turns)
-
-    @property
-    def steps(self) -> int:
-        return self.counts.steps
-
-    @property
-    def forwards(self) -> int:
-        return sum(turn.forwards for turn in self.turns)
+    outputs = property(lambda self: self.total.outputs)
+    tokens = property(lambda self: self.total.tokens)
+    seconds = property(lambda self: self.total.seconds)
+    counts = property(lambda self: self.total)
+    steps = property(lambda self: self.total.steps)
+    forwards = property(lambda self: self.total.forwards)
+    tokens_per_second = property(lambda self: self.total.tokens_per_second)
+    peak_memory_bytes = property(lambda self: self.total.peak_memory_bytes)
 
     @property
     def draft_tokens_wasted(self) -> int:
         return self.counts.draft_tokens - self.counts.accepted_tokens
 
     @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-    @property
     def edl(self) -> float:
-        return (self.tokens - sum(len(turn.outputs) for turn in self.turns)) / self.steps if self.steps else 0.0
-
-    @property
-    def peak_memory_bytes(self) -> int:
-        return max(turn.peak_memory_bytes for turn in self.turns)
+        return (self.tokens - len(self.outputs)) / self.steps if self.steps else 0.0
 
     @property
     def accepted_by_depth(self) -> list[tuple[int, int, int]]:
         """(depth, decode steps whose tree has a node there, those in which one was accepted), from depth 1."""
-        offered: Counter[int] = sum((turn.offered_by_depth for turn in self.turns), Counter())
-        accepted: Counter[int] = sum((turn.accepted_by_depth for turn in self.turns), Counter())
+        offered, accepted = self.total.offered_by_depth, self.total.accepted_by_depth
         return [(depth, offered[depth], accepted[depth]) for depth in sorted(offered)]
 
     @property
@@ -193,7 +181,7 @@ class Run:
 
     def forward_ms(self, percentile: float = 50) -> float | None:
         """Milliseconds of the forwards of decode steps; None where they are not known: of peers, and of plain models."""
-        forwards = [seconds for turn in self.turns for seconds in turn.decode_forwards]
+        forwards = self.total.decode_forwards
         return float(np.percentile(forwards, percentile)) * 1e3 if forwards else None
 
     def as_json(self) -> dict[str, Any]:

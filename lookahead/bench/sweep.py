@@ -30,8 +30,8 @@ Line = tuple[str, list[tuple[int, Any]]]  # its name, and the results along an a
 
 
 def grid(decoding_lengths: Iterable[int], branch_lengths: Iterable[int]) -> list[tuple[int, int]]:
-    """(decoding length, branch length) of each setting that differs from the others: of branch lengths that hold all that is
-    drafted, the least. Lengths 4 and 16 with branches 4, 8 and 16 give (4, 4), (16, 4), (16, 8), (16, 16).
+    """(decoding length, branch length) of each setting that differs: 4 and 16 with 4, 8, 16: (4, 4), (16, 4), (16, 8), (16,
+    16).
     """
     pairs = []
     for length in sorted(set(decoding_lengths)):
@@ -180,8 +180,7 @@ def _draw_map(axis: Any, cells: Grid) -> None:
         axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, fontsize=9)
     axis.set_xticks(range(len(lengths)), lengths)
     axis.set_yticks(range(len(branches)), branches)
-    axis.set_xlabel(ALONG_LENGTHS)
-    axis.set_ylabel(ALONG_BRANCHES)
+    axis.set(xlabel=ALONG_LENGTHS, ylabel=ALONG_BRANCHES)
     axis.figure.colorbar(shown, ax=axis, label="EDL")
 
 
@@ -203,7 +202,6 @@ def _lines(
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, ticks)
     axis.minorticks_off()
-    axis.set_xlabel(ALONG_BRANCHES if second else ALONG_LENGTHS)
-    axis.set_ylabel(up)
+    axis.set(xlabel=ALONG_BRANCHES if second else ALONG_LENGTHS, ylabel=up)
     bare(axis)
     from_zero(axis)

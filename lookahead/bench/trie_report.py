@@ -37,7 +37,7 @@ MOST_INTERPRETED, MOST_CONTEXT, MOST_VOCABULARY = 128, 2_000, 20_000
 OF_SOURCES = ("name", "documents", "tokens", "weight")
 MORE_BRANCHES = 8  # for each that is shown, as many are looked at
 
-WithSpinner = Callable[[Callable[[], None], str], None]  # calls its first argument; the second tells what takes so long
+WithSpinner = Callable[[Callable[[], Any], str], Any]  # calls its first argument; the second tells what takes so long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,22 +144,18 @@ class TrieReport:
 
 def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, with_spinner: WithSpinner) -> TrieReport:
     """Raises LookaheadError for a trie that is damaged and for files that cannot be used, UsageError for a useless query."""
-    found: dict[str, Any] = {}
-
-    def waiting(name: str, why: str, make: Callable[[], Any]) -> None:
-        with_spinner(lambda: found.update({name: make()}), why)
-
     if asked.verify:
         with_spinner(lambda: trie.verify(effort.workers), "Checking every byte ...")
-    loaded = load_tokenizer_of(trie, asked.tokenizer, needed=asked.query is not None or asked.coverage is not None)
-    context = ids_of(asked.query, trie, loaded) if asked.query is not None else None
-    waiting("seen", "Reading the trie ...", lambda: _overview(trie, asked.top, effort))
-    if (path := asked.coverage) is not None:
-        waiting("replayed", COMPILING, lambda: coverage([trie], path, loaded))
+    path, query = asked.coverage, asked.query
+    loaded = load_tokenizer_of(trie, asked.tokenizer, needed=query is not None or path is not None)
+    context = ids_of(query, trie, loaded) if query is not None else None
+    found = {"seen": with_spinner(lambda: _overview(trie, asked.top, effort), "Reading the trie ...")}
+    if path is not None:
+        found["replayed"] = with_spinner(lambda: coverage([trie], path, loaded), COMPILING)
         if asked.with_curve:
-            waiting("curve", "Pruning to rising sizes ...", lambda: capacity_curve(trie, path, loaded, effort))
+            found["curve"] = with_spinner(lambda: capacity_curve(trie, path, loaded, effort), "Pruning to rising sizes ...")
     if context is not None:
-        waiting("drafted", "Drafting ...", lambda: draft_after(trie, context, asked.decoding_length))
+        found["drafted"] = with_spinner(lambda: draft_after(trie, context, asked.decoding_length), "Drafting ...")
     return TrieReport(trie, asked, loaded, **found)
 
 
@@ -212,9 +208,7 @@ def coverage(
     most: int = 200,
     vocab_size: int | None = None,
 ) -> ReplayResult:
-    """Replay up to `most` documents of a corpus file against `tries`. vocab_size: of ids, where there is no trie that gives it.
-    Raises CorpusError if the file holds no usable document of two tokens or more.
-    """
+    """Replay up to `most` documents of a corpus file against `tries`. Raises CorpusError if none has two tokens or more."""
     report = CorpusReport()
     vocab_size = tries[0].header.vocab_size if tries else vocab_size
     pairs = []
@@ -288,9 +282,7 @@ def held_documents(trie: Trie, tokenizer: Any | None, query: str = "") -> Iterat
 
 
 def load_tokenizer_of(trie: Trie, name: str | None, needed: bool) -> Any | None:
-    """The tokenizer to show a trie's text with; None if the trie came as ids, or its tokenizer is gone and not needed. name: of
-    another. Raises LookaheadError if it cannot be loaded or does not fit the trie.
-    """
+    """The tokenizer to show a trie's text with, by `name` or its own; None if it came as ids, or it is gone and not needed."""
     if not (name or trie.header.tokenizer_name):
         return None
     try:

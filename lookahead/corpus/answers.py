@@ -9,7 +9,6 @@ a job's row is one, and of a batch request the assistant turns, or where it has 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class AnsweredRow:
-    """A row of a job's output; no answers if it failed or holds nothing. prompt: text, chat messages or token ids where the row
-    keeps them. prompt_tokens: that the job counted.
-    """
+    """A row of a job's output; no answers if it failed. prompt, prompt_tokens: where the row keeps them."""
 
     row_id: Any
     answers: list[Answer]
@@ -47,15 +44,14 @@ def answered(row: dict[str, Any]) -> AnsweredRow | None:
     body = response.get("body") if isinstance(response, dict) else None
     if isinstance(response, dict) or isinstance(row.get("choices"), list):
         return _of_openai(row, body if isinstance(response, dict) else row)
-    if row.get("custom_id") is not None and row.get("error") is not None:
-        return AnsweredRow(row["custom_id"], [], failed=True)
-    if row.get("finish_reason") == "error":
-        return AnsweredRow(row.get("id"), [], failed=True)
+    of_api = row.get("custom_id") is not None and row.get("error") is not None
+    if of_api or row.get("finish_reason") == "error":
+        return AnsweredRow(row["custom_id"] if of_api else row.get("id"), [], failed=True)
     if not isinstance(row.get("finish_reason"), str):
         return None
     samples = row.get("samples")
     said = samples if isinstance(samples, list) and samples else [row]
-    return AnsweredRow(row.get("id"), _some(map(_of_sample, said)), False, prompt_of(row), _count(row.get("prompt_tokens")))
+    return AnsweredRow(row.get("id"), _some(said), False, prompt_of(row), _count(row.get("prompt_tokens")))
 
 
 def asked(row: dict[str, Any]) -> Any | None:
@@ -71,9 +67,7 @@ def prompt_of(row: dict[str, Any]) -> Any | None:
         return ids
     if messages := messages_of(row.get("messages")):
         return messages
-    if isinstance(text, str) and text:
-        return text
-    return text if _is_ids(text) and text else None
+    return text if text and (isinstance(text, str) or _is_ids(text)) else None
 
 
 def messages_of(value: Any) -> list[dict[str, str]] | None:
@@ -91,17 +85,10 @@ def messages_of(value: Any) -> list[dict[str, str]] | None:
 
 def content_text(content: Any) -> str | None:
     """The text of a message: of its parts of text, joined; None if it is not text, or not text only."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        return None
-    parts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, dict) and part.get("type") in TEXT_PARTS else None
-        if not isinstance(text, str):
-            return None
-        parts.append(text)
-    return "".join(parts)
+    if isinstance(content, str) or not isinstance(content, list) or not content:
+        return content if isinstance(content, str) else None
+    parts = [part.get("text") if isinstance(part, dict) and part.get("type") in TEXT_PARTS else None for part in content]
+    return "".join(parts) if all(isinstance(part, str) for part in parts) else None
 
 
 def _of_openai(row: dict[str, Any], body: Any) -> AnsweredRow:
@@ -112,34 +99,20 @@ def _of_openai(row: dict[str, Any], body: Any) -> AnsweredRow:
         return AnsweredRow(row_id, [], failed=True)
     usage = body.get("usage")
     count = _count(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
-    return AnsweredRow(row_id, _some(map(_of_choice, choices)), False, prompt_of(row), count)
+    return AnsweredRow(row_id, _some(choices), False, prompt_of(row), count)
 
 
-def _of_choice(choice: Any) -> Answer | None:
-    if not isinstance(choice, dict):
-        return None
-    message = choice.get("message")
-    text = content_text(message.get("content")) if isinstance(message, dict) else choice.get("text")
-    ids = choice.get("token_ids") if _is_ids(choice.get("token_ids")) else None
-    return _answer(text, ids, choice.get("finish_reason"))
-
-
-def _of_sample(sample: Any) -> Answer | None:
-    if not isinstance(sample, dict):
-        return None
-    ids = sample.get("token_ids") if _is_ids(sample.get("token_ids")) else None
-    return _answer(sample.get("text"), ids, sample.get("finish_reason"))
-
-
-def _answer(text: Any, ids: list[int] | None, finish_reason: Any) -> Answer | None:
-    text = text if isinstance(text, str) and text else None
-    return Answer(text, ids or None, finish_reason != "length") if text or ids else None
-
-
-def _some(answers: Iterable[Answer | None]) -> list[Answer]:
-    """Those that hold text."""
-    found = list(answers)
-    return [dataclasses.replace(each, index=n, of=len(found)) for n, each in enumerate(found) if each is not None]
+def _some(found: list[Any]) -> list[Answer]:
+    """Of samples, or choices of the OpenAI API, those that hold text or ids."""
+    answers = []
+    for index, sample in enumerate(found):
+        if isinstance(sample, dict):
+            message, ids = sample.get("message"), sample.get("token_ids")
+            text = content_text(message.get("content")) if isinstance(message, dict) else sample.get("text")
+            text, ids = text if isinstance(text, str) and text else None, ids if _is_ids(ids) and ids else None
+            if text or ids:
+                answers.append(Answer(text, ids, sample.get("finish_reason") != "length", index, len(found)))
+    return answers
 
 
 def _is_ids(value: Any) -> bool:
@@ -179,8 +152,8 @@ def fields_read(text_field: str | None) -> tuple[str, ...]:
 def documents_of(
     row: dict[str, Any], source: str, text_field: str | None, vocab_size: int, tokenized: bool = True
 ) -> tuple[list[Row], str]:
-    """(documents of a row, "") or ([], what is wrong). Raises Failed for a row of a job that holds an error. tokenized: there
-    is a tokenizer, so that answers which hold text and ids are taken as text.
+    """(documents of a row, "") or ([], problem). tokenized: answers with text and ids are taken as text. Raises Failed for
+    errors.
     """
     if text_field is not None:
         return _of_fields(row, source, text_field, vocab_size)
@@ -251,9 +224,7 @@ def _of_fields(row: dict[str, Any], source: str, text_field: str | None, vocab_s
 def _ids(row: dict[str, Any], field: str, vocab_size: int) -> tuple[np.ndarray, str]:
     """(the token ids in a field of a row, "") or (nothing, what is wrong). A missing field holds none."""
     ids = row.get(field) or []
-    if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
-        return np.empty(0, np.int64), f'"{field}" is not a list of token ids.'
-    if ids and min(ids) < 0:
+    if not isinstance(ids, list) or not set(map(type, ids)) <= {int} or (ids and min(ids) < 0):
         return np.empty(0, np.int64), f'"{field}" is not a list of token ids.'
     if ids and max(ids) >= vocab_size:
         return np.empty(0, np.int64), f'"{field}" holds token id {max(ids)}, outside the vocabulary of {vocab_size}.'

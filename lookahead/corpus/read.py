@@ -53,9 +53,7 @@ class FilePart:
 
 @dataclasses.dataclass
 class CorpusReport:
-    """What was read. problems: the first ten, as `file:line: what`. bytes: of the files, packed or not. failed: rows of a job
-    that failed. requests: rows whose prompts were taken, for want of an answer.
-    """
+    """What was read. problems: the first ten. bytes: of the files, packed or not. requests: rows whose prompts were taken."""
 
     rows: int = 0
     bad: int = 0
@@ -88,9 +86,7 @@ def expand(patterns: Sequence[str]) -> list[str]:
 
 
 def files_in(pattern: str) -> list[str]:
-    """Of a folder all files of known kinds, in it and below, sorted, hidden ones left out; of anything else itself. Raises
-    CorpusError for a folder without such files.
-    """
+    """All files of known kinds in a folder and below, but hidden ones; anything else itself. Raises CorpusError for none."""
     if pattern == "-" or not Path(pattern).is_dir():
         return [pattern]
     below = (path.relative_to(pattern) for path in Path(pattern).rglob("*"))
@@ -173,9 +169,8 @@ def read_documents(
     split: Split = "file",
     sources: Mapping[str, str] | None = None,
 ) -> Iterator[TokenDocument]:
-    """Token documents of all files, in order. `source` overrides the file's name, and so does `sources` by file. vocab_size:
-    ids of id rows must lie below it. workers: batches of rows that are tokenized side by side. Rows that cannot be used go to
-    `report`, or raise CorpusError if `strict`.
+    """Token documents of all files, in order. source, sources (by file): instead of the file's name. vocab_size: ids must lie
+    below it. Rows that cannot be used go to `report`, or raise CorpusError if `strict`.
     """
     without_limits(tokenizer)  # before threads share it
     parts = [FilePart(name) if isinstance(name, str) else name for name in names]
@@ -230,8 +225,8 @@ def _tokenized(batch: Sequence[Row], tokenizer: Any | None) -> list[TokenDocumen
 
 @contextlib.contextmanager
 def open_text(name: str, report: CorpusReport | None = None) -> Iterator[IO[bytes]]:
-    """Bytes of a file, uncompressed on the fly; "-" is stdin. `report` counts the file's own bytes. Raises CorpusError if it
-    cannot be opened or unpacked.
+    """Bytes of a file, uncompressed; "-" is stdin. `report` counts the file's own bytes. Raises CorpusError if it cannot be
+    read.
     """
     try:
         if name == "-":
@@ -268,9 +263,7 @@ class _CountedFile(io.FileIO):
 
 
 def json_rows(file: str | FilePart, report: CorpusReport | None = None) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """(number, row) of JSON lines or CSV (numbers of lines, from 1), or of a JSON array (numbers of elements). The row is a
-    problem's text where there is none. Raises CorpusError if the file cannot be read.
-    """
+    """(number from 1, row or what is wrong) of JSON lines, CSV or a JSON array. Raises CorpusError if it cannot be read."""
     part = FilePart(file) if isinstance(file, str) else file
     kind = "" if part.name == "-" else kind_of(part.name)
     with open_text(part.name, report) as lines:
@@ -339,9 +332,7 @@ def _rows_of(
 def parquet_rows(
     name: str, report: CorpusReport, columns: Collection[str] | None = None
 ) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """(number from 1, row, or what is wrong with it) of a Parquet file. columns: those that are read; None: all. Raises
-    CorpusError if it cannot be read.
-    """
+    """(number from 1, row or what is wrong) of a Parquet file. columns: None: all. Raises CorpusError if it cannot be read."""
     require("pyarrow", name)
     import pyarrow
     import pyarrow.parquet

@@ -42,9 +42,7 @@ def unmarked(file: IO[bytes], name: str) -> IO[bytes]:
 
 
 def table_rows(file: IO[bytes], name: str, separator: str) -> Iterator[Found]:
-    """(number of the line where it begins, row) for each row of a CSV file; every value is text, an empty "id" is None. Raises
-    CorpusError if there is no header, or it names a column twice.
-    """
+    """(line where it begins, row) of a CSV file; all text. Raises CorpusError for no header, or a name given twice."""
     csv.field_size_limit(LONGEST)
     reader = csv.reader(_lines(file, name), delimiter=separator, strict=True)
     header: list[str] | None = None
@@ -73,8 +71,8 @@ def table_rows(file: IO[bytes], name: str, separator: str) -> Iterator[Found]:
 
 
 def json_file_rows(file: IO[bytes], name: str) -> tuple[Iterator[Found] | None, IO[bytes]]:
-    """(rows of a .json file that is an array of objects, or one object; None where its lines are JSON, the file again). Raises
-    CorpusError, also as it is read on, for what is not JSON.
+    """(rows of a .json array or object; None where its lines are JSON, the file again). Raises CorpusError for what is not
+    JSON.
     """
     begin = without_mark(file.read(HEAD), name)
     while not begin.strip() and (piece := file.read(HEAD)):
@@ -85,8 +83,12 @@ def json_file_rows(file: IO[bytes], name: str) -> tuple[Iterator[Found] | None, 
     again: IO[bytes] = io.BufferedReader(_Rest(begin, file))
     if first == b"[":
         return _array_rows(again, name), again
-    if first == b"{" and not _is_row(begin.lstrip().split(b"\n", 1)[0]):
-        return _one_object(again, name), again
+    line = row_of(begin.lstrip().split(b"\n", 1)[0]) if first == b"{" else ""
+    if isinstance(line, str) and line.startswith("not JSON"):
+        row = row_of(again.read(LONGEST))
+        if isinstance(row, str) and row.startswith("not JSON"):
+            raise CorpusError(f"{name}: neither a JSON array, nor JSON lines, nor one JSON object ({row}).")
+        return iter([(1, row)]), again
     return None, again
 
 
@@ -117,7 +119,7 @@ def _array_rows(file: IO[bytes], name: str) -> Iterator[Found]:
             value, end = decoder.raw_decode(text)  # which `row_of` reads
         except (ValueError, RecursionError) as error:
             if not isinstance(error, json.JSONDecodeError):  # JSON that Python does not take
-                value, end = None, _end_of(text)
+                value, end = None, next((end for depth, end in _depths(text) if not depth), 0)
             if not end and (ended or len(text) > LONGEST):
                 raise CorpusError(f"{name}: not JSON behind row {number} of its array.") from error
             wanted = max(PIECE, len(text))
@@ -134,13 +136,6 @@ def _array_rows(file: IO[bytes], name: str) -> Iterator[Found]:
         number, wanted = number + 1, PIECE
         yield number, row_of(text[:end].encode("utf-8", "surrogateescape"))
         text = rest.removeprefix(",")
-
-
-def _one_object(file: IO[bytes], name: str) -> Iterator[Found]:
-    row = row_of(file.read(LONGEST))
-    if isinstance(row, str) and row.startswith("not JSON"):
-        raise CorpusError(f"{name}: neither a JSON array, nor JSON lines, nor one JSON object ({row}).")
-    yield 1, row
 
 
 def row_of(line: bytes) -> dict[str, Any] | str:
@@ -174,11 +169,6 @@ def _depths(text: str) -> Iterator[tuple[int, int]]:
             yield depth, found.end()
 
 
-def _end_of(text: str) -> int:
-    """Where the list or object ends that the text begins with; 0: further behind."""
-    return next((end for depth, end in _depths(text) if not depth), 0)
-
-
 def _checked_header(cells: list[str], where: str) -> list[str]:
     twice = next((cell for place, cell in enumerate(cells) if cell in cells[:place]), None)
     if twice is not None or not all(cells) or not _is_text(cells):
@@ -189,19 +179,12 @@ def _checked_header(cells: list[str], where: str) -> list[str]:
 
 def _lines(file: IO[bytes], name: str) -> Iterator[str]:
     """Lines of text; what is not UTF-8 becomes surrogates."""
-    number = 0
-    while line := file.readline(LONGEST):
-        number += 1
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
         yield (without_mark(line, name) if number == 1 else line).decode("utf-8", "surrogateescape")
 
 
 def _is_text(cells: list[str]) -> bool:
     return not any("\ud800" <= character <= "\udfff" for cell in cells for character in cell)
-
-
-def _is_row(line: bytes) -> bool:
-    row = row_of(line)
-    return not isinstance(row, str) or not row.startswith("not JSON")
 
 
 class _Rest(io.RawIOBase):

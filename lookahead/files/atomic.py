@@ -43,9 +43,7 @@ def write_pieces(file: IO[bytes], data: memoryview) -> int:
 
 
 def followed(path: str | Path) -> Path:
-    """The file that a write to `path` replaces: where a chain of symbolic links ends, which need not exist. Raises
-    LookaheadError for links that lead in a circle.
-    """
+    """The file that a write to `path` replaces: the end of its links, existing or not. Raises LookaheadError for a circle."""
     given = path = Path(path)
     if path.exists() and not path.is_file():  # of a pipe, /dev/stdout leads to no name
         return path
@@ -77,8 +75,8 @@ def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = l
     file: IO | None = None
     try:
         lock = os.dup(descriptor)  # a file that is closed loses its lock, and may fail to close: before the rename
-        binary = "b" in mode  # else names may be no UTF-8
-        file = os.fdopen(descriptor, mode, **({} if binary else {"encoding": "utf-8", "errors": "backslashreplace"}))
+        as_text: Any = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}  # names may be no UTF-8
+        file = os.fdopen(descriptor, mode, **as_text)
         yield file
         file.flush()
         os.fsync(file.fileno())
@@ -110,9 +108,7 @@ def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = l
 
 @contextlib.contextmanager
 def scratch_sibling(path: str | Path) -> Iterator[IO[bytes]]:
-    """A temporary file next to `path`, removed at the end; after a kill, by the next write to `path`. Raises LookaheadError
-    where it cannot be made or written.
-    """
+    """A temporary file next to `path`, removed at the end. Raises LookaheadError where it cannot be made or written."""
     path = Path(path)
     with _telling(path):
         path = followed(path)
@@ -143,7 +139,7 @@ def locked(path: str | Path, waiting: Callable[[str], None] = lambda text: None)
     begun = time.monotonic()
     try:
         while fcntl is not None and (descriptor := _openable(path)) >= 0:
-            while not _try_lock(descriptor):
+            while not try_lock(descriptor):
                 if not told and time.monotonic() > begun + PATIENCE:
                     told = True
                     waiting(f"{path}: another process is writing it; waiting for it to end.")
@@ -209,10 +205,8 @@ def _link(temporary: str, path: Path) -> None:
     """Give the file its name if no other has it. Raises FileExistsError."""
     try:
         uninterrupted(os.link, temporary, path)
-    except FileExistsError:
-        raise
     except OSError as error:
-        if error.errno not in NO_LINKS:
+        if error.errno not in NO_LINKS:  # nor FileExistsError
             raise
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
@@ -237,10 +231,11 @@ def _unlock(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
     """True once this process holds the lock, or the file system has none."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks
@@ -257,9 +252,7 @@ def _openable(path: Path) -> int:
 
 
 def _locked_sibling(path: Path) -> tuple[int, str]:
-    """(descriptor, name) of a new temporary file next to `path`, locked as long as this process holds it; those that other
-    processes left are removed. Raises LookaheadError if the folder is missing or cannot be written.
-    """
+    """(descriptor, name) of a new temporary file next to `path`, locked. Raises LookaheadError where it cannot be made."""
     _remove_abandoned(path)
     while True:
         name = str(path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp")

@@ -60,9 +60,7 @@ def looks_like_path(name: str) -> bool:
 
 
 def check_name(name: str, wanted: str, revision: str | None = None) -> dict[str, Any]:
-    """Further arguments of `from_pretrained` for a name: none for a folder, and where the hub does not answer its cache only.
-    wanted: such as "a model folder". Raises ModelError for what is neither a folder, nor in the hub or its cache.
-    """
+    """Further arguments of `from_pretrained`: none for a folder. Raises ModelError for what is no folder and not in the hub."""
     repository, file = gguf_in(name)
     if file and os.path.isdir(repository):
         if not os.path.isfile(name):
@@ -98,8 +96,8 @@ def is_cached(name: str) -> bool:
 
 
 def tokenizer_of_trie(path: Path, name: str) -> str:
-    """Where to load the tokenizer from that the trie at `path` names: a relative name, of older versions, is looked for
-    in the folder of the trie and those above it, too. Raises ModelError if that folder is not there any more.
+    """Where the trie's tokenizer is; relative names, of older versions, are looked for above it. Raises ModelError if it is
+    gone.
     """
     if os.path.exists(name) or not name:
         return name

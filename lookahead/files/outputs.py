@@ -50,9 +50,7 @@ def kind_of(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of file that a command writes, as in "is not a trie file". matches: a file that is not empty is one. endings: of
-    those in NAMED the ones that it may have.
-    """
+    """A kind of file. matches: a file that is not empty is one. endings: of those in NAMED the ones that it may have."""
 
     name: str
     matches: Callable[[Path], bool]
@@ -61,8 +59,8 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A file to be written. path: None where the option is not given. kind: of an existing file that may be replaced without a
-    word; None: the command has a rule of its own. updates: options of inputs that it may be the same file as.
+    """A file to be written. kind: may be replaced; None: the command has its own rule. updates: inputs that it may be the same
+    as.
     """
 
     option: str
@@ -81,9 +79,8 @@ class Input:
 
 
 def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite: bool | None = None) -> None:
-    """Check what is to be written against what is read and what exists, then try it. overwrite: files of other kinds may be
-    replaced; None: the command has no such option. Raises UsageError for what may not be written, LookaheadError for what
-    cannot.
+    """Check what is to be written against what is read and what exists, then try it. overwrite: None: there is no such option.
+    Raises UsageError for what may not be written, LookaheadError for what cannot.
     """
     given = [(output, Path(output.path)) for output in outputs if output.path is not None]
     for output, path in given:
@@ -105,7 +102,12 @@ def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite:
                 same = "" if str(name) == str(path) else f" ({name})"
                 raise UsageError(f"{output.option} {path}: is read by {each.option}{same}. Choose another file to write.")
     for output, path in given:
-        if output.kind and path.is_file() and not overwrite and path.stat().st_size and not _is(output.kind, path):
+        try:
+            replaces = output.kind and path.is_file() and not overwrite and path.stat().st_size
+            other = replaces and not output.kind.matches(path)
+        except OSError as error:  # it may be anything
+            raise LookaheadError(f"{path}: cannot be read ({error.strerror}), so it is not replaced.") from error
+        if output.kind and other:
             instead = " or give --overwrite to replace it" if overwrite is not None else ""
             raise UsageError(f"{output.option} {path}: exists and is not {output.kind.name}. Choose another file{instead}.")
     for output, path in given:
@@ -224,14 +226,6 @@ def _flags_of(path: Path) -> int:
     return flags[0]
 
 
-def _is(kind: Kind, path: Path) -> bool:
-    """Raises LookaheadError for a file that cannot be read, as it may be anything."""
-    try:
-        return kind.matches(path)
-    except OSError as error:
-        raise LookaheadError(f"{path}: cannot be read ({error.strerror}), so it is not replaced.") from error
-
-
 def _head(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(HEAD_BYTES)
@@ -247,20 +241,12 @@ def _has_keys(*any_of: set[str]) -> Callable[[Path], bool]:
     return matches
 
 
-def _begins(*magics: bytes) -> Callable[[Path], bool]:
-    return lambda path: _head(path).startswith(magics)
-
-
-def _is_picture(path: Path) -> bool:
-    head = _head(path)
-    return head.startswith((b"\x89PNG\r\n\x1a\n", b"%PDF-")) or (head.startswith((b"<?xml", b"<svg")) and b"<svg" in head)
-
-
-TRIE = Kind("a trie file", _begins(b"\x89LKT"), (".trie",))
+TRIE = Kind("a trie file", lambda path: _head(path).startswith(b"\x89LKT"), (".trie",))
 ANY_TRIE = Kind("", lambda path: True, TRIE.endings)  # any other file is refused when it is opened
 ROWS = Kind("", lambda path: True, (*JSON_LINES, ".parquet", *PACKED))  # a job has rules of its own for what exists
 METRICS = Kind("a metrics file of this tool", lambda path: re.match(rb"# (HELP|TYPE) lookahead_", _head(path)) is not None)
-PICTURE = Kind("a PNG, PDF or SVG", _is_picture, PICTURES)
+PICTURE_HEADS = re.compile(rb"\x89PNG\r\n\x1a\n|%PDF-|<svg|<\?xml(?=.*<svg)", re.DOTALL)
+PICTURE = Kind("a PNG, PDF or SVG", lambda path: PICTURE_HEADS.match(_head(path)) is not None, PICTURES)
 PAGE = Kind("a page of this tool", lambda path: b"<title>lookahead" in _head(path), (".html", ".htm"))
 PROFILE = Kind("a cost profile", _has_keys({"format", "setting", "seconds"}), (".json",))
 BENCH = Kind(

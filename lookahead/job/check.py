@@ -16,8 +16,7 @@ from lookahead.errors import LookaheadError
 from lookahead.forward.target import longest_text
 from lookahead.job.params import Request
 from lookahead.job.plan import plan_of
-from lookahead.job.prompt import prompts_of
-from lookahead.job.rows import left_to_do, read_requests, without_duplicates
+from lookahead.job.rows import left_to_do, prompts_of, read_requests, without_duplicates
 from lookahead.job.runner import JobOptions
 from lookahead.job.spec import JobSpec
 from lookahead.models.load import read_config
@@ -43,9 +42,7 @@ class CheckReport:
 
 
 def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None) -> CheckReport:
-    """Read and check all rows of a job; nothing is written, and no weights are loaded. found: called with each row that cannot
-    be answered, as FILE:LINE: what is wrong. Raises LookaheadError as `run_job` does.
-    """
+    """Check all rows of a job without loading weights. found: called with FILE:LINE: problem. Raises as `run_job` does."""
     plan = plan_of(spec)
     names = named_files(spec.io.input or ())
     wanted = islice(read_requests(*names, fields=plan.fields), spec.io.limit)

@@ -85,9 +85,7 @@ def _given(spec: JobSpec, name: str) -> bool:
 
 
 def engine_args(items: Sequence[str]) -> dict[str, Any]:
-    """["max_model_len=512", "quantization=fp8"] -> {"max_model_len": 512, "quantization": "fp8"}. Raises UsageError for what
-    has no name or value, and for a name given twice.
-    """
+    """["max_model_len=512"] -> {"max_model_len": 512}. Raises UsageError for no name or value, and for a name given twice."""
     found: dict[str, Any] = {}
     for item in items:
         name, equals, text = item.partition("=")

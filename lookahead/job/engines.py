@@ -27,7 +27,7 @@ from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import identity as identity_of
 
 if TYPE_CHECKING:
-    from lookahead.engines.foreign import ForeignEngine, ForeignSettings
+    from lookahead.engines.foreign import ForeignSettings
     from lookahead.trie.file import Trie
 
 
@@ -165,15 +165,13 @@ def in_engine(name: str, settings: ForeignSettings, tries: Sequence[Trie], event
     for trie in tries:
         if known is not None:  # before the engine is started, which takes long
             trie.check_tokenizer(known.fingerprint, max(known.vocab_size, trie.header.vocab_size), model.name)
-    engines: list[ForeignEngine] = []
     title = ABILITIES[name].title
     if settings.takes_signals:
         settings.check_installed()
         events.notice(f"Starting {title} ...")
-        engines.append(settings.start(tokenizer))
+        engine = settings.start(tokenizer)
     else:
-        events.with_spinner(lambda: engines.append(settings.start(tokenizer)), f"Starting {title} ...")
-    (engine,) = engines
+        engine = events.with_spinner(lambda: settings.start(tokenizer), f"Starting {title} ...")
     return InEngine(engine, tokenizer, known or TokenizerIdentity(engine.target.vocab_size, "", model.name), name)
 
 
@@ -181,10 +179,7 @@ def in_engine(name: str, settings: ForeignSettings, tries: Sequence[Trie], event
 def workers(
     settings: EngineSettings, job: JobOptions, ray: str | None, size: int | None, events: JobEvents
 ) -> Iterator[Workers]:
-    """Workers, once one is ready. ray: address of a cluster; None: this machine.
-
-    Raises UsageError if there cannot be that many, LookaheadError if they cannot load what they need.
-    """
+    """Workers, once one is ready. ray: address of a cluster. Raises LookaheadError if they cannot start or load."""
     model = settings.model
     read_config(*model.source)
     if model.adapter:

@@ -24,15 +24,13 @@ class Events:
         """A line that a user should read, such as why a model verifies drafts in a slower way."""
         log.warning("%s", text)
 
-    def with_spinner(self, act: Callable[[], None], why: str) -> None:
-        """Calls `act`, which can take seconds. why: what it does, for somebody who waits."""
-        act()
+    def with_spinner(self, act: Callable[[], Any], why: str) -> Any:
+        """Calls `act`, which can take seconds, and returns its result. why: what it does, for somebody who waits."""
+        return act()
 
 
 class JobEvents(Events):
-    """What happens in a job, called in its thread: notice and with_spinner at any time, then running, and within it after each
-    step progress and stopped.
-    """
+    """What happens in a job, called in its thread; in `running`, after each step, progress and stopped."""
 
     def running(self, progress: JobProgress) -> contextlib.AbstractContextManager[None]:
         """Entered before the first row is answered, and left when what the job writes is complete or the job fails."""

@@ -84,36 +84,23 @@ def _of_value(name: str, number: int, row: dict[str, Any] | str) -> InputRow:
 
 
 def _of_lines(name: str, file: IO[bytes]) -> Iterator[InputRow]:
-    number = 0
-    while line := file.readline(LONGEST_LINE):
-        number += 1
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
         if number == 1:
             line = without_mark(line, name)
-            _check_kind(name, line)
+            known = name == "-" or kind_of(name) in (*LINES, ".json", "")
+            if not known and line.strip() and not line.lstrip().startswith(b"{"):
+                raise CorpusError(f"{name}: unknown kind of file. Use .jsonl, .json, .csv, .tsv (also .gz, .zst) or .parquet.")
         if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-            yield InputRow(name, number, f"a line of more than {LONGEST_LINE >> 20} MiB", _skip(file, line))
+            digest = hashlib.blake2b(line, digest_size=DIGEST_BYTES)
+            while not line.endswith(b"\n") and (line := file.readline(PIECE)):
+                digest.update(line)
+            yield InputRow(name, number, f"a line of more than {LONGEST_LINE >> 20} MiB", digest.digest())
         elif line.strip():
             yield InputRow(name, number, row_of(line), fingerprint(line.strip()))
 
 
-def _check_kind(name: str, begin: bytes) -> None:
-    """Raises CorpusError for a file whose name does not tell what it is and that does not look like JSON lines."""
-    if name != "-" and kind_of(name) not in (*LINES, ".json", "") and begin.strip() and not begin.lstrip().startswith(b"{"):
-        raise CorpusError(f"{name}: unknown kind of file. Use .jsonl, .json, .csv, .tsv (also .gz, .zst) or .parquet.")
-
-
 def fingerprint(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
-
-
-def _skip(file: IO[bytes], begin: bytes) -> bytes:
-    """Read on to the end of a line; its fingerprint."""
-    digest = hashlib.blake2b(begin, digest_size=DIGEST_BYTES)
-    while piece := file.readline(PIECE):
-        digest.update(piece)
-        if piece.endswith(b"\n"):
-            break
-    return digest.digest()
 
 
 BLOCK = 1 << 20  # bytes that are counted at a time
@@ -160,16 +147,11 @@ def count_rows(names: Sequence[str], stopped: Callable[[], bool] = lambda: False
 def _rows_of(name: str, stopped: Callable[[], bool]) -> int | None:
     kind = kind_of(name)
     if kind == ".parquet":
-        try:
-            import pyarrow
+        with contextlib.suppress(Exception), open(name, "rb") as file:  # whoever reads the rows reports it
             import pyarrow.parquet
-        except ModuleNotFoundError:  # whoever reads the rows reports it
-            return None
-        try:
-            with open(name, "rb") as file:
-                return int(pyarrow.parquet.read_metadata(file).num_rows)
-        except (pyarrow.ArrowException, OSError):
-            return None
+
+            return int(pyarrow.parquet.read_metadata(file).num_rows)
+        return None
     if kind in (".jsonl", ".ndjson"):
         return _lines_of(name, stopped)
     rows = 0

@@ -44,9 +44,7 @@ COUNTS = ("prompt_tokens", "tokens", "first_tokens", "steps", "draft_tokens", "a
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRow:
-    """A row that is to be written. number, fingerprint: of its request. error: the type of its error, or "". emitted: of each
-    sample the last ids of its prompt and those of its answer.
-    """
+    """A row to be written. error: the type of its error, or "". emitted: of each sample, the last prompt ids and answer."""
 
     number: int
     fingerprint: bytes
@@ -114,9 +112,7 @@ def read_done(files: JobFiles) -> Done:
 
 
 def positions(files: JobFiles) -> Iterator[RowPosition]:
-    """Rows of the output that the journal knows, as they stand. Raises LookaheadError for a line among them that it does not.
-    Of the journal only fingerprints and where their lines begin are held in memory.
-    """
+    """Rows of the output that the journal knows, as they stand. Raises LookaheadError for an unknown line between them."""
     known = {bytes.fromhex(entry["output"]): start for start, entry in entries(files.journal)}
     unknown, start = 0, 0
     with files.rows.open("rb") as file, files.journal.open("rb") as journal:

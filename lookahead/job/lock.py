@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 
 from lookahead.errors import LookaheadError, UsageError
-from lookahead.files.atomic import reason, remove, uninterrupted
+from lookahead.files.atomic import reason, remove, try_lock, uninterrupted
 from lookahead.files.outputs import PACKED
 
 
@@ -44,12 +44,6 @@ class JobFiles:
 
     def _beside(self, ending: str) -> Path:
         return self.out.with_name(self.out.name + ending)
-
-
-try:
-    import fcntl
-except ImportError:  # no such locks on this system
-    fcntl = None  # type: ignore[assignment]
 
 
 class OutputLock:
@@ -159,16 +153,8 @@ class OutputLock:
         return LookaheadError(f"{self.files.out}: cannot be written ({error.strerror}). Choose another -o.")
 
     def _lock(self, file: FileIO) -> None:
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LookaheadError(
-                f"{self.files.out}: another process is writing it. Wait for it, or choose another -o."
-            ) from error
-        except OSError:  # a file system without locks
-            return
+        if not try_lock(file.fileno()):
+            raise LookaheadError(f"{self.files.out}: another process is writing it. Wait for it, or choose another -o.")
 
 
 def is_at(file: FileIO, path: Path) -> bool:

@@ -36,8 +36,8 @@ SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 4096, 1 << 20
 
 @dataclasses.dataclass
 class Manifest:
-    """state: running, complete, interrupted or failed. answering: the options that must not change. runs: of each start its
-    options, tries, versions and clock. output: a fingerprint of a file that was made at the end.
+    """answering: the options that must not change. runs: options and clock of each start. output: fingerprint of a file made
+    last.
     """
 
     answering: dict[str, Any]
@@ -63,6 +63,11 @@ class Manifest:
 
 def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Manifest:
     """The manifest of a job that begins. tries, inputs: as they are now."""
+    engine, installed = spec.model.engine, "not installed"
+    for name in (engine, f"{engine}-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            installed = metadata.version(name)
+            break
     run = {
         "began": round(time.time(), 3),
         "utc_offset": time.localtime().tm_gmtoff,
@@ -72,13 +77,17 @@ def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Man
             "lookahead": __version__,
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")},
-            **({spec.model.engine: _version_of(spec.model.engine)} if spec.model.engine != "hf" else {}),
+            **({engine: installed} if engine != "hf" else {}),
         },
         "machine": f"{platform.machine()} {platform.system()}",
     }
     model = spec.model
     files = fingerprint_model(model.name, model.revision, model.adapter, model.tokenizer)
-    return Manifest(answering(spec), files, [run], [_input(name) for name in inputs])
+    read = [dict[str, Any](path=name) for name in inputs]
+    for each, path in zip(read, map(Path, inputs), strict=True):
+        if path.is_file():
+            each |= {"bytes": path.stat().st_size, "modified": round(path.stat().st_mtime, 3)}
+    return Manifest(answering(spec), files, [run], read)
 
 
 def began(run: dict[str, Any]) -> datetime.datetime:
@@ -87,18 +96,15 @@ def began(run: dict[str, Any]) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(run["began"], datetime.timezone(offset))
 
 
-def _version_of(engine: str) -> str:
-    for name in (engine, f"{engine}-cpu"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(name)
-    return "not installed"
-
-
 def answering(spec: JobSpec) -> dict[str, Any]:
     """The options that change answers, as two runs of a job must agree in them: files by content, defaults spelled out."""
     options = spec.options()
     found = {name: options[name] for name, each in OPTIONS.items() if each.about.changes_answers}
-    found["device"] = _kind_of_device(found["device"] or "auto")  # which of several of a kind does not matter
+    found["device"] = (found["device"] or "auto").partition(":")[0]  # which of several of a kind does not matter
+    if found["device"] == "auto":
+        import torch
+
+        found["device"] = "cuda" if torch.cuda.is_available() else "cpu"
     if found["sampling"] == "greedy":
         found.update({name: value for name, value in GREEDY.items() if found[name] is None})
     for name, value in found.items():
@@ -154,27 +160,25 @@ def resumed(before: Manifest, now: Manifest, out: Path) -> Manifest:
 def fingerprint_model(
     name: str, revision: str | None = None, adapter: str | None = None, tokenizer: str | None = None
 ) -> dict[str, str]:
-    """A fingerprint of each file of a model folder, or of a hub model's files if they are on this machine; else nothing. Files
-    of an adapter and of another tokenizer follow, as adapter/... and tokenizer/....
+    """A fingerprint of each file of a model that is on this machine, of its adapter (adapter/...) and tokenizer
+    (tokenizer/...).
     """
-    file = Path(name)
-    found = {file.name: file} if file.is_file() else _files_of(model_folder(name, revision), CONFIGS, (*WEIGHTS, "*.py"))
+    found: dict[str, Path] = {}
+
+    def add(prefix: str, folder: Path | None, names: Sequence[str], patterns: Sequence[str]) -> None:
+        if folder is not None:
+            found.update({prefix + file: folder / file for file in names if (folder / file).is_file()})
+            found.update({prefix + path.name: path for pattern in patterns for path in sorted(folder.glob(pattern))})
+
+    if Path(name).is_file():
+        found[Path(name).name] = Path(name)
+    else:
+        add("", model_folder(name, revision), CONFIGS, (*WEIGHTS, "*.py"))
     if adapter:
-        of_adapter = _files_of(model_folder(adapter), ("adapter_config.json",), ("adapter_model.*",))
-        found.update({f"adapter/{file}": path for file, path in of_adapter.items()})
+        add("adapter/", model_folder(adapter), ("adapter_config.json",), ("adapter_model.*",))
     if tokenizer:
-        of_tokenizer = _files_of(model_folder(tokenizer), ("chat_template.jinja", *TOKENIZER_FILES), ("*.py",))
-        found.update({f"tokenizer/{file}": path for file, path in of_tokenizer.items()})
+        add("tokenizer/", model_folder(tokenizer), ("chat_template.jinja", *TOKENIZER_FILES), ("*.py",))
     return {file: sampled(path) for file, path in found.items()}
-
-
-def _files_of(folder: Path | None, names: Sequence[str], patterns: Sequence[str]) -> dict[str, Path]:
-    """Files of a folder, by their names; nothing where there is none on this machine."""
-    if folder is None:
-        return {}
-    found = {file: folder / file for file in names if (folder / file).is_file()}
-    found.update({path.name: path for pattern in patterns for path in sorted(folder.glob(pattern))})
-    return found
 
 
 def sampled(path: Path) -> str:
@@ -187,19 +191,6 @@ def sampled(path: Path) -> str:
             file.seek(HEAD_BYTES + (size - HEAD_BYTES) * sample // SAMPLES)
             digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()
-
-
-def _kind_of_device(name: str) -> str:
-    if name != "auto":
-        return name.partition(":")[0]
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _input(name: str) -> dict[str, Any]:
-    found = Path(name).stat() if Path(name).is_file() else None
-    return {"path": name, **({"bytes": found.st_size, "modified": round(found.st_mtime, 3)} if found else {})}
 
 
 def _flag(name: str, value: Any) -> str:

@@ -12,7 +12,7 @@ import datetime
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lookahead.corpus.answers import Answer, answered, fields_read, messages_of, prompt_of
 from lookahead.errors import CorpusError, LookaheadError
@@ -21,8 +21,7 @@ from lookahead.job.fields import RowFields, template_of
 from lookahead.job.inputs import input_rows
 from lookahead.job.lock import JobFiles
 from lookahead.job.manifest import began
-from lookahead.job.prompt import local_time, prompts_of
-from lookahead.job.rows import Request, read_requests
+from lookahead.job.rows import Request, local_time, prompts_of, read_requests
 
 Pair = tuple[list[int], list[int]]
 
@@ -89,9 +88,7 @@ UNKNOWN = JobSettings()
 
 
 def read_log(path: str, rows: int | None = None) -> Log:
-    """The logged answers of a file, of its first `rows` rows with an answer; several samples are several answers.
-    Raises CorpusError naming file and line of the first row that is none.
-    """
+    """The logged answers of a file, of its first `rows` rows with one. Raises CorpusError naming the first row that is none."""
     if path != "-" and (Path(path).is_dir() or not Path(path).exists()):
         raise CorpusError(f"{path}: no such file.")
     log, used, line = Log(path, []), 0, 0
@@ -140,9 +137,7 @@ def _is_ids(value: Any) -> bool:
 
 
 def find_prompts(log: Log, names: Sequence[str], fields: RowFields | None = None) -> dict[str, Request]:
-    """The requests that the answers of a log without prompts have the ids of, by `_key_of` these. names: all files of the job,
-    in its order, as ids may be made of lines. Raises CorpusError if none fits.
-    """
+    """The requests that answers without prompts have the ids of. names: files of the job. Raises CorpusError if none fits."""
     wanted = {_key_of(log, logged.row_id) for logged in log.answers if logged.prompt is None}
     found: dict[str, Request] = {}
     for request in read_requests(*names, fields=fields):
@@ -182,7 +177,7 @@ def pairs_of(
             "them with the answers: generate --echo)."
         )
     requests = find_prompts(log, prompts, job.fields) if lacking is not None else {}
-    pairs, loaded = [], None
+    pairs, loaded = [], cast(Any, None)
     for logged in log.answers:
         if (prompt := logged.prompt) is None:
             request = requests.get(_key_of(log, logged.row_id))
@@ -203,36 +198,22 @@ def pairs_of(
         except LookaheadError as error:
             raise CorpusError(f"{where}: {error}") from error
         which = logged.answer.index * len(of_request) // logged.answer.of  # of several prompts each has as many answers
-        prompt, response = of_request[which], _response_ids(_without_prompt(logged.answer, request, which), loaded)
+        prompt, answer = of_request[which], logged.answer
+        if (response := answer.token_ids) is None:
+            text, asked = answer.text or "", request.prompts[which] if request.prompts else request.prompt
+            if request.echo and isinstance(asked, str):  # OpenAI's "echo": the prompt stands before the answer
+                text = text.removeprefix(asked)
+            response = list(loaded(text, add_special_tokens=False)["input_ids"])
+            response += [loaded.eos_token_id] if answer.ends and loaded.eos_token_id is not None else []
         log.retokenized += logged.job and logged.answer.token_ids is None
         log.other_prompts += logged.prompt_tokens not in (None, sum(map(len, of_request)))
-        _check(where, prompt, response, vocab_size, longest)
+        highest, together = max((*prompt, *response)), len(prompt) + len(response)
+        if highest >= vocab_size:
+            raise CorpusError(f"{where}: token id {highest} is outside the model's vocabulary of {vocab_size}.")
+        if longest is not None and together > longest:
+            raise CorpusError(f"{where}: prompt and response have {together} tokens, the model has {longest} positions.")
         pairs.append((prompt, response))
     return pairs
-
-
-def _without_prompt(answer: Answer, request: Request, which: int) -> Answer:
-    """The answer to a request that wants its prompt before it (OpenAI's "echo"), without it."""
-    prompt = request.prompts[which] if request.prompts else request.prompt
-    if not request.echo or not isinstance(prompt, str) or answer.text is None:
-        return answer
-    return dataclasses.replace(answer, text=answer.text.removeprefix(prompt))
-
-
-def _response_ids(answer: Answer, tokenizer: Any | None) -> list[int]:
-    if answer.token_ids is not None:
-        return answer.token_ids
-    assert tokenizer is not None
-    ids: list[int] = list(tokenizer(answer.text, add_special_tokens=False)["input_ids"])
-    return [*ids, tokenizer.eos_token_id] if answer.ends and tokenizer.eos_token_id is not None else ids
-
-
-def _check(where: str, prompt: list[int], response: list[int], vocab_size: int, longest: int | None) -> None:
-    highest, together = max((*prompt, *response)), len(prompt) + len(response)
-    if highest >= vocab_size:
-        raise CorpusError(f"{where}: token id {highest} is outside the model's vocabulary of {vocab_size}.")
-    if longest is not None and together > longest:
-        raise CorpusError(f"{where}: prompt and response have {together} tokens, the model has {longest} positions.")
 
 
 def settings_of(path: str) -> JobSettings:

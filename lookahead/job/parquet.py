@@ -102,7 +102,9 @@ def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]
     """Type of each column, in the order of the JSON. texts: columns of ids that are text; scored_samples: have "logprobs"."""
     text, count, ids = arrow.string(), arrow.int64(), arrow.list_(arrow.int64())
     said = {"text": text, "token_ids": ids, "finish_reason": text, "complete": arrow.bool_()}
-    logprobs = {"logprobs": _own_logprobs(arrow)}
+    scored = {"id": count, "token": text, "logprob": arrow.float64()}
+    own = arrow.list_(arrow.struct({**scored, "top": arrow.list_(arrow.struct(scored))}))
+    logprobs = {"logprobs": own}
     asked = arrow.list_(arrow.struct({"role": text, "content": text}))
     return {
         **{name: text if name in texts else count for name in IDS},
@@ -111,27 +113,22 @@ def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]
         "prompt_ids": ids,
         **said,
         **logprobs,
-        "prompt_logprobs": _own_logprobs(arrow),
+        "prompt_logprobs": own,
         **dict.fromkeys(("prompt_tokens", "completion_tokens", "steps", "draft_tokens", "accepted_tokens"), count),
         "edl": arrow.float64(),
         "accepted_by_source": arrow.map_(text, count),
         "seconds": arrow.float64(),
         "samples": arrow.list_(arrow.struct({**said, **(logprobs if scored_samples else {})})),
-        "response": _openai_response(arrow),
+        "response": _openai_response(arrow, own),
         "error": arrow.struct({"type": text, "message": text, "line": count, "file": text}),
     }
 
 
-def _own_logprobs(arrow: Any) -> Any:
-    scored = {"id": arrow.int64(), "token": arrow.string(), "logprob": arrow.float64()}
-    return arrow.list_(arrow.struct({**scored, "top": arrow.list_(arrow.struct(scored))}))
-
-
-def _openai_response(arrow: Any) -> Any:
+def _openai_response(arrow: Any, own_logprobs: Any) -> Any:
     text, count = arrow.string(), arrow.int64()
     message = arrow.struct({"role": text, "content": text, "refusal": text})
     said = {"message": message, "text": text, "token_ids": arrow.list_(count), "logprobs": _openai_logprobs(arrow)}
-    said |= {"complete": arrow.bool_(), "prompt_logprobs": _own_logprobs(arrow)}
+    said |= {"complete": arrow.bool_(), "prompt_logprobs": own_logprobs}
     choice = arrow.struct({"index": count, **said, "finish_reason": text})
     usage = arrow.struct({"prompt_tokens": count, "completion_tokens": count, "total_tokens": count})
     error = arrow.struct({"message": text, "type": text, "param": text, "code": text, "line": count, "file": text})

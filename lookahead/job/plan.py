@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from lookahead.errors import ConstraintError, UsageError
 from lookahead.job.choose_engine import check_engine, engine_args
-from lookahead.job.drafting import batch_size_of, draft_options, open_tries, trie_weights
 from lookahead.job.fields import RowFields, keep_of, template_of
 from lookahead.job.inputs import Shard
 from lookahead.job.progress import labels_of
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from lookahead.job.answer_options import Constraints, SamplingOptions
     from lookahead.job.runner import JobOptions
     from lookahead.job.setup import EngineSettings
+    from lookahead.models.options import ModelOptions
     from lookahead.trie.file import Trie
 
 
@@ -97,7 +97,10 @@ def plan_of(spec: JobSpec) -> JobPlan:
         raise UsageError("--metrics-label labels what --metrics FILE keeps: name that file.")
     labels = labels_of(spec.reporting.metrics_label or [], os.path.abspath(io.out) if io.out else "stdout", model)
     shard = Shard.parse(spec.scale_out.shard)
-    batch_size = 1 if spec.reporting.explain else batch_size_of(spec.scale_out.batch_size)  # what is explained comes row by row
+    size = None if spec.scale_out.batch_size in (None, "auto") else str(spec.scale_out.batch_size)
+    if size and (not size.isdecimal() or int(size) < 1):
+        raise UsageError(f"--batch-size {size}: give a number of rows, or auto.")
+    batch_size = 1 if spec.reporting.explain else int(size) if size else None  # what is explained comes row by row
     constraint = constraint_of(spec.constraints)
     fields = RowFields(io.prompt_field, template_of(io.template), keep_of(io.keep_fields), io.echo)
     tries = open_tries(drafting.trie, spec.model)
@@ -122,7 +125,10 @@ def _check(spec: JobSpec) -> str:
         (spread and model.device is not None, "--device-map and --tp-plan choose the devices: leave --device out."),
         (model.adapter and model.tp_plan, "--adapter is merged into whole weights: leave --tp-plan out."),
     )
-    check_sampling_options(spec.sampling)
+    if spec.sampling.sampling not in ("greedy", "model"):
+        raise UsageError(f"--sampling {spec.sampling.sampling}: choose greedy or model.")
+    token_id_lists(spec.sampling.bad_words_ids)
+    biases(spec.sampling.logit_bias)
     check_engine(spec)
     unnamed = drafting.source_name is not None and drafting.save_trie is None
     forgets = not drafting.learn and drafting.session_tokens is not None
@@ -156,14 +162,6 @@ def sampling_of(options: SamplingOptions, constraint: Constraint | None) -> Samp
     fields["bad_words_ids"] = token_id_lists(options.bad_words_ids)
     fields["logit_bias"] = biases(options.logit_bias)
     return Sampling(**fields, constraint=constraint)
-
-
-def check_sampling_options(options: SamplingOptions) -> None:
-    """Raise UsageError for what is typed wrongly, before anything is imported or read."""
-    if options.sampling not in ("greedy", "model"):
-        raise UsageError(f"--sampling {options.sampling}: choose greedy or model.")
-    token_id_lists(options.bad_words_ids)
-    biases(options.logit_bias)
 
 
 def token_id_lists(items: Sequence[str] | None) -> tuple[tuple[int, ...], ...]:
@@ -217,3 +215,63 @@ def constraint_of(options: Constraints) -> Constraint | None:
     except ConstraintError as error:
         raise (UsageError if in_words else ConstraintError)(f"{where}: {error}") from None
     return constraint
+
+
+def draft_options(
+    strategy: str,
+    decoding_length: str | int,
+    branch_length: int,
+    session_tokens: int = SESSION_TOKENS,
+    price: float = 0.0,
+    recycle: bool = True,
+) -> DraftOptions:
+    """Strategy auto is hierarchical, sized by what pays up to the length given. Raises UsageError for unknown values."""
+    from lookahead.draft.options import DraftOptions
+
+    fixed = decoding_length != "auto"
+    if fixed and not str(decoding_length).isdecimal():
+        raise UsageError(f"--decoding-length {decoding_length}: give a number of tokens from 1 to 1024, or auto.")
+    kind: Any = "hierarchical" if strategy == "auto" else strategy
+    adaptive = strategy != "off" and (strategy == "auto" or not fixed)
+    length = int(decoding_length) if fixed else 64
+    return DraftOptions(kind, length, branch_length, price, session_tokens, adaptive, recycle=recycle)
+
+
+def open_tries(paths: Sequence[str] | None, model: ModelOptions | None = None) -> list[Trie]:
+    """Open tries; their tokenizer is checked once the model is known. model: by whose tokenizer corpus files are made tries."""
+    from lookahead.corpus_build import open_trie
+
+    def load() -> tuple[Any | None, str]:
+        return (model.load_tokenizer(), model.tokenizer or model.name) if model else (None, "")
+
+    return [open_trie(path, load) for path in paths or []]
+
+
+def weights_by_name(items: Sequence[str] | None, option: str) -> dict[str, float]:
+    """["faq=2.0"] -> {"faq": 2.0}. Raises UsageError for a weight that is not above 0, and for a name that is given twice."""
+    weights: dict[str, float] = {}
+    for item in items or []:
+        name, _, value = item.rpartition("=")
+        try:
+            weight = float(value)
+        except ValueError:
+            weight = math.nan
+        if not name or not 0 < weight < math.inf:
+            raise UsageError(f"{option} {item}: give NAME=W with a number W above 0, such as faq=2.0.")
+        if name in weights:
+            raise UsageError(f"{option} {item}: {name} is given twice.")
+        weights[name] = weight
+    return weights
+
+
+def trie_weights(items: Sequence[str] | None, groups: Sequence[Sequence[Trie]]) -> list[list[float]]:
+    """The weight of each trie in groups of tries that draft together. Raises UsageError for a NAME that no trie has."""
+    from lookahead.trie.file import names_of
+
+    weights = weights_by_name(items, "--trie-weight")
+    names = [names_of([trie.path for trie in tries]) for tries in groups]
+    known = dict.fromkeys(name for some in names for name in some)
+    for name in weights:
+        if name not in known:
+            raise UsageError(f'--trie-weight: no --trie is named "{name}" (known: {", ".join(known) or "none"}).')
+    return [[weights.get(name, 1.0) for name in some] for some in names]

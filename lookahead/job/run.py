@@ -3,7 +3,8 @@
 report = run_job(JobSpec.of(model="org/model", input="prompts.jsonl", out="answers.jsonl", resume=True))
 
 A job is opened (its files are checked, locked and read), answered (see engines.py) and closed (its answers go to a trie, its
-rows into their order).
+rows into their order). Other jobs may add to that trie meanwhile: how many copies of the answers it holds is noted before
+they are added, so that a run after a kill adds them only if there are no more copies now.
 """
 
 from __future__ import annotations
@@ -13,33 +14,38 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Iterator
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
 
 from lookahead.corpus.read import named_files
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.files.atomic import followed
 from lookahead.files.hub import check_name
 from lookahead.files.outputs import ANY_TRIE, JOURNAL, LEARNED, MANIFEST, METRICS, ROWS, Input, Output, check_outputs
 from lookahead.job.events import JobEvents
-from lookahead.job.fields import KEEP, is_template_file
-from lookahead.job.inputs import RowCount
-from lookahead.job.journal import Done, Journal
+from lookahead.job.fields import KEEP, RowFields, is_template_file
+from lookahead.job.inputs import RowCount, Shard
+from lookahead.job.journal import AnswerStore, Done, FinishedRow, Journal, read_done
 from lookahead.job.lock import JobFiles, OutputLock
 from lookahead.job.manifest import Manifest, began, describe, read_manifest, resumed, sampled
-from lookahead.job.output import Stream, files_of, open_journal, save_learned, what_is_done
 from lookahead.job.params import Request
 from lookahead.job.plan import JobPlan, plan_of
-from lookahead.job.progress import JobProgress, JobReport, clocked
+from lookahead.job.progress import JobProgress, JobReport, JobTotals, clocked
 from lookahead.job.rows import left_to_do, read_requests, without_duplicates
 from lookahead.job.spec import JobSpec
+from lookahead.json_text import json_text
+from lookahead.token_documents import OUTPUTS, TokenDocument, TokenizerIdentity
+from lookahead.trie.file import Trie
+from lookahead.trie.segment import Effort
 
 if TYPE_CHECKING:
     from lookahead.forward.parallel import Peers
     from lookahead.job.engines import Answering
     from lookahead.job.runner import JobOptions
-    from lookahead.trie.file import Trie
 
 METRICS_SECONDS, SAVE_SECONDS = 5.0, 10.0
 
@@ -84,10 +90,7 @@ def run_job(spec: JobSpec, events: JobEvents | None = None, config: str | None =
 
 @dataclasses.dataclass
 class _Opened:
-    """A job whose files are right; what holds None does not apply, as it writes to a stream or begins.
-
-    first: of the requests that are left, `others` follow it. most: rows that are looked at. learned: the trie of --save-trie.
-    """
+    """A job whose files are right; None: does not apply. first: of the requests left, before `others`. most: rows looked at."""
 
     began: float
     names: list[str]
@@ -103,8 +106,6 @@ class _Opened:
 
 def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Opened:
     """Check, lock and read the files. Raises LookaheadError for what cannot be used, before the model is loaded."""
-    from lookahead.trie.file import Trie
-
     began, io, model, save_trie = time.monotonic(), plan.spec.io, plan.spec.model, plan.spec.drafting.save_trie
     files = files_of(io.out, io.resume, io.retry_errors, io.overwrite)
     names = named_files(io.input or ())
@@ -156,9 +157,6 @@ def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], conf
 
 
 def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEvents, stack: contextlib.ExitStack) -> JobReport:
-    from lookahead.token_documents import OUTPUTS
-    from lookahead.trie.segment import Effort
-
     spec = plan.spec
     wanted = spec.reporting.metrics or not spec.reporting.quiet
     counted = stack.enter_context(RowCount(opened.names if wanted else []))
@@ -166,7 +164,11 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
     out, drafting = spec.io.out, spec.drafting
     output: Journal | Stream
     if opened.lock and opened.manifest:
-        output = open_journal(opened.lock, opened.done, opened.manifest, spec.io.retry_errors, bool(drafting.save_trie))
+        if opened.done is None:
+            opened.lock.remove_files()
+        done = opened.done or Done()
+        again = done.faults if spec.io.retry_errors else frozenset[int]()
+        output = Journal(opened.lock, done, opened.manifest, bool(drafting.save_trie), again)
     else:
         file = open(out, "w", encoding="utf-8") if out else sys.stdout  # noqa: SIM115 - the stream closes it
         output = Stream(file, out or "stdout", bool(drafting.save_trie))
@@ -229,3 +231,123 @@ def _answering(
     for trie in opened.learned:
         check_same_tokenizer(trie, answering.identity, plan.model)
     return answering, options
+
+
+def files_of(out: str | None, resume: bool, retry_errors: bool, overwrite: bool) -> JobFiles | None:
+    """The files of a job that writes to `out`; None for stdout or a device. Raises UsageError for options that do not go
+    together.
+    """
+    if retry_errors and not resume:
+        raise UsageError("--retry-errors goes with --resume.")
+    if resume and overwrite:
+        raise UsageError("--resume continues with what is there and --overwrite starts again: give one of them.")
+    if resume and (out is None or (Path(out).exists() and not Path(out).is_file())):
+        raise UsageError("--resume needs a file to continue with: name it with -o.")
+    if out is None:
+        return None
+    files = JobFiles(followed(out))
+    return files if files.out.is_file() or not files.out.exists() else None
+
+
+def what_is_done(
+    files: JobFiles, names: Sequence[str], shard: Shard, retry_errors: bool, fields: RowFields | None = None
+) -> Done:
+    """What an earlier run has done. Raises LookaheadError if files do not belong together, or input rows have changed."""
+    done = read_done(files)
+    if done.requests and all(Path(name).is_file() for name in names):  # a pipe can be read once: as the rows are answered
+        last = max(done.requests)
+        answered = takewhile(lambda request: request.number <= last, read_requests(*names, fields=fields))
+        for _ in left_to_do(answered, shard, done.requests):
+            pass
+    if retry_errors:
+        left = {number: content for number, content in done.requests.items() if number not in done.faults}
+        return dataclasses.replace(done, requests=left)
+    return done
+
+
+class Stream(AnswerStore):
+    """Writes rows at once and without a way to resume, such as to stdout or a device. learn: keep the answers."""
+
+    def __init__(self, file: IO[str], name: str, learn: bool = False):
+        """file: open for text; one other than stdout is closed at the end."""
+        self._file, self._name, self._learn = file, name, learn
+        self.totals = JobTotals()
+        self._learned: list[TokenDocument] = []
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not sys.stdout:
+            with contextlib.suppress(OSError):  # what could not be written was reported then
+                self._file.close()
+
+    def learned(self) -> list[TokenDocument]:
+        return self._learned
+
+    def forget_learned(self) -> None:
+        self._learned = []
+
+    def write(self, ended: FinishedRow) -> None:
+        """Raises LookaheadError if it cannot be written, BrokenPipeError if the reader has gone."""
+        try:
+            self._file.write(json_text(ended.row, getattr(self._file, "encoding", None)) + "\n")
+            self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise LookaheadError(f"{self._name}: write failed ({error.strerror}) after {self.totals.rows} rows.") from error
+        self.totals.merge(ended.counts)
+        if self._learn:
+            self._learned += [TokenDocument(np.array([*before, *ids], np.int32), OUTPUTS) for before, ids in ended.emitted]
+
+
+def save_learned(
+    output: AnswerStore, path: str, identity: TokenizerIdentity, model: str, effort: Effort | None = None, source: str = OUTPUTS
+) -> None:
+    """Add the answers that `output` has kept to the trie at `path`, or make it. Raises LookaheadError if it cannot be written
+    or is of another tokenizer; the answers stay, and the next run adds them.
+    """
+    from lookahead.trie.build import append_trie, build_trie
+
+    before = output.half_saved()
+    if before is not None and copies_in(path, before[1]) > before[0]:
+        output.forget_half_saved()
+
+    def documents() -> Iterable[TokenDocument]:
+        return (dataclasses.replace(document, source=source) for document in output.learned())
+
+    while next(iter(output.learned()), None) is not None:
+        output.note_saving(copies_in(path, output.learned))
+        with contextlib.suppress(FileExistsError):  # made by another job meanwhile: then it is added to
+            if Path(path).exists():
+                append_trie(documents(), path, identity, effort)
+            else:
+                options = {"learned_from": model}
+                build_trie(documents(), path, identity, 1, options, effort, new=True)
+            break
+    output.forget_learned()
+
+
+def copies_in(path: str, documents: Callable[[], Iterable[TokenDocument]]) -> int:
+    """How many segments of a trie end in these documents; 0 if there is no trie."""
+    if not Path(path).exists():
+        return 0
+    trie = Trie(path)
+    length = sum(len(document.token_ids) + 1 for document in documents() if len(document.token_ids))
+    found = 0
+    for segment in trie.segments:
+        begin = len(segment.tokens) - length
+        found += begin >= 0 and _stands_at(segment.tokens, begin, documents(), trie.header.separator)
+    return found
+
+
+def _stands_at(tokens: np.ndarray, begin: int, documents: Iterable[TokenDocument], separator: int) -> bool:
+    for document in documents:
+        end = begin + len(document.token_ids)
+        if end == begin:
+            continue  # it is in no trie
+        if tokens[end] != separator or not np.array_equal(tokens[begin:end], document.token_ids):
+            return False
+        begin = end + 1
+    return True

@@ -22,8 +22,7 @@ from lookahead.job import openai
 from lookahead.job.journal import INVALID, FinishedRow
 from lookahead.job.openai import LogprobsOf
 from lookahead.job.progress import JobTotals
-from lookahead.job.prompt import local_time, messages_asked, prompts_of
-from lookahead.job.rows import Request
+from lookahead.job.rows import Request, local_time, messages_asked, prompts_of
 from lookahead.token_documents import LEFT_CONTEXT
 
 FAULTS, FAULTY_BATCHES = 100, 4  # that many rows, and of that many batches, fail one after the other: then the job ends
@@ -71,9 +70,7 @@ class JobOptions:
 
 @dataclasses.dataclass
 class _Answer:
-    """A row that is being answered. count: samples of each prompt. generations: that have begun, by prompt * count + sample;
-    `running` of them have not ended.
-    """
+    """A row that is being answered. generations: begun, by prompt * count + sample; `running` of them have not ended."""
 
     index: int
     request: Request
@@ -104,9 +101,8 @@ def run_rows(
     write: Callable[[FinishedRow], None],
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Hands the output row of each request to `write`. stopped: asked after each step; True ends the job there.
-
-    Raises LookaheadError when one row after the other fails by no fault of its own.
+    """Hands the output row of each request to `write`, until `stopped`. Raises LookaheadError when one row after the other
+    fails.
     """
     writer = OrderedWriter(write, options.in_order, FAULTY_BATCHES * engine.batch_size)
     with gc_frozen():
@@ -115,9 +111,7 @@ def run_rows(
 
 
 class OrderedWriter:
-    """Writes rows in the order of their requests, or at once. faulty: that many rows, and at least FAULTS, that fail one after
-    the other by no fault of their own end the job.
-    """
+    """Writes rows in the order of requests, or at once. faulty: that many failures in a row, at least FAULTS, end the job."""
 
     def __init__(self, write: Callable[[FinishedRow], None], in_order: bool, faulty: int):
         self._write, self._in_order, self._most_faults = write, in_order, max(FAULTS, faulty)
@@ -160,10 +154,7 @@ def answer(
     put: Callable[[int, FinishedRow], None],
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Hands each request's index, from 0, and output row to `put`, as they end.
-
-    requests: None where there is none at the moment; it is asked again after each step while rows are running.
-    """
+    """Hands each request's index and output row to `put`, as they end. requests: None: none at the moment, ask again."""
     rows = _Rows(engine, tokenizer, options, put)
     for generation in engine.run(rows.generations(iter(requests)), stopped):
         row = rows.answers.pop(id(generation))
@@ -277,23 +268,21 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
         name = Path(model).resolve().name if Path(model).exists() else model
         about = name, int(options.began.timestamp()), options.seed, options.token_ids
         writer = openai.Writer(tokenizer, logprobs, *about)
-        row = writer.answer(answer.request, answer.generations, list(map(str, texts)), _texts_of(answer, tokenizer))
+        prompts: Any = [""] * len(answer.prompts)
+        if (request := answer.request).echo:  # its text, or that of its ids
+            prompts = request.prompts or [request.prompt or request.prompt_ids or ""]
+            prompts = [prompt if isinstance(prompt, str) else text_of(tokenizer, prompt) for prompt in prompts]
+        row = writer.answer(request, answer.generations, list(map(str, texts)), prompts)
     else:
         row = _output_row(answer, texts, counts, options, logprobs)
     row.update(answer.request.kept)
     if options.echo:
-        row.update(_echoed(answer.request, options))
+        messages = messages_asked(answer.request, options.chat, options.system)
+        names = () if messages is not None else ("prompt", "prompt_ids")  # several prompts have no column
+        row |= {} if messages is None else {"messages": messages_of(messages) or messages}
+        row |= {name: value for name in names if (value := getattr(answer.request, name)) is not None}
     emitted = [(generation.prompt_ids[-LEFT_CONTEXT:], generation.token_ids) for generation in answer.generations]
     return FinishedRow(answer.request.number, answer.request.fingerprint, row, counts, emitted=emitted)
-
-
-def _texts_of(answer: _Answer, tokenizer: Any) -> list[str]:
-    """The text of each prompt, as it was given or, of token ids, as the tokenizer writes it; "" where nobody asks for it."""
-    request = answer.request
-    if not request.echo:
-        return [""] * len(answer.prompts)
-    given = request.prompts or [request.prompt or request.prompt_ids or ""]
-    return [prompt if isinstance(prompt, str) else text_of(tokenizer, prompt) for prompt in given]
 
 
 def _output_row(
@@ -312,16 +301,6 @@ def _output_row(
         "seconds": round(max(generation.seconds for generation in answer.generations), 4),
         **({"samples": samples} if len(samples) > 1 else {}),
     }
-
-
-def _echoed(request: Request, options: JobOptions) -> dict[str, Any]:
-    """A row's prompt as it was tokenized, in any form: what it takes to replay the answer."""
-    messages = messages_asked(request, options.chat, options.system)
-    if messages is not None:
-        return {"messages": messages_of(messages) or messages}
-    if request.prompts is not None:  # several have no column
-        return {}
-    return {"prompt": request.prompt} if request.prompt is not None else {"prompt_ids": request.prompt_ids}
 
 
 def _sample(generation: Generation, text: str | None, options: JobOptions, logprobs: LogprobsOf) -> dict[str, Any]:

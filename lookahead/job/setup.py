@@ -45,19 +45,16 @@ class EngineSettings:
         object.__setattr__(self, "tries", paths_of(self.tries, "tries"))
         object.__setattr__(self, "weights", numbers_of(self.weights, "weights"))
 
-    def load(self, with_spinner: Callable[[Callable[[], None], str], None] = lambda act, why: act()) -> LoadedEngine:
+    def load(self, with_spinner: Callable[[Callable[[], Any], str], Any] = lambda act, why: act()) -> LoadedEngine:
         """Open the tries, load the model, compile the kernels. Raises LookaheadError if model or tries cannot be used."""
         tries = [Trie(path) for path in self.tries]  # first, as that is quick and often what is wrong
-        model, loaded = self.model, list[Any]()
+        model = self.model
         named = model.load_tokenizer() if model.tokenizer else None
-
-        def load() -> None:
-            loaded.extend((load_model(model), named or model.load_tokenizer()))
-
-        with_spinner(load, f"Loading {os.path.basename(model.name) or model.name} ...")
+        loading = f"Loading {os.path.basename(model.name) or model.name} ..."
+        target, tokenizer = with_spinner(lambda: (load_model(model), named or model.load_tokenizer()), loading)
         compiling = lambda compile_kernels: with_spinner(compile_kernels, COMPILING)  # noqa: E731
         drafting = tries, self.weights or None, self.drafts
-        return assemble(*loaded, *drafting, self.batch_size, self.prefill_chunk, compiling, model.tokenizer)
+        return assemble(target, tokenizer, *drafting, self.batch_size, self.prefill_chunk, compiling, model.tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +66,8 @@ class LoadedEngine:
     identity: TokenizerIdentity
 
     def notices(self, sampling: Sampling = GREEDY) -> list[str]:
-        """What a user should know of the model, and what of its generation config is not used with `sampling`. Raises
-        ModelError if the model's own sampling is wrong and was asked for.
+        """What a user should know of the model with `sampling`. Raises ModelError if the model's own is wrong and was asked
+        for.
         """
         target = self.engine.target
         if sampling.sampling == "model":
@@ -91,10 +88,7 @@ def assemble(
     tokenizer_name: str | None = None,
     sources: DraftSource | Sequence[DraftSource] = (),
 ) -> LoadedEngine:
-    """An engine of its parts, with compiled kernels. Arguments as of `EngineSettings` and its `load`.
-
-    Raises TokenizerMismatchError for a trie of another tokenizer, ModelError for a generation config that cannot be used.
-    """
+    """An engine of its parts, with compiled kernels. Raises LookaheadError for a trie or config that cannot be used."""
     check_generation_config(target, without_limits(tokenizer), GREEDY)
     known = TokenizerIdentity(target.vocab_size, "", target.name)
     if tokenizer is not None:
@@ -109,15 +103,10 @@ def assemble(
         c_function(step_kernel.accept)
 
     compiling(compile_kernels)
-    size = batch_size or usual_batch_size(target.device.type)
+    size = batch_size or (8 if target.device.type == "cpu" else 32)  # rows decoded at once
     engine = DecodingEngine(target, drafter, size, prefill_chunk, tokenizer)
     lengths = f"decoding length {drafts.decoding_length}, branch length {drafts.branch_length}"
     costs = "measured earlier" if engine.budget.is_measured else "measured before the first row"
     log.info("costs of forwards: %s", costs)
     log.info("batch size %d, strategy %s%s, %s", size, drafts.strategy, " (auto)" if drafts.adaptive else "", lengths)
     return LoadedEngine(engine, tokenizer, known)
-
-
-def usual_batch_size(device: str) -> int:
-    """Rows that a device of this kind decodes at once by default."""
-    return 8 if device == "cpu" else 32

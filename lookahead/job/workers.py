@@ -79,9 +79,7 @@ class Worker:
         threading.Thread(target=self._work, daemon=True).start()
 
     def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
-        """Take requests and what other workers have emitted; returns what has come of earlier ones, maybe nothing after a
-        moment. Raises what the engine has raised.
-        """
+        """Take requests and what others have emitted; returns what has come of earlier ones. Raises what the engine raised."""
         for request in requests:
             self._inbox.put(request)
         if heard:
@@ -105,8 +103,8 @@ class Worker:
                 torch.set_num_threads(self._threads)
             loaded = self._settings.load()
         except Exception as error:
-            ours = isinstance(error, LookaheadError)
-            self._report = Report(error=error) if ours else self._report
+            ours = error if isinstance(error, LookaheadError) else None
+            self._report = Report(error=ours)
             self._ended.put(None if ours else error)
             return
         engine, summed_up = loaded.engine, time.monotonic()
@@ -370,9 +368,7 @@ def _exchange(requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
 
 class RayWorkers:
     def __init__(self, address: str, settings: EngineSettings, options: JobOptions, size: int = 0):
-        """size: workers; 0: one to a GPU, without GPUs one to a node. Raises UsageError if there are fewer GPUs than that,
-        LookaheadError if there is no cluster.
-        """
+        """size: 0: one worker to a GPU, without GPUs one to a node. Raises LookaheadError for too few GPUs, or no cluster."""
         with contextlib.ExitStack() as connection:
             self._ray = connection.enter_context(connected(address))
             nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]

@@ -20,8 +20,8 @@ from lookahead.job import journal as journals
 from lookahead.job.journal import Done, FinishedRow, Journal, read_done
 from lookahead.job.lock import JobFiles, OutputLock, is_at
 from lookahead.job.manifest import Manifest
-from lookahead.job.output import files_of
 from lookahead.job.progress import JobTotals
+from lookahead.job.run import files_of
 from tests.support.cli import Cli, write_jsonl
 from tests.support.depth import deep
 from tests.support.jobs import MODEL, questions, rows_of

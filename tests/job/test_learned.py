@@ -13,8 +13,8 @@ from lookahead.errors import LookaheadError
 from lookahead.job.journal import Done, FinishedRow, Journal
 from lookahead.job.lock import JobFiles, OutputLock
 from lookahead.job.manifest import Manifest
-from lookahead.job.output import copies_in, save_learned
 from lookahead.job.progress import JobTotals
+from lookahead.job.run import copies_in, save_learned
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie import build as trie_build
 from lookahead.trie.file import Trie

@@ -17,8 +17,7 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.job.journal import FinishedRow
 from lookahead.job.params import Request
-from lookahead.job.prompt import prompts_of
-from lookahead.job.rows import parse_row, read_requests
+from lookahead.job.rows import parse_row, prompts_of, read_requests
 from lookahead.job.runner import JobOptions, run_rows
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS

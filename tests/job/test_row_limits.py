@@ -17,8 +17,7 @@ from lookahead.errors import LookaheadError
 from lookahead.job import prompt
 from lookahead.job.journal import FinishedRow
 from lookahead.job.params import Request
-from lookahead.job.prompt import prompts_of
-from lookahead.job.rows import parse_row, read_requests
+from lookahead.job.rows import parse_row, prompts_of, read_requests
 from lookahead.job.runner import MANY_AT_ONCE, SAMPLES_IN_TURN, JobOptions, run_rows
 from lookahead.models.probe import probed
 from tests.support.cli import write_jsonl

@@ -26,7 +26,6 @@ MODULES = (
     "transformers.models.llama.modeling_llama",
     "lookahead.job.run",
     "lookahead.job.engines",
-    "lookahead.job.output",
     "lookahead.models.load",
     "lookahead_cli.app",
 )
