@@ -293,8 +293,7 @@ def _write(path: str, text: str) -> None:
 
 
 def figure_of(comparisons: Sequence[Comparison], sweep: bool) -> Any:
-    from lookahead.bench.plot import comparison_figure
-    from lookahead.bench.sweep import sweep_figure
+    from lookahead.bench.plot import comparison_figure, sweep_figure
 
     return sweep_figure(comparisons) if sweep else comparison_figure(comparisons)
 

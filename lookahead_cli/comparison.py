@@ -114,7 +114,7 @@ def print_comparison(comparison: Comparison, swept: bool = False, whole: bool = 
     )
     _print_time(comparison)
     if swept:
-        from lookahead.bench.sweep import in_words
+        from lookahead.bench.plot import in_words
 
         render.out.print(in_words(comparison))
     best = comparison.best

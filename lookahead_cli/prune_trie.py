@@ -22,7 +22,7 @@ from lookahead_cli.options import (
 from lookahead_cli.parameters import given
 
 if TYPE_CHECKING:
-    from lookahead.corpus.text_files import Split
+    from lookahead.corpus.tables import Split
     from lookahead.token_documents import TokenDocument
     from lookahead.trie.file import Trie
 

@@ -86,6 +86,6 @@ def run(spec: ReplaySpec, outputs: Outputs, context: typer.Context) -> None:
 
 def _figure(found: ReplayReport, sweep: bool) -> Any:
     """Of predicted speeds where there are any, else of the replays of a sweep."""
-    from lookahead.bench.sweep import replay_sweep_figure
+    from lookahead.bench.plot import replay_sweep_figure
 
     return figure_of(found.comparisons, sweep) if found.comparisons else replay_sweep_figure(found.replays)

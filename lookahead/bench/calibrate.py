@@ -1,12 +1,9 @@
 """What a model's forwards cost on this machine, measured. In: a loaded model and a minute. Out: a cost profile.
 
-Random tokens go through the model in forwards of many sizes, rows and contexts, as the engine does them; nothing of what they
-bring is kept. Cells are visited until the time is up, the most telling first, each round in another order.
-
-Shared machines have a pace that changes by the minute, and slow moments. So what a cell takes is separated from the machine's
-pace at each visit, by what was visited just before and after; visits in a bad moment do not count. A profile's terms are then
-fitted to the cells, with none below 0 and no size cheaper than a smaller one. Long contexts weigh less: few sizes are measured
-there.
+Random tokens go through the model in forwards of many sizes, rows and contexts. Cells are visited until the time is up, the
+most telling first, each round in another order. Shared machines change their pace and have slow moments: what a cell takes is
+separated from the pace at each visit, by what was visited just before and after, and visits in a bad moment do not count. The
+terms of a profile are then fitted to the cells, none below 0 and no size cheaper than a smaller one.
 """
 
 from __future__ import annotations
@@ -33,9 +30,8 @@ FASTER = 0.3  # quantile of the forwards of a cell that counts, as other program
 SHORT, LONG = 128, 1024  # tokens in the cache of each row
 CHUNK = 512  # tokens of a prompt that are prefilled at once
 MOST_WIDTH = 128
-# At each visit of a cell as many forwards count as fit into VISIT seconds, but one at least. Before them come those that do not
-# count, as many as fit into WARM seconds: each takes less than the one before, the less so the longer they take. In the first
-# round it is only one. Many short visits tell more than a few long ones, as the machine's pace changes all the time.
+# Seconds of a visit, and of forwards before them that do not count; one at least of each. Many short visits tell more than few
+# long ones, as the machine's pace changes all the time.
 MOST_IN_A_ROW, VISIT = 10, 0.1
 MOST_WARMING, WARM = 4, 0.04
 ACCEPTING_SHARE, ACCEPTING_TIMES, ACCEPTING_WIDTH = 0.1, 12, 8
@@ -49,9 +45,7 @@ SHARE_OF_FIRST = 0.5  # of the time for the first round: what is not reached by 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A forward: `width` tokens in each of `rows` rows with `context` tokens in the cache; scores wanted or not. uneven:
-    `width` on average, from one token to twice as many. alone: each row in a call of attention of its own.
-    """
+    """A forward of `width` tokens in each of `rows` rows. uneven: width on average. alone: an attention call for each row."""
 
     rows: int
     context: int
@@ -140,9 +134,7 @@ def _faster(times: Sequence[float]) -> float:
 
 
 def calm(visits: Sequence[tuple[Cell, float]]) -> list[tuple[Cell, float]]:
-    """Those of the visits (cell, seconds) that were in no bad moment. The pace at a visit is one of the faster among those
-    around it, relative to the least that their cells take; then again, relative to the median over a cell's calm visits.
-    """
+    """Those of the visits (cell, seconds) in no bad moment: not much slower than the faster ones around."""
     number: dict[Cell, int] = {}
     cells = np.array([number.setdefault(cell, len(number)) for cell, _ in visits], int)
     seconds = np.array([each for _, each in visits])
@@ -160,10 +152,7 @@ def calm(visits: Sequence[tuple[Cell, float]]) -> list[tuple[Cell, float]]:
 
 
 def at_one_pace(visits: Sequence[tuple[Cell, float]]) -> dict[Cell, float]:
-    """Seconds of each cell as if all had been visited at one of the machine's faster paces. The pace at a visit is the median,
-    over those around it, of what they took relative to what their cells take; and that the median over a cell's visits, each at
-    its pace (as in median polish, Tukey 1977).
-    """
+    """Seconds of each cell as if all had been visited at one of its faster paces (as in median polish, Tukey 1977)."""
     numbers: dict[Cell, list[int]] = {}
     for number, (cell, _) in enumerate(visits):
         numbers.setdefault(cell, []).append(number)
@@ -202,9 +191,7 @@ class _Texts:
 
     @torch.inference_mode()
     def seconds_of(self, cell: Cell, most_warming: int = 1, expected: float = VISIT / 2) -> list[float]:
-        """Forwards of a cell behind `most_warming` others at most, as the first are slow. expected: seconds that one takes,
-        about.
-        """
+        """Forwards of a cell behind `most_warming` others at most. expected: seconds that one takes, about."""
         key = cell.rows, cell.context
         slots = self._slots.get(key) or self._slots.setdefault(key, self._filled(*key))
         warming, in_a_row = (max(1, int(share / expected)) for share in (WARM, VISIT))

@@ -1,15 +1,16 @@
 """Every strategy and peer on a real model. In: prompts and contenders. Out: tokens/s, EDL, and whether outputs are the same.
 
-All contenders answer the same prompts in the same run, a turn after the other: one prompt, or 4 B where B are decoded at once,
-so that slots are filled again as in a long job. Within a turn they advance side by side, a step or a few at a time, so that
-what slows a shared machine down slows all of them alike; peers cannot be interrupted within a batch. The first prompts are run
-once beforehand and not counted, and so is a forward of each size, as kernels are compiled for each.
+All contenders answer the same prompts in the same run, a turn after the other: one prompt, or 4 B where B are decoded at once.
+Within a turn they advance side by side, a few tokens at a time, so that what slows a shared machine slows all alike; peers
+cannot be interrupted. The first prompts are run once and not counted, nor is a forward of each size, as kernels are compiled
+for each.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,8 @@ from lookahead.forward.target import TargetModel
 from lookahead.models.exact import tried_for_exactness
 from lookahead.trie.file import Trie
 from lookahead.version import __version__
+
+Texts = Sequence[Sequence[int]]  # token ids
 
 PLAIN = "plain"
 REFILLS = 4  # prompts of a turn for each slot, where there are several
@@ -93,14 +96,13 @@ class Comparison:
 
 def as_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """The object that `bench --json` prints: of one batch size, or of several."""
-    if len(comparisons) == 1:
-        return comparisons[0].as_json()
-    return {"batches": [each.as_json() for each in comparisons]}
+    found = [each.as_json() for each in comparisons]
+    return found[0] if len(found) == 1 else {"batches": found}
 
 
 def compare(
     target: TargetModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Texts,
     tries: Sequence[Trie],
     options: Sequence[DraftOptions],
     max_new_tokens: int = 256,
@@ -110,7 +112,7 @@ def compare(
     progress: Callable[[int], None] = lambda done: None,
     weights: Sequence[float] | None = None,
     batch_size: int = 1,
-    answers: Sequence[Sequence[int]] | None = None,
+    answers: Texts | None = None,
     repeats: int = 1,
     lossless_rows: int | None = None,
     recycling: bool = False,
@@ -124,7 +126,10 @@ def compare(
     """
     if answers is not None:
         check_lossless = False
-        _check_forcible(target, prompts, answers)
+        longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
+        if target.decodes_plainly(longest):  # by the model's own `generate`, whose choices are its own
+            why = f"the model decodes plainly ({target.reason})" if target.mode == "plain" else "of how it encodes positions"
+            raise LookaheadError(f"{target.name}: answers of texts of {longest} tokens cannot be replayed on it, as {why}.")
 
     def request(engine: DecodingEngine, row: int) -> Generation:
         if answers is None:
@@ -144,7 +149,10 @@ def compare(
                 runs += [ours(f"{name} cold", option, ()), ours(f"{name} cold unrecycled", nothing, ())]
     drafting = runs[1:]
     if peers:
-        runs += peers_of(target, prompts, max_new_tokens, batch_size, answers)
+        peer = functools.partial(_peer, target=target, prompts=prompts, max_new_tokens=max_new_tokens, answers=answers)
+        runs.append(peer(GENERATE, batch_size=batch_size))
+        if target.mode != "plain" and batch_size == 1:  # it takes no batches, and no model that cannot take drafts
+            runs.append(peer(PROMPT_LOOKUP, batch_size=1, prompt_lookup_num_tokens=COPIED))
     rows, before = range(len(prompts)), core_seconds()
     with gc_frozen():
         if warm_up:
@@ -171,7 +179,6 @@ def compare(
 
 @torch.inference_mode()
 def _warm_up_sizes(target: TargetModel) -> None:
-    """A forward of each size that drafts bring it to."""
     if target.mode == "plain":
         return
     slots = slots_of(target)
@@ -185,7 +192,7 @@ def _warm_up_sizes(target: TargetModel) -> None:
 
 def answer_all(
     runs: Sequence[Run],
-    rows: Sequence[int],
+    rows: range,
     batch_size: int,
     repeats: int,
     device: torch.device | None,
@@ -228,15 +235,9 @@ def _in_turn(runs: Sequence[Run], rows: Sequence[int], device: torch.device | No
 def environment(device: torch.device) -> dict[str, Any]:
     import transformers
 
-    return {
-        "lookahead": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor_name(device),
-        "threads": torch.get_num_threads(),
-    }
+    value = {"lookahead": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    value |= {"transformers": transformers.__version__, "system": f"{platform.system()} {platform.machine()}"}
+    return {**value, "processor": processor_name(device), "threads": torch.get_num_threads()}
 
 
 def core_seconds() -> tuple[float, float]:
@@ -251,8 +252,7 @@ def core_seconds() -> tuple[float, float]:
 
 def share_waited(before: tuple[float, float]) -> float:
     """Of the time since then in which threads had work: as what else the machine does took their cores."""
-    now = core_seconds()
-    ran, waited = max(0.0, now[0] - before[0]), max(0.0, now[1] - before[1])
+    ran, waited = (max(0.0, now - then) for now, then in zip(core_seconds(), before, strict=True))
     return round(waited / (ran + waited), 4) if ran + waited else 0.0
 
 
@@ -265,14 +265,6 @@ def names_of_runs(options: Sequence[DraftOptions]) -> list[str]:
         usual = "auto" if option.strategy == "hierarchical" else f"{option.strategy} auto"
         names.append(usual if option.adaptive else f"{option.strategy} {option.decoding_length}{branch}")
     return names
-
-
-def _check_forcible(target: TargetModel, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> None:
-    """Raises LookaheadError if a text is left to the model's own `generate`, whose choices are its own."""
-    longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
-    if target.decodes_plainly(longest):
-        why = f"the model decodes plainly ({target.reason})" if target.mode == "plain" else "of how it encodes positions"
-        raise LookaheadError(f"{target.name}: answers of texts of {longest} tokens cannot be replayed on it, as {why}.")
 
 
 def _ours(name: str, engine: DecodingEngine, request: Callable[[DecodingEngine, int], Generation]) -> Run:
@@ -302,23 +294,9 @@ def _ours(name: str, engine: DecodingEngine, request: Callable[[DecodingEngine, 
 GENERATE, PROMPT_LOOKUP = "model.generate", "HF prompt lookup"
 COPIED = 10  # tokens that prompt lookup drafts at most
 
-Ids = Sequence[int]
-
-
-def peers_of(
-    target: TargetModel, prompts: Sequence[Ids], max_new_tokens: int, batch_size: int, answers: Sequence[Ids] | None
-) -> list[Run]:
-    """`model.generate`, and prompt lookup where it can run: it takes no batches. answers: taken as the model's choices."""
-    runs = [_peer(GENERATE, target, prompts, max_new_tokens, batch_size, answers)]
-    if target.mode != "plain" and batch_size == 1:
-        runs.append(_peer(PROMPT_LOOKUP, target, prompts, max_new_tokens, 1, answers, prompt_lookup_num_tokens=COPIED))
-    return runs
-
 
 class Watcher:
-    """A forward hook: counts forwards and drafted tokens, and forces answers. width: of padded prompts. forced: [rows,
-    positions].
-    """
+    """A forward hook: counts forwards and drafted tokens, forces answers. width: padded prompts. forced: [rows, positions]."""
 
     def __init__(self, width: int, forced: torch.Tensor | None, cache: str):
         self.forwards = self.draft_tokens = 0
@@ -343,10 +321,10 @@ class Watcher:
 def _peer(
     name: str,
     target: TargetModel,
-    prompts: Sequence[Ids],
+    prompts: Texts,
     max_new_tokens: int,
     batch_size: int,
-    answers: Sequence[Ids] | None,
+    answers: Texts | None,
     **arguments: Any,
 ) -> Run:
     """Shorter prompts are padded at the left. A row's steps are one a token, or with drafts the forwards after the first."""
@@ -379,7 +357,8 @@ def _peer(
         if answers is not None:
             outputs = [ids[: len(answers[row])] for row, ids in zip(rows, emitted, strict=True)]
         else:
-            outputs = [_until_end(ids, ends) for ids in emitted]
+            stops = [next((index + 1 for index, token in enumerate(ids) if token in ends), len(ids)) for ids in emitted]
+            outputs = [ids[:stop] for ids, stop in zip(emitted, stops, strict=True)]  # without padding
         steps = watcher.forwards - 1 if arguments else sum(len(output) - 1 for output in outputs)
         drafted = watcher.draft_tokens if arguments else 0
         accepted = sum(map(len, outputs)) - watcher.forwards if arguments else 0  # each forward gives one more than that
@@ -403,12 +382,7 @@ def _peer(
     return Run(name, None, answer, lambda: None)
 
 
-def _forced(answers: Sequence[Ids], longest: int, target: TargetModel) -> torch.Tensor:
+def _forced(answers: Texts, longest: int, target: TargetModel) -> torch.Tensor:
     """int64 [rows, positions]: the answers, and zeros behind them for positions that are cut off."""
     width = longest + COPIED + 1
     return torch.tensor([[*answer, *[0] * (width - len(answer))] for answer in answers], device=target.device)
-
-
-def _until_end(token_ids: list[int], ends: frozenset[int]) -> list[int]:
-    """An answer without the padding behind the token that ended it."""
-    return next((token_ids[: index + 1] for index, token in enumerate(token_ids) if token in ends), token_ids)

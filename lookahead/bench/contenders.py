@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,21 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 1024
 STRATEGIES = ["auto", "hierarchical", "parallel", "single"]  # auto, the first, needs a model
+
+
+DECODING_LENGTHS = (2, 4, 8, 16, 32, 64)
+BRANCH_LENGTHS = (4, 8, 16, 64)
+
+
+def grid(decoding_lengths: Iterable[int], branch_lengths: Iterable[int]) -> list[tuple[int, int]]:
+    """(decoding length, branch length) of settings that differ: 4 and 16 with 4, 8, 16: (4, 4), (16, 4), (16, 8), (16, 16)."""
+    pairs = []
+    for length in sorted(set(decoding_lengths)):
+        for branch in sorted(set(branch_lengths)):
+            pairs.append((length, branch))
+            if branch >= length - 1:
+                break
+    return pairs
 
 
 def batch_sizes_of(text: str) -> list[int]:
@@ -62,8 +77,6 @@ class Contenders:
         return list(dict.fromkeys(options))
 
     def _swept(self, timed: bool) -> list[DraftOptions]:
-        from lookahead.bench.sweep import BRANCH_LENGTHS, DECODING_LENGTHS, grid
-
         known = STRATEGIES if timed else STRATEGIES[1:]
         names = [name for name in _strategies(self.strategy or "hierarchical", known) if name != "auto"]
         if not names:

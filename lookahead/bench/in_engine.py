@@ -1,8 +1,7 @@
 """A bench inside vLLM or SGLang. In: prompts, and ways to draft. Out: the plain engine against its own ways to draft and ours.
 
-All engines are in memory at once and answer the same rows in turn, see compare.py; a turn is not interrupted, as our drafts are
-sized by the time between two steps. vLLM runs in this process. SGLang keeps its settings in globals of a process, so each
-contender has a process of its own, which answers calls that come through a pipe and ends when that is closed.
+All engines are in memory at once and answer in turn, see compare.py; a turn is not interrupted, as our drafts are sized by the
+time between two steps. vLLM runs in this process; SGLang keeps its settings in globals, so each contender has a process.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from lookahead.bench.compare import PLAIN, Comparison, answer_all, environment
+from lookahead.bench.compare import PLAIN, Comparison, Texts, answer_all, environment
 from lookahead.bench.contenders import Contender, EngineBench
 from lookahead.bench.lossless import Lossless, lossless
 from lookahead.bench.on_model import answerable
@@ -212,12 +211,7 @@ def _running(
 
 
 def _measured(
-    bench: EngineBench,
-    engines: dict[str, EngineRun],
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    batch_size: int,
-    events: BenchEvents,
+    bench: EngineBench, engines: dict[str, EngineRun], prompts: Texts, max_new_tokens: int, batch_size: int, events: BenchEvents
 ) -> Comparison:
     options = {each.name: each.options for each in bench.contenders}
     runs = []
@@ -245,7 +239,7 @@ def _measured(
     )
 
 
-def _judged(bench: EngineBench, found: Comparison, prompts: Sequence[Sequence[int]]) -> Lossless | None:
+def _judged(bench: EngineBench, found: Comparison, prompts: Texts) -> Lossless | None:
     """Our outputs against the plain engine's. The stock model judges those that differ, unless the engine has quantized it."""
     first = found.lossless_rows
     if not first:

@@ -54,8 +54,6 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadReplay:
-    """All results on one workload. tokens: of its responses."""
-
     name: str
     rows: int
     tokens: int
@@ -70,8 +68,6 @@ class WorkloadReplay:
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """A contender over all workloads; edl is the geometric mean."""
-
     strategy: str
     decoding_length: int
     branch_length: int
@@ -82,9 +78,7 @@ class Mean:
 def replay_workloads(
     workloads: Sequence[Workload], contenders: Sequence[Contender], progress: Callable[[int], None] = lambda done: None
 ) -> list[WorkloadReplay]:
-    """Replay each workload with each contender, warm if it has tries and cold. Raises UsageError for a baseline without a
-    checkout.
-    """
+    """Replay each workload with each contender, warm if it has tries and cold. Raises UsageError for want of a checkout."""
     replays, done = [], itertools.count(1)
     for name, _ in contenders:
         if name:
@@ -113,11 +107,8 @@ def as_json(replays: Sequence[WorkloadReplay]) -> dict[str, Any]:
     """The object that `bench --replay --json` prints: of one workload, or of several with their means."""
     if len(replays) == 1:
         return replays[0].as_json()
-    means = [dataclasses.asdict(mean) for mean in geometric_means(replays)]
-    return {
-        "workloads": [{"name": each.name, **each.as_json()} for each in replays],
-        "geometric_mean": [{**mean, "edl": round(mean["edl"], 4)} for mean in means],
-    }
+    means = [{**dataclasses.asdict(mean), "edl": round(mean.edl, 4)} for mean in geometric_means(replays)]
+    return {"workloads": [{"name": each.name, **each.as_json()} for each in replays], "geometric_mean": means}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +135,11 @@ class Logs:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A model that logs are replayed on, which they and the tries must fit. config: its text config."""
+    """A model that logs are replayed on, which they and the tries must fit. config: of its text. longest: text, in tokens."""
 
     name: str
     config: Any
+    longest: int
 
 
 def read_workloads(logs: Logs, events: BenchEvents, shape: Shape | None = None) -> tuple[list[Workload], Any | None]:
@@ -169,7 +161,11 @@ def read_workloads(logs: Logs, events: BenchEvents, shape: Shape | None = None) 
     workloads = []
     for number, (path, name, tries) in enumerate(zip(logs.paths, names, opened, strict=True)):
         tokenizers.check(tries)
-        limits = _limits(tries, tokenizers, shape)
+        limits = {}
+        if shape:
+            for trie in tries:
+                trie.check_tokenizer("", max(shape.config.vocab_size, tokenizers.vocab_size), "the model")
+            limits = {"vocab_size": shape.config.vocab_size, "longest": shape.longest}
         log = read_log(path, logs.rows)
         prompts, job = _job_of(log, logs, events.notice)
         model = job.tokenizer
@@ -180,17 +176,6 @@ def read_workloads(logs: Logs, events: BenchEvents, shape: Shape | None = None) 
             events.notice(note)
         workloads.append(Workload(name, pairs, tries, build_seconds[number], weights[number]))
     return workloads, tokenizers.latest
-
-
-def _limits(tries: Sequence[Trie], tokenizers: Tokenizers, shape: Shape | None) -> dict[str, int]:
-    """What a model has room for; nothing without one. Raises LookaheadError for a trie that does not fit it."""
-    if shape is None:
-        return {}
-    from lookahead.forward.target import longest_text
-
-    for trie in tries:
-        trie.check_tokenizer("", max(shape.config.vocab_size, tokenizers.vocab_size), "the model")
-    return {"vocab_size": shape.config.vocab_size, "longest": longest_text(shape.config)}
 
 
 class Tokenizers:
@@ -206,9 +191,9 @@ class Tokenizers:
     def check(self, tries: Sequence[Trie]) -> None:
         """Raises LookaheadError for a trie of another tokenizer than the one that was asked for."""
         if self.named is not None:
-            whose = identity(self.latest, self.named)
+            known = identity(self.latest, self.named)
             for trie in tries:
-                trie.check_tokenizer(whose.fingerprint, whose.vocab_size, self.named)
+                trie.check_tokenizer(known.fingerprint, known.vocab_size, self.named)
 
     def of(self, tries: Sequence[Trie], model: str | None, others: Sequence[Trie]) -> Any | None:
         """For the text of a log: the one asked for, else that of its tries, of `model`, of other tries."""
@@ -226,9 +211,9 @@ class Tokenizers:
             if key and key not in self._loaded:
                 self._loaded[key] = load_tokenizer_of(trie, None, needed=True)
             if key and (found := self._loaded[key]) is not None:
-                whose = identity(found, trie.header.tokenizer_name)
+                known = identity(found, trie.header.tokenizer_name)
                 for other in tries:
-                    other.check_tokenizer(whose.fingerprint, whose.vocab_size, trie.header.tokenizer_name)
+                    other.check_tokenizer(known.fingerprint, known.vocab_size, trie.header.tokenizer_name)
                 return found
         return None
 
@@ -238,12 +223,6 @@ class Tokenizers:
         self.latest = self._loaded[name]
         self.vocab_size = identity(self.latest, name).vocab_size
         return self.latest
-
-
-def tokenizer_to_show(loaded: Any | None, workloads: Sequence[Workload]) -> Any | None:
-    """The tokenizer to show tokens with: that of the logs, else of a trie if it can be loaded."""
-    tries = [trie for workload in workloads for trie in workload.tries]
-    return loaded if loaded is not None or not tries else load_tokenizer_of(tries[0], None, needed=False)
 
 
 def _job_of(log: Log, logs: Logs, notice: Callable[[str], None]) -> tuple[Sequence[str], JobSettings]:
@@ -308,7 +287,9 @@ def replay_logs(spec: ReplaySpec, events: BenchEvents) -> ReplayReport:
     profile = read_profile(spec.cost_profile) if spec.cost_profile else None
     workloads, loaded = read_workloads(spec.logs, events)
     if spec.explain:
-        explain_rows(workloads, options[0], tokenizer_to_show(loaded, workloads), spec.explain, events)
+        if loaded is None and (tries := [trie for workload in workloads for trie in workload.tries]):
+            loaded = load_tokenizer_of(tries[0], None, needed=False)
+        explain_rows(workloads, options[0], loaded, spec.explain, events)
     # Those that need no costs; if there are none, the first at its longest.
     fixed = [option for option in options if not option.adaptive] or [dataclasses.replace(options[0], adaptive=False)]
     replays = _replay_all(workloads, fixed, spec.baselines, events)
@@ -366,12 +347,10 @@ def explain_rows(
 
 
 def label(strategy: str, decoding_length: int, start: str) -> str:
-    """Of one run: "hierarchical 64 warm"."""
     return f"{strategy} {decoding_length} {start}"
 
 
 def compile_for(workloads: list[Workload], option: DraftOptions, events: BenchEvents) -> None:
-    """Have all kernels compiled, so that no draft waits for it."""
 
     def compile_kernels() -> None:
         for workload in workloads:
@@ -392,8 +371,8 @@ def predict(
 ) -> Comparison:
     """Plain decoding and each of `options` over the pairs, with forwards that cost what `profile` gives.
 
-    The engine runs over a model that only costs time (models/simulated.py) and whose answers are given; drafting costs what it
-    costs here. Raises LookaheadError for a pair that the profile's model has no room for.
+    The engine runs over a model that only costs time (models/simulated.py); drafting costs what it costs here. Raises
+    LookaheadError for a pair that the profile's model has no room for.
     """
     from lookahead.bench.compare import compare  # loads torch, which no other replay needs
     from lookahead.models.simulated import simulated_model

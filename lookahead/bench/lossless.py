@@ -1,9 +1,9 @@
 """Are outputs those of plain decoding? In: outputs of both. Out: counts, and where and how far they diverge.
 
-In half precision any change of a forward's shape moves scores a little, so two tokens that score nearly the same swap: a
-near-tie. The stock model judges: a forward over the whole text gives the scores, and forwards of other shapes show how far
-rounding alone moves them. An output is excused if both tokens at the first difference, and each token behind it, come that near
-to the best score. Where a token gets the same bits in any forward (models/exact.py), nothing is excused.
+In half precision any change of a forward's shape moves scores a little, so two tokens of nearly the same score swap: a
+near-tie. The stock model judges, and forwards of other shapes show how far rounding alone moves scores. An output is excused if
+both tokens at the first difference, and each token behind it, come that near to the best score; nothing is where bits are exact
+(models/exact.py).
 """
 
 from __future__ import annotations
@@ -66,19 +66,15 @@ class Lossless:
 
     @property
     def shown(self) -> list[Divergence]:
-        """The first ones, different ones before near-ties."""
         return sorted(self.divergences, key=lambda each: each.kind != "different")[:SHOWN]
 
     def __str__(self) -> str:
-        compared = f"{self.identical}/{self.checked} outputs identical to plain decoding, "
-        if self.exact:
-            return f"{compared}bit for bit, {self.different} different"
-        return f"{compared}{self.near_tie} near-ties, {self.different} different"
+        ties = "bit for bit" if self.exact else f"{self.near_tie} near-ties"
+        return f"{self.identical}/{self.checked} outputs identical to plain decoding, {ties}, {self.different} different"
 
     def as_json(self) -> dict[str, int]:
         """ "lossless" in the JSON of `bench`."""
-        counts = {name: getattr(self, name) for name in ("identical", "near_tie", "different")}
-        return {"checked": self.checked, **counts}
+        return {name: getattr(self, name) for name in ("checked", "identical", "near_tie", "different")}
 
 
 def lossless(

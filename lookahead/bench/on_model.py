@@ -16,7 +16,7 @@ from lookahead.bench.compare import Comparison, compare
 from lookahead.bench.logged import Logs, Shape, compile_for, read_workloads
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError, UsageError
-from lookahead.forward.target import TargetModel
+from lookahead.forward.target import TargetModel, longest_text
 from lookahead.job.engines import InEngine, load_here
 from lookahead.job.events import BenchEvents
 from lookahead.job.plan import open_tries, trie_weights
@@ -31,10 +31,7 @@ Look = Callable[[TargetModel, list[list[int]]], None]  # at a loaded model and t
 
 @dataclasses.dataclass(frozen=True)
 class ModelBench:
-    """A model, and what is compared on it: `options` of each run of ours, with `peers` also Hugging Face's own.
-
-    batch_sizes: prompts decoded at once. Others as of `compare`; lossless_rows: None: all; 0: none.
-    """
+    """A model, and what is compared on it. options: of each run of ours. lossless_rows: None: all; 0: none. See `compare`."""
 
     model: ModelOptions
     options: Sequence[DraftOptions]
@@ -74,9 +71,7 @@ def bench_prompts(
     events: BenchEvents | None = None,
     look: Look = lambda target, prompts: None,
 ) -> tuple[list[Comparison], list[str]]:
-    """(a comparison for each batch size, what is wrong with rows left out). look: called with model and prompts before
-    answering.
-    """
+    """(a comparison for each batch size, what is wrong with rows left out). look: called with model and prompts first."""
     events = events or BenchEvents()
     opened = open_tries(tries, bench.model)
     of_each = trie_weights(weights, [opened])[0]
@@ -142,12 +137,10 @@ def _compared(
 def bench_logged(
     bench: ModelBench, logs: Logs, events: BenchEvents | None = None, look: Look = lambda target, prompts: None
 ) -> list[Comparison]:
-    """Replay a log on a model of random weights, its answers taken as the model's choices. look: called with model and no
-    prompts.
-    """
+    """Replay a log on a model of random weights, its answers taken as the model's choices. look: called with the model."""
     events = events or BenchEvents()
     config = read_config(*bench.model.source).get_text_config(decoder=True)
-    ((workload,), _) = read_workloads(logs, events, Shape(bench.model.name, config))
+    ((workload,), _) = read_workloads(logs, events, Shape(bench.model.name, config, longest_text(config)))
     target = random_model(bench.model)
     look(target, [])
     compile_for([workload], bench.options[0], events)

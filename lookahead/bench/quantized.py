@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from lookahead.corpus.read import CorpusReport, expand, read_documents
+from lookahead.corpus.read import first_documents
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
@@ -34,9 +33,7 @@ from lookahead.trie.file import Trie
 
 @dataclasses.dataclass(frozen=True)
 class QuantizeSpec:
-    """What is quantized, as typed. text: a corpus file to compare on. calibration: a corpus file or a trie; weights are rounded
-    by it, too. rows: of both. loss_budget: nats per token that tokens of 4 bits may cost on it.
-    """
+    """What is quantized, as typed. text: corpus to compare on. calibration: corpus or trie. loss_budget: nats per token."""
 
     model: ModelOptions
     out: str
@@ -73,15 +70,9 @@ class QuantizeReport:
     def as_json(self) -> dict[str, Any]:
         """The object that `quantize --json` prints."""
         written, spec = self.written, self.spec
-        value: dict[str, Any] = {
-            "model": spec.model.name,
-            "out": spec.out,
-            "weights": spec.scheme,
-            "bytes_before": written.bytes_before,
-            "bytes_after": written.bytes_after,
-            "layers": [dataclasses.asdict(layer) for layer in written.layers],
-            "activations": spec.activations,
-        }
+        value: dict[str, Any] = {"model": spec.model.name, "out": spec.out, "weights": spec.scheme}
+        value |= {"bytes_before": written.bytes_before, "bytes_after": written.bytes_after}
+        value |= {"layers": [dataclasses.asdict(layer) for layer in written.layers], "activations": spec.activations}
         if self.mixed is not None:
             value |= {"share_in_8_bits": self.mixed.share, "blocks_in_8_bits": self.mixed.in_8_bits}
             value |= {"calibration_loss_int8": self.mixed.loss_in_8_bits, "calibration_loss": self.mixed.loss}
@@ -93,22 +84,12 @@ class QuantizeReport:
         return value
 
 
-def _check(spec: QuantizeSpec) -> None:
-    """Raises UsageError for tokens that cannot be quantized so."""
-    if spec.activations not in ACTIVATIONS:
-        raise UsageError(f"--activations {spec.activations}: choose {', '.join(ACTIVATIONS)}.")
-    if spec.activations == "mixed" and spec.calibration is None:
-        raise UsageError("--activations mixed needs --calibration FILE, a corpus or a trie.")
-    if spec.activations == "mixed":
-        check_scheme(spec.scheme, torch.device("cpu"))
-
-
 def _texts(spec: QuantizeSpec, path: str) -> list[list[int]]:
     """Documents of a corpus or a trie, as ids. Raises LookaheadError for none, and for a trie of another tokenizer."""
     config, name = read_config(*spec.model.source).get_text_config(decoder=True), spec.model.name
     tokenizer, vocab_size = own_tokenizer(*spec.model.source), int(config.vocab_size)
     if not (Path(path).is_file() and TRIE.matches(Path(path))):
-        return texts_of(path, tokenizer, vocab_size, spec.rows)
+        return [ids[:MOST_TOKENS] for ids in first_documents(path, tokenizer, vocab_size, spec.rows)]
     trie = Trie(path)
     trie.check_tokenizer("" if tokenizer is None else identity(tokenizer, name).fingerprint, vocab_size, name)
     documents = [document for document in trie.documents() if len(document) > 1]
@@ -128,7 +109,12 @@ def _calibration(spec: QuantizeSpec, texts: list[list[int]]) -> Calibration:
 
 def quantize(spec: QuantizeSpec, events: BenchEvents | None = None) -> QuantizeReport:
     """Write the folder, then compare. Raises LookaheadError where one of these fails; a folder that is written stays."""
-    _check(spec)
+    if spec.activations not in ACTIVATIONS:
+        raise UsageError(f"--activations {spec.activations}: choose {', '.join(ACTIVATIONS)}.")
+    if spec.activations == "mixed":
+        if spec.calibration is None:
+            raise UsageError("--activations mixed needs --calibration FILE, a corpus or a trie.")
+        check_scheme(spec.scheme, torch.device("cpu"))
     events = events or BenchEvents()
     texts = [] if spec.text is None else _texts(spec, spec.text)
     chosen = list[Chosen]()
@@ -179,17 +165,6 @@ class Quality:
         return math.exp(self.loss)
 
 
-def texts_of(path: str, tokenizer: Any | None, vocab_size: int, rows: int) -> list[list[int]]:
-    """The first documents of a corpus file (as build-trie reads them), as ids. Raises CorpusError if none has 2 tokens."""
-    report = CorpusReport()
-    documents = read_documents(expand([path]), tokenizer, report, vocab_size=vocab_size)
-    texts = [[int(token) for token in document.token_ids][:MOST_TOKENS] for document in islice(documents, rows)]
-    texts = [text for text in texts if len(text) > 1]
-    if not texts:
-        raise CorpusError(report.problems[0] if report.problems else f"{path}: no usable document.")
-    return texts
-
-
 @torch.inference_mode()
 def quality_of(target: TargetModel, texts: Sequence[Sequence[int]]) -> Quality:
     total, tokens = 0.0, 0
@@ -212,21 +187,17 @@ def loss_of(target: TargetModel, texts: Sequence[Sequence[int]]) -> float | None
     for text in texts:
         ids = np.array(text[: min(MOST_TOKENS, target.longest_text)], np.int32)
         if len(ids) > 1:
-            scores = _scores_of(target, ids)[:-1].float()
+            if target.mode == "plain":
+                scores = target.model(input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(target.device)).logits[0]
+            else:
+                slots = slots_of(target)
+                slots.begin(slots.add(ids.tolist()))
+                scores = slots.forward(side_by_side([chain(ids)], ["all"])).of(0)
+            scores = scores[:-1].float()
             after = torch.from_numpy(ids[1:].astype(np.int64)).to(scores.device)
             total += float(torch.nn.functional.cross_entropy(scores, after, reduction="sum"))
             tokens += len(after)
     return total / tokens if tokens else None
-
-
-def _scores_of(target: TargetModel, ids: np.ndarray) -> torch.Tensor:
-    """[tokens, vocab]"""
-    if target.mode == "plain":
-        scores: torch.Tensor = target.model(input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(target.device)).logits[0]
-        return scores
-    slots = slots_of(target)
-    slots.begin(slots.add(ids.tolist()))
-    return slots.forward(side_by_side([chain(ids)], ["all"])).of(0)
 
 
 @dataclasses.dataclass(frozen=True)

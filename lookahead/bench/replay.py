@@ -49,6 +49,7 @@ def _classes(checkout: Path) -> dict[str, Any]:
     return {name: module.BASELINES[name] for name in BASELINES}
 
 
+CONTENDER = ("strategy", "decoding_length", "branch_length", "start")
 Pair = tuple[list[int], list[int]]
 
 
@@ -66,7 +67,7 @@ class ReplayResult(DraftCounts):
 
     @property
     def contender(self) -> tuple[str, int, int, str]:
-        """(strategy, decoding length, branch length, start): what tells this result from others of the same pairs."""
+        """What tells this result from others of the same pairs."""
         return self.strategy, self.decoding_length, self.branch_length, self.start
 
     @property
@@ -75,18 +76,13 @@ class ReplayResult(DraftCounts):
 
     def as_json(self) -> dict[str, Any]:
         """One entry of "strategies" in the JSON of `bench --replay`."""
-        return {
-            "strategy": self.strategy,
-            "decoding_length": self.decoding_length,
-            "branch_length": self.branch_length,
-            "start": self.start,
-            "steps": self.steps,
-            "edl": round(self.edl, 4),
-            "draft_tokens_per_step": round(self.draft_tokens_per_step, 2),
-            "draft_us": _percentiles(self.draft_us),
-            "update_us": _percentiles(self.update_us),
-            "accepted_by_source": dict(self.accepted_by_source),
-        }
+        value = {name: getattr(self, name) for name in (*CONTENDER, "steps")}
+        value |= {"edl": round(self.edl, 4), "draft_tokens_per_step": round(self.draft_tokens_per_step, 2)}
+        for name in ("draft_us", "update_us"):
+            times = getattr(self, name)
+            p50, p99 = np.percentile(times, (50, 99)).round(1).tolist() if len(times) else (0.0, 0.0)
+            value[name] = {"p50": p50, "p99": p99}
+        return {**value, "accepted_by_source": dict(self.accepted_by_source)}
 
 
 def replay(
@@ -129,18 +125,5 @@ def replay_with(
             if observer:
                 observer(Step.of(counts.steps - before, prompt, response[:done], tree, path, accepted, drafter.source_names))
         row.finish()
-    return ReplayResult(
-        strategy,
-        drafter.options.decoding_length,
-        drafter.options.branch_length,
-        start,
-        tokens,
-        np.array(draft_us),
-        np.array(update_us),
-        **vars(counts),
-    )
-
-
-def _percentiles(values: np.ndarray) -> dict[str, float]:
-    p50, p99 = np.percentile(values, (50, 99)).round(1).tolist() if len(values) else (0.0, 0.0)
-    return {"p50": p50, "p99": p99}
+    lengths = drafter.options.decoding_length, drafter.options.branch_length
+    return ReplayResult(strategy, *lengths, start, tokens, np.array(draft_us), np.array(update_us), **vars(counts))

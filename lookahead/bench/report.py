@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lookahead.bench.plot import BLUE, GREY, INK, bare, comparison_figure, drawing, from_zero, head, shades
-from lookahead.bench.sweep import sweep_figure
+from lookahead.bench.plot import BLUE, GREY, INK, bare, comparison_figure, drawing, from_zero, head, shades, sweep_figure
 from lookahead.job.record import JobRecord, Part, title_of
 from lookahead.printable import in_one_line
 
@@ -108,7 +107,6 @@ def job_figure(record: JobRecord, titled: bool = True) -> Any:
 
 
 def _draw_rows(axis: Any, record: JobRecord) -> None:
-    """A point a row, and the EDL of that many rows together."""
     rows = [(number, row) for number, row in enumerate(record.rows, 1) if row.edl is not None]
     timed = bool(rows) and rows[-1][1].ended is not None
     along = [row.ended if timed else number for number, row in rows]

@@ -23,9 +23,7 @@ from lookahead.draft.tree import DraftTree
 
 @dataclasses.dataclass
 class StepLog(Clock):
-    """An engine's clock that keeps the forward's seconds, tree and accepted length of each decode step. see: observer of
-    requests.
-    """
+    """An engine's clock that keeps the forward's seconds, tree and accepted length of each step. see: observer of requests."""
 
     seen: list[tuple[DraftTree, int]] = dataclasses.field(default_factory=list)
     decode_forwards: list[float] = dataclasses.field(default_factory=list)  # those in which a row decoded
@@ -110,7 +108,6 @@ class Run:
     _repeats: list[list[Turn]] = dataclasses.field(default_factory=list, repr=False)
 
     def add(self, number: int, turn: Turn) -> None:
-        """Keep a repeat of the turn of this number."""
         while len(self._repeats) <= number:
             self._repeats.append([])
         self._repeats[number].append(turn)
@@ -189,15 +186,11 @@ class Run:
         split, forward_ms, counts = self.time_split, self.forward_ms(), self.counts
         depths = [dict(zip(OF_A_DEPTH, each, strict=True)) for each in self.accepted_by_depth]
         wasted = counts.draft_tokens - counts.accepted_tokens
-        names = ("name", "strategy", "adaptive", "decoding_length", "branch_length", "tokens")
+        names = ("name", "strategy", "adaptive", "decoding_length", "branch_length", "tokens", "steps", "forwards")
         return {
             **{name: getattr(self, name) for name in names},
-            "seconds": round(self.seconds, 4),
+            **{name: round(getattr(self, name), 4) for name in ("seconds", "edl", "speedup")},
             "tokens_per_second": round(self.tokens_per_second, 2),
-            "steps": counts.steps,
-            "forwards": self.forwards,
-            "edl": round(self.edl, 4),
-            "speedup": round(self.speedup, 4),
             "speedup_spread": [round(ratio, 4) for ratio in self.speedup_spread],
             "peak_memory_bytes": self.peak_memory_bytes,
             "draft_tokens": counts.draft_tokens,

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from lookahead.bench.replay import ReplayResult, replay
-from lookahead.corpus.read import CorpusReport, expand, read_documents
+from lookahead.corpus.read import first_documents
 from lookahead.draft import own_text, planner
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import Evidence, evidence
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
-from lookahead.errors import CorpusError, LookaheadError, UsageError
+from lookahead.errors import LookaheadError, UsageError
 from lookahead.files.hub import tokenizer_of_trie
 from lookahead.job.events import COMPILING
 from lookahead.native.interpreted import interpreting
@@ -42,9 +42,7 @@ WithSpinner = Callable[[Callable[[], Any], str], Any]  # calls its first argumen
 
 @dataclasses.dataclass(frozen=True)
 class TrieQuestions:
-    """query: text, or ids where the trie came as ids, whose draft tree of decoding_length tokens is wanted. coverage: corpus
-    file on which EDL is measured; with_curve: also at smaller sizes. verify: read every byte. tokenizer: not the trie's own.
-    """
+    """query: text or ids to draft after. coverage: corpus file to measure EDL on; with_curve: also at smaller sizes."""
 
     query: str | None = None
     decoding_length: int = 16
@@ -149,7 +147,12 @@ def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, with_spinner: Wi
     path, query = asked.coverage, asked.query
     loaded = load_tokenizer_of(trie, asked.tokenizer, needed=query is not None or path is not None)
     context = ids_of(query, trie, loaded) if query is not None else None
-    found = {"seen": with_spinner(lambda: _overview(trie, asked.top, effort), "Reading the trie ...")}
+    most = MORE_BRANCHES * asked.top
+    seen: stats.Overview = with_spinner(lambda: stats.overview(trie, most=most, effort=effort), "Reading the trie ...")
+    with interpreting(search.matching_range):  # without those that most often begin documents, if there are others
+        inside = (branch for branch in seen.top if not stats.begins_documents(trie, branch[0]))
+        top = list(itertools.islice(inside, asked.top)) or seen.top[: asked.top]
+    found: dict[str, Any] = {"seen": dataclasses.replace(seen, top=top)}
     if path is not None:
         found["replayed"] = with_spinner(lambda: coverage([trie], path, loaded), COMPILING)
         if asked.with_curve:
@@ -157,14 +160,6 @@ def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, with_spinner: Wi
     if context is not None:
         found["drafted"] = with_spinner(lambda: draft_after(trie, context, asked.decoding_length), "Drafting ...")
     return TrieReport(trie, asked, loaded, **found)
-
-
-def _overview(trie: Trie, most: int, effort: Effort) -> stats.Overview:
-    """`stats.overview` without branches that most often begin documents, as the end of a prompt does, if there are others."""
-    seen = stats.overview(trie, most=MORE_BRANCHES * most, effort=effort)
-    with interpreting(search.matching_range):
-        inside = (branch for branch in seen.top if not stats.begins_documents(trie, branch[0]))
-        return dataclasses.replace(seen, top=list(itertools.islice(inside, most)) or seen.top[:most])
 
 
 def ids_of(query: str, trie: Trie, tokenizer: Any | None) -> np.ndarray:
@@ -209,17 +204,8 @@ def coverage(
     vocab_size: int | None = None,
 ) -> ReplayResult:
     """Replay up to `most` documents of a corpus file against `tries`. Raises CorpusError if none has two tokens or more."""
-    report = CorpusReport()
     vocab_size = tries[0].header.vocab_size if tries else vocab_size
-    pairs = []
-    for document in read_documents(expand([path]), tokenizer, report, vocab_size=vocab_size):
-        ids = list(document.token_ids)
-        if len(ids) > 1:
-            pairs.append((ids[:1], ids[1:]))
-        if len(pairs) == most:
-            break
-    if not pairs:
-        raise CorpusError(report.problems[0] if report.problems else f"{path}: no usable document.")
+    pairs = [(ids[:1], ids[1:]) for ids in first_documents(path, tokenizer, vocab_size, most)]
     return replay(pairs, tries, options or DraftOptions())
 
 
@@ -260,7 +246,6 @@ class HeldDocument:
 
     @property
     def shown(self) -> str:
-        """The text, or the ids where it is not known."""
         return " ".join(map(str, self.ids)) if self.text is None else self.text
 
 

@@ -1,9 +1,8 @@
 """Rows that jobs and the OpenAI batch API write. In: a row as an object. Out: its answers, or that it failed; what it asked.
 
-Known are the output rows of `lookahead generate` (`text`, `token_ids`, `samples`, error rows), lines of an OpenAI batch output
-file (`response.body.choices`), completion objects of that API alone, and OpenAI batch requests (`body`). Rows from Parquet may
-hold None. `documents_of` makes documents of corpus rows: of --text-field, else the first present of TEXT_FIELDS; each answer of
-a job's row is one, and of a batch request the assistant turns, or where it has none its user turns or its prompt.
+Known are output rows of `lookahead generate`, lines of an OpenAI batch output file, completion objects and batch requests.
+`documents_of` makes documents of corpus rows: of --text-field, else the first present of TEXT_FIELDS; each answer of a job's
+row is one, and of a batch request the assistant turns, or where it has none its user turns or its prompt.
 """
 
 from __future__ import annotations
@@ -152,9 +151,7 @@ def fields_read(text_field: str | None) -> tuple[str, ...]:
 def documents_of(
     row: dict[str, Any], source: str, text_field: str | None, vocab_size: int, tokenized: bool = True
 ) -> tuple[list[Row], str]:
-    """(documents of a row, "") or ([], problem). tokenized: answers with text and ids are taken as text. Raises Failed for
-    errors.
-    """
+    """(documents of a row, "") or ([], problem). tokenized: of text and ids text is taken. Raises Failed for error rows."""
     if text_field is not None:
         return _of_fields(row, source, text_field, vocab_size)
     job_row = answered(row)

@@ -1,9 +1,8 @@
 """Corpus files to token documents. In: paths and a tokenizer. Out: TokenDocument, in input order; knows file and line.
 
-Formats by suffix: .jsonl, .json (lines or an array), .csv, .tsv, .txt, .md, .html (each also .gz or .zst), .parquet; "-" is
-JSON lines on stdin; globs are expanded, and of folders all files of these kinds. A text file is one document, or one for each
-paragraph; a very large one is cut at line ends into pieces of about 1 MiB. A row that answers a prompt keeps its last
-LEFT_CONTEXT tokens, so that the first tokens of the answer can be drafted. What of a row is a document: see answers.py.
+Formats by suffix: .jsonl, .json, .csv, .tsv, .txt, .md, .html (each also .gz or .zst), .parquet; "-" is JSON lines on stdin. A
+text file is one document, or one for each paragraph; a very large one is cut at line ends. A row that answers a prompt keeps
+its last LEFT_CONTEXT tokens, so that the first tokens of the answer can be drafted.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from lookahead.corpus.answers import Failed, Row, documents_of, fields_read
-from lookahead.corpus.tables import TABLES, json_file_rows, row_of, table_rows, unmarked, without_mark
-from lookahead.corpus.text_files import TEXTS, Split, pieces_of
+from lookahead.corpus.tables import TABLES, TEXTS, Split, json_file_rows, pieces_of, row_of, table_rows, unmarked, without_mark
 from lookahead.errors import CorpusError, first_line
 from lookahead.extras import require
 from lookahead.files.outputs import LINES, kind_of
@@ -63,7 +61,6 @@ class CorpusReport:
     problems: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, problem: str, strict: bool) -> None:
-        """Count a row that cannot be used. Raises CorpusError if `strict`."""
         if strict:
             raise CorpusError(problem)
         self.bad += 1
@@ -118,7 +115,6 @@ def named_files(patterns: Sequence[str]) -> list[str]:
 
 
 def size_of(names: Sequence[str]) -> int | None:
-    """Bytes of all files; None if stdin is among them."""
     return None if "-" in names else sum(Path(name).stat().st_size for name in names)
 
 
@@ -169,9 +165,7 @@ def read_documents(
     split: Split = "file",
     sources: Mapping[str, str] | None = None,
 ) -> Iterator[TokenDocument]:
-    """Token documents of all files, in order. source, sources (by file): instead of the file's name. vocab_size: ids must lie
-    below it. Rows that cannot be used go to `report`, or raise CorpusError if `strict`.
-    """
+    """Token documents of all files, in order. source, sources: not its name. Raises CorpusError for bad rows if `strict`."""
     without_limits(tokenizer)  # before threads share it
     parts = [FilePart(name) if isinstance(name, str) else name for name in names]
     reading = vocab_size or 1 << 31, tokenizer is not None, split, len(parts) > 1
@@ -223,11 +217,19 @@ def _tokenized(batch: Sequence[Row], tokenizer: Any | None) -> list[TokenDocumen
     return documents
 
 
+def first_documents(path: str, tokenizer: Any | None, vocab_size: int | None, most: int) -> list[list[int]]:
+    """Ids of the first documents of two tokens or more of a corpus file. Raises CorpusError if there is none."""
+    report = CorpusReport()
+    documents = read_documents(expand([path]), tokenizer, report, vocab_size=vocab_size)
+    found = list(itertools.islice((ids for each in documents if len(ids := list(map(int, each.token_ids))) > 1), most))
+    if not found:
+        raise CorpusError(report.problems[0] if report.problems else f"{path}: no usable document.")
+    return found
+
+
 @contextlib.contextmanager
 def open_text(name: str, report: CorpusReport | None = None) -> Iterator[IO[bytes]]:
-    """Bytes of a file, uncompressed; "-" is stdin. `report` counts the file's own bytes. Raises CorpusError if it cannot be
-    read.
-    """
+    """Bytes of a file, uncompressed; "-" is stdin. `report` counts the file's own. Raises CorpusError if it cannot be read."""
     try:
         if name == "-":
             yield sys.stdin.buffer
@@ -250,8 +252,6 @@ def open_text(name: str, report: CorpusReport | None = None) -> Iterator[IO[byte
 
 
 class _CountedFile(io.FileIO):
-    """A file that tells a report how far it was read."""
-
     def __init__(self, name: str, report: CorpusReport):
         super().__init__(name)
         self._report = report

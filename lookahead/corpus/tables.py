@@ -1,4 +1,4 @@
-"""Rows of CSV files and JSON arrays, and marks at the beginning of text files. In: bytes of an open file. Out: rows as objects.
+"""Rows of CSV files and JSON arrays, documents of text files. In: bytes or text of an open file. Out: rows as objects, texts.
 
 Only the row at hand is held. A row that cannot be read is text that tells why; a file that cannot raises CorpusError.
 """
@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import codecs
 import csv
+import html.parser
 import io
 import json
 import re
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, Literal
 
 from lookahead.errors import CorpusError
 
 TABLES = {".csv": ",", ".tsv": "\t"}  # suffix -> what stands between columns
 LONGEST = 64 << 20  # bytes or characters of a row
-PIECE = 1 << 20  # bytes read at a time
+PIECE = 1 << 20  # bytes read at a time; characters of a document, a longer one is cut at the end of a line
 LONGEST_NUMBER = 64  # characters
 DEEPEST = 128  # lists and objects that a value of a row may stand in
 TOO_DEEP = f"nested more than {DEEPEST} levels deep"
@@ -71,9 +72,7 @@ def table_rows(file: IO[bytes], name: str, separator: str) -> Iterator[Found]:
 
 
 def json_file_rows(file: IO[bytes], name: str) -> tuple[Iterator[Found] | None, IO[bytes]]:
-    """(rows of a .json array or object; None where its lines are JSON, the file again). Raises CorpusError for what is not
-    JSON.
-    """
+    """(rows of a .json array or object; None where its lines are JSON, the file again). Raises CorpusError for no JSON."""
     begin = without_mark(file.read(HEAD), name)
     while not begin.strip() and (piece := file.read(HEAD)):
         begin = piece
@@ -188,8 +187,6 @@ def _is_text(cells: list[str]) -> bool:
 
 
 class _Rest(io.RawIOBase):
-    """A beginning that was read already, and the file behind it."""
-
     def __init__(self, begin: bytes, file: IO[bytes]):
         self._begin, self._file = begin, file
 
@@ -203,3 +200,82 @@ class _Rest(io.RawIOBase):
             piece = self._file.read(len(buffer))
         buffer[: len(piece)] = piece
         return len(piece)
+
+
+Split = Literal["file", "paragraphs"]
+TEXTS = (".txt", ".md", ".markdown", ".html", ".htm")
+FENCES = ("```", "~~~")  # around code in Markdown, in which empty lines end no paragraph
+APART = frozenset(("p", "div", "section", "article", "header", "footer", "main", "aside", "nav", "blockquote", "pre", "table"))
+APART |= {"ul", "ol", "dl", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "figure", "form", "title", "body"}
+LINES = ("br", "li", "tr", "dt", "dd", "option", "figcaption", "caption")
+CELLS = ("td", "th")
+
+
+def pieces_of(file: IO[str], kind: str, split: Split) -> Iterator[str]:
+    """Documents of an open file of this kind (its suffix)."""
+    if kind in (".html", ".htm"):
+        file = io.StringIO(html_text(file.read()))
+    if split == "paragraphs":
+        yield from _paragraphs(file, kind)
+        return
+    while piece := file.read(PIECE):
+        yield piece + file.readline()
+
+
+def html_text(page: str) -> str:
+    """What a reader of the page sees, but for scripts and styles: blocks apart by an empty line, white space as one space."""
+    parser = _Page()
+    parser.feed(page)
+    parser.close()
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+(?=\n)", "", "".join(parser.parts))).strip()
+
+
+class _Page(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self._hidden = ""  # the element whose text nobody sees: script or style
+        self._kept = 0  # elements around in which white space stays as it is
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._hidden = tag if tag in ("script", "style") else self._hidden
+        self._kept += tag == "pre"
+        self._separate(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden = "" if tag == self._hidden else self._hidden
+        self._kept -= tag == "pre" and self._kept > 0
+        self._separate(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self._hidden:
+            return
+        if not self._kept:
+            data = re.sub(r"\s+", " ", data)
+            if not self.parts or self.parts[-1].endswith(("\n", " ")):
+                data = data.lstrip()
+        if data:
+            self.parts.append(data)
+
+    def _separate(self, tag: str) -> None:
+        if between := "\n\n" if tag in APART else "\n" if tag in LINES else " " if tag in CELLS else "":
+            self.parts.append(between)
+
+
+def _paragraphs(lines: Iterable[str], kind: str) -> Iterator[str]:
+    """Text between empty lines. Code between fences in Markdown is not taken apart."""
+    held: list[str] = []
+    size, fence = 0, ""
+    for line in lines:
+        bare = line.strip()
+        if kind in (".md", ".markdown") and bare.startswith(fence or FENCES):
+            fence = "" if fence else bare[:3]
+        if (bare or fence) and size < PIECE:
+            held.append(line)
+            size += len(line)
+            continue
+        if paragraph := "".join(held).strip():
+            yield paragraph
+        held, size = ([line], len(line)) if bare else ([], 0)
+    if paragraph := "".join(held).strip():
+        yield paragraph

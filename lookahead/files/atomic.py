@@ -1,8 +1,7 @@
 """Files that are either the old one or the new one, whole.
 
 The new bytes go to a temporary sibling, are synced to disk and take the final name in one rename. The sibling is locked while
-it is written: one that nobody locks was left by a process that was killed, and the next write removes it. What goes wrong with
-the disk is a LookaheadError that states what has become of the file. A symbolic link is followed: its target is replaced.
+it is written: one that nobody locks was left by a killed process, and the next write removes it. Symbolic links are followed.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # others repo
 
 
 def write_pieces(file: IO[bytes], data: memoryview) -> int:
-    """Write all of `data` (bytes) in small pieces; returns its length. The page cache maps a whole piece when one page is
-    touched: of a mapped file written in large ones, a few look-ups would make hundreds of MiB resident.
-    """
+    """Write in small pieces, as the page cache maps whole pieces when one page is touched; returns the length (bytes)."""
     for begin in range(0, len(data), PIECE):
         file.write(data[begin : begin + PIECE])
     return len(data)
@@ -130,9 +127,7 @@ def scratch_sibling(path: str | Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def locked(path: str | Path, waiting: Callable[[str], None] = lambda text: None) -> Iterator[None]:
-    """Keep other processes that lock the file at `path` from replacing it; does nothing where there is no file. waiting: called
-    once, if another process has it for more than a second. Not to be nested for one path: a process waits for itself.
-    """
+    """Keep others that lock `path` from replacing it. waiting: called once after a second. Not to be nested for one path."""
     path = Path(path)
     descriptor = -1
     told = False
@@ -168,14 +163,12 @@ def remove(path: Path) -> None:
 
 
 def reason(error: OSError) -> str:
-    """What went wrong, in the system's words."""
     lines = str(error).strip().splitlines()
     return error.strerror or (lines[0] if lines else type(error).__name__)
 
 
 @contextlib.contextmanager
 def _telling(path: Path) -> Iterator[None]:
-    """An error of the system about `path` as one of ours."""
     try:
         yield
     except OSError as error:
@@ -273,7 +266,6 @@ def _locked_sibling(path: Path) -> tuple[int, str]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove temporary siblings of `path` that no process is writing."""
     if fcntl is None:
         return
     for name in glob.glob(glob.escape(str(path.parent / f".{path.name}.")) + "????????.tmp"):

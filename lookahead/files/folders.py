@@ -1,7 +1,4 @@
-"""Folders in which this tool keeps things between runs, and whether another user could change what is in them.
-
-In: environment variables, the file system. Out: paths, and reasons not to use one. What is kept there is not known here.
-"""
+"""Folders in which this tool keeps things between runs, and whether another user could change what is in them."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ MOST_LINKS = 16  # symbolic links on the way to a folder
 
 def cache_folder(kind: str) -> Path | None:
     """Where this user's files of a kind are kept: $LOOKAHEAD_CACHE/kind, else ~/.cache/lookahead/kind; None without a home."""
-    own = os.environ.get("LOOKAHEAD_CACHE")
-    if own:
+    if own := os.environ.get("LOOKAHEAD_CACHE"):
         return Path(own) / kind
     base = os.environ.get("XDG_CACHE_HOME")
     try:

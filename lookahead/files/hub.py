@@ -1,7 +1,6 @@
 """Folder or hub name. In: a name as typed, or as a trie file keeps it. Out: how to load it, or an error at once.
 
-A name that can be meant as a folder never goes to the hub, and the hub is asked once, with a timeout, before anything is loaded
-from it: the client's own retries take most of a minute where there is no network.
+A name that can be a folder never goes to the hub, which is asked once, with a timeout: the client retries for most of a minute.
 """
 
 from __future__ import annotations
@@ -86,7 +85,6 @@ def check_name(name: str, wanted: str, revision: str | None = None) -> dict[str,
 
 
 def is_cached(name: str) -> bool:
-    """The hub's cache on this machine holds some file of this name."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
@@ -96,9 +94,7 @@ def is_cached(name: str) -> bool:
 
 
 def tokenizer_of_trie(path: Path, name: str) -> str:
-    """Where the trie's tokenizer is; relative names, of older versions, are looked for above it. Raises ModelError if it is
-    gone.
-    """
+    """Where the trie's tokenizer is; relative names, of older versions, are looked for above it. Raises ModelError."""
     if os.path.exists(name) or not name:
         return name
     if not os.path.isabs(name):

@@ -1,7 +1,7 @@
 """What a command may write. In: the files that it was asked to write and to read. Out: an error before any work is done.
 
-An output must not be a file that the command reads, nor another output, by any path or link. A file that exists and is not of
-the kind to be written is replaced only if the user asks for it. Each output is tried; nothing that exists is touched.
+An output must not be a file that the command reads, nor another output, by any link. A file of another kind is replaced only if
+the user asks for it. Each output is tried; nothing that exists is touched.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A file to be written. kind: may be replaced; None: the command has its own rule. updates: inputs that it may be the same
-    as.
-    """
+    """A file to be written. kind: may be replaced; None: the command has its own rule. updates: inputs that it may be."""
 
     option: str
     path: str | Path | None
@@ -79,9 +77,7 @@ class Input:
 
 
 def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite: bool | None = None) -> None:
-    """Check what is to be written against what is read and what exists, then try it. overwrite: None: there is no such option.
-    Raises UsageError for what may not be written, LookaheadError for what cannot.
-    """
+    """Check what is to be written, then try it. overwrite: None: no such option. Raises UsageError or LookaheadError."""
     given = [(output, Path(output.path)) for output in outputs if output.path is not None]
     for output, path in given:
         if output.kind in (PICTURE, PAGE):
@@ -145,7 +141,6 @@ def _check_ending(output: Output, path: Path) -> None:
 
 
 def _same(a: Path, b: Path) -> bool:
-    """Both name one file, which need not exist."""
     if (file_id := _id_of(a)) and file_id == _id_of(b):
         return a.is_file()  # a device such as /dev/null may be named twice
     return os.path.realpath(a) == os.path.realpath(b) and not a.exists()
@@ -160,7 +155,6 @@ def _id_of(path: str | Path) -> FileId | None:
 
 
 def _files_of(read: Input) -> Iterator[str | Path]:
-    """The files that `read` names; of folders those in them."""
     for name in read.names:
         if name is None or name == "-":
             continue

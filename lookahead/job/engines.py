@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,8 @@ from lookahead.errors import UsageError
 from lookahead.forward.memory import peak_memory
 from lookahead.forward.parallel import Peers
 from lookahead.job.events import Events, JobEvents
-from lookahead.job.journal import FinishedRow
 from lookahead.job.rows import Request
-from lookahead.job.runner import JobOptions, run_rows
+from lookahead.job.runner import JobOptions, Stopped, Write, run_rows
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.job.workers import LocalWorkers, RayWorkers, WorkerPool
 from lookahead.models.adapter import check_adapter
@@ -49,9 +48,7 @@ class Answering:
         """Of an engine of ours in this process."""
         return None
 
-    def run(
-        self, requests: Iterable[Request], job: JobOptions, write: Callable[[FinishedRow], None], stopped: Callable[[], bool]
-    ) -> None:
+    def run(self, requests: Iterable[Request], job: JobOptions, write: Write, stopped: Stopped) -> None:
         run_rows(self.engine, self.tokenizer, requests, job, write, stopped)
 
     def used(self) -> dict[str, Any]:
@@ -87,9 +84,7 @@ class SharedModel(OneEngine):
 
     peers: Peers
 
-    def run(
-        self, requests: Iterable[Request], job: JobOptions, write: Callable[[FinishedRow], None], stopped: Callable[[], bool]
-    ) -> None:
+    def run(self, requests: Iterable[Request], job: JobOptions, write: Write, stopped: Stopped) -> None:
         self.peers.told(job.began)
         super().run(self.peers.each(requests), job, write, lambda: self.peers.told(stopped()))
 
@@ -105,9 +100,7 @@ def follow(peers: Peers, settings: EngineSettings, job: JobOptions) -> None:
 class Workers(Answering):
     """Engines of other processes; `engine` is their pool."""
 
-    def run(
-        self, requests: Iterable[Request], job: JobOptions, write: Callable[[FinishedRow], None], stopped: Callable[[], bool]
-    ) -> None:
+    def run(self, requests: Iterable[Request], job: JobOptions, write: Write, stopped: Stopped) -> None:
         self.engine.run(requests, job.in_order, write, stopped)
 
     @property

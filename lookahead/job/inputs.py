@@ -1,8 +1,8 @@
 """Files of a job to rows. In: names of files. Out: each row with its file, line and fingerprint, one at a time.
 
 JSON lines, a JSON array, CSV (each also .gz, .zst; "-" is JSON lines on stdin) or .parquet. Nothing is held but the row at
-hand, and of a line that is too long only its fingerprint. `RowCount` counts rows for progress, in a thread alongside the job;
-it reports nothing of files that cannot be read, as the job itself will.
+hand. `RowCount` counts rows for progress, in a thread alongside the job; files that cannot be read are reported by the job
+itself.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class Shard:
         return row % self.count == self.number - 1
 
     def size(self, rows: int) -> int:
-        """How many of that many rows it holds."""
         return len(range(self.number - 1, rows, self.count))
 
 
@@ -137,8 +136,7 @@ def count_rows(names: Sequence[str], stopped: Callable[[], bool] = lambda: False
     """Rows of files; None for stdin and devices, or if it was stopped. Raises CorpusError for a file that cannot be read."""
     rows = 0
     for name in names:
-        found = None if name == "-" or not Path(name).is_file() else _rows_of(name, stopped)
-        if found is None:
+        if name == "-" or not Path(name).is_file() or (found := _rows_of(name, stopped)) is None:
             return None
         rows += found
     return rows

@@ -67,10 +67,8 @@ class Done:
     faults: set[int] = dataclasses.field(default_factory=set)  # numbers of failed rows that may be tried again
 
     def add(self, entry: dict[str, Any]) -> None:
-        failed = bool(entry["error"])
-        fault = failed and entry["error"] != INVALID
-        counts = {name: entry[name] for name in COUNTS}
-        by_source = Counter(entry["accepted_by_source"])
+        failed, fault = bool(entry["error"]), entry["error"] not in ("", INVALID)
+        counts, by_source = {name: entry[name] for name in COUNTS}, Counter(entry["accepted_by_source"])
         self.totals.merge(JobTotals(rows=1, errors=failed, faults=fault, accepted_by_source=by_source, **counts))
         self.requests[entry["row"]] = bytes.fromhex(entry["input"])
         if fault:
@@ -175,10 +173,7 @@ class Journal(AnswerStore):
     def __init__(
         self, lock: OutputLock, done: Done, manifest: Manifest, learn: bool = False, again: Set[int] = frozenset()
     ) -> None:
-        """Continue behind what is done. learn: keep token ids of answers. again: rows to leave out, as they get new answers.
-
-        Raises LookaheadError if the output is not as it was when `done` was read, or it cannot be written.
-        """
+        """learn: keep token ids. again: rows to leave out. Raises LookaheadError if the output has changed."""
         files = lock.files
         lock.used = True
         try:
@@ -231,8 +226,8 @@ class Journal(AnswerStore):
         """Also note in the manifest how far the job is. Raises LookaheadError if that fails or files were moved or replaced."""
         self._lock.check((self._learned, self.files.learned))
         try:
-            for file in (self._lock.journal, self._rows):
-                os.fsync(file.fileno())
+            os.fsync(self._lock.journal.fileno())
+            os.fsync(self._rows.fileno())
         except OSError as error:
             raise self._failed(error) from error
         try:

@@ -1,8 +1,7 @@
 """One writer per output. In: an output. Out: names of the job's files, and a lock, held from before they are read to its end.
 
-The lock is an flock on the journal, which is emptied in place and never replaced while it is held; the file of rows is locked,
-too, as with hard links it has several names, each with a journal of its own. Where a file system has no locks, a job still
-checks at each save that its files are those that it opened.
+The lock is an flock on the journal, which is emptied in place and never replaced meanwhile, and on the file of rows, which has
+several names with hard links. At each save a job checks that its files are those that it opened, as not all systems have locks.
 """
 
 from __future__ import annotations

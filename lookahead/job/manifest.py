@@ -36,9 +36,7 @@ SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 4096, 1 << 20
 
 @dataclasses.dataclass
 class Manifest:
-    """answering: the options that must not change. runs: options and clock of each start. output: fingerprint of a file made
-    last.
-    """
+    """answering: the options that must not change. runs: options and clock of each. output: fingerprint of a file made last."""
 
     answering: dict[str, Any]
     model_files: dict[str, str]
@@ -136,33 +134,26 @@ def resumed(before: Manifest, now: Manifest, out: Path) -> Manifest:
     changed = []
     for name, value in now.answering.items():
         then = None if known_then[name] == [] else known_then[name]
-        prefix = by_files.get(name)
-        known = prefix is not None and all(
-            any(file.startswith(prefix) for file in files) for files in (before.model_files, now.model_files)
-        )
+        prefix, both = by_files.get(name), (before.model_files, now.model_files)
+        known = prefix is not None and all(any(file.startswith(prefix) for file in files) for files in both)
         if then != value and not (known and files_known):
             changed.append(f"{_flag(name, then)} then, {_flag(name, value)} now")
     if files_known:
-        names = sorted(before.model_files.keys() | now.model_files.keys())
-        changed += [
-            f"{name} of the model has changed" for name in names if before.model_files.get(name) != now.model_files.get(name)
-        ]
+        differing = before.model_files.items() ^ now.model_files.items()
+        changed += [f"{name} of the model has changed" for name in sorted({name for name, _ in differing})]
     if changed:
         raise UsageError(
             f"{out}: --resume: this is another job: {'; '.join(changed)}. Give what it was begun with, choose another -o, or "
             "start again with --overwrite."
         )
-    return dataclasses.replace(
-        now, runs=[*before.runs, *now.runs], model_files=now.model_files or before.model_files, output=before.output
-    )
+    files = now.model_files or before.model_files
+    return dataclasses.replace(now, runs=[*before.runs, *now.runs], model_files=files, output=before.output)
 
 
 def fingerprint_model(
     name: str, revision: str | None = None, adapter: str | None = None, tokenizer: str | None = None
 ) -> dict[str, str]:
-    """A fingerprint of each file of a model that is on this machine, of its adapter (adapter/...) and tokenizer
-    (tokenizer/...).
-    """
+    """A fingerprint of each file of a model on this machine, of its adapter (adapter/...) and tokenizer (tokenizer/...)."""
     found: dict[str, Path] = {}
 
     def add(prefix: str, folder: Path | None, names: Sequence[str], patterns: Sequence[str]) -> None:

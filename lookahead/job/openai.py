@@ -1,7 +1,7 @@
 """Lines of the OpenAI batch API, and log-probabilities in rows. In: a line of a batch input file. Out: a Request, later a line.
 
-A key that cannot be honoured makes the row an error row that names it. Accepted are keys that do not touch the answer (user,
-"stream": false, ...) and this package's own options (top_k, regex, ...). What a line leaves open is as the job's options say.
+A key that cannot be honoured makes the row an error row that names it; keys that do not touch the answer, and options of this
+package (top_k, regex, ...), are accepted. What a line leaves open is as the job's options say.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ HARMLESS: dict[str, type | tuple[Any, ...]] = {
 
 
 def is_openai(row: dict[str, Any]) -> bool:
-    """A line of a batch input file, whole or not."""
     return isinstance(row.get("body"), dict) or (row.get("custom_id") is not None and row.get("url") is not None)
 
 
@@ -206,7 +205,6 @@ def _prompt(form: str, value: Any) -> dict[str, Any]:
 class Writer:
     """Output lines of a job. created: seconds since 1970. seed: of the job, of which ids are made: the same in every run."""
 
-    tokenizer: Any
     logprobs: LogprobsOf
     model: str
     created: int
@@ -217,62 +215,43 @@ class Writer:
         self, request: Request, samples: Sequence[Generation], texts: Sequence[str], prompts: Sequence[str]
     ) -> dict[str, Any]:
         """samples, texts: index = prompt * n + sample. prompts: their texts, which stand first if the request asks for it."""
-        chat = request.messages is not None
-        n = len(samples) // len(prompts)
-        choices = [
-            self._choice(index, generation, text, chat, prompts[index // n], request.echo, samples[index // n * n])
-            for index, (generation, text) in enumerate(zip(samples, texts, strict=True))
-        ]
-        prompt_tokens = sum(generation.prompt_tokens for generation in samples[::n])
-        completion_tokens = sum(len(generation.token_ids) for generation in samples)
+        chat, n = request.messages is not None, len(samples) // len(prompts)
+        choices = []
+        for index, (generation, text) in enumerate(zip(samples, texts, strict=True)):
+            first, whole = samples[index // n * n], prompts[index // n] + text  # `first` has log-probabilities of the prompt
+            content = {"message": {"role": "assistant", "content": whole, "refusal": None}} if chat else {"text": whole}
+            choice: dict[str, Any] = {"index": index, **content}
+            if self.token_ids:
+                choice["token_ids"] = generation.token_ids
+            choice["logprobs"] = None
+            if generation.logprobs is not None:
+                echoed = first if request.echo and first.prompt_logprobs is not None else None
+                of_completion = functools.partial(self.logprobs.of_completion, prompt=echoed)
+                choice["logprobs"] = (self.logprobs.of_chat if chat else of_completion)(generation)
+            if first.prompt_logprobs is not None and not (request.echo and choice["logprobs"]):
+                choice["prompt_logprobs"] = self.logprobs.of_prompt(first)
+            if generation.complete is not None:
+                choice["complete"] = generation.complete
+            choices.append({**choice, "finish_reason": generation.finish_reason})
+        before = sum(generation.prompt_tokens for generation in samples[::n])
+        after = sum(len(generation.token_ids) for generation in samples)
         body = {
             "id": ("chatcmpl-" if chat else "cmpl-") + named(request, self.seed),
             "object": "chat.completion" if chat else "text_completion",
             "created": self.created,
             "model": self.model,
             "choices": choices,
-            "usage": {
-                "prompt_tokens": prompt_tokens,
-                "completion_tokens": completion_tokens,
-                "total_tokens": prompt_tokens + completion_tokens,
-            },
+            "usage": {"prompt_tokens": before, "completion_tokens": after, "total_tokens": before + after},
         }
         return _line(request, self.seed, 200, body)
-
-    def _choice(
-        self, index: int, generation: Generation, text: str, chat: bool, before: str, echo: bool, first: Generation
-    ) -> dict[str, Any]:
-        """before: text of the prompt. first: the sample that has its log-probabilities."""
-        text = before + text
-        choice: dict[str, Any] = {"index": index}
-        choice |= {"message": {"role": "assistant", "content": text, "refusal": None}} if chat else {"text": text}
-        if self.token_ids:
-            choice["token_ids"] = generation.token_ids
-        choice["logprobs"] = None
-        if generation.logprobs is not None:
-            echoed = first if echo and first.prompt_logprobs is not None else None
-            of_completion = functools.partial(self.logprobs.of_completion, prompt=echoed)
-            choice["logprobs"] = (self.logprobs.of_chat if chat else of_completion)(generation)
-        if first.prompt_logprobs is not None and not (echo and choice["logprobs"]):
-            choice["prompt_logprobs"] = self.logprobs.of_prompt(first)
-        if generation.complete is not None:
-            choice["complete"] = generation.complete
-        choice["finish_reason"] = generation.finish_reason
-        return choice
 
 
 def error_line(request: Request, message: str, kind: str, at_fault: bool, seed: int = 0) -> dict[str, Any]:
     """The line of a row without an answer, as OpenAI's error files have it: status 400 if the row is at fault, else 500."""
-    problem: dict[str, Any] = {
-        "message": message,
-        "type": "invalid_request_error" if at_fault else "server_error",
-        "param": request.param,
-        "code": kind,
-        "line": request.line,
-    }
-    if request.file:
-        problem["file"] = request.file
-    return _line(request, seed, 400 if at_fault else 500, {"error": problem})
+    fault = "invalid_request_error" if at_fault else "server_error"
+    problem = {"message": message, "type": fault, "param": request.param, "code": kind, "line": request.line}
+    named_file = {"file": request.file} if request.file else {}
+    return _line(request, seed, 400 if at_fault else 500, {"error": {**problem, **named_file}})
 
 
 def _line(request: Request, seed: int, status: int, body: dict[str, Any]) -> dict[str, Any]:
@@ -303,7 +282,6 @@ class LogprobsOf:
         return [*map(self._entry, generation.token_logprobs)]
 
     def of_prompt(self, generation: Generation) -> list[dict[str, Any] | None]:
-        """The same of the prompt's tokens, None for the first."""
         return [None, *map(self._entry, generation.prompt_token_logprobs)]
 
     def _entry(self, found: TokenLogprobs) -> dict[str, Any]:

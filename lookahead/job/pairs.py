@@ -1,8 +1,7 @@
 """Logged answers to (prompt, response) pairs. In: files of logged rows or of a job's output. Out: token ids for a replay.
 
-Rows hold both sides ({"prompt", "response"}, {"prompt_ids", "response_ids"}, {"messages"} that end with the answer), or are
-output rows of a job (answers.py), whose prompts are found by their ids in the job's own prompt files unless the rows keep them.
-Text is tokenized once all rows are read, so that a log of ids needs no tokenizer.
+Rows hold both sides, or are output rows of a job (answers.py), whose prompts are found by their ids in the job's own prompt
+files unless the rows keep them. Text is tokenized once all rows are read, so that a log of ids needs no tokenizer.
 """
 
 from __future__ import annotations
@@ -42,9 +41,7 @@ class Logged:
 
 @dataclasses.dataclass
 class Log:
-    """The logged answers of a file. failed: rows without an answer. unmatched: answers left out as no prompt has their id.
-    retokenized: answers of a job that are text only. other_prompts: that have another number of tokens than the job counted.
-    """
+    """Logged answers of a file. failed: rows without one. unmatched: no prompt has their id. retokenized: text only."""
 
     path: str
     answers: list[Logged]

@@ -94,8 +94,7 @@ class KeptColumns:
 
 
 def _has_empty_struct(kind: Any) -> bool:
-    inner = [kind.field(number).type for number in range(kind.num_fields)]
-    return str(kind) == "struct<>" or any(map(_has_empty_struct, inner))
+    return str(kind) == "struct<>" or any(_has_empty_struct(kind.field(n).type) for n in range(kind.num_fields))
 
 
 def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]:

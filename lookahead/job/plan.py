@@ -5,6 +5,7 @@ that do not go together, then of values, then of small files that are read.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import re
@@ -12,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lookahead.engines.abilities import ABILITIES, OFF
 from lookahead.errors import ConstraintError, UsageError
-from lookahead.job.choose_engine import check_engine, engine_args
 from lookahead.job.fields import RowFields, keep_of, template_of
 from lookahead.job.inputs import Shard
 from lookahead.job.progress import labels_of
-from lookahead.job.spec import SESSION_TOKENS, JobSpec
+from lookahead.job.spec import OPTIONS, SESSION_TOKENS, JobSpec
 from lookahead.options import typed
 
 if TYPE_CHECKING:
@@ -176,17 +177,22 @@ def biases(items: Sequence[str] | None) -> dict[int, float]:
     """["17=-5"] -> {17: -5.0}. Raises UsageError for anything but an id and number, and for an id given twice."""
     found: dict[int, float] = {}
     for item in items or ():
-        token, _, value = item.partition("=")
-        try:
-            bias = float(value)
-        except ValueError:
-            bias = math.nan
+        token, bias = _named_number(item)
         if not re.fullmatch(r"\s*\d{1,18}\s*", token) or math.isnan(bias):
             raise UsageError(f"--logit-bias {item:.80}: give ID=B with a token id and a number, such as 17=-5.")
         if int(token) in found:
             raise UsageError(f"--logit-bias {item}: token {token} is given twice.")
         found[int(token)] = bias
     return found
+
+
+def _named_number(item: str) -> tuple[str, float]:
+    """NAME=NUMBER; nan for what is none."""
+    name, _, value = item.rpartition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, math.nan
 
 
 def constraint_of(options: Constraints) -> Constraint | None:
@@ -251,11 +257,7 @@ def weights_by_name(items: Sequence[str] | None, option: str) -> dict[str, float
     """["faq=2.0"] -> {"faq": 2.0}. Raises UsageError for a weight that is not above 0, and for a name that is given twice."""
     weights: dict[str, float] = {}
     for item in items or []:
-        name, _, value = item.rpartition("=")
-        try:
-            weight = float(value)
-        except ValueError:
-            weight = math.nan
+        name, weight = _named_number(item)
         if not name or not 0 < weight < math.inf:
             raise UsageError(f"{option} {item}: give NAME=W with a number W above 0, such as faq=2.0.")
         if name in weights:
@@ -275,3 +277,84 @@ def trie_weights(items: Sequence[str] | None, groups: Sequence[Sequence[Trie]]) 
         if name not in known:
             raise UsageError(f'--trie-weight: no --trie is named "{name}" (known: {", ".join(known) or "none"}).')
     return [[weights.get(name, 1.0) for name in some] for some in names]
+
+
+ENGINES = ("hf", "vllm", "sglang")
+NO_OPTION = {  # options that no other engine has: what does the same there
+    "adapter": "merge it into the model",
+    **dict.fromkeys(("engine_mode", "exact", "ray", "explain", "typical_p", "no_repeat_ngram_size"), ""),
+    "attn": "--engine-arg attention_backend=NAME",
+    "quantize": "--engine-arg quantization=NAME",
+    "kv_dtype": "--engine-arg kv_cache_dtype=NAME",
+}
+INSTEAD = {  # likewise, by engine
+    "vllm": {
+        **NO_OPTION,
+        "device": "vLLM takes the devices of its platform",
+        "workers": "--engine-arg data_parallel_size=N",
+        "device_map": "--engine-arg pipeline_parallel_size=N",
+        "tp_plan": "--engine-arg tensor_parallel_size=N",
+        "prefill_chunk": "--engine-arg max_num_batched_tokens=N",
+        "bad_words_ids": "--bad-words",
+    },
+    "sglang": {
+        **NO_OPTION,
+        "device": "--engine-arg device=NAME",
+        "workers": "",
+        "device_map": "--engine-arg pp_size=N",
+        "tp_plan": "--engine-arg tp_size=N",
+        "prefill_chunk": "--engine-arg chunked_prefill_size=N",
+        **dict.fromkeys(("bad_words_ids", "bad_words"), ""),
+    },
+}
+STRATEGIES = {  # those it has: why not the others
+    "vllm": (("auto", "single", "off"), "vLLM verifies single branches"),
+    "sglang": (("auto", "hierarchical", "off"), "SGLang is given one tree of all branches"),
+}
+
+
+def check_engine(spec: JobSpec) -> None:
+    """Raises UsageError for an unknown engine, and for options that it does not have."""
+    model, drafting, sampling = spec.model, spec.drafting, spec.sampling
+    engine = model.engine
+    if engine not in ENGINES:
+        raise UsageError(f"--engine {engine}: choose {', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")
+    if engine == "hf" and model.engine_arg:
+        raise UsageError("--engine-arg is of vLLM and SGLang: name it with --engine vllm or sglang.")
+    if engine == "hf":
+        return
+    able = ABILITIES[engine]
+    for name, instead in INSTEAD[engine].items():
+        value, default = getattr(getattr(spec, OPTIONS[name].group), name), OPTIONS[name].field.default
+        if value != default and not (name == "workers" and value == 1):
+            raise UsageError(f"--engine {engine} has no {typed(name)}{f': {instead}' if instead else ''}.")
+    for name in able.not_with_drafts:
+        value = getattr(sampling, name)
+        if value and value != OFF.get(name) and drafting.strategy != "off":
+            raise UsageError(
+                f"--engine {engine}: {able.title} {able.objection} {typed(name)} with drafts. Leave it out, or set "
+                "--strategy off."
+            )
+    if sampling.sampling == "model":
+        raise UsageError(f"--engine {engine} has no --sampling model: give --temperature and its like.")
+    known, why = STRATEGIES[engine]
+    if drafting.strategy not in known:
+        raise UsageError(f"--strategy {drafting.strategy}: {why}. Choose {', '.join(known[:-1])} or {known[-1]}.")
+    engine_args(model.engine_arg or ())
+
+
+def engine_args(items: Sequence[str]) -> dict[str, Any]:
+    """["max_model_len=512"] -> {"max_model_len": 512}. Raises UsageError for no name or value, and for a name given twice."""
+    found: dict[str, Any] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        name = name.strip().lstrip("-").replace("-", "_")
+        if not name.isidentifier() or not equals or not text.strip():
+            raise UsageError(f"--engine-arg {item}: give NAME=VALUE, such as max_model_len=4096.")
+        if name in found:
+            raise UsageError(f"--engine-arg {item}: {name} is given twice.")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = {"True": True, "False": False, "None": None}.get(text, text)
+    return found

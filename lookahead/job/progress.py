@@ -30,9 +30,8 @@ def labels_of(pairs: Iterable[str], job: str, model: str) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not LABEL.fullmatch(name):
-            raise UsageError(
-                f"--metrics-label {pair}: give NAME=VALUE, with a NAME of letters, digits and _, such as team=search."
-            )
+            wanted = "give NAME=VALUE, with a NAME of letters, digits and _, such as team=search."
+            raise UsageError(f"--metrics-label {pair}: {wanted}")
         if name == "source":
             raise UsageError(f"--metrics-label {pair}: source is the label of the draft source. Choose another name.")
         if name in given:
@@ -82,9 +81,7 @@ def _escaped(label: str) -> str:
 
 @dataclasses.dataclass
 class JobTotals(DraftCounts):
-    """Sums over the rows of a job, or of one row. errors: failed rows; faults: those that may succeed when tried again.
-    first_tokens: answers that have one, which comes from the prefill. seconds: of answering, without loading.
-    """
+    """Sums over rows of a job. faults: errors that may succeed when tried again. first_tokens: answers that have one."""
 
     rows: int = 0
     errors: int = 0
@@ -176,7 +173,6 @@ class JobProgress:
 
     @property
     def expected(self) -> int | None:
-        """Rows of the job; None while they are not known."""
         return self._count()
 
     @property
@@ -249,10 +245,6 @@ class JobReport:
 
 def clocked(of: JobProgress | JobReport) -> dict[str, Any]:
     """What the clock gave for a run: of `--json` and of manifests."""
-    return {
-        "run_rows": of.run.rows,
-        "run_tokens": of.run.tokens,
-        "run_seconds": round(of.seconds, 3),
-        "loading_seconds": round(of.loading_seconds, 3),
-        **({} if of.speedup is None else of.speedup.as_json()),
-    }
+    counts = {"run_rows": of.run.rows, "run_tokens": of.run.tokens, "run_seconds": round(of.seconds, 3)}
+    speedup = {} if of.speedup is None else of.speedup.as_json()
+    return {**counts, "loading_seconds": round(of.loading_seconds, 3), **speedup}

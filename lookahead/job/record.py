@@ -1,7 +1,6 @@
 """What each row of a job took. In: a job's output, finished or running. Out: counts of its rows in the order of completion.
 
-The journal next to the output holds it all, also of a job that is running and of OpenAI lines; nothing is locked or written.
-Where there is no journal the rows themselves are read, in their order.
+They are read from the journal next to the output, else from the rows themselves; nothing is locked or written.
 """
 
 from __future__ import annotations
@@ -65,16 +64,11 @@ class Part:
     ended: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        rate = {"tokens_per_second": round(self.counts.tokens_per_second, 2)} if self.counts.seconds else {}
-        return {
-            "part": self.name,
-            "rows": self.rows,
-            "tokens": self.counts.tokens,
-            "edl": self.counts.rounded_edl,
-            **({} if self.ended is None else {"ended_seconds": round(self.ended, 4)}),
-            **rate,
-            "accepted_by_source": dict(self.counts.accepted_by_source.most_common()),
-        }
+        counts, rate = self.counts, round(self.counts.tokens_per_second, 2)
+        value = {"part": self.name, "rows": self.rows, "tokens": counts.tokens, "edl": counts.rounded_edl}
+        value |= {} if self.ended is None else {"ended_seconds": round(self.ended, 4)}
+        value |= {"tokens_per_second": rate} if counts.seconds else {}
+        return {**value, "accepted_by_source": dict(counts.accepted_by_source.most_common())}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +109,7 @@ class JobRecord:
         return [Part(names[bound], len(parts[bound]), added(parts[bound])) for bound in sorted(parts)]
 
     def by_time(self, most: int = 10) -> list[Part]:
-        """Rows as they were completed, in parts of as many seconds each, or of as many rows where no times are known; a part in
-        which no row ends is one with the next.
-        """
+        """Rows as completed, in parts of as many seconds each, or of as many rows; a part without rows is one with the next."""
         count, last = min(most, len(self.rows)), self.rows[-1].ended if self.rows else None
         if last:
             ends = [row.ended or 0.0 for row in self.rows]
@@ -137,7 +129,6 @@ class JobRecord:
         return parts
 
     def edl_quantiles(self) -> dict[str, float]:
-        """Of the rows' EDL; nothing without rows that took steps."""
         found = sorted(row.edl for row in self.rows if row.edl is not None)
         if not found:
             return {}

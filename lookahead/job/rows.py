@@ -134,7 +134,6 @@ PIECE = 1 << 16  # characters; a text of no more is tokenized at once
 
 
 def local_time() -> datetime.datetime:
-    """Now, by the clock of this machine, with its time zone."""
     return datetime.datetime.now().astimezone()
 
 
@@ -184,19 +183,10 @@ def _ids_of(tokenizer: Any | None, text: str, longest: int, **options: Any) -> l
     """Raises LookaheadError if the text clearly has more tokens than the model has positions."""
     if tokenizer is None:
         raise LookaheadError('the model has no tokenizer: give rows of "prompt_ids".')
-    if len(text) > max(PIECE, longest) and _has_more_tokens(tokenizer, text, longest):
-        raise LookaheadError(
-            f"the prompt has {len(text)} characters, which are more tokens than the {longest} positions that the model has: no "
-            "room for an answer."
-        )
-    return list(tokenizer(text, verbose=False, **options)["input_ids"])
-
-
-def _has_more_tokens(tokenizer: Any, text: str, most: int) -> bool:
-    """Beyond doubt: where a piece ends, a token may be cut in two or more; a quarter more than `most` leaves room for many."""
-    enough, found = most + most // 4 + 256, 0
-    for begin in range(0, len(text), PIECE):
+    found, pieces = 0, range(0, len(text), PIECE) if len(text) > max(PIECE, longest) else ()
+    for begin in pieces:  # where one ends, a token may be cut: a quarter more than `longest` leaves room for many such cuts
         found += len(tokenizer(text[begin : begin + PIECE], add_special_tokens=False, verbose=False)["input_ids"])
-        if found > enough:
-            return True
-    return False
+        if found > longest + longest // 4 + 256:
+            more = f"which are more tokens than the {longest} positions that the model has"
+            raise LookaheadError(f"the prompt has {len(text)} characters, {more}: no room for an answer.")
+    return list(tokenizer(text, verbose=False, **options)["input_ids"])

@@ -2,9 +2,8 @@
 
 report = run_job(JobSpec.of(model="org/model", input="prompts.jsonl", out="answers.jsonl", resume=True))
 
-A job is opened (its files are checked, locked and read), answered (see engines.py) and closed (its answers go to a trie, its
-rows into their order). Other jobs may add to that trie meanwhile: how many copies of the answers it holds is noted before
-they are added, so that a run after a kill adds them only if there are no more copies now.
+A job is opened (its files are checked, locked and read), answered (see engines.py) and closed. Its answers may go to a trie
+that other jobs add to: the copies there are counted before, so that a run after a kill adds them only once.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import dataclasses
 import functools
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, takewhile
 from pathlib import Path
@@ -234,9 +234,7 @@ def _answering(
 
 
 def files_of(out: str | None, resume: bool, retry_errors: bool, overwrite: bool) -> JobFiles | None:
-    """The files of a job that writes to `out`; None for stdout or a device. Raises UsageError for options that do not go
-    together.
-    """
+    """The files of a job that writes to `out`; None for stdout or a device. Raises UsageError for contradicting options."""
     if retry_errors and not resume:
         raise UsageError("--retry-errors goes with --resume.")
     if resume and overwrite:
@@ -257,12 +255,10 @@ def what_is_done(
     if done.requests and all(Path(name).is_file() for name in names):  # a pipe can be read once: as the rows are answered
         last = max(done.requests)
         answered = takewhile(lambda request: request.number <= last, read_requests(*names, fields=fields))
-        for _ in left_to_do(answered, shard, done.requests):
-            pass
-    if retry_errors:
-        left = {number: content for number, content in done.requests.items() if number not in done.faults}
-        return dataclasses.replace(done, requests=left)
-    return done
+        deque(left_to_do(answered, shard, done.requests), 0)
+    faults = done.faults if retry_errors else set[int]()
+    left = {number: content for number, content in done.requests.items() if number not in faults}
+    return dataclasses.replace(done, requests=left)
 
 
 class Stream(AnswerStore):
@@ -305,9 +301,7 @@ class Stream(AnswerStore):
 def save_learned(
     output: AnswerStore, path: str, identity: TokenizerIdentity, model: str, effort: Effort | None = None, source: str = OUTPUTS
 ) -> None:
-    """Add the answers that `output` has kept to the trie at `path`, or make it. Raises LookaheadError if it cannot be written
-    or is of another tokenizer; the answers stay, and the next run adds them.
-    """
+    """Add the answers that `output` has kept to the trie at `path`, or make it. If that fails, the next run adds them."""
     from lookahead.trie.build import append_trie, build_trie
 
     before = output.half_saved()

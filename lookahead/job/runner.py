@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -29,6 +29,9 @@ FAULTS, FAULTY_BATCHES = 100, 4  # that many rows, and of that many batches, fai
 SAMPLES_IN_TURN = 8  # of one row that begin before the next rows have their turn
 MANY_AT_ONCE = 4  # rows that have begun with more samples than that
 END: Literal["end"] = "end"  # no more requests
+Write = Callable[[FinishedRow], None]
+Put = Callable[[int, FinishedRow], None]  # with the index of its request
+Stopped = Callable[[], bool]
 NO_TEXT = 'the model has no tokenizer, and OpenAI lines are answered in text: give rows of "prompt_ids".'
 
 
@@ -94,16 +97,9 @@ class _Answer:
 
 
 def run_rows(
-    engine: Engine,
-    tokenizer: Any | None,
-    requests: Iterable[Request],
-    options: JobOptions,
-    write: Callable[[FinishedRow], None],
-    stopped: Callable[[], bool] = lambda: False,
+    engine: Engine, tokenizer: Any | None, requests: Iterable[Request], options: JobOptions, write: Write, stopped: Stopped
 ) -> None:
-    """Hands the output row of each request to `write`, until `stopped`. Raises LookaheadError when one row after the other
-    fails.
-    """
+    """Hands the output row of each request to `write`, until `stopped`. Raises LookaheadError when too many fail in a row."""
     writer = OrderedWriter(write, options.in_order, FAULTY_BATCHES * engine.batch_size)
     with gc_frozen():
         answer(engine, tokenizer, requests, options, writer.put, stopped)
@@ -113,7 +109,7 @@ def run_rows(
 class OrderedWriter:
     """Writes rows in the order of requests, or at once. faulty: that many failures in a row, at least FAULTS, end the job."""
 
-    def __init__(self, write: Callable[[FinishedRow], None], in_order: bool, faulty: int):
+    def __init__(self, write: Write, in_order: bool, faulty: int):
         self._write, self._in_order, self._most_faults = write, in_order, max(FAULTS, faulty)
         self._ready: dict[int, FinishedRow] = {}  # by index
         self._written = self._faults = 0
@@ -126,7 +122,6 @@ class OrderedWriter:
             self._write_one(self._written if self._in_order else index)
 
     def finish(self) -> None:
-        """Write what has ended, regardless of what it waits for."""
         for index in sorted(self._ready):
             self._write_one(index)
 
@@ -147,12 +142,7 @@ class OrderedWriter:
 
 
 def answer(
-    engine: Engine,
-    tokenizer: Any | None,
-    requests: Iterable[Request | None],
-    options: JobOptions,
-    put: Callable[[int, FinishedRow], None],
-    stopped: Callable[[], bool] = lambda: False,
+    engine: Engine, tokenizer: Any | None, requests: Iterable[Request | None], options: JobOptions, put: Put, stopped: Stopped
 ) -> None:
     """Hands each request's index and output row to `put`, as they end. requests: None: none at the moment, ask again."""
     rows = _Rows(engine, tokenizer, options, put)
@@ -165,7 +155,7 @@ def answer(
 class _Rows:
     """Makes the generations of rows, in turn, and hands over the output row of each that has ended."""
 
-    def __init__(self, engine: Engine, tokenizer: Any | None, options: JobOptions, put: Callable[[int, FinishedRow], None]):
+    def __init__(self, engine: Engine, tokenizer: Any | None, options: JobOptions, put: Put):
         self._engine, self._tokenizer, self._options, self._put = engine, tokenizer, options, put
         self.answers: dict[int, _Answer] = {}  # by id of each generation
         self._many: deque[_Answer] = deque()  # rows with many samples, some of which are still to begin
@@ -267,14 +257,26 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
     if answer.request.openai:
         name = Path(model).resolve().name if Path(model).exists() else model
         about = name, int(options.began.timestamp()), options.seed, options.token_ids
-        writer = openai.Writer(tokenizer, logprobs, *about)
+        writer = openai.Writer(logprobs, *about)
         prompts: Any = [""] * len(answer.prompts)
         if (request := answer.request).echo:  # its text, or that of its ids
             prompts = request.prompts or [request.prompt or request.prompt_ids or ""]
             prompts = [prompt if isinstance(prompt, str) else text_of(tokenizer, prompt) for prompt in prompts]
         row = writer.answer(request, answer.generations, list(map(str, texts)), prompts)
     else:
-        row = _output_row(answer, texts, counts, options, logprobs)
+        pairs = zip(answer.generations, texts, strict=True)
+        samples = [_sample(generation, text, options, logprobs) for generation, text in pairs]
+        row = {
+            "id": answer.request.id,
+            **samples[0],
+            "prompt_tokens": counts.prompt_tokens,
+            "completion_tokens": counts.tokens,  # of all samples together
+            **{name: getattr(counts, name) for name in ("steps", "draft_tokens", "accepted_tokens")},
+            "edl": counts.rounded_edl,
+            "accepted_by_source": dict(counts.accepted_by_source),
+            "seconds": round(max(generation.seconds for generation in answer.generations), 4),
+            **({"samples": samples} if len(samples) > 1 else {}),
+        }
     row.update(answer.request.kept)
     if options.echo:
         messages = messages_asked(answer.request, options.chat, options.system)
@@ -283,24 +285,6 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
         row |= {name: value for name in names if (value := getattr(answer.request, name)) is not None}
     emitted = [(generation.prompt_ids[-LEFT_CONTEXT:], generation.token_ids) for generation in answer.generations]
     return FinishedRow(answer.request.number, answer.request.fingerprint, row, counts, emitted=emitted)
-
-
-def _output_row(
-    answer: _Answer, texts: Sequence[str | None], counts: JobTotals, options: JobOptions, logprobs: LogprobsOf
-) -> dict[str, Any]:
-    """Counts are those of all samples together; "samples" stands where there are several."""
-    samples = [_sample(generation, text, options, logprobs) for generation, text in zip(answer.generations, texts, strict=True)]
-    return {
-        "id": answer.request.id,
-        **samples[0],
-        "prompt_tokens": counts.prompt_tokens,
-        "completion_tokens": counts.tokens,
-        **{name: getattr(counts, name) for name in ("steps", "draft_tokens", "accepted_tokens")},
-        "edl": counts.rounded_edl,
-        "accepted_by_source": dict(counts.accepted_by_source),
-        "seconds": round(max(generation.seconds for generation in answer.generations), 4),
-        **({"samples": samples} if len(samples) > 1 else {}),
-    }
 
 
 def _sample(generation: Generation, text: str | None, options: JobOptions, logprobs: LogprobsOf) -> dict[str, Any]:

@@ -66,9 +66,7 @@ class LoadedEngine:
     identity: TokenizerIdentity
 
     def notices(self, sampling: Sampling = GREEDY) -> list[str]:
-        """What a user should know of the model with `sampling`. Raises ModelError if the model's own is wrong and was asked
-        for.
-        """
+        """What a user should know of the model with `sampling`. Raises ModelError if its own sampling is wrong and wanted."""
         target = self.engine.target
         if sampling.sampling == "model":
             check_generation_config(target, self.tokenizer, Sampling(sampling="model"))
@@ -106,7 +104,6 @@ def assemble(
     size = batch_size or (8 if target.device.type == "cpu" else 32)  # rows decoded at once
     engine = DecodingEngine(target, drafter, size, prefill_chunk, tokenizer)
     lengths = f"decoding length {drafts.decoding_length}, branch length {drafts.branch_length}"
-    costs = "measured earlier" if engine.budget.is_measured else "measured before the first row"
-    log.info("costs of forwards: %s", costs)
+    log.info("costs of forwards: measured %s", "earlier" if engine.budget.is_measured else "before the first row")
     log.info("batch size %d, strategy %s%s, %s", size, drafts.strategy, " (auto)" if drafts.adaptive else "", lengths)
     return LoadedEngine(engine, tokenizer, known)

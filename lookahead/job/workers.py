@@ -1,6 +1,6 @@
 """A job on several engines. In: requests. Out: their rows, and learned outputs passed from one engine to the others.
 
-A worker is a process with an engine: on this machine (`LocalWorkers`) or in a Ray cluster (ray_workers.py). Each call of
+A worker is a process with an engine: on this machine (`LocalWorkers`) or in a Ray cluster (`RayWorkers`). Each call of
 `exchange` brings it requests and what others have emitted, and fetches rows that have ended. It holds few requests more than it
 answers at once, so rows are read no faster than they are answered, and what a worker held that is lost goes to others.
 """
@@ -31,7 +31,7 @@ from lookahead.errors import LookaheadError, UsageError
 from lookahead.forward.memory import gc_frozen, peak_memory
 from lookahead.job.journal import FinishedRow
 from lookahead.job.rows import Request
-from lookahead.job.runner import FAULTY_BATCHES, JobOptions, OrderedWriter, answer, failed
+from lookahead.job.runner import FAULTY_BATCHES, JobOptions, OrderedWriter, Put, Stopped, Write, answer, failed
 from lookahead.job.setup import EngineSettings
 from lookahead.native import cache as kernel_cache
 from lookahead.token_documents import TokenizerIdentity
@@ -52,9 +52,7 @@ Emitted = tuple[list[int], list[int]]  # the last ids of a prompt, the answer's
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Status message of a worker: rows that ended since the last, rows that it answers at once, speedup of its engine, bytes,
-    identity of the tokens (None until the model is loaded), why it cannot work.
-    """
+    """Status message of a worker. ended: rows, since the last one. identity: of the tokens, None until the model is loaded."""
 
     ended: Sequence[FinishedRow] = ()
     batch_size: int = 1
@@ -132,7 +130,6 @@ class Worker:
             self._ended.put(error)
 
     def _requests(self, first: Request) -> Iterator[Request | None]:
-        """What is in the inbox, without end."""
         yield first
         while True:
             try:
@@ -228,13 +225,7 @@ class WorkerPool:
         while not self.reports and not stopped():
             self._exchange(iter(()), lambda index, ended: None)
 
-    def run(
-        self,
-        requests: Iterable[Request],
-        in_order: bool,
-        write: Callable[[FinishedRow], None],
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def run(self, requests: Iterable[Request], in_order: bool, write: Write, stopped: Stopped = lambda: False) -> None:
         """As `runner.run_rows`. Raises LookaheadError also where workers are lost one after the other."""
         tasks = (_Task(index, request) for index, request in enumerate(requests))
         writer = OrderedWriter(write, in_order, FAULTY_BATCHES * self.batch_size * len(self._workers))
@@ -242,7 +233,7 @@ class WorkerPool:
             pass
         writer.finish()
 
-    def _exchange(self, tasks: Iterator[_Task], put: Callable[[int, FinishedRow], None]) -> bool:
+    def _exchange(self, tasks: Iterator[_Task], put: Put) -> bool:
         """Call workers that are not being called, collect what others have answered. False when nothing is left to do."""
         for worker in self._workers:
             if worker.call is None:
@@ -250,7 +241,11 @@ class WorkerPool:
                 lost = (self._again.popleft() for _ in range(len(self._again)))  # what lost workers held comes first
                 new = list(itertools.islice(itertools.chain(lost, tasks), max(0, wanted)))
                 worker.tasks.update((task.request.number, task) for task in new)
-                worker.call = worker.handle.exchange([task.request for task in new], self._news_for(worker))
+                behind = min(self._emitted_in_all - worker.heard, len(self._emitted))
+                latest = itertools.islice(self._emitted, len(self._emitted) - behind, None)
+                news = [emitted for who, emitted in latest if who is not worker]
+                worker.heard = self._emitted_in_all
+                worker.call = worker.handle.exchange([task.request for task in new], news)
         if self.reports and not self._again and not any(worker.tasks for worker in self._workers):
             return False
         done, _ = wait([worker.call for worker in self._workers if worker.call], TICK_SECONDS, FIRST_COMPLETED)
@@ -259,13 +254,7 @@ class WorkerPool:
                 self._take_in(worker, put)
         return True
 
-    def _news_for(self, worker: _WorkerState) -> list[Emitted]:
-        new = min(self._emitted_in_all - worker.heard, len(self._emitted))
-        worker.heard = self._emitted_in_all
-        latest = itertools.islice(self._emitted, len(self._emitted) - new, None)
-        return [emitted for who, emitted in latest if who is not worker]
-
-    def _take_in(self, worker: _WorkerState, put: Callable[[int, FinishedRow], None]) -> None:
+    def _take_in(self, worker: _WorkerState, put: Put) -> None:
         call, worker.call = worker.call, None
         assert call is not None
         try:
@@ -287,7 +276,7 @@ class WorkerPool:
                 self._emitted_in_all += len(ended.emitted)
             put(worker.tasks.pop(ended.number).index, ended)
 
-    def _replace(self, worker: _WorkerState, reason: str, put: Callable[[int, FinishedRow], None]) -> None:
+    def _replace(self, worker: _WorkerState, reason: str, put: Put) -> None:
         """A worker is lost: another replaces it, and what it held goes to whoever is free."""
         self._losses += 1
         if self._losses >= LOSSES_IN_A_ROW * len(self._workers):
@@ -320,9 +309,8 @@ class LocalWorkers:
         self._threads = max(1, torch.get_num_threads() // size)
 
     def start(self, number: int) -> WorkerHandle:
-        model = self._settings.model
-        if self._gpus:
-            model = dataclasses.replace(model, device=f"cuda:{number % self._gpus}")
+        placed = {"device": f"cuda:{number % self._gpus}"} if self._gpus else {}
+        model = dataclasses.replace(self._settings.model, **placed)
         return _LocalWorker(dataclasses.replace(self._settings, model=model), self._options, self._threads)
 
     def close(self) -> None: ...
@@ -362,8 +350,8 @@ def _begin(lifeline: Connection, *arguments: Any) -> None:
     _worker = Worker(*arguments)
 
 
-def _exchange(requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
-    return _worker.exchange(requests, heard)
+def _exchange(*arguments: Any) -> Report:
+    return _worker.exchange(*arguments)
 
 
 class RayWorkers:
@@ -390,8 +378,6 @@ class RayWorkers:
 
 
 class WorkerOnNode(Worker):
-    """A worker that tells where it cannot work."""
-
     def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
         report = super().exchange(requests, heard)
         if report.error is None:
@@ -404,8 +390,7 @@ class _RayWorker:
         self._ray, self._actor = ray, actor
 
     def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]:
-        called: Future[Report] = self._actor.exchange.remote(requests, heard).future()
-        return called
+        return self._actor.exchange.remote(requests, heard).future()
 
     def dismiss(self) -> None:
         with contextlib.suppress(Exception):  # it is gone already

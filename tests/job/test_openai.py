@@ -43,7 +43,9 @@ def job() -> Any:
     def run(rows: list[Any], batch_size: int = 4, **options: Any) -> list[dict[str, Any]]:
         engine = DecodingEngine(target, Drafter([], DraftOptions("off")), batch_size, tokenizer=tokenizer)
         written: list[FinishedRow] = []
-        run_rows(engine, tokenizer, requests_of(rows), JobOptions(**{"max_new_tokens": 8, **options}), written.append)
+        run_rows(
+            engine, tokenizer, requests_of(rows), JobOptions(**{"max_new_tokens": 8, **options}), written.append, lambda: False
+        )
         return [ended.row for ended in written]
 
     return run

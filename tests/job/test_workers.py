@@ -163,7 +163,7 @@ def test_worker_answers_as_one_engine_does_and_takes_in_what_others_say() -> Non
     requests = [Request(r.id, r.line, prompt=r.prompt, number=n) for n, r in enumerate(requests)]
     alone: list[FinishedRow] = []
     loaded = settings.load()
-    run_rows(loaded.engine, loaded.tokenizer, requests, options, alone.append)
+    run_rows(loaded.engine, loaded.tokenizer, requests, options, alone.append, lambda: False)
     worker = Worker(settings, options)
     while (report := worker.exchange([], [])).identity is None:
         assert report.error is None
