@@ -47,7 +47,7 @@ class About:
     version: str
 
 
-class Here:
+class LocalEngine:
     """An engine of a contender that this process holds. All methods raise LookaheadError where it fails."""
 
     def __init__(self, running: InEngine):
@@ -122,7 +122,7 @@ class InProcess:
         return found
 
 
-EngineRun = Here | InProcess
+EngineRun = LocalEngine | InProcess
 
 
 def _serve(line: Connection, name: str, settings: ForeignSettings) -> None:
@@ -130,7 +130,7 @@ def _serve(line: Connection, name: str, settings: ForeignSettings) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other end's, which closes the line
     os.dup2(2, 1)  # a report may go to stdout
     try:
-        run = Here(in_engine(name, settings, open_tries(settings.tries), _Silent()))
+        run = LocalEngine(in_engine(name, settings, open_tries(settings.tries), _Silent()))
     except Exception as error:
         line.send(_sent(error))
         return
@@ -178,7 +178,7 @@ def bench_in_engine(
         def start(contender: Contender, running: int, size: int = size) -> EngineRun:
             settings = bench.settings(contender, tries, of_each, size, running)
             if not settings.takes_signals:
-                return Here(in_engine(bench.engine, settings, opened, events))
+                return LocalEngine(in_engine(bench.engine, settings, opened, events))
             settings.check_installed()
             waiting = f"Starting {ABILITIES[bench.engine].title}: {contender.name} ..."
             started: InProcess = events.with_spinner(lambda: InProcess(bench.engine, settings), waiting)
