@@ -87,7 +87,8 @@ def content_text(content: Any) -> str | None:
     if isinstance(content, str) or not isinstance(content, list) or not content:
         return content if isinstance(content, str) else None
     parts = [part.get("text") if isinstance(part, dict) and part.get("type") in TEXT_PARTS else None for part in content]
-    return "".join(parts) if all(isinstance(part, str) for part in parts) else None
+    texts = [part for part in parts if isinstance(part, str)]
+    return "".join(texts) if len(texts) == len(parts) else None
 
 
 def _of_openai(row: dict[str, Any], body: Any) -> AnsweredRow:

@@ -99,11 +99,11 @@ def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite:
                 raise UsageError(f"{output.option} {path}: is read by {each.option}{same}. Choose another file to write.")
     for output, path in given:
         try:
-            replaces = output.kind and path.is_file() and not overwrite and path.stat().st_size
-            other = replaces and not output.kind.matches(path)
+            kind, exists = output.kind, path.is_file() and not overwrite and path.stat().st_size
+            foreign = kind is not None and exists and not kind.matches(path)
         except OSError as error:  # it may be anything
             raise LookaheadError(f"{path}: cannot be read ({error.strerror}), so it is not replaced.") from error
-        if output.kind and other:
+        if output.kind and foreign:
             instead = " or give --overwrite to replace it" if overwrite is not None else ""
             raise UsageError(f"{output.option} {path}: exists and is not {output.kind.name}. Choose another file{instead}.")
     for output, path in given:

@@ -309,7 +309,7 @@ class LocalWorkers:
         self._threads = max(1, torch.get_num_threads() // size)
 
     def start(self, number: int) -> WorkerHandle:
-        placed = {"device": f"cuda:{number % self._gpus}"} if self._gpus else {}
+        placed: dict[str, Any] = {"device": f"cuda:{number % self._gpus}"} if self._gpus else {}
         model = dataclasses.replace(self._settings.model, **placed)
         return _LocalWorker(dataclasses.replace(self._settings, model=model), self._options, self._threads)
 
