@@ -313,5 +313,5 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
 
 
 def _tells(tokens: np.ndarray, term: np.ndarray) -> bool:
-    """True if cells of one size differ in this term, so that it can be told from what the size costs. Each: [cells]."""
+    """True if cells of one size differ in this term, so that it can be distinguished from the size. Each: [cells]."""
     return any(len(set(term[tokens == size])) > 1 for size in set(tokens.tolist()))

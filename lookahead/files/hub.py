@@ -59,7 +59,7 @@ def looks_like_path(name: str) -> bool:
 
 
 def check_name(name: str, wanted: str, revision: str | None = None) -> dict[str, Any]:
-    """Further arguments of `from_pretrained`: none for a folder. Raises ModelError for what is no folder and not in the hub."""
+    """Further arguments of `from_pretrained`: none for a folder. Raises ModelError for what is neither there nor in the hub."""
     repository, file = gguf_in(name)
     if file and os.path.isdir(repository):
         if not os.path.isfile(name):

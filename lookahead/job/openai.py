@@ -1,7 +1,7 @@
 """Lines of the OpenAI batch API, and log-probabilities in rows. In: a line of a batch input file. Out: a Request, later a line.
 
 A key that cannot be honoured makes the row an error row that names it; keys that do not touch the answer, and options of this
-package (top_k, regex, ...), are accepted. What a line leaves open is as the job's options say.
+package (top_k, regex, ...), are accepted. What a line leaves open is as the job's options set it.
 """
 
 from __future__ import annotations

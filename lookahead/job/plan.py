@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lookahead.engines.abilities import ABILITIES, OFF
 from lookahead.errors import ConstraintError, UsageError
 from lookahead.job.fields import RowFields, keep_of, template_of
 from lookahead.job.inputs import Shard
@@ -323,6 +322,8 @@ def check_engine(spec: JobSpec) -> None:
         raise UsageError("--engine-arg is of vLLM and SGLang: name it with --engine vllm or sglang.")
     if engine == "hf":
         return
+    from lookahead.engines.abilities import ABILITIES, OFF  # loads torch
+
     able = ABILITIES[engine]
     for name, instead in INSTEAD[engine].items():
         value, default = getattr(getattr(spec, OPTIONS[name].group), name), OPTIONS[name].field.default
