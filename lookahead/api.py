@@ -30,8 +30,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.draft.sources import DraftSource
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.forward.target import TargetModel
-from lookahead.job.prompt import local_time, prompts_of
-from lookahead.job.rows import parse_row
+from lookahead.job.rows import local_time, parse_row, prompts_of
 from lookahead.job.setup import assemble
 from lookahead.models.load import load_model
 from lookahead.models.options import ModelOptions

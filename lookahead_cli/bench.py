@@ -60,8 +60,7 @@ def command(
 
         run_replay(bench.replayed(logs), outputs, context)
         return
-    from lookahead.bench.on_model import Look, ModelBench, bench_logged, bench_prompts
-    from lookahead.bench.schemes import bench_schemes
+    from lookahead.bench.on_model import Look, ModelBench, bench_logged, bench_prompts, bench_schemes
 
     options, sizes = bench.contenders().options(timed=True), batch_sizes_of(bench.batch_size)
     outputs.check()

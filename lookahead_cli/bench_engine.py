@@ -38,7 +38,7 @@ def measured_in_engine(
 
 def _check(context: typer.Context, engine: str) -> None:
     """Raise UsageError for options that an engine does not have, or that are of another kind of bench."""
-    from lookahead.job.choose_engine import INSTEAD
+    from lookahead.job.plan import INSTEAD
 
     if not (context.params["model"] and context.params["input"]):
         raise UsageError(f"--engine {engine} needs --model NAME_OR_DIR and --input prompts.jsonl.")
@@ -52,7 +52,7 @@ def _measured(
     context: typer.Context, model: ModelOptions, bench: BenchOptions
 ) -> tuple[list[Comparison], list[str], bool, Outputs]:
     from lookahead.bench.contenders import batch_sizes_of
-    from lookahead.job.choose_engine import engine_args
+    from lookahead.job.plan import engine_args
 
     arguments, sizes = engine_args(model.engine_arg or ()), batch_sizes_of(bench.batch_size)
     outputs = _outputs(context.params)

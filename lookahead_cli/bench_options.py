@@ -18,8 +18,7 @@ from lookahead_cli.parameters import Some, as_of_job
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
     from lookahead.bench.contenders import Contenders
-    from lookahead.bench.logged import Logs
-    from lookahead.bench.replay_run import ReplaySpec
+    from lookahead.bench.logged import Logs, ReplaySpec
     from lookahead.files.outputs import Input
     from lookahead.job.events import BenchEvents
 
@@ -197,7 +196,7 @@ class BenchOptions(OptionGroup):
     def replayed(self, logs: Logs) -> ReplaySpec:
         """A replay of these logs."""
         from lookahead.bench.contenders import batch_sizes_of
-        from lookahead.bench.replay_run import ReplaySpec
+        from lookahead.bench.logged import ReplaySpec
 
         costs = self.cost_profile, batch_sizes_of(self.batch_size), self.repeat
         return ReplaySpec(logs, self.contenders(), self.baselines, self.explain or 0, *costs)
@@ -294,8 +293,7 @@ def _write(path: str, text: str) -> None:
 
 
 def figure_of(comparisons: Sequence[Comparison], sweep: bool) -> Any:
-    from lookahead.bench.plot import comparison_figure
-    from lookahead.bench.sweep import sweep_figure
+    from lookahead.bench.plot import comparison_figure, sweep_figure
 
     return sweep_figure(comparisons) if sweep else comparison_figure(comparisons)
 
@@ -309,8 +307,8 @@ def on_screen(json: bool) -> BenchEvents:
         def notice(self, text: str) -> None:
             render.notice(text)
 
-        def patiently(self, act: Callable[[], None], why: str) -> None:
-            render.patiently(act, why)
+        def with_spinner(self, act: Callable[[], Any], why: str) -> Any:
+            return render.with_spinner(act, why)
 
         @contextlib.contextmanager
         def working(self, what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from lookahead.bench.compare import Comparison
     from lookahead.bench.lossless import Divergence
+    from lookahead.bench.on_model import Scheme
     from lookahead.bench.run import Run
-    from lookahead.bench.schemes import Scheme
     from lookahead_cli.bench_options import Outputs
 
 SHOWN = 5  # divergences below a table
@@ -114,7 +114,7 @@ def print_comparison(comparison: Comparison, swept: bool = False, whole: bool = 
     )
     _print_time(comparison)
     if swept:
-        from lookahead.bench.sweep import in_words
+        from lookahead.bench.plot import in_words
 
         render.out.print(in_words(comparison))
     best = comparison.best

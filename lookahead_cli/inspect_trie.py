@@ -106,7 +106,7 @@ def show_documents(
     """List the documents that contain the query's text, and write all of them to `export`."""
     import contextlib
 
-    from lookahead.bench.trie_text import held_documents, load_tokenizer_of
+    from lookahead.bench.trie_report import held_documents, load_tokenizer_of
     from lookahead.files.atomic import replacing
     from lookahead.json_text import json_text
     from lookahead.trie.file import Trie
@@ -148,7 +148,7 @@ def inspect(path: str, asked: TrieQuestions, plot: str | None = None) -> TrieRep
     from lookahead.trie.file import Trie
     from lookahead_cli import render
 
-    found = report_on(Trie(path), asked, effort_of("1GiB", 0), render.patiently)
+    found = report_on(Trie(path), asked, effort_of("1GiB", 0), render.with_spinner)
     if plot is not None and found.curve is not None:
         from lookahead.bench.plot import draw_capacity
 

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from lookahead.job.drafting import weights_by_name
 from lookahead_cli.options import Config, Json, LogFile, MaxMemory, Overwrite, Verbose, Workers, effort_of
 
 
@@ -43,6 +42,7 @@ def command(
     from pathlib import Path
 
     from lookahead.files.outputs import TRIE, Input, Output, check_outputs
+    from lookahead.job.plan import weights_by_name
     from lookahead.trie.merge import merge_tries
     from lookahead_cli import render
 

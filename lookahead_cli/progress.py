@@ -33,8 +33,8 @@ class JobOnScreen(JobEvents):
     def notice(self, text: str) -> None:
         render.notice(text)
 
-    def patiently(self, act: Callable[[], None], why: str) -> None:
-        render.patiently(act, why)
+    def with_spinner(self, act: Callable[[], Any], why: str) -> Any:
+        return render.with_spinner(act, why)
 
     @contextlib.contextmanager
     def running(self, progress: JobProgress) -> Iterator[None]:

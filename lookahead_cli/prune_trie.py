@@ -22,7 +22,7 @@ from lookahead_cli.options import (
 from lookahead_cli.parameters import given
 
 if TYPE_CHECKING:
-    from lookahead.corpus.text_files import Split
+    from lookahead.corpus.tables import Split
     from lookahead.token_documents import TokenDocument
     from lookahead.trie.file import Trie
 
@@ -86,7 +86,7 @@ def command(
 
     Example: lookahead prune-trie answers.trie -o small.trie --max-bytes 64MiB --coverage held-out.jsonl
     """
-    from lookahead.bench.trie_text import load_tokenizer_of
+    from lookahead.bench.trie_report import load_tokenizer_of
     from lookahead.errors import UsageError
     from lookahead.files.outputs import TRIE, Input, Output, check_outputs
     from lookahead.trie.file import Trie
@@ -155,7 +155,7 @@ def _tokens(text: str) -> int | None:
 
 def _described(trie: Trie, coverage: str | None, tokenizer: Any | None) -> dict[str, Any]:
     """Sizes of a trie, and what EDL to expect on the documents of a corpus file."""
-    from lookahead.bench.coverage import coverage as measure
+    from lookahead.bench.trie_report import coverage as measure
     from lookahead_cli import render
 
     header = trie.header
@@ -167,6 +167,6 @@ def _described(trie: Trie, coverage: str | None, tokenizer: Any | None) -> dict[
         "bytes": trie.path.stat().st_size,
     }
     if coverage:
-        edl = render.patiently(lambda: measure([trie], coverage, tokenizer).edl, render.COMPILING)
+        edl = render.with_spinner(lambda: measure([trie], coverage, tokenizer).edl, render.COMPILING)
         found["edl"] = round(edl, 4)
     return found

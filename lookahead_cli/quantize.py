@@ -106,7 +106,7 @@ def show(report: QuantizeReport) -> None:
         [(layer.name, layer.bits, f"{layer.error:.2%}") for layer in errors[:WORST]],
     )  # fmt: skip
     if compared is not None:
-        before, after, answers = compared.before, compared.after, compared.parting
+        before, after, answers = compared.before, compared.after, compared.divergence
         change = f"{before.loss:.4f} to {after.loss:.4f} ({after.loss - before.loss:+.4f}) nats a token"
         apart = ""
         if answers.text is not None and answers.token is not None:

@@ -270,7 +270,7 @@ def announce_compiling() -> None:
     notice(COMPILING)
 
 
-def patiently(work: Callable[[], Result], notice_text: str, after: float = 0.7) -> Result:
+def with_spinner(work: Callable[[], Result], notice_text: str, after: float = 0.7) -> Result:
     """Run `work`; if it takes longer than `after` seconds, print why and show a spinner until it is done."""
     done = threading.Event()
 

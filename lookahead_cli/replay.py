@@ -12,7 +12,7 @@ from lookahead_cli.options import Config, Context, Json, LogFile, Overwrite, Ver
 from lookahead_cli.parameters import given, with_groups
 
 if TYPE_CHECKING:
-    from lookahead.bench.replay_run import ReplayReport, ReplaySpec
+    from lookahead.bench.logged import ReplayReport, ReplaySpec
 
 
 @with_groups
@@ -57,7 +57,7 @@ def command(
 
 def run(spec: ReplaySpec, outputs: Outputs, context: typer.Context) -> None:
     """Replay, print and write what was asked for; with a cost profile also the predicted speed."""
-    from lookahead.bench.replay_run import replay_logs
+    from lookahead.bench.logged import replay_logs
     from lookahead_cli import render
     from lookahead_cli.comparison import page_of, print_comparison
     from lookahead_cli.replay_tables import print_replays, print_sweeps
@@ -86,6 +86,6 @@ def run(spec: ReplaySpec, outputs: Outputs, context: typer.Context) -> None:
 
 def _figure(found: ReplayReport, sweep: bool) -> Any:
     """Of predicted speeds where there are any, else of the replays of a sweep."""
-    from lookahead.bench.sweep import replay_sweep_figure
+    from lookahead.bench.plot import replay_sweep_figure
 
     return figure_of(found.comparisons, sweep) if found.comparisons else replay_sweep_figure(found.replays)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lookahead.bench.replay_run import label
+from lookahead.bench.logged import label
 
 if TYPE_CHECKING:
     from lookahead.bench.logged import WorkloadReplay
@@ -130,7 +130,7 @@ def _microseconds(value: float) -> str:
 
 def print_sweeps(replays: Sequence[WorkloadReplay]) -> None:
     """Of each workload, strategy and start two tables over both lengths: EDL; draft tokens and draft time."""
-    from lookahead.bench.sweep import draft_us, drafted, grids
+    from lookahead.bench.plot import draft_us, drafted, grids
     from lookahead_cli import render
 
     sizes = {replay.name: f"{replay.rows:,} rows, {replay.tokens:,} tokens" for replay in replays}

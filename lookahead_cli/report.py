@@ -50,14 +50,14 @@ def command(
     check_outputs([Output("-o", out, PAGE), Output("--plot", plot, PICTURE)], [reads], overwrite)
     record = read_record(output)
     if plot or out:
-        from lookahead.bench import job_report
         from lookahead.bench.plot import save_figure
+        from lookahead.bench.report import job_figure
 
         if plot:
-            save_figure(job_report.job_figure(record), plot)
+            save_figure(job_figure(record), plot)
         if out:
             with render.on_page(
-                f"lookahead report: {record.name}", [("Figures", job_report.job_figure(record, False))]
+                f"lookahead report: {record.name}", [("Figures", job_figure(record, False))]
             ) as page:
                 _print(record)
                 render.facts([("model", record.model or "-"), ("command", context.obj)])

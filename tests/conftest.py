@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 import torch
 
-from lookahead.forward.memory import untidied
+from lookahead.forward.memory import gc_frozen
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
@@ -65,7 +65,7 @@ def models_are_loaded_once() -> Iterator[None]:
 
 def pytest_collection_finish() -> None:
     """What has been imported stays: a million objects that each garbage collection, two in each job, would look through."""
-    _whole_session.enter_context(untidied())
+    _whole_session.enter_context(gc_frozen())
 
 
 @pytest.fixture(autouse=True, scope="session")

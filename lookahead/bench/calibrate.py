@@ -1,15 +1,9 @@
 """What a model's forwards cost on this machine, measured. In: a loaded model and a minute. Out: a cost profile.
 
-Random tokens go through the model in forwards of many sizes, rows and contexts, as the engine does them; nothing of what they
-bring is kept, so that each can be repeated. Cells are visited until the time is up, the most telling first: a model too slow
-for all of them is measured on fewer. Each round has another order, and those that take long are not in all of them.
-
-Machines that are shared have a pace that changes by the minute, and are much slower still for a moment here and there. So what
-a cell takes is separated from the machine's pace at each visit, by what was visited just before and after; visits in a bad
-moment do not count, and cells that were hardly ever seen in a good one are visited again first. A profile's terms are then
-fitted to the cells, with none below 0 and no size cheaper than a smaller one. In per cent all weigh alike, but for long
-contexts: few sizes are measured there, and what these take too much must not make them more expensive than the sizes that are
-not.
+Random tokens go through the model in forwards of many sizes, rows and contexts. Cells are visited until the time is up, the
+most telling first, each round in another order. Shared machines change their pace and have slow moments: what a cell takes is
+separated from the pace at each visit, by what was visited just before and after, and visits in a bad moment do not count. The
+terms of a profile are then fitted to the cells, none below 0 and no size cheaper than a smaller one.
 """
 
 from __future__ import annotations
@@ -36,9 +30,8 @@ FASTER = 0.3  # quantile of the forwards of a cell that counts, as other program
 SHORT, LONG = 128, 1024  # tokens in the cache of each row
 CHUNK = 512  # tokens of a prompt that are prefilled at once
 MOST_WIDTH = 128
-# At each visit of a cell as many forwards count as fit into VISIT seconds, but one at least. Before them come those that do not
-# count, as many as fit into WARM seconds: each takes less than the one before, the less so the longer they take. In the first
-# round it is only one. Many short visits tell more than a few long ones, as the machine's pace changes all the time.
+# Seconds of a visit, and of forwards before them that do not count; one at least of each. Many short visits tell more than few
+# long ones, as the machine's pace changes all the time.
 MOST_IN_A_ROW, VISIT = 10, 0.1
 MOST_WARMING, WARM = 4, 0.04
 ACCEPTING_SHARE, ACCEPTING_TIMES, ACCEPTING_WIDTH = 0.1, 12, 8
@@ -52,10 +45,7 @@ SHARE_OF_FIRST = 0.5  # of the time for the first round: what is not reached by 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A forward: `width` tokens in each of `rows` rows with `context` tokens in the cache; scores wanted or not.
-
-    uneven: on average; rows have from one token to twice as many. alone: each row in a call of attention of its own.
-    """
+    """A forward of `width` tokens in each of `rows` rows. uneven: width on average. alone: an attention call for each row."""
 
     rows: int
     context: int
@@ -70,13 +60,11 @@ class Cell:
 
     @property
     def sizes(self) -> list[int]:
-        """Tokens of each row."""
         if not self.uneven:
             return [self.width] * self.rows
         return [1 + round(row * (2 * self.width - 2) / (self.rows - 1)) for row in range(self.rows)]
 
     def in_attention(self, call: float) -> Work:
-        """call: see `runs_of`."""
         sizes, held = np.array(self.sizes), np.full(self.rows, self.context)
         return work_of(runs_of(sizes, held, 0.0 if self.alone else call), sizes, held)
 
@@ -101,10 +89,7 @@ CELLS = (
 def calibrate(
     target: TargetModel, seconds: float = 45.0, progress: Callable[[float], None] = lambda share: None
 ) -> tuple[CostProfile, list[tuple[Cell, float]]]:
-    """(the profile, the seconds of each cell that it was fitted to). seconds: that it may take, about.
-
-    Raises LookaheadError for a model that decodes plainly: its forwards hold one token.
-    """
+    """(the profile, the seconds of each cell that it was fitted to). Raises LookaheadError for a model that decodes plainly."""
     if target.mode == "plain":
         raise LookaheadError(f"{target.name} decodes plainly ({target.reason}): there is nothing to budget.")
     began = target.now()
@@ -149,11 +134,7 @@ def _faster(times: Sequence[float]) -> float:
 
 
 def calm(visits: Sequence[tuple[Cell, float]]) -> list[tuple[Cell, float]]:
-    """Those of the visits, cell and seconds, one after the other, that were in no bad moment of the machine.
-
-    The pace at a visit is one of the faster among those around it, relative to the least that their cells take; then again,
-    each cell's usual time being the median over its calm visits, each at its pace.
-    """
+    """Those of the visits (cell, seconds) in no bad moment: not much slower than the faster ones around."""
     number: dict[Cell, int] = {}
     cells = np.array([number.setdefault(cell, len(number)) for cell, _ in visits], int)
     seconds = np.array([each for _, each in visits])
@@ -171,12 +152,7 @@ def calm(visits: Sequence[tuple[Cell, float]]) -> list[tuple[Cell, float]]:
 
 
 def at_one_pace(visits: Sequence[tuple[Cell, float]]) -> dict[Cell, float]:
-    """Seconds of each cell as if all had been visited at once, at one of the machine's faster paces.
-
-    visits: cell and seconds, one after the other. The pace at a visit is the median, over those around it, of what they took
-    relative to what their cells take; and that the median over a cell's visits, each at its pace (as in median polish, Tukey
-    1977).
-    """
+    """Seconds of each cell as if all had been visited at one of its faster paces (as in median polish, Tukey 1977)."""
     numbers: dict[Cell, list[int]] = {}
     for number, (cell, _) in enumerate(visits):
         numbers.setdefault(cell, []).append(number)
@@ -215,15 +191,11 @@ class _Texts:
 
     @torch.inference_mode()
     def seconds_of(self, cell: Cell, most_warming: int = 1, expected: float = VISIT / 2) -> list[float]:
-        """Forwards of a cell behind some others: the first after another shape are slow, as caches hold what it needed.
-
-        most_warming: others, of which there is one at least. expected: seconds that one forward takes, about.
-        """
+        """Forwards of a cell behind `most_warming` others at most. expected: seconds that one takes, about."""
         key = cell.rows, cell.context
         slots = self._slots.get(key) or self._slots.setdefault(key, self._filled(*key))
-        warming, in_a_row = (
-            min(most, max(1, int(share / expected))) for most, share in ((most_warming, WARM), (MOST_IN_A_ROW, VISIT))
-        )
+        warming, in_a_row = (max(1, int(share / expected)) for share in (WARM, VISIT))
+        warming, in_a_row = min(most_warming, warming), min(MOST_IN_A_ROW, in_a_row)
         return [self._forward(cell, slots) for _ in range(warming + in_a_row)][warming:]
 
     def _forward(self, cell: Cell, slots: Slots) -> float:
@@ -243,10 +215,7 @@ class _Texts:
 
     @torch.inference_mode()
     def accepting(self, seconds: float) -> dict[str, Any]:
-        """What comes behind a packed forward, in caches as that leaves them: per_said, per_move, per_moved_row.
-
-        seconds: that it may take. Measured on the texts that are there.
-        """
+        """What comes behind a packed forward: per_said, per_move, per_moved_row. Takes `seconds` at most."""
         asking: list[float] = []
         moving: dict[int, list[float]] = {}
         now = self.target.now
@@ -261,11 +230,8 @@ class _Texts:
             ready = now()
             scores.best(0, 1)
             asked = now()
-            slots.cache.move(
-                [slot for slot in range(rows) for _ in range(2)],
-                [context + 2, context + 5] * rows,
-                [context + 1, context + 2] * rows,
-            )
+            both = [slot for slot in range(rows) for _ in range(2)]
+            slots.cache.move(both, [context + 2, context + 5] * rows, [context + 1, context + 2] * rows)
             if self.target.device.type == "cuda":
                 torch.cuda.synchronize(self.target.device)
             asking.append(asked - ready)
@@ -298,7 +264,6 @@ class _Texts:
 
 
 def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: int) -> CostProfile:
-    """The profile that is nearest to what was measured."""
     separate = target.mode != "packed"
     scored = [(cell, seconds) for cell, seconds in measured if cell.wanted == "all"]
     if separate:  # a row is a forward of its own
@@ -321,25 +286,21 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
     takes = np.zeros(columns.shape[1])
     takes[used] = found
     errors = np.abs(columns @ takes - 1)
-    per_row, per_key, per_query_key, per_padding, per_call = takes[len(sizes) :].tolist()
+    names = ("per_row", "per_key", "per_query_key", "per_padding", "per_call")
+    terms: dict[str, Any] = dict(zip(names, takes[len(sizes) :].tolist(), strict=True))
+    versions = {"lookahead": __version__, "torch": torch.__version__, "python": platform.python_version()}
     profile = CostProfile(
         target.setting,
         "measured",
         tuple(sizes),
-        tuple(np.maximum(takes[: len(sizes)].cumsum() - per_row, 1e-9).tolist()),
-        per_row,
-        per_key,
-        per_query_key,
-        per_padding,
-        per_call,
+        tuple(np.maximum(takes[: len(sizes)].cumsum() - terms["per_row"], 1e-9).tolist()),
+        **terms,
         bucketed=target.bucketed,
         separate=separate,
         vocab_size=target.vocab_size,
         longest_text=target.longest_text,
         about={
-            "lookahead": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
+            **versions,
             "forwards": len(measured),
             "rounds": rounds,
             "median_error": round(float(np.median(errors)), 4),
@@ -352,7 +313,5 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
 
 
 def _tells(tokens: np.ndarray, term: np.ndarray) -> bool:
-    """True if cells of one size differ in this term, so that it can be distinguished from what the size costs. Each:
-    [cells].
-    """
+    """True if cells of one size differ in this term, so that it can be distinguished from the size. Each: [cells]."""
     return any(len(set(term[tokens == size])) > 1 for size in set(tokens.tolist()))

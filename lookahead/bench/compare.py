@@ -1,13 +1,9 @@
 """Every strategy and peer on a real model. In: prompts and contenders. Out: tokens/s, EDL, and whether outputs are the same.
 
-All contenders answer the same prompts in the same run, in turn, so that a machine that slows down slows all of them. A turn is
-one prompt; where B are decoded at once it is 4 B, so that slots are filled again as in a long job. Within a turn they advance
-side by side, a step or a few at a time: what slows a shared machine down lasts from milliseconds to minutes, so the finer they
-interleave, the more alike it is for all. Peers cannot be interrupted within a batch. Each keeps its own memory of the job. The
-first prompts are run once beforehand and not counted, nor is a forward of each size: kernels are compiled for each, and in a
-short run it would be luck who needs one first.
-
-Where answers are given, they are taken as the model's choices (forced): what is drafted, accepted and computed is real.
+All contenders answer the same prompts in the same run, a turn after the other: one prompt, or 4 B where B are decoded at once.
+Within a turn they advance side by side, a few tokens at a time, so that what slows a shared machine slows all alike; peers
+cannot be interrupted. The first prompts are run once and not counted, nor is a forward of each size, as kernels are compiled
+for each.
 """
 
 from __future__ import annotations
@@ -24,23 +20,26 @@ from typing import Any
 import torch
 
 from lookahead.bench.lossless import Lossless, lossless
-from lookahead.bench.peers import peers_of
 from lookahead.bench.run import Run, StepLog, Turn, progress
 from lookahead.budget.shapes import bucket
 from lookahead.decode.engine import Clock, DecodingEngine, Generation
+from lookahead.decode.generation_config import generate_alone, generation_config
+from lookahead.decode.sampling import GREEDY
 from lookahead.draft.counts import summed
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain, side_by_side
 from lookahead.errors import LookaheadError
 from lookahead.forward.backend import QUANTIZED
-from lookahead.forward.memory import peak_memory, untidied
+from lookahead.forward.memory import gc_frozen, peak_memory
 from lookahead.forward.processor import processor_name
 from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
 from lookahead.models.exact import tried_for_exactness
 from lookahead.trie.file import Trie
 from lookahead.version import __version__
+
+Texts = Sequence[Sequence[int]]  # token ids
 
 PLAIN = "plain"
 REFILLS = 4  # prompts of a turn for each slot, where there are several
@@ -50,11 +49,7 @@ AT_A_TIME = 4  # tokens that a contender advances by before the next one does; t
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What `bench` reports.
-
-    repeats: of each turn. forced: the answers were given. predicted: from a cost profile.
-    lossless: of the first `lossless_rows` rows, None where not checked.
-    """
+    """What `bench` reports. repeats: of each turn. forced: the answers were given. predicted: from a cost profile."""
 
     model: str
     device: str
@@ -94,23 +89,20 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """The object that `bench --json` prints."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        fields["runs"] = [run.as_json() for run in self.runs]
-        fields["lossless"] = self.lossless.as_json() if self.lossless else None
-        fields["divergences"] = [dataclasses.asdict(each) for each in self.lossless.shown] if self.lossless else []
-        return fields
+        fields, judged = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, self.lossless
+        fields |= {"runs": [run.as_json() for run in self.runs], "lossless": judged.as_json() if judged else None}
+        return {**fields, "divergences": [dataclasses.asdict(each) for each in judged.shown] if judged else []}
 
 
 def as_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """The object that `bench --json` prints: of one batch size, or of several."""
-    if len(comparisons) == 1:
-        return comparisons[0].as_json()
-    return {"batches": [each.as_json() for each in comparisons]}
+    found = [each.as_json() for each in comparisons]
+    return found[0] if len(found) == 1 else {"batches": found}
 
 
 def compare(
     target: TargetModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Texts,
     tries: Sequence[Trie],
     options: Sequence[DraftOptions],
     max_new_tokens: int = 256,
@@ -120,78 +112,73 @@ def compare(
     progress: Callable[[int], None] = lambda done: None,
     weights: Sequence[float] | None = None,
     batch_size: int = 1,
-    answers: Sequence[Sequence[int]] | None = None,
+    answers: Texts | None = None,
     repeats: int = 1,
     lossless_rows: int | None = None,
     recycling: bool = False,
 ) -> Comparison:
     """Answer every prompt with every contender: plain decoding, each of `options`, and with `peers` Hugging Face's own.
 
-    weights: of the tries, see `Drafter`. batch_size: prompts that are decoded at once; Hugging Face prompt lookup, which takes
-    no batches, runs at 1 only. answers: of each prompt, taken as the model's choices; nothing could differ then.
+    weights: of the tries. batch_size: prompts that are decoded at once. answers: of each prompt, taken as the model's choices.
     repeats: how often all is answered, memories forgotten in between; a turn counts as its repeat of median time did.
     lossless_rows: the first rows, whose outputs are checked (None: all). recycling: each of `options` that recycles also runs
-    with nothing recycled, and where there are tries both also run without. Raises LookaheadError if answers cannot be taken as
-    the model's choices: it decodes plainly.
+    with nothing recycled, and where there are tries both also without. Raises LookaheadError if answers cannot be forced.
     """
-    request: Request = functools.partial(_to_be_answered, prompts, max_new_tokens)
     if answers is not None:
-        request, check_lossless = functools.partial(_to_be_forced, prompts, answers), False
-        _check_forcible(target, prompts, answers)
-    off = DraftOptions(strategy="off")
-    runs = [_ours(PLAIN, DecodingEngine(target, Drafter((), off), batch_size), request)]
+        check_lossless = False
+        longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
+        if target.decodes_plainly(longest):  # by the model's own `generate`, whose choices are its own
+            why = f"the model decodes plainly ({target.reason})" if target.mode == "plain" else "of how it encodes positions"
+            raise LookaheadError(f"{target.name}: answers of texts of {longest} tokens cannot be replayed on it, as {why}.")
+
+    def request(engine: DecodingEngine, row: int) -> Generation:
+        if answers is None:
+            return engine.request(prompts[row], max_new_tokens)
+        return Generation(list(prompts[row]), len(answers[row]), frozenset(), forced=answers[row])
+
+    def ours(name: str, option: DraftOptions, tries: Sequence[Trie]) -> Run:
+        return _ours(name, DecodingEngine(target, Drafter(tries, option, weights if tries else None), batch_size), request)
+
+    runs = [ours(PLAIN, DraftOptions(strategy="off"), ())]
     for name, option in zip(names_of_runs(options), options, strict=True):
-        runs.append(_ours(name, DecodingEngine(target, Drafter(tries, option, weights), batch_size), request))
+        runs.append(ours(name, option, tries))
         if recycling and option.recycle and option.strategy != "off":
             nothing = dataclasses.replace(option, recycle=False)
-            runs.append(
-                _ours(f"{name} unrecycled", DecodingEngine(target, Drafter(tries, nothing, weights), batch_size), request)
-            )
+            runs.append(ours(f"{name} unrecycled", nothing, tries))
             if tries:
-                runs.append(_ours(f"{name} cold", DecodingEngine(target, Drafter((), option), batch_size), request))
-                without_both = DecodingEngine(target, Drafter((), nothing), batch_size)
-                runs.append(_ours(f"{name} cold unrecycled", without_both, request))
-    ours = runs[1:]
+                runs += [ours(f"{name} cold", option, ()), ours(f"{name} cold unrecycled", nothing, ())]
+    drafting = runs[1:]
     if peers:
-        runs += peers_of(target, prompts, max_new_tokens, batch_size, answers)
+        peer = functools.partial(_peer, target=target, prompts=prompts, max_new_tokens=max_new_tokens, answers=answers)
+        runs.append(peer(GENERATE, batch_size=batch_size))
+        if target.mode != "plain" and batch_size == 1:  # it takes no batches, and no model that cannot take drafts
+            runs.append(peer(PROMPT_LOOKUP, batch_size=1, prompt_lookup_num_tokens=COPIED))
     rows, before = range(len(prompts)), core_seconds()
-    with untidied():
+    with gc_frozen():
         if warm_up:
             _warm_up_sizes(target)
             list(_in_turn(runs, rows[: max(warm_up, batch_size)], target.device))
-        for repeat in range(repeats):
-            answer_all(runs, rows, batch_size, repeat, target.device, progress)
+        answer_all(runs, rows, batch_size, repeats, target.device, progress)
     for run in runs:
-        run.settle(runs[0])
         assert answers is None or run.outputs == [list(answer) for answer in answers], f"{run.name} emitted what was not logged"
     checked = min(len(rows), len(rows) if lossless_rows is None else lossless_rows) if check_lossless else 0
-    outputs_of = {run.name: run.outputs[:checked] for run in ours}
+    outputs_of = {run.name: run.outputs[:checked] for run in drafting}
+    of_target = {"linear": target.linear, "kv_dtype": target.kv_dtype, "waited_for_cores": share_waited(before)}
+    judged = None
+    if checked:
+        judged = lossless(tried_for_exactness(target), prompts[:checked], runs[0].outputs[:checked], outputs_of)
     return Comparison(
-        model=target.name,
-        device=str(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
-        mode=target.mode,
-        batch_size=batch_size,
-        rows=len(prompts),
-        repeats=repeats,
-        forced=answers is not None,
+        *(target.name, str(target.device), str(target.dtype).removeprefix("torch."), target.mode),
+        *(batch_size, len(prompts), repeats, answers is not None),
         runs=runs,
-        lossless=lossless(tried_for_exactness(target), prompts[:checked], runs[0].outputs[:checked], outputs_of)
-        if checked
-        else None,
+        lossless=judged,
         lossless_rows=checked,
-        environment={
-            **environment(target.device),
-            "linear": target.linear,
-            "kv_dtype": target.kv_dtype,
-            "waited_for_cores": share_waited(before),
-        },
+        environment={**environment(target.device), **of_target},
     )
 
 
 @torch.inference_mode()
 def _warm_up_sizes(target: TargetModel) -> None:
-    """A forward of each size that drafts bring it to."""
     if target.mode == "plain":
         return
     slots = slots_of(target)
@@ -205,21 +192,24 @@ def _warm_up_sizes(target: TargetModel) -> None:
 
 def answer_all(
     runs: Sequence[Run],
-    rows: Sequence[int],
+    rows: range,
     batch_size: int,
-    repeat: int,
+    repeats: int,
     device: torch.device | None,
     progress: Callable[[int], None],
 ) -> None:
-    """The repeat of this number: all runs over all rows, a turn after the other. device: whose peak memory is noted."""
+    """All runs over all rows, a turn after the other, as often as asked. device: whose peak memory is noted."""
     of_a_turn = batch_size * REFILLS if batch_size > 1 else 1
+    for repeat in range(repeats):
+        for run in runs:
+            run.forget()  # what was answered before, to warm up too, must not draft itself
+        for number, start in enumerate(rows[::of_a_turn]):
+            chunk, first = rows[start : start + of_a_turn], (number + repeat) % len(runs)
+            for run, done in _in_turn((*runs[first:], *runs[:first]), chunk, device):
+                run.add(number, done)
+            progress(repeat * len(rows) + chunk[-1] + 1)
     for run in runs:
-        run.forget()  # what was answered before, to warm up too, must not draft itself
-    for number, start in enumerate(rows[::of_a_turn]):
-        chunk, first = rows[start : start + of_a_turn], (number + repeat) % len(runs)
-        for run, done in _in_turn((*runs[first:], *runs[:first]), chunk, device):
-            run.add(number, done)
-        progress(repeat * len(rows) + chunk[-1] + 1)
+        run.settle(runs[0])
 
 
 def _in_turn(runs: Sequence[Run], rows: Sequence[int], device: torch.device | None) -> Iterator[tuple[Run, Turn]]:
@@ -243,18 +233,11 @@ def _in_turn(runs: Sequence[Run], rows: Sequence[int], device: torch.device | No
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What the figures depend on."""
     import transformers
 
-    return {
-        "lookahead": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor_name(device),
-        "threads": torch.get_num_threads(),
-    }
+    value = {"lookahead": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    value |= {"transformers": transformers.__version__, "system": f"{platform.system()} {platform.machine()}"}
+    return {**value, "processor": processor_name(device), "threads": torch.get_num_threads()}
 
 
 def core_seconds() -> tuple[float, float]:
@@ -269,8 +252,7 @@ def core_seconds() -> tuple[float, float]:
 
 def share_waited(before: tuple[float, float]) -> float:
     """Of the time since then in which threads had work: as what else the machine does took their cores."""
-    now = core_seconds()
-    ran, waited = max(0.0, now[0] - before[0]), max(0.0, now[1] - before[1])
+    ran, waited = (max(0.0, now - then) for now, then in zip(core_seconds(), before, strict=True))
     return round(waited / (ran + waited), 4) if ran + waited else 0.0
 
 
@@ -279,36 +261,13 @@ def names_of_runs(options: Sequence[DraftOptions]) -> list[str]:
     lengths = {option.branch_length for option in options if not option.adaptive}
     names = []
     for option in options:
-        if option.adaptive:
-            names.append("auto" if option.strategy == "hierarchical" else f"{option.strategy} auto")
-        else:
-            branch = f"/{option.branch_length}" if len(lengths) > 1 else ""
-            names.append(f"{option.strategy} {option.decoding_length}{branch}")
+        branch = f"/{option.branch_length}" if len(lengths) > 1 else ""
+        usual = "auto" if option.strategy == "hierarchical" else f"{option.strategy} auto"
+        names.append(usual if option.adaptive else f"{option.strategy} {option.decoding_length}{branch}")
     return names
 
 
-Request = Callable[[DecodingEngine, int], Generation]  # for one row of the prompts
-
-
-def _to_be_answered(prompts: Sequence[Sequence[int]], max_new_tokens: int, engine: DecodingEngine, row: int) -> Generation:
-    return engine.request(prompts[row], max_new_tokens)
-
-
-def _to_be_forced(
-    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], engine: DecodingEngine, row: int
-) -> Generation:
-    return Generation(list(prompts[row]), len(answers[row]), frozenset(), forced=answers[row])
-
-
-def _check_forcible(target: TargetModel, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> None:
-    """Raises LookaheadError if a text is left to the model's own `generate`, whose choices are its own."""
-    longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
-    if target.decodes_plainly(longest):
-        why = f"the model decodes plainly ({target.reason})" if target.mode == "plain" else "of how it encodes positions"
-        raise LookaheadError(f"{target.name}: answers of texts of {longest} tokens cannot be replayed on it, as {why}.")
-
-
-def _ours(name: str, engine: DecodingEngine, request: Request) -> Run:
+def _ours(name: str, engine: DecodingEngine, request: Callable[[DecodingEngine, int], Generation]) -> Run:
     def answer(rows: Sequence[int]) -> Iterator[int | Turn]:
         now, seconds = engine.target.now, 0.0
         began = now()
@@ -325,15 +284,105 @@ def _ours(name: str, engine: DecodingEngine, request: Request) -> Run:
             began = now()
         seconds += now() - began
         offered, accepted = log.by_depth()
-        yield Turn(
-            [generation.token_ids for generation in generations],
-            seconds,
-            forwards=log.steps,
-            **vars(summed(generations)),
-            offered_by_depth=offered,
-            accepted_by_depth=accepted,
-            clock=Clock(log.draft, log.forward, log.verify, log.steps, log.taken_in),
-            decode_forwards=log.decode_forwards,
-        )
+        outputs, counts = [generation.token_ids for generation in generations], vars(summed(generations))
+        clock = Clock(log.draft, log.forward, log.verify, log.steps, log.taken_in)
+        yield Turn(outputs, seconds, log.steps, offered, accepted, clock, log.decode_forwards, **counts)
 
     return Run(name, engine.drafter.options, answer, engine.forget)
+
+
+GENERATE, PROMPT_LOOKUP = "model.generate", "HF prompt lookup"
+COPIED = 10  # tokens that prompt lookup drafts at most
+
+
+class Watcher:
+    """A forward hook: counts forwards and drafted tokens, forces answers. width: padded prompts. forced: [rows, positions]."""
+
+    def __init__(self, width: int, forced: torch.Tensor | None, cache: str):
+        self.forwards = self.draft_tokens = 0
+        self._width = width
+        self._cache = cache
+        self._forced = forced
+        if forced is not None:
+            self._rows = torch.arange(forced.shape[0], device=forced.device)[:, None]
+            self._positions = torch.arange(forced.shape[1], device=forced.device)
+
+    def __call__(self, model: Any, _: Any, arguments: dict[str, Any], output: Any) -> None:
+        length = output[self._cache].get_seq_length()  # of the text, what is drafted included
+        self.draft_tokens += length - self._width if self.forwards == 0 else arguments["input_ids"].shape[1] - 1
+        self.forwards += 1
+        if self._forced is not None:
+            positions = min(output.logits.shape[1], length - self._width + 1)
+            first = length - self._width + 1 - positions  # of the answer, that the first of these scores choose
+            scores = output.logits[:, output.logits.shape[1] - positions :]
+            scores[self._rows, self._positions[:positions], self._forced[:, first : first + positions]] = torch.inf
+
+
+def _peer(
+    name: str,
+    target: TargetModel,
+    prompts: Texts,
+    max_new_tokens: int,
+    batch_size: int,
+    answers: Texts | None,
+    **arguments: Any,
+) -> Run:
+    """Shorter prompts are padded at the left. A row's steps are one a token, or with drafts the forwards after the first."""
+    ends = target.eos_token_ids
+    padding = min(ends, default=0)
+
+    @torch.inference_mode()
+    def generate(rows: Sequence[int], most: int) -> Turn:
+        """Answers of at most `most` tokens, decoded at once."""
+        some, began = [prompts[row] for row in rows], target.now()
+        width = max(map(len, some))
+        text = torch.tensor([[padding] * (width - len(prompt)) + list(prompt) for prompt in some], device=target.device)
+        shown = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in some], device=target.device)
+        forced = _forced([answers[row] for row in rows], most, target) if answers is not None else None
+        watcher = Watcher(width, forced, target.state_name)
+        config = generation_config(target, GREEDY, width, most)
+        config.pad_token_id = padding
+        if answers is not None:
+            config.eos_token_id = None
+        config.update(**arguments)
+        watched = arguments or answers is not None
+        handle = target.model.register_forward_hook(watcher, with_kwargs=True) if watched else None
+        try:
+            output = generate_alone(target, config, inputs=text, attention_mask=shown)
+        finally:
+            if handle:
+                handle.remove()
+        emitted = output[:, width:].tolist()
+        seconds = target.now() - began
+        if answers is not None:
+            outputs = [ids[: len(answers[row])] for row, ids in zip(rows, emitted, strict=True)]
+        else:
+            stops = [next((index + 1 for index, token in enumerate(ids) if token in ends), len(ids)) for ids in emitted]
+            outputs = [ids[:stop] for ids, stop in zip(emitted, stops, strict=True)]  # without padding
+        steps = watcher.forwards - 1 if arguments else sum(len(output) - 1 for output in outputs)
+        drafted = watcher.draft_tokens if arguments else 0
+        accepted = sum(map(len, outputs)) - watcher.forwards if arguments else 0  # each forward gives one more than that
+        return Turn(outputs, seconds, watcher.forwards, steps=steps, draft_tokens=drafted, accepted_tokens=accepted)
+
+    def room(row: int) -> int:
+        return min(max_new_tokens, target.longest_text - len(prompts[row]))
+
+    def answer(rows: Sequence[int]) -> Iterator[int | Turn]:
+        whole = Turn()
+        for start in range(0, len(rows), batch_size):
+            batch = rows[start : start + batch_size]
+            if answers is not None:
+                whole.take(generate(batch, max(len(answers[row]) for row in batch)))
+            else:
+                for most, alike in itertools.groupby(batch, room):  # one limit holds for all rows of a batch
+                    whole.take(generate(list(alike), most))
+            yield progress(whole.tokens, sum(len(prompts[row]) for row in rows[: start + batch_size]))
+        yield whole
+
+    return Run(name, None, answer, lambda: None)
+
+
+def _forced(answers: Texts, longest: int, target: TargetModel) -> torch.Tensor:
+    """int64 [rows, positions]: the answers, and zeros behind them for positions that are cut off."""
+    width = longest + COPIED + 1
+    return torch.tensor([[*answer, *[0] * (width - len(answer))] for answer in answers], device=target.device)

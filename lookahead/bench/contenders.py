@@ -6,12 +6,13 @@ In vLLM and SGLang, of the engine's own ways to draft those are compared that kn
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from lookahead.errors import UsageError
-from lookahead.job.drafting import draft_options
+from lookahead.job.plan import draft_options
 from lookahead.job.spec import SESSION_TOKENS
 from lookahead.models.options import ModelOptions
 
@@ -24,6 +25,21 @@ MOST_AT_ONCE = 1024
 STRATEGIES = ["auto", "hierarchical", "parallel", "single"]  # auto, the first, needs a model
 
 
+DECODING_LENGTHS = (2, 4, 8, 16, 32, 64)
+BRANCH_LENGTHS = (4, 8, 16, 64)
+
+
+def grid(decoding_lengths: Iterable[int], branch_lengths: Iterable[int]) -> list[tuple[int, int]]:
+    """(decoding length, branch length) of settings that differ: 4 and 16 with 4, 8, 16: (4, 4), (16, 4), (16, 8), (16, 16)."""
+    pairs = []
+    for length in sorted(set(decoding_lengths)):
+        for branch in sorted(set(branch_lengths)):
+            pairs.append((length, branch))
+            if branch >= length - 1:
+                break
+    return pairs
+
+
 def batch_sizes_of(text: str) -> list[int]:
     """ "1,8" -> [1, 8]. Raises UsageError."""
     sizes = [part.strip() for part in text.split(",")]
@@ -34,10 +50,7 @@ def batch_sizes_of(text: str) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Contenders:
-    """Which runs are wanted, as it was typed: several names or lengths with commas between them; None: the usual ones.
-
-    sweep: every decoding length with every branch length.
-    """
+    """Which runs are wanted, as typed, several with commas; None: the usual. sweep: each decoding with each branch length."""
 
     strategy: str | None = None
     decoding_length: str | None = None
@@ -48,27 +61,22 @@ class Contenders:
 
     def options(self, timed: bool) -> list[DraftOptions]:
         """Of each run. timed: what forwards cost is known. Raises UsageError for unknown names and lengths."""
-        return self._swept(timed) if self.sweep else self._one_by_one(timed)
-
-    def _one_by_one(self, timed: bool) -> list[DraftOptions]:
+        if self.sweep:
+            return self._swept(timed)
         names = _strategies(self.strategy, STRATEGIES if timed else STRATEGIES[1:])
         lengths = self.decoding_length.split(",") if self.decoding_length else ["16" if timed else "64"]
         (branch, *more) = _lengths("--branch-length", self.branch_length) if self.branch_length else [64]
         if more:
             raise UsageError(f"--branch-length {self.branch_length}: several branch lengths need --sweep.")
         options = []
-        for name in names:
-            for length in lengths:
-                if length == "auto" and not timed:
-                    raise UsageError("--decoding-length auto needs a model: a replay has no forwards to price.")
-                fixed = self._of(name, length, branch)  # refuses what is not a length, for auto as well
-                options.append(self._of(name, "auto", branch) if name == "auto" else fixed)
+        for name, length in itertools.product(names, lengths):
+            if length == "auto" and not timed:
+                raise UsageError("--decoding-length auto needs a model: a replay has no forwards to price.")
+            fixed = self._of(name, length, branch)  # refuses what is not a length, for auto as well
+            options.append(self._of(name, "auto", branch) if name == "auto" else fixed)
         return list(dict.fromkeys(options))
 
     def _swept(self, timed: bool) -> list[DraftOptions]:
-        """Where costs are known auto comes first."""
-        from lookahead.bench.sweep import BRANCH_LENGTHS, DECODING_LENGTHS, grid
-
         known = STRATEGIES if timed else STRATEGIES[1:]
         names = [name for name in _strategies(self.strategy or "hierarchical", known) if name != "auto"]
         if not names:
@@ -76,9 +84,7 @@ class Contenders:
         lengths = _lengths("--decoding-length", self.decoding_length) if self.decoding_length else DECODING_LENGTHS
         branches = _lengths("--branch-length", self.branch_length) if self.branch_length else BRANCH_LENGTHS
         options = [self._of("auto", "auto", max(branches))] if timed else []
-        for name in names:
-            options += [self._of(name, str(n), b) for n, b in grid(lengths, branches)]
-        return options
+        return [*options, *(self._of(name, str(n), b) for name in names for n, b in grid(lengths, branches))]
 
     def _of(self, strategy: str, decoding_length: str, branch_length: int) -> DraftOptions:
         return draft_options(strategy, decoding_length, branch_length, self.session_tokens, self.price)
@@ -104,13 +110,8 @@ NEEDS = {"suffix": "arctic_inference"}  # package of one of the engines' own way
 
 
 @dataclasses.dataclass(frozen=True)
-class Ways:
-    """How an engine can draft.
-
-    strategies: ours that it verifies, all of them by default. drafts: what it verifies. decoding_length: of a row in a
-    forward, the root included, where nobody sets it. own: the engine's own ways, by name: arguments of it (of vLLM: a
-    speculative config).
-    """
+class DraftMethods:
+    """Strategies of ours that an engine verifies, its usual decoding length, its own ways with their arguments."""
 
     strategies: tuple[str, ...]
     drafts: str
@@ -118,17 +119,14 @@ class Ways:
     own: Mapping[str, Mapping[str, Any]]
 
 
-WAYS = {
-    "vllm": Ways(
+METHODS = {
+    "vllm": DraftMethods(
         ("auto", "single"),
         "vLLM verifies single branches",
         9,  # a chain is saturated at 8 to 15 draft tokens
-        {
-            "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5},
-            "suffix": {"method": "suffix"},
-        },
+        {"ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}, "suffix": {"method": "suffix"}},
     ),
-    "sglang": Ways(
+    "sglang": DraftMethods(
         ("hierarchical",),
         "SGLang is given one tree of all branches, always of one size",
         16,
@@ -139,9 +137,7 @@ WAYS = {
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """name: of its run. options: how we draft; None: the engine's own way `own`, see `Ways`. draft_tokens: of a row, at
-    most.
-    """
+    """A run. options: how we draft; None: in the engine's own way `own`. draft_tokens: of a row, at most."""
 
     name: str
     options: DraftOptions | None
@@ -158,59 +154,42 @@ def contenders(
     price: float = 0.0,
     peers: bool = True,
 ) -> list[Contender]:
-    """Plain decoding, the engine's own ways to draft that are installed, ours.
-
-    engine: "vllm" or "sglang". Strategies and lengths as typed, several with commas. Raises UsageError for what it does not
-    have.
-    """
+    """Plain decoding, the engine's own ways to draft that are installed, ours. Raises UsageError for what it does not have."""
     from lookahead.bench.compare import PLAIN
     from lookahead.draft.options import DraftOptions
 
-    ways = WAYS[engine]
-    names = list(dict.fromkeys(strategy.split(","))) if strategy else list(ways.strategies)
+    methods = METHODS[engine]
+    names = list(dict.fromkeys(strategy.split(","))) if strategy else list(methods.strategies)
     for name in names:
-        if name not in ways.strategies:
-            raise UsageError(f"--strategy {name}: {ways.drafts}. Choose {' or '.join(ways.strategies)}.")
-    lengths = list(dict.fromkeys((decoding_length or str(ways.decoding_length)).split(",")))
-    branch = _branch_length(engine, branch_length)
-    found: dict[str, Contender] = {}
-    for name in names:
-        for length in lengths:
-            adaptive = name == "auto" or (length == "auto" and "auto" in ways.strategies)
-            number = str(ways.decoding_length) if length == "auto" else length
-            typed = draft_options("single" if name == "auto" else name, number, branch, session_tokens, price, recycle=False)
-            drafted = max(1, typed.decoding_length - 1)
-            if typed.strategy == "single":
-                drafted = min(typed.branch_length, drafted)
-            options = dataclasses.replace(typed, decoding_length=drafted + 1, branch_length=drafted, adaptive=adaptive)
-            label = f"{'auto' if adaptive else name} {number}"
-            found["auto" if adaptive and len(lengths) == 1 else label] = Contender("", options, drafted)
-    ours = [dataclasses.replace(each, name=name) for name, each in found.items()]
-    most = max(each.draft_tokens for each in ours)
-    own = [Contender(name, None, most, arguments) for name, arguments in ways.own.items()] if peers else []
-    return [Contender(PLAIN, DraftOptions("off"), 0), *filter(_installed, own), *ours]
-
-
-def _branch_length(engine: str, typed: str | None) -> int:
-    """Draft tokens on one path, at most. Raises UsageError where they cannot be limited, or for what is not one number."""
-    if typed and "single" not in WAYS[engine].strategies:
+        if name not in methods.strategies:
+            raise UsageError(f"--strategy {name}: {methods.drafts}. Choose {' or '.join(methods.strategies)}.")
+    lengths = list(dict.fromkeys((decoding_length or str(methods.decoding_length)).split(",")))
+    if branch_length and "single" not in methods.strategies:
         raise UsageError("--branch-length: SGLang's draft trees may be as deep as they have nodes. Set --decoding-length.")
-    if typed and (not typed.isdecimal() or not 1 <= int(typed) <= 1024):
-        raise UsageError(f"--branch-length {typed}: give a number of tokens from 1 to 1024.")
-    return int(typed or 64)
-
-
-def _installed(contender: Contender) -> bool:
-    package = NEEDS.get(contender.name)
-    return package is None or importlib.util.find_spec(package) is not None
+    if branch_length and (not branch_length.isdecimal() or not 1 <= int(branch_length) <= 1024):
+        raise UsageError(f"--branch-length {branch_length}: give a number of tokens from 1 to 1024.")
+    branch = int(branch_length or 64)
+    found: dict[str, Contender] = {}
+    for name, length in itertools.product(names, lengths):
+        adaptive = name == "auto" or (length == "auto" and "auto" in methods.strategies)
+        number = str(methods.decoding_length) if length == "auto" else length
+        typed = draft_options("single" if name == "auto" else name, number, branch, session_tokens, price, recycle=False)
+        drafted = max(1, typed.decoding_length - 1)
+        if typed.strategy == "single":
+            drafted = min(typed.branch_length, drafted)
+        options = dataclasses.replace(typed, decoding_length=drafted + 1, branch_length=drafted, adaptive=adaptive)
+        label = "auto" if adaptive and len(lengths) == 1 else f"{'auto' if adaptive else name} {number}"
+        found[label] = Contender(label, options, drafted)
+    ours = list(found.values())
+    most = max(each.draft_tokens for each in ours)
+    installed = {name: given for name, given in methods.own.items() if name not in NEEDS or find_spec(NEEDS[name])}
+    own = [Contender(name, None, most, arguments) for name, arguments in installed.items()] if peers else []
+    return [Contender(PLAIN, DraftOptions("off"), 0), *own, *ours]
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineBench:
-    """A model in another engine, and what is compared on it. engine: "vllm" or "sglang". engine_args: of it, by name.
-
-    Others as of `on_model.ModelBench`.
-    """
+    """A model in vLLM or SGLang, and what is compared on it. engine_args: by name. Others as of `on_model.ModelBench`."""
 
     engine: str
     model: ModelOptions
@@ -229,15 +208,6 @@ class EngineBench:
         from lookahead.engines.vllm_engine import VllmSettings
 
         of: type[ForeignSettings] = SglangSettings if self.engine == "sglang" else VllmSettings
-        return of(
-            self.model,
-            tuple(tries),
-            tuple(weights),
-            contender.options or DraftOptions("off"),
-            contender.draft_tokens,
-            batch_size,
-            self.engine_args,
-            contender.own,
-            len(self.contenders),
-            running,
-        )
+        drafts = contender.options or DraftOptions("off"), contender.draft_tokens
+        engine: Any = batch_size, self.engine_args, contender.own, len(self.contenders), running
+        return of(self.model, tuple(tries), tuple(weights), *drafts, *engine)

@@ -1,10 +1,7 @@
 """A bench inside vLLM or SGLang. In: prompts, and ways to draft. Out: the plain engine against its own ways to draft and ours.
 
-All engines are in memory at once and answer the same rows in turn: a prompt each, or, where B are decoded at once, 4 B, so that
-slots are filled again as in a long job. A turn is not interrupted, as our drafts are sized by the time between two steps.
-
-vLLM runs in this process. SGLang keeps its settings in globals of a process, so each contender has a process of its own: it
-starts the engine, answers calls that come through a pipe, and ends it when the pipe is closed.
+All engines are in memory at once and answer in turn, see compare.py; a turn is not interrupted, as our drafts are sized by the
+time between two steps. vLLM runs in this process; SGLang keeps its settings in globals, so each contender has a process.
 """
 
 from __future__ import annotations
@@ -18,11 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from lookahead.bench.compare import PLAIN, Comparison, answer_all, environment
+from lookahead.bench.compare import PLAIN, Comparison, Texts, answer_all, environment
 from lookahead.bench.contenders import Contender, EngineBench
 from lookahead.bench.lossless import Lossless, lossless
 from lookahead.bench.on_model import answerable
@@ -31,13 +28,12 @@ from lookahead.draft.counts import summed
 from lookahead.engines.abilities import ABILITIES
 from lookahead.engines.foreign import ForeignSettings
 from lookahead.errors import LookaheadError, first_line
-from lookahead.forward.memory import untidied
-from lookahead.job.drafting import open_tries, trie_weights
+from lookahead.forward.memory import gc_frozen
 from lookahead.job.engines import InEngine, in_engine
 from lookahead.job.events import BenchEvents, Events
 from lookahead.job.params import Request
+from lookahead.job.plan import open_tries, trie_weights
 from lookahead.job.rows import read_requests
-from lookahead.trie.file import Trie
 
 CLOSING_SECONDS = 30.0  # that a process may take to end its engine
 Prompts = list[list[int]]
@@ -45,38 +41,14 @@ Prompts = list[list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What an engine reports of itself and the model."""
-
     device: str
     dtype: str
     quantization: str | None
     version: str
 
 
-class EngineRun(Protocol):
-    """One contender's engine. All raise LookaheadError where the engine fails."""
-
-    about: About
-
-    def answerable(self, requests: Sequence[Request], path: str, max_new_tokens: int) -> tuple[Prompts, list[str]]:
-        """See `on_model.answerable`."""
-        ...
-
-    def answer(self, prompts: Prompts, max_new_tokens: int) -> Turn:
-        """All prompts, answered greedily."""
-        ...
-
-    def forget(self) -> None:
-        """See `ForeignEngine.forget`."""
-        ...
-
-    def close(self) -> None:
-        """See `ForeignEngine.close`."""
-        ...
-
-
-class Here:
-    """An engine that this process holds."""
+class LocalEngine:
+    """An engine of a contender that this process holds. All methods raise LookaheadError where it fails."""
 
     def __init__(self, running: InEngine):
         self._running, self._engine = running, running.engine
@@ -121,12 +93,10 @@ class InProcess:
             raise
 
     def answerable(self, requests: Sequence[Request], path: str, max_new_tokens: int) -> tuple[Prompts, list[str]]:
-        found: tuple[Prompts, list[str]] = self._call("answerable", requests, path, max_new_tokens)
-        return found
+        return self._call("answerable", requests, path, max_new_tokens)
 
     def answer(self, prompts: Prompts, max_new_tokens: int) -> Turn:
-        turn: Turn = self._call("answer", prompts, max_new_tokens)
-        return turn
+        return self._call("answer", prompts, max_new_tokens)
 
     def forget(self) -> None:
         self._call("forget")
@@ -152,12 +122,15 @@ class InProcess:
         return found
 
 
+EngineRun = LocalEngine | InProcess
+
+
 def _serve(line: Connection, name: str, settings: ForeignSettings) -> None:
     """Start an engine and answer calls, until the line is closed. Sends `About` first; errors instead of what was asked for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other end's, which closes the line
     os.dup2(2, 1)  # a report may go to stdout
     try:
-        run = Here(in_engine(name, settings, open_tries(settings.tries), _Silent()))
+        run = LocalEngine(in_engine(name, settings, open_tries(settings.tries), _Silent()))
     except Exception as error:
         line.send(_sent(error))
         return
@@ -203,7 +176,13 @@ def bench_in_engine(
     for size in bench.batch_sizes:
 
         def start(contender: Contender, running: int, size: int = size) -> EngineRun:
-            return _started(bench, contender, bench.settings(contender, tries, of_each, size, running), opened, events)
+            settings = bench.settings(contender, tries, of_each, size, running)
+            if not settings.takes_signals:
+                return LocalEngine(in_engine(bench.engine, settings, opened, events))
+            settings.check_installed()
+            waiting = f"Starting {ABILITIES[bench.engine].title}: {contender.name} ..."
+            started: InProcess = events.with_spinner(lambda: InProcess(bench.engine, settings), waiting)
+            return started
 
         with _running(bench, start, events) as engines:
             prompts, failed = engines[PLAIN].answerable(requests, path, max_new_tokens)
@@ -211,26 +190,11 @@ def bench_in_engine(
     return [dataclasses.replace(each, lossless=_judged(bench, each, prompts)) for each in found], failed
 
 
-def _started(
-    bench: EngineBench, contender: Contender, settings: ForeignSettings, tries: Sequence[Trie], events: BenchEvents
-) -> EngineRun:
-    if not settings.takes_signals:
-        return Here(in_engine(bench.engine, settings, tries, events))
-    settings.check_installed()
-    runs: list[EngineRun] = []
-    title = ABILITIES[bench.engine].title
-    events.patiently(lambda: runs.append(InProcess(bench.engine, settings)), f"Starting {title}: {contender.name} ...")
-    return runs[0]
-
-
 @contextlib.contextmanager
 def _running(
     bench: EngineBench, start: Callable[[Contender, int], EngineRun], events: BenchEvents
 ) -> Iterator[dict[str, EngineRun]]:
-    """The engine of each contender, by name, as long as the block runs. One of its own ways that does not start is left out.
-
-    start: takes how many run already, too.
-    """
+    """The engine of each contender, by name; one of its own ways that does not start is left out. start: takes how many run."""
     engines: dict[str, EngineRun] = {}
     try:
         for contender in bench.contenders:
@@ -247,14 +211,8 @@ def _running(
 
 
 def _measured(
-    bench: EngineBench,
-    engines: dict[str, EngineRun],
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    batch_size: int,
-    events: BenchEvents,
+    bench: EngineBench, engines: dict[str, EngineRun], prompts: Texts, max_new_tokens: int, batch_size: int, events: BenchEvents
 ) -> Comparison:
-    """All contenders over all prompts; outputs are judged later."""
     options = {each.name: each.options for each in bench.contenders}
     runs = []
     for name, each in engines.items():
@@ -264,24 +222,15 @@ def _measured(
 
         runs.append(Run(name, options[name], answer, each.forget))
     rows = range(len(prompts))
-    with untidied(), events.working(f"answering, batch {batch_size}", len(rows) * bench.repeats, "prompts") as progress:
+    with gc_frozen(), events.working(f"answering, batch {batch_size}", len(rows) * bench.repeats, "prompts") as progress:
         for run in runs:  # kernels are compiled, caches filled
             list(run.answer(rows[: max(2, batch_size)]))
-        for repeat in range(bench.repeats):
-            answer_all(runs, rows, batch_size, repeat, None, progress)
-    for run in runs:
-        run.settle(runs[0])
+        answer_all(runs, rows, batch_size, bench.repeats, None, progress)
     engine = engines[PLAIN].about
     checked = min(len(rows), len(rows) if bench.lossless_rows is None else bench.lossless_rows)
     about = {**environment(torch.device(engine.device)), bench.engine: engine.version, "quantization": engine.quantization}
     return Comparison(
-        model=bench.model.name,
-        device=engine.device,
-        dtype=engine.dtype,
-        mode=bench.engine,
-        batch_size=batch_size,
-        rows=len(prompts),
-        repeats=bench.repeats,
+        *(bench.model.name, engine.device, engine.dtype, bench.engine, batch_size, len(prompts), bench.repeats),
         forced=False,
         runs=runs,
         lossless=None,
@@ -290,11 +239,8 @@ def _measured(
     )
 
 
-def _judged(bench: EngineBench, found: Comparison, prompts: Sequence[Sequence[int]]) -> Lossless | None:
-    """Our outputs against those of the plain engine. Where some differ, the stock model judges them, as in a bench on a model.
-
-    It cannot where the engine has quantized the model: then all that differ count as different.
-    """
+def _judged(bench: EngineBench, found: Comparison, prompts: Texts) -> Lossless | None:
+    """Our outputs against the plain engine's. The stock model judges those that differ, unless the engine has quantized it."""
     first = found.lossless_rows
     if not first:
         return None

@@ -1,28 +1,37 @@
-"""Logged answers to replay. In: names of logs, tries and tokenizers as they are typed. Out: workloads, and their replays."""
+"""Logged answers to replay, without a model. In: names of logs, tries and tokenizers as typed, a `ReplaySpec`. Out:
+workloads, EDL of each strategy; with costs of forwards, predicted speed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lookahead.bench.replay import Pair, ReplayResult, baseline_class, replay
-from lookahead.bench.trie_text import load_tokenizer_of
+from lookahead.bench.contenders import Contenders
+from lookahead.bench.replay import BASELINES, Pair, ReplayResult, baseline_class, replay
+from lookahead.bench.trie_report import load_tokenizer_of
+from lookahead.budget.profile import CostProfile, read_profile
 from lookahead.corpus.read import named_files
+from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.errors import UsageError
+from lookahead.errors import LookaheadError, UsageError
 from lookahead.files.outputs import Input
-from lookahead.job.drafting import open_tries, trie_weights
-from lookahead.job.events import BenchEvents
+from lookahead.job.events import COMPILING, BenchEvents
 from lookahead.job.fields import RowFields, template_of
 from lookahead.job.pairs import JobSettings, Log, pairs_of, read_log, settings_of
+from lookahead.job.plan import open_tries, trie_weights
 from lookahead.models.options import ModelOptions
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
 from lookahead.trie.file import Trie, names_of
+
+if TYPE_CHECKING:
+    from lookahead.bench.compare import Comparison
 
 Contender = tuple[str | None, DraftOptions]  # (name of a baseline or None for our drafter, its lengths)
 
@@ -42,17 +51,9 @@ class Workload:
         """The tries of each start: warm, if there are any, and cold."""
         return [self.tries, []] if self.tries else [[]]
 
-    def replay(self, contenders: Sequence[Contender]) -> Iterator[ReplayResult]:
-        """One result for each start and contender, in this order."""
-        for tries in self.starts:
-            for baseline, options in contenders:
-                yield replay(self.pairs, tries, options, baseline, self.weights if tries else None)
-
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadReplay:
-    """All results on one workload. tokens: of its responses, the first ones included."""
-
     name: str
     rows: int
     tokens: int
@@ -61,18 +62,12 @@ class WorkloadReplay:
 
     def as_json(self) -> dict[str, Any]:
         """The object that `bench --replay --json` prints for one workload."""
-        return {
-            "rows": self.rows,
-            "tokens": self.tokens,
-            "strategies": [result.as_json() for result in self.results],
-            "build_seconds": round(self.build_seconds, 4),
-        }
+        results, seconds = [result.as_json() for result in self.results], round(self.build_seconds, 4)
+        return {"rows": self.rows, "tokens": self.tokens, "strategies": results, "build_seconds": seconds}
 
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """A contender over all workloads; edl is the geometric mean."""
-
     strategy: str
     decoding_length: int
     branch_length: int
@@ -83,20 +78,16 @@ class Mean:
 def replay_workloads(
     workloads: Sequence[Workload], contenders: Sequence[Contender], progress: Callable[[int], None] = lambda done: None
 ) -> list[WorkloadReplay]:
-    """Replay each workload with each contender, warm if it has tries and cold; progress(runs done).
-
-    Raises UsageError for a baseline without a checkout, before anything is replayed.
-    """
-    replays, done = [], 0
+    """Replay each workload with each contender, warm if it has tries and cold. Raises UsageError for want of a checkout."""
+    replays, done = [], itertools.count(1)
     for name, _ in contenders:
         if name:
             baseline_class(name)
     for workload in workloads:
         results = []
-        for result in workload.replay(contenders):
-            results.append(result)
-            done += 1
-            progress(done)
+        for tries, (baseline, options) in itertools.product(workload.starts, contenders):
+            results.append(replay(workload.pairs, tries, options, baseline, workload.weights if tries else None))
+            progress(next(done))
         tokens = sum(len(response) for _, response in workload.pairs)
         replays.append(WorkloadReplay(workload.name, len(workload.pairs), tokens, results, workload.build_seconds))
     return replays
@@ -116,18 +107,13 @@ def as_json(replays: Sequence[WorkloadReplay]) -> dict[str, Any]:
     """The object that `bench --replay --json` prints: of one workload, or of several with their means."""
     if len(replays) == 1:
         return replays[0].as_json()
-    means = [dataclasses.asdict(mean) for mean in geometric_means(replays)]
-    return {
-        "workloads": [{"name": each.name, **each.as_json()} for each in replays],
-        "geometric_mean": [{**mean, "edl": round(mean["edl"], 4)} for mean in means],
-    }
+    means = [{**dataclasses.asdict(mean), "edl": round(mean.edl, 4)} for mean in geometric_means(replays)]
+    return {"workloads": [{"name": each.name, **each.as_json()} for each in replays], "geometric_mean": means}
 
 
 @dataclasses.dataclass(frozen=True)
 class Logs:
-    """What is replayed, as it was typed. chat, system, prompt_field, template: of the job that wrote the logs; None: as its
-    manifest states.
-    """
+    """What is replayed, as typed. chat, system, prompt_field, template: of the job that wrote it; None: of its manifest."""
 
     paths: Sequence[str]
     tries: Sequence[str] = ()
@@ -149,20 +135,18 @@ class Logs:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A model that logs are replayed on, which they and the tries must fit. config: its text config."""
+    """A model that logs are replayed on, which they and the tries must fit. config: of its text. longest: text, in tokens."""
 
     name: str
     config: Any
+    longest: int
 
 
 def read_workloads(logs: Logs, events: BenchEvents, shape: Shape | None = None) -> tuple[list[Workload], Any | None]:
-    """(a workload for each log, the tokenizer that text was tokenized with, if any was)
-
-    Raises UsageError for a log or a trie that is named wrongly, LookaheadError for one that cannot be read or does not fit.
-    """
-    twice = [path for number, path in enumerate(logs.paths) if path in logs.paths[:number]]
-    if twice:
-        raise UsageError(f"{twice[0]}: is given twice.")
+    """(a workload for each log, the tokenizer of its text, if any). Raises LookaheadError for what cannot be used."""
+    for number, path in enumerate(logs.paths):
+        if path in logs.paths[:number]:
+            raise UsageError(f"{path}: is given twice.")
     names = names_of(list(logs.paths))
     tries_of = tries_of_each(logs.tries, names)
     tokenizers = Tokenizers(logs.tokenizer)
@@ -177,26 +161,21 @@ def read_workloads(logs: Logs, events: BenchEvents, shape: Shape | None = None) 
     workloads = []
     for number, (path, name, tries) in enumerate(zip(logs.paths, names, opened, strict=True)):
         tokenizers.check(tries)
-        limits = _limits(tries, tokenizers, shape)
+        limits = {}
+        if shape:
+            for trie in tries:
+                trie.check_tokenizer("", max(shape.config.vocab_size, tokenizers.vocab_size), "the model")
+            limits = {"vocab_size": shape.config.vocab_size, "longest": shape.longest}
         log = read_log(path, logs.rows)
         prompts, job = _job_of(log, logs, events.notice)
-        model = shape.name if shape and _has_tokenizer(shape.name) else job.tokenizer
+        model = job.tokenizer
+        if shape and (not Path(shape.name).is_dir() or any((Path(shape.name) / file).exists() for file in TOKENIZER_FILES)):
+            model = shape.name  # a folder may hold its config.json only
         pairs = pairs_of(log, partial(tokenizers.of, tries, model, others), prompts, job, **limits)
         for note in log.notes():
             events.notice(note)
         workloads.append(Workload(name, pairs, tries, build_seconds[number], weights[number]))
     return workloads, tokenizers.latest
-
-
-def _limits(tries: Sequence[Trie], tokenizers: Tokenizers, shape: Shape | None) -> dict[str, int]:
-    """What a model has room for; nothing without one. Raises LookaheadError for a trie that does not fit it."""
-    if shape is None:
-        return {}
-    from lookahead.forward.target import longest_text
-
-    for trie in tries:
-        trie.check_tokenizer("", max(shape.config.vocab_size, tokenizers.vocab_size), "the model")
-    return {"vocab_size": shape.config.vocab_size, "longest": longest_text(shape.config)}
 
 
 class Tokenizers:
@@ -212,35 +191,29 @@ class Tokenizers:
     def check(self, tries: Sequence[Trie]) -> None:
         """Raises LookaheadError for a trie of another tokenizer than the one that was asked for."""
         if self.named is not None:
-            whose = identity(self.latest, self.named)
+            known = identity(self.latest, self.named)
             for trie in tries:
-                trie.check_tokenizer(whose.fingerprint, whose.vocab_size, self.named)
+                trie.check_tokenizer(known.fingerprint, known.vocab_size, self.named)
 
     def of(self, tries: Sequence[Trie], model: str | None, others: Sequence[Trie]) -> Any | None:
-        """For the text of a log: the one asked for, else that of its tries, of the model, of other tries.
-
-        model: that the log is replayed on, or whose job wrote it.
-        """
+        """For the text of a log: the one asked for, else that of its tries, of `model`, of other tries."""
         if self.named is not None:
             return self._load(self.named)
-        found = self._of_tries(tries)
-        if found is None:
-            found = self._load(model) if model else self._of_tries(others)
-        self.latest = found
-        return found
+        self.latest = self._of_tries(tries)
+        if self.latest is None:
+            self.latest = self._load(model) if model else self._of_tries(others)
+        return self.latest
 
     def _of_tries(self, tries: Sequence[Trie]) -> Any | None:
         """Of the first of them that was built with one; the others must fit. None: all hold ids."""
-        from lookahead.tokenizer import identity
-
         for trie in tries:
             key = trie.header.tokenizer_fingerprint
             if key and key not in self._loaded:
                 self._loaded[key] = load_tokenizer_of(trie, None, needed=True)
             if key and (found := self._loaded[key]) is not None:
-                whose = identity(found, trie.header.tokenizer_name)
+                known = identity(found, trie.header.tokenizer_name)
                 for other in tries:
-                    other.check_tokenizer(whose.fingerprint, whose.vocab_size, trie.header.tokenizer_name)
+                    other.check_tokenizer(known.fingerprint, known.vocab_size, trie.header.tokenizer_name)
                 return found
         return None
 
@@ -250,18 +223,6 @@ class Tokenizers:
         self.latest = self._loaded[name]
         self.vocab_size = identity(self.latest, name).vocab_size
         return self.latest
-
-
-def _has_tokenizer(model: str | None) -> bool:
-    """Of a model that needs no weights; a folder may hold its config.json only."""
-    folder = Path(model or "")
-    return model is not None and (not folder.is_dir() or any((folder / name).exists() for name in TOKENIZER_FILES))
-
-
-def tokenizer_to_show(loaded: Any | None, workloads: Sequence[Workload]) -> Any | None:
-    """The tokenizer to show tokens with: that of the logs, else of a trie if it can be loaded."""
-    tries = [trie for workload in workloads for trie in workload.tries]
-    return loaded if loaded is not None or not tries else load_tokenizer_of(tries[0], None, needed=False)
 
 
 def _job_of(log: Log, logs: Logs, notice: Callable[[str], None]) -> tuple[Sequence[str], JobSettings]:
@@ -280,20 +241,151 @@ def _job_of(log: Log, logs: Logs, notice: Callable[[str], None]) -> tuple[Sequen
 
 
 def tries_of_each(tries: Sequence[str], names: list[str]) -> dict[str, list[str]]:
-    """Paths of each workload's tries: FILE is for all workloads, NAME=FILE for that of this name.
-
-    A file whose own name holds "=" is a FILE. Raises UsageError for a NAME that no workload has.
-    """
+    """Paths of each workload's tries: FILE is for all, NAME=FILE for one. Raises UsageError for a NAME that no workload has."""
     paths: dict[str, list[str]] = {name: [] for name in names}
     for trie in tries:
-        if "=" not in trie or Path(trie).exists():
-            for each in paths.values():
-                each.append(trie)
-            continue
-        named = [name for name in names if trie.startswith(f"{name}=")]
+        named = names if "=" not in trie or Path(trie).exists() else [name for name in names if trie.startswith(f"{name}=")]
         if not named:
             name = trie.partition("=")[0]
             raise UsageError(f'--trie {trie}: no workload is named "{name}" (known: {", ".join(names)}).')
         longest = max(named, key=len)
-        paths[longest].append(trie.removeprefix(f"{longest}="))
+        for name in names if named is names else [longest]:
+            paths[name].append(trie if named is names else trie.removeprefix(f"{longest}="))
     return paths
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplaySpec:
+    """explain: rows whose steps are shown first. cost_profile: that speed is predicted from, at each of batch_sizes."""
+
+    logs: Logs
+    contenders: Contenders
+    baselines: bool = False
+    explain: int = 0
+    cost_profile: str | None = None
+    batch_sizes: Sequence[int] = (1,)
+    repeats: int = 1
+
+    def options(self) -> list[DraftOptions]:
+        return self.contenders.options(timed=self.cost_profile is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayReport:
+    """replays: of each workload. comparisons: the predicted ones, of each workload and batch size. value: as JSON."""
+
+    replays: list[WorkloadReplay]
+    comparisons: list[Comparison]
+    value: dict[str, Any]
+
+
+def replay_logs(spec: ReplaySpec, events: BenchEvents) -> ReplayReport:
+    """Raises UsageError for what does not go together, LookaheadError for files that cannot be used."""
+    options = spec.options()
+    if spec.contenders.sweep and spec.baselines:
+        raise UsageError("--baselines draft by lengths of their own: leave --sweep out.")
+    profile = read_profile(spec.cost_profile) if spec.cost_profile else None
+    workloads, loaded = read_workloads(spec.logs, events)
+    if spec.explain:
+        if loaded is None and (tries := [trie for workload in workloads for trie in workload.tries]):
+            loaded = load_tokenizer_of(tries[0], None, needed=False)
+        explain_rows(workloads, options[0], loaded, spec.explain, events)
+    # Those that need no costs; if there are none, the first at its longest.
+    fixed = [option for option in options if not option.adaptive] or [dataclasses.replace(options[0], adaptive=False)]
+    replays = _replay_all(workloads, fixed, spec.baselines, events)
+    value, comparisons = as_json(replays), []
+    if profile:
+        for workload, of_workload in zip(workloads, value.get("workloads", [value]), strict=True):
+            predicted = []
+            for size in spec.batch_sizes:
+                with events.working(f"predicting, batch {size}", len(workload.pairs) * spec.repeats, "answers") as progress:
+                    drafting = workload.tries, options, workload.weights
+                    predicted.append(predict(profile, workload.pairs, *drafting, size, spec.repeats, progress))
+            if len(workloads) > 1:
+                predicted = [dataclasses.replace(each, model=f"{workload.name} on {each.model}") for each in predicted]
+            _add_predicted(of_workload, predicted, "warm" if workload.tries else "cold")
+            comparisons += predicted
+    return ReplayReport(replays, comparisons, value)
+
+
+def _replay_all(
+    workloads: list[Workload], options: list[DraftOptions], baselines: bool, events: BenchEvents
+) -> list[WorkloadReplay]:
+    """Replay each workload with each of `options`, and with `baselines` at the same decoding lengths."""
+    contenders: list[Contender] = [(None, option) for option in options]
+    if baselines:
+        at_each_length = {option.decoding_length: option for option in options}.values()
+        contenders += [(name, option) for name in BASELINES for option in at_each_length]
+    compile_for(workloads, options[0], events)
+    runs = len(contenders) * sum(len(workload.starts) for workload in workloads)
+    with events.working("replaying", runs, "runs") as progress:
+        return replay_workloads(workloads, contenders, progress=progress)
+
+
+def _add_predicted(value: dict[str, Any], predicted: list[Comparison], start: str) -> None:
+    """To the JSON of a replay: "predicted", and the speedup of each strategy at the first batch size."""
+    from lookahead.bench.compare import as_json as predicted_json
+
+    for run in predicted[0].runs[1:]:
+        for strategy in value["strategies"]:
+            lengths = strategy["strategy"], strategy["decoding_length"], strategy["branch_length"], strategy["start"]
+            if not run.adaptive and lengths == (run.strategy, run.decoding_length, run.branch_length, start):
+                strategy["predicted_speedup"] = round(run.speedup, 4)
+    value["predicted"] = predicted_json(predicted)
+
+
+def explain_rows(
+    workloads: list[Workload], option: DraftOptions, tokenizer: Any | None, rows: int, events: BenchEvents
+) -> None:
+    """Show each step of the first rows of each workload, warm if it has tries: what they are in the replay of all rows."""
+    compile_for(workloads, option, events)
+    for workload in workloads:
+        start = "warm" if workload.tries else "cold"
+        name = f"{workload.name}, {label(option.strategy, option.decoding_length, start)}, "
+        observer_of = events.observers(tokenizer, rows, name)
+        replay(workload.pairs[:rows], workload.tries, option, weights=workload.weights, observer_of=observer_of)
+
+
+def label(strategy: str, decoding_length: int, start: str) -> str:
+    return f"{strategy} {decoding_length} {start}"
+
+
+def compile_for(workloads: list[Workload], option: DraftOptions, events: BenchEvents) -> None:
+
+    def compile_kernels() -> None:
+        for workload in workloads:
+            Drafter(workload.tries, option).warm_up()
+
+    events.with_spinner(compile_kernels, COMPILING)
+
+
+def predict(
+    profile: CostProfile,
+    pairs: Sequence[Pair],
+    tries: Sequence[Trie],
+    options: Sequence[DraftOptions],
+    weights: Sequence[float] | None = None,
+    batch_size: int = 1,
+    repeats: int = 1,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Comparison:
+    """Plain decoding and each of `options` over the pairs, with forwards that cost what `profile` gives.
+
+    The engine runs over a model that only costs time (models/simulated.py); drafting costs what it costs here. Raises
+    LookaheadError for a pair that the profile's model has no room for.
+    """
+    from lookahead.bench.compare import compare  # loads torch, which no other replay needs
+    from lookahead.models.simulated import simulated_model
+
+    longest = max(len(prompt) + len(answer) for prompt, answer in pairs)
+    if longest > profile.longest_text:
+        raise LookaheadError(f"a logged text has {longest} tokens, the model of the profile {profile.longest_text} positions.")
+    prompts, answers = [prompt for prompt, _ in pairs], [answer for _, answer in pairs]
+    found = compare(
+        simulated_model(profile), prompts, tries, options, peers=False,
+        progress=progress, weights=weights, batch_size=batch_size, answers=answers, repeats=repeats,
+    )  # fmt: skip
+    for run in found.runs:
+        run.total.peak_memory_bytes = 0
+    environment = {"cost_profile": profile.kind, **profile.about}
+    return dataclasses.replace(found, device=profile.setting.device, environment=environment, predicted=True)

@@ -1,11 +1,9 @@
-"""Are outputs those of plain decoding? In: outputs of both. Out: counts, and where and how far they part.
+"""Are outputs those of plain decoding? In: outputs of both. Out: counts, and where and how far they diverge.
 
-In half precision any change of a forward's shape moves scores a little, so two tokens that score nearly the same swap:
-a near-tie. Whether it is one is judged by the stock model, none of our code in between: a forward over the whole text gives the
-scores at each position, and forwards of other shapes over the same text show how far rounding alone moves them there. An output
-is excused if both tokens at the first difference, and each token behind it, come that near to the best score.
-
-Where a token gets the same bits in any forward (models/exact.py), nothing is excused: outputs are identical or different.
+In half precision any change of a forward's shape moves scores a little, so two tokens of nearly the same score swap: a
+near-tie. The stock model judges, and forwards of other shapes show how far rounding alone moves scores. An output is excused if
+both tokens at the first difference, and each token behind it, come that near to the best score; nothing is where bits are exact
+(models/exact.py).
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ ALWAYS = 2  # shapes of forwards that every output is judged by; the others wher
 class Divergence:
     """Where an output differs from plain decoding; where it is different, the first position that nothing excuses.
 
-    row: of the prompts, from 1. place: tokens of the answer before it. expected: plain decoding's token or, behind the first
-    difference, the model's own; None, as got, where one answer has ended. tolerance: scores no further apart are a near-tie.
+    row: of the prompts, from 1. place: tokens of the answer before it. expected, got: None where one answer has ended.
+    tolerance: scores no further apart are a near-tie.
     """
 
     row: int
@@ -51,10 +49,7 @@ class Divergence:
 
 @dataclasses.dataclass(frozen=True)
 class Lossless:
-    """Outputs against those of plain decoding, token id for token id. divergences: one of each output that is not identical.
-
-    exact: scores are the same bits in any forward, so no output may differ.
-    """
+    """Outputs against those of plain decoding. divergences: one of each that is not identical. exact: none may differ."""
 
     checked: int
     identical: int
@@ -71,19 +66,15 @@ class Lossless:
 
     @property
     def shown(self) -> list[Divergence]:
-        """The first ones, different ones before near-ties."""
         return sorted(self.divergences, key=lambda each: each.kind != "different")[:SHOWN]
 
     def __str__(self) -> str:
-        compared = f"{self.identical}/{self.checked} outputs identical to plain decoding, "
-        if self.exact:
-            return f"{compared}bit for bit, {self.different} different"
-        return f"{compared}{self.near_tie} near-ties, {self.different} different"
+        ties = "bit for bit" if self.exact else f"{self.near_tie} near-ties"
+        return f"{self.identical}/{self.checked} outputs identical to plain decoding, {ties}, {self.different} different"
 
     def as_json(self) -> dict[str, int]:
         """ "lossless" in the JSON of `bench`."""
-        counts = {name: getattr(self, name) for name in ("identical", "near_tie", "different")}
-        return {"checked": self.checked, **counts}
+        return {name: getattr(self, name) for name in ("checked", "identical", "near_tie", "different")}
 
 
 def lossless(
@@ -108,7 +99,6 @@ def lossless(
 
 @torch.inference_mode()
 def _judged(target: TargetModel | None, row: int, run: str, prompt: Ids, expected: Ids, output: Ids) -> Divergence:
-    """Class an output that is not the expected one."""
     place = next((i for i, (a, b) in enumerate(zip(expected, output, strict=False)) if a != b), None)
     if place is None:  # one is a part of the other: a matter of where to stop, not of scores
         place = min(len(expected), len(output))
@@ -136,10 +126,9 @@ class _Judge:
         self.alone = self._whole()
 
     def far(self, place: int, tokens: torch.Tensor) -> tuple[list[int], list[float]]:
-        """(positions, counted from `place`, where one of `tokens` is never near the best score; all tolerances).
+        """(positions, counted from `place`, where one of `tokens` [any, positions] is never near the best score; tolerances).
 
-        tokens: [any, positions]. A token is near if it is in one shape of the forward: where rounding sends a token to
-        another expert, scores jump, and what is near in one shape is far in another.
+        A token is near if it is in one shape of the forward: where rounding sends a token to another expert, scores jump.
         """
         alone = self.alone[place:]
         noise, behind_best = torch.zeros_like(alone[:, 0]), _behind_best(alone, tokens)
@@ -153,7 +142,6 @@ class _Judge:
         return far.nonzero()[:, 0].tolist(), tolerance.tolist()
 
     def _shapes(self) -> Iterator[torch.Tensor]:
-        """Scores of the same text in forwards of other shapes."""
         yield self._whole(behind=PIECES[0])
         for size in PIECES:
             yield self._in_pieces(size) if self.target.mode != "plain" else self._whole(behind=size + 1)

@@ -1,39 +1,37 @@
 """A bench on a model. In: a `ModelBench`. Out: plain decoding against every strategy and the peers, for each batch size.
 
-The prompts of a file are answered; or logged answers are replayed on a model of random weights.
+The prompts of a file are answered; or logged answers are replayed on a model of random weights. `bench_schemes` does so with
+several quantizations, one model at a time: ratios of their speeds are as exact as the machine is steady.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import Any
 
 from lookahead.bench.compare import Comparison, compare
-from lookahead.bench.logged import Logs, Shape, read_workloads
-from lookahead.bench.replay_run import compile_for
+from lookahead.bench.logged import Logs, Shape, compile_for, read_workloads
 from lookahead.draft.options import DraftOptions
-from lookahead.errors import LookaheadError
-from lookahead.forward.target import TargetModel
-from lookahead.job.drafting import open_tries, trie_weights
+from lookahead.errors import LookaheadError, UsageError
+from lookahead.forward.target import TargetModel, longest_text
 from lookahead.job.engines import InEngine, load_here
 from lookahead.job.events import BenchEvents
-from lookahead.job.prompt import local_time, prompts_of
-from lookahead.job.rows import Request, read_requests
+from lookahead.job.plan import open_tries, trie_weights
+from lookahead.job.rows import Request, local_time, prompts_of, read_requests
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.models.load import random_model, read_config
 from lookahead.models.options import ModelOptions
+from lookahead.trie.file import Trie
 
 Look = Callable[[TargetModel, list[list[int]]], None]  # at a loaded model and the prompts that it is to answer
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelBench:
-    """A model, and what is compared on it.
-
-    options: of each run of ours. batch_sizes: prompts decoded at once, measured in turn. peers: also Hugging Face's own.
-    repeats, recycling: see `compare.compare`. lossless_rows: the first rows, whose outputs are checked; None: all; 0: none.
-    """
+    """A model, and what is compared on it. options: of each run of ours. lossless_rows: None: all; 0: none. See `compare`."""
 
     model: ModelOptions
     options: Sequence[DraftOptions]
@@ -73,11 +71,7 @@ def bench_prompts(
     events: BenchEvents | None = None,
     look: Look = lambda target, prompts: None,
 ) -> tuple[list[Comparison], list[str]]:
-    """(a comparison for each batch size, what is wrong with rows that were left out)
-
-    path: of a file of prompts, as for generate. tries, weights: files, and NAME=W as typed. rows: the first, None: all.
-    look: called with the loaded model and its prompts, before they are answered. Raises LookaheadError if no row can be.
-    """
+    """(a comparison for each batch size, what is wrong with rows left out). look: called with model and prompts first."""
     events = events or BenchEvents()
     opened = open_tries(tries, bench.model)
     of_each = trie_weights(weights, [opened])[0]
@@ -97,76 +91,113 @@ def bench_loaded(
     look: Look = lambda target, prompts: None,
 ) -> tuple[list[Comparison], list[str]]:
     """`bench_prompts` of a model that is loaded with its tries. weights: of these; none: 1 each."""
-    events = events or BenchEvents()
     requests = list(islice(read_requests(path), rows))
     prompts, failed = answerable(requests, loaded, path, max_new_tokens)
-    look(loaded.engine.target, prompts)
-    return [_compared(bench, loaded, prompts, weights, max_new_tokens, size, events) for size in bench.batch_sizes], failed
+    target = loaded.engine.target
+    look(target, prompts)
+    return _compared(bench, target, prompts, loaded.engine.drafter.tries, weights, events, max_new_tokens), failed
 
 
 def _compared(
     bench: ModelBench,
-    loaded: LoadedEngine,
+    target: TargetModel,
     prompts: list[list[int]],
-    weights: Sequence[float],
-    max_new_tokens: int,
-    batch_size: int,
-    events: BenchEvents,
-) -> Comparison:
-    with events.working(f"answering, batch {batch_size}", len(prompts) * bench.repeats, "prompts") as progress:
-        return compare(
-            loaded.engine.target,
-            prompts,
-            loaded.engine.drafter.tries,
-            bench.options,
-            max_new_tokens,
-            bench.peers,
-            bench.lossless_rows != 0,
-            progress=progress,
-            weights=weights or None,
-            batch_size=batch_size,
-            repeats=bench.repeats,
-            lossless_rows=bench.lossless_rows,
-            recycling=bench.recycling,
-        )
+    tries: Sequence[Trie],
+    weights: Sequence[float] | None,
+    events: BenchEvents | None,
+    max_new_tokens: int = 256,
+    answers: list[list[int]] | None = None,
+) -> list[Comparison]:
+    """One comparison for each batch size. answers: are taken as the model's choices."""
+    doing, unit = ("answering", "prompts") if answers is None else ("replaying", "answers")
+    found = []
+    for size in bench.batch_sizes:
+        total = len(prompts) * bench.repeats
+        with (events or BenchEvents()).working(f"{doing}, batch {size}", total, unit) as progress:
+            comparison = compare(
+                target,
+                prompts,
+                tries,
+                bench.options,
+                max_new_tokens,
+                bench.peers,
+                bench.lossless_rows != 0,
+                progress=progress,
+                weights=weights or None,
+                batch_size=size,
+                answers=answers,
+                repeats=bench.repeats,
+                lossless_rows=bench.lossless_rows,
+                recycling=bench.recycling,
+            )
+        found.append(comparison)
+    return found
 
 
 def bench_logged(
-    bench: ModelBench,
-    logs: Logs,
-    events: BenchEvents | None = None,
-    look: Look = lambda target, prompts: None,
+    bench: ModelBench, logs: Logs, events: BenchEvents | None = None, look: Look = lambda target, prompts: None
 ) -> list[Comparison]:
-    """Replay a log on a model of random weights, its answers taken as the model's choices; one comparison for each batch size.
-
-    look: called with the model and no prompts, as random weights know none. Raises LookaheadError for a log that the model has
-    no room for.
-    """
+    """Replay a log on a model of random weights, its answers taken as the model's choices. look: called with the model."""
     events = events or BenchEvents()
     config = read_config(*bench.model.source).get_text_config(decoder=True)
-    ((workload,), _) = read_workloads(logs, events, Shape(bench.model.name, config))
+    ((workload,), _) = read_workloads(logs, events, Shape(bench.model.name, config, longest_text(config)))
     target = random_model(bench.model)
     look(target, [])
     compile_for([workload], bench.options[0], events)
     if target.mode != "packed":
         events.notice(f"{bench.model.name} verifies by {target.mode}: {target.reason}")
     prompts, answers = [prompt for prompt, _ in workload.pairs], [answer for _, answer in workload.pairs]
-    comparisons = []
-    for size in bench.batch_sizes:
-        with events.working(f"replaying, batch {size}", len(prompts) * bench.repeats, "answers") as progress:
-            comparisons.append(
-                compare(
-                    target,
-                    prompts,
-                    workload.tries,
-                    bench.options,
-                    peers=bench.peers,
-                    progress=progress,
-                    weights=workload.weights,
-                    batch_size=size,
-                    answers=answers,
-                    repeats=bench.repeats,
-                    recycling=bench.recycling,
-                )
-            )
-    return comparisons
+    return _compared(bench, target, prompts, workload.tries, workload.weights, events, answers=answers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """kv_bytes_per_token: 0 where unknown. loss: nats per token of the prompts. comparisons: one for each batch size."""
+
+    quantize: str
+    kv_dtype: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+    loss: float | None
+    comparisons: list[Comparison]
+
+    def as_json(self) -> dict[str, Any]:
+        """One of "schemes" in the object that `bench --json` prints."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**fields, "comparisons": [each.as_json() for each in self.comparisons]}
+
+
+def schemes_of(option: str, typed: str, known: Sequence[str]) -> list[str]:
+    """ "none,int8" -> ["none", "int8"]. Raises UsageError."""
+    names = list(dict.fromkeys(part.strip() for part in typed.split(",")))
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{option} {name}: choose {', '.join(known)}, or several such as none,int8.")
+    return names
+
+
+def bench_schemes(
+    bench: ModelBench,
+    quantize: str,
+    kv_dtype: str,
+    measure: Callable[[ModelBench, Look], tuple[list[Comparison], list[str]]],
+) -> tuple[list[Scheme], list[str]]:
+    """(figures of each combination, problems of rows). measure: given the bench and what to call with the loaded model."""
+    from lookahead.backends.cpu.linear import weight_bytes
+    from lookahead.backends.cpu.quantized_kv import KV_DTYPES
+    from lookahead.bench.quantized import loss_of
+    from lookahead.models.quantize import SCHEMES
+
+    named = schemes_of("--quantize", quantize, SCHEMES), schemes_of("--kv-dtype", kv_dtype, KV_DTYPES)
+    schemes, failed = [], list[str]()
+    for weights, keys in itertools.product(*named):
+        figures = dict[str, Any]()
+
+        def look(target: TargetModel, prompts: list[list[int]], figures: dict[str, Any] = figures) -> None:
+            figures.update(weight_bytes=weight_bytes(target.model), kv_bytes_per_token=target.place_bytes)
+            figures["loss"] = loss_of(target, prompts) if prompts else None
+
+        model = dataclasses.replace(bench.model, quantize=weights, kv_dtype=keys)
+        comparisons, failed = measure(dataclasses.replace(bench, model=model), look)
+        schemes.append(Scheme(weights, keys, comparisons=comparisons, **figures))
+    return schemes, failed

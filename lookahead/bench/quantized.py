@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from lookahead.bench.quality import MOST_TOKENS, Parting, Quality, loss_of, parting, quality_of, texts_of
+from lookahead.corpus.read import first_documents
+from lookahead.decode.engine import DecodingEngine
+from lookahead.draft.drafter import Drafter
+from lookahead.draft.options import DraftOptions
+from lookahead.draft.tree import chain, side_by_side
 from lookahead.errors import CorpusError, UsageError
 from lookahead.files.outputs import TRIE
+from lookahead.forward.slots import slots_of
+from lookahead.forward.target import TargetModel
 from lookahead.job.events import BenchEvents
 from lookahead.models.load import load_model, read_config
 from lookahead.models.mixed import ACTIVATIONS, Chosen, choose_bits
@@ -25,10 +33,7 @@ from lookahead.trie.file import Trie
 
 @dataclasses.dataclass(frozen=True)
 class QuantizeSpec:
-    """What is quantized, as it was typed. text: a corpus file to compare on. activations: none, int8 or mixed; mixed needs
-    calibration, a corpus file or a trie, by which weights are rounded, too. rows: of both. loss_budget: nats per token that
-    tokens of 4 bits may cost on it.
-    """
+    """What is quantized, as typed. text: corpus to compare on. calibration: corpus or trie. loss_budget: nats per token."""
 
     model: ModelOptions
     out: str
@@ -41,7 +46,6 @@ class QuantizeSpec:
     pack_embedding: bool = False
 
     def written(self, folder: str | Path) -> ModelOptions:
-        """The model in this folder."""
         return ModelOptions(str(folder), device="cpu", trust_remote_code=self.model.trust_remote_code)
 
 
@@ -51,7 +55,7 @@ class Comparison:
 
     before: Quality
     after: Quality
-    parting: Parting
+    divergence: Divergence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +69,10 @@ class QuantizeReport:
 
     def as_json(self) -> dict[str, Any]:
         """The object that `quantize --json` prints."""
-        written, value = self.written, dict[str, Any]()
-        value["model"], value["out"], value["weights"] = self.spec.model.name, self.spec.out, self.spec.scheme
-        value["bytes_before"], value["bytes_after"] = written.bytes_before, written.bytes_after
-        value["layers"] = [dataclasses.asdict(layer) for layer in written.layers]
-        value["activations"] = self.spec.activations
+        written, spec = self.written, self.spec
+        value: dict[str, Any] = {"model": spec.model.name, "out": spec.out, "weights": spec.scheme}
+        value |= {"bytes_before": written.bytes_before, "bytes_after": written.bytes_after}
+        value |= {"layers": [dataclasses.asdict(layer) for layer in written.layers], "activations": spec.activations}
         if self.mixed is not None:
             value |= {"share_in_8_bits": self.mixed.share, "blocks_in_8_bits": self.mixed.in_8_bits}
             value |= {"calibration_loss_int8": self.mixed.loss_in_8_bits, "calibration_loss": self.mixed.loss}
@@ -77,18 +80,8 @@ class QuantizeReport:
             before, after = self.compared.before, self.compared.after
             value |= {"text_tokens": before.tokens, "loss_before": before.loss, "loss_after": after.loss}
             value |= {"perplexity_before": before.perplexity, "perplexity_after": after.perplexity}
-            value["answers"] = dataclasses.asdict(self.compared.parting)
+            value["answers"] = dataclasses.asdict(self.compared.divergence)
         return value
-
-
-def _check(spec: QuantizeSpec) -> None:
-    """Raises UsageError for tokens that cannot be quantized so."""
-    if spec.activations not in ACTIVATIONS:
-        raise UsageError(f"--activations {spec.activations}: choose {', '.join(ACTIVATIONS)}.")
-    if spec.activations == "mixed" and spec.calibration is None:
-        raise UsageError("--activations mixed needs --calibration FILE, a corpus or a trie.")
-    if spec.activations == "mixed":
-        check_scheme(spec.scheme, torch.device("cpu"))
 
 
 def _texts(spec: QuantizeSpec, path: str) -> list[list[int]]:
@@ -96,7 +89,7 @@ def _texts(spec: QuantizeSpec, path: str) -> list[list[int]]:
     config, name = read_config(*spec.model.source).get_text_config(decoder=True), spec.model.name
     tokenizer, vocab_size = own_tokenizer(*spec.model.source), int(config.vocab_size)
     if not (Path(path).is_file() and TRIE.matches(Path(path))):
-        return texts_of(path, tokenizer, vocab_size, spec.rows)
+        return [ids[:MOST_TOKENS] for ids in first_documents(path, tokenizer, vocab_size, spec.rows)]
     trie = Trie(path)
     trie.check_tokenizer("" if tokenizer is None else identity(tokenizer, name).fingerprint, vocab_size, name)
     documents = [document for document in trie.documents() if len(document) > 1]
@@ -116,7 +109,12 @@ def _calibration(spec: QuantizeSpec, texts: list[list[int]]) -> Calibration:
 
 def quantize(spec: QuantizeSpec, events: BenchEvents | None = None) -> QuantizeReport:
     """Write the folder, then compare. Raises LookaheadError where one of these fails; a folder that is written stays."""
-    _check(spec)
+    if spec.activations not in ACTIVATIONS:
+        raise UsageError(f"--activations {spec.activations}: choose {', '.join(ACTIVATIONS)}.")
+    if spec.activations == "mixed":
+        if spec.calibration is None:
+            raise UsageError("--activations mixed needs --calibration FILE, a corpus or a trie.")
+        check_scheme(spec.scheme, torch.device("cpu"))
     events = events or BenchEvents()
     texts = [] if spec.text is None else _texts(spec, spec.text)
     chosen = list[Chosen]()
@@ -147,4 +145,77 @@ def quantize(spec: QuantizeSpec, events: BenchEvents | None = None) -> QuantizeR
         progress(1)
         after = quality_of(load_model(spec.written(spec.out)), texts)
         progress(2)
-    return QuantizeReport(spec, written, mixed, Comparison(before, after, parting(before, after)))
+    return QuantizeReport(spec, written, mixed, Comparison(before, after, divergence(before, after)))
+
+
+MOST_TOKENS = 512  # of a text: the rest is left out
+ANSWERED, ANSWER_TOKENS = 16, 64  # texts whose first half is answered, and tokens of an answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Quality:
+    """Of a model on texts. loss: nats per token. answers: greedy tokens after the first halves of the first texts."""
+
+    loss: float
+    tokens: int
+    answers: list[list[int]]
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss)
+
+
+@torch.inference_mode()
+def quality_of(target: TargetModel, texts: Sequence[Sequence[int]]) -> Quality:
+    total, tokens = 0.0, 0
+    for text in texts:
+        ids = torch.tensor([text[: target.longest_text]], device=target.device)
+        scores = target.model(input_ids=ids).logits[0, :-1].float()
+        total += float(torch.nn.functional.cross_entropy(scores, ids[0, 1:], reduction="sum"))
+        tokens += ids.shape[1] - 1
+    engine = DecodingEngine(target, Drafter((), DraftOptions("off")), 1)
+    requests = [engine.request(list(text[: max(1, len(text) // 2)]), ANSWER_TOKENS) for text in texts[:ANSWERED]]
+    for _ in engine.run(requests):
+        pass
+    return Quality(total / tokens, tokens, [request.token_ids for request in requests])
+
+
+@torch.inference_mode()
+def loss_of(target: TargetModel, texts: Sequence[Sequence[int]]) -> float | None:
+    """nats per token of texts (ids) as the model prefills prompts, with its KV cache; None where none has 2 tokens."""
+    total, tokens = 0.0, 0
+    for text in texts:
+        ids = np.array(text[: min(MOST_TOKENS, target.longest_text)], np.int32)
+        if len(ids) > 1:
+            if target.mode == "plain":
+                scores = target.model(input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(target.device)).logits[0]
+            else:
+                slots = slots_of(target)
+                slots.begin(slots.add(ids.tolist()))
+                scores = slots.forward(side_by_side([chain(ids)], ["all"])).of(0)
+            scores = scores[:-1].float()
+            after = torch.from_numpy(ids[1:].astype(np.int64)).to(scores.device)
+            total += float(torch.nn.functional.cross_entropy(scores, after, reduction="sum"))
+            tokens += len(after)
+    return total / tokens if tokens else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Divergence:
+    """Where greedy answers of two models diverge. text, token: counted from 0; None: all are the same."""
+
+    identical: int
+    answers: int
+    text: int | None
+    token: int | None
+
+
+def divergence(before: Quality, after: Quality) -> Divergence:
+    first = []
+    for text, (left, right) in enumerate(zip(before.answers, after.answers, strict=True)):
+        if left != right:
+            same = (a == b for a, b in zip(left, right, strict=False))
+            index = next((index for index, equal in enumerate(same) if not equal), min(len(left), len(right)))
+            first.append((index, text))
+    earliest = min(first, default=(None, None))
+    return Divergence(len(before.answers) - len(first), len(before.answers), earliest[1], earliest[0])

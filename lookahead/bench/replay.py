@@ -11,9 +11,9 @@ import functools
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from lookahead.draft.counts import DraftCounts
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import ObserverOf, Step, nobody
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import DraftTree
 from lookahead.errors import UsageError
 from lookahead.trie.file import Trie
 
@@ -30,10 +29,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def baseline_class(name: str) -> Any:
-    """The class of a baseline: (tries, options) -> a drafter, see benchmarks/baselines.py.
-
-    Raises UsageError where there is no checkout.
-    """
+    """The class of a baseline: (tries, options) -> a drafter. Raises UsageError where there is no checkout."""
     return _classes(CHECKOUT)[name]
 
 
@@ -53,25 +49,8 @@ def _classes(checkout: Path) -> dict[str, Any]:
     return {name: module.BASELINES[name] for name in BASELINES}
 
 
+CONTENDER = ("strategy", "decoding_length", "branch_length", "start")
 Pair = tuple[list[int], list[int]]
-
-
-class DraftRow(Protocol):
-    """One request that is drafted for."""
-
-    def draft(self, budget: int | None = None, branch_length: int | None = None) -> DraftTree: ...
-    def accept(self, token_ids: Sequence[int]) -> None: ...
-    def finish(self) -> None: ...
-
-
-class DraftSource(Protocol):
-    """What a replay asks for drafts: `Drafter` or a baseline."""
-
-    @property
-    def options(self) -> DraftOptions: ...
-    @property
-    def source_names(self) -> tuple[str, ...]: ...
-    def start(self, prompt_ids: Sequence[int]) -> DraftRow: ...
 
 
 @dataclasses.dataclass
@@ -88,7 +67,7 @@ class ReplayResult(DraftCounts):
 
     @property
     def contender(self) -> tuple[str, int, int, str]:
-        """(strategy, decoding length, branch length, start): what tells this result from others of the same pairs."""
+        """What tells this result from others of the same pairs."""
         return self.strategy, self.decoding_length, self.branch_length, self.start
 
     @property
@@ -97,18 +76,13 @@ class ReplayResult(DraftCounts):
 
     def as_json(self) -> dict[str, Any]:
         """One entry of "strategies" in the JSON of `bench --replay`."""
-        return {
-            "strategy": self.strategy,
-            "decoding_length": self.decoding_length,
-            "branch_length": self.branch_length,
-            "start": self.start,
-            "steps": self.steps,
-            "edl": round(self.edl, 4),
-            "draft_tokens_per_step": round(self.draft_tokens_per_step, 2),
-            "draft_us": _percentiles(self.draft_us),
-            "update_us": _percentiles(self.update_us),
-            "accepted_by_source": dict(self.accepted_by_source),
-        }
+        value = {name: getattr(self, name) for name in (*CONTENDER, "steps")}
+        value |= {"edl": round(self.edl, 4), "draft_tokens_per_step": round(self.draft_tokens_per_step, 2)}
+        for name in ("draft_us", "update_us"):
+            times = getattr(self, name)
+            p50, p99 = np.percentile(times, (50, 99)).round(1).tolist() if len(times) else (0.0, 0.0)
+            value[name] = {"p50": p50, "p99": p99}
+        return {**value, "accepted_by_source": dict(self.accepted_by_source)}
 
 
 def replay(
@@ -119,19 +93,15 @@ def replay(
     weights: Sequence[float] | None = None,
     observer_of: ObserverOf = nobody,
 ) -> ReplayResult:
-    """Draft along each response and accept what it holds; outputs of earlier pairs are remembered, as in a job.
-
-    baseline: a name in BASELINES, which then drafts instead, within the same lengths; it needs a checkout.
-    weights: of the tries, see `Drafter`; baselines know none.
-    """
-    drafter: DraftSource = baseline_class(baseline)(tries, options) if baseline else Drafter(tries, options, weights)
+    """Draft along each response and accept what it holds; earlier outputs are remembered. baseline: drafts instead, by name."""
+    drafter = baseline_class(baseline)(tries, options) if baseline else Drafter(tries, options, weights)
     return replay_with(drafter, pairs, "warm" if tries else "cold", baseline or options.strategy, observer_of)
 
 
 def replay_with(
-    drafter: DraftSource, pairs: Sequence[Pair], start: str = "cold", strategy: str = "", observer_of: ObserverOf = nobody
+    drafter: Any, pairs: Sequence[Pair], start: str = "cold", strategy: str = "", observer_of: ObserverOf = nobody
 ) -> ReplayResult:
-    """`replay` with a drafter that is kept, and what it learns with it."""
+    """`replay` with a `Drafter` or baseline that is kept, and what it learns with it."""
     tokens, counts = 0, DraftCounts()
     draft_us, update_us = [], []
     for number, (prompt, response) in enumerate(pairs, 1):
@@ -143,7 +113,8 @@ def replay_with(
             began = time.perf_counter()
             tree = row.draft(branch_length=len(response) - done)
             drafted = time.perf_counter()
-            accepted, path = tree.follow(_saying(response, done))
+            ahead = iter(response[done:])
+            accepted, path = tree.follow(lambda node, emitted, ahead=ahead: next(ahead, None))
             updating = time.perf_counter()
             row.accept(accepted)
             update_us.append((time.perf_counter() - updating) * 1e6)
@@ -154,25 +125,5 @@ def replay_with(
             if observer:
                 observer(Step.of(counts.steps - before, prompt, response[:done], tree, path, accepted, drafter.source_names))
         row.finish()
-    return ReplayResult(
-        strategy,
-        drafter.options.decoding_length,
-        drafter.options.branch_length,
-        start,
-        tokens,
-        np.array(draft_us),
-        np.array(update_us),
-        **vars(counts),
-    )
-
-
-def _saying(response: Sequence[int], done: int) -> Callable[[int, list[int]], int | None]:
-    """What the logged response holds behind its first `done` tokens, for any node."""
-    ahead = iter(response[done:])
-    return lambda node, said: next(ahead, None)
-
-
-def _percentiles(values: np.ndarray) -> dict[str, float]:
-    if not len(values):
-        return {"p50": 0.0, "p99": 0.0}
-    return {"p50": round(float(np.percentile(values, 50)), 1), "p99": round(float(np.percentile(values, 99)), 1)}
+    lengths = drafter.options.decoding_length, drafter.options.branch_length
+    return ReplayResult(strategy, *lengths, start, tokens, np.array(draft_us), np.array(update_us), **vars(counts))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lookahead.decode.engine import Clock
-from lookahead.draft.counts import DraftCounts, summed
+from lookahead.draft.counts import DraftCounts
 from lookahead.draft.explain import Step
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
@@ -23,10 +23,7 @@ from lookahead.draft.tree import DraftTree
 
 @dataclasses.dataclass
 class StepLog(Clock):
-    """An engine's clock that keeps each decode step: its forward's seconds, its tree and how much of it was accepted.
-
-    `see` is the observer of all requests of the turn; the clock is notified after them.
-    """
+    """An engine's clock that keeps the forward's seconds, tree and accepted length of each step. see: observer of requests."""
 
     seen: list[tuple[DraftTree, int]] = dataclasses.field(default_factory=list)
     decode_forwards: list[float] = dataclasses.field(default_factory=list)  # those in which a row decoded
@@ -50,15 +47,11 @@ class StepLog(Clock):
 
 @dataclasses.dataclass
 class Turn(DraftCounts):
-    """What a contender did with the rows of one turn.
+    """What a contender did with some rows. forwards: of the model, several rows in one. clock: None for a peer."""
 
-    steps: summed over rows. forwards: of the model, several rows in one; 0 where a peer's are not counted. clock: None for a
-    peer, which cannot be looked into. decode_forwards: those in which a row decoded. *_by_depth: see `Run.accepted_by_depth`.
-    """
-
-    outputs: list[list[int]]
-    seconds: float
-    forwards: int
+    outputs: list[list[int]] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+    forwards: int = 0
     offered_by_depth: Counter[int] = dataclasses.field(default_factory=Counter)
     accepted_by_depth: Counter[int] = dataclasses.field(default_factory=Counter)
     clock: Clock | None = None
@@ -73,12 +66,21 @@ class Turn(DraftCounts):
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
 
+    def take(self, other: Turn) -> None:
+        """Add what was decoded after it."""
+        self.add_counts(other)
+        self.outputs += other.outputs
+        self.seconds += other.seconds
+        self.forwards += other.forwards
+        self.offered_by_depth.update(other.offered_by_depth)
+        self.accepted_by_depth.update(other.accepted_by_depth)
+        self.decode_forwards += other.decode_forwards
+        self.peak_memory_bytes = max(self.peak_memory_bytes, other.peak_memory_bytes)
+
 
 @dataclasses.dataclass(frozen=True)
 class TimeSplit:
-    """Seconds of a run by what they went into. rest: notifying the drafter of emitted tokens, admitting and retiring
-    requests.
-    """
+    """Seconds of a run by what they went into. rest: notifying the drafter, admitting and retiring requests."""
 
     draft: float
     forward: float
@@ -88,12 +90,11 @@ class TimeSplit:
 
 @dataclasses.dataclass(eq=False)
 class Run:
-    """One contender over all prompts.
+    """One contender over all prompts. options: how it drafts, None for a peer.
 
-    options: how it drafts, None for a peer. answer: a turn over some rows of the prompts; yields how far it has come (see
-    `progress`), as others may have the machine then, and at last the turn. forget: drop what earlier answers left in memory.
-    turns: in the order of the prompts, there once `settle` has been called. speedup: tokens/s over those of plain decoding;
-    speedup_spread: the quartiles of that over all turns and repeats.
+    answer: a turn over some rows; yields how far it has come (see `progress`), as others may have the machine then, and at last
+    the turn. forget: drop what earlier answers left. speedup: tokens/s over those of plain decoding; speedup_spread: its
+    quartiles over all turns and repeats. `settle` sets these and `turns`.
     """
 
     name: str
@@ -101,19 +102,21 @@ class Run:
     answer: Callable[[Sequence[int]], Iterator[int | Turn]] = dataclasses.field(repr=False)
     forget: Callable[[], None] = dataclasses.field(repr=False)
     turns: list[Turn] = dataclasses.field(default_factory=list, repr=False)
+    total: Turn = dataclasses.field(default_factory=Turn, repr=False)  # of these
     speedup: float = 1.0
     speedup_spread: tuple[float, float] = (1.0, 1.0)
     _repeats: list[list[Turn]] = dataclasses.field(default_factory=list, repr=False)
 
     def add(self, number: int, turn: Turn) -> None:
-        """Keep a repeat of the turn of this number."""
         while len(self._repeats) <= number:
             self._repeats.append([])
         self._repeats[number].append(turn)
 
     def settle(self, plain: Run) -> None:
         """All turns are over. plain: what this run is compared with, settled before (or this run itself)."""
-        self.turns = [median_turn(repeats) for repeats in self._repeats]
+        self.turns, self.total = [median_turn(repeats) for repeats in self._repeats], Turn()
+        for turn in self.turns:
+            self.total.take(turn)
         self.speedup = self.tokens_per_second / plain.tokens_per_second
         pairs = zip(itertools.chain(*self._repeats), itertools.chain(*plain._repeats), strict=True)
         ratios = [turn.tokens_per_second / other.tokens_per_second for turn, other in pairs]
@@ -136,67 +139,37 @@ class Run:
 
     @property
     def decoding_length(self) -> int | None:
-        if self.options is None:
-            return None
-        return self.options.decoding_length if self.drafts else 1
+        return None if self.options is None else self.options.decoding_length if self.drafts else 1
 
     @property
     def branch_length(self) -> int | None:
-        if self.options is None:
-            return None
-        return self.options.branch_length if self.drafts else 0
+        return None if self.options is None else self.options.branch_length if self.drafts else 0
 
-    @property
-    def outputs(self) -> list[list[int]]:
-        return [output for turn in self.turns for output in turn.outputs]
-
-    @property
-    def tokens(self) -> int:
-        return sum(turn.tokens for turn in self.turns)
-
-    @property
-    def seconds(self) -> float:
-        return sum(turn.seconds for turn in self.turns)
-
-    @property
-    def counts(self) -> DraftCounts:
-        return summed(self.turns)
-
-    @property
-    def steps(self) -> int:
-        return self.counts.steps
-
-    @property
-    def forwards(self) -> int:
-        return sum(turn.forwards for turn in self.turns)
+    outputs = property(lambda self: self.total.outputs)
+    tokens = property(lambda self: self.total.tokens)
+    seconds = property(lambda self: self.total.seconds)
+    counts = property(lambda self: self.total)
+    steps = property(lambda self: self.total.steps)
+    forwards = property(lambda self: self.total.forwards)
+    tokens_per_second = property(lambda self: self.total.tokens_per_second)
+    peak_memory_bytes = property(lambda self: self.total.peak_memory_bytes)
 
     @property
     def draft_tokens_wasted(self) -> int:
-        """Drafted and not accepted."""
         return self.counts.draft_tokens - self.counts.accepted_tokens
 
     @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-    @property
     def edl(self) -> float:
-        return (self.tokens - sum(len(turn.outputs) for turn in self.turns)) / self.steps if self.steps else 0.0
-
-    @property
-    def peak_memory_bytes(self) -> int:
-        return max(turn.peak_memory_bytes for turn in self.turns)
+        return (self.tokens - len(self.outputs)) / self.steps if self.steps else 0.0
 
     @property
     def accepted_by_depth(self) -> list[tuple[int, int, int]]:
         """(depth, decode steps whose tree has a node there, those in which one was accepted), from depth 1."""
-        offered: Counter[int] = sum((turn.offered_by_depth for turn in self.turns), Counter())
-        accepted: Counter[int] = sum((turn.accepted_by_depth for turn in self.turns), Counter())
+        offered, accepted = self.total.offered_by_depth, self.total.accepted_by_depth
         return [(depth, offered[depth], accepted[depth]) for depth in sorted(offered)]
 
     @property
     def time_split(self) -> TimeSplit | None:
-        """None for a peer."""
         clocks = [turn.clock for turn in self.turns if turn.clock]
         if not clocks:
             return None
@@ -205,32 +178,25 @@ class Run:
 
     def forward_ms(self, percentile: float = 50) -> float | None:
         """Milliseconds of the forwards of decode steps; None where they are not known: of peers, and of plain models."""
-        forwards = [seconds for turn in self.turns for seconds in turn.decode_forwards]
+        forwards = self.total.decode_forwards
         return float(np.percentile(forwards, percentile)) * 1e3 if forwards else None
 
     def as_json(self) -> dict[str, Any]:
         """One entry of "runs" in the JSON of `bench`."""
-        split, forward_ms = self.time_split, self.forward_ms()
+        split, forward_ms, counts = self.time_split, self.forward_ms(), self.counts
         depths = [dict(zip(OF_A_DEPTH, each, strict=True)) for each in self.accepted_by_depth]
+        wasted = counts.draft_tokens - counts.accepted_tokens
+        names = ("name", "strategy", "adaptive", "decoding_length", "branch_length", "tokens", "steps", "forwards")
         return {
-            "name": self.name,
-            "strategy": self.strategy,
-            "adaptive": self.adaptive,
-            "decoding_length": self.decoding_length,
-            "branch_length": self.branch_length,
-            "tokens": self.tokens,
-            "seconds": round(self.seconds, 4),
+            **{name: getattr(self, name) for name in names},
+            **{name: round(getattr(self, name), 4) for name in ("seconds", "edl", "speedup")},
             "tokens_per_second": round(self.tokens_per_second, 2),
-            "steps": self.steps,
-            "forwards": self.forwards,
-            "edl": round(self.edl, 4),
-            "speedup": round(self.speedup, 4),
             "speedup_spread": [round(ratio, 4) for ratio in self.speedup_spread],
             "peak_memory_bytes": self.peak_memory_bytes,
-            "draft_tokens": self.counts.draft_tokens,
-            "draft_tokens_wasted": self.draft_tokens_wasted,
-            "draft_tokens_wasted_per_step": round(self.draft_tokens_wasted / max(1, self.steps), 4),
-            "accepted_by_source": dict(self.counts.accepted_by_source),
+            "draft_tokens": counts.draft_tokens,
+            "draft_tokens_wasted": wasted,
+            "draft_tokens_wasted_per_step": round(wasted / max(1, counts.steps), 4),
+            "accepted_by_source": dict(counts.accepted_by_source),
             "accepted_by_depth": depths if split else None,
             **{f"{part}_seconds": round(getattr(split, part), 4) if split else None for part in TIME_PARTS},
             "forward_ms": {"p50": round(forward_ms, 4), "p99": round(self.forward_ms(99) or 0.0, 4)} if forward_ms else None,
@@ -242,9 +208,9 @@ OF_A_DEPTH = ("depth", "offered", "accepted")
 TIME_PARTS = tuple(field.name for field in dataclasses.fields(TimeSplit))
 
 
-def progress(said: int, taken_in: int) -> int:
+def progress(emitted: int, taken_in: int) -> int:
     """How far a turn has come, in tokens. taken_in: tokens of prompts, of which a forward prefills many."""
-    return said + taken_in // TAKEN_IN_AS_ONE
+    return emitted + taken_in // TAKEN_IN_AS_ONE
 
 
 def median_turn(repeats: Sequence[Turn]) -> Turn:
@@ -254,9 +220,5 @@ def median_turn(repeats: Sequence[Turn]) -> Turn:
 
 def _at_least(counts: Counter[int]) -> Counter[int]:
     """How many have 1 or more, 2 or more, ... of what is counted by number."""
-    found: Counter[int] = Counter()
-    so_far = 0
-    for number in range(max(counts, default=0), 0, -1):
-        so_far += counts[number]
-        found[number] = so_far
-    return found
+    numbers = range(max(counts, default=0), 0, -1)
+    return Counter(dict(zip(numbers, itertools.accumulate(counts[number] for number in numbers), strict=True)))

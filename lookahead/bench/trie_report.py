@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lookahead.bench.coverage import Capacity, capacity_curve, coverage
-from lookahead.bench.replay import ReplayResult
-from lookahead.bench.trie_text import load_tokenizer_of
+from lookahead.bench.replay import ReplayResult, replay
+from lookahead.corpus.read import first_documents
 from lookahead.draft import own_text, planner
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import Evidence, evidence
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
-from lookahead.errors import UsageError
+from lookahead.errors import LookaheadError, UsageError
+from lookahead.files.hub import tokenizer_of_trie
 from lookahead.job.events import COMPILING
 from lookahead.native.interpreted import interpreting
+from lookahead.tokenizer import identity, load_tokenizer
 from lookahead.trie import search, stats
+from lookahead.trie.check import checked_documents, checked_tokens
 from lookahead.trie.file import Match, Trie
+from lookahead.trie.prune import prune_trie
 from lookahead.trie.segment import Effort
 
 # Tokens of a tree, of a context and of a vocabulary up to which Python makes a draft sooner than its kernels are compiled.
 MOST_INTERPRETED, MOST_CONTEXT, MOST_VOCABULARY = 128, 2_000, 20_000
 
+OF_SOURCES = ("name", "documents", "tokens", "weight")
 MORE_BRANCHES = 8  # for each that is shown, as many are looked at
 
-Patiently = Callable[[Callable[[], None], str], None]  # calls its first argument; the second tells what takes so long
+WithSpinner = Callable[[Callable[[], Any], str], Any]  # calls its first argument; the second tells what takes so long
 
 
 @dataclasses.dataclass(frozen=True)
 class TrieQuestions:
-    """query: text, or ids where the trie came as ids, whose draft tree of decoding_length tokens is wanted; None: none.
-
-    coverage: corpus file on which EDL is measured; with_curve: also at smaller sizes of the trie. verify: read every byte.
-    tokenizer: instead of the trie's own. top: most frequent branches.
-    """
+    """query: text or ids to draft after. coverage: corpus file to measure EDL on; with_curve: also at smaller sizes."""
 
     query: str | None = None
     decoding_length: int = 16
@@ -82,20 +85,14 @@ class TrieReport:
         value: dict[str, Any] = {
             "trie": path,
             "bytes": self.trie.path.stat().st_size,
-            "tokens": header.tokens,
-            "documents": header.documents,
-            "branches": header.branches,
+            **{name: getattr(header, name) for name in ("tokens", "documents", "branches")},
             "segments": [{"tokens": s.tokens, "documents": s.documents} for s in header.segments],
             "vocab_size": header.vocab_size,
             "tokenizer": {"name": header.tokenizer_name, "fingerprint": header.tokenizer_fingerprint},
-            "content_hash": header.content_hash,
-            "tool_version": header.tool_version,
-            "created": header.created,
+            **{name: getattr(header, name) for name in ("content_hash", "tool_version", "created")},
             "options": dict(header.options),
             "verified": self.asked.verify,
-            "sources": [
-                {"name": s.name, "documents": s.documents, "tokens": s.tokens, "weight": s.weight} for s in header.sources
-            ],
+            "sources": [{name: getattr(source, name) for name in OF_SOURCES} for source in header.sources],
             "depths": [vars(row) for row in self.seen.depths],
             "top": [{"token_ids": ids, "count": count, "text": self.text(ids)} for ids, count in self.seen.top],
             "recycled": {"keys": header.recycled_keys, "top": []},  # of an earlier version
@@ -116,26 +113,22 @@ class TrieReport:
             "match_length": match.length,
             "count": match.count,
             "continuations": [self._continuation_json(each) for each in continuations],
-            "draft": self._draft_json(drafted),
+            "draft": [self._node_json(drafted, node) for node in range(1, len(drafted.evidence))],
         }
 
-    def _draft_json(self, drafted: Drafted) -> list[dict[str, Any]]:
-        """Draft tokens, the most probable first; parent: index in this list, -1 for the query itself."""
-        tree = drafted.tree
-        return [
-            {
-                "token_id": int(tree.token_ids[node]),
-                "text": self.text([int(tree.token_ids[node])]),
-                "parent": int(tree.parents[node]) - 1,
-                "probability": round(float(tree.probabilities[node]), 6),
-                "source": drafted.source_names[tree.sources[node]],
-                "match_length": int(tree.matches[node]),
-                "count": seen.count if seen else None,
-                "match_count": seen.of if seen else None,
-            }
-            for node, seen in enumerate(drafted.evidence)
-            if node
-        ]
+    def _node_json(self, drafted: Drafted, node: int) -> dict[str, Any]:
+        """A draft token; parent: its index in the list, -1 for the query itself."""
+        tree, seen = drafted.tree, drafted.evidence[node]
+        return {
+            "token_id": int(tree.token_ids[node]),
+            "text": self.text([int(tree.token_ids[node])]),
+            "parent": int(tree.parents[node]) - 1,
+            "probability": round(float(tree.probabilities[node]), 6),
+            "source": drafted.source_names[tree.sources[node]],
+            "match_length": int(tree.matches[node]),
+            "count": seen.count if seen else None,
+            "match_count": seen.of if seen else None,
+        }
 
     def _continuation_json(self, node: Any) -> dict[str, Any]:
         return {
@@ -147,35 +140,26 @@ class TrieReport:
         }
 
 
-def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, patiently: Patiently) -> TrieReport:
+def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, with_spinner: WithSpinner) -> TrieReport:
     """Raises LookaheadError for a trie that is damaged and for files that cannot be used, UsageError for a useless query."""
-    found: dict[str, Any] = {}
-
-    def waiting(name: str, why: str, make: Callable[[], Any]) -> None:
-        patiently(lambda: found.update({name: make()}), why)
-
     if asked.verify:
-        patiently(lambda: trie.verify(effort.workers), "Checking every byte ...")
-    loaded = load_tokenizer_of(trie, asked.tokenizer, needed=asked.query is not None or asked.coverage is not None)
-    context = ids_of(asked.query, trie, loaded) if asked.query is not None else None
-    waiting("seen", "Reading the trie ...", lambda: _overview(trie, asked.top, effort))
-    if asked.coverage is not None:
-        path = asked.coverage
-        waiting("replayed", COMPILING, lambda: coverage([trie], path, loaded))
-        if asked.with_curve:
-            waiting("curve", "Pruning to rising sizes ...", lambda: capacity_curve(trie, path, loaded, effort))
-    if context is not None:
-        after = context
-        waiting("drafted", "Drafting ...", lambda: draft_after(trie, after, asked.decoding_length))
-    return TrieReport(trie, asked, loaded, **found)
-
-
-def _overview(trie: Trie, most: int, effort: Effort) -> stats.Overview:
-    """`stats.overview` without branches that most often begin documents, as the end of a prompt does, if there are others."""
-    seen = stats.overview(trie, most=MORE_BRANCHES * most, effort=effort)
-    with interpreting(search.matching_range):
+        with_spinner(lambda: trie.verify(effort.workers), "Checking every byte ...")
+    path, query = asked.coverage, asked.query
+    loaded = load_tokenizer_of(trie, asked.tokenizer, needed=query is not None or path is not None)
+    context = ids_of(query, trie, loaded) if query is not None else None
+    most = MORE_BRANCHES * asked.top
+    seen: stats.Overview = with_spinner(lambda: stats.overview(trie, most=most, effort=effort), "Reading the trie ...")
+    with interpreting(search.matching_range):  # without those that most often begin documents, if there are others
         inside = (branch for branch in seen.top if not stats.begins_documents(trie, branch[0]))
-        return dataclasses.replace(seen, top=list(itertools.islice(inside, most)) or seen.top[:most])
+        top = list(itertools.islice(inside, asked.top)) or seen.top[: asked.top]
+    found: dict[str, Any] = {"seen": dataclasses.replace(seen, top=top)}
+    if path is not None:
+        found["replayed"] = with_spinner(lambda: coverage([trie], path, loaded), COMPILING)
+        if asked.with_curve:
+            found["curve"] = with_spinner(lambda: capacity_curve(trie, path, loaded, effort), "Pruning to rising sizes ...")
+    if context is not None:
+        found["drafted"] = with_spinner(lambda: draft_after(trie, context, asked.decoding_length), "Drafting ...")
+    return TrieReport(trie, asked, loaded, **found)
 
 
 def ids_of(query: str, trie: Trie, tokenizer: Any | None) -> np.ndarray:
@@ -206,3 +190,93 @@ def draft_after(trie: Trie, context: np.ndarray, decoding_length: int) -> Drafte
         of_trie = len(drafter.source_names) - 1
         known = evidence(trie, of_trie, context.tolist(), tree)
         return Drafted(context, trie.longest_match(context), tree, known, drafter.source_names)
+
+
+SHARES = (64, 32, 16, 8, 4, 2)  # a capacity curve has the trie pruned to 1 / share of its tokens
+
+
+def coverage(
+    tries: Sequence[Trie],
+    path: str,
+    tokenizer: Any | None,
+    options: DraftOptions | None = None,
+    most: int = 200,
+    vocab_size: int | None = None,
+) -> ReplayResult:
+    """Replay up to `most` documents of a corpus file against `tries`. Raises CorpusError if none has two tokens or more."""
+    vocab_size = tries[0].header.vocab_size if tries else vocab_size
+    pairs = [(ids[:1], ids[1:]) for ids in first_documents(path, tokenizer, vocab_size, most)]
+    return replay(pairs, tries, options or DraftOptions())
+
+
+@dataclasses.dataclass(frozen=True)
+class Capacity:
+    """EDL that a trie of this size gives; 0 tokens: no trie, only the requests' own text and each other's."""
+
+    tokens: int
+    bytes: int
+    edl: float
+
+
+def capacity_curve(trie: Trie, path: str, tokenizer: Any | None, effort: Effort) -> list[Capacity]:
+    """EDL on a corpus file without a trie, with `trie` pruned to rising sizes (in a temporary folder), and with all of it."""
+    curve = [Capacity(0, 0, coverage([], path, tokenizer, vocab_size=trie.header.vocab_size).edl)]
+    with tempfile.TemporaryDirectory() as folder:
+        for share in SHARES:
+            limit = trie.header.tokens // share
+            try:
+                prune_trie(trie.path, Path(folder) / "pruned.trie", max_tokens=limit, effort=effort)
+            except LookaheadError:  # not one document is so small
+                continue
+            pruned = Trie(Path(folder) / "pruned.trie")
+            size = pruned.path.stat().st_size
+            curve.append(Capacity(pruned.header.tokens, size, coverage([pruned], path, tokenizer).edl))
+    curve.append(Capacity(trie.header.tokens, trie.path.stat().st_size, coverage([trie], path, tokenizer).edl))
+    return curve
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldDocument:
+    """number: from 1, in the order of the file. text: None where no tokenizer is known."""
+
+    number: int
+    source: str
+    ids: list[int]
+    text: str | None
+
+    @property
+    def shown(self) -> str:
+        return " ".join(map(str, self.ids)) if self.text is None else self.text
+
+
+def held_documents(trie: Trie, tokenizer: Any | None, query: str = "") -> Iterator[HeldDocument]:
+    """The documents whose text, or ids without a tokenizer, contain `query`. Raises TrieFormatError for a damaged trie."""
+    numbers = itertools.count(1)
+    sought = query if tokenizer is not None or not query else f" {' '.join(query.split())} "
+    for segment in trie.segments:
+        ends, sources = checked_documents(trie, segment)
+        collections.deque(checked_tokens(trie, segment, ends), 0)
+        begin = 0
+        for end, source in zip(ends.tolist(), sources.tolist(), strict=True):
+            ids = segment.tokens[begin:end].tolist()
+            text = str(tokenizer.decode(ids)) if tokenizer is not None else None
+            held = HeldDocument(next(numbers), trie.header.sources[source].name, ids, text)
+            if sought in (held.shown if text is not None else f" {held.shown} "):
+                yield held
+            begin = end + 1
+
+
+def load_tokenizer_of(trie: Trie, name: str | None, needed: bool) -> Any | None:
+    """The tokenizer to show a trie's text with, by `name` or its own; None if it came as ids, or it is gone and not needed."""
+    if not (name or trie.header.tokenizer_name):
+        return None
+    try:
+        chosen = name or tokenizer_of_trie(trie.path, trie.header.tokenizer_name)
+        loaded = load_tokenizer(chosen)
+    except LookaheadError:
+        if name or needed:
+            raise
+        return None
+    known = identity(loaded, chosen)
+    trie.check_tokenizer(known.fingerprint, known.vocab_size, chosen)
+    return loaded

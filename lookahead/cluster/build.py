@@ -19,7 +19,7 @@ import numpy as np
 
 from lookahead.cluster.connect import connected
 from lookahead.corpus.read import CorpusReport, FilePart, read_documents, shares_of
-from lookahead.corpus.text_files import Split
+from lookahead.corpus.tables import Split
 from lookahead.errors import CorpusError, LookaheadError, first_line
 from lookahead.files.atomic import scratch_sibling, write_pieces
 from lookahead.token_documents import TokenizerIdentity

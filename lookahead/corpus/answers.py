@@ -1,25 +1,23 @@
 """Rows that jobs and the OpenAI batch API write. In: a row as an object. Out: its answers, or that it failed; what it asked.
 
-Known are the output rows of `lookahead generate` (`text`, `token_ids`, `samples`, error rows), lines of an OpenAI batch output
-file (`response.body.choices`), completion objects of that API alone, and OpenAI batch requests (`body`). Rows from Parquet may
-hold None in columns that they do not use. Knows nothing of files, tokenizers and models.
+Known are output rows of `lookahead generate`, lines of an OpenAI batch output file, completion objects and batch requests.
+`documents_of` makes documents of corpus rows: of --text-field, else the first present of TEXT_FIELDS; each answer of a job's
+row is one, and of a batch request the assistant turns, or where it has none its user turns or its prompt.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 TEXT_PARTS = ("text", "input_text", "output_text")  # of message content in parts
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One answer: its text, its token ids, or both. ends: the model ended it itself, so that it is not cut short.
-
-    index, of: which of how many samples of its row it is.
-    """
+    """One answer: its text, its token ids, or both. ends: the model ended it itself. index, of: of the samples of its row."""
 
     text: str | None
     token_ids: list[int] | None
@@ -30,11 +28,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class AnsweredRow:
-    """A row of a job's output. answers: one for each sample; none if it failed or holds nothing.
-
-    row_id: of its request. prompt: text, chat messages or token ids where the row keeps them (`generate --echo`).
-    prompt_tokens: that the job counted; None if unknown.
-    """
+    """A row of a job's output; no answers if it failed. prompt, prompt_tokens: where the row keeps them."""
 
     row_id: Any
     answers: list[Answer]
@@ -49,15 +43,14 @@ def answered(row: dict[str, Any]) -> AnsweredRow | None:
     body = response.get("body") if isinstance(response, dict) else None
     if isinstance(response, dict) or isinstance(row.get("choices"), list):
         return _of_openai(row, body if isinstance(response, dict) else row)
-    if row.get("custom_id") is not None and row.get("error") is not None:
-        return AnsweredRow(row["custom_id"], [], failed=True)
-    if row.get("finish_reason") == "error":
-        return AnsweredRow(row.get("id"), [], failed=True)
+    of_api = row.get("custom_id") is not None and row.get("error") is not None
+    if of_api or row.get("finish_reason") == "error":
+        return AnsweredRow(row["custom_id"] if of_api else row.get("id"), [], failed=True)
     if not isinstance(row.get("finish_reason"), str):
         return None
     samples = row.get("samples")
     said = samples if isinstance(samples, list) and samples else [row]
-    return AnsweredRow(row.get("id"), _some(map(_of_sample, said)), False, prompt_of(row), _count(row.get("prompt_tokens")))
+    return AnsweredRow(row.get("id"), _some(said), False, prompt_of(row), _count(row.get("prompt_tokens")))
 
 
 def asked(row: dict[str, Any]) -> Any | None:
@@ -73,9 +66,7 @@ def prompt_of(row: dict[str, Any]) -> Any | None:
         return ids
     if messages := messages_of(row.get("messages")):
         return messages
-    if isinstance(text, str) and text:
-        return text
-    return text if _is_ids(text) and text else None
+    return text if text and (isinstance(text, str) or _is_ids(text)) else None
 
 
 def messages_of(value: Any) -> list[dict[str, str]] | None:
@@ -93,21 +84,14 @@ def messages_of(value: Any) -> list[dict[str, str]] | None:
 
 def content_text(content: Any) -> str | None:
     """The text of a message: of its parts of text, joined; None if it is not text, or not text only."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        return None
-    parts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, dict) and part.get("type") in TEXT_PARTS else None
-        if not isinstance(text, str):
-            return None
-        parts.append(text)
-    return "".join(parts)
+    if isinstance(content, str) or not isinstance(content, list) or not content:
+        return content if isinstance(content, str) else None
+    parts = [part.get("text") if isinstance(part, dict) and part.get("type") in TEXT_PARTS else None for part in content]
+    texts = [part for part in parts if isinstance(part, str)]
+    return "".join(texts) if len(texts) == len(parts) else None
 
 
 def _of_openai(row: dict[str, Any], body: Any) -> AnsweredRow:
-    """Of a line of a batch output file, or of a completion object."""
     row_id = row.get("custom_id", row.get("id"))
     status = row["response"].get("status_code") if isinstance(row.get("response"), dict) else 200
     choices = body.get("choices") if isinstance(body, dict) else None
@@ -115,35 +99,20 @@ def _of_openai(row: dict[str, Any], body: Any) -> AnsweredRow:
         return AnsweredRow(row_id, [], failed=True)
     usage = body.get("usage")
     count = _count(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
-    return AnsweredRow(row_id, _some(map(_of_choice, choices)), False, prompt_of(row), count)
+    return AnsweredRow(row_id, _some(choices), False, prompt_of(row), count)
 
 
-def _of_choice(choice: Any) -> Answer | None:
-    if not isinstance(choice, dict):
-        return None
-    message = choice.get("message")
-    text = content_text(message.get("content")) if isinstance(message, dict) else choice.get("text")
-    ids = choice.get("token_ids") if _is_ids(choice.get("token_ids")) else None
-    return _answer(text, ids, choice.get("finish_reason"))
-
-
-def _of_sample(sample: Any) -> Answer | None:
-    if not isinstance(sample, dict):
-        return None
-    ids = sample.get("token_ids") if _is_ids(sample.get("token_ids")) else None
-    return _answer(sample.get("text"), ids, sample.get("finish_reason"))
-
-
-def _answer(text: Any, ids: list[int] | None, finish_reason: Any) -> Answer | None:
-    """None where nothing was answered."""
-    text = text if isinstance(text, str) and text else None
-    return Answer(text, ids or None, finish_reason != "length") if text or ids else None
-
-
-def _some(answers: Iterable[Answer | None]) -> list[Answer]:
-    """Those that hold text."""
-    found = list(answers)
-    return [dataclasses.replace(each, index=n, of=len(found)) for n, each in enumerate(found) if each is not None]
+def _some(found: list[Any]) -> list[Answer]:
+    """Of samples, or choices of the OpenAI API, those that hold text or ids."""
+    answers = []
+    for index, sample in enumerate(found):
+        if isinstance(sample, dict):
+            message, ids = sample.get("message"), sample.get("token_ids")
+            text = content_text(message.get("content")) if isinstance(message, dict) else sample.get("text")
+            text, ids = text if isinstance(text, str) and text else None, ids if _is_ids(ids) and ids else None
+            if text or ids:
+                answers.append(Answer(text, ids, sample.get("finish_reason") != "length", index, len(found)))
+    return answers
 
 
 def _is_ids(value: Any) -> bool:
@@ -152,3 +121,122 @@ def _is_ids(value: Any) -> bool:
 
 def _count(value: Any) -> int | None:
     return value if type(value) is int else None
+
+
+TEXT_FIELDS = ("text", "response", "output", "completion", "answer", "messages")
+ID_FIELDS = ("ids", "response_ids")
+OF_ROWS = ("id", "custom_id", "prompt", "prompt_ids", "token_ids", "samples", "finish_reason", "prompt_tokens", "error")
+OF_API = ("body", "choices", "usage")  # OpenAI batches
+
+
+class Failed(Exception):
+    """A row of a job that holds an error instead of an answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One document before tokenization: text or ids, and what stood before it."""
+
+    source: str
+    text: str = ""
+    ids: np.ndarray | None = None
+    prompt: str | list | np.ndarray | None = None  # text, chat messages or ids
+    ends: bool = True  # the model would end here
+    is_prompt: bool = False  # taken for want of an answer
+
+
+def fields_read(text_field: str | None) -> tuple[str, ...]:
+    return ("prompt", text_field) if text_field is not None else (*TEXT_FIELDS, *ID_FIELDS, *OF_ROWS, *OF_API)
+
+
+def documents_of(
+    row: dict[str, Any], source: str, text_field: str | None, vocab_size: int, tokenized: bool = True
+) -> tuple[list[Row], str]:
+    """(documents of a row, "") or ([], problem). tokenized: of text and ids text is taken. Raises Failed for error rows."""
+    if text_field is not None:
+        return _of_fields(row, source, text_field, vocab_size)
+    job_row = answered(row)
+    if job_row is not None and job_row.failed:
+        raise Failed
+    if job_row is not None and job_row.answers:
+        return _of_answers(job_row, source, vocab_size, tokenized)
+    found, problem = _of_fields(row, source, None, vocab_size)
+    if problem and (prompt := asked(row)) is not None:
+        return _of_request(prompt, source)
+    return found, problem
+
+
+def _of_answers(row: AnsweredRow, source: str, vocab_size: int, tokenized: bool) -> tuple[list[Row], str]:
+    prompt = np.array(row.prompt, np.int64) if _is_ids(row.prompt) else row.prompt
+    documents = []
+    for answer in row.answers:
+        if answer.token_ids is None or (answer.text and tokenized):
+            before = None if isinstance(prompt, np.ndarray) else prompt
+            documents.append(Row(source, text=answer.text or "", prompt=before, ends=answer.ends))
+        elif max(answer.token_ids) >= vocab_size:
+            return [], f'"token_ids" holds token id {max(answer.token_ids)}, outside the vocabulary of {vocab_size}.'
+        else:
+            documents.append(Row(source, ids=np.array(answer.token_ids, np.int64), prompt=prompt))
+    return documents, ""
+
+
+def _of_request(prompt: Any, source: str) -> tuple[list[Row], str]:
+    """What an OpenAI batch request asks: its assistant turns, where it has none its user turns, or its text."""
+    if isinstance(prompt, str):
+        return [Row(source, text=prompt, ends=False, is_prompt=True)], ""
+    if _is_ids(prompt):
+        return [Row(source, ids=np.array(prompt, np.int64), is_prompt=True)], ""
+    found, problem = _messages(prompt, source)
+    asked_for = [message["content"] for message in prompt if message["role"] == "user" and message["content"]]
+    if problem and asked_for:
+        return [Row(source, text=text, ends=False, is_prompt=True) for text in asked_for], ""
+    return found, problem
+
+
+def _of_fields(row: dict[str, Any], source: str, text_field: str | None, vocab_size: int) -> tuple[list[Row], str]:
+    if text_field is None:
+        for field in ID_FIELDS:
+            if field in row:
+                ids, problem = _ids(row, field, vocab_size)
+                prompt, prompt_problem = _ids(row, "prompt_ids", vocab_size) if field == "response_ids" else (None, "")
+                if problem or prompt_problem:
+                    return [], problem or prompt_problem
+                return [Row(source, ids=ids, prompt=prompt)], "" if len(ids) else f'"{field}" is empty.'
+    field = text_field or next((f for f in TEXT_FIELDS if row.get(f) is not None), "")
+    if not field or row.get(field) is None:
+        found = ", ".join(sorted(map(str, row))) or "nothing"
+        wanted = text_field or "text"
+        hint = "Use --text-field NAME." if row else "Remove the row."
+        return [], f'no "{wanted}" field (found: {found}). {hint}'
+    value = row[field]
+    if field == "messages" or isinstance(value, list):
+        return _messages(value, source)
+    if not isinstance(value, str):
+        return [], f'"{field}" is a {type(value).__name__}, not text.'
+    if not value:
+        return [], f'"{field}" is empty.'
+    prompt = row.get("prompt") if isinstance(row.get("prompt"), str) and field != "text" else None
+    return [Row(source, text=value, prompt=prompt)], ""
+
+
+def _ids(row: dict[str, Any], field: str, vocab_size: int) -> tuple[np.ndarray, str]:
+    """(the token ids in a field of a row, "") or (nothing, what is wrong). A missing field holds none."""
+    ids = row.get(field) or []
+    if not isinstance(ids, list) or not set(map(type, ids)) <= {int} or (ids and min(ids) < 0):
+        return np.empty(0, np.int64), f'"{field}" is not a list of token ids.'
+    if ids and max(ids) >= vocab_size:
+        return np.empty(0, np.int64), f'"{field}" holds token id {max(ids)}, outside the vocabulary of {vocab_size}.'
+    return np.array(ids, np.int64), ""
+
+
+def _messages(messages: Any, source: str) -> tuple[list[Row], str]:
+    """One document per assistant turn, with the turns before it as its prompt."""
+    messages = messages_of(messages) or messages
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages
+    ):
+        return [], '"messages" is not a list of {"role", "content"} with text.'
+    answers = [i for i, m in enumerate(messages) if m["role"] == "assistant" and m["content"]]
+    if not answers:
+        return [], '"messages" has no assistant turn with text.'
+    return [Row(source, text=messages[i]["content"], prompt=messages[:i]) for i in answers], ""

@@ -1,11 +1,8 @@
 """Corpus files to token documents. In: paths and a tokenizer. Out: TokenDocument, in input order; knows file and line.
 
-Formats by suffix: .jsonl, .json (lines or an array), .csv, .tsv, .txt, .md, .html (each also .gz or .zst), .parquet; "-" is
-JSON lines on stdin; globs are expanded, and of folders all files of these kinds.
-A text file is one document, or one for each paragraph; a very large one is cut at line ends into pieces of about 1 MiB.
-A row's text is --text-field, else the first present of TEXT_FIELDS. A row that answers a prompt (`messages`, `prompt` or
-`prompt_ids` next to the answer) keeps the last LEFT_CONTEXT prompt tokens, so that its first tokens can be drafted.
-Rows of a job's output or of the OpenAI batch API are known by their form (rows.py); failed ones are counted.
+Formats by suffix: .jsonl, .json, .csv, .tsv, .txt, .md, .html (each also .gz or .zst), .parquet; "-" is JSON lines on stdin. A
+text file is one document, or one for each paragraph; a very large one is cut at line ends. A row that answers a prompt keeps
+its last LEFT_CONTEXT tokens, so that the first tokens of the answer can be drafted.
 """
 
 from __future__ import annotations
@@ -27,9 +24,8 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from lookahead.corpus.rows import Failed, Row, documents_of, fields_read
-from lookahead.corpus.tables import TABLES, json_file_rows, row_of, table_rows, unmarked, without_mark
-from lookahead.corpus.text_files import TEXTS, Split, pieces_of
+from lookahead.corpus.answers import Failed, Row, documents_of, fields_read
+from lookahead.corpus.tables import TABLES, TEXTS, Split, json_file_rows, pieces_of, row_of, table_rows, unmarked, without_mark
 from lookahead.errors import CorpusError, first_line
 from lookahead.extras import require
 from lookahead.files.outputs import LINES, kind_of
@@ -55,10 +51,7 @@ class FilePart:
 
 @dataclasses.dataclass
 class CorpusReport:
-    """What was read. `problems` holds the first ten, as `file:line: what`; `bytes` counts those of the files, packed or not.
-
-    failed: rows of a job that hold no answer, as they failed. requests: rows whose prompts were taken, for want of an answer.
-    """
+    """What was read. problems: the first ten. bytes: of the files, packed or not. requests: rows whose prompts were taken."""
 
     rows: int = 0
     bad: int = 0
@@ -68,7 +61,6 @@ class CorpusReport:
     problems: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, problem: str, strict: bool) -> None:
-        """Count a row that cannot be used. Raises CorpusError if `strict`."""
         if strict:
             raise CorpusError(problem)
         self.bad += 1
@@ -76,12 +68,8 @@ class CorpusReport:
             self.problems.append(problem)
 
     def add_all(self, other: CorpusReport) -> None:
-        """Count what another has counted."""
-        self.rows += other.rows
-        self.bad += other.bad
-        self.failed += other.failed
-        self.requests += other.requests
-        self.bytes += other.bytes
+        for name in ("rows", "bad", "failed", "requests", "bytes"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.problems += other.problems[: 10 - len(self.problems)]
 
 
@@ -95,10 +83,7 @@ def expand(patterns: Sequence[str]) -> list[str]:
 
 
 def files_in(pattern: str) -> list[str]:
-    """Of a folder all files of known kinds, in it and below, sorted, hidden ones left out; of anything else itself.
-
-    Raises CorpusError for a folder without such files.
-    """
+    """All files of known kinds in a folder and below, but hidden ones; anything else itself. Raises CorpusError for none."""
     if pattern == "-" or not Path(pattern).is_dir():
         return [pattern]
     below = (path.relative_to(pattern) for path in Path(pattern).rglob("*"))
@@ -130,7 +115,6 @@ def named_files(patterns: Sequence[str]) -> list[str]:
 
 
 def size_of(names: Sequence[str]) -> int | None:
-    """Bytes of all files; None if stdin is among them."""
     return None if "-" in names else sum(Path(name).stat().st_size for name in names)
 
 
@@ -181,19 +165,13 @@ def read_documents(
     split: Split = "file",
     sources: Mapping[str, str] | None = None,
 ) -> Iterator[TokenDocument]:
-    """Token documents of all files, in order. `source` overrides the file's name, and so does `sources` by file.
-
-    split: what of a text file is a document.
-    vocab_size: ids of id rows must lie below it. workers: batches of rows that are tokenized side by side.
-    Rows that cannot be used go to `report`, or raise CorpusError if `strict`.
-    """
+    """Token documents of all files, in order. source, sources: not its name. Raises CorpusError for bad rows if `strict`."""
     without_limits(tokenizer)  # before threads share it
     parts = [FilePart(name) if isinstance(name, str) else name for name in names]
     reading = vocab_size or 1 << 31, tokenizer is not None, split, len(parts) > 1
-    named = sources or {}
+    usual = {part.name: "stdin" if part.name == "-" else Path(part.name).name for part in parts} | dict(sources or {})
     rows = itertools.chain.from_iterable(
-        _rows_of(part, source or named.get(part.name) or _source_name(part.name), text_field, report, strict, *reading)
-        for part in parts
+        _rows_of(part, source or usual[part.name], text_field, report, strict, *reading) for part in parts
     )
     batches = iter(lambda: list(itertools.islice(rows, BATCH)), [])
     pending: collections.deque[Future[list[TokenDocument]]] = collections.deque()
@@ -239,12 +217,19 @@ def _tokenized(batch: Sequence[Row], tokenizer: Any | None) -> list[TokenDocumen
     return documents
 
 
+def first_documents(path: str, tokenizer: Any | None, vocab_size: int | None, most: int) -> list[list[int]]:
+    """Ids of the first documents of two tokens or more of a corpus file. Raises CorpusError if there is none."""
+    report = CorpusReport()
+    documents = read_documents(expand([path]), tokenizer, report, vocab_size=vocab_size)
+    found = list(itertools.islice((ids for each in documents if len(ids := list(map(int, each.token_ids))) > 1), most))
+    if not found:
+        raise CorpusError(report.problems[0] if report.problems else f"{path}: no usable document.")
+    return found
+
+
 @contextlib.contextmanager
 def open_text(name: str, report: CorpusReport | None = None) -> Iterator[IO[bytes]]:
-    """Bytes of a file, uncompressed on the fly; "-" is stdin. `report` counts the file's own bytes.
-
-    Raises CorpusError if it cannot be opened or unpacked.
-    """
+    """Bytes of a file, uncompressed; "-" is stdin. `report` counts the file's own. Raises CorpusError if it cannot be read."""
     try:
         if name == "-":
             yield sys.stdin.buffer
@@ -267,8 +252,6 @@ def open_text(name: str, report: CorpusReport | None = None) -> Iterator[IO[byte
 
 
 class _CountedFile(io.FileIO):
-    """A file that tells a report how far it was read."""
-
     def __init__(self, name: str, report: CorpusReport):
         super().__init__(name)
         self._report = report
@@ -280,21 +263,16 @@ class _CountedFile(io.FileIO):
 
 
 def json_rows(file: str | FilePart, report: CorpusReport | None = None) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """(number, row) of a file of JSON lines or CSV (numbers of lines, from 1), or of a JSON array (numbers of its elements).
-
-    The row is a problem's text where there is none. Raises CorpusError if the file cannot be read.
-    """
+    """(number from 1, row or what is wrong) of JSON lines, CSV or a JSON array. Raises CorpusError if it cannot be read."""
     part = FilePart(file) if isinstance(file, str) else file
     kind = "" if part.name == "-" else kind_of(part.name)
     with open_text(part.name, report) as lines:
-        if kind in TABLES:
-            yield from table_rows(lines, part.name, TABLES[kind])
-            return
+        found = table_rows(lines, part.name, TABLES[kind]) if kind in TABLES else None
         if kind == ".json":
             found, lines = json_file_rows(lines, part.name)
-            if found is not None:
-                yield from found
-                return
+        if found is not None:
+            yield from found
+            return
         if part.begin:
             lines.seek(part.begin)
         left = part.end - part.begin if part.end is not None else 1 << 62
@@ -305,10 +283,6 @@ def json_rows(file: str | FilePart, report: CorpusReport | None = None) -> Itera
                 yield number, row_of(row)
             if left <= 0:
                 return
-
-
-def _source_name(name: str) -> str:
-    return "stdin" if name == "-" else Path(name).name
 
 
 def _rows_of(
@@ -322,10 +296,7 @@ def _rows_of(
     split: Split = "file",
     one_of_many: bool = False,
 ) -> Iterator[Row]:
-    """tokenized: text is, so that answers which hold text and ids are taken as text.
-
-    one_of_many: a text file that cannot be used is left out and counted; else that raises CorpusError.
-    """
+    """tokenized: text is. one_of_many: a text file that cannot be used is left out and counted; else it raises CorpusError."""
     name = part.name
     kind = kind_of(name)
     if kind in TEXTS:
@@ -361,10 +332,7 @@ def _rows_of(
 def parquet_rows(
     name: str, report: CorpusReport, columns: Collection[str] | None = None
 ) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """(number from 1, row, or what is wrong with it) of a Parquet file. Raises CorpusError if it cannot be read.
-
-    columns: those that are read, others are None; None: all.
-    """
+    """(number from 1, row or what is wrong) of a Parquet file. columns: None: all. Raises CorpusError if it cannot be read."""
     require("pyarrow", name)
     import pyarrow
     import pyarrow.parquet
@@ -428,11 +396,9 @@ def _texts(name: str, kind: str, split: Split, source: str, report: CorpusReport
 def _prompt_text(prompt: Any, tokenizer: Any) -> str:
     if isinstance(prompt, str):
         return prompt
-    if prompt and getattr(tokenizer, "chat_template", None):
-        try:
+    with contextlib.suppress(Exception):  # templates refuse some orders of roles; then the answer stands without left context
+        if prompt and getattr(tokenizer, "chat_template", None):
             return chat_text(tokenizer, prompt, ANY_TIME)
-        except Exception:  # templates refuse some orders of roles; then the answer stands without left context
-            return ""
     return ""
 
 

@@ -1,23 +1,24 @@
-"""Rows of CSV files and JSON arrays, and marks at the beginning of text files. In: bytes of an open file. Out: rows as objects.
+"""Rows of CSV files and JSON arrays, documents of text files. In: bytes or text of an open file. Out: rows as objects, texts.
 
-Nothing is held but the row at hand. A row that cannot be read is text that tells why; a file that cannot raises CorpusError.
+Only the row at hand is held. A row that cannot be read is text that tells why; a file that cannot raises CorpusError.
 """
 
 from __future__ import annotations
 
 import codecs
 import csv
+import html.parser
 import io
 import json
 import re
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, Literal
 
 from lookahead.errors import CorpusError
 
 TABLES = {".csv": ",", ".tsv": "\t"}  # suffix -> what stands between columns
 LONGEST = 64 << 20  # bytes or characters of a row
-PIECE = 1 << 20  # bytes read at a time
+PIECE = 1 << 20  # bytes read at a time; characters of a document, a longer one is cut at the end of a line
 LONGEST_NUMBER = 64  # characters
 DEEPEST = 128  # lists and objects that a value of a row may stand in
 TOO_DEEP = f"nested more than {DEEPEST} levels deep"
@@ -42,10 +43,7 @@ def unmarked(file: IO[bytes], name: str) -> IO[bytes]:
 
 
 def table_rows(file: IO[bytes], name: str, separator: str) -> Iterator[Found]:
-    """(number of the line where it begins, row) for each row of a CSV file with a header; every value is text.
-
-    An empty "id" is None. Raises CorpusError if there is no header, or it names a column twice.
-    """
+    """(line where it begins, row) of a CSV file; all text. Raises CorpusError for no header, or a name given twice."""
     csv.field_size_limit(LONGEST)
     reader = csv.reader(_lines(file, name), delimiter=separator, strict=True)
     header: list[str] | None = None
@@ -74,10 +72,7 @@ def table_rows(file: IO[bytes], name: str, separator: str) -> Iterator[Found]:
 
 
 def json_file_rows(file: IO[bytes], name: str) -> tuple[Iterator[Found] | None, IO[bytes]]:
-    """(rows of a .json file that is an array of objects, or one object; None where its lines are JSON, the file again).
-
-    Rows of an array are numbered from 1. Raises CorpusError, also as it is read on, for what is not JSON.
-    """
+    """(rows of a .json array or object; None where its lines are JSON, the file again). Raises CorpusError for no JSON."""
     begin = without_mark(file.read(HEAD), name)
     while not begin.strip() and (piece := file.read(HEAD)):
         begin = piece
@@ -87,8 +82,12 @@ def json_file_rows(file: IO[bytes], name: str) -> tuple[Iterator[Found] | None, 
     again: IO[bytes] = io.BufferedReader(_Rest(begin, file))
     if first == b"[":
         return _array_rows(again, name), again
-    if first == b"{" and not _is_row(begin.lstrip().split(b"\n", 1)[0]):
-        return _one_object(again, name), again
+    line = row_of(begin.lstrip().split(b"\n", 1)[0]) if first == b"{" else ""
+    if isinstance(line, str) and line.startswith("not JSON"):
+        row = row_of(again.read(LONGEST))
+        if isinstance(row, str) and row.startswith("not JSON"):
+            raise CorpusError(f"{name}: neither a JSON array, nor JSON lines, nor one JSON object ({row}).")
+        return iter([(1, row)]), again
     return None, again
 
 
@@ -119,7 +118,7 @@ def _array_rows(file: IO[bytes], name: str) -> Iterator[Found]:
             value, end = decoder.raw_decode(text)  # which `row_of` reads
         except (ValueError, RecursionError) as error:
             if not isinstance(error, json.JSONDecodeError):  # JSON that Python does not take
-                value, end = None, _end_of(text)
+                value, end = None, next((end for depth, end in _depths(text) if not depth), 0)
             if not end and (ended or len(text) > LONGEST):
                 raise CorpusError(f"{name}: not JSON behind row {number} of its array.") from error
             wanted = max(PIECE, len(text))
@@ -136,13 +135,6 @@ def _array_rows(file: IO[bytes], name: str) -> Iterator[Found]:
         number, wanted = number + 1, PIECE
         yield number, row_of(text[:end].encode("utf-8", "surrogateescape"))
         text = rest.removeprefix(",")
-
-
-def _one_object(file: IO[bytes], name: str) -> Iterator[Found]:
-    row = row_of(file.read(LONGEST))
-    if isinstance(row, str) and row.startswith("not JSON"):
-        raise CorpusError(f"{name}: neither a JSON array, nor JSON lines, nor one JSON object ({row}).")
-    yield 1, row
 
 
 def row_of(line: bytes) -> dict[str, Any] | str:
@@ -176,11 +168,6 @@ def _depths(text: str) -> Iterator[tuple[int, int]]:
             yield depth, found.end()
 
 
-def _end_of(text: str) -> int:
-    """Where the list or object ends that the text begins with; 0: further behind."""
-    return next((end for depth, end in _depths(text) if not depth), 0)
-
-
 def _checked_header(cells: list[str], where: str) -> list[str]:
     twice = next((cell for place, cell in enumerate(cells) if cell in cells[:place]), None)
     if twice is not None or not all(cells) or not _is_text(cells):
@@ -191,9 +178,7 @@ def _checked_header(cells: list[str], where: str) -> list[str]:
 
 def _lines(file: IO[bytes], name: str) -> Iterator[str]:
     """Lines of text; what is not UTF-8 becomes surrogates."""
-    number = 0
-    while line := file.readline(LONGEST):
-        number += 1
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
         yield (without_mark(line, name) if number == 1 else line).decode("utf-8", "surrogateescape")
 
 
@@ -201,14 +186,7 @@ def _is_text(cells: list[str]) -> bool:
     return not any("\ud800" <= character <= "\udfff" for cell in cells for character in cell)
 
 
-def _is_row(line: bytes) -> bool:
-    row = row_of(line)
-    return not isinstance(row, str) or not row.startswith("not JSON")
-
-
 class _Rest(io.RawIOBase):
-    """A beginning that was read already, and the file behind it."""
-
     def __init__(self, begin: bytes, file: IO[bytes]):
         self._begin, self._file = begin, file
 
@@ -222,3 +200,82 @@ class _Rest(io.RawIOBase):
             piece = self._file.read(len(buffer))
         buffer[: len(piece)] = piece
         return len(piece)
+
+
+Split = Literal["file", "paragraphs"]
+TEXTS = (".txt", ".md", ".markdown", ".html", ".htm")
+FENCES = ("```", "~~~")  # around code in Markdown, in which empty lines end no paragraph
+APART = frozenset(("p", "div", "section", "article", "header", "footer", "main", "aside", "nav", "blockquote", "pre", "table"))
+APART |= {"ul", "ol", "dl", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "figure", "form", "title", "body"}
+LINES = ("br", "li", "tr", "dt", "dd", "option", "figcaption", "caption")
+CELLS = ("td", "th")
+
+
+def pieces_of(file: IO[str], kind: str, split: Split) -> Iterator[str]:
+    """Documents of an open file of this kind (its suffix)."""
+    if kind in (".html", ".htm"):
+        file = io.StringIO(html_text(file.read()))
+    if split == "paragraphs":
+        yield from _paragraphs(file, kind)
+        return
+    while piece := file.read(PIECE):
+        yield piece + file.readline()
+
+
+def html_text(page: str) -> str:
+    """What a reader of the page sees, but for scripts and styles: blocks apart by an empty line, white space as one space."""
+    parser = _Page()
+    parser.feed(page)
+    parser.close()
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+(?=\n)", "", "".join(parser.parts))).strip()
+
+
+class _Page(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self._hidden = ""  # the element whose text nobody sees: script or style
+        self._kept = 0  # elements around in which white space stays as it is
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._hidden = tag if tag in ("script", "style") else self._hidden
+        self._kept += tag == "pre"
+        self._separate(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden = "" if tag == self._hidden else self._hidden
+        self._kept -= tag == "pre" and self._kept > 0
+        self._separate(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self._hidden:
+            return
+        if not self._kept:
+            data = re.sub(r"\s+", " ", data)
+            if not self.parts or self.parts[-1].endswith(("\n", " ")):
+                data = data.lstrip()
+        if data:
+            self.parts.append(data)
+
+    def _separate(self, tag: str) -> None:
+        if between := "\n\n" if tag in APART else "\n" if tag in LINES else " " if tag in CELLS else "":
+            self.parts.append(between)
+
+
+def _paragraphs(lines: Iterable[str], kind: str) -> Iterator[str]:
+    """Text between empty lines. Code between fences in Markdown is not taken apart."""
+    held: list[str] = []
+    size, fence = 0, ""
+    for line in lines:
+        bare = line.strip()
+        if kind in (".md", ".markdown") and bare.startswith(fence or FENCES):
+            fence = "" if fence else bare[:3]
+        if (bare or fence) and size < PIECE:
+            held.append(line)
+            size += len(line)
+            continue
+        if paragraph := "".join(held).strip():
+            yield paragraph
+        held, size = ([line], len(line)) if bare else ([], 0)
+    if paragraph := "".join(held).strip():
+        yield paragraph

@@ -1,9 +1,7 @@
 """Files that are either the old one or the new one, whole.
 
-The new bytes go to a temporary sibling, are synced to disk and take the final name in one rename. The sibling is locked
-while it is written: one that nobody locks was left by a process that was killed, and the next write to the name removes it.
-What goes wrong with the disk is a LookaheadError that states what has become of the file; cleaning up never hides it.
-A symbolic link is followed: its target is replaced, and the link stays.
+The new bytes go to a temporary sibling, are synced to disk and take the final name in one rename. The sibling is locked while
+it is written: one that nobody locks was left by a killed process, and the next write removes it. Symbolic links are followed.
 """
 
 from __future__ import annotations
@@ -35,22 +33,14 @@ DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # others repo
 
 
 def write_pieces(file: IO[bytes], data: memoryview) -> int:
-    """Write all of `data` (bytes) in small pieces; returns its length.
-
-    The page cache keeps a file in pieces as large as they were written, and maps the whole piece when one page is touched: of a
-    mapped file written in large ones, a few look-ups would make hundreds of MiB resident.
-    """
+    """Write in small pieces, as the page cache maps whole pieces when one page is touched; returns the length (bytes)."""
     for begin in range(0, len(data), PIECE):
         file.write(data[begin : begin + PIECE])
     return len(data)
 
 
 def followed(path: str | Path) -> Path:
-    """The file that a write to `path` replaces: where a chain of symbolic links ends, which need not exist.
-
-    Only the last part of the path is followed; a link in the middle leads to the same folder by itself.
-    Raises LookaheadError for links that lead in a circle.
-    """
+    """The file that a write to `path` replaces: the end of its links, existing or not. Raises LookaheadError for a circle."""
     given = path = Path(path)
     if path.exists() and not path.is_file():  # of a pipe, /dev/stdout leads to no name
         return path
@@ -63,11 +53,10 @@ def followed(path: str | Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = lambda: None, new: bool = False) -> Iterator[IO]:
-    """Open a temporary sibling of `path`; on success it replaces `path`, on any error it is removed. Links are followed.
+    """Open a temporary sibling of `path`; on success it replaces `path`, on any error it is removed.
 
-    check: called just before the rename; what it raises keeps the old file. new: a file that another process has made at
-    `path` meanwhile is not replaced.
-    Raises LookaheadError if the folder is missing or cannot be written, the disk is full or fails; FileExistsError with `new`.
+    check: called just before the rename. new: a file that another process has made meanwhile is not replaced (FileExistsError).
+    Raises LookaheadError if the folder is missing or cannot be written, the disk is full or fails.
     """
     path = Path(path)
     with _telling(path):
@@ -83,9 +72,7 @@ def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = l
     file: IO | None = None
     try:
         lock = os.dup(descriptor)  # a file that is closed loses its lock, and may fail to close: before the rename
-        as_text: dict[str, Any] = (
-            {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}
-        )  # names may be no UTF-8
+        as_text: Any = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}  # names may be no UTF-8
         file = os.fdopen(descriptor, mode, **as_text)
         yield file
         file.flush()
@@ -118,10 +105,7 @@ def replacing(path: str | Path, mode: str = "w+b", check: Callable[[], None] = l
 
 @contextlib.contextmanager
 def scratch_sibling(path: str | Path) -> Iterator[IO[bytes]]:
-    """A temporary file next to `path`, removed at the end; after a kill, by the next write to `path`.
-
-    Raises LookaheadError where it cannot be made or written; what stands at `path` is not touched.
-    """
+    """A temporary file next to `path`, removed at the end. Raises LookaheadError where it cannot be made or written."""
     path = Path(path)
     with _telling(path):
         path = followed(path)
@@ -143,18 +127,14 @@ def scratch_sibling(path: str | Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def locked(path: str | Path, waiting: Callable[[str], None] = lambda text: None) -> Iterator[None]:
-    """Keep other processes that lock the file at `path` from replacing it; does nothing where there is no file.
-
-    Waits for a process that has it, and then holds the file which that one has put there. waiting: is called once, if it takes
-    more than a second. Not to be nested for one path: a process waits for itself.
-    """
+    """Keep others that lock `path` from replacing it. waiting: called once after a second. Not to be nested for one path."""
     path = Path(path)
     descriptor = -1
     told = False
     begun = time.monotonic()
     try:
         while fcntl is not None and (descriptor := _openable(path)) >= 0:
-            while not _try_lock(descriptor):
+            while not try_lock(descriptor):
                 if not told and time.monotonic() > begun + PATIENCE:
                     told = True
                     waiting(f"{path}: another process is writing it; waiting for it to end.")
@@ -170,10 +150,7 @@ def locked(path: str | Path, waiting: Callable[[str], None] = lambda text: None)
 
 
 def uninterrupted(call: Callable[..., Made], *arguments: Any) -> Made:
-    """What a system call returns that is made again where a signal has interrupted it, as Python does for many, not for all.
-
-    A file whose `close` was interrupted is closed: again, it does nothing.
-    """
+    """Make a system call again where a signal has interrupted it, as Python does for many, not for all."""
     while True:
         try:
             return call(*arguments)
@@ -182,19 +159,16 @@ def uninterrupted(call: Callable[..., Made], *arguments: Any) -> Made:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there."""
     uninterrupted(path.unlink, True)
 
 
 def reason(error: OSError) -> str:
-    """What went wrong, in the system's words."""
     lines = str(error).strip().splitlines()
     return error.strerror or (lines[0] if lines else type(error).__name__)
 
 
 @contextlib.contextmanager
 def _telling(path: Path) -> Iterator[None]:
-    """An error of the system about `path` as one of ours."""
     try:
         yield
     except OSError as error:
@@ -224,10 +198,8 @@ def _link(temporary: str, path: Path) -> None:
     """Give the file its name if no other has it. Raises FileExistsError."""
     try:
         uninterrupted(os.link, temporary, path)
-    except FileExistsError:
-        raise
     except OSError as error:
-        if error.errno not in NO_LINKS:
+        if error.errno not in NO_LINKS:  # nor FileExistsError
             raise
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
@@ -237,7 +209,6 @@ def _link(temporary: str, path: Path) -> None:
 
 
 def _remove(name: str) -> None:
-    """Remove a temporary file. Where that fails, the next write to the same path does it."""
     with contextlib.suppress(OSError):
         uninterrupted(os.unlink, name)
 
@@ -253,10 +224,11 @@ def _unlock(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
     """True once this process holds the lock, or the file system has none."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks
@@ -273,10 +245,7 @@ def _openable(path: Path) -> int:
 
 
 def _locked_sibling(path: Path) -> tuple[int, str]:
-    """(descriptor, name) of a new temporary file next to `path`, locked as long as this process holds it, however it ends.
-
-    Removes those that other processes left. Raises LookaheadError if the folder is missing or cannot be written.
-    """
+    """(descriptor, name) of a new temporary file next to `path`, locked. Raises LookaheadError where it cannot be made."""
     _remove_abandoned(path)
     while True:
         name = str(path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -297,7 +266,6 @@ def _locked_sibling(path: Path) -> tuple[int, str]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove temporary siblings of `path` that no process is writing."""
     if fcntl is None:
         return
     for name in glob.glob(glob.escape(str(path.parent / f".{path.name}.")) + "????????.tmp"):

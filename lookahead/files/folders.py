@@ -1,7 +1,4 @@
-"""Folders in which this tool keeps things between runs, and whether another user could change what is in them.
-
-In: environment variables, the file system. Out: paths, and reasons not to use one. What is kept there is not known here.
-"""
+"""Folders in which this tool keeps things between runs, and whether another user could change what is in them."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ MOST_LINKS = 16  # symbolic links on the way to a folder
 
 def cache_folder(kind: str) -> Path | None:
     """Where this user's files of a kind are kept: $LOOKAHEAD_CACHE/kind, else ~/.cache/lookahead/kind; None without a home."""
-    own = os.environ.get("LOOKAHEAD_CACHE")
-    if own:
+    if own := os.environ.get("LOOKAHEAD_CACHE"):
         return Path(own) / kind
     base = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -26,10 +22,7 @@ def cache_folder(kind: str) -> Path | None:
 
 
 def temporary_folder(kind: str) -> Path | None:
-    """Below the system's temporary folder, the same in each run of this user; None if the system has none.
-
-    It may not exist, or be what another user has planted there: see `not_ours`.
-    """
+    """Below the system's temporary folder, the same in each run of this user; None if there is none. See `not_ours`."""
     user = os.getuid() if hasattr(os, "getuid") else "user"
     try:
         return Path(tempfile.gettempdir()) / f"lookahead-{kind}-{user}"
@@ -38,11 +31,9 @@ def temporary_folder(kind: str) -> Path | None:
 
 
 def not_ours(folder: Path, links: int = MOST_LINKS, is_above: bool = False) -> str:
-    """Why another user could change what is in a folder; "" if nobody but this user and root can.
-
-    That holds if each folder from the root of the file system down to it belongs to this user or root and nobody else may
-    write to it. Above it, folders in which only owners may rename their files (sticky, as /tmp) will do. Links are followed
-    if they belong to this user or root, at most `links` of them. is_above: it is a folder above the one that is asked about.
+    """Why another user could change what is in a folder; "" if nobody but this user and root can: each folder from the root
+    down to it belongs to one of them and nobody else may write to it (above it, sticky folders such as /tmp will do). At most
+    `links` links are followed. is_above: it is a folder above the one that is asked about.
     """
     if not hasattr(os, "getuid"):
         return ""

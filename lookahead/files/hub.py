@@ -1,7 +1,6 @@
 """Folder or hub name. In: a name as typed, or as a trie file keeps it. Out: how to load it, or an error at once.
 
-A name that can be meant as a folder never goes to the hub, and the hub is asked once, with a timeout, before anything is loaded
-from it: the client's own retries take most of a minute where there is no network.
+A name that can be a folder never goes to the hub, which is asked once, with a timeout: the client retries for most of a minute.
 """
 
 from __future__ import annotations
@@ -20,12 +19,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/(.+\.gguf)")
 GGUF = ".gguf"  # the ending of such files
 PATIENCE = 5.0  # seconds for the hub to answer
-FILES = (
-    "config.json",
-    "tokenizer_config.json",
-    "tokenizer.json",
-    "adapter_config.json",
-)  # one of which is in each cached repository
+FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "adapter_config.json")  # one is in each repository
 
 
 def with_gguf_file(model: str | None, file: str | None) -> str | None:
@@ -51,10 +45,9 @@ def gguf_in(name: str) -> tuple[str, str]:
 
 def located(name: str, wanted: str, revision: str | None = None) -> tuple[str, dict[str, Any]]:
     """What `from_pretrained` of a name is called with: (folder or hub name, further arguments). Raises as `check_name`."""
-    repository, file = gguf_in(name)
+    (repository, file), further = gguf_in(name), check_name(name, wanted, revision)
     if not file:
-        return name, check_name(name, wanted, revision)
-    further = check_name(name, wanted, revision)
+        return name, further
     require("gguf", name)
     require("accelerate", name)
     return repository, {**further, "gguf_file": file}
@@ -66,12 +59,7 @@ def looks_like_path(name: str) -> bool:
 
 
 def check_name(name: str, wanted: str, revision: str | None = None) -> dict[str, Any]:
-    """Further arguments of `from_pretrained` for a name: none for a folder, and where the hub does not answer its cache only.
-
-    wanted: what is looked for, such as "a model folder". revision: of a hub name.
-    Raises ModelError for a folder that is not there, for a hub name that the hub does not know, and for one that is not in its
-    cache where the hub does not answer.
-    """
+    """Further arguments of `from_pretrained`: none for a folder. Raises ModelError for what is neither there nor in the hub."""
     repository, file = gguf_in(name)
     if file and os.path.isdir(repository):
         if not os.path.isfile(name):
@@ -97,7 +85,6 @@ def check_name(name: str, wanted: str, revision: str | None = None) -> dict[str,
 
 
 def is_cached(name: str) -> bool:
-    """The hub's cache on this machine holds some file of this name."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
@@ -107,10 +94,7 @@ def is_cached(name: str) -> bool:
 
 
 def tokenizer_of_trie(path: Path, name: str) -> str:
-    """Where to load the tokenizer from that the trie at `path` names. Raises ModelError if that folder is not there any more.
-
-    A relative name, which older versions wrote, is looked for from here and from the trie's folder and those above it.
-    """
+    """Where the trie's tokenizer is; relative names, of older versions, are looked for above it. Raises ModelError."""
     if os.path.exists(name) or not name:
         return name
     if not os.path.isabs(name):

@@ -1,8 +1,7 @@
 """What a command may write. In: the files that it was asked to write and to read. Out: an error before any work is done.
 
-An output must not be a file that the command reads, nor another output, by any path or link they are named. A file that
-exists and is not of the kind to be written is replaced only if the user asks for it. Each output is tried: its folder takes a
-new file, and what exists can be replaced; nothing that exists is touched.
+An output must not be a file that the command reads, nor another output, by any link. A file of another kind is replaced only if
+the user asks for it. Each output is tried; nothing that exists is touched.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.extras import require
@@ -52,10 +50,7 @@ def kind_of(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of file that a command writes. name: as in "is not a trie file". matches: a file that is not empty is one.
-
-    endings: of those in NAMED the ones that it may have.
-    """
+    """A kind of file. matches: a file that is not empty is one. endings: of those in NAMED the ones that it may have."""
 
     name: str
     matches: Callable[[Path], bool]
@@ -64,11 +59,7 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A file to be written. option: as typed, such as "--metrics". path: None where the option is not given.
-
-    kind: of an existing file that may be replaced without a word; None: the command has a rule of its own.
-    updates: the options of inputs that it may be the same file as, such as the trie that is appended to.
-    """
+    """A file to be written. kind: may be replaced; None: the command has its own rule. updates: inputs that it may be."""
 
     option: str
     path: str | Path | None
@@ -86,17 +77,15 @@ class Input:
 
 
 def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite: bool | None = None) -> None:
-    """Check what is to be written against what is read and what exists, then try it.
-
-    overwrite: files of other kinds may be replaced; None: the command has no such option.
-    Raises UsageError for an output that is an input or another output, or that would replace a file of another kind;
-    LookaheadError for one that cannot be written.
-    """
+    """Check what is to be written, then try it. overwrite: None: no such option. Raises UsageError or LookaheadError."""
     given = [(output, Path(output.path)) for output in outputs if output.path is not None]
     for output, path in given:
         if output.kind in (PICTURE, PAGE):
             require("matplotlib", output.option)
-        _check_place(output, path)
+        if path.is_dir():
+            raise LookaheadError(f"{output.option} {path}: is a folder. Name a file to write.")
+        if not followed(path).parent.is_dir():
+            raise LookaheadError(f"{output.option} {path}: its folder does not exist. Create it or choose another folder.")
     for (output, path), (other, other_path) in itertools.combinations(given, 2):
         if _same(path, other_path):
             raise UsageError(f"{output.option} and {other.option} name the same file ({path}): each needs a file of its own.")
@@ -109,7 +98,12 @@ def check_outputs(outputs: Iterable[Output], inputs: Iterable[Input], overwrite:
                 same = "" if str(name) == str(path) else f" ({name})"
                 raise UsageError(f"{output.option} {path}: is read by {each.option}{same}. Choose another file to write.")
     for output, path in given:
-        if output.kind and path.is_file() and not overwrite and path.stat().st_size and not _is(output.kind, path):
+        try:
+            kind, exists = output.kind, path.is_file() and not overwrite and path.stat().st_size
+            foreign = kind is not None and exists and not kind.matches(path)
+        except OSError as error:  # it may be anything
+            raise LookaheadError(f"{path}: cannot be read ({error.strerror}), so it is not replaced.") from error
+        if output.kind and foreign:
             instead = " or give --overwrite to replace it" if overwrite is not None else ""
             raise UsageError(f"{output.option} {path}: exists and is not {output.kind.name}. Choose another file{instead}.")
     for output, path in given:
@@ -134,13 +128,6 @@ def try_output(output: Output, path: Path) -> None:
         raise LookaheadError(f"{output.option} {path}: cannot be replaced ({problem}). Choose another folder.")
 
 
-def _check_place(output: Output, path: Path) -> None:
-    if path.is_dir():
-        raise LookaheadError(f"{output.option} {path}: is a folder. Name a file to write.")
-    if not followed(path).parent.is_dir():
-        raise LookaheadError(f"{output.option} {path}: its folder does not exist. Create it or choose another folder.")
-
-
 def _check_ending(output: Output, path: Path) -> None:
     """Raises UsageError for an ending that names another kind of file. What a pipe or device is named does not matter."""
     endings, ending, inner = output.kind.endings if output.kind else (), path.suffix.lower(), kind_of(path.name)
@@ -154,14 +141,12 @@ def _check_ending(output: Output, path: Path) -> None:
 
 
 def _same(a: Path, b: Path) -> bool:
-    """Both name one file, which need not exist."""
     if (file_id := _id_of(a)) and file_id == _id_of(b):
         return a.is_file()  # a device such as /dev/null may be named twice
     return os.path.realpath(a) == os.path.realpath(b) and not a.exists()
 
 
 def _id_of(path: str | Path) -> FileId | None:
-    """None if there is no file."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -170,7 +155,6 @@ def _id_of(path: str | Path) -> FileId | None:
 
 
 def _files_of(read: Input) -> Iterator[str | Path]:
-    """The files that `read` names; of folders those in them."""
     for name in read.names:
         if name is None or name == "-":
             continue
@@ -178,10 +162,8 @@ def _files_of(read: Input) -> Iterator[str | Path]:
         if not found and read.hub and (folder := model_folder(str(name))):
             found = [folder]
         for each in found:
-            if os.path.isdir(each):
-                yield from itertools.islice(_files_in(Path(each)), MOST_FILES)
-            else:
-                yield each
+            inside = (Path(parent, file) for parent, _, files in os.walk(each) for file in files)
+            yield from itertools.islice(inside, MOST_FILES) if os.path.isdir(each) else [each]
 
 
 def model_folder(name: str, revision: str | None = None) -> Path | None:
@@ -195,11 +177,6 @@ def model_folder(name: str, revision: str | None = None) -> Path | None:
             if isinstance(cached := try_to_load_from_cache(name, file, revision=revision), str):
                 return Path(cached).parent
     return None
-
-
-def _files_in(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder):
-        yield from (Path(parent, name) for name in names)
 
 
 def _why_not_replaceable(path: Path) -> str:
@@ -243,53 +220,27 @@ def _flags_of(path: Path) -> int:
     return flags[0]
 
 
-def _is(kind: Kind, path: Path) -> bool:
-    """Raises LookaheadError for a file that cannot be read, as it may be anything."""
-    try:
-        return kind.matches(path)
-    except OSError as error:
-        raise LookaheadError(f"{path}: cannot be read ({error.strerror}), so it is not replaced.") from error
-
-
 def _head(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(HEAD_BYTES)
 
 
-def _json_of(path: Path) -> Any:
-    """None where it is not JSON."""
-    if path.stat().st_size > MOST_JSON_BYTES:
-        return None
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        return None
-
-
 def _has_keys(*any_of: set[str]) -> Callable[[Path], bool]:
-    """A JSON object that has all keys of one of these sets."""
-
     def matches(path: Path) -> bool:
-        value = _json_of(path)
-        return isinstance(value, dict) and any(keys <= value.keys() for keys in any_of)
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(path.read_bytes()) if path.stat().st_size <= MOST_JSON_BYTES else None
+            return isinstance(value, dict) and any(keys <= value.keys() for keys in any_of)
+        return False
 
     return matches
 
 
-def _begins(*magics: bytes) -> Callable[[Path], bool]:
-    return lambda path: _head(path).startswith(magics)
-
-
-def _is_picture(path: Path) -> bool:
-    head = _head(path)
-    return head.startswith((b"\x89PNG\r\n\x1a\n", b"%PDF-")) or (head.startswith((b"<?xml", b"<svg")) and b"<svg" in head)
-
-
-TRIE = Kind("a trie file", _begins(b"\x89LKT"), (".trie",))
+TRIE = Kind("a trie file", lambda path: _head(path).startswith(b"\x89LKT"), (".trie",))
 ANY_TRIE = Kind("", lambda path: True, TRIE.endings)  # any other file is refused when it is opened
 ROWS = Kind("", lambda path: True, (*JSON_LINES, ".parquet", *PACKED))  # a job has rules of its own for what exists
 METRICS = Kind("a metrics file of this tool", lambda path: re.match(rb"# (HELP|TYPE) lookahead_", _head(path)) is not None)
-PICTURE = Kind("a PNG, PDF or SVG", _is_picture, PICTURES)
+PICTURE_HEADS = re.compile(rb"\x89PNG\r\n\x1a\n|%PDF-|<svg|<\?xml(?=.*<svg)", re.DOTALL)
+PICTURE = Kind("a PNG, PDF or SVG", lambda path: PICTURE_HEADS.match(_head(path)) is not None, PICTURES)
 PAGE = Kind("a page of this tool", lambda path: b"<title>lookahead" in _head(path), (".html", ".htm"))
 PROFILE = Kind("a cost profile", _has_keys({"format", "setting", "seconds"}), (".json",))
 BENCH = Kind(

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 import torch
 
-_open = 0  # blocks of `untidied`
+_open = 0  # blocks of `gc_frozen`
 _counting = threading.Lock()
 
 
 @contextlib.contextmanager
-def untidied() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """While open, the garbage collector looks only at what is made meanwhile.
 
     Models and libraries are a million objects, and going through them all takes a quarter of a second, again and again. Within

@@ -94,11 +94,7 @@ class Constraints(OptionGroup):
     """What answers must look like: one of these, or nothing."""
 
     json_schema: str | None = option(
-        None,
-        "Answers are JSON that validates against the schema in FILE.",
-        metavar="FILE",
-        changes_answers=True,
-        is_file=True,
+        None, "Answers are JSON that validates against the schema in FILE.", metavar="FILE", changes_answers=True, is_file=True
     )
     regex: str | None = option(
         None, "Answers match this regular expression, as a whole.", metavar="REGEX", changes_answers=True

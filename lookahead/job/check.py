@@ -1,13 +1,9 @@
-"""Rows checked without a model's weights. In: requests, the model's config and tokenizer. Out: what is wrong with each row.
-
-What only answering can show stays unknown: a processor that fails, no memory, a constraint that the vocabulary cannot meet.
-"""
+"""Rows checked without a model's weights. In: requests, the model's config and tokenizer. Out: what is wrong with each row."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -20,28 +16,17 @@ from lookahead.errors import LookaheadError
 from lookahead.forward.target import longest_text
 from lookahead.job.params import Request
 from lookahead.job.plan import plan_of
-from lookahead.job.prompt import prompts_of
-from lookahead.job.rows import left_to_do, read_requests, without_duplicates
+from lookahead.job.rows import left_to_do, prompts_of, read_requests, without_duplicates
 from lookahead.job.runner import JobOptions
-from lookahead.job.setup import EngineSettings
 from lookahead.job.spec import JobSpec
 from lookahead.models.load import read_config
 
 LISTED = 1000  # problems in JSON
 
 
-@dataclasses.dataclass(frozen=True)
-class Checked:
-    """A row. problem: why it would be an error row, or "". prompt_tokens: of all its prompts."""
-
-    request: Request
-    problem: str = ""
-    prompt_tokens: int = 0
-
-
 @dataclasses.dataclass
 class CheckReport:
-    """What `check_job` found. prompt_tokens: of all rows; longest: of one row. problems: the first LISTED, as JSON objects."""
+    """prompt_tokens: of all rows; longest: of one row. problems: the first LISTED, as JSON objects."""
 
     model: str
     rows: int = 0
@@ -57,72 +42,44 @@ class CheckReport:
 
 
 def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None) -> CheckReport:
-    """Read and check all rows of a job; nothing is written, and no weights are loaded.
-
-    found: called with each row that cannot be answered, as FILE:LINE: what is wrong. Raises LookaheadError as `run_job` does.
-    """
+    """Check all rows of a job without loading weights. found: called with FILE:LINE: problem. Raises as `run_job` does."""
     plan = plan_of(spec)
     names = named_files(spec.io.input or ())
     wanted = islice(read_requests(*names, fields=plan.fields), spec.io.limit)
     requests = left_to_do(without_duplicates(wanted), plan.shard, {})
     report = CheckReport(plan.model)
-    check: Callable[[Sampling], None] = check_nothing
-    if spec.model.engine != "hf":
-        check = functools.partial(ABILITIES[spec.model.engine].check, drafts=plan.drafts.strategy != "off")
-    for checked in checked_rows(requests, plan.engine_settings(), plan.row_options(), check):
+    settings, options = plan.engine_settings(), plan.row_options()
+    config = read_config(*settings.model.source).get_text_config(decoder=True)
+    model = int(config.vocab_size), longest_text(config), settings.model.load_tokenizer()
+    foreign, drafts = ABILITIES.get(spec.model.engine), plan.drafts.strategy != "off"
+    for request in requests:
         report.rows += 1
-        report.prompt_tokens += checked.prompt_tokens
-        report.longest = max(report.longest, checked.prompt_tokens)
-        if not checked.problem:
-            continue
-        report.bad_rows += 1
-        request = checked.request
-        file = request.file or names[0]
-        found(f"{file}:{request.line}: {checked.problem}")
-        if len(report.problems) < LISTED:
-            report.problems.append({"file": file, "line": request.line, "id": request.id, "message": checked.problem})
+        try:
+            tokens, sampling = _checked(request, options, *model)
+            if foreign:
+                foreign.check(sampling, drafts)
+        except LookaheadError as error:
+            report.bad_rows += 1
+            file = request.file or names[0]
+            found(f"{file}:{request.line}: {error}")
+            if len(report.problems) < LISTED:
+                report.problems.append({"file": file, "line": request.line, "id": request.id, "message": str(error)})
+        else:
+            report.prompt_tokens += tokens
+            report.longest = max(report.longest, tokens)
     return report
 
 
-def check_nothing(sampling: Sampling) -> None:
-    """Our own engine does all that can be asked."""
-
-
-def checked_rows(
-    requests: Iterable[Request],
-    settings: EngineSettings,
-    options: JobOptions,
-    check: Callable[[Sampling], None] = check_nothing,
-) -> Iterator[Checked]:
-    """Each row, in order. check: raises UsageError for what the engine cannot do.
-
-    Raises LookaheadError if the model's config or tokenizer, or an input, cannot be read.
-    """
-    config = read_config(*settings.model.source).get_text_config(decoder=True)
-    vocab_size, longest, tokenizer = int(config.vocab_size), longest_text(config), settings.model.load_tokenizer()
-    for request in requests:
-        try:
-            yield Checked(request, "", _prompt_tokens(request, tokenizer, options, vocab_size, longest, check))
-        except LookaheadError as error:
-            yield Checked(request, str(error))
-
-
-def _prompt_tokens(
-    request: Request,
-    tokenizer: Any | None,
-    options: JobOptions,
-    vocab_size: int,
-    longest: int,
-    check: Callable[[Sampling], None],
-) -> int:
-    """Raises LookaheadError where the row could not be answered."""
+def _checked(
+    request: Request, options: JobOptions, vocab_size: int, longest: int, tokenizer: Any | None
+) -> tuple[int, Sampling]:
+    """(tokens of all its prompts, how they are sampled). Raises LookaheadError where the row could not be answered."""
     if request.problem:
         raise LookaheadError(f"{request.problem}.")
     prompts = prompts_of(request, tokenizer, options.chat, options.system, longest, options.began)
     check_samples(len(prompts) * (request.n or options.n), "the number of answers")
     sampling = dataclasses.replace(options.sampling, **request.sampling)
     check_vocabulary(sampling, vocab_size)
-    check(sampling)
     most = options.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
     for prompt_ids in prompts:
         room_of(prompt_ids, most, vocab_size, longest)
@@ -130,4 +87,4 @@ def _prompt_tokens(
         raise LookaheadError("the model has no tokenizer, which stop texts, constraints and OpenAI lines need.")
     if sampling.constraint is not None and sampling.constraint != options.sampling.constraint:
         sampling.constraint.check()
-    return sum(map(len, prompts))
+    return sum(map(len, prompts)), sampling

@@ -78,7 +78,6 @@ COMPILE = {"sorting": _sorting, "drafting": _drafting, "forward": _forward, "bud
 
 
 def main(groups: Sequence[str]) -> None:
-    """Compile these groups, unless another process has done so."""
     from lookahead.native import cache as kernel_cache
     from lookahead.native import compile_ahead
     from lookahead.native.kernels import SOURCES

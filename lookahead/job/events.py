@@ -1,7 +1,4 @@
-"""What the caller of a job, a bench or a replay receives while it runs.
-
-Derive from `JobEvents` to show progress, or to stop a job.
-"""
+"""What the caller of a job, a bench or a replay receives while it runs. Derive from them to show progress, or to stop it."""
 
 from __future__ import annotations
 
@@ -27,17 +24,13 @@ class Events:
         """A line that a user should read, such as why a model verifies drafts in a slower way."""
         log.warning("%s", text)
 
-    def patiently(self, act: Callable[[], None], why: str) -> None:
-        """Calls `act`, which can take seconds. why: what it does, for somebody who waits."""
-        act()
+    def with_spinner(self, act: Callable[[], Any], why: str) -> Any:
+        """Calls `act`, which can take seconds, and returns its result. why: what it does, for somebody who waits."""
+        return act()
 
 
 class JobEvents(Events):
-    """What happens in a job. Nothing stops it, unless `stopped` returns True.
-
-    Called in the thread that runs the job: notice and patiently at any time, then running, and within it after each step
-    progress and stopped.
-    """
+    """What happens in a job, called in its thread; in `running`, after each step, progress and stopped."""
 
     def running(self, progress: JobProgress) -> contextlib.AbstractContextManager[None]:
         """Entered before the first row is answered, and left when what the job writes is complete or the job fails."""

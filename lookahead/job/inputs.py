@@ -1,9 +1,8 @@
 """Files of a job to rows. In: names of files. Out: each row with its file, line and fingerprint, one at a time.
 
-JSON lines, a JSON array, CSV (each also .gz, .zst; "-" is JSON lines on stdin) or .parquet; rows of an array and of .parquet
-count as lines. Nothing is held but the row at hand, and of a line that is too long only its fingerprint.
-`RowCount` counts rows, for progress: Parquet's footer holds their number, lines are counted in a thread alongside the job. It
-yields to the job, ends when the job does and reports nothing of files that cannot be read: the job itself will report them.
+JSON lines, a JSON array, CSV (each also .gz, .zst; "-" is JSON lines on stdin) or .parquet. Nothing is held but the row at
+hand. `RowCount` counts rows for progress, in a thread alongside the job; files that cannot be read are reported by the job
+itself.
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ class Shard:
         return row % self.count == self.number - 1
 
     def size(self, rows: int) -> int:
-        """How many of that many rows it holds."""
         return len(range(self.number - 1, rows, self.count))
 
 
@@ -85,36 +83,23 @@ def _of_value(name: str, number: int, row: dict[str, Any] | str) -> InputRow:
 
 
 def _of_lines(name: str, file: IO[bytes]) -> Iterator[InputRow]:
-    number = 0
-    while line := file.readline(LONGEST_LINE):
-        number += 1
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
         if number == 1:
             line = without_mark(line, name)
-            _check_kind(name, line)
+            known = name == "-" or kind_of(name) in (*LINES, ".json", "")
+            if not known and line.strip() and not line.lstrip().startswith(b"{"):
+                raise CorpusError(f"{name}: unknown kind of file. Use .jsonl, .json, .csv, .tsv (also .gz, .zst) or .parquet.")
         if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-            yield InputRow(name, number, f"a line of more than {LONGEST_LINE >> 20} MiB", _skip(file, line))
+            digest = hashlib.blake2b(line, digest_size=DIGEST_BYTES)
+            while not line.endswith(b"\n") and (line := file.readline(PIECE)):
+                digest.update(line)
+            yield InputRow(name, number, f"a line of more than {LONGEST_LINE >> 20} MiB", digest.digest())
         elif line.strip():
             yield InputRow(name, number, row_of(line), fingerprint(line.strip()))
 
 
-def _check_kind(name: str, begin: bytes) -> None:
-    """Raises CorpusError for a file whose name does not tell what it is and that does not look like JSON lines."""
-    if name != "-" and kind_of(name) not in (*LINES, ".json", "") and begin.strip() and not begin.lstrip().startswith(b"{"):
-        raise CorpusError(f"{name}: unknown kind of file. Use .jsonl, .json, .csv, .tsv (also .gz, .zst) or .parquet.")
-
-
 def fingerprint(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
-
-
-def _skip(file: IO[bytes], begin: bytes) -> bytes:
-    """Read on to the end of a line; its fingerprint."""
-    digest = hashlib.blake2b(begin, digest_size=DIGEST_BYTES)
-    while piece := file.readline(PIECE):
-        digest.update(piece)
-        if piece.endswith(b"\n"):
-            break
-    return digest.digest()
 
 
 BLOCK = 1 << 20  # bytes that are counted at a time
@@ -123,10 +108,7 @@ AT_ONCE = 0.2  # seconds in which files of usual size are counted, so that the t
 
 
 class RowCount:
-    """Counts the rows of files in a thread of its own. Use as a context manager: leaving it ends the thread.
-
-    rows: None until they are known, and of stdin for good.
-    """
+    """Counts the rows of files in a thread, which ends with the context. rows: None until known, and of stdin always."""
 
     def __init__(self, names: Sequence[str]):
         self.rows: int | None = None
@@ -151,16 +133,10 @@ class RowCount:
 
 
 def count_rows(names: Sequence[str], stopped: Callable[[], bool] = lambda: False) -> int | None:
-    """Rows of files, as `inputs.input_rows` gives them; None for stdin and devices, or if it was stopped.
-
-    Raises CorpusError for a file that cannot be read.
-    """
+    """Rows of files; None for stdin and devices, or if it was stopped. Raises CorpusError for a file that cannot be read."""
     rows = 0
     for name in names:
-        if name == "-" or not Path(name).is_file():
-            return None
-        found = _rows_of(name, stopped)
-        if found is None:
+        if name == "-" or not Path(name).is_file() or (found := _rows_of(name, stopped)) is None:
             return None
         rows += found
     return rows
@@ -169,16 +145,11 @@ def count_rows(names: Sequence[str], stopped: Callable[[], bool] = lambda: False
 def _rows_of(name: str, stopped: Callable[[], bool]) -> int | None:
     kind = kind_of(name)
     if kind == ".parquet":
-        try:
-            import pyarrow
+        with contextlib.suppress(Exception), open(name, "rb") as file:  # whoever reads the rows reports it
             import pyarrow.parquet
-        except ModuleNotFoundError:  # whoever reads the rows reports it
-            return None
-        try:
-            with open(name, "rb") as file:
-                return int(pyarrow.parquet.read_metadata(file).num_rows)
-        except (pyarrow.ArrowException, OSError):
-            return None
+
+            return int(pyarrow.parquet.read_metadata(file).num_rows)
+        return None
     if kind in (".jsonl", ".ndjson"):
         return _lines_of(name, stopped)
     rows = 0

@@ -1,9 +1,8 @@
 """What of a job is done. In: rows as they end. Out: rows on disk, and after a crash what is left to do.
 
-Before a row is written to the output, a line about it goes to the journal next to it: the number of the request, fingerprints
-of the request and of the row's bytes, counts. A row is done if the output holds it and the journal knows it, wherever in the
-file it stands; so nothing that a kill, a full disk or a cut file leaves behind is taken for done. Rows of a .parquet, .gz
-or .zst output wait in JSON lines next to it until all are there.
+Before a row is written to the output, a line about it goes to the journal next to it, with fingerprints of the request and of
+the row's bytes. A row is done if the output holds it and the journal knows it, wherever it stands; so nothing that a kill, a
+full disk or a cut file leaves behind is taken for done. Rows of a .parquet, .gz or .zst output wait in JSON lines next to it.
 
     out.jsonl                   the rows (of out.parquet: out.parquet.partial.jsonl)
     out.jsonl.journal           {"row": 17, "input": "9f2c...", "output": "41ab...", "tokens": 93, ...}
@@ -44,19 +43,15 @@ COUNTS = ("prompt_tokens", "tokens", "first_tokens", "steps", "draft_tokens", "a
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
-    """A row that is to be written.
-
-    number, fingerprint: of its request. error: the type of its error, or "". counts: as of a job of one row.
-    said: of each sample the last ids of its prompt and those of its answer.
-    """
+class FinishedRow:
+    """A row to be written. error: the type of its error, or "". emitted: of each sample, the last prompt ids and answer."""
 
     number: int
     fingerprint: bytes
     row: dict[str, Any]
     counts: JobTotals
     error: str = ""
-    said: Sequence[tuple[list[int], list[int]]] = ()
+    emitted: Sequence[tuple[list[int], list[int]]] = ()
 
 
 @dataclasses.dataclass
@@ -72,11 +67,8 @@ class Done:
     faults: set[int] = dataclasses.field(default_factory=set)  # numbers of failed rows that may be tried again
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Read a line of the journal."""
-        failed = bool(entry["error"])
-        fault = failed and entry["error"] != INVALID
-        counts = {name: entry[name] for name in COUNTS}
-        by_source = Counter(entry["accepted_by_source"])
+        failed, fault = bool(entry["error"]), entry["error"] not in ("", INVALID)
+        counts, by_source = {name: entry[name] for name in COUNTS}, Counter(entry["accepted_by_source"])
         self.totals.merge(JobTotals(rows=1, errors=failed, faults=fault, accepted_by_source=by_source, **counts))
         self.requests[entry["row"]] = bytes.fromhex(entry["input"])
         if fault:
@@ -84,16 +76,13 @@ class Done:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a row stands in the output. entry: the line of the journal about it."""
+class RowPosition:
+    """Where a row stands in the output: bytes, and the journal's line about it."""
 
+    number: int
     start: int
     end: int
     entry: dict[str, Any]
-
-    @property
-    def number(self) -> int:
-        return int(self.entry["row"])
 
 
 def read_done(files: JobFiles) -> Done:
@@ -108,10 +97,10 @@ def read_done(files: JobFiles) -> Done:
             done.add(entry)
         return dataclasses.replace(done, whole=True)
     last, end = -1, 0
-    for place in places(files):
-        done.add(place.entry)
-        done.ascending = done.ascending and place.number > last
-        last, end = place.number, place.end
+    for row in positions(files):
+        done.add(row.entry)
+        done.ascending = done.ascending and row.number > last
+        last, end = row.number, row.end
     done.size = files.rows.stat().st_size
     done.cut = done.size - end
     with files.rows.open("rb") as file:
@@ -120,11 +109,8 @@ def read_done(files: JobFiles) -> Done:
     return done
 
 
-def places(files: JobFiles) -> Iterator[Place]:
-    """Rows of the output that the journal knows, as they stand. Raises LookaheadError for a line among them that it does not.
-
-    Of the journal only fingerprints and where their lines begin are held in memory.
-    """
+def positions(files: JobFiles) -> Iterator[RowPosition]:
+    """Rows of the output that the journal knows, as they stand. Raises LookaheadError for an unknown line between them."""
     known = {bytes.fromhex(entry["output"]): start for start, entry in entries(files.journal)}
     unknown, start = 0, 0
     with files.rows.open("rb") as file, files.journal.open("rb") as journal:
@@ -139,21 +125,12 @@ def places(files: JobFiles) -> Iterator[Place]:
                 )
             else:
                 journal.seek(begins)
-                yield Place(start, start + len(line), json.loads(journal.readline()))
+                entry = json.loads(journal.readline())
+                yield RowPosition(entry["row"], start, start + len(line), entry)
             start += len(line)
 
 
-def leave_out(files: JobFiles, numbers: Set[int]) -> None:
-    """Take the rows of these numbers out of the output, so that they are answered again."""
-    _rewrite(files, ((place.start, place.end) for place in places(files) if place.number not in numbers))
-
-
-def put_in_order(files: JobFiles) -> None:
-    """Bring the rows of the output into the order of their requests."""
-    _rewrite(files, [(start, end) for _, start, end in sorted((p.number, p.start, p.end) for p in places(files))])
-
-
-def _rewrite(files: JobFiles, kept: Iterable[tuple[int, int]]) -> None:
+def rewrite(files: JobFiles, kept: Iterable[tuple[int, int]]) -> None:
     """Keep the bytes of the rows that begin and end there, in this order."""
     with files.rows.open("rb") as old, replacing(files.rows) as new:
         for start, end in kept:
@@ -161,20 +138,42 @@ def _rewrite(files: JobFiles, kept: Iterable[tuple[int, int]]) -> None:
             new.write(old.read(end - start))
 
 
-class Journal:
-    """Writes rows, each at once, and how the job is doing. Use as a context manager, inside that of its lock.
+class AnswerStore:
+    """What rows are written to. These are the methods of one that nothing outlasts: it holds no earlier run's answers."""
 
-    totals: of all rows, those done before included.
-    """
+    totals: JobTotals
+
+    def save(self) -> None:
+        """Make what is written outlast a loss of power."""
+
+    def finish(self, in_order: bool) -> None:
+        """All rows are there: put them where they belong."""
+
+    def learned(self) -> Iterable[TokenDocument]:
+        """Kept answers that are not known to be in the trie."""
+        return ()
+
+    def half_saved(self) -> tuple[int, Callable[[], Iterable[TokenDocument]]] | None:
+        """(copies noted, documents) of an earlier run that may have added them to the trie."""
+        return None
+
+    def note_saving(self, copies: int) -> None:
+        """All documents are about to be added to a trie that holds that many copies of them."""
+
+    def forget_half_saved(self) -> None:
+        """They are in the trie."""
+
+    def forget_learned(self) -> None:
+        """All are in the trie."""
+
+
+class Journal(AnswerStore):
+    """Writes rows, each at once, and how the job is doing; in the context of its lock. totals: of rows done before, too."""
 
     def __init__(
         self, lock: OutputLock, done: Done, manifest: Manifest, learn: bool = False, again: Set[int] = frozenset()
     ) -> None:
-        """Continue behind what is done. learn: keep the answers' token ids, too. again: rows to leave out: they get new
-        answers.
-
-        Raises LookaheadError if the output is not as it was when `done` was read, or it cannot be written.
-        """
+        """learn: keep token ids. again: rows to leave out. Raises LookaheadError if the output has changed."""
         files = lock.files
         lock.used = True
         try:
@@ -182,7 +181,7 @@ class Journal:
             if (files.rows.stat().st_size if files.rows.exists() else 0) != done.size:
                 raise LookaheadError(f"{files.out}: another process has written it meanwhile. Run the same command again.")
             if again:
-                leave_out(files, again)
+                rewrite(files, ((row.start, row.end) for row in positions(files) if row.number not in again))
                 done = read_done(files)
             uninterrupted(lock.open_rows().truncate, done.size - done.cut)
             self._learned = _opened(files.learned) if learn else None
@@ -199,7 +198,7 @@ class Journal:
         assert self._lock.rows is not None
         return self._lock.rows
 
-    def write(self, ended: Ended) -> None:
+    def write(self, ended: FinishedRow) -> None:
         """Put a row on disk and count it. Raises LookaheadError if that fails; what is there stays resumable."""
         line = (json.dumps(ended.row, ensure_ascii=False) + "\n").encode()
         entry = {
@@ -213,9 +212,9 @@ class Journal:
         }
         try:
             if self._learned is not None:
-                for before, ids in ended.said:
-                    _append(self._learned, json.dumps({"row": ended.number, "prompt_ids": before, "response_ids": ids}))
-            _append(self._lock.journal, json.dumps(entry))
+                for before, ids in ended.emitted:
+                    _append(self._learned, {"row": ended.number, "prompt_ids": before, "response_ids": ids})
+            _append(self._lock.journal, entry)
             _append_bytes(self._rows, line)
         except OSError as error:
             raise self._failed(error) from error
@@ -224,14 +223,11 @@ class Journal:
         self.totals.merge(ended.counts)
 
     def save(self) -> None:
-        """Make what is written outlast a loss of power, and note in the manifest how far the job is.
-
-        Raises LookaheadError if that fails, or if the files were moved or replaced.
-        """
+        """Also note in the manifest how far the job is. Raises LookaheadError if that fails or files were moved or replaced."""
         self._lock.check((self._learned, self.files.learned))
         try:
-            for file in (self._lock.journal, self._rows):
-                os.fsync(file.fileno())
+            os.fsync(self._lock.journal.fileno())
+            os.fsync(self._rows.fileno())
         except OSError as error:
             raise self._failed(error) from error
         try:
@@ -240,10 +236,11 @@ class Journal:
             raise LookaheadError(f"{error} The rows are safe: make room, then run the same command with --resume.") from error
 
     def finish(self, in_order: bool) -> None:
-        """All rows are there: put them where they belong. JSON lines of another file stay while rows may be tried again."""
+        """JSON lines of another file stay while rows may be tried again."""
         self._lock.check()
         if in_order and not self._ascending:
-            put_in_order(self.files)
+            rows = sorted((row.number, row.start, row.end) for row in positions(self.files))
+            rewrite(self.files, [(start, end) for _, start, end in rows])
             self._lock.open_rows()
         if self.files.is_made_at_the_end:
             write_as_named(self.files.rows, self.files.out)
@@ -259,15 +256,12 @@ class Journal:
         return _documents(_whole_lines(self.files.learned)) if self.files.learned.exists() else iter(())
 
     def half_saved(self) -> tuple[int, Callable[[], Iterator[TokenDocument]]] | None:
-        """See `learned.Keeper`."""
-        last = self._last_saving()
-        if last is None:
+        if (last := self._last_saving()) is None:
             return None
         number, line = last
         return int(json.loads(line)["saving"]), lambda: _documents(islice(_whole_lines(self.files.learned), number))
 
     def note_saving(self, copies: int) -> None:
-        """See `learned.Keeper`. Raises LookaheadError if it cannot be written."""
         assert self._learned is not None
         try:
             _append_bytes(self._learned, SAVING + b" %d}\n" % copies)
@@ -276,7 +270,6 @@ class Journal:
             raise self._failed(error) from error
 
     def forget_half_saved(self) -> None:
-        """Leave what was kept since."""
         last = self._last_saving()
         assert last is not None
         assert self._learned is not None
@@ -290,11 +283,8 @@ class Journal:
 
     def _last_saving(self) -> tuple[int, bytes] | None:
         """The line that notes a beginning save, and its number from 0; None if there is none."""
-        noted = None
-        for number, line in enumerate(_whole_lines(self.files.learned)):
-            if line.startswith(SAVING):
-                noted = number, line
-        return noted
+        notes = [each for each in enumerate(_whole_lines(self.files.learned)) if each[1].startswith(SAVING)]
+        return notes[-1] if notes else None
 
     def __enter__(self) -> Journal:
         return self
@@ -334,7 +324,6 @@ def entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _documents(lines: Iterable[bytes]) -> Iterator[TokenDocument]:
-    """Kept answers, each line once."""
     seen: set[bytes] = set()
     for line in lines:
         key = fingerprint(line)
@@ -351,7 +340,6 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
 
 
 def _opened(path: Path) -> FileIO:
-    """A file of lines to append to, without a last line that was cut short."""
     file = path.open("ab", buffering=0)
     _cut_torn_line(file, path)
     return file
@@ -387,8 +375,8 @@ def _reserved(files: JobFiles) -> IO[bytes] | None:
         return None
 
 
-def _append(file: FileIO, line: str) -> None:
-    _append_bytes(file, line.encode() + b"\n")
+def _append(file: FileIO, row: dict[str, Any]) -> None:
+    _append_bytes(file, json.dumps(row).encode() + b"\n")
 
 
 def _append_bytes(file: FileIO | IO[bytes], data: bytes) -> None:

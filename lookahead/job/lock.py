@@ -1,8 +1,7 @@
 """One writer per output. In: an output. Out: names of the job's files, and a lock, held from before they are read to its end.
 
-The lock is an flock on the journal, which is emptied in place and never replaced while it is held. The file of rows is also
-locked: with hard links it has several names, and each name has a journal of its own. On file systems without locks nothing is
-held, but at each save and at the end the job still checks that its files are those that it opened.
+The lock is an flock on the journal, which is emptied in place and never replaced meanwhile, and on the file of rows, which has
+several names with hard links. At each save a job checks that its files are those that it opened, as not all systems have locks.
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ from io import FileIO
 from pathlib import Path
 
 from lookahead.errors import LookaheadError, UsageError
-from lookahead.files.atomic import reason, remove, uninterrupted
+from lookahead.files.atomic import reason, remove, try_lock, uninterrupted
 from lookahead.files.outputs import PACKED
 
 
 @dataclasses.dataclass(frozen=True)
 class JobFiles:
-    """Names of the files of a job that is written to `out`."""
-
     out: Path
+    journal = property(lambda self: self._beside(".journal"))
+    manifest = property(lambda self: self._beside(".manifest.json"))
+    learned = property(lambda self: self._beside(".learned.jsonl"))
 
     @property
     def is_made_at_the_end(self) -> bool:
@@ -34,46 +34,22 @@ class JobFiles:
         """JSON lines, one a row."""
         return self._beside(".partial.jsonl") if self.is_made_at_the_end else self.out
 
-    @property
-    def journal(self) -> Path:
-        return self._beside(".journal")
-
-    @property
-    def manifest(self) -> Path:
-        return self._beside(".manifest.json")
-
-    @property
-    def learned(self) -> Path:
-        return self._beside(".learned.jsonl")
-
     def existing(self) -> Path | None:
         """The output, or what is there of it."""
         return next((path for path in (self.out, self.rows) if path.exists()), None)
 
     def hold_rows(self) -> bool:
-        """A job has written here."""
         return any(path.exists() and path.stat().st_size for path in (self.out, self.rows))
 
     def _beside(self, ending: str) -> Path:
         return self.out.with_name(self.out.name + ending)
 
 
-try:
-    import fcntl
-except ImportError:  # no such locks on this system
-    fcntl = None  # type: ignore[assignment]
-
-
 class OutputLock:
-    """The right to write the files of a job. Use as a context manager.
-
-    journal: open for appending, also by `Journal`, which closes it as little as `rows`. used: a job has begun to write, so the
-    journal stays when the lock is given back.
-    """
+    """The right to write the files of a job. used: a job has begun to write, so its journal stays when the lock is closed."""
 
     def __init__(self, files: JobFiles, resume: bool = False, overwrite: bool = False):
-        """Raises LookaheadError if another process holds the lock or the files cannot be opened, UsageError for an output that
-        exists if neither `resume` nor `overwrite` is given."""
+        """Raises LookaheadError if another process holds the lock or a file cannot be opened, UsageError for what exists."""
         self.files, self.used = files, False
         self.rows: FileIO | None = None
         if not files.journal.exists():
@@ -88,10 +64,7 @@ class OutputLock:
             raise
 
     def open_rows(self) -> FileIO:
-        """The file of rows as it is now, open for appending; made if it is missing.
-
-        Raises LookaheadError as `__init__` does.
-        """
+        """The file of rows as it is now, open for appending; made if it is missing."""
         if self.rows is not None:
             uninterrupted(self.rows.close)
         try:
@@ -102,10 +75,7 @@ class OutputLock:
         return self.rows
 
     def remove_files(self) -> None:
-        """Forget what was written before: the journal is emptied in place, the output goes last.
-
-        Raises LookaheadError if a file cannot be removed.
-        """
+        """Forget what was written before: the journal is emptied in place, the output goes last."""
         files = self.files
         try:
             for path in (files.manifest, files.learned):
@@ -182,16 +152,8 @@ class OutputLock:
         return LookaheadError(f"{self.files.out}: cannot be written ({error.strerror}). Choose another -o.")
 
     def _lock(self, file: FileIO) -> None:
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LookaheadError(
-                f"{self.files.out}: another process is writing it. Wait for it, or choose another -o."
-            ) from error
-        except OSError:  # a file system without locks
-            return
+        if not try_lock(file.fileno()):
+            raise LookaheadError(f"{self.files.out}: another process is writing it. Wait for it, or choose another -o.")
 
 
 def is_at(file: FileIO, path: Path) -> bool:

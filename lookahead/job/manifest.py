@@ -1,7 +1,6 @@
 """What a job was run with. In: its options and files. Out: OUT.manifest.json, and what about it has changed since.
 
-Options that declare that they change no answer (see spec.py: tries, drafting, batch size, ...) may differ between the runs of
-a job; each run's are kept.
+Options that change no answer (see spec.py) may differ between the runs of a job; each run's are kept.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from lookahead.files.outputs import model_folder
 from lookahead.job.fields import is_template_file
 from lookahead.job.progress import JobTotals
 from lookahead.job.spec import OPTIONS, JobSpec
+from lookahead.options import typed
 from lookahead.tokenizer import TOKENIZER_FILES
 from lookahead.trie.file import Trie
 from lookahead.version import __version__
@@ -36,11 +36,7 @@ SAMPLES, SAMPLE_BYTES, HEAD_BYTES = 64, 4096, 1 << 20
 
 @dataclasses.dataclass
 class Manifest:
-    """state: running, complete, interrupted or failed. answering: the options that must not change, and the model's files.
-
-    runs: of each start of the job its options, tries, versions, when it began, and at its end what the clock gave.
-    output: a fingerprint of a file that was made at the end.
-    """
+    """answering: the options that must not change. runs: options and clock of each. output: fingerprint of a file made last."""
 
     answering: dict[str, Any]
     model_files: dict[str, str]
@@ -53,20 +49,23 @@ class Manifest:
     output: str = ""
 
     def write(self, path: Path, totals: JobTotals) -> None:
-        """Replace the file at `path`."""
         self.counts, self.updated = totals.as_json(), round(time.time(), 3)
         with replacing(path, "w") as file:
             json.dump(dataclasses.asdict(self), file, ensure_ascii=False, indent=1)
             file.write("\n")
 
     def end(self, path: Path, totals: JobTotals) -> None:
-        """The run is over."""
         self.runs[-1]["ended"] = round(time.time(), 3)
         self.write(path, totals)
 
 
 def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Manifest:
     """The manifest of a job that begins. tries, inputs: as they are now."""
+    engine, installed = spec.model.engine, "not installed"
+    for name in (engine, f"{engine}-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            installed = metadata.version(name)
+            break
     run = {
         "began": round(time.time(), 3),
         "utc_offset": time.localtime().tm_gmtoff,
@@ -76,13 +75,17 @@ def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Man
             "lookahead": __version__,
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")},
-            **({spec.model.engine: _version_of(spec.model.engine)} if spec.model.engine != "hf" else {}),
+            **({engine: installed} if engine != "hf" else {}),
         },
         "machine": f"{platform.machine()} {platform.system()}",
     }
     model = spec.model
     files = fingerprint_model(model.name, model.revision, model.adapter, model.tokenizer)
-    return Manifest(answering(spec), files, [run], [_input(name) for name in inputs])
+    read = [dict[str, Any](path=name) for name in inputs]
+    for each, path in zip(read, map(Path, inputs), strict=True):
+        if path.is_file():
+            each |= {"bytes": path.stat().st_size, "modified": round(path.stat().st_mtime, 3)}
+    return Manifest(answering(spec), files, [run], read)
 
 
 def began(run: dict[str, Any]) -> datetime.datetime:
@@ -91,18 +94,15 @@ def began(run: dict[str, Any]) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(run["began"], datetime.timezone(offset))
 
 
-def _version_of(engine: str) -> str:
-    for name in (engine, f"{engine}-cpu"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(name)
-    return "not installed"
-
-
 def answering(spec: JobSpec) -> dict[str, Any]:
     """The options that change answers, as two runs of a job must agree in them: files by content, defaults spelled out."""
     options = spec.options()
     found = {name: options[name] for name, each in OPTIONS.items() if each.about.changes_answers}
-    found["device"] = _kind_of_device(found["device"] or "auto")  # which of several of a kind does not matter
+    found["device"] = (found["device"] or "auto").partition(":")[0]  # which of several of a kind does not matter
+    if found["device"] == "auto":
+        import torch
+
+        found["device"] = "cuda" if torch.cuda.is_available() else "cpu"
     if found["sampling"] == "greedy":
         found.update({name: value for name, value in GREEDY.items() if found[name] is None})
     for name, value in found.items():
@@ -125,7 +125,7 @@ def read_manifest(path: Path) -> Manifest:
         ) from error
 
 
-def go_on(before: Manifest, now: Manifest, out: Path) -> Manifest:
+def resumed(before: Manifest, now: Manifest, out: Path) -> Manifest:
     """The manifest of a job that is continued. Raises UsageError naming each option and model file that has changed."""
     files_known = bool(before.model_files and now.model_files)  # then it does not matter in which folder they lie
     by_files = {"model": "", "revision": "", "adapter": "adapter/", "tokenizer": "tokenizer/"}
@@ -134,58 +134,46 @@ def go_on(before: Manifest, now: Manifest, out: Path) -> Manifest:
     changed = []
     for name, value in now.answering.items():
         then = None if known_then[name] == [] else known_then[name]
-        prefix = by_files.get(name)
-        known = prefix is not None and all(
-            any(file.startswith(prefix) for file in files) for files in (before.model_files, now.model_files)
-        )
+        prefix, both = by_files.get(name), (before.model_files, now.model_files)
+        known = prefix is not None and all(any(file.startswith(prefix) for file in files) for files in both)
         if then != value and not (known and files_known):
             changed.append(f"{_flag(name, then)} then, {_flag(name, value)} now")
     if files_known:
-        names = sorted(before.model_files.keys() | now.model_files.keys())
-        changed += [
-            f"{name} of the model has changed" for name in names if before.model_files.get(name) != now.model_files.get(name)
-        ]
+        differing = before.model_files.items() ^ now.model_files.items()
+        changed += [f"{name} of the model has changed" for name in sorted({name for name, _ in differing})]
     if changed:
         raise UsageError(
             f"{out}: --resume: this is another job: {'; '.join(changed)}. Give what it was begun with, choose another -o, or "
             "start again with --overwrite."
         )
-    return dataclasses.replace(
-        now, runs=[*before.runs, *now.runs], model_files=now.model_files or before.model_files, output=before.output
-    )
+    files = now.model_files or before.model_files
+    return dataclasses.replace(now, runs=[*before.runs, *now.runs], model_files=files, output=before.output)
 
 
 def fingerprint_model(
     name: str, revision: str | None = None, adapter: str | None = None, tokenizer: str | None = None
 ) -> dict[str, str]:
-    """A fingerprint of each file of a model folder, or of a hub model's files if they are on this machine; else nothing.
+    """A fingerprint of each file of a model on this machine, of its adapter (adapter/...) and tokenizer (tokenizer/...)."""
+    found: dict[str, Path] = {}
 
-    Configuration is read whole, of weights the size, the beginning (names and shapes) and pages all over the file: a model that
-    was trained on differs in nearly all of them. Files of an adapter and of another tokenizer follow, as adapter/... and
-    tokenizer/....
-    """
-    file = Path(name)
-    found = {file.name: file} if file.is_file() else _files_of(model_folder(name, revision), CONFIGS, (*WEIGHTS, "*.py"))
+    def add(prefix: str, folder: Path | None, names: Sequence[str], patterns: Sequence[str]) -> None:
+        if folder is not None:
+            found.update({prefix + file: folder / file for file in names if (folder / file).is_file()})
+            found.update({prefix + path.name: path for pattern in patterns for path in sorted(folder.glob(pattern))})
+
+    if Path(name).is_file():
+        found[Path(name).name] = Path(name)
+    else:
+        add("", model_folder(name, revision), CONFIGS, (*WEIGHTS, "*.py"))
     if adapter:
-        of_adapter = _files_of(model_folder(adapter), ("adapter_config.json",), ("adapter_model.*",))
-        found.update({f"adapter/{file}": path for file, path in of_adapter.items()})
+        add("adapter/", model_folder(adapter), ("adapter_config.json",), ("adapter_model.*",))
     if tokenizer:
-        of_tokenizer = _files_of(model_folder(tokenizer), ("chat_template.jinja", *TOKENIZER_FILES), ("*.py",))
-        found.update({f"tokenizer/{file}": path for file, path in of_tokenizer.items()})
+        add("tokenizer/", model_folder(tokenizer), ("chat_template.jinja", *TOKENIZER_FILES), ("*.py",))
     return {file: sampled(path) for file, path in found.items()}
 
 
-def _files_of(folder: Path | None, names: Sequence[str], patterns: Sequence[str]) -> dict[str, Path]:
-    """Files of a folder, by their names; nothing where there is none on this machine."""
-    if folder is None:
-        return {}
-    found = {file: folder / file for file in names if (folder / file).is_file()}
-    found.update({path.name: path for pattern in patterns for path in sorted(folder.glob(pattern))})
-    return found
-
-
 def sampled(path: Path) -> str:
-    """A fingerprint of a file's size, its beginning and pages all over it."""
+    """A fingerprint of a file's size, its beginning and pages all over it: one that was trained on differs in nearly all."""
     size = path.stat().st_size
     digest = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=16)
     with path.open("rb") as file:
@@ -196,24 +184,7 @@ def sampled(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _kind_of_device(name: str) -> str:
-    if name != "auto":
-        return name.partition(":")[0]
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _input(name: str) -> dict[str, Any]:
-    if not Path(name).is_file():
-        return {"path": name}
-    found = Path(name).stat()
-    return {"path": name, "bytes": found.st_size, "modified": round(found.st_mtime, 3)}
-
-
 def _flag(name: str, value: Any) -> str:
-    """An option as it would be typed."""
-    option = f"--{name.replace('_', '-')}"
     if value is None or value is False:
-        return f"no {option}"
-    return option if value is True else f"{option} {value}"
+        return f"no {typed(name)}"
+    return typed(name) if value is True else f"{typed(name)} {value}"

@@ -1,8 +1,7 @@
-"""Lines of the OpenAI batch API. In: a line of a batch input file. Out: a Request, and later the line of the output file.
+"""Lines of the OpenAI batch API, and log-probabilities in rows. In: a line of a batch input file. Out: a Request, later a line.
 
-What a line asks is answered as asked or not at all: a key that cannot be honoured makes the row an error row that names it.
-Keys that do not touch the answer (user, metadata, "stream": false, ...) are accepted, and so are this package's own options
-(top_k, regex, ...). What a line leaves open, such as the temperature, is as the options of the job set it.
+A key that cannot be honoured makes the row an error row that names it; keys that do not touch the answer, and options of this
+package (top_k, regex, ...), are accepted. What a line leaves open is as the job's options set it.
 """
 
 from __future__ import annotations
@@ -10,18 +9,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lookahead.decode import limits
 from lookahead.decode.limits import shown
+from lookahead.decode.text import REPLACEMENT, TokenTexts
 from lookahead.job import params
 from lookahead.job.params import Request, RowError, chat_messages, check_text, is_ids
 
 if TYPE_CHECKING:
     from lookahead.decode.engine import Generation
-    from lookahead.job.logprobs import LogprobsOf
+    from lookahead.decode.logprobs import TokenLogprobs
 
 LINE_KEYS = ("custom_id", "method", "url", "body")
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -30,41 +31,24 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 MESSAGE_KEYS = ("role", "content", "name")
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-# Keys that do not touch the answer, as long as their value is one of these; null always is.
-HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "model": _is_text,  # the answer names the model that gave it
-    "user": _is_text,
-    "safety_identifier": _is_text,
-    "prompt_cache_key": _is_text,
-    "prompt_cache_retention": _is_text,
-    "prompt_cache_options": lambda value: isinstance(value, dict),
-    "service_tier": _is_text,
-    "metadata": lambda value: isinstance(value, dict),
-    "parallel_tool_calls": lambda value: isinstance(value, bool),  # there are no tools
-    "store": lambda value: value is False,
-    "stream": lambda value: value is False,
-    "stream_options": lambda value: value == {},
-    "suffix": lambda value: value == "",
-    "tools": lambda value: value == [],
-    "functions": lambda value: value == [],
-    "tool_choice": lambda value: value in ("none", "auto"),
-    "function_call": lambda value: value in ("none", "auto"),
-    "modalities": lambda value: value == ["text"],
-    "verbosity": lambda value: value == "medium",
-    "reasoning_effort": lambda value: value == "none",
-    "audio": lambda value: False,
-    "prediction": lambda value: False,
-    "web_search_options": lambda value: False,
-    "moderation": lambda value: False,
+# Keys that do not touch the answer, as long as their value is of this type or one of these; null always is.
+HARMLESS: dict[str, type | tuple[Any, ...]] = {
+    **dict.fromkeys(("model", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"), str),
+    **dict.fromkeys(("prompt_cache_options", "metadata"), dict),
+    "parallel_tool_calls": bool,  # there are no tools
+    **dict.fromkeys(("store", "stream"), (False,)),
+    "stream_options": ({},),
+    "suffix": ("",),
+    **dict.fromkeys(("tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "reasoning_effort": ("none",),
+    **dict.fromkeys(("audio", "prediction", "web_search_options", "moderation"), ()),
 }
 
 
 def is_openai(row: dict[str, Any]) -> bool:
-    """A line of a batch input file, whole or not."""
     return isinstance(row.get("body"), dict) or (row.get("custom_id") is not None and row.get("url") is not None)
 
 
@@ -82,7 +66,6 @@ def parse_line(row: dict[str, Any], line: int, default_id: str | int) -> Request
 
 
 def _fields_of(row: dict[str, Any]) -> dict[str, Any]:
-    """Fields of the Request. Raises RowError."""
     for name, value in row.items():
         if value is not None and name not in LINE_KEYS:
             raise RowError(f'"{name}" stands next to "body": an OpenAI line holds {", ".join(LINE_KEYS)}', name)
@@ -117,7 +100,8 @@ def _read_body(body: dict[str, Any], chat: bool) -> dict[str, Any]:
         if name in FORMS:
             continue
         if name in HARMLESS:
-            if not HARMLESS[name](value):
+            known = HARMLESS[name]
+            if not isinstance(value, known) if isinstance(known, type) else not any(_same(value, each) for each in known):
                 raise RowError(f'"{name}" is {shown(value)}, which is not supported', name)
         elif name == "echo":
             if type(value) is not bool or (value and chat):
@@ -147,6 +131,10 @@ def _read_body(body: dict[str, Any], chat: bool) -> dict[str, Any]:
     if "response_format" in body and len(constraints) > ("json_schema" not in body):
         raise RowError('"response_format" and another constraint: an answer can have one', "response_format")
     return {**params.read_params(asked), **more}
+
+
+def _same(value: Any, known: Any) -> bool:
+    return type(value) is type(known) and value == known
 
 
 def _constraint(wish: Any) -> dict[str, Any]:
@@ -215,12 +203,8 @@ def _prompt(form: str, value: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Writer:
-    """Output lines of a job. model: who answers. created: seconds since 1970 when the job began. seed: of the job.
+    """Output lines of a job. created: seconds since 1970. seed: of the job, of which ids are made: the same in every run."""
 
-    Ids are made of the seed and the row, so that they are the same in every run of a job.
-    """
-
-    tokenizer: Any
     logprobs: LogprobsOf
     model: str
     created: int
@@ -230,65 +214,44 @@ class Writer:
     def answer(
         self, request: Request, samples: Sequence[Generation], texts: Sequence[str], prompts: Sequence[str]
     ) -> dict[str, Any]:
-        """samples, texts: index = prompt * n + sample. prompts: the text of each, which stands first if the request asks for
-        it.
-        """
-        chat = request.messages is not None
-        n = len(samples) // len(prompts)
-        choices = [
-            self._choice(index, generation, text, chat, prompts[index // n], request.echo, samples[index // n * n])
-            for index, (generation, text) in enumerate(zip(samples, texts, strict=True))
-        ]
-        prompt_tokens = sum(generation.prompt_tokens for generation in samples[::n])
-        completion_tokens = sum(len(generation.token_ids) for generation in samples)
+        """samples, texts: index = prompt * n + sample. prompts: their texts, which stand first if the request asks for it."""
+        chat, n = request.messages is not None, len(samples) // len(prompts)
+        choices = []
+        for index, (generation, text) in enumerate(zip(samples, texts, strict=True)):
+            first, whole = samples[index // n * n], prompts[index // n] + text  # `first` has log-probabilities of the prompt
+            content = {"message": {"role": "assistant", "content": whole, "refusal": None}} if chat else {"text": whole}
+            choice: dict[str, Any] = {"index": index, **content}
+            if self.token_ids:
+                choice["token_ids"] = generation.token_ids
+            choice["logprobs"] = None
+            if generation.logprobs is not None:
+                echoed = first if request.echo and first.prompt_logprobs is not None else None
+                of_completion = functools.partial(self.logprobs.of_completion, prompt=echoed)
+                choice["logprobs"] = (self.logprobs.of_chat if chat else of_completion)(generation)
+            if first.prompt_logprobs is not None and not (request.echo and choice["logprobs"]):
+                choice["prompt_logprobs"] = self.logprobs.of_prompt(first)
+            if generation.complete is not None:
+                choice["complete"] = generation.complete
+            choices.append({**choice, "finish_reason": generation.finish_reason})
+        before = sum(generation.prompt_tokens for generation in samples[::n])
+        after = sum(len(generation.token_ids) for generation in samples)
         body = {
             "id": ("chatcmpl-" if chat else "cmpl-") + named(request, self.seed),
             "object": "chat.completion" if chat else "text_completion",
             "created": self.created,
             "model": self.model,
             "choices": choices,
-            "usage": {
-                "prompt_tokens": prompt_tokens,
-                "completion_tokens": completion_tokens,
-                "total_tokens": prompt_tokens + completion_tokens,
-            },
+            "usage": {"prompt_tokens": before, "completion_tokens": after, "total_tokens": before + after},
         }
         return _line(request, self.seed, 200, body)
-
-    def _choice(
-        self, index: int, generation: Generation, text: str, chat: bool, before: str, echo: bool, first: Generation
-    ) -> dict[str, Any]:
-        """before: text of the prompt. first: the sample that has its log-probabilities."""
-        text = before + text
-        choice: dict[str, Any] = {"index": index}
-        choice |= {"message": {"role": "assistant", "content": text, "refusal": None}} if chat else {"text": text}
-        if self.token_ids:
-            choice["token_ids"] = generation.token_ids
-        choice["logprobs"] = None
-        if generation.logprobs is not None:
-            echoed = first if echo and first.prompt_logprobs is not None else None
-            of_completion = functools.partial(self.logprobs.of_completion, prompt=echoed)
-            choice["logprobs"] = (self.logprobs.of_chat if chat else of_completion)(generation)
-        if first.prompt_logprobs is not None and not (echo and choice["logprobs"]):
-            choice["prompt_logprobs"] = self.logprobs.of_prompt(first)
-        if generation.complete is not None:
-            choice["complete"] = generation.complete
-        choice["finish_reason"] = generation.finish_reason
-        return choice
 
 
 def error_line(request: Request, message: str, kind: str, at_fault: bool, seed: int = 0) -> dict[str, Any]:
     """The line of a row without an answer, as OpenAI's error files have it: status 400 if the row is at fault, else 500."""
-    problem: dict[str, Any] = {
-        "message": message,
-        "type": "invalid_request_error" if at_fault else "server_error",
-        "param": request.param,
-        "code": kind,
-        "line": request.line,
-    }
-    if request.file:
-        problem["file"] = request.file
-    return _line(request, seed, 400 if at_fault else 500, {"error": problem})
+    fault = "invalid_request_error" if at_fault else "server_error"
+    problem = {"message": message, "type": fault, "param": request.param, "code": kind, "line": request.line}
+    named_file = {"file": request.file} if request.file else {}
+    return _line(request, seed, 400 if at_fault else 500, {"error": {**problem, **named_file}})
 
 
 def _line(request: Request, seed: int, status: int, body: dict[str, Any]) -> dict[str, Any]:
@@ -301,3 +264,76 @@ def named(request: Request, seed: int) -> str:
     """24 hexadecimal digits: the same for this row in every run of the job, others for every other row."""
     content = f"{seed}\n{request.number}\n".encode() + request.fingerprint
     return hashlib.blake2b(content, digest_size=12).hexdigest()
+
+
+LEAST = -9999.0  # JSON has no minus infinity; OpenAI writes this
+DIGITS = 6
+
+
+class LogprobsOf:
+    """tokenizer: for the text of each token. None: there are ids only."""
+
+    def __init__(self, tokenizer: Any | None):
+        self._text = None if tokenizer is None else _texts(tokenizer)
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+
+    def in_row(self, generation: Generation) -> list[dict[str, Any]]:
+        """[{"id", "token", "logprob", "top": [{"id", "token", "logprob"}]}], one for each token; best first."""
+        return [*map(self._entry, generation.token_logprobs)]
+
+    def of_prompt(self, generation: Generation) -> list[dict[str, Any] | None]:
+        return [None, *map(self._entry, generation.prompt_token_logprobs)]
+
+    def _entry(self, found: TokenLogprobs) -> dict[str, Any]:
+        return {**self._scored(found.token_id, found.logprob), "top": [self._scored(*pair) for pair in found.top]}
+
+    def of_chat(self, generation: Generation) -> dict[str, Any]:
+        """{"content": [{"token", "logprob", "bytes", "top_logprobs": [...]}], "refusal"}."""
+        content = [
+            {**self._spelled(found.token_id, found.logprob), "top_logprobs": [self._spelled(*pair) for pair in found.top]}
+            for found in generation.token_logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+    def of_completion(self, generation: Generation, prompt: Generation | None = None) -> dict[str, Any]:
+        """{"tokens", "token_logprobs", "top_logprobs", "text_offset"}: a list in each. prompt: its tokens come first."""
+        scored: list[TokenLogprobs | None] = [*generation.token_logprobs]
+        token_ids = generation.token_ids[: len(scored)]
+        if prompt:
+            scored, token_ids = [None, *prompt.prompt_token_logprobs, *scored], [*prompt.prompt_ids, *token_ids]
+        names = [*map(self._named, token_ids)]
+        sizes = [0 if token in self._special else len(name) for token, name in zip(token_ids, names, strict=True)]
+        return {
+            "tokens": names,
+            "token_logprobs": [found and _number(found.logprob) for found in scored],
+            "top_logprobs": [found and self._by_name(found) for found in scored],
+            "text_offset": [*itertools.accumulate(sizes[:-1], initial=0)] if names else [],
+        }
+
+    def _by_name(self, found: TokenLogprobs) -> dict[str, float]:
+        """The best and the emitted one; of tokens that look alike the better."""
+        best: dict[str, float] = {}
+        for token, logprob in (*found.top, (found.token_id, found.logprob)):
+            best.setdefault(self._named(token), _number(logprob))
+        return best
+
+    def _named(self, token: int) -> str:
+        return f"token_id:{token}" if self._text is None else self._text(token)
+
+    def _scored(self, token: int, logprob: float) -> dict[str, Any]:
+        named = {} if self._text is None else {"token": self._text(token)}
+        return {"id": token, **named, "logprob": _number(logprob)}
+
+    def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
+        """bytes: None where the token is a part of a character."""
+        text = self._named(token)
+        return {"token": text, "logprob": _number(logprob), "bytes": None if REPLACEMENT in text else [*text.encode()]}
+
+
+def _number(logprob: float) -> float:
+    return round(max(logprob, LEAST), DIGITS)
+
+
+@functools.lru_cache(maxsize=1)
+def _texts(tokenizer: Any) -> TokenTexts:
+    return TokenTexts(tokenizer)

@@ -1,8 +1,7 @@
 """Logged answers to (prompt, response) pairs. In: files of logged rows or of a job's output. Out: token ids for a replay.
 
-Rows hold both sides ({"prompt", "response"}, {"prompt_ids", "response_ids"}, {"messages"} that end with the answer), or are
-output rows of a job (answers.py), whose prompts are found by their ids in the job's own prompt files unless the rows keep them.
-Text is tokenized once all rows are read, so that a log of ids needs no tokenizer.
+Rows hold both sides, or are output rows of a job (answers.py), whose prompts are found by their ids in the job's own prompt
+files unless the rows keep them. Text is tokenized once all rows are read, so that a log of ids needs no tokenizer.
 """
 
 from __future__ import annotations
@@ -12,18 +11,16 @@ import datetime
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from lookahead.corpus.answers import Answer, answered, messages_of, prompt_of
-from lookahead.corpus.rows import fields_read
+from lookahead.corpus.answers import Answer, answered, fields_read, messages_of, prompt_of
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.files.outputs import kind_of
 from lookahead.job.fields import RowFields, template_of
 from lookahead.job.inputs import input_rows
 from lookahead.job.lock import JobFiles
 from lookahead.job.manifest import began
-from lookahead.job.prompt import local_time, prompts_of
-from lookahead.job.rows import Request, read_requests
+from lookahead.job.rows import Request, local_time, prompts_of, read_requests
 
 Pair = tuple[list[int], list[int]]
 
@@ -44,12 +41,7 @@ class Logged:
 
 @dataclasses.dataclass
 class Log:
-    """The logged answers of a file.
-
-    failed: rows without an answer, which are left out. unmatched: answers left out as no prompt has their id, the first of
-    which is `first_unmatched`. retokenized: answers of a job that are text only. other_prompts: prompts that came out with
-    another number of tokens than the job counted.
-    """
+    """Logged answers of a file. failed: rows without one. unmatched: no prompt has their id. retokenized: text only."""
 
     path: str
     answers: list[Logged]
@@ -65,29 +57,21 @@ class Log:
 
     def notes(self) -> list[str]:
         """What a reader of the results should know, a line each."""
-        notes = []
-        if self.failed:
-            notes.append(f"{self.path}: {self.failed:,} rows hold no answer (failed or empty) and are left out.")
-        if self.unmatched:
-            first = json.dumps(self.first_unmatched)
-            notes.append(f"{self.path}: {self.unmatched:,} answers are left out: no prompt has their id (the first: {first}).")
-        if self.retokenized:
-            notes.append(
-                f"{self.path}: {self.retokenized:,} answers are text and were tokenized again, which can differ from the "
-                "tokens of the model. generate --token-ids keeps those."
-            )
-        if self.other_prompts:
-            notes.append(
-                f"{self.path}: {self.other_prompts:,} prompts have another number of tokens than in the job. Give its --chat, "
-                "--system and --tokenizer, or write prompts with the answers: generate --echo."
-            )
-        return notes
+        job = "than in the job. Give its --chat, --system and --tokenizer, or write prompts with the answers: generate --echo."
+        again = "which can differ from the tokens of the model. generate --token-ids keeps those."
+        missing = f"no prompt has their id (the first: {json.dumps(self.first_unmatched)})."
+        notes = (
+            (self.failed, "rows hold no answer (failed or empty) and are left out."),
+            (self.unmatched, f"answers are left out: {missing}"),
+            (self.retokenized, f"answers are text and were tokenized again, {again}"),
+            (self.other_prompts, f"prompts have another number of tokens {job}"),
+        )
+        return [f"{self.path}: {count:,} {note}" for count, note in notes if count]
 
 
 @dataclasses.dataclass(frozen=True)
 class JobSettings:
-    """How a job makes token ids of its prompts. tokenizer: a name. fields: see `RowFields`. inputs: its files of prompts.
-    began: when it did, which its chat template may write."""
+    """How a job makes token ids of its prompts. inputs: its files of prompts. began: what its chat template may write."""
 
     tokenizer: str | None = None
     chat: bool = False
@@ -101,10 +85,7 @@ UNKNOWN = JobSettings()
 
 
 def read_log(path: str, rows: int | None = None) -> Log:
-    """The logged answers of a file, those of its first `rows` rows with an answer. Several samples are several answers.
-
-    Raises CorpusError naming file and line of the first row that is none.
-    """
+    """The logged answers of a file, of its first `rows` rows with one. Raises CorpusError naming the first row that is none."""
     if path != "-" and (Path(path).is_dir() or not Path(path).exists()):
         raise CorpusError(f"{path}: no such file.")
     log, used, line = Log(path, []), 0, 0
@@ -153,10 +134,7 @@ def _is_ids(value: Any) -> bool:
 
 
 def find_prompts(log: Log, names: Sequence[str], fields: RowFields | None = None) -> dict[str, Request]:
-    """The requests whose ids the answers of a log without prompts have, by `key_of` their ids. Only these are held in memory.
-
-    names: the job's prompt files, all of them and in its order, as ids may be made of lines. Raises CorpusError if none fits.
-    """
+    """The requests that answers without prompts have the ids of. names: files of the job. Raises CorpusError if none fits."""
     wanted = {_key_of(log, logged.row_id) for logged in log.answers if logged.prompt is None}
     found: dict[str, Request] = {}
     for request in read_requests(*names, fields=fields):
@@ -186,10 +164,8 @@ def pairs_of(
 ) -> list[Pair]:
     """(prompt ids, response ids) of each logged answer; `log` counts what is left out.
 
-    tokenizer: is called when the first text is met; None: there is none.
-    prompts: files with the prompts of answers that have none. chat, system: of the job, see `prompt.prompts_of`.
-    vocab_size, longest: of the model that is to emit them, which all ids must be below, and tokens of both together at most.
-    Raises CorpusError naming file and line of the first answer that lacks something or does not fit.
+    tokenizer: called when the first text is met. prompts: files for answers that have none. vocab_size, longest: of the model
+    that is to emit them. Raises CorpusError naming file and line of the first answer that lacks something or does not fit.
     """
     lacking = next((logged.line for logged in log.answers if logged.prompt is None), None)
     if lacking is not None and not prompts:
@@ -198,9 +174,13 @@ def pairs_of(
             "them with the answers: generate --echo)."
         )
     requests = find_prompts(log, prompts, job.fields) if lacking is not None else {}
-    pairs, loaded = [], None
+    pairs, loaded = [], cast(Any, None)
     for logged in log.answers:
-        request = requests.get(_key_of(log, logged.row_id)) if logged.prompt is None else _request_of(logged)
+        if (prompt := logged.prompt) is None:
+            request = requests.get(_key_of(log, logged.row_id))
+        else:
+            kind = "prompt" if isinstance(prompt, str) else "messages" if isinstance(prompt[0], dict) else "prompt_ids"
+            request = Request(logged.row_id, logged.line, **{kind: prompt})
         if request is None:
             log.first_unmatched = logged.row_id if not log.unmatched else log.first_unmatched
             log.unmatched += 1
@@ -215,43 +195,22 @@ def pairs_of(
         except LookaheadError as error:
             raise CorpusError(f"{where}: {error}") from error
         which = logged.answer.index * len(of_request) // logged.answer.of  # of several prompts each has as many answers
-        prompt, response = of_request[which], _response_ids(_without_prompt(logged.answer, request, which), loaded)
+        prompt, answer = of_request[which], logged.answer
+        if (response := answer.token_ids) is None:
+            text, asked = answer.text or "", request.prompts[which] if request.prompts else request.prompt
+            if request.echo and isinstance(asked, str):  # OpenAI's "echo": the prompt stands before the answer
+                text = text.removeprefix(asked)
+            response = list(loaded(text, add_special_tokens=False)["input_ids"])
+            response += [loaded.eos_token_id] if answer.ends and loaded.eos_token_id is not None else []
         log.retokenized += logged.job and logged.answer.token_ids is None
         log.other_prompts += logged.prompt_tokens not in (None, sum(map(len, of_request)))
-        _check(where, prompt, response, vocab_size, longest)
+        highest, together = max((*prompt, *response)), len(prompt) + len(response)
+        if highest >= vocab_size:
+            raise CorpusError(f"{where}: token id {highest} is outside the model's vocabulary of {vocab_size}.")
+        if longest is not None and together > longest:
+            raise CorpusError(f"{where}: prompt and response have {together} tokens, the model has {longest} positions.")
         pairs.append((prompt, response))
     return pairs
-
-
-def _request_of(logged: Logged) -> Request:
-    """Of a prompt that stands with its answer."""
-    prompt = logged.prompt
-    kind = "prompt" if isinstance(prompt, str) else "messages" if isinstance(prompt[0], dict) else "prompt_ids"
-    return Request(logged.row_id, logged.line, **{kind: prompt})
-
-
-def _without_prompt(answer: Answer, request: Request, which: int) -> Answer:
-    """The answer to a request that wants its prompt before it (OpenAI's "echo"), without it."""
-    prompt = request.prompts[which] if request.prompts else request.prompt
-    if not request.echo or not isinstance(prompt, str) or answer.text is None:
-        return answer
-    return dataclasses.replace(answer, text=answer.text.removeprefix(prompt))
-
-
-def _response_ids(answer: Answer, tokenizer: Any | None) -> list[int]:
-    if answer.token_ids is not None:
-        return answer.token_ids
-    assert tokenizer is not None
-    ids: list[int] = list(tokenizer(answer.text, add_special_tokens=False)["input_ids"])
-    return [*ids, tokenizer.eos_token_id] if answer.ends and tokenizer.eos_token_id is not None else ids
-
-
-def _check(where: str, prompt: list[int], response: list[int], vocab_size: int, longest: int | None) -> None:
-    highest, together = max((*prompt, *response)), len(prompt) + len(response)
-    if highest >= vocab_size:
-        raise CorpusError(f"{where}: token id {highest} is outside the model's vocabulary of {vocab_size}.")
-    if longest is not None and together > longest:
-        raise CorpusError(f"{where}: prompt and response have {together} tokens, the model has {longest} positions.")
 
 
 def settings_of(path: str) -> JobSettings:
@@ -262,7 +221,7 @@ def settings_of(path: str) -> JobSettings:
         inputs = [str(each["path"]) for each in manifest["inputs"]]
         fields = RowFields(options.get("prompt_field"), template_of(options.get("template")))
         tokenizer = options.get("tokenizer") or options.get("model")
-        asked = bool(options.get("chat")), options.get("system"), fields
-        return JobSettings(tokenizer, *asked, inputs, began(manifest["runs"][0]))
+        asked = tokenizer, bool(options.get("chat")), options.get("system"), fields
+        return JobSettings(*asked, inputs, began(manifest["runs"][0]))
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, LookaheadError):
         return UNKNOWN

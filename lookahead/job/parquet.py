@@ -1,8 +1,6 @@
-"""Output rows to a Parquet or packed file. In: JSON lines. Out: the lines, packed; or one table, whose columns are those that
-the rows have.
+"""Output rows to a Parquet or packed file. In: JSON lines. Out: the lines, packed; or one table of the columns that rows have.
 
-Counts by source are a map; what an OpenAI batch line answers is a struct as OpenAI writes it. An id is a number where all are,
-and fit into 64 bits.
+Counts by source are a map; an OpenAI batch line is a struct as OpenAI writes it. An id is a number where all are, in 64 bits.
 """
 
 from __future__ import annotations
@@ -11,7 +9,8 @@ import gzip
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Set
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,7 +47,7 @@ def _write_parquet(rows: Path, out: Path) -> None:
     named: set[str] = set()
     texts: set[str] = set()  # columns of ids that are not all numbers
     kept = KeptColumns(pyarrow)
-    for batch in _batches(_rows_of(rows)):
+    for batch in _batches(rows):
         for row in batch:
             named |= row.keys()
             texts |= {name for name in IDS if name in row and not (isinstance(row[name], int) and abs(row[name]) < 1 << 63)}
@@ -56,7 +55,7 @@ def _write_parquet(rows: Path, out: Path) -> None:
     fields = {**_fields(pyarrow, texts, "logprobs" in named), **kept.types}
     schema = pyarrow.schema([(name, kind) for name, kind in fields.items() if name in named])
     with replacing(out) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
-        for batch in _batches(_rows_of(rows)):
+        for batch in _batches(rows):
             for row in batch:
                 row.update({name: str(row[name]) for name in texts if name in row})
                 _maps_as_pairs(row)
@@ -65,10 +64,7 @@ def _write_parquet(rows: Path, out: Path) -> None:
 
 
 class KeptColumns:
-    """Columns of fields that rows keep from the input: typed by their values, or JSON text where these have no common type.
-
-    types: of each such column, by name, in the order in which they come.
-    """
+    """Columns of kept fields: typed by their values, or JSON text where these have no common type. types: in their order."""
 
     def __init__(self, arrow: Any):
         self._arrow = arrow
@@ -76,7 +72,6 @@ class KeptColumns:
         self._mixed: set[str] = set()
 
     def see(self, batch: list[dict[str, Any]]) -> None:
-        """Learn the types of the columns of some rows."""
         for name in dict.fromkeys(name for row in batch for name in row if name not in OWN):
             if name in self._mixed:
                 continue
@@ -99,18 +94,16 @@ class KeptColumns:
 
 
 def _has_empty_struct(kind: Any) -> bool:
-    inner = [kind.field(number).type for number in range(kind.num_fields)]
-    return str(kind) == "struct<>" or any(map(_has_empty_struct, inner))
+    return str(kind) == "struct<>" or any(_has_empty_struct(kind.field(n).type) for n in range(kind.num_fields))
 
 
 def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]:
-    """Type of each column that rows may have, in the order of the JSON.
-
-    texts: columns of ids that are not all numbers. scored_samples: samples have "logprobs".
-    """
+    """Type of each column, in the order of the JSON. texts: columns of ids that are text; scored_samples: have "logprobs"."""
     text, count, ids = arrow.string(), arrow.int64(), arrow.list_(arrow.int64())
     said = {"text": text, "token_ids": ids, "finish_reason": text, "complete": arrow.bool_()}
-    logprobs = {"logprobs": _own_logprobs(arrow)}
+    scored = {"id": count, "token": text, "logprob": arrow.float64()}
+    own = arrow.list_(arrow.struct({**scored, "top": arrow.list_(arrow.struct(scored))}))
+    logprobs = {"logprobs": own}
     asked = arrow.list_(arrow.struct({"role": text, "content": text}))
     return {
         **{name: text if name in texts else count for name in IDS},
@@ -119,27 +112,22 @@ def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]
         "prompt_ids": ids,
         **said,
         **logprobs,
-        "prompt_logprobs": _own_logprobs(arrow),
+        "prompt_logprobs": own,
         **dict.fromkeys(("prompt_tokens", "completion_tokens", "steps", "draft_tokens", "accepted_tokens"), count),
         "edl": arrow.float64(),
         "accepted_by_source": arrow.map_(text, count),
         "seconds": arrow.float64(),
         "samples": arrow.list_(arrow.struct({**said, **(logprobs if scored_samples else {})})),
-        "response": _openai_response(arrow),
+        "response": _openai_response(arrow, own),
         "error": arrow.struct({"type": text, "message": text, "line": count, "file": text}),
     }
 
 
-def _own_logprobs(arrow: Any) -> Any:
-    scored = {"id": arrow.int64(), "token": arrow.string(), "logprob": arrow.float64()}
-    return arrow.list_(arrow.struct({**scored, "top": arrow.list_(arrow.struct(scored))}))
-
-
-def _openai_response(arrow: Any) -> Any:
+def _openai_response(arrow: Any, own_logprobs: Any) -> Any:
     text, count = arrow.string(), arrow.int64()
     message = arrow.struct({"role": text, "content": text, "refusal": text})
     said = {"message": message, "text": text, "token_ids": arrow.list_(count), "logprobs": _openai_logprobs(arrow)}
-    said |= {"complete": arrow.bool_(), "prompt_logprobs": _own_logprobs(arrow)}
+    said |= {"complete": arrow.bool_(), "prompt_logprobs": own_logprobs}
     choice = arrow.struct({"index": count, **said, "finish_reason": text})
     usage = arrow.struct({"prompt_tokens": count, "completion_tokens": count, "total_tokens": count})
     error = arrow.struct({"message": text, "type": text, "param": text, "code": text, "line": count, "file": text})
@@ -160,7 +148,6 @@ def _openai_logprobs(arrow: Any) -> Any:
 
 
 def _maps_as_pairs(row: dict[str, Any]) -> None:
-    """As arrow takes them."""
     if row.get("accepted_by_source") is not None:
         row["accepted_by_source"] = list(row["accepted_by_source"].items())
     for choice in row["response"]["body"].get("choices", ()) if row.get("response") else ():
@@ -169,18 +156,7 @@ def _maps_as_pairs(row: dict[str, Any]) -> None:
             logprobs["top_logprobs"] = [top and list(top.items()) for top in logprobs["top_logprobs"]]
 
 
-def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
+def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:
     with path.open("rb") as file:
-        for line in file:
-            yield json.loads(line)
-
-
-def _batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == BATCH:
+        while batch := [json.loads(line) for line in islice(file, BATCH)]:
             yield batch
-            batch = []
-    if batch:
-        yield batch

@@ -25,17 +25,13 @@ LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def labels_of(pairs: Iterable[str], job: str, model: str) -> dict[str, str]:
-    """The labels of a job's metrics: its output, its model, and pairs such as "team=search", which win.
-
-    Raises UsageError for what is not NAME=VALUE with a name that Prometheus takes, and for a name that is given twice.
-    """
+    """Labels of metrics: output, model, and pairs such as "team=search", which win. Raises UsageError for a wrong pair."""
     given: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not LABEL.fullmatch(name):
-            raise UsageError(
-                f"--metrics-label {pair}: give NAME=VALUE, with a NAME of letters, digits and _, such as team=search."
-            )
+            wanted = "give NAME=VALUE, with a NAME of letters, digits and _, such as team=search."
+            raise UsageError(f"--metrics-label {pair}: {wanted}")
         if name == "source":
             raise UsageError(f"--metrics-label {pair}: source is the label of the draft source. Choose another name.")
         if name in given:
@@ -44,32 +40,28 @@ def labels_of(pairs: Iterable[str], job: str, model: str) -> dict[str, str]:
     return {"job": job, "model": model, **given}
 
 
-def write_metrics(path: Path, totals: JobTotals, gauges: Mapping[str, float | None], labels: Mapping[str, str]) -> None:
-    """Replace the file at `path`. gauges: further values by name; None is left out. labels: of every value."""
-    with replacing(path, "w") as file:
-        file.write(metrics_text(totals, gauges, labels))
-
-
 def metrics_text(totals: JobTotals, gauges: Mapping[str, float | None], labels: Mapping[str, str] | None = None) -> str:
-    """One family after the other, each with its help and type."""
+    """One family after the other, each with its help and type. gauges: further values; None is left out. labels: of all."""
     edl = totals.rounded_edl
     of_all = ",".join(f'{name}="{_escaped(value)}"' for name, value in (labels or {}).items())
-    families: list[tuple[str, str, str, list[tuple[str, float]]]] = [
-        ("rows_total", "counter", "Rows written, failed ones included.", [("", totals.rows)]),
-        ("rows_failed_total", "counter", "Rows written as errors.", [("", totals.errors)]),
-        ("prompt_tokens_total", "counter", "Tokens of prompts.", [("", totals.prompt_tokens)]),
-        ("completion_tokens_total", "counter", "Tokens of answers.", [("", totals.tokens)]),
-        ("decode_steps_total", "counter", "Decode steps, summed over rows.", [("", totals.steps)]),
-        ("draft_tokens_total", "counter", "Tokens drafted.", [("", totals.draft_tokens)]),
-        (
-            "accepted_tokens_total",
-            "counter",
-            "Draft tokens accepted, by draft source.",
-            [(f'source="{_escaped(name)}"', count) for name, count in sorted(totals.accepted_by_source.items())],
-        ),
-        ("busy_seconds_total", "counter", "Seconds spent in answering.", [("", round(totals.seconds, 3))]),
-        *([] if edl is None else [("edl", "gauge", "Effective decoding length: tokens per decode step.", [("", edl)])]),
+    counters = (
+        ("rows_total", "Rows written, failed ones included.", totals.rows),
+        ("rows_failed_total", "Rows written as errors.", totals.errors),
+        ("prompt_tokens_total", "Tokens of prompts.", totals.prompt_tokens),
+        ("completion_tokens_total", "Tokens of answers.", totals.tokens),
+        ("decode_steps_total", "Decode steps, summed over rows.", totals.steps),
+        ("draft_tokens_total", "Tokens drafted.", totals.draft_tokens),
+        ("accepted_tokens_total", "Draft tokens accepted, by draft source.", None),
+        ("busy_seconds_total", "Seconds spent in answering.", round(totals.seconds, 3)),
+    )
+    by_source: list[tuple[str, float]] = [
+        (f'source="{_escaped(name)}"', count) for name, count in sorted(totals.accepted_by_source.items())
     ]
+    families: list[tuple[str, str, str, list[tuple[str, float]]]] = [
+        (name, "counter", about, by_source if value is None else [("", value)]) for name, about, value in counters
+    ]
+    if edl is not None:
+        families.append(("edl", "gauge", "Effective decoding length: tokens per decode step.", [("", edl)]))
     for name, value in gauges.items():
         if value is not None:
             families.append((name, "gauge", f"{name.replace('_', ' ').capitalize()}.", [("", round(value, 4))]))
@@ -89,11 +81,7 @@ def _escaped(label: str) -> str:
 
 @dataclasses.dataclass
 class JobTotals(DraftCounts):
-    """Sums over the rows of a job, or counts of one row.
-
-    errors: failed rows; faults: those of them that are not the row's own fault and may succeed when tried again.
-    first_tokens: answers that have one; it comes from the prefill. seconds: spent in answering, loading excluded.
-    """
+    """Sums over rows of a job. faults: errors that may succeed when tried again. first_tokens: answers that have one."""
 
     rows: int = 0
     errors: int = 0
@@ -117,22 +105,17 @@ class JobTotals(DraftCounts):
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def add(self, generation: Generation) -> None:
-        """Count an answer."""
         self.tokens += len(generation.token_ids)
         self.first_tokens += bool(generation.token_ids)
         self.add_counts(generation)
 
     def merge(self, other: JobTotals) -> None:
-        """Add the counts of another."""
-        for field in dataclasses.fields(self):
-            if field.name != "accepted_by_source":
-                setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.accepted_by_source.update(other.accepted_by_source)
 
     def minus(self, other: JobTotals) -> JobTotals:
-        """What was added since `other`."""
-        names = [field.name for field in dataclasses.fields(self) if field.name != "accepted_by_source"]
-        counts = {name: getattr(self, name) - getattr(other, name) for name in names}
+        counts = {name: getattr(self, name) - getattr(other, name) for name in _SUMS}
         return JobTotals(accepted_by_source=self.accepted_by_source - other.accepted_by_source, **counts)
 
     def as_json(self) -> dict[str, Any]:
@@ -147,21 +130,14 @@ class JobTotals(DraftCounts):
         }
 
 
-@dataclasses.dataclass
-class Every:
-    """Does something when `seconds` have gone by since the last time."""
-
-    seconds: float
-    act: Callable[[], None]
-    due: float = 0.0
+_SUMS = [field.name for field in dataclasses.fields(JobTotals) if field.name != "accepted_by_source"]
 
 
 class JobProgress:
-    """Called after each step of a job; mostly does nothing.
+    """Called after each step of a job; mostly does nothing. loading_seconds: before the first row could be answered.
 
-    totals: of the job, changed by who writes rows. count: gives its rows as soon as they are known, until then None.
-    speedup: gives that of this run so far, or None. clock: of the engine of this process; None if others answer.
-    loading_seconds: before the first row could be answered.
+    totals: of the job, changed by who writes rows. count: gives its rows once they are known. speedup: gives that of this run
+    so far. clock: of the engine of this process. labels: of the metrics.
     """
 
     def __init__(
@@ -171,35 +147,32 @@ class JobProgress:
         speedup: Callable[[], Speedup | None] = lambda: None,
         clock: Clock | None = None,
         loading_seconds: float = 0.0,
+        labels: Mapping[str, str] | None = None,
     ):
         self.totals, self.clock, self._count, self._speedup = totals, clock, count, speedup
-        self.loading_seconds = loading_seconds
-        self.labels: dict[str, str] = {}  # of the metrics
+        self.loading_seconds, self._labels = loading_seconds, labels
         self.before = JobTotals()  # of earlier runs of the job
         self.before.merge(totals)
         self.began = time.monotonic()
-        self._acts: list[Every] = []
+        self._due: dict[Callable[[], None], tuple[float, float]] = {}  # when each is, and its interval
         self._metrics_failed = False
 
     def every(self, seconds: float, act: Callable[[], None]) -> None:
-        """From now on, call `act` at this interval."""
-        self._acts.append(Every(seconds, act, time.monotonic() + seconds))
+        self._due[act] = time.monotonic() + seconds, seconds
 
     def __call__(self) -> None:
         now = time.monotonic()
-        for each in self._acts:
-            if now >= each.due:
-                each.act()
-                each.due = time.monotonic() + each.seconds
+        for act, (due, seconds) in self._due.items():
+            if now >= due:
+                act()
+                self._due[act] = time.monotonic() + seconds, seconds
 
     @property
     def run(self) -> JobTotals:
-        """What this run has added."""
         return self.totals.minus(self.before)
 
     @property
     def expected(self) -> int | None:
-        """Rows of the job; None while they are not known."""
         return self._count()
 
     @property
@@ -217,7 +190,6 @@ class JobProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """None where that cannot be known."""
         rows, expected = self.totals.rows - self.before.rows, self.expected
         if expected is None or not rows:
             return None
@@ -233,7 +205,8 @@ class JobProgress:
             "seconds_left": self.seconds_left,
         }
         try:
-            write_metrics(path, self.totals, gauges, self.labels)
+            with replacing(path, "w") as file:
+                file.write(metrics_text(self.totals, gauges, self._labels))
         except LookaheadError as error:
             if not self._metrics_failed:
                 notice(f"--metrics {error} The job continues.")
@@ -242,12 +215,10 @@ class JobProgress:
 
 @dataclasses.dataclass(frozen=True)
 class JobReport:
-    """state: complete; stopped, with rows left to answer; or led, in a process whose part of the model another one leads.
+    """state: complete; stopped, with rows left to answer; or led, where another process leads. out: None: stdout.
 
-    out: the file of answers; None: stdout. totals: of the whole job; run: of this run; seconds: of this run, after
-    loading_seconds. speedup: of this run over plain decoding, None of plain decoding itself. expected: rows of the job, None if
-    unknown. used: workers, batch size, peak memory (bytes) and path of forwards, by name. resumable: the job can be resumed, as
-    it writes to a file.
+    totals: of the whole job; run: of this run, which took `seconds` after loading_seconds. expected: rows of the job, if known.
+    used: workers, batch size, peak memory (bytes) and path of forwards, by name. resumable: it writes to a file.
     """
 
     state: Literal["complete", "stopped", "led"]
@@ -264,11 +235,8 @@ class JobReport:
 
     @classmethod
     def of(cls, progress: JobProgress, **about: Any) -> JobReport:
-        """As things stand now."""
-        counts = {
-            name: getattr(progress, name) for name in ("totals", "run", "seconds", "loading_seconds", "speedup", "expected")
-        }
-        return cls(**counts, **about)
+        names = ("totals", "run", "seconds", "loading_seconds", "speedup", "expected")
+        return cls(**{name: getattr(progress, name) for name in names}, **about)
 
     def as_json(self) -> dict[str, Any]:
         """The object that `generate --json` prints."""
@@ -277,10 +245,6 @@ class JobReport:
 
 def clocked(of: JobProgress | JobReport) -> dict[str, Any]:
     """What the clock gave for a run: of `--json` and of manifests."""
-    return {
-        "run_rows": of.run.rows,
-        "run_tokens": of.run.tokens,
-        "run_seconds": round(of.seconds, 3),
-        "loading_seconds": round(of.loading_seconds, 3),
-        **({} if of.speedup is None else of.speedup.as_json()),
-    }
+    counts = {"run_rows": of.run.rows, "run_tokens": of.run.tokens, "run_seconds": round(of.seconds, 3)}
+    speedup = {} if of.speedup is None else of.speedup.as_json()
+    return {**counts, "loading_seconds": round(of.loading_seconds, 3), **speedup}

@@ -1,7 +1,6 @@
 """What each row of a job took. In: a job's output, finished or running. Out: counts of its rows in the order of completion.
 
-The journal next to the output holds it all, also of a job that is running and of OpenAI lines; nothing is locked or written.
-Where there is no journal the rows themselves are read, in their order.
+They are read from the journal next to the output, else from the rows themselves; nothing is locked or written.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ SHORTEST, LONGEST_BUCKET = 16, 1 << 20  # tokens of a prompt: bounds of the tabl
 
 @dataclasses.dataclass(frozen=True)
 class RowRecord:
-    """One row. number: of its request, from 1. ended: seconds of answering after which it was there; id: as its output row has
-    it; None where they are unknown.
-    """
+    """One row. number: of its request, from 1. ended: seconds of answering after which it was there; None if unknown."""
 
     number: int
     counts: JobTotals
@@ -43,21 +40,16 @@ class RowRecord:
 
     @property
     def edl(self) -> float | None:
-        """None where no decode step was taken."""
         return self.counts.edl
 
     def as_json(self) -> dict[str, Any]:
-        counts = self.counts
+        counts = self.counts.as_json()
+        names = ("prompt_tokens", "tokens", "steps", "draft_tokens", "accepted_tokens", "edl")
         return {
             "row": self.number,
             "id": self.id,
-            "failed": bool(counts.errors),
-            "prompt_tokens": counts.prompt_tokens,
-            "tokens": counts.tokens,
-            "steps": counts.steps,
-            "draft_tokens": counts.draft_tokens,
-            "accepted_tokens": counts.accepted_tokens,
-            "edl": counts.rounded_edl,
+            "failed": bool(self.counts.errors),
+            **{name: counts[name] for name in names},
             "ended_seconds": None if self.ended is None else round(self.ended, 4),
         }
 
@@ -72,23 +64,16 @@ class Part:
     ended: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        rate = {"tokens_per_second": round(self.counts.tokens_per_second, 2)} if self.counts.seconds else {}
-        return {
-            "part": self.name,
-            "rows": self.rows,
-            "tokens": self.counts.tokens,
-            "edl": self.counts.rounded_edl,
-            **({} if self.ended is None else {"ended_seconds": round(self.ended, 4)}),
-            **rate,
-            "accepted_by_source": dict(self.counts.accepted_by_source.most_common()),
-        }
+        counts, rate = self.counts, round(self.counts.tokens_per_second, 2)
+        value = {"part": self.name, "rows": self.rows, "tokens": counts.tokens, "edl": counts.rounded_edl}
+        value |= {} if self.ended is None else {"ended_seconds": round(self.ended, 4)}
+        value |= {"tokens_per_second": rate} if counts.seconds else {}
+        return {**value, "accepted_by_source": dict(counts.accepted_by_source.most_common())}
 
 
 @dataclasses.dataclass(frozen=True)
 class JobRecord:
-    """A job. rows: in the order of completion. state: as its manifest states, or "" where there is none. runs: of the manifest,
-    those that have ended: what the clock gave (progress.py).
-    """
+    """A job. rows: in the order of completion. state: of its manifest, "" without one. runs: what the clock gave for each."""
 
     name: str
     rows: list[RowRecord]
@@ -124,10 +109,7 @@ class JobRecord:
         return [Part(names[bound], len(parts[bound]), added(parts[bound])) for bound in sorted(parts)]
 
     def by_time(self, most: int = 10) -> list[Part]:
-        """Rows as they were completed, in parts of as many seconds each, or of about as many rows where no times are known.
-
-        Tokens of a row count when it ends: a part in which none does is one with the next.
-        """
+        """Rows as completed, in parts of as many seconds each, or of as many rows; a part without rows is one with the next."""
         count, last = min(most, len(self.rows)), self.rows[-1].ended if self.rows else None
         if last:
             ends = [row.ended or 0.0 for row in self.rows]
@@ -147,7 +129,6 @@ class JobRecord:
         return parts
 
     def edl_quantiles(self) -> dict[str, float]:
-        """Of the rows' EDL; nothing without rows that took steps."""
         found = sorted(row.edl for row in self.rows if row.edl is not None)
         if not found:
             return {}
@@ -155,7 +136,6 @@ class JobRecord:
         return {name: found[round(share * (len(found) - 1))] for name, share in at.items()}
 
     def extremes(self, most: int = 5) -> list[RowRecord]:
-        """The rows of the lowest EDL, then those of the highest, each once."""
         found = sorted((row for row in self.rows if row.edl is not None), key=lambda row: row.edl or 0.0)
         return found if len(found) <= 2 * most else [*found[:most], *found[-most:]]
 
@@ -181,51 +161,35 @@ def added(rows: Sequence[RowRecord]) -> JobTotals:
     return totals
 
 
-def shown_edl(edl: float | None) -> str:
-    return "-" if edl is None else f"{edl:.2f}"
-
-
 def title_of(record: JobRecord) -> str:
-    """What job, and how far it is."""
     totals = record.totals
-    parts = [f"{record.name}: {totals.rows:,} rows", f"{totals.tokens:,} tokens", f"EDL {shown_edl(totals.edl)}"]
-    return ", ".join([*parts, *([record.state] if record.state else [])])
+    parts = [f"{record.name}: {totals.rows:,} rows", f"{totals.tokens:,} tokens", f"EDL {shown_edl(totals.edl)}", record.state]
+    return ", ".join(filter(None, parts))
 
 
 def tables(record: JobRecord) -> list[tuple[str, list[str], list[tuple[str, ...]]]]:
     """(title, columns, rows) of each table; those that would be empty are left out."""
-    found: list[tuple[str, list[str], list[tuple[str, ...]]]] = []
-    totals, steps = record.totals, max(1, record.totals.steps)
+    totals, by_time, quantiles = record.totals, record.by_time(), record.edl_quantiles()
     accepted = sum(totals.accepted_by_source.values())
-    found.append(
-        (
-            "Accepted tokens by source",
-            ["source", "tokens", "share", "per step"],
-            [
-                (name, f"{count:,}", f"{count / accepted:.1%}", f"{count / steps:.2f}")
-                for name, count in totals.accepted_by_source.most_common()
-            ],
-        )
-    )
-    by_length = [_of_part(part) for part in record.by_prompt_length()]
-    found.append(("EDL by prompt length", ["prompt tokens", "rows", "tokens", "EDL"], by_length))
-    timed = any(row.ended is not None for row in record.rows)
-    over_time = [
-        (*_of_part(part), *([f"{part.ended:,.1f}", f"{part.counts.tokens_per_second:,.1f}"] if part.ended is not None else []))
-        for part in record.by_time()
+    by_source: list[tuple[str, ...]] = [
+        (name, f"{count:,}", f"{count / accepted:.1%}", f"{count / max(1, totals.steps):.2f}")
+        for name, count in totals.accepted_by_source.most_common()
     ]
+    timed = any(row.ended is not None for row in record.rows)
     columns = ["completed", "rows", "tokens", "EDL", *(["until s", "tokens/s"] if timed else [])]
-    found.append(("EDL over time, rows as they were completed", columns, over_time))
-    quantiles = record.edl_quantiles()
-    found.append(("EDL of rows", list(quantiles), [tuple(f"{value:.2f}" for value in quantiles.values())] if quantiles else []))
-    found.append(
-        (
-            "Rows of the lowest and the highest EDL",
-            ["row", "id", "prompt tokens", "tokens", "steps", "drafted", "accepted", "EDL"],
-            [_of_row(row) for row in record.extremes()],
-        )
-    )
+    numbers = ["prompt tokens", "tokens", "steps", "drafted", "accepted"]
+    found: list[tuple[str, list[str], list[tuple[str, ...]]]] = [
+        ("Accepted tokens by source", ["source", "tokens", "share", "per step"], by_source),
+        ("EDL by prompt length", ["prompt tokens", "rows", "tokens", "EDL"], [_of_part(p) for p in record.by_prompt_length()]),
+        ("EDL over time, rows as they were completed", columns, [_of_part(part) for part in by_time]),
+        ("EDL of rows", list(quantiles), [tuple(map(shown_edl, quantiles.values()))] if quantiles else []),
+        ("Rows of the lowest and the highest EDL", ["row", "id", *numbers, "EDL"], [*map(_of_row, record.extremes())]),
+    ]
     return [each for each in found if each[2]]
+
+
+def shown_edl(edl: float | None) -> str:
+    return "-" if edl is None else f"{edl:.2f}"
 
 
 def _of_row(row: RowRecord) -> tuple[str, ...]:
@@ -236,7 +200,8 @@ def _of_row(row: RowRecord) -> tuple[str, ...]:
 
 
 def _of_part(part: Part) -> tuple[str, ...]:
-    return part.name, f"{part.rows:,}", f"{part.counts.tokens:,}", shown_edl(part.counts.edl)
+    time = () if part.ended is None else (f"{part.ended:,.1f}", f"{part.counts.tokens_per_second:,.1f}")
+    return part.name, f"{part.rows:,}", f"{part.counts.tokens:,}", shown_edl(part.counts.edl), *time
 
 
 def read_record(out: str) -> JobRecord:
@@ -264,12 +229,8 @@ def _of_journal(path: Path) -> Iterator[RowRecord]:
         latest[entry["row"]] = entry
     ended = 0.0
     for number, entry in latest.items():
-        counts = JobTotals(
-            rows=1,
-            errors=int(bool(entry["error"])),
-            accepted_by_source=Counter(entry["accepted_by_source"]),
-            **{name: entry[name] for name in COUNTS},
-        )
+        by_source, errors = Counter(entry["accepted_by_source"]), int(bool(entry["error"]))
+        counts = JobTotals(rows=1, errors=errors, accepted_by_source=by_source, **{name: entry[name] for name in COUNTS})
         ended += counts.seconds  # since the row before it
         yield RowRecord(number + 1, counts, ended, entry.get("id"))
 
@@ -280,25 +241,12 @@ def _of_rows(out: str) -> Iterator[RowRecord]:
     for number, row in found:
         if isinstance(row, str):
             continue
-        answers = len(row.get("samples") or ()) or 1
-        tokens = _number(row, "completion_tokens")
-        by_source = row.get("accepted_by_source") or {}
-        counts = JobTotals(
-            rows=1,
-            errors=int(row.get("error") is not None),
-            prompt_tokens=_number(row, "prompt_tokens"),
-            tokens=tokens,
-            first_tokens=min(answers, tokens),
-            steps=_number(row, "steps"),
-            draft_tokens=_number(row, "draft_tokens"),
-            accepted_tokens=_number(row, "accepted_tokens"),
-            accepted_by_source=Counter(dict(by_source)),
-        )
+        names = ("prompt_tokens", "completion_tokens", "steps", "draft_tokens", "accepted_tokens")
+        known = {name: row[name] if type(row.get(name)) is int else 0 for name in names}
+        tokens, errors = known.pop("completion_tokens"), int(row.get("error") is not None)
+        first, by_source = min(len(row.get("samples") or ()) or 1, tokens), Counter(dict(row.get("accepted_by_source") or {}))
+        counts = JobTotals(rows=1, errors=errors, tokens=tokens, first_tokens=first, accepted_by_source=by_source, **known)
         yield RowRecord(number, counts, id=row.get("id"))
-
-
-def _number(row: dict[str, Any], name: str) -> int:
-    return row[name] if type(row.get(name)) is int else 0
 
 
 def _of_manifest(path: Path) -> tuple[str, str, list[dict[str, Any]]]:

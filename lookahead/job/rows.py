@@ -1,16 +1,16 @@
 """Input rows to prompts. In: lines of job files. Out: one Request per line; a bad line carries its problem instead.
 
-Forms: {"prompt"}, {"messages"}, {"prompt_ids"}, or an OpenAI batch line (custom_id, body). `id` is optional (default: the
-line's number, of several files FILE:LINE); "params" may set max_new_tokens, n, seed and anything that sampling knows, for one
-row.
+Forms: {"prompt"}, {"messages"}, {"prompt_ids"}, or an OpenAI batch line. `id` is optional (default: the line's number, of
+several files FILE:LINE); "params" may set max_new_tokens, n, seed and anything that sampling knows.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +20,32 @@ from lookahead.job.fields import KEEP, NO_FIELDS, RowFields
 from lookahead.job.inputs import Shard, fingerprint, input_rows
 from lookahead.job.params import Request, RowError
 from lookahead.printable import printable
+from lookahead.tokenizer import chat_text
 
 
 def read_requests(*names: str, fields: RowFields | None = None) -> Iterator[Request]:
-    """One Request per row of files (see inputs.py). fields: what of a row makes its prompt, and what it keeps.
-
-    Raises CorpusError if a file cannot be read or has no rows.
-    """
+    """One Request per row of files. Raises CorpusError if a file cannot be read or has no rows."""
     number, columns = 0, (fields or RowFields()).columns
     for name in names:
         if name != "-" and not Path(name).exists():
             raise CorpusError(f"{name}: no such file.")
         if name != "-" and Path(name).is_dir():
             raise CorpusError(f"{name}: is a folder. Give a .jsonl file of prompts.")
-        before, file = number, _short_name(name, names) if len(names) > 1 else ""
+        before, file = number, ""
+        if len(names) > 1:  # without its folder, unless another file has the same name; what is not UTF-8 of it escaped
+            alone = sum(Path(other).name == Path(name).name for other in names) == 1
+            file = printable(Path(name).name if alone else name)
         for found in input_rows(name, columns):
             row_id = f"{file}:{found.line}" if file else found.line
             if isinstance(found.row, str):
                 request = Request(row_id, found.line, problem=found.row)
             else:
                 request = parse_row(found.row, found.line, row_id, fields)
-            content = fingerprint(found.fingerprint + _id_bytes(request.id))
+            content = fingerprint(found.fingerprint + json.dumps(request.id).encode())
             yield dataclasses.replace(request, number=number, file=file, fingerprint=content)
             number += 1
         if number == before:
             raise CorpusError(f'{name}: empty file. Give one JSON object per line, such as {{"prompt": "..."}}.')
-
-
-def _short_name(name: str, names: Sequence[str]) -> str:
-    """A file's name without its folder, unless another file has the same; what is not UTF-8 of it escaped."""
-    alone = sum(Path(other).name == Path(name).name for other in names) == 1
-    return printable(Path(name).name if alone else name)
-
-
-def _id_bytes(row_id: Any) -> bytes:
-    return json.dumps(row_id).encode()
 
 
 def without_duplicates(requests: Iterable[Request]) -> Iterator[Request]:
@@ -64,22 +55,18 @@ def without_duplicates(requests: Iterable[Request]) -> Iterator[Request]:
         if request.problem:
             yield request
             continue
-        key = hashlib.blake2b(_id_bytes(request.id), digest_size=8).digest()
+        key = hashlib.blake2b(json.dumps(request.id).encode(), digest_size=8).digest()
         line, file = seen.setdefault(key, (request.line, request.file))
         if (line, file) == (request.line, request.file):
             yield request
             continue
         problem = f"the id {json.dumps(request.id)} stands on {Request(None, line, file=file).where}, too"
-        empty = Request(request.id, request.line, problem=problem, openai=request.openai)
-        empty = dataclasses.replace(empty, kept=request.kept, number=request.number)
-        yield dataclasses.replace(empty, file=request.file, fingerprint=request.fingerprint)
+        names = ("id", "line", "openai", "kept", "number", "file", "fingerprint")
+        yield Request(problem=problem, **{name: getattr(request, name) for name in names})
 
 
 def left_to_do(requests: Iterable[Request], shard: Shard, done: Mapping[int, bytes]) -> Iterator[Request]:
-    """Requests of a shard that are not done.
-
-    done: fingerprints of those that are, by number. Raises LookaheadError if a row has changed since, or is gone.
-    """
+    """Requests of a shard not in `done` (fingerprints by number). Raises LookaheadError if a row has changed or is gone."""
     found = 0
     for request in requests:
         if not shard.holds(request.number):
@@ -87,9 +74,8 @@ def left_to_do(requests: Iterable[Request], shard: Shard, done: Mapping[int, byt
         before = done.get(request.number)
         if before is None:
             yield request
-            continue
-        found += 1
-        if before != request.fingerprint:
+        found += before is not None
+        if before not in (None, request.fingerprint):
             raise LookaheadError(
                 f"{request.where} of the input was changed after it had been answered (or rows were moved). Put back the "
                 "input as it was, or start again with --overwrite."
@@ -102,10 +88,7 @@ def left_to_do(requests: Iterable[Request], shard: Shard, done: Mapping[int, byt
 
 
 def parse_row(row: dict[str, Any], line: int, default_id: str | int | None = None, fields: RowFields | None = None) -> Request:
-    """A Request, with `problem` set where the row cannot be used.
-
-    default_id: of a row that has none (default: its line). fields: see `read_requests`.
-    """
+    """A Request, with `problem` set where the row cannot be used. default_id: of a row that has none (default: its line)."""
     default_id = line if default_id is None else default_id
     if openai.is_openai(row) and not (fields and fields.makes_prompts):
         request = openai.parse_line(row, line, default_id)
@@ -145,3 +128,65 @@ def _fields_of(row: dict[str, Any]) -> dict[str, Any]:
         for message in value:
             params.check_text("messages", message["content"])
     return {form: value, **fields}
+
+
+PIECE = 1 << 16  # characters; a text of no more is tokenized at once
+
+
+def local_time() -> datetime.datetime:
+    return datetime.datetime.now().astimezone()
+
+
+def messages_asked(request: Request, chat: bool = False, system: str | None = None) -> list[dict[str, Any]] | None:
+    """The messages that a request's prompt is tokenized as; None if it is tokenized as text, or is ids."""
+    messages = request.messages
+    if messages is None and chat and request.prompt is not None and not request.openai:
+        messages = [{"role": "user", "content": request.prompt}]
+    if messages and system and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": system}, *messages]
+    return messages
+
+
+def prompts_of(
+    request: Request,
+    tokenizer: Any | None,
+    chat: bool = False,
+    system: str | None = None,
+    longest: int = 1 << 62,
+    now: datetime.datetime | None = None,
+) -> list[list[int]]:
+    """Token ids of each prompt of a request; only an OpenAI line may have several.
+
+    chat: a plain "prompt" becomes a user message. system: before chat messages that bring none. longest: positions of the
+    model. now: what chat templates write. Raises LookaheadError for a text of clearly more tokens, and for want of a tokenizer
+    or chat template.
+    """
+    if request.prompts is not None:
+        return [prompt if isinstance(prompt, list) else _ids_of(tokenizer, prompt, longest) for prompt in request.prompts]
+    if request.prompt_ids is not None:
+        return [request.prompt_ids]
+    messages = messages_asked(request, chat, system)
+    if messages is None:
+        return [_ids_of(tokenizer, request.prompt or "", longest)]
+    if tokenizer is None:
+        raise LookaheadError('the model has no tokenizer: give rows of "prompt_ids".')
+    if not getattr(tokenizer, "chat_template", None):
+        raise LookaheadError('the tokenizer has no chat template: give rows of "prompt" and leave --chat out.')
+    try:
+        text = chat_text(tokenizer, messages, now or local_time())
+    except Exception as error:  # a template raises what it likes
+        raise LookaheadError(f"the chat template refuses these messages ({error}).") from error
+    return [_ids_of(tokenizer, text, longest, add_special_tokens=False)]
+
+
+def _ids_of(tokenizer: Any | None, text: str, longest: int, **options: Any) -> list[int]:
+    """Raises LookaheadError if the text clearly has more tokens than the model has positions."""
+    if tokenizer is None:
+        raise LookaheadError('the model has no tokenizer: give rows of "prompt_ids".')
+    found, pieces = 0, range(0, len(text), PIECE) if len(text) > max(PIECE, longest) else ()
+    for begin in pieces:  # where one ends, a token may be cut: a quarter more than `longest` leaves room for many such cuts
+        found += len(tokenizer(text[begin : begin + PIECE], add_special_tokens=False, verbose=False)["input_ids"])
+        if found > longest + longest // 4 + 256:
+            more = f"which are more tokens than the {longest} positions that the model has"
+            raise LookaheadError(f"the prompt has {len(text)} characters, {more}: no room for an answer.")
+    return list(tokenizer(text, verbose=False, **options)["input_ids"])

@@ -1,45 +1,51 @@
 """The front door of jobs. In: a `JobSpec`. Out: rows in its output, and a `JobReport`.
 
-    report = run_job(JobSpec.of(model="org/model", input="prompts.jsonl", out="answers.jsonl", resume=True))
+report = run_job(JobSpec.of(model="org/model", input="prompts.jsonl", out="answers.jsonl", resume=True))
 
-A job is opened (its files are checked, locked and read), answered (by an engine of this process, by workers, by a Ray cluster
-or by processes that share a model) and closed (its answers go to a trie, its rows into their order).
+A job is opened (its files are checked, locked and read), answered (see engines.py) and closed. Its answers may go to a trie
+that other jobs add to: the copies there are counted before, so that a run after a kill adds them only once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 import time
-from collections.abc import Iterator
-from itertools import chain, islice
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
 
 from lookahead.corpus.read import named_files
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.files.atomic import followed
 from lookahead.files.hub import check_name
 from lookahead.files.outputs import ANY_TRIE, JOURNAL, LEARNED, MANIFEST, METRICS, ROWS, Input, Output, check_outputs
 from lookahead.job.events import JobEvents
-from lookahead.job.fields import KEEP, is_template_file
-from lookahead.job.inputs import RowCount
-from lookahead.job.journal import Done, Journal
+from lookahead.job.fields import KEEP, RowFields, is_template_file
+from lookahead.job.inputs import RowCount, Shard
+from lookahead.job.journal import AnswerStore, Done, FinishedRow, Journal, read_done
 from lookahead.job.lock import JobFiles, OutputLock
-from lookahead.job.manifest import Manifest, began, describe, go_on, read_manifest, sampled
-from lookahead.job.output import files_of, open_journal, what_is_done
+from lookahead.job.manifest import Manifest, began, describe, read_manifest, resumed, sampled
 from lookahead.job.params import Request
 from lookahead.job.plan import JobPlan, plan_of
-from lookahead.job.progress import JobProgress, JobReport, clocked
+from lookahead.job.progress import JobProgress, JobReport, JobTotals, clocked
 from lookahead.job.rows import left_to_do, read_requests, without_duplicates
 from lookahead.job.spec import JobSpec
+from lookahead.json_text import json_text
+from lookahead.token_documents import OUTPUTS, TokenDocument, TokenizerIdentity
+from lookahead.trie.file import Trie
+from lookahead.trie.segment import Effort
 
 if TYPE_CHECKING:
     from lookahead.forward.parallel import Peers
     from lookahead.job.engines import Answering
-    from lookahead.job.output import Stream
     from lookahead.job.runner import JobOptions
-    from lookahead.trie.file import Trie
 
 METRICS_SECONDS, SAVE_SECONDS = 5.0, 10.0
 
@@ -47,11 +53,9 @@ METRICS_SECONDS, SAVE_SECONDS = 5.0, 10.0
 def run_job(spec: JobSpec, events: JobEvents | None = None, config: str | None = None) -> JobReport:
     """Answer the rows of a job that are not answered yet; begins it, or resumes it where spec asks for it.
 
-    events: what the caller receives; None: notices go to the log. config: the file that the options came from, which must not
-    be replaced. Failed rows are counted in the report and raise nothing.
-
-    Raises UsageError for options that do not go together, LookaheadError for files or a model that cannot be used and for a job
-    that cannot be completed: what is written until then is resumable.
+    events: what the caller receives. config: the file that the options came from, which must not be replaced. Failed rows are
+    counted in the report. Raises UsageError for options that do not go together, LookaheadError for files or a model that
+    cannot be used and for a job that cannot be completed: what is written until then is resumable.
     """
     events = events or JobEvents()
     if spec.io.dry_run:
@@ -74,7 +78,11 @@ def run_job(spec: JobSpec, events: JobEvents | None = None, config: str | None =
                 raise UsageError(
                     f"{spec.io.out}: is complete, no rows can be added. Choose another -o, or start again with --overwrite."
                 )
-            _say_complete(opened)
+            assert opened.files is not None
+            assert opened.manifest is not None
+            if read_manifest(opened.files.manifest).state != "complete":  # it was cut off before it noted so
+                opened.manifest.state = "complete"
+                opened.manifest.end(opened.files.manifest, opened.done.totals)
             progress = JobProgress(opened.done.totals)
             return JobReport.of(progress, state="complete", model=plan.model, out=spec.io.out, resumable=True)
         return _answer(plan, opened, peers, events, stack)
@@ -82,11 +90,7 @@ def run_job(spec: JobSpec, events: JobEvents | None = None, config: str | None =
 
 @dataclasses.dataclass
 class _Opened:
-    """A job whose files are right. files, lock, manifest, done: None where it writes to a stream, done where it begins.
-
-    began: clock reading. first: of the requests that are left, `others` follow it; None: all are answered. most: rows that are
-    looked at; None: all. learned: the trie of --save-trie, if there is one.
-    """
+    """A job whose files are right; None: does not apply. first: of the requests left, before `others`. most: rows looked at."""
 
     began: float
     names: list[str]
@@ -102,8 +106,6 @@ class _Opened:
 
 def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Opened:
     """Check, lock and read the files. Raises LookaheadError for what cannot be used, before the model is loaded."""
-    from lookahead.trie.file import Trie
-
     began, io, model, save_trie = time.monotonic(), plan.spec.io, plan.spec.model, plan.spec.drafting.save_trie
     files = files_of(io.out, io.resume, io.retry_errors, io.overwrite)
     names = named_files(io.input or ())
@@ -118,7 +120,7 @@ def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Op
         lock = stack.enter_context(OutputLock(files, io.resume, io.overwrite))
         manifest = describe(plan.spec, plan.tries, names)
         if io.resume and files.hold_rows():
-            manifest = go_on(read_manifest(files.manifest), manifest, files.out)
+            manifest = resumed(read_manifest(files.manifest), manifest, files.out)
             done = what_is_done(files, names, plan.shard, io.retry_errors, plan.fields)
             if done.whole and manifest.output not in ("", sampled(files.out)):
                 raise LookaheadError(f"{files.out}: was changed since the job wrote it. Start again with --overwrite.")
@@ -133,31 +135,15 @@ def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Op
     return _Opened(began, names, files, lock, manifest, done, first, others, most, learned)
 
 
-def _say_complete(opened: _Opened) -> None:
-    """In the manifest of a job that was cut off when all its rows were written, but before it noted so."""
-    assert opened.files is not None
-    assert opened.manifest is not None
-    assert opened.done is not None
-    if read_manifest(opened.files.manifest).state != "complete":
-        opened.manifest.state = "complete"
-        opened.manifest.end(opened.files.manifest, opened.done.totals)
-
-
 def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], config: str | None) -> None:
     """See `outputs.check_outputs`. files: of a job that writes to a file; those next to it are outputs, too."""
-    io, drafting, model = spec.io, spec.drafting, spec.model
+    io, drafting, model, limits = spec.io, spec.drafting, spec.model, spec.constraints
     template = io.template if io.template and is_template_file(io.template) else None
-    reads = [
-        Input("--input", names),
-        Input("--trie", drafting.trie or []),
-        Input("--model", [model.name], hub=True),
-        Input("--adapter", [model.adapter], hub=True),
-        Input("--tokenizer", [model.tokenizer], hub=True),
-        Input("--config", [config]),
-        Input("--json-schema", [spec.constraints.json_schema]),
-        Input("--grammar", [spec.constraints.grammar]),
-        Input("--template", [template]),
-    ]
+    hub = {"--model": model.name, "--adapter": model.adapter, "--tokenizer": model.tokenizer}
+    files_read = {"--config": config, "--json-schema": limits.json_schema, "--grammar": limits.grammar, "--template": template}
+    reads = [Input("--input", names), Input("--trie", drafting.trie or [])]
+    reads += [*(Input(option, [name], hub=True) for option, name in hub.items())]
+    reads += [*(Input(option, [name]) for option, name in files_read.items())]
     # A trie is only ever added to: one that is drafted from may be, and any other file is refused when it is opened.
     outputs = [Output("-o", io.out, ROWS), Output("--log-file", spec.reporting.log_file)]
     if files is not None:
@@ -171,44 +157,54 @@ def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], conf
 
 
 def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEvents, stack: contextlib.ExitStack) -> JobReport:
-    """Answer what is left, and complete what is written."""
     spec = plan.spec
     wanted = spec.reporting.metrics or not spec.reporting.quiet
     counted = stack.enter_context(RowCount(opened.names if wanted else []))
     answering, options = _answering(plan, opened, peers, events, stack)
-    output = _output(plan, opened)
+    out, drafting = spec.io.out, spec.drafting
+    output: Journal | Stream
+    if opened.lock and opened.manifest:
+        if opened.done is None:
+            opened.lock.remove_files()
+        done = opened.done or Done()
+        again = done.faults if spec.io.retry_errors else frozenset[int]()
+        output = Journal(opened.lock, done, opened.manifest, bool(drafting.save_trie), again)
+    else:
+        file = open(out, "w", encoding="utf-8") if out else sys.stdout  # noqa: SIM115 - the stream closes it
+        output = Stream(file, out or "stdout", bool(drafting.save_trie))
 
     def rows() -> int | None:
         return None if counted.rows is None else plan.shard.size(min(counted.rows, opened.most or counted.rows))
 
+    def stop() -> bool:
+        progress()
+        events.progress(progress)
+        return events.stopped()
+
     if answering:
         answering.expect(rows() or 0)
-    progress = JobProgress(
-        output.totals,
-        rows,
-        lambda: answering.speedup if answering else None,
-        answering.clock if answering else None,
-        time.monotonic() - opened.began,
-    )
-    progress.labels = plan.labels
+    of_engine = (lambda: answering.speedup, answering.clock) if answering else (lambda: None, None)
+    progress = JobProgress(output.totals, rows, *of_engine, time.monotonic() - opened.began, plan.labels)
+    metrics = spec.reporting.metrics
+    write_metrics = functools.partial(progress.write_metrics, Path(metrics), events.notice) if metrics else lambda: None
     with output, events.running(progress):
-        requests = chain([opened.first], opened.others) if opened.first else None
-        stopped = _run(answering, requests, options, output, progress, spec.reporting.metrics, events)
+        progress.every(SAVE_SECONDS, output.save)
+        progress.every(METRICS_SECONDS, write_metrics)
+        write_metrics()
+        if answering and opened.first:
+            answering.run(chain([opened.first], opened.others), options, output.write, stop)
+        write_metrics()
+        stopped = events.stopped()
         if opened.manifest and answering:
             opened.manifest.runs[-1].update(clocked(progress))
+        if drafting.save_trie is not None and answering and (not stopped or isinstance(output, Stream)):
+            source, effort = drafting.source_name or OUTPUTS, Effort(notice=events.notice)
+            save_learned(output, drafting.save_trie, answering.identity, plan.model, effort, source)
         if not stopped:
-            _keep_learned(plan, output, answering, events)
             output.finish(options.in_order)
-    if stopped and not isinstance(output, Journal):
-        _keep_learned(plan, output, answering, events)
-    return JobReport.of(
-        progress,
-        state="stopped" if stopped else "complete",
-        model=plan.model,
-        out=spec.io.out,
-        used=answering.used() if answering else {},
-        resumable=opened.files is not None,
-    )
+    state: Any = "stopped" if stopped else "complete"
+    used = answering.used() if answering else {}
+    return JobReport.of(progress, state=state, model=plan.model, out=out, used=used, resumable=opened.files is not None)
 
 
 def _answering(
@@ -233,58 +229,119 @@ def _answering(
     else:
         answering, options = engines.here(settings, options, peers, explained, events)
     for trie in opened.learned:
-        check_same_tokenizer(trie, answering.whose, plan.model)
+        check_same_tokenizer(trie, answering.identity, plan.model)
     return answering, options
 
 
-def _output(plan: JobPlan, opened: _Opened) -> Journal | Stream:
-    """What rows are written to: a file that can be resumed; else stdout or a device."""
-    from lookahead.job.output import Stream
-
-    out, learn = plan.spec.io.out, bool(plan.spec.drafting.save_trie)
-    if opened.lock and opened.manifest:
-        return open_journal(opened.lock, opened.done, opened.manifest, plan.spec.io.retry_errors, learn)
+def files_of(out: str | None, resume: bool, retry_errors: bool, overwrite: bool) -> JobFiles | None:
+    """The files of a job that writes to `out`; None for stdout or a device. Raises UsageError for contradicting options."""
+    if retry_errors and not resume:
+        raise UsageError("--retry-errors goes with --resume.")
+    if resume and overwrite:
+        raise UsageError("--resume continues with what is there and --overwrite starts again: give one of them.")
+    if resume and (out is None or (Path(out).exists() and not Path(out).is_file())):
+        raise UsageError("--resume needs a file to continue with: name it with -o.")
     if out is None:
-        return Stream(sys.stdout, "stdout", learn)
-    return Stream(open(out, "w", encoding="utf-8"), out, learn)
+        return None
+    files = JobFiles(followed(out))
+    return files if files.out.is_file() or not files.out.exists() else None
 
 
-def _run(
-    answering: Answering | None,
-    requests: Iterator[Request] | None,
-    options: JobOptions,
-    output: Journal | Stream,
-    progress: JobProgress,
-    metrics: str | None,
-    events: JobEvents,
-) -> bool:
-    """Answer requests (None: there are none); True if the caller has stopped the job. metrics: the file that is kept."""
-
-    def write_metrics() -> None:
-        if metrics is not None:
-            progress.write_metrics(Path(metrics), events.notice)
-
-    def stopped() -> bool:
-        progress()
-        events.progress(progress)
-        return events.stopped()
-
-    progress.every(SAVE_SECONDS, output.save)
-    progress.every(METRICS_SECONDS, write_metrics)
-    write_metrics()
-    if answering and requests:
-        answering.run(requests, options, output.write, stopped)
-    write_metrics()
-    return events.stopped()
+def what_is_done(
+    files: JobFiles, names: Sequence[str], shard: Shard, retry_errors: bool, fields: RowFields | None = None
+) -> Done:
+    """What an earlier run has done. Raises LookaheadError if files do not belong together, or input rows have changed."""
+    done = read_done(files)
+    if done.requests and all(Path(name).is_file() for name in names):  # a pipe can be read once: as the rows are answered
+        last = max(done.requests)
+        answered = takewhile(lambda request: request.number <= last, read_requests(*names, fields=fields))
+        deque(left_to_do(answered, shard, done.requests), 0)
+    faults = done.faults if retry_errors else set[int]()
+    left = {number: content for number, content in done.requests.items() if number not in faults}
+    return dataclasses.replace(done, requests=left)
 
 
-def _keep_learned(plan: JobPlan, output: Journal | Stream, answering: Answering | None, events: JobEvents) -> None:
-    """Put the answers that were kept into the trie of --save-trie, new or not."""
-    from lookahead.job.learned import save_learned
-    from lookahead.token_documents import OUTPUTS
-    from lookahead.trie.segment import Effort
+class Stream(AnswerStore):
+    """Writes rows at once and without a way to resume, such as to stdout or a device. learn: keep the answers."""
 
-    drafting, effort = plan.spec.drafting, Effort(notice=events.notice)
-    if drafting.save_trie is not None and answering is not None:  # else nothing was kept
-        whose, source = answering.whose, drafting.source_name or OUTPUTS
-        save_learned(output, drafting.save_trie, whose, plan.model, effort, source)
+    def __init__(self, file: IO[str], name: str, learn: bool = False):
+        """file: open for text; one other than stdout is closed at the end."""
+        self._file, self._name, self._learn = file, name, learn
+        self.totals = JobTotals()
+        self._learned: list[TokenDocument] = []
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not sys.stdout:
+            with contextlib.suppress(OSError):  # what could not be written was reported then
+                self._file.close()
+
+    def learned(self) -> list[TokenDocument]:
+        return self._learned
+
+    def forget_learned(self) -> None:
+        self._learned = []
+
+    def write(self, ended: FinishedRow) -> None:
+        """Raises LookaheadError if it cannot be written, BrokenPipeError if the reader has gone."""
+        try:
+            self._file.write(json_text(ended.row, getattr(self._file, "encoding", None)) + "\n")
+            self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise LookaheadError(f"{self._name}: write failed ({error.strerror}) after {self.totals.rows} rows.") from error
+        self.totals.merge(ended.counts)
+        if self._learn:
+            self._learned += [TokenDocument(np.array([*before, *ids], np.int32), OUTPUTS) for before, ids in ended.emitted]
+
+
+def save_learned(
+    output: AnswerStore, path: str, identity: TokenizerIdentity, model: str, effort: Effort | None = None, source: str = OUTPUTS
+) -> None:
+    """Add the answers that `output` has kept to the trie at `path`, or make it. If that fails, the next run adds them."""
+    from lookahead.trie.build import append_trie, build_trie
+
+    before = output.half_saved()
+    if before is not None and copies_in(path, before[1]) > before[0]:
+        output.forget_half_saved()
+
+    def documents() -> Iterable[TokenDocument]:
+        return (dataclasses.replace(document, source=source) for document in output.learned())
+
+    while next(iter(output.learned()), None) is not None:
+        output.note_saving(copies_in(path, output.learned))
+        with contextlib.suppress(FileExistsError):  # made by another job meanwhile: then it is added to
+            if Path(path).exists():
+                append_trie(documents(), path, identity, effort)
+            else:
+                options = {"learned_from": model}
+                build_trie(documents(), path, identity, 1, options, effort, new=True)
+            break
+    output.forget_learned()
+
+
+def copies_in(path: str, documents: Callable[[], Iterable[TokenDocument]]) -> int:
+    """How many segments of a trie end in these documents; 0 if there is no trie."""
+    if not Path(path).exists():
+        return 0
+    trie = Trie(path)
+    length = sum(len(document.token_ids) + 1 for document in documents() if len(document.token_ids))
+    found = 0
+    for segment in trie.segments:
+        begin = len(segment.tokens) - length
+        found += begin >= 0 and _stands_at(segment.tokens, begin, documents(), trie.header.separator)
+    return found
+
+
+def _stands_at(tokens: np.ndarray, begin: int, documents: Iterable[TokenDocument], separator: int) -> bool:
+    for document in documents:
+        end = begin + len(document.token_ids)
+        if end == begin:
+            continue  # it is in no trie
+        if tokens[end] != separator or not np.array_equal(tokens[begin:end], document.token_ids):
+            return False
+        begin = end + 1
+    return True

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,63 +17,44 @@ from lookahead.decode.sampling import GREEDY, Sampling, seed_of
 from lookahead.decode.text import text_of
 from lookahead.draft.explain import Observer, ObserverOf, nobody
 from lookahead.errors import ConstraintError, LookaheadError, UsageError
-from lookahead.forward.memory import untidied
+from lookahead.forward.memory import gc_frozen
 from lookahead.job import openai
-from lookahead.job.journal import INVALID, Ended
-from lookahead.job.logprobs import LogprobsOf
+from lookahead.job.journal import INVALID, FinishedRow
+from lookahead.job.openai import LogprobsOf
 from lookahead.job.progress import JobTotals
-from lookahead.job.prompt import local_time, messages_asked, prompts_of
-from lookahead.job.rows import Request
+from lookahead.job.rows import Request, local_time, messages_asked, prompts_of
 from lookahead.token_documents import LEFT_CONTEXT
 
 FAULTS, FAULTY_BATCHES = 100, 4  # that many rows, and of that many batches, fail one after the other: then the job ends
 SAMPLES_IN_TURN = 8  # of one row that begin before the next rows have their turn
 MANY_AT_ONCE = 4  # rows that have begun with more samples than that
 END: Literal["end"] = "end"  # no more requests
-
-
-class Model(Protocol):
-    """Of an engine. longest_text: tokens that a text may have."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def longest_text(self) -> int: ...
+Write = Callable[[FinishedRow], None]
+Put = Callable[[int, FinishedRow], None]  # with the index of its request
+Stopped = Callable[[], bool]
+NO_TEXT = 'the model has no tokenizer, and OpenAI lines are answered in text: give rows of "prompt_ids".'
 
 
 class Engine(Protocol):
-    """What decodes requests, see `decode.engine.DecodingEngine`."""
+    """What decodes requests, see `decode.engine.DecodingEngine`. target: has the model's name and longest_text, in tokens."""
 
     batch_size: int
 
     @property
-    def target(self) -> Model: ...
+    def target(self) -> Any: ...
 
-    def request(
-        self,
-        prompt_ids: Sequence[int],
-        max_new_tokens: int = 256,
-        sampling: Sampling = GREEDY,
-        seed: int = 0,
-        *,
-        prompt_logprobs: int | None = None,
-    ) -> Generation: ...
+    @property
+    def request(self) -> Callable[..., Generation]: ...
 
-    def run(
-        self, generations: Iterable[Generation | None], stopped: Callable[[], bool] = lambda: False
-    ) -> Generator[Generation]: ...
+    def run(self, generations: Iterable[Generation | None], stopped: Callable[[], bool]) -> Generator[Generation]: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
     """What holds for rows that do not set it, and how rows are written.
 
-    n: samples of each answer. seed: with a row's id and the sample's number it makes the seed of its random stream.
-    chat, system: see `prompt.prompts_of`. in_order: rows come as their prompts did, else as they end.
-    echo: rows keep their prompts, as text, ids, or the messages that the chat template was given.
-    observer_of: who receives the steps of a row. logprobs: see `Generation`.
-    began: when the job did, which answers and chat templates write.
+    n: samples. seed: makes, with a row's id and the sample's number, that of its random stream. in_order: of the prompts, else
+    as rows end. echo: rows keep their prompts. began: when the job did, which answers and chat templates write.
     """
 
     max_new_tokens: int = 256
@@ -92,11 +73,9 @@ class JobOptions:
 
 @dataclasses.dataclass
 class _Answer:
-    """A row that is being answered. prompts: token ids of each; count: samples of each prompt.
+    """A row that is being answered. generations: begun, by prompt * count + sample; `running` of them have not ended."""
 
-    generations: those that have begun, by index = prompt * count + sample. running: of them, those that have not ended.
-    """
-
+    index: int
     request: Request
     prompts: list[list[int]]
     count: int
@@ -108,7 +87,6 @@ class _Answer:
 
     @property
     def left(self) -> int:
-        """Samples still to begin; none of a row that has failed."""
         return 0 if self.failed else len(self.prompts) * self.count - len(self.generations)
 
     def ended(self, generation: Generation) -> bool:
@@ -119,45 +97,31 @@ class _Answer:
 
 
 def run_rows(
-    engine: Engine,
-    tokenizer: Any | None,
-    requests: Iterable[Request],
-    options: JobOptions,
-    write: Callable[[Ended], None],
-    stopped: Callable[[], bool] = lambda: False,
+    engine: Engine, tokenizer: Any | None, requests: Iterable[Request], options: JobOptions, write: Write, stopped: Stopped
 ) -> None:
-    """Hands the output row of each request to `write`.
-
-    stopped: asked after each step; True ends the job there. Rows that have ended by then are written, in any order.
-    Raises LookaheadError when one row after the other fails by no fault of its own.
-    """
+    """Hands the output row of each request to `write`, until `stopped`. Raises LookaheadError when too many fail in a row."""
     writer = OrderedWriter(write, options.in_order, FAULTY_BATCHES * engine.batch_size)
-    with untidied():
+    with gc_frozen():
         answer(engine, tokenizer, requests, options, writer.put, stopped)
     writer.finish()
 
 
 class OrderedWriter:
-    """Writes rows when their turn has come.
+    """Writes rows in the order of requests, or at once. faulty: that many failures in a row, at least FAULTS, end the job."""
 
-    in_order: in the order of their requests; else at once. faulty: that many rows that fail one after the other, by no fault of
-    their own and at least FAULTS, end the job.
-    """
-
-    def __init__(self, write: Callable[[Ended], None], in_order: bool, faulty: int):
+    def __init__(self, write: Write, in_order: bool, faulty: int):
         self._write, self._in_order, self._most_faults = write, in_order, max(FAULTS, faulty)
-        self._ready: dict[int, Ended] = {}  # by index
+        self._ready: dict[int, FinishedRow] = {}  # by index
         self._written = self._faults = 0
         self._began = time.perf_counter()
 
-    def put(self, index: int, ended: Ended) -> None:
+    def put(self, index: int, ended: FinishedRow) -> None:
         """A row has ended, that of the request at `index`, from 0. Raises LookaheadError where too many have failed."""
         self._ready[index] = ended
         while self._ready and (self._written in self._ready or not self._in_order):
             self._write_one(self._written if self._in_order else index)
 
     def finish(self) -> None:
-        """Write what has ended, regardless of what it waits for."""
         for index in sorted(self._ready):
             self._write_one(index)
 
@@ -178,31 +142,24 @@ class OrderedWriter:
 
 
 def answer(
-    engine: Engine,
-    tokenizer: Any | None,
-    requests: Iterable[Request | None],
-    options: JobOptions,
-    put: Callable[[int, Ended], None],
-    stopped: Callable[[], bool] = lambda: False,
+    engine: Engine, tokenizer: Any | None, requests: Iterable[Request | None], options: JobOptions, put: Put, stopped: Stopped
 ) -> None:
-    """Hands each request's index, from 0, and output row to `put`, as they end.
-
-    requests: None where there is none at the moment; it is asked again after each step, and no more once no row is running.
-    stopped: as of `run_rows`.
-    """
+    """Hands each request's index and output row to `put`, as they end. requests: None: none at the moment, ask again."""
     rows = _Rows(engine, tokenizer, options, put)
     for generation in engine.run(rows.generations(iter(requests)), stopped):
-        rows.end(generation)
+        row = rows.answers.pop(id(generation))
+        if row.ended(generation):
+            put(row.index, _ended(row, tokenizer, options, engine.target.name))
 
 
 class _Rows:
     """Makes the generations of rows, in turn, and hands over the output row of each that has ended."""
 
-    def __init__(self, engine: Engine, tokenizer: Any | None, options: JobOptions, put: Callable[[int, Ended], None]):
+    def __init__(self, engine: Engine, tokenizer: Any | None, options: JobOptions, put: Put):
         self._engine, self._tokenizer, self._options, self._put = engine, tokenizer, options, put
-        self._answers: dict[int, tuple[int, _Answer]] = {}  # by id of each generation
-        self._many: deque[tuple[int, _Answer]] = deque()  # rows with many samples, some of which are still to begin
-        self._place = -1  # of the latest request
+        self.answers: dict[int, _Answer] = {}  # by id of each generation
+        self._many: deque[_Answer] = deque()  # rows with many samples, some of which are still to begin
+        self._index = -1  # of the latest request
 
     def generations(self, requests: Iterator[Request | None]) -> Iterator[Generation | None]:
         """Rows in turn. One with many samples gives way to the next rows after each SAMPLES_IN_TURN of them."""
@@ -219,68 +176,53 @@ class _Rows:
                 if isinstance(request, str):
                     more = False
                     break
-                self._place += 1
+                self._index += 1
                 if not (answer := self._begun(request)):
                     continue
                 if answer.left > SAMPLES_IN_TURN:
-                    self._many.append((self._place, answer))
+                    self._many.append(answer)
                     break
                 taken += answer.left
-                yield from self._samples(self._place, answer)
+                yield from self._samples(answer)
             if self._many:
-                place, answer = self._many.popleft()
-                yield from self._samples(place, answer)
+                answer = self._many.popleft()
+                yield from self._samples(answer)
                 if answer.left:
-                    self._many.append((place, answer))
-
-    def end(self, generation: Generation) -> None:
-        """A generation has ended; with the last one of its row the row has."""
-        place, answer = self._answers.pop(id(generation))
-        if answer.ended(generation):
-            self._put(place, _ended(answer, self._tokenizer, self._options, self._engine.target.name))
+                    self._many.append(answer)
 
     def _begun(self, request: Request) -> _Answer | None:
         """None for a row that cannot be answered: it has got its error row."""
-        options, place = self._options, self._place
-        observer = options.observer_of(place + 1)
+        options, engine, index = self._options, self._engine, self._index
+        observer = options.observer_of(index + 1)
         try:
-            return dataclasses.replace(_start(self._engine, self._tokenizer, request, options), observer=observer)
+            if request.problem:
+                raise LookaheadError(f"{request.problem}.")
+            if request.openai and self._tokenizer is None:
+                raise LookaheadError(NO_TEXT)
+            longest = engine.target.longest_text
+            prompts = prompts_of(request, self._tokenizer, options.chat, options.system, longest, options.began)
+            sampling = dataclasses.replace(options.sampling, **({"include_stop": not request.openai} | request.sampling))
+            answer = _Answer(index, request, prompts, request.n or options.n, sampling, observer)
+            check_samples(answer.left, "the number of answers")
+            for number in range(len(prompts)):  # raises what is wrong with one before any is answered
+                _request(engine, answer, options, number * answer.count)
+            return answer
         except Exception as error:  # if a row fails, the job continues and reports it
             kind = INVALID if isinstance(error, LookaheadError) else type(error).__name__
-            self._put(place, failed(request, f"{request.where}: {error}", kind, options.seed))
+            self._put(index, failed(request, f"{request.where}: {error}", kind, options.seed))
             return None
 
-    def _samples(self, place: int, answer: _Answer) -> Iterator[Generation]:
+    def _samples(self, answer: _Answer) -> Iterator[Generation]:
         """Up to SAMPLES_IN_TURN of those still to begin, each made when it is asked for; no more once one has failed."""
-        for _ in range(SAMPLES_IN_TURN):
-            if not answer.left:
+        for _ in range(min(SAMPLES_IN_TURN, answer.left)):
+            if answer.failed:
                 return
-            generation = _next_sample(self._engine, answer, self._options)
-            self._answers[id(generation)] = place, answer
+            generation = _request(self._engine, answer, self._options, len(answer.generations))
+            generation.observer = answer.observer
+            answer.generations.append(generation)
+            answer.running += 1
+            self.answers[id(generation)] = answer
             yield generation
-
-
-def _start(engine: Engine, tokenizer: Any | None, request: Request, options: JobOptions) -> _Answer:
-    """Raises LookaheadError where the row cannot be answered."""
-    if request.problem:
-        raise LookaheadError(f"{request.problem}.")
-    if request.openai and tokenizer is None:
-        raise LookaheadError('the model has no tokenizer, and OpenAI lines are answered in text: give rows of "prompt_ids".')
-    prompts = prompts_of(request, tokenizer, options.chat, options.system, engine.target.longest_text, options.began)
-    sampling = dataclasses.replace(options.sampling, **({"include_stop": not request.openai} | request.sampling))
-    answer = _Answer(request, prompts, request.n or options.n, sampling)
-    check_samples(answer.left, "the number of answers")
-    for number in range(len(prompts)):  # raises what is wrong with one before any is answered
-        _request(engine, answer, options, number * answer.count)
-    return answer
-
-
-def _next_sample(engine: Engine, answer: _Answer, options: JobOptions) -> Generation:
-    generation = _request(engine, answer, options, len(answer.generations))
-    generation.observer = answer.observer
-    answer.generations.append(generation)
-    answer.running += 1
-    return generation
 
 
 def _request(engine: Engine, answer: _Answer, options: JobOptions, index: int) -> Generation:
@@ -288,9 +230,8 @@ def _request(engine: Engine, answer: _Answer, options: JobOptions, index: int) -
     request, prompt_ids = answer.request, answer.prompts[index // answer.count]
     seed = seed_of(options.seed if request.seed is None else request.seed, request.id, index)
     most = options.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
-    prompt_logprobs = None if request.prompt_logprobs is False else request.prompt_logprobs
-    if index % answer.count:  # of all samples the first's
-        prompt_logprobs = None
+    wanted = request.prompt_logprobs is not False and index % answer.count == 0  # of all samples the first's
+    prompt_logprobs = request.prompt_logprobs if wanted else None
     generation = engine.request(prompt_ids, most, answer.sampling, seed, prompt_logprobs=prompt_logprobs)
     generation.prompt_ids = prompt_ids  # one list for all samples
     logprobs = options.logprobs if request.logprobs is None else request.logprobs
@@ -298,8 +239,7 @@ def _request(engine: Engine, answer: _Answer, options: JobOptions, index: int) -
     return generation
 
 
-def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: str) -> Ended:
-    """The output row of an answer that has ended. model: its name."""
+def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: str) -> FinishedRow:
     for generation in answer.generations:
         if error := generation.error:
             of_row = isinstance(error, ConstraintError | UsageError)
@@ -312,69 +252,42 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
     counts = JobTotals(rows=1, prompt_tokens=sum(map(len, answer.prompts)))
     for generation in answer.generations:
         counts.add(generation)
-    texts: list[str | None] = [None] * len(answer.generations)
-    if tokenizer is not None:
-        texts = [generation.text(tokenizer) for generation in answer.generations]
+    texts = [None if tokenizer is None else generation.text(tokenizer) for generation in answer.generations]
     logprobs = LogprobsOf(tokenizer)
     if answer.request.openai:
-        created = int(options.began.timestamp())
-        writer = openai.Writer(tokenizer, logprobs, _folder_name(model), created, options.seed, options.token_ids)
-        row = writer.answer(answer.request, answer.generations, list(map(str, texts)), _texts_of(answer, tokenizer))
+        name = Path(model).resolve().name if Path(model).exists() else model
+        about = name, int(options.began.timestamp()), options.seed, options.token_ids
+        writer = openai.Writer(logprobs, *about)
+        prompts: Any = [""] * len(answer.prompts)
+        if (request := answer.request).echo:  # its text, or that of its ids
+            prompts = request.prompts or [request.prompt or request.prompt_ids or ""]
+            prompts = [prompt if isinstance(prompt, str) else text_of(tokenizer, prompt) for prompt in prompts]
+        row = writer.answer(request, answer.generations, list(map(str, texts)), prompts)
     else:
-        row = _output_row(answer, texts, counts, options, logprobs)
+        pairs = zip(answer.generations, texts, strict=True)
+        samples = [_sample(generation, text, options, logprobs) for generation, text in pairs]
+        row = {
+            "id": answer.request.id,
+            **samples[0],
+            "prompt_tokens": counts.prompt_tokens,
+            "completion_tokens": counts.tokens,  # of all samples together
+            **{name: getattr(counts, name) for name in ("steps", "draft_tokens", "accepted_tokens")},
+            "edl": counts.rounded_edl,
+            "accepted_by_source": dict(counts.accepted_by_source),
+            "seconds": round(max(generation.seconds for generation in answer.generations), 4),
+            **({"samples": samples} if len(samples) > 1 else {}),
+        }
     row.update(answer.request.kept)
     if options.echo:
-        row.update(_echoed(answer.request, options))
-    said = [(generation.prompt_ids[-LEFT_CONTEXT:], generation.token_ids) for generation in answer.generations]
-    return Ended(answer.request.number, answer.request.fingerprint, row, counts, said=said)
+        messages = messages_asked(answer.request, options.chat, options.system)
+        names = () if messages is not None else ("prompt", "prompt_ids")  # several prompts have no column
+        row |= {} if messages is None else {"messages": messages_of(messages) or messages}
+        row |= {name: value for name in names if (value := getattr(answer.request, name)) is not None}
+    emitted = [(generation.prompt_ids[-LEFT_CONTEXT:], generation.token_ids) for generation in answer.generations]
+    return FinishedRow(answer.request.number, answer.request.fingerprint, row, counts, emitted=emitted)
 
 
-def _texts_of(answer: _Answer, tokenizer: Any) -> list[str]:
-    """The text of each prompt, as it was given or, of token ids, as the tokenizer writes it; "" where nobody asks for it."""
-    request = answer.request
-    if not request.echo:
-        return [""] * len(answer.prompts)
-    given = request.prompts or [request.prompt or request.prompt_ids or ""]
-    return [prompt if isinstance(prompt, str) else text_of(tokenizer, prompt) for prompt in given]
-
-
-def _folder_name(model: str) -> str:
-    """Of a model in a folder or file its name; a hub name as it is."""
-    return Path(model).resolve().name if Path(model).exists() else model
-
-
-def _output_row(
-    answer: _Answer, texts: Sequence[str | None], counts: JobTotals, options: JobOptions, logprobs: LogprobsOf
-) -> dict[str, Any]:
-    """Counts are those of all samples together; "samples" stands where there are several."""
-    said = [_said(generation, text, options, logprobs) for generation, text in zip(answer.generations, texts, strict=True)]
-    return {
-        "id": answer.request.id,
-        **said[0],
-        "prompt_tokens": counts.prompt_tokens,
-        "completion_tokens": counts.tokens,
-        "steps": counts.steps,
-        "draft_tokens": counts.draft_tokens,
-        "accepted_tokens": counts.accepted_tokens,
-        "edl": counts.rounded_edl,
-        "accepted_by_source": dict(counts.accepted_by_source),
-        "seconds": round(max(generation.seconds for generation in answer.generations), 4),
-        **({"samples": said} if len(said) > 1 else {}),
-    }
-
-
-def _echoed(request: Request, options: JobOptions) -> dict[str, Any]:
-    """A row's prompt as it was tokenized, in any form: what it takes to replay the answer."""
-    messages = messages_asked(request, options.chat, options.system)
-    if messages is not None:
-        return {"messages": messages_of(messages) or messages}
-    if request.prompts is not None:  # several have no column
-        return {}
-    return {"prompt": request.prompt} if request.prompt is not None else {"prompt_ids": request.prompt_ids}
-
-
-def _said(generation: Generation, text: str | None, options: JobOptions, logprobs: LogprobsOf) -> dict[str, Any]:
-    """What one sample emits."""
+def _sample(generation: Generation, text: str | None, options: JobOptions, logprobs: LogprobsOf) -> dict[str, Any]:
     row: dict[str, Any] = {} if text is None else {"text": text}
     if options.token_ids or text is None:
         row["token_ids"] = generation.token_ids
@@ -386,7 +299,7 @@ def _said(generation: Generation, text: str | None, options: JobOptions, logprob
     return row if generation.logprobs is None else {**row, "logprobs": logprobs.in_row(generation)}
 
 
-def failed(request: Request, message: str, kind: str, seed: int = 0) -> Ended:
+def failed(request: Request, message: str, kind: str, seed: int = 0) -> FinishedRow:
     """The error row of a request. seed: of the job."""
     row: dict[str, Any]
     if request.openai:
@@ -397,4 +310,4 @@ def failed(request: Request, message: str, kind: str, seed: int = 0) -> Ended:
         if request.file:
             error["file"] = request.file
     counts = JobTotals(rows=1, errors=1, faults=int(kind != INVALID))
-    return Ended(request.number, request.fingerprint, row, counts, kind)
+    return FinishedRow(request.number, request.fingerprint, row, counts, kind)

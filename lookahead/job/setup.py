@@ -32,10 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """model: see `load.load_model`. tries, weights: see `draft.drafter.Drafter`.
-
-    batch_size: rows at once; None: what suits the device. prefill_chunk: see `DecodingEngine`.
-    """
+    """tries, weights: see `draft.drafter.Drafter`. batch_size: rows at once; None: what suits the device."""
 
     model: ModelOptions
     tries: tuple[str, ...] = ()
@@ -48,40 +45,28 @@ class EngineSettings:
         object.__setattr__(self, "tries", paths_of(self.tries, "tries"))
         object.__setattr__(self, "weights", numbers_of(self.weights, "weights"))
 
-    def load(self, patiently: Callable[[Callable[[], None], str], None] = lambda act, why: act()) -> LoadedEngine:
-        """Open the tries, load the model, compile the kernels.
-
-        patiently: see `Events.patiently`. Raises LookaheadError if model or tries cannot be used.
-        """
+    def load(self, with_spinner: Callable[[Callable[[], Any], str], Any] = lambda act, why: act()) -> LoadedEngine:
+        """Open the tries, load the model, compile the kernels. Raises LookaheadError if model or tries cannot be used."""
         tries = [Trie(path) for path in self.tries]  # first, as that is quick and often what is wrong
-        model, loaded = self.model, list[tuple[TargetModel, Any]]()
+        model = self.model
         named = model.load_tokenizer() if model.tokenizer else None
-
-        def load() -> None:
-            target = load_model(model)
-            loaded.append((target, named or model.load_tokenizer()))
-
-        patiently(load, f"Loading {os.path.basename(model.name) or model.name} ...")
-        ((target, tokenizer),) = loaded
-        compiling = lambda compile_kernels: patiently(compile_kernels, COMPILING)  # noqa: E731
+        loading = f"Loading {os.path.basename(model.name) or model.name} ..."
+        target, tokenizer = with_spinner(lambda: (load_model(model), named or model.load_tokenizer()), loading)
+        compiling = lambda compile_kernels: with_spinner(compile_kernels, COMPILING)  # noqa: E731
         drafting = tries, self.weights or None, self.drafts
         return assemble(target, tokenizer, *drafting, self.batch_size, self.prefill_chunk, compiling, model.tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedEngine:
-    """tokenizer: None if the model has none. whose: what its token ids are."""
+    """tokenizer: None if the model has none. identity: what its token ids are."""
 
     engine: DecodingEngine
     tokenizer: Any | None
-    whose: TokenizerIdentity
+    identity: TokenizerIdentity
 
     def notices(self, sampling: Sampling = GREEDY) -> list[str]:
-        """What a user should know of the model (`TargetModel.notices`), and what of its generation config is not used.
-
-        sampling: what rows ask for that set nothing of their own. Raises ModelError if the model's own sampling is wrong and
-        was asked for.
-        """
+        """What a user should know of the model with `sampling`. Raises ModelError if its own sampling is wrong and wanted."""
         target = self.engine.target
         if sampling.sampling == "model":
             check_generation_config(target, self.tokenizer, Sampling(sampling="model"))
@@ -101,20 +86,13 @@ def assemble(
     tokenizer_name: str | None = None,
     sources: DraftSource | Sequence[DraftSource] = (),
 ) -> LoadedEngine:
-    """An engine of its parts, with compiled kernels. Arguments as of `EngineSettings` and its `load`.
-
-    tokenizer_name: where the tokenizer is from; None: it is the model's own.
-
-    Raises TokenizerMismatchError for a trie of another tokenizer, ModelError for a generation config that cannot be used.
-    """
+    """An engine of its parts, with compiled kernels. Raises LookaheadError for a trie or config that cannot be used."""
     check_generation_config(target, without_limits(tokenizer), GREEDY)
-    whose = (
-        identity(tokenizer, tokenizer_name or target.name)
-        if tokenizer is not None
-        else TokenizerIdentity(target.vocab_size, "", target.name)
-    )
+    known = TokenizerIdentity(target.vocab_size, "", target.name)
+    if tokenizer is not None:
+        known = identity(tokenizer, tokenizer_name or target.name)
     for trie in tries:
-        trie.check_tokenizer(whose.fingerprint, max(target.vocab_size, whose.vocab_size), target.name)
+        trie.check_tokenizer(known.fingerprint, max(target.vocab_size, known.vocab_size), target.name)
     drafter = Drafter(tries, drafts, weights, sources=sources)
 
     def compile_kernels() -> None:
@@ -123,15 +101,9 @@ def assemble(
         c_function(step_kernel.accept)
 
     compiling(compile_kernels)
-    size = batch_size or usual_batch_size(target.device.type)
+    size = batch_size or (8 if target.device.type == "cpu" else 32)  # rows decoded at once
     engine = DecodingEngine(target, drafter, size, prefill_chunk, tokenizer)
     lengths = f"decoding length {drafts.decoding_length}, branch length {drafts.branch_length}"
-    costs = "measured earlier" if engine.budget.is_measured else "measured before the first row"
-    log.info("costs of forwards: %s", costs)
+    log.info("costs of forwards: measured %s", "earlier" if engine.budget.is_measured else "before the first row")
     log.info("batch size %d, strategy %s%s, %s", size, drafts.strategy, " (auto)" if drafts.adaptive else "", lengths)
-    return LoadedEngine(engine, tokenizer, whose)
-
-
-def usual_batch_size(device: str) -> int:
-    """Rows that a device of this kind decodes at once by default."""
-    return 8 if device == "cpu" else 32
+    return LoadedEngine(engine, tokenizer, known)

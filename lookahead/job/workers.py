@@ -1,9 +1,8 @@
 """A job on several engines. In: requests. Out: their rows, and learned outputs passed from one engine to the others.
 
-A worker is a process with an engine: on this machine (`LocalWorkers`) or in a Ray cluster (ray_workers.py). It is called
-repeatedly: each call brings it requests and what others have emitted, and fetches the rows that have ended
-(`Worker.exchange`). It holds few requests more than it answers at once, so rows are read from the input no faster than they are
-answered, and what a worker held that is lost (preempted, out of memory, crashed) goes to others.
+A worker is a process with an engine: on this machine (`LocalWorkers`) or in a Ray cluster (`RayWorkers`). Each call of
+`exchange` brings it requests and what others have emitted, and fetches rows that have ended. It holds few requests more than it
+answers at once, so rows are read no faster than they are answered, and what a worker held that is lost goes to others.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import itertools
 import logging
 import multiprocessing
 import os
+import platform
 import queue
 import signal
 import threading
@@ -25,12 +25,13 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from lookahead.budget.speedup import Speedup, total
+from lookahead.cluster.connect import connected
 from lookahead.decode.engine import DecodingEngine
-from lookahead.errors import LookaheadError
-from lookahead.forward.memory import peak_memory, untidied
-from lookahead.job.journal import Ended
+from lookahead.errors import LookaheadError, UsageError
+from lookahead.forward.memory import gc_frozen, peak_memory
+from lookahead.job.journal import FinishedRow
 from lookahead.job.rows import Request
-from lookahead.job.runner import FAULTY_BATCHES, JobOptions, OrderedWriter, answer, failed
+from lookahead.job.runner import FAULTY_BATCHES, JobOptions, OrderedWriter, Put, Stopped, Write, answer, failed
 from lookahead.job.setup import EngineSettings
 from lookahead.native import cache as kernel_cache
 from lookahead.token_documents import TokenizerIdentity
@@ -51,17 +52,13 @@ Emitted = tuple[list[int], list[int]]  # the last ids of a prompt, the answer's
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a worker tells. ended: rows, since the last report. batch_size: rows that it answers at once.
+    """Status message of a worker. ended: rows, since the last one. identity: of the tokens, None until the model is loaded."""
 
-    speedup: of its engine. peak_memory: bytes. whose: of the model's token ids; None until it is loaded.
-    error: why it cannot work.
-    """
-
-    ended: Sequence[Ended] = ()
+    ended: Sequence[FinishedRow] = ()
     batch_size: int = 1
     speedup: Speedup | None = None
     peak_memory: int = 0
-    whose: TokenizerIdentity | None = None
+    identity: TokenizerIdentity | None = None
     notices: Sequence[str] = ()
     path: str = ""
     error: LookaheadError | None = None
@@ -75,20 +72,17 @@ class Worker:
         self._settings, self._options, self._threads = settings, options, threads
         self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._heard: queue.SimpleQueue[Sequence[Emitted]] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[Ended | Exception | None] = queue.SimpleQueue()  # None: the engine is ready
+        self._ended: queue.SimpleQueue[FinishedRow | Exception | None] = queue.SimpleQueue()  # None: the engine is ready
         self._report = Report()
         threading.Thread(target=self._work, daemon=True).start()
 
     def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
-        """Take requests and what other workers have emitted; returns what has come of the earlier ones.
-
-        Waits a moment if that is nothing. Raises what the engine has raised.
-        """
+        """Take requests and what others have emitted; returns what has come of earlier ones. Raises what the engine raised."""
         for request in requests:
             self._inbox.put(request)
         if heard:
             self._heard.put(heard)
-        ended: list[Ended] = []
+        ended: list[FinishedRow] = []
         with contextlib.suppress(queue.Empty):
             found = self._ended.get(timeout=REPORT_SECONDS)
             while True:
@@ -106,12 +100,10 @@ class Worker:
             if self._threads:
                 torch.set_num_threads(self._threads)
             loaded = self._settings.load()
-        except LookaheadError as error:
-            self._report = Report(error=error)
-            self._ended.put(None)
-            return
         except Exception as error:
-            self._ended.put(error)
+            ours = error if isinstance(error, LookaheadError) else None
+            self._report = Report(error=ours)
+            self._ended.put(None if ours else error)
             return
         engine, summed_up = loaded.engine, time.monotonic()
 
@@ -125,21 +117,19 @@ class Worker:
             return False
 
         notices = tuple(filter(None, (*loaded.notices(self._options.sampling), kernel_cache.notice())))
-        self._report = Report(batch_size=engine.batch_size, whose=loaded.whose, notices=notices, path=engine.target.path)
+        self._report = Report(batch_size=engine.batch_size, identity=loaded.identity, notices=notices, path=engine.target.path)
         self._ended.put(None)
         try:
-            with untidied():
+            with gc_frozen():
                 while True:
                     requests = self._requests(self._inbox.get())
                     self._hear(engine)
-                    answer(
-                        engine, loaded.tokenizer, requests, self._options, lambda _, row: self._ended.put(row), between_steps
-                    )
+                    put = lambda _, row: self._ended.put(row)  # noqa: E731
+                    answer(engine, loaded.tokenizer, requests, self._options, put, between_steps)
         except Exception as error:
             self._ended.put(error)
 
     def _requests(self, first: Request) -> Iterator[Request | None]:
-        """What is in the inbox, without end."""
         yield first
         while True:
             try:
@@ -154,29 +144,21 @@ class Worker:
 
 
 class WorkerHandle(Protocol):
-    """A worker, seen from here."""
+    """A worker, seen from here. The future raises what it raises if the worker is lost; dismiss ends it in any state."""
 
-    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]:
-        """See `Worker.exchange`. The future raises what it raises if the worker is lost."""
-        ...
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]: ...
 
-    def dismiss(self) -> None:
-        """End it in any state."""
-        ...
+    def dismiss(self) -> None: ...
 
 
 class WorkerFactory(Protocol):
-    """Starts workers, `size` of them and others instead of those that are lost."""
+    """Starts workers, numbered from 0: `size` of them, and others instead of those that are lost."""
 
     size: int
 
-    def start(self, number: int) -> WorkerHandle:
-        """The worker of this number, from 0, at once or as soon as there is room for it."""
-        ...
+    def start(self, number: int) -> WorkerHandle: ...
 
-    def close(self) -> None:
-        """All have been dismissed."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclasses.dataclass
@@ -201,14 +183,11 @@ class _WorkerState:
 
     @property
     def is_ready(self) -> bool:
-        return self.report.whose is not None
+        return self.report.identity is not None
 
 
 class WorkerPool:
-    """The workers of a job. Use as a context manager: they end with it.
-
-    learn: what one emits the others draft from.
-    """
+    """The workers of a job; they end with the context. learn: what one emits the others draft from."""
 
     def __init__(self, factory: WorkerFactory, learn: bool = True):
         self._factory, self._learn = factory, learn
@@ -230,8 +209,11 @@ class WorkerPool:
 
     @property
     def reports(self) -> list[Report]:
-        """The latest of each worker that is ready."""
         return [worker.report for worker in self._workers if worker.is_ready]
+
+    @property
+    def batch_size(self) -> int:
+        return max((report.batch_size for report in self.reports), default=1)
 
     @property
     def speedup(self) -> Speedup | None:
@@ -243,32 +225,27 @@ class WorkerPool:
         while not self.reports and not stopped():
             self._exchange(iter(()), lambda index, ended: None)
 
-    def run(
-        self,
-        requests: Iterable[Request],
-        in_order: bool,
-        write: Callable[[Ended], None],
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """As `runner.run_rows`. stopped: asked several times a second; what is being answered then is given up.
-
-        Raises LookaheadError where workers are lost one after the other, too.
-        """
+    def run(self, requests: Iterable[Request], in_order: bool, write: Write, stopped: Stopped = lambda: False) -> None:
+        """As `runner.run_rows`. Raises LookaheadError also where workers are lost one after the other."""
         tasks = (_Task(index, request) for index, request in enumerate(requests))
-        batch_size = max((report.batch_size for report in self.reports), default=1)
-        writer = OrderedWriter(write, in_order, FAULTY_BATCHES * batch_size * len(self._workers))
+        writer = OrderedWriter(write, in_order, FAULTY_BATCHES * self.batch_size * len(self._workers))
         while not stopped() and self._exchange(tasks, writer.put):
             pass
         writer.finish()
 
-    def _exchange(self, tasks: Iterator[_Task], put: Callable[[int, Ended], None]) -> bool:
+    def _exchange(self, tasks: Iterator[_Task], put: Put) -> bool:
         """Call workers that are not being called, collect what others have answered. False when nothing is left to do."""
         for worker in self._workers:
             if worker.call is None:
                 wanted = BATCHES_AHEAD * worker.report.batch_size - len(worker.tasks) if worker.is_ready else 0
-                new = list(itertools.islice(self._next_of(tasks), max(0, wanted)))
+                lost = (self._again.popleft() for _ in range(len(self._again)))  # what lost workers held comes first
+                new = list(itertools.islice(itertools.chain(lost, tasks), max(0, wanted)))
                 worker.tasks.update((task.request.number, task) for task in new)
-                worker.call = worker.handle.exchange([task.request for task in new], self._news_for(worker))
+                behind = min(self._emitted_in_all - worker.heard, len(self._emitted))
+                latest = itertools.islice(self._emitted, len(self._emitted) - behind, None)
+                news = [emitted for who, emitted in latest if who is not worker]
+                worker.heard = self._emitted_in_all
+                worker.call = worker.handle.exchange([task.request for task in new], news)
         if self.reports and not self._again and not any(worker.tasks for worker in self._workers):
             return False
         done, _ = wait([worker.call for worker in self._workers if worker.call], TICK_SECONDS, FIRST_COMPLETED)
@@ -277,22 +254,7 @@ class WorkerPool:
                 self._take_in(worker, put)
         return True
 
-    def _next_of(self, tasks: Iterator[_Task]) -> Iterator[_Task]:
-        """What lost workers held comes first."""
-        while True:
-            task = self._again.popleft() if self._again else next(tasks, None)
-            if task is None:
-                return
-            yield task
-
-    def _news_for(self, worker: _WorkerState) -> list[Emitted]:
-        """What others have emitted since this was asked last."""
-        new = min(self._emitted_in_all - worker.heard, len(self._emitted))
-        worker.heard = self._emitted_in_all
-        return [said for who, said in itertools.islice(self._emitted, len(self._emitted) - new, None) if who is not worker]
-
-    def _take_in(self, worker: _WorkerState, put: Callable[[int, Ended], None]) -> None:
-        """What a worker has answered."""
+    def _take_in(self, worker: _WorkerState, put: Put) -> None:
         call, worker.call = worker.call, None
         assert call is not None
         try:
@@ -310,11 +272,11 @@ class WorkerPool:
         for ended in report.ended:
             self._losses = 0
             if self._learn:
-                self._emitted.extend((worker, said) for said in ended.said)
-                self._emitted_in_all += len(ended.said)
+                self._emitted.extend((worker, said) for said in ended.emitted)
+                self._emitted_in_all += len(ended.emitted)
             put(worker.tasks.pop(ended.number).index, ended)
 
-    def _replace(self, worker: _WorkerState, reason: str, put: Callable[[int, Ended], None]) -> None:
+    def _replace(self, worker: _WorkerState, reason: str, put: Put) -> None:
         """A worker is lost: another replaces it, and what it held goes to whoever is free."""
         self._losses += 1
         if self._losses >= LOSSES_IN_A_ROW * len(self._workers):
@@ -347,13 +309,11 @@ class LocalWorkers:
         self._threads = max(1, torch.get_num_threads() // size)
 
     def start(self, number: int) -> WorkerHandle:
-        model = self._settings.model
-        if self._gpus:
-            model = dataclasses.replace(model, device=f"cuda:{number % self._gpus}")
+        placed: dict[str, Any] = {"device": f"cuda:{number % self._gpus}"} if self._gpus else {}
+        model = dataclasses.replace(self._settings.model, **placed)
         return _LocalWorker(dataclasses.replace(self._settings, model=model), self._options, self._threads)
 
-    def close(self) -> None:
-        """Nothing outlives its workers."""
+    def close(self) -> None: ...
 
 
 class _LocalWorker:
@@ -390,5 +350,53 @@ def _begin(lifeline: Connection, *arguments: Any) -> None:
     _worker = Worker(*arguments)
 
 
-def _exchange(requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
-    return _worker.exchange(requests, heard)
+def _exchange(*arguments: Any) -> Report:
+    return _worker.exchange(*arguments)
+
+
+class RayWorkers:
+    def __init__(self, address: str, settings: EngineSettings, options: JobOptions, size: int = 0):
+        """size: 0: one worker to a GPU, without GPUs one to a node. Raises LookaheadError for too few GPUs, or no cluster."""
+        with contextlib.ExitStack() as connection:
+            self._ray = connection.enter_context(connected(address))
+            nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+            gpus = int(sum(node.get("GPU", 0) for node in nodes)) if settings.model.device != "cpu" else 0
+            if gpus and size > gpus:
+                raise UsageError(f"--workers {size}: the cluster has {gpus} GPUs.")
+            self._connection = connection.pop_all()
+        self.size = size or gpus or len(nodes)
+        self._gpus = 1 if gpus else 0
+        self._cores = 1 if gpus else cores_each([int(node.get("CPU", 0)) for node in nodes], self.size)
+        self._arguments = settings, options, 0 if gpus else self._cores
+
+    def start(self, number: int) -> WorkerHandle:
+        actor = self._ray.remote(WorkerOnNode).options(num_cpus=self._cores, num_gpus=self._gpus, scheduling_strategy="SPREAD")
+        return _RayWorker(self._ray, actor.remote(*self._arguments))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class WorkerOnNode(Worker):
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
+        report = super().exchange(requests, heard)
+        if report.error is None:
+            return report
+        return dataclasses.replace(report, error=type(report.error)(f"on node {platform.node()}: {report.error}"))
+
+
+class _RayWorker:
+    def __init__(self, ray: Any, actor: Any):
+        self._ray, self._actor = ray, actor
+
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]:
+        return self._actor.exchange.remote(requests, heard).future()
+
+    def dismiss(self) -> None:
+        with contextlib.suppress(Exception):  # it is gone already
+            self._ray.kill(self._actor)
+
+
+def cores_each(cores: Sequence[int], workers: int) -> int:
+    """The most cores that each of that many workers can have, given those of each node; 1 if there are fewer than workers."""
+    return next((share for share in range(max(cores), 1, -1) if sum(node // share for node in cores) >= workers), 1)

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from lookahead.bench.compare import AT_A_TIME, Comparison, _in_turn, compare, names_of_runs
+from lookahead.bench.contenders import grid
 from lookahead.bench.run import Run, StepLog, Turn, median_turn, progress
-from lookahead.bench.sweep import grid
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.explain import Step
 from lookahead.draft.options import DraftOptions

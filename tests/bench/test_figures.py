@@ -10,8 +10,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from lookahead.bench.coverage import Capacity
 from lookahead.bench.plot import draw_capacity, draw_profile, head, save_figure
+from lookahead.bench.trie_report import Capacity
 from lookahead.budget.profile import read_profile
 from tests.support.cli import Cli, write_jsonl
 

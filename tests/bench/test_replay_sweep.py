@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lookahead.bench.logged import Workload, replay_workloads
-from lookahead.bench.sweep import Grid, grids, replay_sweep_figure
+from lookahead.bench.plot import Grid, grids, replay_sweep_figure
 from lookahead.draft.options import DraftOptions
 from tests.support.cli import Cli, write_jsonl
 

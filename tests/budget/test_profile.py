@@ -12,7 +12,7 @@ import pytest
 
 from lookahead.bench import calibrate as calibrating
 from lookahead.bench.calibrate import Cell, at_one_pace, calibrate, calm, fitted
-from lookahead.bench.replay_run import predict
+from lookahead.bench.logged import predict
 from lookahead.budget.estimate import GPUS
 from lookahead.budget.profile import CostProfile, Forward, Setting, cached_profile, read_profile, save_to_cache, shipped_names
 from lookahead.decode.engine import DecodingEngine, Generation

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM
 from lookahead.api import GenerationParams, LookaheadEngine
 from lookahead.decode.sampling import Sampling
 from lookahead.errors import LookaheadError, ModelError, UsageError
+from lookahead.job.plan import biases, token_id_lists
 from lookahead.job.runner import JobOptions
-from lookahead.job.sampling import biases, token_id_lists
 from lookahead.job.setup import EngineSettings
 from lookahead.job.workers import Worker
 from lookahead.models.load import load_model
@@ -297,7 +297,7 @@ def test_workers_report_what_is_not_used(configured: Any) -> None:
     ):
         worker = Worker(settings, JobOptions(4, sampling), 1)
         report = worker.exchange([], [])
-        while report.whose is None and report.error is None:
+        while report.identity is None and report.error is None:
             report = worker.exchange([], [])
         (line,) = report.notices
         assert [part for part in ("top_k 7", "dola_layers 'high'") if part in line] == list(parts)

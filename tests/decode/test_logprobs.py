@@ -19,7 +19,7 @@ from lookahead.decode.sampling import Sampling, seed_of
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import UsageError
-from lookahead.job.logprobs import LogprobsOf
+from lookahead.job.openai import LogprobsOf
 from lookahead.models.probe import probed
 from lookahead.tokenizer import load_tokenizer
 from tests.decode.test_sampling import PROMPTS

@@ -249,7 +249,7 @@ def test_one_of_the_engines_own_ways_that_does_not_start_is_left_out() -> None:
 
 
 class Scripted:
-    """Stands for `in_engine.Here` in the process of an engine."""
+    """Stands for `in_engine.LocalEngine` in the process of an engine."""
 
     about = About("cpu", "float32", None, "0.5")
 
@@ -273,7 +273,7 @@ class Settings(SglangSettings):
 
 def serve_scripted(line: Any, name: str, settings: SglangSettings) -> None:
     """As `in_engine._serve`, in the process."""
-    in_engine.Here = Scripted  # type: ignore[assignment, misc]
+    in_engine.LocalEngine = Scripted  # type: ignore[assignment, misc]
     in_engine.in_engine = lambda *arguments: settings.model  # type: ignore[assignment]
     print("this is not a part of a report")
     in_engine._serve(line, name, settings)

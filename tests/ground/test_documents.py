@@ -12,7 +12,7 @@ import pytest
 
 from lookahead.corpus import tables
 from lookahead.corpus.read import CorpusReport, expand, folder_sources, json_rows, read_documents, shares_of
-from lookahead.corpus.text_files import html_text, pieces_of
+from lookahead.corpus.tables import html_text, pieces_of
 from lookahead.errors import CorpusError
 from lookahead.job.inputs import input_rows
 from lookahead.trie.file import Trie

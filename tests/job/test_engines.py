@@ -21,7 +21,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.engines.abilities import VLLM as IN_VLLM
 from lookahead.engines.vllm_engine import VllmSettings
 from lookahead.errors import UsageError
-from lookahead.job.choose_engine import engine_args
+from lookahead.job.plan import engine_args
 from lookahead.models.options import ModelOptions
 from lookahead.trie.file import Trie
 from tests.support.cli import Cli, write_jsonl

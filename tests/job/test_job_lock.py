@@ -17,11 +17,11 @@ import pytest
 
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.job import journal as journals
-from lookahead.job.journal import Done, Ended, Journal, read_done
+from lookahead.job.journal import Done, FinishedRow, Journal, read_done
 from lookahead.job.lock import JobFiles, OutputLock, is_at
 from lookahead.job.manifest import Manifest
-from lookahead.job.output import files_of
 from lookahead.job.progress import JobTotals
+from lookahead.job.run import files_of
 from tests.support.cli import Cli, write_jsonl
 from tests.support.depth import deep
 from tests.support.jobs import MODEL, questions, rows_of
@@ -39,8 +39,8 @@ def manifest() -> Manifest:
     return Manifest({}, {}, [{}], [])
 
 
-def row(number: int) -> Ended:
-    return Ended(number, bytes([number]) * 16, {"id": number}, JobTotals(rows=1))
+def row(number: int) -> FinishedRow:
+    return FinishedRow(number, bytes([number]) * 16, {"id": number}, JobTotals(rows=1))
 
 
 def names(folder: Path) -> list[str]:

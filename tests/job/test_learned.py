@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from lookahead.errors import LookaheadError
-from lookahead.job import learned
-from lookahead.job.journal import Done, Ended, Journal
-from lookahead.job.learned import copies_in, save_learned
+from lookahead.job.journal import Done, FinishedRow, Journal
 from lookahead.job.lock import JobFiles, OutputLock
 from lookahead.job.manifest import Manifest
 from lookahead.job.progress import JobTotals
+from lookahead.job.run import copies_in, save_learned
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.trie import build as trie_build
 from lookahead.trie.file import Trie
 from tests.support.tries import build_ids
 
@@ -42,7 +42,7 @@ class Job:
             done = Done(size=self.files.out.stat().st_size if self.files.out.exists() else 0)
             with Journal(lock, done, Manifest({}, {}, [{}], []), learn=True) as journal:
                 for number, ids in enumerate(rows):
-                    journal.write(Ended(number, bytes(16), {"id": number}, JobTotals(rows=1), said=[([], ids)]))
+                    journal.write(FinishedRow(number, bytes(16), {"id": number}, JobTotals(rows=1), emitted=[([], ids)]))
                 save_learned(journal, str(self.trie), WHOSE, "a model")
 
 
@@ -80,7 +80,7 @@ def test_answers_are_in_the_trie_once_wherever_the_process_is_killed(
             patch.setattr(Journal, "forget_learned", lambda journal: (_ for _ in ()).throw(Killed()))
         else:
             for name in ("append_trie", "build_trie"):
-                patch.setattr(learned, name, lambda *_, **__: (_ for _ in ()).throw(Killed()))
+                patch.setattr(trie_build, name, lambda *_, **__: (_ for _ in ()).throw(Killed()))
         for _ in range(2):
             with pytest.raises(Killed):
                 job()
@@ -100,7 +100,7 @@ def test_answers_that_come_after_a_kill_are_added_to_those_that_were_saved(job: 
 
 
 def test_trie_that_another_job_makes_meanwhile_is_added_to(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    build, builds = learned.build_trie, 0
+    build, builds = trie_build.build_trie, 0
 
     def after_another_job(*arguments: object, **options: object) -> object:
         nonlocal builds
@@ -108,7 +108,7 @@ def test_trie_that_another_job_makes_meanwhile_is_added_to(job: Job, monkeypatch
         build_ids(job.trie, [[9, 9]])
         return build(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(learned, "build_trie", after_another_job)
+    monkeypatch.setattr(trie_build, "build_trie", after_another_job)
     job()
     assert builds == 1
     assert held(job.trie) == sorted([*ANSWERS, [9, 9]])
@@ -119,7 +119,7 @@ def test_trie_that_cannot_be_written_keeps_the_answers_for_the_next_run(job: Job
         raise LookaheadError("No space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(learned, "build_trie", full)
+        patch.setattr(trie_build, "build_trie", full)
         with pytest.raises(LookaheadError, match="No space"):
             job()
         assert json.loads(job.files.manifest.read_text())["state"] == "failed"

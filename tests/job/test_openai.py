@@ -15,10 +15,9 @@ from lookahead.decode import limits
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.job.journal import Ended
+from lookahead.job.journal import FinishedRow
 from lookahead.job.params import Request
-from lookahead.job.prompt import prompts_of
-from lookahead.job.rows import parse_row, read_requests
+from lookahead.job.rows import parse_row, prompts_of, read_requests
 from lookahead.job.runner import JobOptions, run_rows
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS
@@ -43,8 +42,10 @@ def job() -> Any:
 
     def run(rows: list[Any], batch_size: int = 4, **options: Any) -> list[dict[str, Any]]:
         engine = DecodingEngine(target, Drafter([], DraftOptions("off")), batch_size, tokenizer=tokenizer)
-        written: list[Ended] = []
-        run_rows(engine, tokenizer, requests_of(rows), JobOptions(**{"max_new_tokens": 8, **options}), written.append)
+        written: list[FinishedRow] = []
+        run_rows(
+            engine, tokenizer, requests_of(rows), JobOptions(**{"max_new_tokens": 8, **options}), written.append, lambda: False
+        )
         return [ended.row for ended in written]
 
     return run

@@ -14,11 +14,10 @@ from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError
-from lookahead.job import prompt
-from lookahead.job.journal import Ended
+from lookahead.job import rows as job_rows
+from lookahead.job.journal import FinishedRow
 from lookahead.job.params import Request
-from lookahead.job.prompt import prompts_of
-from lookahead.job.rows import parse_row, read_requests
+from lookahead.job.rows import parse_row, prompts_of, read_requests
 from lookahead.job.runner import MANY_AT_ONCE, SAMPLES_IN_TURN, JobOptions, run_rows
 from lookahead.models.probe import probed
 from tests.support.cli import write_jsonl
@@ -43,12 +42,14 @@ class Job:
         engine.request = counted  # type: ignore[method-assign]
         self.made = []
 
-        def write(ended: Ended) -> None:
+        def write(ended: FinishedRow) -> None:
             written.append(ended.row)
             self.made.append(made[0])
 
         requests = [dataclasses.replace(parse_row(row, n + 1), number=n) for n, row in enumerate(rows)]
-        run_rows(engine, None, requests, JobOptions(**{"max_new_tokens": 3, "in_order": False, **options}), write)
+        run_rows(
+            engine, None, requests, JobOptions(**{"max_new_tokens": 3, "in_order": False, **options}), write, lambda: False
+        )
         return written
 
 
@@ -132,7 +133,7 @@ def test_rows_that_ask_too_much_are_error_rows_by_line_and_the_others_are_answer
     source = write_jsonl(tmp_path / "in.jsonl", [each for bad in rows for each in (bad, {"prompt_ids": [5, 6]})])
     written: list[dict[str, Any]] = []
     engine = DecodingEngine(job.target, Drafter([], DraftOptions("off")), 4)
-    run_rows(engine, None, read_requests(str(source)), JobOptions(3), lambda ended: written.append(ended.row))
+    run_rows(engine, None, read_requests(str(source)), JobOptions(3), lambda ended: written.append(ended.row), lambda: False)
     assert len(written) == 2 * len(rows)
     for place, (bad, good) in enumerate(zip(written[::2], written[1::2], strict=True)):
         assert len(good["token_ids"]) <= 3
@@ -159,12 +160,12 @@ def test_prompt_far_too_long_is_refused_by_counting_its_beginning(tokenizer: Any
         seen.clear()
         with pytest.raises(LookaheadError, match="no room for an answer"):
             prompts_of(Request(1, 1, prompt=text), Watched(), longest=1024)
-        assert sum(seen) <= prompt.PIECE
+        assert sum(seen) <= job_rows.PIECE
 
 
 @pytest.mark.parametrize("longest", [30, 64, 200, 100_000])
 def test_prompt_that_fits_is_tokenized_as_a_whole(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, longest: int) -> None:
-    monkeypatch.setattr(prompt, "PIECE", 7)
+    monkeypatch.setattr(job_rows, "PIECE", 7)
     for size in (1, 5, 20, 60):
         text = "the cat  sat onthe mat\n" * size
         ids = tokenizer(text)["input_ids"]

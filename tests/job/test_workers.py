@@ -17,13 +17,12 @@ import pytest
 
 from lookahead.cluster.connect import connected
 from lookahead.errors import LookaheadError
-from lookahead.job.journal import Ended
+from lookahead.job.journal import FinishedRow
 from lookahead.job.progress import JobTotals
-from lookahead.job.ray_workers import cores_each
 from lookahead.job.rows import Request, parse_row
 from lookahead.job.runner import JobOptions, run_rows
 from lookahead.job.setup import EngineSettings
-from lookahead.job.workers import LOST, MOST_LOSSES, Emitted, LocalWorkers, Report, Worker, WorkerHandle, WorkerPool
+from lookahead.job.workers import LOST, MOST_LOSSES, Emitted, LocalWorkers, Report, Worker, WorkerHandle, WorkerPool, cores_each
 from lookahead.models.options import ModelOptions
 from lookahead.token_documents import TokenizerIdentity
 from lookahead_cli.app import run
@@ -55,7 +54,7 @@ class Played:
             return future
         ended, self.held = self.held[:2], self.held[2:]
         said = [ended_row(request, self.number) for request in ended]
-        future.set_result(Report(said, 3, whose=TokenizerIdentity(10)))
+        future.set_result(Report(said, 3, identity=TokenizerIdentity(10)))
         return future
 
     def dismiss(self) -> None:
@@ -76,8 +75,8 @@ class PlayedWorkers:
         self.closed = True
 
 
-def ended_row(request: Request, worker: int) -> Ended:
-    return Ended(request.number, b"", {"id": request.id}, JobTotals(rows=1), said=[([1], [worker, request.number])])
+def ended_row(request: Request, worker: int) -> FinishedRow:
+    return FinishedRow(request.number, b"", {"id": request.id}, JobTotals(rows=1), emitted=[([1], [worker, request.number])])
 
 
 def requests_of(count: int) -> Iterator[Request]:
@@ -149,7 +148,7 @@ def test_job_ends_when_workers_are_lost_one_after_the_other() -> None:
 
 
 def test_stopped_team_gives_up_what_runs() -> None:
-    rows: list[Ended] = []
+    rows: list[FinishedRow] = []
     with WorkerPool(PlayedWorkers(2)) as pool:
         pool.run(requests_of(100), True, rows.append, lambda: len(rows) >= 10)
     assert 10 <= len(rows) < 30
@@ -162,13 +161,13 @@ def test_worker_answers_as_one_engine_does_and_takes_in_what_others_say() -> Non
     settings, options = EngineSettings(ModelOptions(str(MODEL)), batch_size=4), JobOptions(max_new_tokens=12, token_ids=True)
     requests = [parse_row(row, number + 1) for number, row in enumerate(questions(10))]
     requests = [Request(r.id, r.line, prompt=r.prompt, number=n) for n, r in enumerate(requests)]
-    alone: list[Ended] = []
+    alone: list[FinishedRow] = []
     loaded = settings.load()
-    run_rows(loaded.engine, loaded.tokenizer, requests, options, alone.append)
+    run_rows(loaded.engine, loaded.tokenizer, requests, options, alone.append, lambda: False)
     worker = Worker(settings, options)
-    while (report := worker.exchange([], [])).whose is None:
+    while (report := worker.exchange([], [])).identity is None:
         assert report.error is None
-    found: list[Ended] = []
+    found: list[FinishedRow] = []
     for part in (requests[:3], requests[3:]):
         found += worker.exchange(part, [([1], [5, 6, 7])]).ended
         time.sleep(0.05)

@@ -26,7 +26,6 @@ MODULES = (
     "transformers.models.llama.modeling_llama",
     "lookahead.job.run",
     "lookahead.job.engines",
-    "lookahead.job.learned",
     "lookahead.models.load",
     "lookahead_cli.app",
 )
@@ -39,14 +38,14 @@ def preload() -> None:
     """What jobs on the demo model and edits of tries import and compile. torch must not have computed anything at a fork."""
     import torch
 
-    from lookahead.forward.memory import untidied
+    from lookahead.forward.memory import gc_frozen
     from tests.support import compiled
 
     for name in MODULES:
         importlib.import_module(name)
     torch.set_num_threads(1)
     compiled.usual()
-    _forever.enter_context(untidied())  # nobody looks through half a million objects again, so their pages stay shared
+    _forever.enter_context(gc_frozen())  # nobody looks through half a million objects again, so their pages stay shared
 
 
 def serve(path: str) -> Task:
