@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lookahead_cli import render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import typer
 
     from lookahead.bench.compare import Comparison
     from lookahead.bench.lossless import Divergence
     from lookahead.bench.run import Run
     from lookahead.bench.schemes import Scheme
-    from lookahead_cli.bench_options import Outputs
+    from lookahead_cli.bench_options import BenchOptions
 
 SHOWN = 5  # divergences below a table
 BUSY = 0.05  # share of the time that threads waited for a core, from which on a user is warned
 
 
-def show(comparisons: list[Comparison], failed: list[str], sweep: bool, outputs: Outputs, context: typer.Context) -> None:
+def show(context: typer.Context, comparisons: list[Comparison], failed: list[str], bench: BenchOptions, json: bool) -> None:
     """Print and write what was measured. failed: what is wrong with rows that were left out."""
     from lookahead.bench.compare import as_json
-    from lookahead_cli import render
-    from lookahead_cli.bench_options import figure_of
 
-    value = as_json(comparisons)
-    if outputs.json:
-        render.print_json(value)
-    else:
+    def tables() -> None:
         for comparison in comparisons:
-            print_comparison(comparison, sweep)
-    for problem in failed:
-        render.notice(f"left out {problem}")
-    outputs.keep(value, lambda: figure_of(comparisons, sweep), lambda: page_of(comparisons, context.obj, failed, sweep))
+            print_comparison(comparison, bench.sweep)
+
+    figure = functools.partial(figure_of, comparisons, bench.sweep)
+    page = functools.partial(page_of, comparisons, context.obj, failed, bench.sweep)
+    bench.show(json, as_json(comparisons), tables, failed, figure, page)
+
+
+def figure_of(comparisons: Sequence[Comparison], sweep: bool) -> Any:
+    from lookahead.bench.plot import comparison_figure
+    from lookahead.bench.sweep import sweep_figure
+
+    return sweep_figure(comparisons) if sweep else comparison_figure(comparisons)
 
 
 def page_of(comparisons: Sequence[Comparison], command_line: str, problems: Sequence[str], sweep: bool) -> str:
     """What `print_comparison` prints, and figures, as one HTML page. problems: rows that were left out."""
     from lookahead.bench.report import figures_of
-    from lookahead_cli import render
 
     figures = (figure for comparison in comparisons for figure in figures_of(comparison, sweep))
     with render.on_page(f"lookahead bench: {comparisons[0].model}", figures) as page:
@@ -54,14 +58,10 @@ def page_of(comparisons: Sequence[Comparison], command_line: str, problems: Sequ
         return page()
 
 
-def show_schemes(schemes: list[Scheme], failed: list[str], outputs: Outputs) -> None:
+def show_schemes(schemes: list[Scheme], failed: list[str], bench: BenchOptions, json: bool) -> None:
     """The same of a model in several quantizations: one table for each batch size."""
-    from lookahead_cli import render
 
-    value = {"schemes": [each.as_json() for each in schemes]}
-    if outputs.json:
-        render.print_json(value)
-    else:
+    def tables() -> None:
         for number, comparison in enumerate(schemes[0].comparisons):
             render.table(
                 f"{comparison.model} ({comparison.dtype}), {comparison.rows} rows, batch {comparison.batch_size}, tokens/s",
@@ -69,14 +69,11 @@ def show_schemes(schemes: list[Scheme], failed: list[str], outputs: Outputs) -> 
                 [_scheme_row(scheme, scheme.comparisons[number]) for scheme in schemes],
                 left=2,
             )
-    for problem in failed:
-        render.notice(f"left out {problem}")
-    outputs.keep(value, lambda: None, lambda: "")
+
+    bench.show(json, {"schemes": [each.as_json() for each in schemes]}, tables, failed)
 
 
 def _scheme_row(scheme: Scheme, comparison: Comparison) -> tuple[str, ...]:
-    from lookahead_cli import render
-
     best, kept = comparison.best, scheme.kv_bytes_per_token
     speeds = f"{comparison.runs[0].tokens_per_second:.1f}", f"{best.tokens_per_second:.1f}", f"{best.edl:.2f}"
     checked = comparison.lossless
@@ -92,7 +89,6 @@ def print_comparison(comparison: Comparison, swept: bool = False, whole: bool = 
     swept: also how auto compares with the best fixed setting. whole: for a page, with memory and divergences of each run.
     """
     from lookahead.bench.plot import title_of
-    from lookahead_cli import render
 
     repeats = f", median of {comparison.repeats} repeats" if comparison.repeats > 1 else ""
     render.table(
@@ -150,7 +146,6 @@ def print_comparison(comparison: Comparison, swept: bool = False, whole: bool = 
 
 def _print_time(comparison: Comparison) -> None:
     """Where the time of our own runs went."""
-    from lookahead_cli import render
 
     def cells(run: Run) -> list[str]:
         split, forward_ms = run.time_split, run.forward_ms()

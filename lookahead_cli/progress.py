@@ -1,40 +1,99 @@
-"""A job on screen: a bar on a terminal, else a line now and then; a table at the end. All on stderr."""
+"""Jobs, benches and replays on screen: a bar on a terminal, else a line now and then; a table at the end. All on stderr.
+
+A job ends well: the first SIGINT or SIGTERM lets the step in progress end, the second ends the process at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from lookahead.job.events import JobEvents
-from lookahead.job.progress import JobProgress, JobReport
-from lookahead.job.record import shown_edl
+from lookahead.job.events import BenchEvents, Events, JobEvents
 from lookahead_cli import logs, render
-from lookahead_cli.stopping import Stop, on_signals
+from lookahead_cli.explain import Explainer
 
 if TYPE_CHECKING:
     from lookahead.decode.engine import Clock
     from lookahead.draft.explain import ObserverOf
+    from lookahead.job.progress import JobProgress, JobReport
     from lookahead.job.spec import JobSpec
 
 BAR_SECONDS, TIMES_SECONDS = 0.25, 60.0
 PARTS = ("draft", "forward", "verify")  # of a step, as the engine's clock has them
 
 
-class JobOnScreen(JobEvents):
-    """Shows a job as its options ask for. stop: what a signal has asked for."""
+@dataclasses.dataclass
+class Stop:
+    """number: the signal that asked for the end; 0 as long as none did."""
 
-    def __init__(self, spec: JobSpec):
-        self.stop = Stop()
-        self._shown = not (spec.reporting.quiet or spec.reporting.explain)
-        self._stdout_is_free = spec.io.out is not None and not spec.reporting.json
+    number: int = 0
+
+    def wanted(self) -> bool:
+        return self.number != 0
+
+
+@contextlib.contextmanager
+def on_signals() -> Iterator[Stop]:
+    """Signals set what is yielded, as long as the block runs (in the main thread, the only one that may take signals)."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def first(number: int, frame: FrameType | None) -> None:
+        stop.number = number
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)  # so that the second needs nobody's consent
+        show_cursor = b"\x1b[?25h" if sys.stderr.isatty() else b""
+        os.write(2, show_cursor + b"\nstopping after this step; once more stops at once\n")
+
+    before = {each: signal.signal(each, first) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+class OnScreen(Events):
+    """What jobs, benches and replays show alike."""
 
     def notice(self, text: str) -> None:
         render.notice(text)
 
     def patiently(self, act: Callable[[], None], why: str) -> None:
         render.patiently(act, why)
+
+
+class BenchOnScreen(OnScreen, BenchEvents):
+    """Shows how far a bench or a replay is. json: stdout is for one object."""
+
+    def __init__(self, json: bool):
+        self._json = json
+
+    @contextlib.contextmanager
+    def working(self, what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+        with render.progress(what, total, shown=not self._json) as update:
+            yield lambda done: update(done, unit)
+
+    def observers(self, tokenizer: Any | None, rows: int, name: str) -> Any:
+        return Explainer(render.err if self._json else render.out, tokenizer, rows, name).observer_of
+
+
+class JobOnScreen(OnScreen, JobEvents):
+    """Shows a job as its options ask for. stop: what a signal has asked for."""
+
+    def __init__(self, spec: JobSpec):
+        self.stop = Stop()
+        self._shown = not (spec.reporting.quiet or spec.reporting.explain)
+        self._stdout_is_free = spec.io.out is not None and not spec.reporting.json
 
     @contextlib.contextmanager
     def running(self, progress: JobProgress) -> Iterator[None]:
@@ -45,8 +104,6 @@ class JobOnScreen(JobEvents):
         return self.stop.wanted()
 
     def observers(self, tokenizer: Any | None, rows: int) -> ObserverOf:
-        from lookahead_cli.explain import Explainer
-
         return Explainer(render.out if self._stdout_is_free else render.err, tokenizer, rows=rows).observer_of
 
 
@@ -88,6 +145,8 @@ def rows_done(of: JobProgress | JobReport) -> str:
 
 def speed(progress: JobProgress) -> str:
     """Tokens per second and what drafts bring."""
+    from lookahead.job.record import shown_edl
+
     run, speedup = progress.run, progress.speedup
     parts = [f"{run.tokens / progress.seconds:,.0f} tokens/s", f"EDL {shown_edl(run.edl)}"]
     if speedup and speedup.is_measured:
@@ -109,6 +168,8 @@ def line(progress: JobProgress, on_stderr: bool = True) -> None:
 
 def table(report: JobReport, on_stderr: bool = True) -> None:
     """What the job came to: on stderr and in the log file; or there alone."""
+    from lookahead.job.record import shown_edl
+
     totals, run = report.totals, report.run
     rows = [("rows", f"{totals.rows:,} ({totals.errors:,} failed)"), ("tokens", f"{totals.tokens:,}")]
     if totals.rows > run.rows:

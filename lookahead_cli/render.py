@@ -35,6 +35,7 @@ from lookahead_cli import logs
 
 if TYPE_CHECKING:
     from lookahead.corpus.read import CorpusReport
+    from lookahead.trie.format import TrieHeader
 
 
 class _Console(Console):
@@ -92,6 +93,13 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], lef
     for row in rows:
         made.add_row(*(_cell(cell) for cell in row))
     out.print(made, soft_wrap=False)
+
+
+def sources(title: str, header: TrieHeader, weights: bool = True) -> None:
+    """The table of a trie's sources."""
+    columns = ["source", "documents", "tokens", *(["weight"] if weights else [])]
+    rows = [(s.name, s.documents, s.tokens, *([f"{s.weight:g}"] if weights else [])) for s in header.sources]
+    table(title, columns, rows)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lookahead.bench.replay_run import label
+from lookahead_cli import render
 
 if TYPE_CHECKING:
     from lookahead.bench.logged import WorkloadReplay
@@ -18,7 +19,6 @@ NARROWEST = 6  # characters of a workload's column: an EDL of two digits before 
 def print_replays(replays: list[WorkloadReplay]) -> None:
     """Tables of one workload, or of several side by side."""
     from lookahead.bench.replay import BASELINES
-    from lookahead_cli import render
 
     if len(replays) == 1:
         _print_one(replays[0])
@@ -30,8 +30,6 @@ def print_replays(replays: list[WorkloadReplay]) -> None:
 
 
 def _print_one(replay: WorkloadReplay) -> None:
-    from lookahead_cli import render
-
     render.table(
         f"replay of {replay.rows:,} rows, {replay.tokens:,} tokens (no model)",
         ["strategy", "start", "length", "EDL", "drafted", "draft us", "p99", "update\nus"],
@@ -56,7 +54,6 @@ def _print_one(replay: WorkloadReplay) -> None:
 def _print_edl(replays: list[WorkloadReplay]) -> None:
     """EDL: a line per contender and start, a column per workload; more tables than one where the screen is too narrow."""
     from lookahead.bench.logged import geometric_means
-    from lookahead_cli import render
 
     lines = _lines(replays)
     means = {label(mean.strategy, mean.decoding_length, mean.start): mean.edl for mean in geometric_means(replays)}
@@ -79,8 +76,6 @@ def _print_edl(replays: list[WorkloadReplay]) -> None:
 
 
 def _print_cost(replays: list[WorkloadReplay]) -> None:
-    from lookahead_cli import render
-
     render.table(
         "drafts (mean of the workloads)",
         ["strategy", "drafted", "draft us", "p99"],
@@ -112,8 +107,6 @@ def _edl(found: dict[str, ReplayResult], replay: WorkloadReplay) -> float | None
 
 def _best_in_bold(values: Sequence[float | None]) -> list[Any]:
     """Cells of a column; the best, and what prints as the best does, in bold; "-" where there is nothing."""
-    from lookahead_cli import render
-
     best = f"{max((value for value in values if value is not None), default=0):.2f}"
     cells = ["-" if value is None else f"{value:.2f}" for value in values]
     return [render.bold(cell) if cell == best else cell for cell in cells]
@@ -131,7 +124,6 @@ def _microseconds(value: float) -> str:
 def print_sweeps(replays: Sequence[WorkloadReplay]) -> None:
     """Of each workload, strategy and start two tables over both lengths: EDL; draft tokens and draft time."""
     from lookahead.bench.sweep import draft_us, drafted, grids
-    from lookahead_cli import render
 
     sizes = {replay.name: f"{replay.rows:,} rows, {replay.tokens:,} tokens" for replay in replays}
     for grid in grids(replays):

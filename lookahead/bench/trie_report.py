@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lookahead.bench.coverage import Capacity, capacity_curve, coverage
+from lookahead.bench.options import InspectOptions
 from lookahead.bench.replay import ReplayResult
 from lookahead.bench.trie_text import load_tokenizer_of
 from lookahead.draft import own_text, planner
@@ -34,23 +35,6 @@ Patiently = Callable[[Callable[[], None], str], None]  # calls its first argumen
 
 
 @dataclasses.dataclass(frozen=True)
-class TrieQuestions:
-    """query: text, or ids where the trie came as ids, whose draft tree of decoding_length tokens is wanted; None: none.
-
-    coverage: corpus file on which EDL is measured; with_curve: also at smaller sizes of the trie. verify: read every byte.
-    tokenizer: instead of the trie's own. top: most frequent branches.
-    """
-
-    query: str | None = None
-    decoding_length: int = 16
-    coverage: str | None = None
-    with_curve: bool = False
-    verify: bool = False
-    tokenizer: str | None = None
-    top: int = 10
-
-
-@dataclasses.dataclass(frozen=True)
 class Drafted:
     """What would be verified after a context (int32 [length]), its longest match, and what the trie holds for each node."""
 
@@ -66,7 +50,7 @@ class TrieReport:
     """tokenizer: to show text with; None: ids are shown."""
 
     trie: Trie
-    asked: TrieQuestions
+    asked: InspectOptions
     tokenizer: Any | None
     seen: stats.Overview
     drafted: Drafted | None = None
@@ -76,11 +60,11 @@ class TrieReport:
     def text(self, token_ids: list[int]) -> str | None:
         return str(self.tokenizer.decode(token_ids)) if self.tokenizer is not None else None
 
-    def as_json(self, path: str) -> dict[str, Any]:
-        """The object that `inspect-trie --json` prints. path: of the trie, as it was named."""
+    def as_json(self) -> dict[str, Any]:
+        """The object that `inspect-trie --json` prints."""
         header = self.trie.header
         value: dict[str, Any] = {
-            "trie": path,
+            "trie": self.asked.trie,
             "bytes": self.trie.path.stat().st_size,
             "tokens": header.tokens,
             "documents": header.documents,
@@ -147,7 +131,7 @@ class TrieReport:
         }
 
 
-def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, patiently: Patiently) -> TrieReport:
+def report_on(trie: Trie, asked: InspectOptions, effort: Effort, patiently: Patiently) -> TrieReport:
     """Raises LookaheadError for a trie that is damaged and for files that cannot be used, UsageError for a useless query."""
     found: dict[str, Any] = {}
 
@@ -162,7 +146,7 @@ def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, patiently: Patie
     if asked.coverage is not None:
         path = asked.coverage
         waiting("replayed", COMPILING, lambda: coverage([trie], path, loaded))
-        if asked.with_curve:
+        if asked.plot is not None:
             waiting("curve", "Pruning to rising sizes ...", lambda: capacity_curve(trie, path, loaded, effort))
     if context is not None:
         after = context

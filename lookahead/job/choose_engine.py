@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from lookahead.engines.abilities import ABILITIES, OFF
 from lookahead.errors import UsageError
 from lookahead.job.spec import OPTIONS, JobSpec
+from lookahead.models.options import ModelOptions
 from lookahead.options import typed
 
 ENGINES = ("hf", "vllm", "sglang")
@@ -54,20 +55,26 @@ STRATEGIES = {  # those it has: why not the others
 }
 
 
+def check_other_engine(model: ModelOptions, given: Collection[str]) -> None:
+    """Raises UsageError for an unknown engine, for arguments of none, and for options that it does not have. given: names."""
+    engine = model.engine
+    if engine not in ENGINES:
+        raise UsageError(f"--engine {engine}: choose {', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")
+    if engine == "hf" and model.engine_arg:
+        raise UsageError("--engine-arg is of vLLM and SGLang: name it with --engine vllm or sglang.")
+    for name, instead in INSTEAD.get(engine, {}).items():
+        if name in given:
+            raise UsageError(f"--engine {engine} has no {typed(name)}{f': {instead}' if instead else ''}.")
+
+
 def check_engine(spec: JobSpec) -> None:
     """Raises UsageError for an unknown engine, and for options that it does not have."""
     model, drafting, sampling = spec.model, spec.drafting, spec.sampling
     engine = model.engine
-    if engine not in ENGINES:
-        raise UsageError(f"--engine {engine}: choose {', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")
+    check_other_engine(model, [name for name in OPTIONS if _given(spec, name)])
     if engine == "hf":
-        if model.engine_arg:
-            raise UsageError("--engine-arg is of vLLM and SGLang: name it with --engine vllm or sglang.")
         return
     able = ABILITIES[engine]
-    for name, instead in INSTEAD[engine].items():
-        if _given(spec, name):
-            raise UsageError(f"--engine {engine} has no {typed(name)}{f': {instead}' if instead else ''}.")
     for name in able.not_with_drafts:
         value = getattr(sampling, name)
         if value and value != OFF.get(name) and drafting.strategy != "off":

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lookahead.decode.sampling_options import SamplingFields
 from lookahead.errors import ConstraintError, UsageError
 from lookahead.options import typed
 
 if TYPE_CHECKING:
     from lookahead.decode.constraint import Constraint
     from lookahead.decode.sampling import Sampling
-    from lookahead.job.answer_options import Constraints, SamplingOptions
+    from lookahead.job.spec import Constraints, SamplingOptions
 
-AS_GIVEN = (
-    *("sampling", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty"),
-    *("presence_penalty", "no_repeat_ngram_size", "min_new_tokens", "include_stop"),
-)
+AS_GIVEN = (*(field.name for field in dataclasses.fields(SamplingFields)), "sampling", "min_new_tokens", "include_stop")
 
 
 def sampling_of(options: SamplingOptions, constraint: Constraint | None) -> Sampling:
