@@ -74,13 +74,14 @@ def show_schemes(schemes: list[Scheme], failed: list[str], bench: BenchOptions, 
 
 
 def _scheme_row(scheme: Scheme, comparison: Comparison) -> tuple[str, ...]:
-    best, kept = comparison.best, scheme.kv_bytes_per_token
-    speeds = f"{comparison.runs[0].tokens_per_second:.1f}", f"{best.tokens_per_second:.1f}", f"{best.edl:.2f}"
-    checked = comparison.lossless
-    lossless = f"{checked.identical}/{checked.checked}" if checked else "-"
-    memory = render.size(scheme.weight_bytes), render.size(kept) if kept else "-"
-    loss = "-" if scheme.loss is None else f"{scheme.loss:.4f}"
-    return scheme.quantize, scheme.kv_dtype, *speeds, lossless, *memory, loss
+    best, kept, checked = comparison.best, scheme.kv_bytes_per_token, comparison.lossless
+    return (
+        *(scheme.quantize, scheme.kv_dtype),
+        *(f"{comparison.runs[0].tokens_per_second:.1f}", f"{best.tokens_per_second:.1f}", f"{best.edl:.2f}"),
+        f"{checked.identical}/{checked.checked}" if checked else "-",
+        *(render.size(scheme.weight_bytes), render.size(kept) if kept else "-"),
+        "-" if scheme.loss is None else f"{scheme.loss:.4f}",
+    )
 
 
 def print_comparison(comparison: Comparison, swept: bool = False, whole: bool = False) -> None:
@@ -108,33 +109,29 @@ def print_comparison(comparison: Comparison, swept: bool = False, whole: bool = 
             for run in comparison.runs
         ],
     )
-    _print_time(comparison)
+    _print_time(comparison.runs)
     if swept:
         from lookahead.bench.sweep import in_words
 
         render.out.print(in_words(comparison))
-    best = comparison.best
+    best, checked, about = comparison.best, comparison.lossless, comparison.environment
     render.accepted_by_source(best.name, best.counts.accepted_by_source)
     render.accepted_by_depth(best.name, best.accepted_by_depth)
-    if comparison.lossless:
-        found, first = comparison.lossless, comparison.lossless_rows
+    if checked:
+        first = comparison.lossless_rows
         of_first = f" (first {first} of {comparison.rows} prompts; all: --check-lossless)" if first < comparison.rows else ""
-        render.out.print(
-            f"lossless: {found}{of_first}",
-        )
-        shown = found.shown[: len(found.shown) if whole else SHOWN]
+        render.out.print(f"lossless: {checked}{of_first}")
+        shown = checked.shown if whole else checked.shown[:SHOWN]
         for each in shown:
             render.out.print(_where(each))
-        if len(found.divergences) > len(shown):
-            render.out.print(f"... and {len(found.divergences) - len(shown)} more (--json shows 20)")
-    about = comparison.environment
+        if len(checked.divergences) > len(shown):
+            render.out.print(f"... and {len(checked.divergences) - len(shown)} more (--json shows 20)")
     if comparison.predicted:
-        told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items() if name != "cost_profile")
-        render.out.print(f"predicted from a cost profile ({about['cost_profile']}): {told}")
+        values = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items() if name != "cost_profile")
+        render.out.print(f"predicted from a cost profile ({about['cost_profile']}): {values}")
         return
-    memory = max(run.peak_memory_bytes for run in comparison.runs)
-    engine = comparison.mode if comparison.mode in about else None  # which tells nothing of its memory
-    last = f"{engine} {about[engine]}" if engine else f"peak memory {render.size(memory)}"
+    memory = f"peak memory {render.size(max(run.peak_memory_bytes for run in comparison.runs))}"
+    last = f"{comparison.mode} {about[comparison.mode]}" if comparison.mode in about else memory  # of an engine, its version
     loaded = f"torch {about['torch']}, transformers {about['transformers']}"
     render.out.print(f"{about['processor']}, {about['threads']} threads, {loaded}, {last}")
     if (waited := about.get("waited_for_cores") or 0) > BUSY and not whole:
@@ -144,26 +141,17 @@ def print_comparison(comparison: Comparison, swept: bool = False, whole: bool = 
         )
 
 
-def _print_time(comparison: Comparison) -> None:
+def _print_time(runs: Sequence[Run]) -> None:
     """Where the time of our own runs went."""
-
-    def cells(run: Run) -> list[str]:
-        split, forward_ms = run.time_split, run.forward_ms()
-        if split is None:
-            return ["-"] * 6
-        return [
-            *(f"{getattr(split, part) / run.seconds:.1%}" for part in ("draft", "forward", "verify", "rest")),
-            f"{split.draft / max(1, run.steps) * 1e6:.0f}" if run.drafts else "-",
-            f"{forward_ms:.2f}" if forward_ms else "-",
-        ]
-
-    if not any(run.time_split for run in comparison.runs):
-        return
-    render.table(
-        "where the time went (draft us: per row and step; forward ms: median)",
-        ["decoding", "draft", "forward", "verify", "rest", "draft us", "forward ms"],
-        [(run.name, *cells(run)) for run in comparison.runs if run.time_split],
-    )
+    rows = []
+    for run in runs:
+        if split := run.time_split:
+            shares = (f"{getattr(split, part) / run.seconds:.1%}" for part in ("draft", "forward", "verify", "rest"))
+            draft = f"{split.draft / max(1, run.steps) * 1e6:.0f}" if run.drafts else "-"
+            rows.append((run.name, *shares, draft, f"{forward_ms:.2f}" if (forward_ms := run.forward_ms()) else "-"))
+    if rows:
+        columns = ["decoding", "draft", "forward", "verify", "rest", "draft us", "forward ms"]
+        render.table("where the time went (draft us: per row and step; forward ms: median)", columns, rows)
 
 
 def _where(found: Divergence) -> str:

@@ -96,6 +96,8 @@ def _demo_of(rows: int | None) -> _Demo:
 
 
 def _run(folder: Path, rows: int | None) -> None:
+    from lookahead.job.engines import load_here
+    from lookahead.job.setup import EngineSettings
     from lookahead.native import compile_ahead
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -103,25 +105,24 @@ def _run(folder: Path, rows: int | None) -> None:
     if compile_ahead.start(["sorting", "forward", "drafting", "budget", "steps"]):
         render.announce_compiling()
     trie, prompts = str(folder / TRIE_FILE), folder / PROMPTS
-    lines = (samples_folder() / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[: demo.rows]
-    asked = [_row_of(json.loads(line)["prompt"], demo.chat) for line in lines]
-    prompts.write_text("".join(f"{_line_of(row)}\n" for row in asked), encoding="utf-8")
+    lines = _lines_of(demo.chat)[: demo.rows]
+    prompts.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     _build_and_inspect(samples_folder() / "corpus.jsonl", trie, demo)
-    loaded = _loaded(demo, trie)
-    _answer(demo, loaded, trie, asked[:SHOWN_ROWS])
+    loaded = load_here(EngineSettings(demo.options, (trie,), batch_size=1), BenchOnScreen(json=False))
+    _answer(demo, loaded, trie, [json.loads(line) for line in lines[:SHOWN_ROWS]])
     _bench(demo, loaded, prompts)
 
 
 def _row_of(prompt: str, chat: bool) -> dict[str, Any]:
     """A row of the file of prompts: the text as it is, or its question in a chat."""
-    if not chat:
-        return {"prompt": prompt}
     question = prompt.removeprefix("Question: ").removesuffix("\nAnswer:")
-    return {"messages": [{"role": "user", "content": question}]}
+    return {"messages": [{"role": "user", "content": question}]} if chat else {"prompt": prompt}
 
 
-def _line_of(row: dict[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False)
+def _lines_of(chat: bool) -> list[str]:
+    """Of the file of prompts."""
+    texts = (samples_folder() / PROMPTS).read_text(encoding="utf-8").splitlines()
+    return [json.dumps(_row_of(json.loads(text)["prompt"], chat), ensure_ascii=False) for text in texts]
 
 
 def _show_step(step: str, command_line: str) -> None:
@@ -140,14 +141,6 @@ def _build_and_inspect(corpus: Path, trie: str, demo: _Demo) -> None:
     build_trie.print_built(build_trie.run(build, Resources(max_memory="2GiB")))
     _show_step("2. What it would draft", 'lookahead inspect-trie answers.trie --query " He has 3 *"')
     inspect_trie.show(inspect_trie.inspect(InspectOptions(trie, " He has 3 *")), tables=False)
-
-
-def _loaded(demo: _Demo, trie: str) -> LoadedEngine:
-    from lookahead.job.engines import load_here
-    from lookahead.job.setup import EngineSettings
-
-    settings = EngineSettings(demo.options, (trie,), batch_size=1)
-    return load_here(settings, BenchOnScreen(json=False))
 
 
 def _answer(demo: _Demo, loaded: LoadedEngine, trie: str, rows: list[dict[str, Any]]) -> None:
@@ -192,11 +185,9 @@ def check_kept(folder: Path) -> None:
     """Raise UsageError or LookaheadError if the demo would replace files in `folder` that it has not made, or cannot write."""
     from lookahead.files.outputs import TRIE, Kind, Output, check_outputs
 
-    asked = [json.loads(line)["prompt"] for line in (samples_folder() / PROMPTS).read_text(encoding="utf-8").splitlines()]
-    lines = {_line_of(_row_of(prompt, chat)) for prompt in asked for chat in (False, True)}
+    lines = {*_lines_of(False), *_lines_of(True)}
     prompts = Kind("a file of the demo's prompts", lambda path: lines.issuperset(path.read_text(encoding="utf-8").splitlines()))
-    kinds = {PROMPTS: prompts, TRIE_FILE: TRIE}
-    check_outputs([Output("--keep", folder / name, kind) for name, kind in kinds.items()], [])
+    check_outputs([Output("--keep", folder / PROMPTS, prompts), Output("--keep", folder / TRIE_FILE, TRIE)], [])
 
 
 def samples_folder() -> Path:

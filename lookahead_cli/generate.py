@@ -66,17 +66,17 @@ def answer(spec: JobSpec, config: str | None = None) -> None:
     if report.state == "complete":
         print_report(report, spec)
     elif report.state == "stopped":
-        if report.resumable:
-            instead = " instead of --overwrite" if spec.io.overwrite else ""
-            render.notice(f"stopped after {rows_done(report)}. To continue: the same command with --resume{instead}.")
-        else:
-            render.notice(f"stopped after {rows_done(report)}; every line of {out or 'the output'} is a whole row.")
-        raise typer.Exit(128 + events.stop.number)
+        instead = " instead of --overwrite" if spec.io.overwrite else ""
+        again, whole = (
+            f". To continue: the same command with --resume{instead}",
+            f"; every line of {out or 'the output'} is a whole row",
+        )
+        render.notice(f"stopped after {rows_done(report)}{again if report.resumable else whole}.")
+        raise typer.Exit(128 + events.signal)
 
 
 def print_report(report: JobReport, spec: JobSpec) -> None:
     """Report what a job that is complete came to. Raises RowsFailedError if rows have failed."""
-
     totals, json = report.totals, spec.reporting.json
     if json:
         render.print_json(report.as_json())
@@ -98,11 +98,7 @@ def check(spec: JobSpec) -> None:
     if json:
         render.print_json(report.as_json())
     else:
-        render.facts(
-            [
-                ("rows", f"{report.rows:,} ({report.bad_rows:,} cannot be answered)"),
-                ("prompt tokens", f"{report.prompt_tokens:,}, {report.longest:,} of the longest"),
-            ]
-        )
+        rows = f"{report.rows:,} ({report.bad_rows:,} cannot be answered)"
+        render.facts([("rows", rows), ("prompt tokens", f"{report.prompt_tokens:,}, {report.longest:,} of the longest")])
     if report.bad_rows:
         raise RowsFailedError(f"{report.bad_rows} of {report.rows} rows cannot be answered.")

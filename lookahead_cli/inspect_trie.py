@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,22 +33,18 @@ def command(
     """
     from lookahead.files.outputs import DOCUMENTS, PICTURE, Input, Output
 
-    query, documents = options.query, options.documents
+    query, documents, coverage = options.query, options.documents, options.coverage
     if (query is None or documents) and given(context, "decoding_length"):
         raise UsageError("--decoding-length is the size of the tree of a query: --query TEXT.")
-    if documents and options.coverage is not None:
+    if documents and coverage is not None:
         raise UsageError("--documents lists what the trie holds: leave --coverage out.")
     if options.export is not None and not documents:
         raise UsageError("--export writes what --documents lists: give both.")
-    if options.plot is not None and options.coverage is None:
+    if options.plot is not None and coverage is None:
         raise UsageError("--plot needs held-out text to measure on: --coverage FILE.")
-    common.check(
-        [Output("--plot", options.plot, PICTURE), Output("--export", options.export, DOCUMENTS)],
-        [
-            *(Input("TRIE", [options.trie]), Input("--coverage", [options.coverage])),
-            Input("--tokenizer", [options.tokenizer], hub=True),
-        ],
-    )
+    outputs = [Output("--plot", options.plot, PICTURE), Output("--export", options.export, DOCUMENTS)]
+    tokenizer = Input("--tokenizer", [options.tokenizer], hub=True)
+    common.check(outputs, [Input("TRIE", [options.trie]), Input("--coverage", [coverage]), tokenizer])
     if documents:
         show_documents(options, common.json)
         return
@@ -127,8 +124,6 @@ def show(found: TrieReport, tables: bool = True) -> None:
 
 
 def _facts(found: TrieReport) -> list[tuple[str, str]]:
-    import time
-
     path, header, size = found.asked.trie, found.trie.header, render.size(found.trie.path.stat().st_size)
     built = time.strftime("%Y-%m-%d %H:%M", time.localtime(header.created))
     vocabulary = f"vocab {header.vocab_size:,}, {header.tokenizer_fingerprint or '-'}"
