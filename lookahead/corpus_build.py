@@ -112,16 +112,14 @@ class CorpusBuild:
 
             loaded = load_tokenizer(spec.tokenizer)
             whose = identity(loaded, spec.tokenizer)
-        of_text: tuple[Any, dict[str, str]] = spec.split, folder_sources(spec.corpus)
-        read = spec.text_field, spec.source, spec.strict
         options = {"text_field": spec.text_field or "auto", **({"split": spec.split} if spec.split != "file" else {})}
         if self._ray:
-            from lookahead.cluster.build import CorpusOptions, build_with_ray
+            from lookahead.cluster.build import build_with_ray
 
-            shared, cores = CorpusOptions(spec.tokenizer, whose, *read, *of_text), self._threads or 1
-            files = self.names, self.path
-            return build_with_ray(self._ray, *files, shared, self.report, spec.min_count, options, effort, cores=cores)
-        documents = read_documents(self.names, loaded, self.report, *read, whose.vocab_size, effort.workers, *of_text)
+            cores = self._threads or 1
+            return build_with_ray(self._ray, self.names, self.path, spec, whose, self.report, options, effort, cores)
+        of_folders, read, size = folder_sources(spec.corpus), spec.reading, whose.vocab_size
+        documents = read_documents(self.names, loaded, self.report, *read, size, effort.workers, spec.split, of_folders)
         if spec.append is not None:
             return append_trie(documents, spec.append, whose, effort, verify=spec.verify)
         return build_trie(documents, self.path, whose, spec.min_count, options, effort)

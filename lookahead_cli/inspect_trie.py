@@ -21,9 +21,7 @@ SHOWN = 40  # characters of a document
 
 @with_groups
 def command(
-    context: typer.Context,
-    options: Annotated[InspectOptions, Some()],
-    common: Annotated[Common, Some("overwrite json config")],
+    context: typer.Context, options: Annotated[InspectOptions, Some()], common: Annotated[Common, Some("overwrite json config")]
 ) -> None:
     """Inspect a trie: size, sources, nodes by depth, most frequent branches. Writes nothing except --plot and --export.
 

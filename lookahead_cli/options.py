@@ -207,10 +207,7 @@ class Resources(OptionGroup):
         0, "Threads that tokenize, sort and merge; 0: one per core.", "N", least=0, most=MOST_WORKERS, panel=RESOURCES
     )
     max_memory: str = option(
-        "1GiB",
-        "Memory to stay within, such as 512MiB or 2GiB (the tool itself takes about 0.2GiB).",
-        "SIZE",
-        panel=RESOURCES,
+        "1GiB", "Memory to stay within, such as 512MiB or 2GiB (the tool itself takes about 0.2GiB).", "SIZE", panel=RESOURCES
     )
     ray: str | None = as_of_job("ray", panel=RESOURCES)
 
@@ -246,14 +243,10 @@ def refuse(context: typer.Context, why: str, *names: str) -> None:
 
 def size_in_bytes(text: str) -> int:
     """ "512", "64KiB", "1.5MB", "2GiB" -> bytes. Raises UsageError for anything else."""
-    units = {"": 1, "b": 1}
-    for power, letter in enumerate("kmg", 1):
-        units.update({letter: 1024**power, f"{letter}ib": 1024**power, f"{letter}b": 1000**power})
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = text.strip()[len(number) :].strip().lower()
+    number, letter, unit = re.findall(r"^(.*?)\s*(?:([kmg])(i?b)?|b)?$", text.strip().lower(), re.DOTALL)[0]
     try:
-        size = int(float(number) * units[unit])
-    except (ValueError, KeyError, OverflowError) as error:
+        size = int(float(number) * (1000 if unit == "b" else 1024) ** " kmg".index(letter or " "))
+    except (ValueError, OverflowError) as error:
         raise UsageError(f"size {text!r}: give bytes, or a number with KiB, MiB or GiB.") from error
     if size <= 0:
         raise UsageError(f"size {text!r}: must be more than 0 bytes.")

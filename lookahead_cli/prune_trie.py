@@ -14,7 +14,6 @@ from lookahead_cli import render
 from lookahead_cli.options import Common, Resources, Some, given, size_in_bytes, with_groups
 
 if TYPE_CHECKING:
-    from lookahead.corpus.text_files import Split
     from lookahead.token_documents import TokenDocument
     from lookahead.trie.file import Trie
 
@@ -32,9 +31,7 @@ class PruneOptions(OptionGroup):
     max_bytes: str | None = option(None, "The same by file size, such as 64MiB; or 50% of the file.", "SIZE")
     drop_source: Sequence[str] | None = option(None, "Drop documents of this source; repeat for several.", "NAME")
     drop_documents: Sequence[str] | None = option(
-        None,
-        "Drop the documents that are in this corpus file, by their exact tokens; repeat for several.",
-        "CORPUS",
+        None, "Drop the documents that are in this corpus file, by their exact tokens; repeat for several.", "CORPUS"
     )
     text_field: str | None = option(None, "Field with the text of --drop-documents. Default: as of build-trie.", "NAME")
     coverage: str | None = option(None, "Corpus file: report the cost of pruning in EDL.", "FILE")
@@ -101,7 +98,7 @@ def _documents(names: Sequence[str], trie: Trie, tokenizer: Any | None, text_fie
     """Of --drop-documents, read as the trie's corpus was. A row that cannot be used is an error: its text would stay."""
     from lookahead.corpus.read import CorpusReport, expand, read_documents
 
-    split: Split = "paragraphs" if trie.header.options.get("split") == "paragraphs" else "file"
+    split = "paragraphs" if trie.header.options.get("split") == "paragraphs" else "file"
     read = CorpusReport(), text_field, None, True, trie.header.vocab_size, 1
     return list(read_documents(expand(names), tokenizer, *read, split)) if names else []
 

@@ -117,5 +117,5 @@ def print_sweeps(replays: Sequence[WorkloadReplay]) -> None:
             )  # fmt: skip
         best = grid.best
         render.out.print(
-            f"highest EDL {best.edl:.2f}: decoding length {best.decoding_length}, branch length {best.branch_length}",
+            f"highest EDL {best.edl:.2f}: decoding length {best.decoding_length}, branch length {best.branch_length}"
         )

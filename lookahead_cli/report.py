@@ -28,9 +28,7 @@ class ReportOptions(OptionGroup):
 
 @with_groups
 def command(
-    context: typer.Context,
-    options: Annotated[ReportOptions, Some()],
-    common: Annotated[Common, Some("overwrite json config")],
+    context: typer.Context, options: Annotated[ReportOptions, Some()], common: Annotated[Common, Some("overwrite json config")]
 ) -> None:
     """Report what drafts contributed to a job: EDL by row, source, prompt length and time. Does not change the job.
 

@@ -13,9 +13,7 @@ class InspectOptions(OptionGroup):
 
     trie: str = option(dataclasses.MISSING, "Trie file to read.", "TRIE", is_argument=True)
     query: str | None = option(
-        None,
-        "Draw only the draft tree that would be verified after this text. For a trie of ids: ids, such as 5 6 7.",
-        "TEXT",
+        None, "Draw only the draft tree that would be verified after this text. For a trie of ids: ids, such as 5 6 7.", "TEXT"
     )
     decoding_length: int = option(16, "Size of the tree of --query: its last token + draft tokens.", "N", least=2, most=1024)
     coverage: str | None = option(None, "Corpus file: report the EDL to expect on its documents.", "FILE")
@@ -25,9 +23,7 @@ class InspectOptions(OptionGroup):
     top: int = option(10, "Most frequent branches, or documents, to show.", "N", least=0)
     documents: bool = option(False, "List the documents instead; with --query those that contain its text.")
     export: str | None = option(
-        None,
-        "With --documents: write them as JSON lines, which build-trie and prune-trie --drop-documents read.",
-        "FILE",
+        None, "With --documents: write them as JSON lines, which build-trie and prune-trie --drop-documents read.", "FILE"
     )
 
 

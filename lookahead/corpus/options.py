@@ -22,10 +22,7 @@ class BuildSpec(OptionGroup):
     )
     out: str | None = option(None, "Trie file to write.", "FILE", flags=("--out", "-o"), panel=IO)
     append: str | None = option(
-        None,
-        "Add to this trie instead, as a further segment; its existing text is not sorted again.",
-        "TRIE",
-        panel=IO,
+        None, "Add to this trie instead, as a further segment; its existing text is not sorted again.", "TRIE", panel=IO
     )
     tokenizer: str | None = option(
         None,
@@ -37,10 +34,7 @@ class BuildSpec(OptionGroup):
         None, 'Vocabulary of rows {"ids": [...]}, which need no tokenizer.', "N", least=1, panel=TEXT
     )
     text_field: str | None = option(
-        None,
-        "Field with the text. Default: text, response, output, completion, answer or messages.",
-        "NAME",
-        panel=TEXT,
+        None, "Field with the text. Default: text, response, output, completion, answer or messages.", "NAME", panel=TEXT
     )
     split: str = option(
         "file", "What is one document of a .txt, .md or .html file: the file, or each paragraph.", "WHAT", panel=TEXT
@@ -57,3 +51,8 @@ class BuildSpec(OptionGroup):
     verify: bool = option(
         True, "With --append: first read the whole trie, and refuse a damaged one.", flags=("--verify/--no-verify",), panel=IO
     )
+
+    @property
+    def reading(self) -> tuple[str | None, str | None, bool]:
+        """(text_field, source, strict), as `read_documents` takes them."""
+        return self.text_field, self.source, self.strict

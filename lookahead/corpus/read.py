@@ -29,7 +29,7 @@ import numpy as np
 
 from lookahead.corpus.rows import Failed, Row, documents_of, fields_read
 from lookahead.corpus.tables import TABLES, json_file_rows, row_of, table_rows, unmarked, without_mark
-from lookahead.corpus.text_files import TEXTS, Split, pieces_of
+from lookahead.corpus.text_files import TEXTS, pieces_of
 from lookahead.errors import CorpusError, first_line
 from lookahead.extras import require
 from lookahead.files.outputs import LINES, kind_of
@@ -178,7 +178,7 @@ def read_documents(
     strict: bool = False,
     vocab_size: int | None = None,
     workers: int = 1,
-    split: Split = "file",
+    split: str = "file",
     sources: Mapping[str, str] | None = None,
 ) -> Iterator[TokenDocument]:
     """Token documents of all files, in order. `source` overrides the file's name, and so does `sources` by file.
@@ -319,7 +319,7 @@ def _rows_of(
     strict: bool,
     vocab_size: int,
     tokenized: bool = True,
-    split: Split = "file",
+    split: str = "file",
     one_of_many: bool = False,
 ) -> Iterator[Row]:
     """tokenized: text is, so that answers which hold text and ids are taken as text.
@@ -406,7 +406,7 @@ class _NotTextError(CorpusError):
     """A text file without text."""
 
 
-def _texts(name: str, kind: str, split: Split, source: str, report: CorpusReport) -> Iterator[Row]:
+def _texts(name: str, kind: str, split: str, source: str, report: CorpusReport) -> Iterator[Row]:
     """Documents of a text file. Raises CorpusError for one that is empty, or no text."""
     documents = 0
     with open_text(name, report) as raw:

@@ -6,9 +6,8 @@ import html.parser
 import io
 import re
 from collections.abc import Iterable, Iterator
-from typing import IO, Literal
+from typing import IO
 
-Split = Literal["file", "paragraphs"]
 TEXTS = (".txt", ".md", ".markdown", ".html", ".htm")
 PIECE = 1 << 20  # characters of a document; a longer one is cut at the end of a line
 FENCES = ("```", "~~~")  # around code in Markdown, in which empty lines end no paragraph
@@ -18,7 +17,7 @@ LINES = ("br", "li", "tr", "dt", "dd", "option", "figcaption", "caption")
 CELLS = ("td", "th")
 
 
-def pieces_of(file: IO[str], kind: str, split: Split) -> Iterator[str]:
+def pieces_of(file: IO[str], kind: str, split: str) -> Iterator[str]:
     """Documents of an open file of this kind (its suffix)."""
     if kind in (".html", ".htm"):
         file = io.StringIO(html_text(file.read()))

@@ -19,8 +19,6 @@ NO_OPTION = {  # options that no other engine has: what does the same there
     "exact": "",
     "ray": "",
     "explain": "",
-    "typical_p": "",
-    "no_repeat_ngram_size": "",
 }
 INSTEAD = {  # likewise, by engine
     "vllm": {
@@ -45,8 +43,6 @@ INSTEAD = {  # likewise, by engine
         "device_map": "--engine-arg pp_size=N",
         "tp_plan": "--engine-arg tp_size=N",
         "prefill_chunk": "--engine-arg chunked_prefill_size=N",
-        "bad_words_ids": "",
-        "bad_words": "",
     },
 }
 STRATEGIES = {  # those it has: why not the others
@@ -62,7 +58,9 @@ def check_other_engine(model: ModelOptions, given: Collection[str]) -> None:
         raise UsageError(f"--engine {engine}: choose {', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")
     if engine == "hf" and model.engine_arg:
         raise UsageError("--engine-arg is of vLLM and SGLang: name it with --engine vllm or sglang.")
-    for name, instead in INSTEAD.get(engine, {}).items():
+    if engine == "hf":
+        return
+    for name, instead in {**dict.fromkeys(ABILITIES[engine].missing, ""), **INSTEAD[engine]}.items():
         if name in given:
             raise UsageError(f"--engine {engine} has no {typed(name)}{f': {instead}' if instead else ''}.")
 
